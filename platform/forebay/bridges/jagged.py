@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from forebay.bridges.lists import values_and_lengths
 from forebay.errors import InvalidOption, MissingPackage
 
 
@@ -18,26 +19,27 @@ def jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> tuple[Tensor
     torchrec. With one feature they are the arguments of `fb.Table`: `table(*fb.jagged(batch, "items"), pool="sum")`.
 
     A feature is `fb.Ragged`, `fb.Bytes` (a null is an empty list), or an array [rows, k] without lengths, as of
-    `fb.Categorical`: k values in each row. The tensors are on the device of the batch. On a GPU the host waits for the
-    number of values.
+    `fb.Categorical`: k values in each row. The tensors are on the device of the batch. Taking padding out copies the
+    values, and on a GPU the host waits for their number. One feature `fb.Ragged(padded=False)` costs neither.
 
     Raises:
-        InvalidOption: No name or a repeated one, an array that the batch lacks or that is not [rows, k], lengths that
+        InvalidOption: No name or a repeated one, an array that the batch lacks or that holds no lists, lengths that
             do not fit it, and integers beside floats.
     """
     keys = _keys(names)
-    pairs = [_padded(batch, key) for key in keys]
+    pairs = [values_and_lengths(batch, key) for key in keys]
     # Promoted to float32, ids from 2**24 on would become other ids.
     if len({values.is_floating_point() for values, _ in pairs}) > 1:
         found = ", ".join(f"{key} {values.dtype}" for key, (values, _) in zip(keys, pairs, strict=True))
         raise InvalidOption(
             f"The features {found} would share one array of values. Call once for the integers and once for the floats."
         )
-    if len({len(values) for values, _ in pairs}) > 1:
-        found = ", ".join(f"{key} {len(values)}" for key, (values, _) in zip(keys, pairs, strict=True))
+    if len({len(lengths) for _, lengths in pairs}) > 1:
+        found = ", ".join(f"{key} {len(lengths)}" for key, (_, lengths) in zip(keys, pairs, strict=True))
         raise InvalidOption(f"The features have different numbers of rows: {found}. Give features of one batch.")
-    values = torch.cat([_without_padding(values, lengths) for values, lengths in pairs])
-    return values, torch.cat([lengths for _, lengths in pairs])
+    if len(pairs) == 1:
+        return pairs[0]
+    return torch.cat([values for values, _ in pairs]), torch.cat([lengths for _, lengths in pairs])
 
 
 def keyed_jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> Any:
@@ -63,35 +65,3 @@ def _keys(names: str | Sequence[str]) -> list[str]:
     if not keys or len(set(keys)) < len(keys):
         raise InvalidOption(f"The features {keys} are none, or name one twice. Name each feature once.")
     return keys
-
-
-def _padded(batch: Mapping[str, Any], name: str) -> tuple[Tensor, Tensor]:
-    """Array [rows, k] of a feature and its lengths, int32 [rows]."""
-    if name not in batch:
-        raise InvalidOption(
-            f"The batch has no array {name!r}. It has {', '.join(map(repr, batch))}. Name features of the transform.",
-            name=name,
-        )
-    values = torch.as_tensor(batch[name])
-    if values.dim() != 2:
-        raise InvalidOption(
-            f"Array {name!r} has shape {list(values.shape)}. Name a feature of shape [rows, k], such as fb.Ragged.",
-            name=name,
-        )
-    rows, width = values.shape
-    if f"{name}_lengths" not in batch:
-        return values, torch.full((rows,), width, dtype=torch.int32, device=values.device)
-    found = torch.as_tensor(batch[f"{name}_lengths"])
-    # Lengths beyond the values would make a kernel of torchrec read other memory.
-    if found.shape != (rows,) or found.is_floating_point() or (rows and int(found.max()) > width):
-        raise InvalidOption(
-            f"Array '{name}_lengths' does not fit {name!r} of shape {list(values.shape)}. Give {rows} integers of at "
-            f"most {width}.",
-            name=name,
-        )
-    # fb.Bytes gives a null the length -1.
-    return values, found.to(torch.int32).clamp(min=0)
-
-
-def _without_padding(values: Tensor, lengths: Tensor) -> Tensor:
-    return values[torch.arange(values.shape[1], device=values.device) < lengths.unsqueeze(1)]

@@ -21,6 +21,7 @@ Floats = NDArray[np.float32]
 class Kernels(NamedTuple):
     """Modules of compiled functions."""
 
+    lists: ModuleType
     loops: ModuleType
     orders: ModuleType
     page_headers: ModuleType
@@ -30,9 +31,9 @@ class Kernels(NamedTuple):
 @cache
 def load() -> Kernels:
     """Load all kernels. Call it before other threads start: a process forked during the first call deadlocks."""
-    from forebay.kernels import loops, orders, page_headers, pages  # noqa: PLC0415
+    from forebay.kernels import lists, loops, orders, page_headers, pages  # noqa: PLC0415
 
-    return Kernels(loops, orders, page_headers, pages)
+    return Kernels(lists, loops, orders, page_headers, pages)
 
 
 @cache
@@ -66,6 +67,25 @@ def row_words(key: int, call: int, rows: Words, words: NDArray[np.uint32]) -> No
 def to_normal(chances: NDArray[np.float64]) -> None:
     """Replace probabilities in (0, 1) by the values of the standard normal distribution below which they lie."""
     load_philox().to_normal(chances)
+
+
+def locate_lists(places: Ints, bases: Words, slot_of: Ints, block: Ints, row: Ints, lists: Ints) -> int:
+    """Write address and length of each list of a batch to `lists` [arrays, 2, n].
+
+    Array `k` has its values at the addresses `bases[places[k, 0]]`, and the int32 offsets of its lists at
+    `bases[places[k, 1]]`, by slot. An item has `places[k, 2]` bytes. Blocks, rows and the result are those of
+    `gather_arrays`.
+    """
+    missing: int = load().lists.locate_lists(places, bases, slot_of, block, row, lists)
+    return missing
+
+
+def gather_lists(target: int, places: Ints, lists: Ints) -> None:
+    """Copy the lists of each array, one behind the other, to address `target + places[k, 1]`.
+
+    List `i` of array `k` has `lists[k, 1, i]` items of `places[k, 0]` bytes, at address `lists[k, 0, i]`.
+    """
+    load().lists.gather_lists(target, places, lists)
 
 
 def order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints) -> None:

@@ -30,6 +30,8 @@ class Batch(dict[str, Any]):
         source: Number of the data set of each row, int16 [rows], in the order of the mixture's names. None for the
             plan of one data set.
         names: Names of the data sets that `source` counts.
+        lists: Names of the arrays without padding, as of `fb.Ragged(padded=False)`. Each holds the values of all rows,
+            [total], and NAME_lengths how many are of each row.
         copied: CUDA event of the batch's copy to a GPU, else None. The stream that was current when the loader handed
             the batch out waits for it. Another stream that uses the batch must wait for it too.
     """
@@ -44,6 +46,7 @@ class Batch(dict[str, Any]):
         self.ends_epoch = False
         self.source: Any = None
         self.names: tuple[str, ...] = ()
+        self.lists: tuple[str, ...] = ()
         self.copied: Any = None
         self._windows: Any = None
         self._file_rows: FileRows | FileWindows | Callable[[], FileRows | FileWindows] | None = None
@@ -118,7 +121,7 @@ class Batch(dict[str, Any]):
     def take(self, rows: NDArray[np.int64], *, weight: float) -> Batch:
         """Copy of some rows of a batch of tensors, as a part of `weight`."""
         # Always a fresh contiguous copy: kernels also choose their algorithm by strides and alignment.
-        part = self.with_arrays({name: values[_index(rows, values)] for name, values in self.items()})
+        part = self.with_arrays({name: self._taken_array(name, rows) for name in self})
         part.num_rows, part.weight = len(rows), weight
         if self._file_rows is not None:
             part.set_file_rows(partial(_taken, self._file_rows, rows))
@@ -131,8 +134,19 @@ class Batch(dict[str, Any]):
     def with_arrays(self, arrays: dict[str, Any]) -> Batch:
         """Batch of other arrays at the same place of the epoch."""
         batch = Batch(arrays, position=self.position, size=self.size, num_rows=self.num_rows, weight=self.weight)
-        batch.epoch, batch.ends_epoch, batch.names = self.epoch, self.ends_epoch, self.names
+        batch.epoch, batch.ends_epoch, batch.names, batch.lists = self.epoch, self.ends_epoch, self.names, self.lists
         return batch
+
+    def _taken_array(self, name: str, rows: NDArray[np.int64]) -> torch.Tensor:
+        values: torch.Tensor = self[name]
+        if name not in self.lists:
+            return values[_index(rows, values)]
+        lengths = self[f"{name}_lengths"].long()
+        starts, index = lengths.cumsum(0) - lengths, _index(rows, values)
+        kept = lengths[index]
+        shifts = starts[index] - (kept.cumsum(0) - kept)
+        places = torch.repeat_interleave(shifts, kept)
+        return values[places + torch.arange(len(places), device=values.device)]
 
     def __repr__(self) -> str:
         shapes = {name: tuple(array.shape) for name, array in self.items()}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from forebay.errors import SourceChanged, TransformFailed
-from forebay.kernels.calls import gather_arrays
+from forebay.kernels.calls import gather_arrays, gather_lists, locate_lists
 from forebay.loader.buffers import BufferPool
 from forebay.plan.order import PositionedRows
 from forebay.transform.block import ArraySchema, Block
+from forebay.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 
 _ALIGNMENT = 64
 
@@ -28,7 +30,17 @@ class BlockTable:
         # One row per array, one column per slot.
         self._bases = np.zeros((0, 0), dtype=np.uint64)
         self._schema: ArraySchema | None = None
+        self._plain: ArraySchema = ()
         self._row_bytes: list[int] = []
+        self._names: tuple[str, ...] = ()
+        self._list_dtypes: dict[str, str] = {}
+        # Rows of `_bases` of the values and of the offsets of each, and bytes of a value.
+        self._list_places = np.zeros((0, 3), dtype=np.int64)
+
+    @property
+    def lists(self) -> tuple[str, ...]:
+        """Names of the arrays of a batch whose lists have no padding. Known from the first block on."""
+        return tuple(self._list_dtypes)
 
     def missing(self, rows: PositionedRows) -> list[int]:
         """Numbers of the blocks of `rows` that are not in the table."""
@@ -43,7 +55,7 @@ class BlockTable:
         slot = self._idle_slots.pop()
         self._slot_of[index] = slot
         self._blocks[slot] = block
-        self._bases[:, slot] = [array.ctypes.data for array in block.arrays.values()]
+        self._bases[:, slot] = [block.arrays[name].ctypes.data for name in self._base_names()]
 
     def remove(self, index: int) -> Block | None:
         """Remove and return a block, or None if it is not in the table."""
@@ -56,21 +68,38 @@ class BlockTable:
         return block
 
     def gather(self, rows: PositionedRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
-        """Copy rows into one buffer. Returns the arrays [n, ...] and their bytes, or None if a block is `missing`."""
+        """Copy rows into one buffer. Returns the arrays and their bytes, or None if a block is `missing`.
+
+        Arrays have shape [n, ...]. The values of `lists` have shape [total], with their lengths, int32 [n].
+        """
         if self._schema is None:
             return None
-        n, end = len(rows.row), 0
-        places = np.empty((len(self._schema), 2), dtype=np.int64)
-        for place, row_bytes in zip(places, self._row_bytes, strict=True):
-            place[:] = row_bytes, end
-            end += -(-n * row_bytes // _ALIGNMENT) * _ALIGNMENT
-        buffer = self._pool.lease(end)
-        if gather_arrays(buffer.ctypes.data, places, self._bases, self._slot_of, rows.block, rows.row) >= 0:
+        n, num_plain = len(rows.row), len(self._plain)
+        indices = (self._slot_of, rows.block, rows.row)
+        lists = np.empty((len(self.lists), 2, n), dtype=np.int64)  # address and length of each
+        if self.lists and locate_lists(self._list_places, self._bases, *indices, lists) >= 0:
             return None
+        value_bytes = self._list_places[:, 2]
+        sizes = [n * row_bytes for row_bytes in self._row_bytes]
+        sizes += (lists[:, 1].sum(axis=1) * value_bytes).tolist() + [4 * n] * len(self.lists)
+        starts, end = _starts_of(sizes)
+        buffer = self._pool.lease(end)
+        places = _pairs(self._row_bytes, starts[:num_plain])
+        if gather_arrays(buffer.ctypes.data, places, self._bases, *indices) >= 0:
+            return None
+        parts = [buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         arrays: dict[str, NDArray[np.generic]] = {}
-        for (name, dtype, tail), (row_bytes, start) in zip(self._schema, places.tolist(), strict=True):
-            arrays[name] = buffer[start : start + n * row_bytes].view(dtype).reshape(n, *tail)
-        return arrays, end
+        for (name, dtype, tail), part in zip(self._plain, parts, strict=False):
+            arrays[name] = part.view(dtype).reshape(n, *tail)
+        if not self.lists:
+            return arrays, end
+        gather_lists(buffer.ctypes.data, _pairs(value_bytes, starts[num_plain : num_plain + len(self.lists)]), lists)
+        for k, (name, dtype) in enumerate(self._list_dtypes.items()):
+            arrays[name] = parts[num_plain + k].view(dtype)
+            lengths = parts[num_plain + len(self.lists) + k].view(np.int32)
+            lengths[:] = lists[k, 1]
+            arrays[f"{name}_lengths"] = lengths
+        return {name: arrays[name] for name in map(_batch_name, self._names)}, end
 
     def _validate_block(self, index: int, block: Block) -> None:
         expected = int(self._block_rows[index])
@@ -82,9 +111,7 @@ class BlockTable:
                 expected=expected,
             )
         if self._schema is None:
-            self._schema = block.schema
-            self._row_bytes = [np.dtype(dtype).itemsize * math.prod(tail) for _, dtype, tail in self._schema]
-            self._bases = np.zeros((len(self._schema), len(self._blocks)), dtype=np.uint64)
+            self._set_schema(block.schema)
         elif block.schema != self._schema:
             raise TransformFailed(
                 f"Row group {index} became {block.schema}; earlier ones became {self._schema}. A transform must give "
@@ -92,11 +119,54 @@ class BlockTable:
                 row_group=index,
             )
 
+    def _set_schema(self, schema: ArraySchema) -> None:
+        self._schema, self._names = schema, tuple(name for name, _, _ in schema)
+        self._plain = tuple(each for each in schema if not each[0].startswith((LIST_VALUES, LIST_OFFSETS)))
+        self._row_bytes = [np.dtype(dtype).itemsize * math.prod(tail) for _, dtype, tail in self._plain]
+        self._list_dtypes = {
+            name.removeprefix(LIST_VALUES): dtype for name, dtype, _ in schema if name.startswith(LIST_VALUES)
+        }
+        places = [
+            (len(self._plain) + k, len(self._plain) + len(self.lists) + k, np.dtype(dtype).itemsize)
+            for k, dtype in enumerate(self._list_dtypes.values())
+        ]
+        self._list_places = np.array(places, dtype=np.int64).reshape(-1, 3)
+        self._bases = np.zeros((len(schema), len(self._blocks)), dtype=np.uint64)
+
+    def _base_names(self) -> list[str]:
+        """Array of a block of each row of `_bases`. Those of lists come last: `gather_arrays` takes the first ones."""
+        lists = [f"{prefix}{name}" for prefix in (LIST_VALUES, LIST_OFFSETS) for name in self.lists]
+        return [name for name, _, _ in self._plain] + lists
+
     def _grow(self) -> None:
         old, new = len(self._blocks), max(2 * len(self._blocks), 16)
         self._blocks += [None] * (new - old)
         self._idle_slots += range(old, new)
         self._bases = np.pad(self._bases, ((0, 0), (0, new - old)))
+
+
+def _starts_of(sizes: Iterable[int]) -> tuple[list[int], int]:
+    """Start of each array in a buffer, and the bytes of the buffer."""
+    starts, end = [], 0
+    for size in sizes:
+        starts.append(end)
+        end += -(-size // _ALIGNMENT) * _ALIGNMENT
+    return starts, end
+
+
+def _pairs(item_bytes: Iterable[int], starts: Iterable[int]) -> NDArray[np.int64]:
+    return np.array(list(zip(item_bytes, starts, strict=True)), dtype=np.int64).reshape(-1, 2)
+
+
+def _batch_name(name: str) -> str:
+    """Name in a batch of an array of a block.
+
+    >>> [_batch_name(name) for name in ("id", "@lists.values.tags", "@lists.offsets.tags")]
+    ['id', 'tags', 'tags_lengths']
+    """
+    if name.startswith(LIST_OFFSETS):
+        return f"{name.removeprefix(LIST_OFFSETS)}_lengths"
+    return name.removeprefix(LIST_VALUES)
 
 
 def as_tensors(arrays: dict[str, NDArray[np.generic]]) -> dict[str, torch.Tensor]:

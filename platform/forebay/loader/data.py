@@ -12,6 +12,7 @@ from forebay.plan.order import Last, Order
 from forebay.plan.plan import Plan
 from forebay.transform.augment import Augment, AugmentFunction, as_augment
 from forebay.transform.dataset import Dataset
+from forebay.transform.features.groups import Ragged
 from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.transform.sequences.statistics import join_statistics
 from forebay.transform.transform import Transform
@@ -72,6 +73,20 @@ def validate_datasets(plan: Order, datasets: tuple[Dataset, ...]) -> None:
             )
 
 
+def validate_augment(augment: object, datasets: tuple[Dataset, ...]) -> None:
+    """Raise `InvalidOption` for an augment of lists without padding: it gets arrays with one entry per row."""
+    if augment is None:
+        return
+    for dataset in datasets:
+        for name, feature in dataset.transform.features.items():
+            if isinstance(feature, Ragged) and not feature.padded:
+                raise InvalidOption(
+                    f"augment= changes arrays with one entry per row, and feature {name!r} is Ragged(padded=False). "
+                    "Give padded=True and max_len=..., or leave augment= out.",
+                    name=name,
+                )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """Rows in the order of `plan`, as the arrays of `transform`, cut into global batches.
@@ -97,7 +112,7 @@ class Data:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "augment", as_augment(self.augment))
-        datasets_of(self.plan, self.transform)
+        validate_augment(self.augment, datasets_of(self.plan, self.transform))
         if self.num_batches == 0:
             raise InvalidOption(
                 f"global_batch={self.global_batch} with last='drop' drops all {self.plan.num_rows} rows of the plan. "

@@ -18,7 +18,7 @@ from forebay.cache.source import JoinedSource, SourceProvider, open_source
 from forebay.errors import CursorMismatch, ForebayError, InvalidOption, LoaderClosed, whole_number
 from forebay.loader.batch import Batch
 from forebay.loader.buffers import BufferPool
-from forebay.loader.data import Transforms, datasets_of, validate_datasets
+from forebay.loader.data import Transforms, datasets_of, validate_augment, validate_datasets
 from forebay.loader.device.copies import known_device
 from forebay.loader.pipeline import LoaderOptions, Pipeline
 from forebay.metrics import Counters
@@ -95,6 +95,7 @@ class Loader:
                 'Use a smaller global batch, or last="balance".'
             )
         validate_datasets(plan, self._datasets)
+        validate_augment(augment, self._datasets)
         self._options = LoaderOptions(
             plan=plan,
             world=self.world,

@@ -183,6 +183,8 @@ class Pipeline:
         if isinstance(self._table, WindowTables):
             window_ids = self._table.window_ids(rows)
             batch.windows = window_ids if self._options.as_numpy else partial(_tensor, window_ids)
+        else:
+            batch.lists = self._table.lists
         return batch, num_bytes
 
     def _gathered(self, rows: PositionedRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:

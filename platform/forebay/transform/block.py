@@ -19,7 +19,7 @@ _DTYPES = frozenset(
 
 
 ATTACHED = "@"
-"""First character of the name of an attached array, which may have any length: the steps and runs of sequences.
+"""First character of the name of an attached array, which may have any length: steps of sequences, values of lists.
 
 No array of a user's transform has such a name, so a block needs no second kind of arrays: caches, peers and checksums
 treat all of them alike.

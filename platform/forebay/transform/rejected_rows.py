@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from forebay.errors import TransformFailed, WrongType
 from forebay.manifest.manifest import Manifest
-from forebay.transform.block import ATTACHED, Block
+from forebay.transform.block import ATTACHED, Block, BlockArray
 from forebay.transform.features.groups import Label
 from forebay.transform.features.paths import with_paths
+from forebay.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 from forebay.transform.transform import Transform
 
 REJECTED = f"{ATTACHED}rejected"
@@ -62,9 +63,7 @@ def apply_to_kept(transform: Transform, table: pa.Table, manifest: Manifest, ind
     accepted[~keeps] = accepted_rows(transform, table.filter(pa.array(~keeps)))
     if not np.array_equal(accepted, keeps):
         made = transform.apply(table.filter(pa.array(accepted)))
-    arrays = {name: np.zeros((table.num_rows, *array.shape[1:]), array.dtype) for name, array in made.arrays.items()}
-    for name, array in made.arrays.items():
-        arrays[name][accepted] = array
+    arrays = {name: _spread(name, array, accepted) for name, array in made.arrays.items()}
     return Block(table.num_rows, arrays | {REJECTED: np.flatnonzero(~accepted).astype(np.int64)})
 
 
@@ -76,6 +75,18 @@ def usable(block: Block | None, manifest: Manifest, index: int) -> Block | None:
         return None
     arrays = {name: array for name, array in block.arrays.items() if name != REJECTED}
     return Block(block.rows, arrays, owner=block.owner)
+
+
+def _spread(name: str, array: BlockArray, accepted: NDArray[np.bool_]) -> BlockArray:
+    """Array of all rows from that of the accepted ones. Others are 0, and their lists empty."""
+    if name.startswith(LIST_VALUES):
+        return array
+    if name.startswith(LIST_OFFSETS):
+        bounds: BlockArray = array[np.concatenate([[0], np.cumsum(accepted)])]
+        return bounds
+    spread = np.zeros((len(accepted), *array.shape[1:]), array.dtype)
+    spread[accepted] = array
+    return spread
 
 
 def _is_accepted(transform: Transform, table: pa.Table, rows: Sequence[int] | NDArray[np.int64]) -> bool:

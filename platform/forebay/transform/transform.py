@@ -14,11 +14,12 @@ from forebay.foreign_code import replaced_errors
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.columns.struct_paths import top_column
 from forebay.manifest.manifest import Manifest
-from forebay.transform.block import ArraySchema, Block
+from forebay.transform.block import ATTACHED, ArraySchema, Block
 from forebay.transform.features.fixed_shape import Array
 from forebay.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
 from forebay.transform.features.image import Image
 from forebay.transform.features.paths import schema_with_paths, with_paths
+from forebay.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 from forebay.transform.features.text import Bytes
 from forebay.transform.features.timestamps import Time
 from forebay.transform.fingerprint.function import function_identity, function_name
@@ -107,7 +108,10 @@ class Transform:
         for name, feature in self.features.items():
             feature.check(name, schema)
             arrays.update(feature.arrays(name, table))
-        return Block.of(arrays, table.num_rows)
+        lists = {name for name in arrays if name.startswith((LIST_VALUES, LIST_OFFSETS))}
+        plain = {name: array for name, array in arrays.items() if name not in lists}
+        checked = Block.of(plain, table.num_rows).arrays if plain else {}
+        return Block(table.num_rows, {name: checked.get(name, array) for name, array in arrays.items()})
 
 
 def _check_options(fn: RowFunction | None, version: str | None, features: Mapping[str, Feature]) -> None:
@@ -129,6 +133,8 @@ def _check_options(fn: RowFunction | None, version: str | None, features: Mappin
                 f"Transform({name}={feature!r}) is not a feature. Give one of "
                 f"{', '.join(each.__name__ for each in FEATURES)}."
             )
+        if name.startswith(ATTACHED):
+            raise InvalidOption(f"A feature is named {name!r}. Names with {ATTACHED!r} are reserved: rename it.")
         for array in feature.array_names(name):
             if array in makers:
                 raise InvalidOption(f"Features {makers[array]!r} and {name!r} both make array {array!r}. Rename one.")

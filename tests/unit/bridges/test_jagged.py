@@ -22,15 +22,15 @@ ITEMS: list[list[int] | None] = [[3, 1], [], None, [5], [4, 4, 4, 4, 4, 4], [], 
 LISTS = st.lists(st.none() | st.lists(st.integers(0, 2**62), max_size=MAX_LEN), min_size=1, max_size=20)
 
 
-@pytest.fixture
-def open_lists(tmp_path: Path) -> Callable[..., fb.Loader]:
+@pytest.fixture(params=[True, False], ids=["padded", "values"])
+def open_lists(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., fb.Loader]:
     """Function that opens a loader of lists, texts and a categorical column, in two row groups."""
     keys = [None if row == 2 else "k" * row for row in range(len(ITEMS))]
     table = pa.table({"id": range(len(ITEMS)), "items": pa.array(ITEMS, pa.list_(pa.int64())), "key": keys})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=5)
     transform = fb.Transform(
         id=fb.Label("id", dtype="int64"),
-        items=fb.Ragged("items", max_len=MAX_LEN),
+        items=fb.Ragged("items", max_len=MAX_LEN, padded=request.param),
         key=fb.Bytes("key", max_len=8),
         country=fb.Categorical(["id", "key"], buckets=50),
     )
@@ -72,6 +72,15 @@ def test_values_are_those_of_arrow_key_by_key(lists: list[list[int] | None], oth
     assert lengths.tolist() == [len(each or []) for each in second.to_pylist() + column.to_pylist()]
 
 
+def test_what_has_no_padding_is_not_copied(open_lists: Callable[..., fb.Loader]) -> None:
+    with open_lists() as loader:
+        for batch in loader:
+            values, lengths = fb.jagged(batch, "items")
+            if batch.lists:
+                assert values is batch["items"] and lengths is batch["items_lengths"]
+            assert (values.dim(), batch["items"].dim()) == (1, 1 if batch.lists else 2)
+
+
 def test_a_batch_without_any_value(open_lists: Callable[..., fb.Loader]) -> None:
     with open_lists(global_batch=8) as loader:
         batch = next(iter(loader))
@@ -97,6 +106,10 @@ def test_bags_of_a_table_are_those_of_an_embedding_bag(open_lists: Callable[...,
     pooled = bags_of(values, lengths, None, pool).pooled(weight[values], None)
     expected = torch.nn.functional.embedding_bag(values, weight, lengths.cumsum(0) - lengths, mode=pool)
     torch.testing.assert_close(pooled, expected)
+    ids, counts = batch["items"], batch["items_lengths"]  # of both kinds
+    bags = bags_of(ids, counts, None, pool)
+    places = bags.used.nonzero()[:, 0]
+    torch.testing.assert_close(bags.pooled(weight[ids.reshape(-1)[places]], places), expected)
 
 
 PADDED = torch.zeros(2, 3, dtype=torch.int64)
@@ -114,6 +127,9 @@ PADDED = torch.zeros(2, 3, dtype=torch.int64)
         ({"a": PADDED, "a_lengths": torch.ones(2)}, "a", "2 integers of at most 3"),
         ({"a": PADDED, "b": PADDED.float()}, ["a", "b"], "a torch.int64, b torch.float32"),
         ({"a": PADDED, "b": PADDED[:1]}, ["a", "b"], "a 2, b 1"),
+        ({"a": PADDED[0], "a_lengths": torch.tensor([1, 3])}, "a", "integers from 0 whose sum is 3"),
+        ({"a": PADDED[0], "a_lengths": torch.tensor([-1, 4])}, "a", "integers from 0 whose sum is 3"),
+        ({"a": PADDED[0], "a_lengths": torch.ones(3)}, "a", "integers from 0 whose sum is 3"),
     ],
 )
 def test_what_does_not_fit_is_refused(batch: dict[str, Any], names: Any, said: str) -> None:

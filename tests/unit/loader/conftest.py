@@ -35,7 +35,10 @@ def small(request: pytest.FixtureRequest, parquet_folder: Callable[..., Path]) -
     folder = parquet_folder(FILES)
     manifest = fb.scan(str(folder), where=getattr(request, "param", None))
     transform = fb.Transform(
-        id=fb.Label("id", dtype="int64"), dense=fb.Dense(["x0", "x1"]), tags=fb.Ragged("tags", max_len=3)
+        id=fb.Label("id", dtype="int64"),
+        dense=fb.Dense(["x0", "x1"]),
+        tags=fb.Ragged("tags", max_len=3),
+        all_tags=fb.Ragged("tags", padded=False),
     )
     return Small(folder, manifest, fb.build_plan(manifest, seed=7, lanes=6, window_rows=16), transform)
 
@@ -46,8 +49,16 @@ def cache(tmp_path: Path) -> fb.DiskCache:
 
 
 def ids_of(batches: object) -> list[list[int]]:
-    """Row ids of each batch, without rows of weight 0."""
-    return [np.asarray(batch["id"]).tolist() if batch.weight else [] for batch in batches]  # type: ignore[attr-defined]
+    """Row ids of each batch, without rows of weight 0. Compares lists without padding with those of the file."""
+    found = []
+    for batch in batches:  # type: ignore[attr-defined]
+        ids = np.asarray(batch["id"]).tolist()
+        if "all_tags" in batch:
+            lists = [list(range(each, each + each % 5)) for each in ids]
+            assert np.asarray(batch["all_tags"]).tolist() == sum(lists, [])
+            assert np.asarray(batch["all_tags_lengths"]).tolist() == [len(each) for each in lists]
+        found.append(ids if batch.weight else [])
+    return found
 
 
 @pytest.fixture

@@ -16,7 +16,10 @@ import forebay as fb
 from forebay.errors import NullLabel, TransformFailed
 from forebay.transform.rejected_rows import REJECTED, accepted_rows, apply_to_kept, usable
 
-NULL_LABELS = fb.Transform(row=fb.Dense("row", dtype="float64"), label=fb.Label("label"))
+NULL_LABELS = fb.Transform(
+    row=fb.Dense("row", dtype="float64"), label=fb.Label("label"), own=fb.Ragged("own", padded=False)
+)
+LISTS = ["@lists.values.own", "@lists.offsets.own"]
 IN_STRUCT = fb.Transform(row=fb.Dense("row", dtype="float64"), label=fb.Label("answer.label"))
 SHAPED = fb.Transform(row=fb.Dense("row", dtype="float64"), triple=fb.Array("triple", shape=3))
 
@@ -43,6 +46,7 @@ def folder(tmp_path: Path) -> Path:
         "label": pa.array(labels, pa.int8()),
         "answer": [{"label": label} for label in labels],
         "price": [float(label is not None) * number for label, number in zip(labels, range(1, 201), strict=True)],
+        "own": [[number] * (number % 4 + 1) for number in numbers],
         "triple": [[1.0, 2.0, 3.0] if label is not None else [1.0] for label in labels],
     }
     (tmp_path / "data").mkdir()
@@ -62,6 +66,10 @@ def trained_rows(manifest: fb.Manifest, transform: fb.Transform, cache: fb.DiskC
         with fb.Loader(plan, transform, cache, global_batch=16, world=fb.World(rank=rank, size=size)) as loader:
             for batch in loader:
                 assert REJECTED not in batch
+                if "own" in batch:
+                    values, counts = np.asarray(batch["row"]).ravel(), np.asarray(batch["own_lengths"])
+                    assert counts.tolist() == (values % 4 + 1).tolist()
+                    assert np.asarray(batch["own"]).tolist() == np.repeat(values, counts).tolist()
                 found += np.asarray(batch["row"]).ravel().tolist() if batch.weight else []
     return sorted(found)
 
@@ -111,10 +119,13 @@ def test_a_block_does_not_depend_on_the_rows_that_are_left_out(folder: Path) -> 
         assert all(one.arrays[name].tobytes() == other.arrays[name].tobytes() for name in one.arrays)
         assert one.arrays[REJECTED].tolist() == list(range(0, 20, 3))
         assert one.arrays["row"].ravel().tolist() == [0 if row % 3 == 0 else row for row in range(20)]
+    values, offsets = (blocks[0].arrays[name] for name in LISTS)
+    assert np.diff(offsets).tolist() == [0 if row % 3 == 0 else row % 4 + 1 for row in range(20)]
+    assert values.tolist() == np.repeat(np.arange(20), np.diff(offsets)).tolist()
     whole = fb.scan(folder)
     assert usable(blocks[0], whole, 0) is None and usable(None, whole, 0) is None
     served = usable(blocks[0], fb.scan(folder, where="label is not None"), 0)
-    assert served is not None and list(served.arrays) == ["row", "label"]
+    assert served is not None and list(served.arrays) == ["row", "label", *LISTS]
 
 
 def test_accepted_rows_are_judged_one_by_one(tmp_path: Path) -> None:

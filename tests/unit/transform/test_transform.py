@@ -178,6 +178,8 @@ CHANGES: list[dict[str, Any]] = [
     {"r": Ragged("t", max_len=3, buckets=9)},
     {"r": Ragged("t", max_len=3, buckets=10)},
     {"r": Ragged("t", max_len=3, buckets=10, dtype="int64")},
+    {"r": Ragged("t", max_len=3, padded=False)},
+    {"r": Ragged("t", padded=False)},
     {"y": Label("z")},
     {"y": Label("y", dtype="int64")},
     {"y": Dense("y")},
@@ -202,6 +204,22 @@ def test_the_same_features_have_the_same_fingerprint() -> None:
         "y": ORIGINAL["y"],
     }
     assert Transform(**again).fingerprint == Transform(**ORIGINAL).fingerprint
+
+
+def test_a_block_of_lists_alone_has_their_values_and_offsets() -> None:
+    table = pa.table({"t": pa.array([[1, 2], None, [3]], pa.list_(pa.int32()))})
+    transform = Transform(tags=Ragged("t", padded=False))
+    block = transform.apply(table)
+    assert {name: array.tolist() for name, array in block.arrays.items()} == {
+        "@lists.values.tags": [1, 2, 3],
+        "@lists.offsets.tags": [0, 2, 2, 3],
+    }
+    assert block.has_rows(3) and transform.apply(table[:0]).schema == block.schema
+
+
+def test_names_of_attached_arrays_are_reserved() -> None:
+    with pytest.raises(InvalidOption, match="reserved"):
+        Transform(**{"@lists.values.tags": Label("y")})
 
 
 def test_fingerprints_are_pinned() -> None:

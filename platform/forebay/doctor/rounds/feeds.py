@@ -35,7 +35,7 @@ class KeptBatches:
     @property
     def rows(self) -> int:
         """Rows of a batch of this rank."""
-        return max(len(next(iter(batch.values()))) for batch in self.in_memory)
+        return max(_num_rows(batch) for batch in self.in_memory)
 
     @property
     def nbytes(self) -> int:
@@ -108,9 +108,14 @@ def _within_epoch(batch: Batch) -> Batch:
     return batch
 
 
+def _num_rows(batch: Batch) -> int:
+    """Rows of the arrays, with the dummy row of a rank that has none."""
+    return max(batch.num_rows, 1)
+
+
 def _owned(batch: Batch, device: torch.device) -> Batch:
     """Copy of a batch that has its own memory, page-locked for a GPU."""
-    owned = batch.take(np.arange(len(next(iter(batch.values())))), weight=batch.weight)
+    owned = batch.take(np.arange(_num_rows(batch)), weight=batch.weight)
     owned.num_rows = batch.num_rows
     if device.type == "cuda":
         owned.update({name: tensor.pin_memory() for name, tensor in owned.items()})

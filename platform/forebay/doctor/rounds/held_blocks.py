@@ -17,6 +17,7 @@ from forebay.errors import CacheUnusable
 from forebay.metrics import Counters
 from forebay.transform.block import Block
 from forebay.transform.dataset import Dataset
+from forebay.transform.features.ragged import LIST_OFFSETS, LIST_VALUES, list_offsets
 from forebay.transform.sequences.sequence_block import SequenceTransform
 
 MOST_HELD = 8
@@ -78,21 +79,30 @@ class _HeldSource:
         if block is None:
             future.set_exception(CacheUnusable(f"a file in {self._cache.path} was removed during the examination."))
         else:
-            future.set_result(_with_rows(block, self._dataset.manifest[index].rows))
+            future.set_result(with_rows(block, self._dataset.manifest[index].rows))
         return future
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Do nothing: no request is pending."""
 
 
-def _with_rows(block: Block, rows: int) -> Block:
+def with_rows(block: Block, rows: int) -> Block:
+    """Block of `rows` rows: those of `block` in turn."""
     if rows == block.rows:
         return block
     arrays = {
         name: array[:rows] if rows < block.rows else np.resize(array, (rows, *array.shape[1:]))
         for name, array in block.arrays.items()
+        if not name.startswith(LIST_VALUES)
     }
-    return Block(rows, arrays, block)
+    # Rows in turn have their values in turn, so as many values as the lists have are those of the lists.
+    for name, array in block.arrays.items():
+        if name.startswith(LIST_OFFSETS):
+            feature = name.removeprefix(LIST_OFFSETS)
+            arrays[name] = list_offsets(feature, np.resize(np.diff(array), rows))
+            values = block.arrays[f"{LIST_VALUES}{feature}"]
+            arrays[f"{LIST_VALUES}{feature}"] = np.resize(values, int(arrays[name][-1]))
+    return Block(rows, {name: arrays[name] for name in block.arrays}, block)
 
 
 def _id_of(dataset: Dataset) -> str:

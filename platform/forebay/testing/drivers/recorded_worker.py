@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, cast
 
+import torch
 import xxhash
 
 from forebay.loader.batch import Batch
@@ -46,7 +47,7 @@ class _RecordedWorker:
 
     def loader(self) -> Iterator[Batch]:
         for batch in self._worker.loader():
-            self._rows = _checksums(batch) if batch.weight else []
+            self._rows = checksums(batch) if batch.weight else []
             yield batch
 
     def commit(self, **metrics: Metric) -> None:
@@ -59,6 +60,13 @@ class _RecordedWorker:
         self._worker.commit(**metrics)
 
 
-def _checksums(batch: Batch) -> list[int]:
-    arrays = [batch[name].numpy() for name in sorted(batch)]
-    return [xxhash.xxh3_64_intdigest(b"".join(each[row].tobytes() for each in arrays)) for row in range(batch.num_rows)]
+def checksums(batch: Batch) -> list[int]:
+    """XXH3 of the values of each row. Of lists without padding, those of the row."""
+    arrays = [
+        torch.split(batch[name], batch[f"{name}_lengths"].tolist()) if name in batch.lists else batch[name]
+        for name in sorted(batch)
+    ]
+    return [
+        xxhash.xxh3_64_intdigest(b"".join(each[row].numpy().tobytes() for each in arrays))
+        for row in range(batch.num_rows)
+    ]

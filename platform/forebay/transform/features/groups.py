@@ -16,7 +16,15 @@ from forebay.transform.block import BlockArray
 from forebay.transform.features.categories import check_categories, hashed_ids, vocabulary_array, vocabulary_ids
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.numeric import cast_numbers, check_dtype, check_numeric, pack_rows, whole
-from forebay.transform.features.ragged import is_list, list_parts, pad_rows
+from forebay.transform.features.ragged import (
+    LIST_OFFSETS,
+    LIST_VALUES,
+    is_list,
+    join_lists,
+    list_offsets,
+    list_parts,
+    pad_rows,
+)
 from forebay.transform.fingerprint.values import Identity, value_identity
 
 Schema: TypeAlias = Mapping[str, pa.DataType]
@@ -27,7 +35,7 @@ ID_DTYPES = ("int32", "int64")
 class Feature(Protocol):
     """One keyword of a `Transform`. `name` is that keyword.
 
-    `columns` are the columns to read. `array_names` are the arrays of the block. `check` raises `MissingColumn` or
+    `columns` are the columns to read. `array_names` are the arrays of a batch. `check` raises `MissingColumn` or
     `WrongType` before any data is read.
 
     Laws:
@@ -179,22 +187,33 @@ class Ragged:
     Lists are cut at `max_len` and padded with 0. NAME_lengths holds the lengths after the cut. A null list has length
     0. A null within a list becomes 0, and counts.
 
+    With `padded=False`, blocks in the cache and batches have no padding. Array NAME [total] holds the values of all
+    lists of the batch, in the order of its rows, and NAME_lengths their lengths. Without `max_len` nothing is cut.
+
     Takes lists of integers, floats and bools, as int64 without `dtype`. With `buckets` it takes lists of the types that
     `Categorical` takes, and hashes them in the same way. The dtype of the ids follows the rule of `Categorical`.
     `array_dtype` is the dtype in use.
 
-    Raises `WrongType` for lists of lists and other types. Raises `InvalidOption` for `max_len` < 1 and for an unusable
-    `dtype`.
+    Raises `WrongType` for lists of lists and other types. Raises `InvalidOption` for `max_len` < 1, padding without
+    `max_len`, and an unusable `dtype`.
     """
 
     column: str
-    max_len: int
+    max_len: int | None = None
     dtype: str | None = None
     buckets: int | None = None
+    padded: bool = True
 
     def __post_init__(self) -> None:
         column_names("Ragged", [self.column])
-        if not isinstance(self.max_len, int) or self.max_len < 1:
+        if not isinstance(self.padded, bool):
+            raise InvalidOption(f"Ragged(padded={self.padded!r}) is invalid. Give True or False.")
+        if self.max_len is None and self.padded:
+            raise InvalidOption(
+                f"Ragged({self.column!r}) pads lists and has no max_len. Give max_len=..., or padded=False for batches "
+                "of values and lengths."
+            )
+        if self.max_len is not None and (not isinstance(self.max_len, int) or self.max_len < 1):
             raise InvalidOption(
                 f"Ragged(max_len={self.max_len!r}) is invalid. Give an integer of at least 1.", max_len=self.max_len
             )
@@ -232,6 +251,8 @@ class Ragged:
             check_numeric(feature, self.column, found.value_type, self.array_dtype, remedy)
 
     def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+        if self.max_len is None or not self.padded:
+            return self._joined(name, table)
         padded = np.empty((table.num_rows, self.max_len), self.array_dtype)
         lengths = np.zeros(table.num_rows, np.int32)
         start = 0
@@ -247,7 +268,22 @@ class Ragged:
         return dict(zip(self.array_names(name), (padded, lengths), strict=True))
 
     def identity(self) -> Identity:
-        return ["Ragged", self.column, self.max_len, self.array_dtype, self.buckets]
+        # Blocks of padded lists keep the names that they had before there were others.
+        kind: list[Identity] = [] if self.padded else ["values and offsets"]
+        return ["Ragged", self.column, self.max_len, self.array_dtype, self.buckets, *kind]
+
+    def _joined(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+        lengths, joined = [np.zeros(0, np.int32)], [np.zeros(0, self.array_dtype)]
+        for chunk in table[self.column].chunks:
+            if pa.types.is_null(chunk.type):
+                lengths.append(np.zeros(len(chunk), np.int32))
+                continue
+            values, starts, found = list_parts(chunk)
+            kept = found if self.max_len is None else np.minimum(found, self.max_len, dtype=np.int32)
+            joined.append(join_lists(self._numbers(name, values), starts, kept))
+            lengths.append(kept)
+        offsets = list_offsets(name, np.concatenate(lengths))
+        return {f"{LIST_VALUES}{name}": np.concatenate(joined), f"{LIST_OFFSETS}{name}": offsets}
 
     def _numbers(self, name: str, values: pa.Array) -> BlockArray:
         if self.buckets is not None:

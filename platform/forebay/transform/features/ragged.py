@@ -1,4 +1,4 @@
-"""Lists of different lengths, copied into one padded array."""
+"""Lists of different lengths, copied into one padded array, or one behind the other."""
 
 from __future__ import annotations
 
@@ -8,11 +8,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.kernels.calls import pad
-from forebay.transform.block import BlockArray
+from forebay.errors import TransformFailed
+from forebay.kernels.calls import gather_lists, pad
+from forebay.transform.block import ATTACHED, BlockArray
 
 Lengths: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 Offsets: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
+
+LIST_VALUES = f"{ATTACHED}lists.values."
+"""Prefix of an attached array of a block: the values of all lists of a feature, one list behind the other."""
+
+LIST_OFFSETS = f"{ATTACHED}lists.offsets."
+"""Prefix of an attached array of a block: bounds of the lists among those values, int32 [rows + 1]."""
 
 _LISTS = (
     pa.types.is_list,
@@ -54,3 +61,26 @@ def pad_rows(out: BlockArray, values: BlockArray, starts: Offsets, lengths: Leng
     assert out.flags.c_contiguous
     values, places = np.ascontiguousarray(values, out.dtype), np.ascontiguousarray(starts, np.int64)
     pad(out.ctypes.data, out.strides[0], values.ctypes.data, out.itemsize, places, lengths)
+
+
+def join_lists(values: BlockArray, starts: Offsets, lengths: Lengths) -> BlockArray:
+    """Copy of `lengths[i]` of `values` from `starts[i]` on, for each i, one behind the other."""
+    joined = np.empty(int(lengths.sum(dtype=np.int64)), values.dtype)
+    values = np.ascontiguousarray(values)
+    lists = np.stack([values.ctypes.data + starts.astype(np.int64) * values.itemsize, lengths.astype(np.int64)])
+    gather_lists(joined.ctypes.data, np.array([[values.itemsize, 0]], np.int64), lists[None])
+    return joined
+
+
+def list_offsets(name: str, lengths: Lengths) -> Lengths:
+    """Bounds of lists of these lengths, int32 [n + 1]. Raises `TransformFailed` for 2**31 values and more."""
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if offsets[-1] >= 1 << 31:
+        raise TransformFailed(
+            f"Ragged {name!r} found {offsets[-1]} values in a row group of {len(lengths)} rows, and a block holds "
+            f"fewer than {1 << 31}. Write smaller row groups, or give max_len=...",
+            array=name,
+            values=int(offsets[-1]),
+        )
+    return offsets.astype(np.int32)

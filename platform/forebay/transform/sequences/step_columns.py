@@ -11,7 +11,7 @@ import pyarrow as pa
 from forebay.errors import InvalidOption
 from forebay.transform.features.categories import is_text, value_type
 from forebay.transform.features.columns import column_names, column_type, wrong_type
-from forebay.transform.features.groups import Feature, Schema
+from forebay.transform.features.groups import Feature, Ragged, Schema
 from forebay.transform.features.numeric import check_dtype, check_numeric
 from forebay.transform.features.ragged import is_list
 from forebay.transform.fingerprint.values import Identity
@@ -46,6 +46,12 @@ class StepColumns:
         if not named:
             raise InvalidOption("Sequences has no column of steps. Name at least one in fb.Past.")
         object.__setattr__(self, "values", named)
+        for name, feature in self.static.items():
+            if isinstance(feature, Ragged) and not feature.padded:
+                raise InvalidOption(
+                    f"Static feature {name!r} of Sequences is Ragged(padded=False), and batches of windows hold padded "
+                    "lists. Give padded=True and max_len=..."
+                )
 
     @property
     def columns(self) -> tuple[str, ...]:

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.events import Commands
+from forebay.loader.batch import Batch
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
-from forebay.testing.drivers.recorded_worker import LOSSES, recorded, recorded_losses
+from forebay.testing.drivers.recorded_worker import LOSSES, checksums, recorded, recorded_losses
 from forebay.train.collectives.collective import SingleProcessCollective
 from forebay.train.worker import Worker
 
@@ -51,3 +53,15 @@ def test_loss_of_a_repeated_step_is_that_of_its_last_world(tmp_path: Path) -> No
     lines = ["[0, 0, 2, 1.0]", "[0, 1, 2, 3.0]", "[1, 1, 2, 8.0]", "[1, 0, 1, 5.0]"]
     (tmp_path / LOSSES).write_text("\n".join(lines))
     assert recorded_losses(tmp_path) == pytest.approx({0: 2.0, 1: 5.0})
+
+
+def test_checksums_are_those_of_a_row_and_its_lists() -> None:
+    batch = Batch(
+        {"id": torch.tensor([4, 5, 4]), "tags": torch.tensor([1, 2, 1, 2]), "tags_lengths": torch.tensor([2, 0, 2])},
+        num_rows=3,
+    )
+    batch.lists = ("tags",)
+    first, second, third = checksums(batch)
+    assert first == third != second
+    batch["tags"][3] = 9
+    assert checksums(batch)[:2] == [first, second] and checksums(batch)[2] != third

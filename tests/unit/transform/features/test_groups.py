@@ -16,10 +16,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from forebay.errors import InvalidOption, MissingColumn, NullLabel, WrongType
+from forebay.errors import InvalidOption, MissingColumn, NullLabel, TransformFailed, WrongType
 from forebay.transform.features.categories import value_type
 from forebay.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
 from forebay.transform.features.hashing import bucket_ids, column_salt, hash_integers, hash_texts
+from forebay.transform.features.ragged import LIST_OFFSETS, LIST_VALUES, list_offsets
 
 
 def arrays(feature: Feature, table: pa.Table) -> dict[str, np.ndarray[Any, Any]]:
@@ -470,11 +471,36 @@ class TestRagged:
         made = only(Ragged("c", max_len=4, dtype="uint8"), in_chunks(column(lists, pa.list_(pa.int64())), cuts))
         assert made.tolist() == [((values or []) + [0] * 4)[:4] for values in lists]
 
+    @given(
+        st.lists(st.none() | st.lists(st.none() | st.integers(0, 9), max_size=6), max_size=12),
+        st.sampled_from(["list_", "large_list", "list_view", "large_list_view"]),
+        st.lists(st.integers(0, 12), max_size=3),
+        st.none() | st.integers(1, 6),
+        st.sampled_from(["uint8", "int64", "float32"]),
+    )
+    def test_lists_without_padding(
+        self, lists: list[list[int | None] | None], kind: str, cuts: list[int], max_len: int | None, dtype: str
+    ) -> None:
+        feature = Ragged("c", max_len=max_len, dtype=dtype, padded=False)
+        made = arrays(feature, in_chunks(column(lists, getattr(pa, kind)(pa.int64())), cuts))
+        kept = [[value or 0 for value in (values or [])][:max_len] for values in lists]
+        assert made[f"{LIST_VALUES}f"].tolist() == sum(kept, [])
+        assert made[f"{LIST_VALUES}f"].dtype == dtype
+        assert np.diff(made[f"{LIST_OFFSETS}f"]).tolist() == [len(values) for values in kept]
+        assert made[f"{LIST_OFFSETS}f"].dtype == np.int32 and made[f"{LIST_OFFSETS}f"][0] == 0
+
     def test_values_hidden_under_a_null_list_are_not_read(self) -> None:
         hidden = pa.ListArray.from_arrays(pa.array([0, 2, 3]), pa.array([8, 9, 1]), mask=pa.array([True, False]))
         made = arrays(Ragged("c", max_len=2), pa.table({"c": hidden}))
         assert made["f"].tolist() == [[0, 0], [1, 0]]
         assert made["f_lengths"].tolist() == [0, 1]
+        made = arrays(Ragged("c", padded=False), pa.table({"c": hidden}))
+        assert (made[f"{LIST_VALUES}f"].tolist(), made[f"{LIST_OFFSETS}f"].tolist()) == ([1], [0, 0, 1])
+
+    def test_more_values_than_offsets_can_count_are_refused(self) -> None:
+        assert list_offsets("f", np.array([2**31 - 1, 0], np.int32)).tolist() == [0, 2**31 - 1, 2**31 - 1]
+        with pytest.raises(TransformFailed, match="found 2147483648 values in a row group of 2 rows"):
+            list_offsets("f", np.array([2**31 - 1, 1], np.int32))
 
     @pytest.mark.parametrize(
         ("kind", "message"),
@@ -503,6 +529,9 @@ class TestRagged:
             {"max_len": 2, "buckets": 1000, "dtype": "int8"},
             {"max_len": 2, "buckets": 9, "dtype": "float32"},
             {"max_len": 2, "buckets": 2**31 + 1, "dtype": "int32"},
+            {},
+            {"padded": False, "max_len": 0},
+            {"padded": "no"},
         ],
     )
     def test_impossible_options_are_refused(self, options: dict[str, Any]) -> None:

@@ -207,3 +207,8 @@ def test_summaries_count_what_is_no_number() -> None:
 def test_names_of_attached_arrays_are_reserved() -> None:
     with pytest.raises(fb.errors.TransformFailed, match="reserved"):
         fb.Block.of({"@time": np.zeros(3)})
+
+
+def test_static_lists_must_be_padded() -> None:
+    with pytest.raises(fb.errors.InvalidOption, match="'tags' of Sequences is Ragged"):
+        transform_of(static={"tags": fb.Ragged("tags", padded=False)})
