@@ -60,7 +60,8 @@ class Block:
             if len(array) != expected:
                 raise RowCountChanged(
                     f"Array {name!r} has {len(array)} rows where the row group has {expected}. A transform must keep "
-                    "every row, in order: filter before writing the Parquet files, or give rows to skip a weight of 0.",
+                    "every row, in order: leave rows out before, by fb.scan(where=...) or by fb.keep_rows(manifest, "
+                    "transform).",
                     array=name,
                     rows=len(array),
                     expected=expected,
