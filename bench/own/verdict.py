@@ -35,11 +35,18 @@ class Figure:
 Figures = Callable[[Path, bool], Sequence[Figure]]
 
 
-def main(figures: Figures, children: Mapping[str, Callable[..., Any]]) -> None:
-    """Command line of a script: `--json PATH` and `--quick`, or one of its measurements (`--child`)."""
-    options = argparse.ArgumentParser(description=sys.modules["__main__"].__doc__)
+def main(figures: Figures, children: Mapping[str, Callable[..., Any]], all_figures: Figures | None = None) -> None:
+    """Command line of a script: `--json PATH` and `--quick`, or one of its measurements (`--child`).
+
+    A script whose whole measurement takes long gives it as `all_figures`, which `--all` runs in place of `figures`.
+    """
+    options = argparse.ArgumentParser(
+        description=sys.modules["__main__"].__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     options.add_argument("--json", type=Path, help="where to write the figures, as a list")
     options.add_argument("--quick", action="store_true", help="small sizes: shows that it works, not how fast it is")
+    if all_figures is not None:
+        options.add_argument("--all", action="store_true", help="all cases: see above for how long they take")
     options.add_argument("--folder", type=Path, help="where to put data; by default a temporary folder")
     options.add_argument("--child", help=argparse.SUPPRESS)
     given = options.parse_args()
@@ -48,7 +55,8 @@ def main(figures: Figures, children: Mapping[str, Callable[..., Any]]) -> None:
         print(json.dumps(children[call.pop("measure")](**call)), flush=True)  # The last line is the answer.
         return
     with tempfile.TemporaryDirectory(prefix="forebay-bench-", dir=given.folder) as folder:
-        found = figures(Path(folder), given.quick)
+        chosen = all_figures if all_figures is not None and given.all else figures
+        found = chosen(Path(folder), given.quick)
     _tell(found)
     if given.json:
         given.json.write_text(json.dumps([asdict(figure) for figure in found], indent=1))

@@ -1,6 +1,7 @@
 """Share of a simulated line that a cold epoch reaches, with 8, 32 and "auto" reads at once.
 
-python -m bench.storage.cold_epoch --json cold_epoch.json [--quick]
+python -m bench.storage.cold_epoch --json cold_epoch.json          # 1 Gbit/s at 50 and 200 ms: two minutes
+python -m bench.storage.cold_epoch --json cold_epoch.json --all    # also 10 Gbit/s, 4 MB, three rounds: 25 minutes
 
 The store is in the same process: it reads local files, sends all bytes one after the other at the rate of the line,
 and answers each read after the delay besides. Opening a file is not delayed, reading its footer is. Nothing is cached,
@@ -12,6 +13,8 @@ from __future__ import annotations
 import itertools
 import threading
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -148,32 +151,59 @@ def epoch(
     }
 
 
-def figures(folder: Path, quick: bool) -> list[Figure]:
-    """Each line with each size of row groups, and each number of reads in turn."""
-    rounds, line_s = (1, 0.5) if quick else (3, 12.0)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColdCase:
+    """A line, and row groups that come over it."""
+
+    gbit_s: int
+    row_group_mb: int
+    delay_s: float
+
+
+SHORT = tuple(ColdCase(gbit_s=1, row_group_mb=1, delay_s=delay_s) for delay_s in (0.05, 0.2))
+"""Cases in which the processor is no limit, and row groups are so small that the number of reads decides."""
+ALL = tuple(
+    ColdCase(gbit_s=gbit_s, row_group_mb=row_group_mb, delay_s=delay_s)
+    for gbit_s, row_group_mb, delay_s in itertools.product((1, 10), (1, 4), (0.05, 0.2))
+)
+
+
+def short_figures(folder: Path, quick: bool) -> list[Figure]:
+    """Each of `SHORT`, once."""
+    return figures(folder, SHORT, ("8", "auto"), rounds=1, line_s=0.5 if quick else 12.0)
+
+
+def all_figures(folder: Path, quick: bool) -> list[Figure]:
+    """Each of `ALL`, three times."""
+    return figures(folder, ALL, ("8", "32", "auto"), rounds=1 if quick else 3, line_s=0.5 if quick else 12.0)
+
+
+def figures(
+    folder: Path, cases: Sequence[ColdCase], num_reads: Sequence[str], *, rounds: int, line_s: float
+) -> list[Figure]:
+    """Each case with each number of reads in turn. A line of 1 Gbit/s takes at least `line_s` for an epoch."""
     found = []
-    for gbit_s, row_group_mb, delay_s in itertools.product((1, 10), (1, 4), (0.05, 0.2)):
+    for case in cases:
+        gbit_s, row_group_mb, delay_s = case.gbit_s, case.row_group_mb, case.delay_s
         data = folder / f"{row_group_mb}-{gbit_s}"
         nbytes = int(line_s * 1e9 / 8) if gbit_s == 1 else int(line_s * 1e9 / 4)
         measure(__spec__.name, "write", folder=data, row_group_bytes=row_group_mb * 1_000_000, nbytes=nbytes)
         answers: dict[str, list[dict[str, float]]] = {}
 
-        def run(
-            reads: str, data: Path = data, gbit_s: int = gbit_s, delay_s: float = delay_s, answers: Any = answers
-        ) -> float:
+        def run(reads: str, data: Path = data, case: ColdCase = case, answers: Any = answers) -> float:
             answer = measure(
                 __spec__.name,
                 "epoch",
                 folder=data,
-                gbit_s=gbit_s,
-                delay_s=delay_s,
+                gbit_s=case.gbit_s,
+                delay_s=case.delay_s,
                 num_reads=reads if reads == "auto" else int(reads),
-                prefetch_mib=256 if gbit_s == 1 else 1024,
+                prefetch_mib=256 if case.gbit_s == 1 else 1024,
             )
             answers.setdefault(reads, []).append(answer)
             return float(answer["share"])
 
-        shares = interleaved(("8", "32", "auto"), rounds, run)
+        shares = interleaved(num_reads, rounds, run)
         for reads, values in shares.items():
             median = sorted(values)[len(values) // 2]
             last = answers[reads][-1]
@@ -194,4 +224,4 @@ def figures(folder: Path, quick: bool) -> list[Figure]:
 
 
 if __name__ == "__main__":
-    main(figures, {"write": write, "epoch": epoch})
+    main(short_figures, {"write": write, "epoch": epoch}, all_figures)

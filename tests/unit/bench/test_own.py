@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import subprocess
@@ -50,3 +51,22 @@ def test_script_measures_prints_and_writes(script: str, tmp_path: Path) -> None:
         assert figure["passed"] in (True, False, None)
         assert figure["figure"] in done.stdout
     assert [found.name for found in tmp_path.iterdir()] == [path.name], "its data is gone"
+
+
+def test_a_cold_epoch_over_a_line_is_measured_in_a_few_cases_unless_all_are_asked_for() -> None:
+    cold_epoch = importlib.import_module("bench.storage.cold_epoch")
+    assert [(case.gbit_s, case.delay_s) for case in cold_epoch.SHORT] == [(1, 0.05), (1, 0.2)]
+    assert set(cold_epoch.SHORT) < set(cold_epoch.ALL)
+    assert len(cold_epoch.ALL) == 8
+
+
+@pytest.mark.variation  # eight processes; the scripts above run the same command line
+@pytest.mark.parametrize(("options", "num_figures"), [([], 4), (["--all"], 24)])
+def test_a_cold_epoch_over_a_line(options: list[str], num_figures: int, tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    command = [sys.executable, "-m", "bench.storage.cold_epoch", "--json", str(path), "--quick", *options]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(path.read_text())
+    assert len(figures) == num_figures
+    assert all(0 < figure["measured"] <= 1 for figure in figures)
