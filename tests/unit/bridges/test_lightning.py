@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import importlib.util
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,18 @@ def test_lightning_is_named_when_it_is_missing(data: fb.Data) -> None:
             fb.lightning.data_module(data)
 
 
+def add_noise(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+    """Augment. A row with other noise after the resume would change the model."""
+    return {**batch, "noise": rng.normal(size=2)}
+
+
 @pytest.mark.variation("the cursor in the checkpoints of another trainer")
 @pytest.mark.parametrize("after", [1, 2])
 def test_a_checkpoint_continues_in_mid_epoch(
     data: fb.Data, calm_ids: list[list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    data = replace(data, augment=add_noise)
     lightning = pytest.importorskip("lightning")
 
     from lightning.pytorch.callbacks import ModelCheckpoint
@@ -39,7 +46,7 @@ def test_a_checkpoint_continues_in_mid_epoch(
 
         def training_step(self, batch: fb.Batch, index: int) -> torch.Tensor:
             self.seen.append(sorted(batch["id"].tolist()))
-            return (self.layer(batch["x"] / 400)[:, 0] - batch["labels"]).square().mean()
+            return (self.layer(batch["x"] / 400 + batch["noise"])[:, 0] - batch["labels"]).square().mean()
 
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)

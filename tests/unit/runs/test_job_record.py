@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -35,6 +36,10 @@ def job(parquet_folder: Callable[..., Path], tmp_path: Path) -> Job:
     )
 
 
+def unchanged(batch: dict[str, Any], rng: object) -> dict[str, Any]:
+    return batch
+
+
 def test_both_values_are_given(job: Job) -> None:
     with Run(job) as run:
         assert run.control.job_facts["lr"] == 0.1
@@ -53,6 +58,10 @@ def test_the_record_holds_no_secret_and_is_only_there_where_there_are_facts(job:
     with Run(job) as run:
         record = json.loads(Path(run.path, FILE_NAME).read_text())
     assert record["parameters"]["hub_token"] == "***"
+    augmented = replace(job.data, augment=unchanged)
+    with Run(replace(job, identity={}, parameters={}, name="augmented", data=augmented)) as run:
+        record = json.loads(Path(run.path, FILE_NAME).read_text())
+    assert record["parameters"]["job.augment"].startswith("unchanged ") and record["identity"] == {}
     with Run(replace(job, identity={}, parameters={}, name="plain")) as run:
         assert not Path(run.path, FILE_NAME).exists()
         Path(run.path, FILE_NAME).write_text("{}")
