@@ -35,7 +35,10 @@ def recorded_losses(log: Path) -> dict[int, float]:
 
 
 class _RecordedWorker:
-    """Worker in all but `loader` and `commit`. A row is known by a checksum of its arrays."""
+    """Worker in all but `loader` and `commit`. A row is known by a checksum of its arrays.
+
+    An augment gives a row another checksum in each epoch.
+    """
 
     def __init__(self, worker: Worker, log: Path, step_s: float) -> None:
         self._worker, self._losses = worker, log / LOSSES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def commit_positions(worker: Worker) -> None:
 def test_rows_and_losses_of_every_step_are_recorded(tmp_path: Path) -> None:
     bench = DriverBench(tmp_path)
     job = bench.job("run", epochs=2)
+    job = replace(job, data=replace(job.data, augment=None))
     worker = Worker(job.train_spec, SingleProcessCollective(), None, DirectoryStore(tmp_path / "saved"), Silent())
     log = tmp_path / "rows" / "run"
     recorded(commit_positions, str(log), 0.0, worker)
