@@ -23,6 +23,7 @@ from forebay.world import World
 
 _TIMEOUT_S = 380.0
 _PROBED = 512
+_OF_STEPS = ("seconds", "cpu_s", "sent_bytes", "sent_packets", "unique", "loss")
 
 
 def measure(setting: TableSetting, rank: int, meeting: Path) -> dict[str, Any]:
@@ -35,7 +36,8 @@ def measure(setting: TableSetting, rank: int, meeting: Path) -> dict[str, Any]:
         small = replace(setting, rows=1000, steps=2, dense_steps=2, mbit=0)
         for way in setting.ways:
             _train(way, small, collective)
-        return {way: _train(way, setting, collective) for way in setting.ways}
+        turns = [{way: _train(way, setting, collective) for way in setting.ways} for _ in range(setting.turns)]
+        return {way: _joined([turn[way] for turn in turns]) for way in setting.ways}
 
 
 def _train(way: str, setting: TableSetting, collective: Collective) -> dict[str, Any]:
@@ -46,9 +48,7 @@ def _train(way: str, setting: TableSetting, collective: Collective) -> dict[str,
     step, model = build(way, setting, collective)
     if setting.mbit:
         links.limit(rank, setting.mbit)
-    found: dict[str, list[float]] = {
-        name: [] for name in ("seconds", "cpu_s", "sent_bytes", "sent_packets", "unique", "loss")
-    }
+    found: dict[str, list[float]] = {name: [] for name in _OF_STEPS}
     for number in range(setting.steps_of(way) + 1):
         ids = torch.from_numpy(setting.lookups(number, rank)) if rank < setting.workers else torch.zeros(0, 26).long()
         dist.barrier()
@@ -65,6 +65,12 @@ def _train(way: str, setting: TableSetting, collective: Collective) -> dict[str,
         links.limit(rank, 0)
     memory = {"memory_bytes": _resident_bytes() - before, "peak_bytes": _status_bytes("VmHWM") - before}
     return {**found, **memory, "probe": _probe(way, setting, model)}
+
+
+def _joined(turns: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the figures of all steps of a way, and else those of its last turn."""
+    lists = {name: [value for turn in turns for value in turn[name]] for name in _OF_STEPS}
+    return {**turns[-1], **lists}
 
 
 def _probe(way: str, setting: TableSetting, model: torch.nn.Module) -> list[float]:

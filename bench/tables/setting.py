@@ -16,7 +16,8 @@ class TableSetting:
     """One world of `workers` ranks that train a table of `rows` x `dim` in each of `ways`, one after the other.
 
     A global batch has `batch` rows of `columns` ids each, whose frequencies follow rank^-`power`. `mbit` is the speed
-    of the link of each rank in both directions, 0 for no limit. `steps` are measured after one that is not.
+    of the link of each rank in both directions, 0 for no limit. `steps` are measured after one that is not. All of this
+    `turns` times, so that a disturbance affects all ways alike.
     """
 
     ways: tuple[str, ...]
@@ -29,6 +30,7 @@ class TableSetting:
     steps: int = 10
     dense_steps: int = 3
     mbit: int = 0
+    turns: int = 1
 
     @classmethod
     def from_json(cls, found: dict[str, Any]) -> TableSetting:

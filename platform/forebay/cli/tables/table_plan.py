@@ -134,20 +134,34 @@ def plan_tables_of(job: Job, *, world_sizes: Sequence[int], steps: int) -> dict[
         worker.most_steps = steps
         with suppress(_EnoughCounted):
             worker.run(job.train)
-    return {size: [_plan(each, worker, size) for each in worker.counted_tables.values()] for size in world_sizes}
+    return {size: _plans(worker, size) for size in world_sizes}
 
 
-def _plan(counted: CountedRows, worker: CountingWorker, size: int) -> TablePlan:
+def _plans(worker: CountingWorker, size: int) -> list[TablePlan]:
+    assert worker.options is not None, "setup() was called"
+    counted, steps = list(worker.counted_tables.values()), max(worker.steps, 1)
+    demands = [
+        TableDemand(
+            rows=each.facts.rows,
+            dim=each.facts.dim,
+            unique=each.unique[size] / steps,
+            world_size=size,
+            wire=worker.options.wire,
+            is_open=each.admission is not None,
+            calls=each.use.calls / steps,
+            own_calls=each.use.own_calls / steps,
+        )
+        for each in counted
+    ]
+    costs = costs_of(demands, LinkSpeed.of(worker.options.link_mbit))
+    return [_plan(*each, worker) for each in zip(counted, demands, costs, strict=True)]
+
+
+def _plan(
+    counted: CountedRows, demand: TableDemand, costs: Sequence[PlacementCost], worker: CountingWorker
+) -> TablePlan:
     assert worker.options is not None, "setup() was called"
     facts, steps = counted.facts, max(worker.steps, 1)
-    demand = TableDemand(
-        rows=facts.rows,
-        dim=facts.dim,
-        unique=counted.unique[size] / steps,
-        world_size=size,
-        wire=worker.options.wire,
-        is_open=counted.admission is not None,
-    )
     return TablePlan(
         name=facts.name,
         demand=demand,
@@ -155,7 +169,7 @@ def _plan(counted: CountedRows, worker: CountingWorker, size: int) -> TablePlan:
         hottest=counted.hottest / max(counted.use.lookups, 1),
         bad=counted.use.bad / steps,
         table_bytes=_bytes_of(counted, worker.options.optimizer, counted.admitted),
-        costs=costs_of(demand, LinkSpeed.of(worker.options.link_mbit)),
+        costs=costs,
         opened=_opened(counted, worker.options.optimizer),
     )
 

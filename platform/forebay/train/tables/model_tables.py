@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -32,26 +32,37 @@ from forebay.train.tables.placement import (
     costs_of,
     reason_of,
 )
-from forebay.train.tables.shared_rows import SharedRows
+from forebay.train.tables.shared_rows import SharedRows, TableUse
 from forebay.train.tables.table import Table
 from forebay.train.tables.vocabulary.admitted_rows import AdmittedRows
 from forebay.train.tables.vocabulary.open_rows import OpenRows
 from forebay.train.tables.warm_start.earlier_tables import earlier_tables
 from forebay.train.tables.warm_start.started_tables import StartedTables
 
+_Counts = tuple[float, ...]
+
 
 @dataclass(slots=True)
 class _Measured:
-    """Unique rows that ranks looked up in the first steps of a world of `world_size`, for "auto"."""
+    """Use of a table by this rank in the first `steps` of a world of `world_size`, for "auto".
+
+    `counts` are unique rows, calls and own calls, as in `TableUse`. `seen` are those that were counted before a step.
+    """
 
     world_size: int
     steps: int = 0
-    unique: float = 0.0
-    seen: int = 0
+    counts: _Counts = (0.0, 0.0, 0.0)
+    seen: _Counts = (0.0, 0.0, 0.0)
 
     @property
     def is_done(self) -> bool:
         return self.steps >= MEASURED_STEPS
+
+    def count(self, use: TableUse) -> None:
+        """Count a step."""
+        now = _counts_of(use)
+        self.counts = tuple(total + new - old for total, new, old in zip(self.counts, now, self.seen, strict=True))
+        self.steps, self.seen = self.steps + 1, now
 
 
 class ModelTables:
@@ -74,7 +85,7 @@ class ModelTables:
         self._modules = {name: module for name, module in model.named_modules() if isinstance(module, Table)}
         self._tensors = collective.tensor_collectives()
         size = collective.world.size
-        self._measured = {name: _Measured(size) for name, each in self._modules.items() if each.admission is None}
+        self._measured = {name: _Measured(size) for name in self._modules}
         self._step = 0
         self._is_restored = False
         self._require_known(options)
@@ -134,7 +145,7 @@ class ModelTables:
             "open": {name: shared.state() for name, shared in self._open.items()},
             "decay": {name: shared.owned.decay for name, shared in self._fixed.items()},
             "placement": {name: shared.placement for name, shared in self._fixed.items()},
-            "measured": {name: [each.world_size, each.steps, each.unique] for name, each in self._measured.items()},
+            "measured": {name: [each.world_size, each.steps, *each.counts] for name, each in self._measured.items()},
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -245,41 +256,56 @@ class ModelTables:
         """Take over what was measured in a world of this size, and the placement that was chosen."""
         if self._option(name) != AUTO:
             return
-        world_size, steps, unique = state["measured"][name]
+        world_size, steps, unique, *calls = state["measured"][name]
         if world_size != self._collective.world.size:
             self._measured[name] = _Measured(self._collective.world.size)
             return
-        self._measured[name] = _Measured(world_size, steps, unique, self._fixed[name].use.unique)
+        # Older checkpoints do not have calls: each lookup was one of its own.
+        counts = (unique, *(calls or (steps, steps)))
+        self._measured[name] = _Measured(world_size, steps, counts, _counts_of(self._fixed[name].use))
         if self._fixed[name].placement != state["placement"][name]:
             self._move(name, state["placement"][name])
 
     def _measure(self) -> None:
         """Count the lookups of a step. All ranks decide after the same step, by the same numbers."""
-        if self._collective.world.size == 1:
+        waiting = [name for name in self._fixed if self._option(name) == AUTO and not self._measured[name].is_done]
+        if self._collective.world.size == 1 or not waiting:
             return
-        ended = list[str]()
-        for name, shared in self._fixed.items():
-            measured = self._measured[name]
-            if self._option(name) != AUTO or measured.is_done:
-                continue
-            measured.steps += 1
-            measured.unique += shared.use.unique - measured.seen
-            measured.seen = shared.use.unique
-            ended += [name] if measured.is_done else []
-        if ended:
-            totals = self._collective.all_reduce(np.array([self._measured[name].unique for name in ended]))
-            for name, total in zip(ended, totals.tolist(), strict=True):
-                self._decide(name, total / self._collective.world.size / MEASURED_STEPS)
+        for name, shared in self.shared.items():
+            self._measured[name].count(shared.use)
+        if ended := [name for name in waiting if self._measured[name].is_done]:
+            self._decide(ended)
 
-    def _decide(self, name: str, unique: float) -> None:
-        shared, size = self._fixed[name], self._collective.world.size
-        facts, wire = shared.facts, self._options.wire
-        demand = TableDemand(rows=facts.rows, dim=facts.dim, unique=unique, world_size=size, wire=wire)
-        costs = costs_of(demand, LinkSpeed.of(self._options.link_mbit))
-        if self._collective.world.is_first:
-            print(f"table {name!r} is placed as {reason_of(demand, costs)}", file=sys.stderr, flush=True)
-        if costs[0].placement != shared.placement:
-            self._move(name, costs[0].placement)
+    def _decide(self, names: Sequence[str]) -> None:
+        """Place tables by what all of the model's tables are used for."""
+        demands = self._demands(decided=names)
+        costs = dict(zip(demands, costs_of(list(demands.values()), LinkSpeed.of(self._options.link_mbit)), strict=True))
+        for name in names:
+            if self._collective.world.is_first:
+                reason = reason_of(demands[name], costs[name])
+                print(f"table {name!r} is placed as {reason}", file=sys.stderr, flush=True)
+            if costs[name][0].placement != self._fixed[name].placement:
+                self._move(name, costs[name][0].placement)
+
+    def _demands(self, decided: Sequence[str]) -> dict[str, TableDemand]:
+        """Return the use of each table, as means over ranks and steps. Those not to be decided stay where they are."""
+        rates = [np.divide(each.counts, max(each.steps, 1)) for each in self._measured.values()]
+        means = self._collective.all_reduce(np.stack(rates)) / self._collective.world.size
+        found = {}
+        for (name, shared), (unique, calls, own_calls) in zip(self.shared.items(), means.tolist(), strict=True):
+            is_open = isinstance(shared, OpenRows)
+            found[name] = TableDemand(
+                rows=shared.facts.rows,
+                dim=shared.facts.dim,
+                unique=unique,
+                world_size=self._collective.world.size,
+                wire=self._options.wire,
+                is_open=is_open,
+                calls=calls,
+                own_calls=own_calls,
+                fixed=None if is_open or name in decided else self._fixed[name].placement,
+            )
+        return found
 
     def _move(self, name: str, placement: PlacementName) -> None:
         """Hold the rows of a table elsewhere. Each rank sees the whole table for a moment, tensor by tensor."""
@@ -321,6 +347,10 @@ class ModelTables:
                     "on one rank: set 'rows' or 'auto'.",
                     placement=option,
                 )
+
+
+def _counts_of(use: TableUse) -> _Counts:
+    return use.unique, use.calls, use.own_calls
 
 
 def _shared_of(module: Table) -> SharedRows | OpenRows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -22,7 +22,8 @@ START_BYTES = 1 << 18
 PLACE_BYTES = 4
 ID_BYTES = 16
 """Bytes with which an open vocabulary is asked for a row: the id, and how often it was looked up."""
-_MESSAGES = {"rows": 4, "replicate": 1, "table": 4}
+_LOOKUP_MESSAGES = 3
+"""Numbers of ids, ids and rows. Gradients are one more message, of all tables together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,11 @@ class LinkSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDemand:
-    """Size of a table, and the unique rows that a rank looks up per step. An open vocabulary is placed as "rows"."""
+    """Size of a table, and what a rank looks up of it per step. An open vocabulary is placed as "rows".
+
+    `unique` is the number of its rows. `calls` are lookups, and `own_calls` their sum if a call of `look_up` with k
+    tables counts 1/k for each of them: the tables share its messages. `fixed` is a placement that the user has named.
+    """
 
     rows: int
     dim: int
@@ -54,6 +59,26 @@ class TableDemand:
     world_size: int
     wire: WireName = "float32"
     is_open: bool = False
+    calls: float = 1.0
+    own_calls: float = 1.0
+    fixed: PlacementName | None = None
+
+    @property
+    def known(self) -> tuple[PlacementName, ...]:
+        """Placements that the table may have."""
+        if self.is_open:
+            return ("rows",)
+        return get_args(PlacementName) if self.fixed is None else (self.fixed,)
+
+    @property
+    def may_be_replicated(self) -> bool:
+        """Whether no rank has to ask others for rows."""
+        return "replicate" in self.known
+
+    @property
+    def shares_calls(self) -> bool:
+        """Whether other tables are looked up in the same calls."""
+        return self.own_calls < self.calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,40 +90,86 @@ class PlacementCost:
     seconds: float
 
 
-def cost_of(placement: PlacementName, demand: TableDemand, link: LinkSpeed | None = None) -> PlacementCost:
-    """Return the cost of one placement."""
-    link, size = link or LinkSpeed(), demand.world_size
-    if size == 1:
+def cost_of(
+    placement: PlacementName, demand: TableDemand, link: LinkSpeed | None = None, num_tables: int = 1
+) -> PlacementCost:
+    """Return the cost of one placement, with the table's share of the messages of `num_tables` exchanged ones."""
+    link = link or LinkSpeed()
+    if demand.world_size == 1:
         return PlacementCost(placement=placement, sent_bytes=0.0, seconds=0.0)
-    width, others = row_bytes(demand.dim, demand.wire), (size - 1) / size
-    dense = 0.0
-    match placement:
-        case "rows":
-            asked = ID_BYTES if demand.is_open else PLACE_BYTES
-            sent = demand.unique * (asked + 2 * width) * others
-        case "table":  # Its rank answers all others, each of which sends places and gradients.
-            sent = demand.unique * max((size - 1) * width, PLACE_BYTES + width)
-        case "replicate":
-            sent = 8.0 * demand.rows * demand.dim * others
-            dense = demand.rows * demand.dim * link.dense_s
-    seconds = _MESSAGES[placement] * link.message_s + sent * link.byte_s + dense
+    sent, dense_s, messages = _sent_bytes(placement, demand), 0.0, _LOOKUP_MESSAGES * demand.own_calls + 1 / num_tables
+    if placement == "replicate":
+        dense_s, messages = demand.rows * demand.dim * link.dense_s, 1.0
+    seconds = messages * link.message_s + sent * link.byte_s + dense_s
     return PlacementCost(placement=placement, sent_bytes=sent, seconds=seconds)
 
 
-def costs_of(demand: TableDemand, link: LinkSpeed | None = None) -> list[PlacementCost]:
-    """Return the costs of all placements that the table may have, the cheapest first."""
-    known: tuple[PlacementName, ...] = ("rows",) if demand.is_open else get_args(PlacementName)
-    every = [cost_of(placement, demand, link) for placement in known]
-    return sorted(every, key=lambda cost: cost.seconds)
+def _sent_bytes(placement: PlacementName, demand: TableDemand) -> float:
+    """Return the bytes that the busiest rank sends per step."""
+    width, size = row_bytes(demand.dim, demand.wire), demand.world_size
+    match placement:
+        case "rows":
+            asked = ID_BYTES if demand.is_open else PLACE_BYTES
+            return demand.unique * (asked + 2 * width) * (size - 1) / size
+        case "table":  # Its rank answers all others, each of which sends places and gradients.
+            return demand.unique * max((size - 1) * width, PLACE_BYTES + width)
+        case "replicate":
+            return 8.0 * demand.rows * demand.dim * (size - 1) / size
 
 
-def reason_of(demand: TableDemand, costs: list[PlacementCost]) -> str:
+def costs_of(demands: Sequence[TableDemand], link: LinkSpeed | None = None) -> list[list[PlacementCost]]:
+    """Return the costs of the placements that each table of a model may have: first the one of the cheapest model.
+
+    The others follow by their cost. The messages of a lookup are paid once, if one of its tables is exchanged, and that
+    of the gradients too. Tables that share calls are taken to share all of them.
+    """
+    link = link or LinkSpeed()
+    costs = [
+        sorted((cost_of(name, demand, link, len(demands)) for name in demand.known), key=lambda cost: cost.seconds)
+        for demand in demands
+    ]
+    exchanged = _exchanged(demands, link)
+    for each, demand, is_exchanged in zip(costs, demands, exchanged, strict=True):
+        if demand.world_size > 1:
+            each.sort(key=lambda cost: (cost.placement == "replicate") == is_exchanged)
+    return costs
+
+
+def _exchanged(demands: Sequence[TableDemand], link: LinkSpeed) -> list[bool]:
+    """Return whether each table is exchanged in the cheapest model. The others are replicated."""
+    gains_s = [_gain_s(demand, link) for demand in demands]
+    forced = [not demand.may_be_replicated for demand in demands]
+    sharing = [number for number, demand in enumerate(demands) if demand.shares_calls]
+    alone = [[number] for number, demand in enumerate(demands) if not demand.shares_calls]
+    chosen, gained_s = set[int](), 0.0
+    for group in [sharing, *alone]:
+        gaining = {number for number in group if gains_s[number] > 0}
+        calls = 0.0 if any(forced[number] for number in group) else sum(demands[number].own_calls for number in group)
+        gain_s = sum(gains_s[number] for number in gaining) - _LOOKUP_MESSAGES * calls * link.message_s
+        if gain_s > 0:
+            chosen |= gaining
+            gained_s += gain_s
+    if not any(forced) and gained_s <= link.message_s:  # that of the gradients
+        chosen = set()
+    return [forced[number] or number in chosen for number in range(len(demands))]
+
+
+def _gain_s(demand: TableDemand, link: LinkSpeed) -> float:
+    """Return the seconds by which an exchange is shorter than replication, if its messages are paid for already."""
+    if len(demand.known) == 1 or demand.world_size == 1:
+        return 0.0
+    exchange_s = min(_sent_bytes(name, demand) for name in demand.known if name != "replicate") * link.byte_s
+    return cost_of("replicate", demand, link).seconds - exchange_s
+
+
+def reason_of(demand: TableDemand, costs: Sequence[PlacementCost]) -> str:
     """Return one line: why the first of `costs` was chosen."""
     best, second = costs[0], costs[1]
+    shared = ", with its share of the messages of lookups and gradients" if demand.shares_calls else ""
     return (
         f"{best.placement}: {demand.unique:,.0f} unique rows a rank and step, {bytes_text(best.sent_bytes)} and about "
         f"{best.seconds * 1e3:.2f} ms; {second.placement}: {bytes_text(second.sent_bytes)}, "
-        f"{second.seconds * 1e3:.2f} ms"
+        f"{second.seconds * 1e3:.2f} ms{shared}"
     )
 
 

@@ -28,6 +28,8 @@ class TableUse:
     `touched` are rows of this rank that a gradient changed, and `bad` are ids beyond the table. Of an open vocabulary,
     `admitted` are ids of this rank that got a row, and `evicted` those that lost it. `shared` are answers of this rank
     for ids that have no row. `last_ids` are those of the last lookup of a model that trains, until they are read.
+    `calls` are lookups of a model that trains, and `own_calls` their sum if one together with k - 1 other tables
+    counts 1/k.
     """
 
     steps: int = 0
@@ -39,6 +41,8 @@ class TableUse:
     admitted: int = 0
     shared: int = 0
     evicted: int = 0
+    calls: int = 0
+    own_calls: float = 0.0
     last_ids: Tensor | None = None
 
 

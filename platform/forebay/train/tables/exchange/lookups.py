@@ -21,6 +21,8 @@ def fetch_together(lookups: Sequence[tuple[SharedRows | OpenRows, Tensor]]) -> l
     reaches it. All ranks call it alike.
     """
     is_trained = torch.is_grad_enabled()
+    if is_trained:
+        _count_calls([shared for shared, _ in lookups])
     with torch.no_grad():
         begun = [_BegunLookup(shared, ids) for shared, ids in lookups]
         exchanged = [each for each in begun if each.shared.is_exchanged]
@@ -31,6 +33,12 @@ def fetch_together(lookups: Sequence[tuple[SharedRows | OpenRows, Tensor]]) -> l
         for each, received in zip(exchanged, _exchange(exchanged, sent), strict=True):
             answers[each] = from_wire(received.rows, each.shared.facts.dim, each.shared.wire)
     return [each.finish(rows, is_trained=is_trained) for each, rows in answers.items()]
+
+
+def _count_calls(tables: Sequence[SharedRows | OpenRows]) -> None:
+    for shared in tables:
+        shared.use.calls += 1
+        shared.use.own_calls += 1 / len(tables)
 
 
 class _BegunLookup:
