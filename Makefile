@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables k8s soak horovod deepspeed clean
+.PHONY: help demo test test-all test-ray-range lint ruff mypy imports bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables k8s soak horovod deepspeed clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -18,6 +18,7 @@ help:
 	@echo "make demo    train the click model on a click log, with 2 workers under Ray; minutes, install included"
 	@echo "make test    every check, and a test of every mechanism; TEST_PROCESSES=3 run side by side"
 	@echo "make test-all  the same with all variations of each mechanism; about twice as long"
+	@echo "make test-ray-range RAY=2.61.0  what exercises Ray, on another version of it; several, if RAY names several"
 	@echo "make lint    the checks without the tests"
 	@echo "make horovod build Horovod for the PyTorch in .venv, kept in ~/.cache/forebay/wheels for the next time, and install it"
 	@echo "make bench   the loader beside its peers, each in its own environment; BENCH_ARGS='--rows 100000 --repeats 2' for less"
@@ -65,6 +66,12 @@ test-all: lint
 	@$(MAKE) --no-print-directory deepspeed
 	@echo "== pytest, with all variations"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not soak"
+
+# After all of them, it fails if one did.
+test-ray-range: $(INSTALLED_TEST)
+	@[ -n "$(RAY)" ] || { echo "name versions: make test-ray-range RAY='2.56.1 2.61.0'"; exit 2; }
+	@failed=; for version in $(RAY); do $(BIN)/python scripts/try_ray.py $$version || failed+=" $$version"; done; \
+	  [ -z "$$failed" ] || { echo "failed on Ray$$failed"; exit 1; }
 
 lint: $(INSTALLED_TEST)
 	@$(MAKE) --no-print-directory --jobs 2 mypy ruff imports

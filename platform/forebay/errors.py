@@ -44,6 +44,10 @@ class MissingPackage(InvalidOption):
     """A package that is not installed. The text has the line that installs it."""
 
 
+class UnsupportedRay(InvalidOption):
+    """An installed Ray without a name that Forebay uses. The text has the line that installs a tested one."""
+
+
 class InvalidJobSpec(InvalidOption):
     """A job file of a deployment that cannot work: an unknown key, a wrong value, or a secret that is written out."""
 

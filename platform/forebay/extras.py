@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from forebay.errors import MissingPackage
+from forebay.errors import MissingPackage, UnsupportedRay
 
 
 class ExtraPackage(NamedTuple):
@@ -55,7 +55,7 @@ PACKAGES = {
     "peft": ExtraPackage("llm", "0.18"),
     "pillow": ExtraPackage("image", "10"),
     "pyiceberg": ExtraPackage("iceberg", "0.12"),
-    "ray": ExtraPackage("ray", "2.60"),
+    "ray": ExtraPackage("ray", "2.56"),
     "requests": ExtraPackage("gcs", "2.31"),
     "safetensors": ExtraPackage("llm", "0.4"),
     "tensorboard": ExtraPackage("tensorboard", "2.15"),
@@ -63,6 +63,8 @@ PACKAGES = {
     "wandb": ExtraPackage("wandb", "0.31"),
 }
 """Least versions by the name of the distribution: those of pyproject.toml."""
+TESTED_RAY = ("2.56", "2.60")
+"""Oldest and newest minor version of Ray on which drivers and sweeps were tested (ADR 0109)."""
 
 
 @contextmanager
@@ -101,14 +103,34 @@ def validate_extra(extra: str, what: str) -> None:
             validate_version(package, what)
 
 
-def missing_package(error: ImportError, what: str) -> MissingPackage | None:
+def missing_package(error: ImportError, what: str) -> MissingPackage | UnsupportedRay | None:
     """Error with the pip line for `what`, whose import failed at a package of an extra. None for any other module."""
     package = (error.name or "").partition(".")[0]
     if package not in PACKAGES:
         return None
     if isinstance(error, ModuleNotFoundError) and error.name == package:
         return _missing(package, what, ", which is not installed")
-    return _too_old(package, what)
+    return _too_old(package, what) or (unsupported_ray(what, [_missing_name(error)]) if package == "ray" else None)
+
+
+def unsupported_ray(what: str, missing: Sequence[str]) -> UnsupportedRay:
+    """Error for `what`, which uses names of Ray that the installed version does not have."""
+    version, (oldest, newest) = _version("ray"), TESTED_RAY
+    major, _, minor = newest.partition(".")
+    names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+    return UnsupportedRay(
+        f"{what} uses {names}, which the installed Ray {version} does not have. Forebay was tested with Ray {oldest} "
+        f"to {newest}. Run: pip install 'ray[default,train,tune]>={oldest},<{major}.{int(minor) + 1}'",
+        version=version,
+        missing=list(missing),
+    )
+
+
+def _missing_name(error: ImportError) -> str:
+    """Module that could not be imported, or the name that is not in it."""
+    # Python 3.11 has the module as an attribute, and the name in it only in the text.
+    name = "" if isinstance(error, ModuleNotFoundError) else str(error).partition("'")[2].partition("'")[0]
+    return f"{error.name}.{name}".rstrip(".")
 
 
 def _missing(package: str, what: str, why: str, install: str = "") -> MissingPackage:

@@ -9,6 +9,7 @@ from typing import Protocol
 from forebay.errors import InvalidOption
 from forebay.extras import missing_package
 from forebay.job.job import Job
+from forebay.ray_cluster.private_names import EVERYTHING, RAY_TRAIN, check_ray
 from forebay.report.run_report.at_end import ReportAtEnd
 from forebay.runs.callback import Callback
 from forebay.runs.result import Result
@@ -47,6 +48,8 @@ _DRIVERS = {
     "ray": ("forebay.driver.ray_train.driver", "RayTrainDriver"),
     "horovod": ("forebay.driver.horovod.driver", "HorovodDriver"),
 }
+_PRIVATE = {"ray": RAY_TRAIN, "horovod": EVERYTHING}
+"""What a driver uses of Ray beyond its documents."""
 
 
 def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = ()) -> Result:
@@ -67,7 +70,10 @@ def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = 
 
 
 def named_driver(name: str) -> Driver:
-    """Driver called `name`. Raises `InvalidOption` if the name is unknown or its package is not installed."""
+    """Driver called `name`.
+
+    Raises `InvalidOption` if the name is unknown, its package is not installed, or the installed Ray cannot carry it.
+    """
     if name not in _DRIVERS:
         raise InvalidOption(
             f"driver={name!r} is unknown. Choose one of {', '.join(map(repr, _DRIVERS))}, or give an object with "
@@ -76,6 +82,8 @@ def named_driver(name: str) -> Driver:
         )
     module, kind = _DRIVERS[name]
     try:
+        if name in _PRIVATE:
+            check_ray(_PRIVATE[name])
         driver: Driver = getattr(import_module(module), kind)()
     except ImportError as error:
         if missing := missing_package(error, f"driver={name!r} (driver='local' does not)"):

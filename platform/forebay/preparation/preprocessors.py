@@ -1,7 +1,6 @@
 """Ray Data's preprocessors as plain data, without pickle: so that serving applies what was fitted.
 
-Private names of Ray that this file uses, checked on Ray 2.60: `_get_serializable_fields`, `_set_serializable_fields`,
-`_get_stats`, `_set_stats` and `version_support._lookup_class`. Ray's own `serialize` writes pickles.
+Ray's own `serialize` writes pickles. Private names: `ray_cluster/private_names.py`.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from ray.data.preprocessors.version_support import UnknownPreprocessorError, _lo
 from forebay.errors import InvalidOption
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.prepared import Prepared
+from forebay.ray_cluster.private_names import RAY_DATA, check_ray
 
 
 def preprocessor_facts(name: str, preprocessor: object) -> dict[str, Any]:
@@ -48,6 +48,7 @@ def load_preprocessor(prepared: Prepared, name: str) -> Any:
 
     Raises `InvalidOption` if the function returned none of that name, or if this Ray has no such class.
     """
+    check_ray(RAY_DATA)
     if name not in prepared.preprocessors:
         raise InvalidOption(
             f"{prepared.folder} holds no preprocessor {name!r}, but {sorted(prepared.preprocessors)}. The function "

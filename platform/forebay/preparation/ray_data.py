@@ -30,6 +30,7 @@ from forebay.preparation.parts import ROW_GROUPS_PER_FILE, cut, plain_table, wri
 from forebay.preparation.preprocessors import preprocessor_facts
 from forebay.preparation.request import PreparationRequest, plan_request, preparation_options
 from forebay.preparation.sealing import Production, prepare_once
+from forebay.ray_cluster.private_names import RAY_DATA, check_ray
 from forebay.ray_cluster.session import ray_session
 from forebay.storage.credentials import Access
 
@@ -76,6 +77,7 @@ def from_ray_data(  # noqa: PLR0913 - public options, all keyword-only
 
     Raises as `fb.prepare`, and the function's own errors as Ray raises them.
     """
+    check_ray(RAY_DATA)
     options = preparation_options(
         into=into, key=key, row_group_rows=row_group_rows, fit=fit, fit_on=fit_on, inputs=inputs, version=version
     )

@@ -1,4 +1,4 @@
-"""Nodes that will be taken away, according to the cluster's control service. Checked on Ray 2.60."""
+"""Nodes that will be taken away, according to the cluster's control service."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 import ray
-from ray._private import state as ray_state  # no public way
+from ray._private import state as ray_state  # no public way; ray_cluster/private_names.py
 
 CPU_ONLY = "cpu_only"
 URGENT_S = 20.0

@@ -12,6 +12,7 @@ import ray
 
 from forebay.errors import InvalidOption
 from forebay.extras import validate_extra
+from forebay.ray_cluster.private_names import check_ray
 
 ADDRESS = "RAY_ADDRESS"
 ANSWER_S = 5.0
@@ -78,8 +79,10 @@ def ray_session(num_cpus: int) -> Iterator[bool]:
     that is more.
 
     Yields whether Ray was started here, and so ends with the block. Raises `InvalidOption` for a `RAY_ADDRESS` that is
-    invalid, or that does not answer, and `MissingPackage` if a package of the extra `ray` is too old.
+    invalid, or that does not answer, `MissingPackage` if a package of the extra `ray` is too old, and `UnsupportedRay`
+    if this Ray has not all that Forebay uses.
     """
+    check_ray()
     if ray.is_initialized():
         yield False
         return

@@ -21,6 +21,7 @@ from ray.tune.schedulers import (
 
 from forebay.errors import InvalidOption, SweepFailed
 from forebay.ray_cluster.nodes import worker_capacity
+from forebay.ray_cluster.private_names import SWEEP, check_ray
 from forebay.ray_cluster.session import ray_session, train_environment
 from forebay.runs.run_folder import RunFolder, acquire_new_run_folder, acquire_run_folder
 from forebay.storage.filesystem import resolve
@@ -67,9 +68,11 @@ def run_sweep(sweep: Sweep, show: bool = True) -> SweepResult:
     Raises:
         BadJob: A name that is not a parameter, a missing parameter, or values of a wrong type.
         InvalidOption: A space, scheduler, searcher or driver that cannot work, or a sweep that is already running.
+        UnsupportedRay: The installed Ray has not all that sweeps use.
         SweepFailed: Every trial failed, or Ray Tune's notes of an earlier start are lost.
     """
     began = time.monotonic()
+    check_ray(SWEEP)
     setup = prepare(sweep)
     scheduler, searcher = make_scheduler(setup), make_searcher(setup)
     largest = largest_job(setup)

@@ -99,12 +99,12 @@ def test_preprocessors_of_ray_are_saved_with_what_they_fitted(ray_session: None,
     made = fb.from_ray_data(standardised, root=lake, into=into, key="row", row_group_rows=1000, inputs=[lake])
     found = fb.load_prepared(made.folder)
     assert list(found.preprocessors) == ["scaler", "encoder"]
-    served = pq.read_table(lake).to_pandas()
+    served = pq.read_table(lake)  # not a data frame: before Ray 2.59, the encoder gives text for it under pandas 3
     for name in found.preprocessors:
         served = fb.load_preprocessor(found, name).transform_batch(served)
     reader = RowGroupReader(found.manifest)
     trained = pa.concat_tables(reader.read(index) for index in range(len(found.manifest))).to_pandas()
-    served = served.sort_values("row").reset_index(drop=True)
+    served = served.sort_by("row").to_pandas()
     assert served["city"].tolist() == trained["city"].tolist()
     np.testing.assert_allclose(served["user"], trained["user"], rtol=1e-12)
     with pytest.raises(InvalidOption, match=r"holds no preprocessor 'sclaer', but \['encoder', 'scaler'\]"):

@@ -1,8 +1,7 @@
 """Remote control of the runs on a cluster: status, target and stop.
 
-Uses one private name of Ray: `ray._private.services.find_gcs_addresses` returns all Ray clusters of this machine, also
-those that a run started for itself. It was checked on Ray 2.60. tests/ray/driver/elastic/test_client.py fails when it
-moves.
+`ray._private.services.find_gcs_addresses` returns all Ray clusters of this machine, also those that a run started for
+itself. tests/ray/driver/elastic/test_client.py fails when it changes.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
 """Subclass of `TorchTrainer`: the coordinator sets its world size, and its workers outlive a change of world.
 
-Every private name of Ray Train that Forebay touches is in this file, checked on Ray 2.60:
-`TorchTrainer._initialize_and_run_controller` (where policies are put in), `TorchTrainer._create_default_callbacks`,
-`ScalingPolicy`, `ResizeDecision`, `NoopDecision`, `DefaultFailurePolicy`, `FailureDecision`,
-`PlacementGroupCleanerCallback`, `AcceleratorSetupCallback`, `TrainController.worker_group_cls`, `PlacementGroupHandle`,
-`RayTrainWorker`, `Worker`, `bundle_to_remote_args`, `WorkerGroupStartupFailedError`, and of `WorkerGroup`:
-`_start_impl`, `_create_placement_group`, `_create_workers`, `_assign_worker_ranks`, `_get_worker_runtime_env`,
-`_worker_group_state`, `_clear_state`.
-tests/ray/driver/ray_train/test_trainer.py fails when one of them moves.
+Every private name of Ray Train that Forebay uses is used in this file, and listed in `ray_cluster/private_names.py`.
+tests/ray/driver/ray_train/test_trainer.py fails when one of them changes its meaning.
 """
 
 from __future__ import annotations
@@ -43,13 +37,12 @@ from forebay.driver.elastic.pool import Message, SpawnedWorker, WorkerPool
 from forebay.driver.ray_train.backend import RayTrainWorlds
 from forebay.driver.ray_train.warm_up import warm_up
 from forebay.driver.ray_train.worker import PeerLost, train_loop
-from forebay.errors import RunFailed
+from forebay.extras import unsupported_ray
 from forebay.runs.run import Run
 from forebay.runs.worker_spec import pack
 from forebay.storage.filesystem import resolve
 from forebay.train.collectives.torch_collective import MEET_S
 
-CHECKED_VERSION = "2.60"
 RAY_FOLDER = "ray"
 """Folder below the run's folder. Ray Train requires one for checkpoints. Forebay saves none there."""
 POLL_S = 0.2
@@ -107,11 +100,7 @@ class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
 
     def _initialize_and_run_controller(self, **parts: Any) -> Any:
         if not {"failure_policy", "scaling_policy"} <= parts.keys():
-            raise RunFailed(
-                f"Ray {ray.__version__} builds its training controller differently from Ray {CHECKED_VERSION}, which "
-                f"this driver was written for. Install ray=={CHECKED_VERSION}.*, or use driver='local'.",
-                version=ray.__version__,
-            )
+            raise unsupported_ray("driver='ray'", ["failure_policy and scaling_policy of the training controller"])
         parts["scaling_policy"] = CoordinatedScaling(self.scaling_config, self._config)
         parts["failure_policy"] = ReplaceTheDead(self.run_config.failure_config, self._config.coordinator)
         return super()._initialize_and_run_controller(**parts)

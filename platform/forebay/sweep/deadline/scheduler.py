@@ -2,7 +2,7 @@
 
 After HyperSched (Liaw et al., arXiv 2001.02338), implemented from the paper; docs/adr/0016-deadline-scheduling.md
 explains the differences. Beyond Tune's documented surface it uses `Trial.set_status` and the controller's
-`_set_trial_status`, checked on Ray 2.60; tests/ray/sweep/test_deadline.py fails if they change.
+`_set_trial_status` (`ray_cluster/private_names.py`); tests/ray/sweep/test_deadline.py fails if they change.
 """
 
 from __future__ import annotations

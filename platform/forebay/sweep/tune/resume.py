@@ -1,7 +1,7 @@
 """Ray Tune's state from an earlier start of the sweep. Tune must restore all of it, or the sweep cannot resume.
 
 If Tune cannot read its own file, it starts again with other trials and only logs this. Beyond its documented surface,
-checked on Ray 2.60: the name and the first level of that file, and a trial's count of failures.
+checked on Ray 2.56 to 2.60: the name and the first level of that file, and a trial's count of failures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scheduler and searcher of one start of a sweep: the user's, or the defaults.
 
-Beyond Tune's documented surface, checked on Ray 2.60: the attributes in which both keep their metric and mode.
+Beyond Tune's documented surface, checked on Ray 2.56 to 2.60: the attributes in which both keep their metric and mode.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """Settings of Ray Tune while a sweep runs. All of them are restored afterwards.
 
-All use of Tune beyond its documented surface for running trials is in this file, checked on Ray 2.60:
+All use of Tune beyond its documented surface for running trials is in this file, and listed in
+`ray_cluster/private_names.py`:
 - `Trial.handle_error` and `Trial.max_failures`: an exception of a job is final, a lost process is not
 - the controller's `_actor_force_cleanup_timeout`: the last trials save a checkpoint like all others
 - `_maybe_cache_trial_actor`: a cached process ends its run

@@ -2,9 +2,9 @@
 
 HyperBand and synchronous population-based training let every trial of a round wait for the others. Unchanged, they wait
 forever in three cases: one of these trials has failed, it was over before a restart, or all are further than a new
-scheduler expects. Beyond Tune's documented surface, checked on Ray 2.60: the brackets of HyperBand, `_synch`,
-`_trial_state` and `_next_perturbation_sync` of population-based training, and the controller's set of live trials.
-tests/unit/sweep/tune/test_sync_schedulers.py fails if one of them changes.
+scheduler expects. Beyond Tune's documented surface (`ray_cluster/private_names.py`) it uses the brackets of HyperBand,
+`_synch`, `_trial_state` and `_next_perturbation_sync` of population-based training, and the controller's set of live
+trials. tests/unit/sweep/tune/test_sync_schedulers.py fails if one of them changes.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from ray.core.generated import autoscaler_pb2
 
 from forebay.checkpoint.memory_store_actor import stores_of
 from forebay.checkpoint.part_memory.actor import part_stores_of
+from forebay.ray_cluster.private_names import SMALL_NODES, check_ray
 
 STORE_BYTES = 80 << 20  # Size of each node's object store. Ray accepts no less than 75 MiB.
 SYSTEM_CONFIG = {
@@ -35,11 +36,11 @@ class SmallNodes:
 
     A killed node is known to be dead after two seconds. Ray's default is fifteen.
 
-    Three private names were checked on Ray 2.60: `ray._raylet.GcsClient`, `ray.cluster_utils`, and
-    `ray.core.generated.autoscaler_pb2`, which announces that a node will be drained, as a cloud does.
+    Raises `UnsupportedRay` if the installed Ray cannot announce that a node will be drained.
     """
 
     def __init__(self, *, others: int, cpus: int = 1, head_cpus: int = 1) -> None:
+        check_ray(SMALL_NODES)
         options: dict[str, Any] = {
             "num_cpus": head_cpus,
             "include_dashboard": False,
