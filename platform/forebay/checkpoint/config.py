@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,6 +11,10 @@ from forebay.storage.credentials import Access, without_credentials
 
 FOLDER = "checkpoints"
 """Folder of the checkpoints within that of a run."""
+ATTEMPTS = "attempts"
+"""Folder of the claims within that of a run."""
+CLAIM_FORM = re.compile(r"(\d{6,})\.json")
+"""Form of the names of claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +31,8 @@ class CheckpointConfig:
     `attempt` is the number of the run's attempt that saves. None for a store that no attempts share. Checkpoints are
     ordered by attempt, then step. `next_claim` is the URI of the file that a later attempt creates: once it is there,
     this attempt keeps nothing more. `restorable` has the names of the folders of earlier attempts that were complete
-    when this one was claimed: nothing else of theirs is restored. None if that is not known.
+    when this one was claimed: nothing else of theirs is restored. None if that is not known. A reader, which has no
+    attempt, gives the number of the newest one as `claimed`, with what that one may restore.
 
     >>> CheckpointConfig(uri="runs/ctr/checkpoints", keep_every=1000).is_permanent(3000)
     True
@@ -41,6 +47,7 @@ class CheckpointConfig:
     attempt: int | None = None
     next_claim: str | None = None
     restorable: frozenset[str] | None = None
+    claimed: int = 1
 
     def __post_init__(self) -> None:
         if "://" in self.uri:  # Texts that are passed on and printed must not contain secrets.

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,7 +15,7 @@ from typing import NamedTuple
 
 from pyarrow.fs import FileType
 
-from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.config import ATTEMPTS, CLAIM_FORM, FOLDER, CheckpointConfig
 from forebay.checkpoint.encoded import (
     METADATA,
     VERSION,
@@ -31,7 +33,8 @@ from forebay.checkpoint.encoded import (
 )
 from forebay.errors import CursorMismatch, Fenced
 from forebay.storage.credentials import redacting
-from forebay.storage.filesystem import resolve
+from forebay.storage.filesystem import below, resolve
+from forebay.storage.json_file import read_json_file
 from forebay.storage.listing.globs import children
 from forebay.storage.retry import ReadPolicy, read
 from forebay.storage.versions import is_there
@@ -101,8 +104,8 @@ class CheckpointFiles:
 
     Attempts from the second on have their number before the step, so that a late write of an attempt that was taken
     over replaces nothing. An attempt restores its own checkpoints, and those of earlier ones that were complete when it
-    was claimed. If `config` has no attempt, all are seen, and those written have plain names, as those of the first
-    attempt.
+    was claimed. A reader sees what the newest attempt may restore (`readable_checkpoints`). With neither, all are seen.
+    Those written without an attempt have plain names.
 
     Of a checkpoint in parts, each rank writes the file `part-00001` and so on of its own. Then `write` adds the rest.
     One process writes at a time, with one exception: a store that is about to be replaced, and its successor. So a
@@ -265,8 +268,10 @@ class CheckpointFiles:
         pinned = self._config.restorable
         if pinned is None:
             return names
-        own = [name for name in names if name.attempt == self._own]
-        earlier = [name for name in names if name.attempt != self._own]
+        # A reader takes what attempts have written that came after its look at the claims.
+        first = self._config.attempt or self._config.claimed
+        own = [name for name in names if name.attempt >= first]
+        earlier = [name for name in names if name.attempt < first]
         kept = [name for name in earlier if title_of(name) in pinned]
         newest = max((saved_step(each) for each in pinned), default=None)
         if newest is None or newest in earlier or any(self._is_complete(name) for name in own):
@@ -362,6 +367,24 @@ class CheckpointFiles:
 
     def _folder(self, step: int) -> str:
         return f"{self._place.path}/{title_of(SavedStep(self._own, step))}"
+
+
+def readable_checkpoints(run: str) -> CheckpointFiles:
+    """Checkpoints in storage of the run in folder `run`, for a reader that is no attempt of it.
+
+    Those that the newest attempt wrote or may restore: none that an earlier one wrote after it was taken over.
+    """
+    config, claims = CheckpointConfig(uri=below(run, FOLDER)), resolve(below(run, ATTEMPTS))
+    try:
+        found = [CLAIM_FORM.fullmatch(info.base_name) for info in children(claims.fs, claims.path)]
+    except (FileNotFoundError, NotADirectoryError):
+        found = []
+    name = max((each[0] for each in found if each), key=lambda each: (len(each), each), default=None)
+    content = None if name is None else read_json_file(claims.uri, name, "claim")
+    pinned = None if content is None else json.loads(content).get("restorable")
+    if name is not None and pinned is not None:
+        config = replace(config, claimed=int(name.removesuffix(".json")), restorable=frozenset(pinned))
+    return CheckpointFiles(config)
 
 
 def saved_step(title: str) -> SavedStep:

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import torch
 from pyarrow import fs
 
-from forebay.checkpoint.config import FOLDER, CheckpointConfig
+from forebay.checkpoint.config import FOLDER
 from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files import CheckpointFiles, readable_checkpoints
 from forebay.checkpoint.parts.stored_state import StoredState, open_state
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder.model_origin import TRACKED, ModelOrigin
@@ -212,7 +212,7 @@ def stored_checkpoints(storage: Location, name: str) -> CheckpointFiles:
         raise InvalidOption(
             f"there is no run {name!r} in {storage.uri}. {seen}. Give one of them, or another storage.", name=name
         )
-    return CheckpointFiles(CheckpointConfig(uri=below(folder, FOLDER)))
+    return readable_checkpoints(folder)
 
 
 def found_step(files: CheckpointFiles, name: str, step: int | None) -> tuple[int, str]:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from forebay.checkpoint.config import ATTEMPTS, CLAIM_FORM, CheckpointConfig
 from forebay.checkpoint.config import FOLDER as CHECKPOINTS
-from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.files import CheckpointFiles, spool_of, title_of
 from forebay.runs.attempts.claim import Claim
 from forebay.storage.atomic import write_atomically
@@ -19,9 +18,6 @@ from forebay.storage.filesystem import below, resolve, resolve_source
 from forebay.storage.json_file import read_json_content
 from forebay.storage.listing.globs import children
 from forebay.storage.versions import is_there
-
-FOLDER = "attempts"
-_CLAIM = re.compile(r"(\d{6,})\.json")
 
 How = Literal["finished", "stopped", "failed"]
 
@@ -51,7 +47,7 @@ class AttemptFiles:
 
     def __init__(self, run: str) -> None:
         uri = resolve(run).uri
-        self._run, self._folder = uri, below(uri, FOLDER)
+        self._run, self._folder = uri, below(uri, ATTEMPTS)
         self.run_name = uri.partition("?")[0].rpartition("/")[2]
         self.is_local = resolve(run).is_local
 
@@ -67,7 +63,7 @@ class AttemptFiles:
         """Claim of the newest attempt, or None. Raises `OSError`, and `InvalidOption` for a file that is no claim."""
         place = resolve(self._folder)
         try:
-            names = [_CLAIM.fullmatch(info.base_name) for info in children(place.fs, place.path)]
+            names = [CLAIM_FORM.fullmatch(info.base_name) for info in children(place.fs, place.path)]
         except (FileNotFoundError, NotADirectoryError):
             return None
         number = max((int(name[1]) for name in names if name), default=None)

@@ -17,7 +17,7 @@ from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.checkpoint import Checkpoint, Encoder, decode, found_in, newest_of
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files import CheckpointFiles, readable_checkpoints
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.runs.result import Result, save_result
 from forebay.storage.atomic import write_failed
@@ -45,7 +45,7 @@ class Origin:
 
 def newest_stored_step(run: str) -> int | None:
     """Step of the newest stored checkpoint of the run in folder `run`, or None before the first one."""
-    return next(iter(_files(run, CHECKPOINTS).complete_steps()), None)
+    return next(iter(readable_checkpoints(run).complete_steps()), None)
 
 
 def pin(run: str, at_least: int = 0, wait_s: float = 0.0, flush: Callable[[], None] = lambda: None) -> int | None:
@@ -61,7 +61,7 @@ def pin(run: str, at_least: int = 0, wait_s: float = 0.0, flush: Callable[[], No
     while (newest_stored_step(run) or 0) < at_least and time.monotonic() < deadline:
         time.sleep(LOOK_S)
         flush()
-    files, pinned = _files(run, CHECKPOINTS), _files(run, PINNED)
+    files, pinned = readable_checkpoints(run), _files(run, PINNED)
     steps = files.complete_steps()
     for step in [*(step for step in reversed(steps) if step >= at_least > 0), *steps]:
         if step in pinned.complete_steps():
@@ -93,7 +93,8 @@ def fork(source: str, step: int, target: str) -> int:
         CorruptFile: The checkpoint is corrupt.
         WriteFailed: Storage does not accept it.
     """
-    if (there := newest_stored_step(target)) is not None:
+    # Of any attempt: what is there was not written for this fork.
+    if (there := next(iter(_files(target, CHECKPOINTS).complete_steps()), None)) is not None:
         raise InvalidOption(
             f"the run in {resolve(target).uri} has a checkpoint of step {there}, so it cannot start as a fork of "
             f"{resolve(source).uri}. Give the fork a new name.",
@@ -123,7 +124,7 @@ def origin_of(run: str) -> Origin | None:
 
 
 def _load_checkpoint(run: str, step: int) -> Checkpoint:
-    sources = [_files(run, folder) for folder in (PINNED, CHECKPOINTS)]
+    sources = [_files(run, PINNED), readable_checkpoints(run)]
     found = f"{resolve(run).uri} has no checkpoint of step {step}"
     for files in sources:
         if step in files.steps():

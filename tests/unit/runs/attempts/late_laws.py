@@ -10,7 +10,7 @@ import pytest
 from forebay.checkpoint.checkpoint import found_in
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
-from forebay.checkpoint.files import CheckpointFiles, SavedStep
+from forebay.checkpoint.files import CheckpointFiles, SavedStep, readable_checkpoints
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import Fenced
 from forebay.runs.attempts.files import AttemptFiles
@@ -44,6 +44,11 @@ def restored(config: CheckpointConfig) -> SavedStep | None:
     return None if newest is None else SavedStep(newest.attempt, newest.step)
 
 
+def read_by_others(run: str) -> list[int]:
+    """Steps that an export or a fork sees."""
+    return readable_checkpoints(run).complete_steps()
+
+
 class LateWriteLaws:
     """Laws of a store with exclusive creation. `run` is the folder of a run that does not exist."""
 
@@ -65,17 +70,20 @@ class LateWriteLaws:
         write_late(first, 40)
         write_late(first, 10)
         assert restored(second) == SavedStep(1, 20)
+        assert read_by_others(run) == [20], "an export takes what the second attempt continues from"
         third = claimed(run, 3)
         assert restored(third) == SavedStep(1, 20)
         CheckpointFiles(third).write(encoded(25))
         assert CheckpointFiles(replace(third, restorable=None)).names() == [SavedStep(3, 25), SavedStep(1, 20)]
         write_late(second, 22)
+        assert read_by_others(run) == [25, 20]
         assert restored(claimed(run, 4)) == SavedStep(3, 25)
 
     def test_first_attempt_without_a_checkpoint_leaves_nothing(self, run: str) -> None:
         first, second = claimed(run, 1), claimed(run, 2)
         write_late(first, 5)
         assert restored(second) is None
+        assert read_by_others(run) == []
 
     def test_write_that_began_before_the_claim_is_not_restored(self, run: str) -> None:
         first = claimed(run, 1)

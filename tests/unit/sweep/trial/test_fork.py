@@ -14,6 +14,9 @@ from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
 from forebay.checkpoint.checkpoint import DirectoryStore
+from forebay.checkpoint.config import CheckpointConfig
+from forebay.checkpoint.encoded import EncodedCheckpoint
+from forebay.checkpoint.files import CheckpointFiles
 from forebay.driver.driver import run
 from forebay.errors import BadJob, CorruptFile, CursorMismatch, InvalidOption, WriteFailed
 from forebay.events import EpochEnded
@@ -21,6 +24,7 @@ from forebay.job.job import Job
 from forebay.loader.data import Data
 from forebay.manifest.scan import scan
 from forebay.plan.plan import build_plan
+from forebay.runs.attempts.start import create_attempt
 from forebay.runs.result import load_result
 from forebay.storage.filesystem import resolve
 from forebay.sweep.trial.fork import Origin, fork, newest_stored_step, origin_of, pin
@@ -250,3 +254,14 @@ def test_a_branch_to_another_storage(make: Make, runs: Path) -> None:
     result = load_result("memory://branching/sweep/t.2")
     assert result is not None and (result.name, result.path) == ("t.2", resolve("memory://branching/sweep/t.2").uri)
     assert origin_of("memory://branching/sweep/t.2") == Origin(run="memory://branching/sweep/t.1", step=2 * STEPS)
+
+
+def test_a_fork_takes_no_checkpoint_that_was_written_after_its_attempt_was_taken_over(tmp_path: Path) -> None:
+    folder = str(tmp_path / "run")
+    files = CheckpointFiles(CheckpointConfig(uri=f"{folder}/checkpoints", attempt=1))
+    assert create_attempt(folder, 1) is not None
+    files.write(EncodedCheckpoint.build({"step": 20}, {0: b"state"}))
+    assert create_attempt(folder, 2) is not None
+    files.write(EncodedCheckpoint.build({"step": 25}, {0: b"late"}))
+    assert newest_stored_step(folder) == 20
+    assert pin(folder, at_least=25) == 20

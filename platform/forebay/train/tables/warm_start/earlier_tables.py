@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from forebay.checkpoint.config import FOLDER, CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files import readable_checkpoints
 from forebay.checkpoint.parts.stored_state import open_state
 from forebay.errors import CorruptFile, InvalidOption
-from forebay.storage.filesystem import below
 from forebay.train.tables.warm_start.options import WarmStart
 from forebay.train.tables.warm_start.saved_tables import SavedTables
 
@@ -18,7 +16,7 @@ from forebay.train.tables.warm_start.saved_tables import SavedTables
 @contextmanager
 def earlier_tables(start: WarmStart) -> Iterator[SavedTables]:
     """Open the checkpoint that `start` names. Raises `InvalidOption` if there is none, and `CorruptFile`."""
-    files = CheckpointFiles(CheckpointConfig(uri=below(start.run, FOLDER)))
+    files = readable_checkpoints(start.run)
     steps = files.complete_steps()
     step = start.step if start.step is not None else next(iter(steps), None)
     if step is None or step not in steps:
