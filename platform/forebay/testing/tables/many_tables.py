@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from forebay.train.collectives.collective import Collective
 from forebay.train.collectives.tensor_collectives import TensorCollectives
 from forebay.train.strategies.flat_part import FlatPart
+from forebay.train.tables.exchange.gradients import sum_dense
 from forebay.train.tables.model_tables import ModelTables
 from forebay.train.tables.optimizers import LazyAdam
 from forebay.train.tables.options import Tables
+from forebay.train.tables.placement import PlacementName
 from forebay.train.tables.shared_rows import SharedRows
 from forebay.train.tables.table import Lookup, Table, look_up
 from forebay.train.tables.vocabulary.admission import Admission
@@ -23,7 +25,7 @@ from forebay.train.tables.vocabulary.open_rows import OpenRows
 from forebay.train.tables.wire import WireName, from_wire, to_wire
 
 MANY_SEED, ROWS, BATCH = 11, 200, 16
-PLACEMENTS = {"tables.1": "table", "tables.3": "replicate"}
+PLACEMENTS: Mapping[int, PlacementName] = {1: "table", 3: "replicate"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,12 +33,14 @@ class ManyRun:
     """Run of `steps` steps of a model with `tables` tables.
 
     `looks_up_together` uses one `look_up` for all of them. `reduce` sums the gradients of all before each step.
+    Tables that `placements` does not name are placed as "rows".
     """
 
     tables: int
     steps: int = 4
     looks_up_together: bool = True
     wire: WireName = "float32"
+    placements: Mapping[int, PlacementName] = field(default_factory=lambda: dict(PLACEMENTS))
     reduce: Callable[[Sequence[SharedRows | OpenRows]], None] | None = None
 
 
@@ -44,6 +48,7 @@ class ManyRun:
 class ManyResult:
     """Losses, tensors and counts of tables of one rank, and its exchanges in the forward pass and update of each step.
 
+    `sums` are the messages of each step that are all-reduces.
     `uses` has lookups, unique rows, bytes sent and rows touched of each table.
     """
 
@@ -52,6 +57,7 @@ class ManyResult:
     uses: list[tuple[int, int, int, int]]
     forward: list[int]
     update: list[int]
+    sums: list[int]
 
 
 class ManyTables(nn.Module):
@@ -82,14 +88,18 @@ class ManyTables(nn.Module):
 
 
 class CountedExchanges:
-    """`TensorCollectives` that counts exchanges."""
+    """`TensorCollectives` that counts exchanges and all-reduces."""
 
     def __init__(self, inner: TensorCollectives) -> None:
-        self._inner, self.count = inner, 0
+        self._inner, self.count, self.sums = inner, 0, 0
 
     def exchange(self, *args: Any) -> tuple[Tensor, Sequence[int]]:
         self.count += 1
         return self._inner.exchange(*args)
+
+    def all_reduce(self, values: Tensor) -> Tensor:
+        self.sums += 1
+        return self._inner.all_reduce(values)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -114,11 +124,12 @@ def train_many(inner: Collective, run: ManyRun) -> ManyResult:
     model = ManyTables(run.tables, looks_up_together=run.looks_up_together)
     options = Tables(
         LazyAdam(lr=0.1),
-        placement={f"tables.{number}": PLACEMENTS.get(f"tables.{number}", "rows") for number in range(run.tables)},
+        placement={f"tables.{number}": run.placements.get(number, "rows") for number in range(run.tables)},
         wire=run.wire,
     )
     tables = ModelTables(model, options, collective, seed=MANY_SEED)
     losses, counts = [], [0]
+    sums = list[int]()
     for step in range(run.steps):
         generator = torch.Generator().manual_seed(100 * step + inner.world.rank)
         ids = torch.randint(ROWS, (BATCH, run.tables + 1), generator=generator) ** 2 // ROWS
@@ -132,6 +143,7 @@ def train_many(inner: Collective, run: ManyRun) -> ManyResult:
             tables.scale(0.1 / tables.squared_norm().sqrt())
         tables.step()
         counts.append(collective.tensors.count)
+        sums.append(collective.tensors.sums - sum(sums))
     between = [after - before for before, after in pairwise(counts)]
     uses = [shared.use for shared in tables.shared.values()]
     return ManyResult(
@@ -140,6 +152,7 @@ def train_many(inner: Collective, run: ManyRun) -> ManyResult:
         uses=[(use.lookups, use.unique, use.sent_bytes, use.touched) for use in uses],
         forward=between[::2],
         update=between[1::2],
+        sums=sums,
     )
 
 
@@ -152,7 +165,10 @@ def assert_bit_equal(found: ManyResult, wanted: ManyResult) -> None:
 
 @torch.no_grad()
 def reduce_apart(tables: Sequence[SharedRows | OpenRows]) -> None:
-    """Sum the gradients with one exchange for each lookup of each table."""
+    """Sum the gradients with one exchange for each lookup of each table.
+
+    Dense ones have one message, in which they round as in `reduce_together`.
+    """
     for shared in tables:
         if shared.is_exchanged:
             pending, gradients = shared.pop_pending(), []
@@ -161,6 +177,7 @@ def reduce_apart(tables: Sequence[SharedRows | OpenRows]) -> None:
                 received, _ = shared.tensors.exchange(sent, each.send, each.receive)
                 gradients.append(from_wire(received, shared.facts.dim, shared.wire))
             shared.sum_received(pending, gradients)
+    sum_dense(tables)
 
 
 def _tensors_of(tables: ModelTables) -> dict[str, Tensor]:

@@ -86,7 +86,7 @@ class SharedRows:
     def refuse(self, ids: BeyondTable) -> None:
         """Have the lookup that follows raise `BadJob` on all ranks, which learn of it in an exchange of their own.
 
-        Ranks do not ask each other for replicas. If they are trained, `reduce` raises it.
+        Ranks do not ask each other for replicas. If they are trained, `sum_replicas` raises it.
         """
         self._refused = ids
         if self.tensors.world_size == 1:
@@ -131,16 +131,35 @@ class SharedRows:
         """Sum the gradients of lookups, each of them as the owner of its rows got it: float32 [n, dim] for `asked`."""
         self._due = self._summed(pending, gradients)
 
+    def dense_gradient(self) -> Tensor:
+        """Return this rank's part of the gradient of all rows, for `sum_replicas`: float32 [rows + 1, dim].
+
+        Forgets the lookups since the last update. One more row tells whether this rank has looked up ids beyond the
+        table.
+        """
+        rows, gradient = self._sum_own()
+        dense = gradient.new_zeros(self.facts.rows + 1, self.facts.dim).index_add_(0, rows, gradient)
+        dense[-1] = self._refusals(dense.device)
+        return dense
+
+    def sum_replicas(self, dense: Tensor) -> None:
+        """Take the sum of all ranks' `dense_gradient`. Raises `BadJob` on all ranks if one of them refuses its ids."""
+        size = self.tensors.world_size
+        self.use.sent_bytes += 8 * dense.numel() * (size - 1) // size
+        self._raise_if(bool(dense[-1].any()), dense.device)
+        dense = dense[:-1]
+        self._due = _without_zeros(torch.arange(len(dense), device=dense.device), dense)
+
     @torch.no_grad()
     def reduce(self) -> tuple[Tensor, Tensor]:
         """Return the rows of this rank that all lookups since the last update have changed, and their gradient.
 
-        That is [n], counted from the first own row, and float32 [n, dim]: the mean over ranks of their sums. Of an
-        exchanged table, `reduce_together` comes first.
+        That is [n], counted from the first own row, and float32 [n, dim]: the mean over ranks of their sums. In a world
+        of several ranks, `reduce_together` comes first.
         """
         if self._due is None:
-            assert not self.is_exchanged, "reduced together with other tables"
-            self._due = self._sum_replicas()
+            assert self.tensors.world_size == 1, "reduced together with other tables"
+            self._due = self._sum_own()
         return self._due
 
     def squared_norm(self) -> Tensor:
@@ -200,20 +219,10 @@ class SharedRows:
         begin = self.owned.begin + row
         return int(self._layout.ids(begin, begin + 1)[0])
 
-    def _sum_replicas(self) -> tuple[Tensor, Tensor]:
+    def _sum_own(self) -> tuple[Tensor, Tensor]:
+        """Sum the gradients of this rank's lookups of rows that it has."""
         pending = self.pop_pending()
-        rows, gradient = self._summed(pending, [each.gradient for each in pending])
-        size = self.tensors.world_size
-        if size == 1:
-            return rows, gradient
-        # One more row tells whether a rank has looked up ids beyond the table.
-        dense = gradient.new_zeros(self.facts.rows + 1, self.facts.dim).index_add_(0, rows, gradient)
-        dense[-1] = self._refusals(dense.device)
-        dense = self.tensors.all_reduce(dense)
-        self.use.sent_bytes += 8 * dense.numel() * (size - 1) // size
-        self._raise_if(bool(dense[-1].any()), dense.device)
-        dense = dense[:-1]
-        return _without_zeros(torch.arange(len(dense), device=dense.device), dense)
+        return self._summed(pending, [each.gradient for each in pending])
 
     def _summed(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Sum the gradients of equal rows in the order of lookups and, within one, of ranks. Divide by their number."""

@@ -119,8 +119,16 @@ class OpenRows:
         return self._due is not None
 
     def sum_received(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> None:
-        """Sum the gradients of lookups, each of them as the owner of its rows got it: float32 [n, dim] for `asked`."""
+        """Sum the gradients of lookups, each of them as the owner of its rows got it: float32 [n, dim] for `asked`.
+
+        `shared_gradient` is to be summed over ranks before the update.
+        """
         self._due = self._summed(pending, gradients)
+
+    def shared_gradient(self) -> Tensor:
+        """Return the gradient of the row that ids without one share, float32 [dim]: a view, to be changed in place."""
+        assert self._due is not None, "sum_received() comes first"
+        return self._due.gradient[-1]
 
     @torch.no_grad()
     def squared_norm(self) -> Tensor:
@@ -238,8 +246,7 @@ class OpenRows:
         is_own = self.rows.find(ids) != SHARED
         if self._admission.is_immediate:
             is_own[~is_own] = self._fits(ids[~is_own], counts[~is_own])
-        shared = self.tensors.all_reduce(total[~is_own].sum(0))
-        gradient = torch.cat([total * is_own.unsqueeze(1), shared.unsqueeze(0)])
+        gradient = torch.cat([total * is_own.unsqueeze(1), total[~is_own].sum(0, keepdim=True)])
         return _OpenGradient(ids=ids, counts=counts, gradient=gradient, is_own=is_own)
 
     def _begin_window(self, position: int) -> None:

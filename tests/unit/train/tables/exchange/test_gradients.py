@@ -33,6 +33,17 @@ def test_messages_of_gradients_do_not_grow_with_the_tables(importing_ranks: Rank
         assert found.update == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize(("tables", "sums"), [(1, 0), (3, 1), (7, 1)])
+def test_messages_of_dense_gradients_do_not_grow_with_the_tables(
+    importing_ranks: Ranks, tables: int, sums: int
+) -> None:
+    # The third table is open, and all others but the second one are replicas.
+    placements = dict.fromkeys((0, *range(3, tables)), "replicate") if sums else {}
+    for found in importing_ranks(2, train_many, ManyRun(tables=tables, placements=placements)):
+        # The norm of clipped gradients is an all-reduce of the collective, which is not counted here.
+        assert found.sums == [sums] * 4
+
+
 def test_one_process_sends_nothing() -> None:
     found = train_many(SingleProcessCollective(), ManyRun(tables=5))
     assert (set(found.forward), set(found.update)) == ({0}, {0})
