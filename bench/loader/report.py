@@ -32,7 +32,8 @@ _SETS = {
     "mixed": "13 floats, 26 int64 ids, a ragged list of up to 32 ids, a string, a label (532 bytes per row, packed)",
 }
 
-_COUNTS = """Counts of the kernel, which the speed and the load of the machine do not change, but for context switches.
+_COUNTS = """Counts of the kernel. Speed and load of the machine do not change bytes. Page faults vary by a fifth.
+Waits are context switches of threads that waited, and follow the load.
 Bytes are those of system calls, so a read of the page cache counts and a mapped file does not.
 Processes that a system stops within an epoch are left out."""
 
