@@ -44,7 +44,7 @@ def _train(way: str, setting: TableSetting, collective: Collective) -> dict[str,
     rank = collective.world.rank
     gc.collect()
     before = _resident_bytes()
-    Path("/proc/self/clear_refs").write_text("5")  # The peak begins anew.
+    Path("/proc/self/clear_refs").write_text("5")  # The peak starts from here.
     step, model = build(way, setting, collective)
     if setting.mbit:
         links.limit(rank, setting.mbit)

@@ -1,4 +1,4 @@
-"""What the bench of tables measures: the size of the table, its lookups, the ways to train it, and the link."""
+"""Settings of the bench of tables: the size of the table, its lookups, the ways to train it, and the link."""
 
 from __future__ import annotations
 

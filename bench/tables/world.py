@@ -1,6 +1,7 @@
-"""One world of ranks on links of their own: `python -m bench.tables.world FOLDER`, in a network namespace of its own.
+"""One world of ranks on links of their own, in a network namespace of its own.
 
-`FOLDER/setting.json` is a `TableSetting`. Each rank writes `FOLDER/rank-N.json`.
+`python -m bench.tables.world FOLDER PROGRAM RANKS`: `FOLDER/setting.json` is a `TableSetting`, and each rank writes
+`FOLDER/rank-N.json`. `PROGRAM` is the module of a rank, with the arguments of `bench.tables.rank`.
 """
 
 from __future__ import annotations
@@ -21,9 +22,10 @@ from bench.tables.setting import TableSetting
 from bench.tables.ways import SERVER, ranks_of
 
 LIMIT_S = 400.0
+RANK_PROGRAM = "bench.tables.rank"
 
 
-def run_world(setting: TableSetting) -> list[dict[str, Any]]:
+def run_world(setting: TableSetting, program: str = RANK_PROGRAM) -> list[dict[str, Any]]:
     """Run all ways of `setting`, and return the figures of each rank by way. Raises `RuntimeError` if a rank fails."""
     if len(setting.ways) > 1 and SERVER in setting.ways:
         raise ValueError(f"the way {SERVER!r} has a world of its own")
@@ -32,9 +34,10 @@ def run_world(setting: TableSetting) -> list[dict[str, Any]]:
         (folder / "setting.json").write_text(json.dumps(asdict(setting)))
         log = folder / "log"
         variables = environment("RAY_") | {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-        line = [*links.OWN_NAMESPACE, *command("bench.tables.world", folder)]
+        ranks = ranks_of(setting, setting.ways[0])
+        line = [*links.OWN_NAMESPACE, *command("bench.tables.world", folder, program, ranks)]
         how = run_child(line, log, variables, LIMIT_S)
-        answers = [_read(folder / f"rank-{rank}.json") for rank in range(ranks_of(setting, setting.ways[0]))]
+        answers = [_read(folder / f"rank-{rank}.json") for rank in range(ranks)]
         if wrong := [each["error"] for each in answers if "error" in each]:
             raise RuntimeError(f"{how}; {wrong[0]}; last words: {last_line(log)}")
         return answers
@@ -45,9 +48,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 @contextmanager
-def _rank(folder: Path, rank: int) -> Iterator[subprocess.Popen[bytes]]:
+def _rank(folder: Path, rank: int, program: str) -> Iterator[subprocess.Popen[bytes]]:
     setting, answer = folder / "setting.json", folder / f"rank-{rank}.json"
-    line = [*links.OWN_NAMESPACE, *command("bench.tables.rank", setting, answer, rank)]
+    line = [*links.OWN_NAMESPACE, *command(program, setting, answer, rank)]
     with subprocess.Popen(line) as child:  # noqa: S603
         try:
             links.connect(child.pid, rank)
@@ -57,12 +60,10 @@ def _rank(folder: Path, rank: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
-    setting = TableSetting.from_json(json.loads((folder / "setting.json").read_text()))
+    folder, program, ranks = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
     links.make_switch()
     with ExitStack() as stack:
-        ranks = ranks_of(setting, setting.ways[0])
-        children = [stack.enter_context(_rank(folder, rank)) for rank in range(ranks)]
+        children = [stack.enter_context(_rank(folder, rank, program)) for rank in range(ranks)]
         for child in children:
             child.wait()
 
