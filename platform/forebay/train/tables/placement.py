@@ -23,7 +23,7 @@ PLACE_BYTES = 4
 ID_BYTES = 16
 """Bytes with which an open vocabulary is asked for a row: the id, and how often it was looked up."""
 _LOOKUP_MESSAGES = 3
-"""Numbers of ids, ids and rows. Gradients are one more message, of all tables together."""
+"""Numbers of ids, ids and rows. Gradients of all exchanged tables are one more message, and dense ones another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,15 +93,19 @@ class PlacementCost:
 def cost_of(
     placement: PlacementName, demand: TableDemand, link: LinkSpeed | None = None, num_tables: int = 1
 ) -> PlacementCost:
-    """Return the cost of one placement, with the table's share of the messages of `num_tables` exchanged ones."""
+    """Return the cost of one placement, with the table's share of the messages of `num_tables` of the same one."""
     link = link or LinkSpeed()
     if demand.world_size == 1:
         return PlacementCost(placement=placement, sent_bytes=0.0, seconds=0.0)
-    sent, dense_s, messages = _sent_bytes(placement, demand), 0.0, _LOOKUP_MESSAGES * demand.own_calls + 1 / num_tables
-    if placement == "replicate":
-        dense_s, messages = demand.rows * demand.dim * link.dense_s, 1.0
-    seconds = messages * link.message_s + sent * link.byte_s + dense_s
-    return PlacementCost(placement=placement, sent_bytes=sent, seconds=seconds)
+    messages = 1 / num_tables + (0.0 if placement == "replicate" else _LOOKUP_MESSAGES * demand.own_calls)
+    seconds = messages * link.message_s + _numbers_s(placement, demand, link)
+    return PlacementCost(placement=placement, sent_bytes=_sent_bytes(placement, demand), seconds=seconds)
+
+
+def _numbers_s(placement: PlacementName, demand: TableDemand, link: LinkSpeed) -> float:
+    """Return the seconds of a placement without those of each message."""
+    dense_s = demand.rows * demand.dim * link.dense_s if placement == "replicate" else 0.0
+    return _sent_bytes(placement, demand) * link.byte_s + dense_s
 
 
 def _sent_bytes(placement: PlacementName, demand: TableDemand) -> float:
@@ -120,8 +124,9 @@ def _sent_bytes(placement: PlacementName, demand: TableDemand) -> float:
 def costs_of(demands: Sequence[TableDemand], link: LinkSpeed | None = None) -> list[list[PlacementCost]]:
     """Return the costs of the placements that each table of a model may have: first the one of the cheapest model.
 
-    The others follow by their cost. The messages of a lookup are paid once, if one of its tables is exchanged, and that
-    of the gradients too. Tables that share calls are taken to share all of them.
+    The others follow by their cost. The messages of a lookup are paid once, if one of its tables is exchanged,
+    and so is that of gradients. Dense gradients have one message. Tables that share calls are taken to share all of
+    them.
     """
     link = link or LinkSpeed()
     costs = [
@@ -141,25 +146,33 @@ def _exchanged(demands: Sequence[TableDemand], link: LinkSpeed) -> list[bool]:
     forced = [not demand.may_be_replicated for demand in demands]
     sharing = [number for number, demand in enumerate(demands) if demand.shares_calls]
     alone = [[number] for number, demand in enumerate(demands) if not demand.shares_calls]
-    chosen, gained_s = set[int](), 0.0
+    chosen, chosen_s, every_s = set[int](), 0.0, 0.0
     for group in [sharing, *alone]:
-        gaining = {number for number in group if gains_s[number] > 0}
         calls = 0.0 if any(forced[number] for number in group) else sum(demands[number].own_calls for number in group)
-        gain_s = sum(gains_s[number] for number in gaining) - _LOOKUP_MESSAGES * calls * link.message_s
+        calls_s = _LOOKUP_MESSAGES * calls * link.message_s
+        gaining = {number for number in group if gains_s[number] > 0}
+        every_s += sum(gains_s[number] for number in group) - calls_s
+        gain_s = sum(gains_s[number] for number in gaining) - calls_s
         if gain_s > 0:
             chosen |= gaining
-            gained_s += gain_s
-    if not any(forced) and gained_s <= link.message_s:  # that of the gradients
+            chosen_s += gain_s
+    if not any(forced):  # the gradients need a message
+        every_s, chosen_s = every_s - link.message_s, chosen_s - link.message_s
+    if not any(demand.is_open or demand.fixed == "replicate" for demand in demands):  # without replicas, no dense sum
+        every_s += link.message_s
+    if every_s > max(chosen_s, 0.0):
+        return [demand.fixed != "replicate" for demand in demands]
+    if chosen_s <= 0 and not any(forced):
         chosen = set()
     return [forced[number] or number in chosen for number in range(len(demands))]
 
 
 def _gain_s(demand: TableDemand, link: LinkSpeed) -> float:
-    """Return the seconds by which an exchange is shorter than replication, if its messages are paid for already."""
+    """Return the seconds by which an exchange is shorter than replication, if the messages of both are paid for."""
     if len(demand.known) == 1 or demand.world_size == 1:
         return 0.0
-    exchange_s = min(_sent_bytes(name, demand) for name in demand.known if name != "replicate") * link.byte_s
-    return cost_of("replicate", demand, link).seconds - exchange_s
+    exchange_s = min(_numbers_s(name, demand, link) for name in demand.known if name != "replicate")
+    return _numbers_s("replicate", demand, link) - exchange_s
 
 
 def reason_of(demand: TableDemand, costs: Sequence[PlacementCost]) -> str:

@@ -85,7 +85,8 @@ demands = st.builds(
     dim=st.sampled_from([4, 16]),
     unique=st.floats(1, 5000),
     world_size=st.just(3),
-    fixed=st.sampled_from([None, None, "rows", "replicate"]),
+    fixed=st.sampled_from([None, None, None, "rows", "replicate"]),
+    is_open=st.sampled_from([False, False, False, True]),
 )
 
 
@@ -93,14 +94,15 @@ demands = st.builds(
 def test_the_choice_is_the_cheapest_model(tables: list[TableDemand], is_shared: bool, mbit: float | None) -> None:
     """Oracle: all choices, each with the messages that it needs."""
     link = LinkSpeed.of(mbit)
+    numbers = replace(link, message_s=0.0)
     tables = [replace(each, own_calls=1 / len(tables) if is_shared else 1.0) for each in tables]
 
     def model_s(choice: tuple[str, ...]) -> float:
         exchanged = sum(name != "replicate" for name in choice)
         lookups = min(exchanged, 1) if is_shared else exchanged
-        alone_s = sum(cost_of(name, each, link).seconds for name, each in zip(choice, tables, strict=True))
-        messages = sum(3 * each.own_calls + 1 for name, each in zip(choice, tables, strict=True) if name != "replicate")
-        return alone_s + (3 * lookups + min(exchanged, 1) - messages) * link.message_s
+        needs_dense_sum = exchanged < len(choice) or any(each.is_open for each in tables)
+        numbers_s = sum(cost_of(name, each, numbers).seconds for name, each in zip(choice, tables, strict=True))
+        return numbers_s + (3 * lookups + min(exchanged, 1) + needs_dense_sum) * link.message_s
 
     chosen = model_s(tuple(placements_of(tables, link)))
     best = min(map(model_s, itertools.product(*(each.known for each in tables))), default=inf)
