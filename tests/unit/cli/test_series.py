@@ -61,7 +61,7 @@ def test_people_read_units(forebay: Call, tmp_path: Path, monkeypatch: pytest.Mo
         "runs": "9 of 20.0 steps on average",
         "gaps": "0 longer than 2h",
         "windows": "57, 87 in the parts of the split",
-        "index": "808 B",
+        "index": "856 B",
         "arrange first": "no",
     }
 

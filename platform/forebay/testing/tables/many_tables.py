@@ -177,7 +177,7 @@ def reduce_apart(tables: Sequence[SharedRows | OpenRows]) -> None:
                 received, _ = shared.tensors.exchange(sent, each.send, each.receive)
                 gradients.append(from_wire(received, shared.facts.dim, shared.wire))
             shared.sum_received(pending, gradients)
-    sum_dense(tables)
+    sum_dense([shared for shared in tables if shared.tensors.world_size > 1])
 
 
 def _tensors_of(tables: ModelTables) -> dict[str, Tensor]:
