@@ -90,15 +90,17 @@ class Counters:
 
     def add(self, name: str, amount: float = 1) -> None:
         """Add `amount` to the counter `name`. Raises `InvalidOption` for a name that is not in `METRICS`."""
-        if name not in METRICS:
-            raise InvalidOption(f"{name!r} is not a metric. Add it to forebay.metrics.METRICS with its meaning.")
+        _require_metric(name)
         with self._lock:
             self._sums[name] = self._sums.get(name, 0) + amount
 
     def merge(self, sums: Mapping[str, float]) -> None:
-        """Add each of `sums` to its counter. Raises `InvalidOption` as `add` does."""
-        for name, amount in sums.items():
-            self.add(name, amount)
+        """Add each of `sums` to its counter, all at once. Raises `InvalidOption` as `add` does."""
+        for name in sums:
+            _require_metric(name)
+        with self._lock:
+            for name, amount in sums.items():
+                self._sums[name] = self._sums.get(name, 0) + amount
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
@@ -133,3 +135,8 @@ def _renew_locks() -> None:
 
 
 os.register_at_fork(after_in_child=_renew_locks)
+
+
+def _require_metric(name: str) -> None:
+    if name not in METRICS:
+        raise InvalidOption(f"{name!r} is not a metric. Add it to forebay.metrics.METRICS with its meaning.")

@@ -38,7 +38,8 @@ class BatchQueue:
     def get(self) -> Batch | None:
         """Return the next batch, or None after the last. Raises the error that ended the epoch, or `LoaderClosed`."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._items)
+            if not self._items:
+                self._changed.wait_for(lambda: self._closed or self._items)
             if not self._items:
                 raise LoaderClosed(
                     "The loader was closed, or moved by seek(), during this iteration. Start a new iteration."

@@ -156,7 +156,6 @@ class Loader:
                 batch = pipeline.next()
                 if batch is None:
                     return
-                self.tally.merge({"batches": 1, "rows": batch.num_rows})
                 if pipeline.has_made_all and self._next_pipeline is None and batch.epoch + 1 < self._epochs:
                     # An error here occurs again at the start of the next epoch, and is raised there.
                     with suppress(ForebayError, OSError, RuntimeError):
