@@ -8,10 +8,7 @@ Every process has a network namespace of its own. A token bucket (tc tbf) limits
 
 from __future__ import annotations
 
-import argparse
-import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 from bench.machine import machine
@@ -21,9 +18,8 @@ from bench.tables.setting import TableSetting
 from bench.tables.ways import SERVER, ranks_of
 from bench.tables.world import run_world
 from matplotlib.figure import Figure
-from studies.reports.page import write_study
+from studies.reports.command import Found, run_study, study_parser
 
-ROOT = Path(__file__).parents[1]
 NAME = "embedding-links"
 WORKERS, MBIT = 4, 100
 TITLES = {
@@ -33,11 +29,11 @@ TITLES = {
     "rows": "fb.Table, rows on their owners",
     "bfloat16": "the same, bfloat16 on the wire",
 }
-Found = Mapping[str, Any]
 
 
 def study(rows: int) -> Found:
     """Measure each way in a world of its own, on slow links and on those of the machine."""
+    require_namespaces()
     found: dict[str, Any] = {"machine": machine(), "rows": rows, "ways": {}}
     for way in TITLES:
         found["ways"][way] = {}
@@ -115,24 +111,11 @@ def page(found: Found) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write_report(found: Found, out: Path) -> list[Path]:
-    """Write the numbers, the page and the picture into `out`. Keeps what follows "## Reading"."""
-    return write_study(out, NAME, found, page(found), picture(found))
-
-
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = study_parser(__doc__)
     parser.add_argument("--rows", type=int, default=2_000_000)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "experiments")
-    parser.add_argument("--report", action="store_true", help="only the page and the picture, from the numbers")
-    chosen = parser.parse_args(arguments)
-    if chosen.report:
-        found = json.loads((chosen.out / f"{NAME}.json").read_text())
-    else:
-        require_namespaces()
-        found = study(chosen.rows)
-    for path in write_report(found, chosen.out):
-        print(path)
+    options = parser.parse_args(arguments)
+    run_study(options, NAME, lambda: study(options.rows), page=page, picture=picture)
 
 
 if __name__ == "__main__":

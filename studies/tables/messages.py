@@ -8,10 +8,8 @@ Every rank has a network namespace of its own, whose link counts bytes and packe
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -22,14 +20,12 @@ from bench.tables.setting import TableSetting
 from bench.tables.ways import SEVERAL_TABLES
 from bench.tables.world import run_world
 from matplotlib.figure import Figure
-from studies.reports.page import write_study
+from studies.reports.command import Found, run_study, study_parser
 
-ROOT = Path(__file__).parents[2]
 NAME = "table-messages"
 APART, GRADIENTS, TOGETHER = SEVERAL_TABLES
 WORLDS = ((2, 4), (2, 8), (4, 4), (4, 8))
 """Ranks and tables."""
-Found = Mapping[str, Any]
 
 
 def setting_of(ranks: int, tables: int, turn: int) -> TableSetting:
@@ -46,6 +42,7 @@ def messages(way: str, tables: int) -> int:
 
 def study(turns: int) -> Found:
     """Measure all ways in each world, in turns."""
+    require_namespaces()
     found: dict[str, Any] = {"machine": machine(), "turns": turns, "worlds": []}
     for ranks, tables in WORLDS:
         runs = [run_world(setting_of(ranks, tables, turn)) for turn in range(turns)]
@@ -145,19 +142,10 @@ def _share(values: Sequence[float]) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = study_parser(__doc__)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "experiments")
-    parser.add_argument("--report", action="store_true", help="only the page and the picture, from the numbers")
     options = parser.parse_args(arguments)
-    numbers = options.out / f"{NAME}.json"
-    if options.report:
-        found = json.loads(numbers.read_text())
-    else:
-        require_namespaces()
-        found = study(options.turns)
-    for path in write_study(options.out, NAME, found, page(found), picture(found)):
-        print(path)
+    run_study(options, NAME, lambda: study(options.turns), page=page, picture=picture)
 
 
 if __name__ == "__main__":

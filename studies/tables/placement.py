@@ -8,11 +8,9 @@ Every rank has a network namespace of its own. A token bucket (tc tbf) limits it
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,17 +20,15 @@ from bench.tables.report import summarized
 from bench.tables.setting import TableSetting
 from bench.tables.world import run_world
 from matplotlib.figure import Figure
-from studies.reports.page import write_study
+from studies.reports.command import Found, run_study, study_parser
 
 from forebay.train.tables.placement import LinkSpeed, TableDemand, costs_of
 
-ROOT = Path(__file__).parents[2]
 NAME = "table-placement"
 WAYS = {"rows": "rows", "replicate": "replicate", "one owner": "table"}
 """Ways of the bench, and the placement that each one is."""
 CLOSE = 1.1
 _MOST_NUMBERS = {0: 16e6, 1000: 8e6, 100: 1.5e6}
-Found = Mapping[str, Any]
 
 
 def cases(seed: int, count: int) -> list[TableSetting]:
@@ -54,6 +50,16 @@ def cases(seed: int, count: int) -> list[TableSetting]:
         if case.rows * case.dim <= _MOST_NUMBERS[case.mbit]:
             dense_s = 8e-6 * 8 * case.rows * case.dim / (case.mbit or 4000)
             found.append(replace(case, steps=int(np.clip(2 / dense_s, 2, 20)), turns=3))
+    return found
+
+
+def study(seed: int, count: int) -> Found:
+    """Measure all cases."""
+    require_namespaces()
+    found: dict[str, Any] = {"machine": machine(), "seed": seed, "cases": []}
+    for case in cases(seed, count):
+        found["cases"].append(measured(case))
+        print(json.dumps(found["cases"][-1]), flush=True)
     return found
 
 
@@ -165,23 +171,11 @@ def page(found: Found) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = study_parser(__doc__)
     parser.add_argument("--cases", type=int, default=24)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "experiments")
-    parser.add_argument("--report", action="store_true", help="only the page and the picture, from the numbers")
     options = parser.parse_args(arguments)
-    numbers = options.out / f"{NAME}.json"
-    if options.report:
-        found = json.loads(numbers.read_text())
-    else:
-        require_namespaces()
-        found = {"machine": machine(), "seed": options.seed, "cases": []}
-        for case in cases(options.seed, options.cases):
-            found["cases"].append(measured(case))
-            print(json.dumps(found["cases"][-1]), flush=True)
-    for path in write_study(options.out, NAME, found, page(found), picture(found)):
-        print(path)
+    run_study(options, NAME, lambda: study(options.seed, options.cases), page=page, picture=picture)
 
 
 if __name__ == "__main__":

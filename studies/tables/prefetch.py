@@ -8,10 +8,8 @@ The model is that of `jobs/train_dlrm.py`. Every rank has a network namespace of
 
 from __future__ import annotations
 
-import argparse
 import json
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,13 +17,11 @@ from bench.machine import machine
 from bench.tables.links import require_namespaces
 from bench.tables.world import run_world
 from matplotlib.figure import Figure
-from studies.reports.page import write_study
+from studies.reports.command import Found, run_study, study_parser
 from studies.tables.ahead import AHEAD_WAYS, INLINE, PHASES, AheadSetting
 
-ROOT = Path(__file__).parents[2]
 NAME = "table-prefetch"
 FASTER = AHEAD_WAYS[1:]
-Found = Mapping[str, Any]
 
 
 def settings_of(steps: int) -> list[AheadSetting]:
@@ -44,6 +40,7 @@ def settings_of(steps: int) -> list[AheadSetting]:
 
 def study(steps: int) -> Found:
     """Measure all worlds."""
+    require_namespaces()
     found: dict[str, Any] = {"machine": machine(), "steps": steps, "worlds": []}
     for setting in settings_of(steps):
         ranks = run_world(setting, "studies.tables.ahead")
@@ -136,19 +133,10 @@ def page(found: Found) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = study_parser(__doc__)
     parser.add_argument("--steps", type=int, default=18)
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "experiments")
-    parser.add_argument("--report", action="store_true", help="only the page and the picture, from the numbers")
     options = parser.parse_args(arguments)
-    numbers = options.out / f"{NAME}.json"
-    if options.report:
-        found = json.loads(numbers.read_text())
-    else:
-        require_namespaces()
-        found = study(options.steps)
-    for path in write_study(options.out, NAME, found, page(found), picture(found)):
-        print(path)
+    run_study(options, NAME, lambda: study(options.steps), page=page, picture=picture)
 
 
 if __name__ == "__main__":
