@@ -149,6 +149,7 @@ class Loader:
 
     def __iter__(self) -> Iterator[Batch]:
         pipeline, process = self._start(), os.getpid()
+        taken: list[Batch] = []
         try:
             while True:
                 if process != os.getpid():  # Threads do not survive a fork: continue from the cursor with new ones.
@@ -162,8 +163,11 @@ class Loader:
                         self._next_pipeline = self._open(batch.epoch + 1, 0)
                         self._raise_if_closed()
                 self._advance_cursor(batch)
-                yield batch
-                del batch  # Its memory can be reused once the trainer has dropped it.
+                # No reference stays here: memory is reused as soon as the trainer has dropped the batch. Freeing the
+                # batch before took half of the time in which a trainer waits for one that is finished.
+                taken.append(batch)
+                del batch
+                yield taken.pop()
         finally:
             if process == os.getpid():
                 # The loop ended early: the next position is unknown. Another iteration may have started since.

@@ -68,3 +68,28 @@ def test_an_error_is_raised_where_the_batch_would_have_been() -> None:
     assert ready.get() is not None
     with pytest.raises(KeyError):
         ready.get()
+
+
+def test_a_full_queue_wakes_its_producer_once_for_several_batches() -> None:
+    ready, put = BatchQueue(limit_bytes=100), []
+    for number in range(10):
+        ready.put(batch(number), 10)
+
+    def produce() -> None:
+        for number in range(10, 13):
+            ready.put(batch(number), 10)
+            put.append(number)
+
+    producer = threading.Thread(target=produce)
+    producer.start()
+    while not ready._num_waiting:
+        producer.join(0.01)
+    for _ in range(2):
+        assert ready.get() is not None
+        producer.join(0.1)
+        assert put == []
+    assert ready.get() is not None
+    producer.join(60)
+    assert put == [10, 11, 12]
+    left = [ready.get_if_ready() for _ in range(10)]
+    assert [getattr(item, "position", None) for item in left] == [*range(3, 13)]

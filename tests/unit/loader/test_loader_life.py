@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,6 +79,14 @@ def test_a_held_batch_never_changes(small: Any, cache: fb.DiskCache) -> None:
     assert all(torch.equal(kept, copy) for kept, copy in zip(held, copies, strict=True))
     held[0].fill_(3.0)  # a batch belongs to its holder
     assert not torch.equal(held[0], copies[0])
+
+
+def test_a_loader_keeps_no_batch_that_it_handed_out(small: Any, cache: fb.DiskCache) -> None:
+    """Freed in the next call, it would make the trainer wait."""
+    with small.loader(cache) as loader:
+        batches = iter(loader)
+        dropped = [weakref.ref(next(batches)) for _ in range(3)]
+        assert [ref() for ref in dropped] == [None] * 3
 
 
 def test_released_buffers_are_used_again(small: Any, cache: fb.DiskCache) -> None:
