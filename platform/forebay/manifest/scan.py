@@ -197,8 +197,8 @@ def _scan_file(
         check_statistics(file.uri, footer_bytes, footer)
         kept = kept if predicate is None else _survivors(found.schema, footer_bytes, predicate)
         if where is not None:
-            expression = where.expression(found.kinds(footer.schema.to_arrow_schema()), file.uri)
-            may_match = set(_survivors(found.schema, footer_bytes, expression))
+            bounds = where.bounds(found.kinds(footer.schema.to_arrow_schema()), file.uri)
+            may_match = set(_survivors(found.schema, footer_bytes, bounds))
     names = None if columns is None else found.names_in_file(columns)
     groups = [(*facts, int(facts[0] in may_match)) for facts in _measure(footer, kept, names)]
     if not all(0 <= count < _MOST for facts in groups for count in facts):

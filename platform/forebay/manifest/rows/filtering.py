@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 from numpy.typing import NDArray
 
 from forebay.errors import NoFiles
@@ -20,7 +21,7 @@ from forebay.manifest.rows.where import Where
 from forebay.storage.retry import ReadPolicy
 
 _MOST_THREADS = 8
-_NUMBER = "row number"
+_KEPT = "kept"
 Progress = Callable[[int, int], None]
 
 
@@ -124,12 +125,7 @@ def _filtered(
 
 
 def _matches(where: Where, table: pa.Table, place: str) -> NDArray[np.bool_]:
-    kinds = {field.name: field.type for field in table.schema}
-    expression: pc.Expression = where.expression(kinds, place)
-    found = np.zeros(table.num_rows, dtype=np.bool_)
-    name = _NUMBER
-    while name in kinds:
-        name += "_"
-    numbered = table.append_column(name, pa.array(np.arange(table.num_rows)))
-    found[numbered.filter(expression)[name].to_numpy()] = True
+    expression = where.expression({field.name: field.type for field in table.schema}, place)
+    scanner = ds.dataset(table).scanner(columns={_KEPT: expression}, use_threads=False)
+    found: NDArray[np.bool_] = pc.fill_null(scanner.to_table()[_KEPT], False).to_numpy()
     return found
