@@ -120,7 +120,7 @@ class Sampled(Order):
         row = np.empty_like(copy)
         by_block = np.argsort(block, kind="stable")
         blocks, firsts = np.unique(block[by_block], return_index=True)
-        for each, places in zip(blocks.tolist(), np.split(by_block, firsts[1:]), strict=True):
+        for each, places in zip(blocks.tolist(), np.split(by_block, firsts)[1:], strict=True):
             row[places] = self._block_rows(epoch, each)[copy[places]]
         return PositionedRows(position, block, self.plan.rows_in_block(block, row))
 
