@@ -36,7 +36,7 @@ import forebay as fb
 from forebay.doctor.diagnose import Diagnosis, ExaminationOptions, diagnose
 
 COLUMNS, ROWS, GROUPS = 32, 4096, 24
-READ_DELAY_S = 0.15
+READ_DELAY_S = 0.3
 LINK_BYTES_PER_S = 5e6
 HEAVY_ROUNDS = 60
 PYTHON_ROUNDS = 400

@@ -80,6 +80,14 @@ class DataWorkers:
             auto_reads=self.auto_reads.divided_by(num_processes),
         )
 
+    def times(self, factor: int) -> DataWorkers:
+        """`factor` times as many, up to all cores. "auto" has its bounds: more reads are its own choice."""
+        return replace(
+            self,
+            core_share=min(1.0, self.core_share * factor),
+            num_reads="auto" if self.num_reads == "auto" else self.num_reads * factor,
+        )
+
 
 DEFAULT_WORKERS = DataWorkers()
 

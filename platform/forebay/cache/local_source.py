@@ -10,6 +10,7 @@ from forebay.cache.block_builder import BlockBuilder, BuildOptions
 from forebay.cache.cpu_share import DEFAULT_WORKERS, CpuShare, DataWorkers
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.read_pool import ReadPool
+from forebay.cache.single_flight import K, T
 from forebay.cache.spec import CacheSpec
 from forebay.metrics import Counters
 from forebay.storage.deadline import Cancellation
@@ -86,16 +87,9 @@ class _Threads:
 
         def make(index: int) -> Block:
             self._cores.take_ticket()
-            began_s, allowed = time.monotonic(), self.workers.num_reads
-            block, origin, core_s = builder.build(index)
-            if origin != "hit":
-                tally.add("reads_allowed", allowed)
-                self.workers.record_read(began_s, core_s, block.nbytes)
-            return block
+            return build_recorded(builder, index, self.workers, tally)
 
-        if len(dataset.manifest) and has_local_name(dataset.manifest[0].uri):
-            workers = workers.for_local_files()
-        self.workers: ReadPool[int, Block] = ReadPool(make, workers, peek=builder.peek)
+        self.workers: ReadPool[int, Block] = ReadPool(make, workers_for(dataset, workers), peek=builder.peek)
 
     def close(self, timeout_s: float) -> None:
         self._cancelled.set()
@@ -103,6 +97,25 @@ class _Threads:
         self.workers.close(timeout_s)
         if self._lease:
             self._lease.release()
+
+
+def workers_for(dataset: Dataset, workers: DataWorkers) -> DataWorkers:
+    """Limits of the data workers of a process for `dataset`: files with local names begin with fewer reads."""
+    is_local = len(dataset.manifest) > 0 and has_local_name(dataset.manifest[0].uri)
+    return workers.for_local_files() if is_local else workers
+
+
+def build_recorded(builder: BlockBuilder, index: int, pool: ReadPool[K, T], tally: Counters) -> Block:
+    """Block `index`, built in a thread of `pool`, which records its read. A block from the cache is no read.
+
+    Raises the errors of `BlockBuilder.build`.
+    """
+    began_s, allowed = time.monotonic(), pool.num_reads
+    block, origin, core_s = builder.build(index)
+    if origin != "hit":
+        tally.add("reads_allowed", allowed)
+        pool.record_read(began_s, core_s, block.nbytes)
+    return block
 
 
 class LocalCache:

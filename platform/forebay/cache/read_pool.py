@@ -14,15 +14,26 @@ from forebay.cache.single_flight import K, SingleFlightPool, T
 class ReadPool(SingleFlightPool[K, T]):
     """`SingleFlightPool` of `workers.num_reads` threads of low priority, which build blocks, one at a time each.
 
-    `work` reports each read with `record_read`. With `num_reads="auto"` that may resize the pool.
+    `work` reports each read with `record_read`. With `num_reads="auto"` that may resize the pool. `reads` of an earlier
+    pool lets this one go on with its number.
     """
 
     def __init__(
-        self, work: Callable[[K], T], workers: DataWorkers, *, peek: Callable[[K], T | None] = lambda _: None
+        self,
+        work: Callable[[K], T],
+        workers: DataWorkers,
+        *,
+        peek: Callable[[K], T | None] = lambda _: None,
+        reads: ReadsInFlight | None = None,
     ) -> None:
-        self._reads = ReadsInFlight(workers.read_bounds, workers.num_cores())
+        self._reads = reads or ReadsInFlight(workers.read_bounds, workers.num_cores())
         self._guard = threading.Lock()
         super().__init__(work, num_threads=self._reads.number, on_start=lower_thread_priority, peek=peek)
+
+    @property
+    def reads(self) -> ReadsInFlight:
+        """Controller of the number of reads."""
+        return self._reads
 
     @property
     def num_reads(self) -> int:

@@ -22,7 +22,8 @@ from forebay.doctor.rounds.examination import Apparatus, Examination, Found, Pro
 from forebay.doctor.rounds.examined_worker import ExaminedWorker
 from forebay.doctor.rounds.feeds import Copy, GatheredBatches, small_rows
 from forebay.doctor.rounds.held_blocks import HeldBlocks
-from forebay.doctor.rounds.sample import HeldPagesReader, Sample, read_sample
+from forebay.doctor.rounds.sample import HeldPagesReader, Sample, num_blocks, read_sample
+from forebay.doctor.rounds.sample_pass import MOST_PASSES
 from forebay.doctor.rounds.thread_time import ThreadClock
 from forebay.driver.worker_error import WorkerError
 from forebay.errors import ForebayError, InvalidOption, RunFailed, whole_number
@@ -115,7 +116,8 @@ def _diagnose(job: Job, options: ExaminationOptions, place: _ExaminedPlace) -> D
         gathered=gathered,
         sample=sample,
         workers=workers,
-        cache=_cache(job.cache, place.folder / "made") if job.cache and job.cache.quota_bytes else None,
+        caches=_caches(job.cache, place.folder),
+        num_blocks=num_blocks(job.data, place.world, sample),
         transform_once=_transform_once(sample),
         copy=copy or _stay,
         device=place.device,
@@ -173,7 +175,8 @@ def _facts(job: Job, place: _ExaminedPlace, apparatus: Apparatus, held: HeldBloc
         quota_bytes=job.cache.quota_bytes if job.cache else None,
         epochs=job.epochs,
         workers=place.world.size,
-        data_workers=(apparatus.workers.num_cores(), apparatus.workers.read_bounds.start),
+        data_cores=apparatus.workers.num_cores(),
+        fixed_reads=None if apparatus.workers.num_reads == "auto" else apparatus.workers.num_reads,
         cores=usable_cores(),
         is_local=all(each.held is None for each in apparatus.sample),
         device=place.device.type,
@@ -198,6 +201,13 @@ def _transform_once(sample: Sample) -> Callable[[], object]:
     reader = HeldPagesReader(first.dataset, sample, Counters())
     table = reader.read(first.index, first.dataset.columns)  # without rows that the transform may reject
     return partial(first.dataset.transform.apply, table)
+
+
+def _caches(spec: CacheSpec | None, folder: Path) -> list[DiskCache]:
+    """Cache directories of the passes over a sample. None for a job that stores no blocks."""
+    if spec is None or not spec.quota_bytes:
+        return []
+    return [_cache(spec, folder / f"made-{number}") for number in range(MOST_PASSES)]
 
 
 def _cache(spec: CacheSpec | None, folder: Path) -> DiskCache:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from forebay.cache import cpu_share
-from forebay.cache.cpu_share import NICENESS, CpuShare, DataWorkers, lower_thread_priority, usable_cores
+from forebay.cache.cpu_share import NICENESS, CpuShare, DataWorkers, NumReads, lower_thread_priority, usable_cores
 from forebay.cache.reads_in_flight import ReadBounds
 from forebay.errors import Cancelled, InvalidOption
 
@@ -43,6 +43,13 @@ def test_processes_side_by_side_share_what_there_is() -> None:
     assert DataWorkers(num_reads=1).divided_by(8).num_reads == 1
     auto = DataWorkers(num_reads="auto").divided_by(4)
     assert (auto.num_reads, auto.read_bounds) == ("auto", ReadBounds().divided_by(4))
+
+
+@pytest.mark.parametrize(("num_reads", "twice"), [(3, 6), ("auto", "auto")])
+def test_twice_the_workers_have_twice_what_does_not_choose_itself(num_reads: NumReads, twice: NumReads) -> None:
+    workers = DataWorkers(core_share=0.3, num_reads=num_reads, auto_reads=ReadBounds(most=16))
+    assert workers.times(2) == DataWorkers(core_share=0.6, num_reads=twice, auto_reads=ReadBounds(most=16))
+    assert workers.times(4).core_share == 1.0
 
 
 @pytest.mark.parametrize(("share", "least"), [(0.01, 2), (1.0, 4)])

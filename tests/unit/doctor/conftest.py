@@ -19,7 +19,8 @@ FACTS = JobFacts(
     quota_bytes=50 << 30,
     epochs=3,
     workers=1,
-    data_workers=(1, 8),
+    data_cores=1,
+    fixed_reads=8,
     cores=2.0,
     is_local=True,
     device="cpu",
@@ -59,6 +60,7 @@ def measured() -> Callable[..., Measurements]:
                         produce_s=ms[stage.way] * factor / 1e3 / stage.worker_factor if makes else 0.0,
                         read_s=ms["network"] / 1e3 if stage.way is Way.NETWORK else 0.0,
                         make_s=ms["transform"] / 1e3 if makes else 0.0,
+                        num_reads=8.0 if makes else 0.0,
                         gather_s=0.1e-3 if stage.way is Way.GATHER else 0.0,
                     )
                 )

@@ -35,13 +35,21 @@ def _workers(found: Measurements, verdict: WallVerdict) -> Gain:
     factor = sorted(before[number] / after[number] for number in before)[len(before) // 2]
     if verdict.wall.name == LOCK:
         return Gain(change=change, factor=1.0, why="a lock admits one transform at a time")
-    cores, reads = facts.data_workers
+    cores = facts.data_cores
     room = "" if 2 * cores <= facts.cores else f", of {facts.cores:g} cores in all"
     return Gain(
         change=change,
         factor=factor,
-        why=f"measured, beside {cores} core{'' if cores == 1 else 's'} and {reads} reads{room}",
+        why=f"measured, beside {cores} core{'' if cores == 1 else 's'} and {_reads_text(found)}{room}",
     )
+
+
+def _reads_text(found: Measurements) -> str:
+    """Reads of the job. Those that "auto" chose are no part of the change: it chooses again."""
+    if found.facts.fixed_reads is not None:
+        return f"{found.facts.fixed_reads} reads"
+    chosen = found.median_of(RoundKind(way=Way.NETWORK), "num_reads")
+    return f'the {chosen:.0f} reads of num_reads="auto", which is left to choose'
 
 
 def _nearer(found: Measurements) -> Gain:

@@ -53,6 +53,7 @@ class Round:
         produce_s: Seconds in which the data workers make the rows of one step. 0 if the round makes no blocks.
         read_s: Seconds in which the reads fetch the pages of these rows, all at work.
         make_s: Seconds in which the cores decode and transform these rows, all at work.
+        num_reads: Mean number of row groups that were read at once.
         gather_s: Seconds of the gathering thread per step. 0 without a gather.
         num_steps: Steps of the round.
     """
@@ -64,6 +65,7 @@ class Round:
     produce_s: float = 0.0
     read_s: float = 0.0
     make_s: float = 0.0
+    num_reads: float = 0.0
     gather_s: float = 0.0
     num_steps: int = 1
 
@@ -78,7 +80,8 @@ class JobFacts:
         block_bytes: Estimated bytes of all blocks of the data, in a cache.
         quota_bytes: Quota of the cache. None without a cache.
         epochs: Epochs of the job.
-        data_workers: Cores that decode and transform, and reads at once.
+        data_cores: Cores that decode and transform.
+        fixed_reads: Number of row groups that are read at once. None where the job chooses it ("auto").
         cores: Cores that this process may use.
         is_local: Whether the source is a local file system.
         device: Device of the model.
@@ -91,7 +94,8 @@ class JobFacts:
     quota_bytes: int | None
     epochs: int
     workers: int
-    data_workers: tuple[int, int]
+    data_cores: int
+    fixed_reads: int | None
     cores: float
     is_local: bool
     device: str

@@ -135,7 +135,8 @@ def _reads_are_busiest(found: Measurements, factor: float = 1.0) -> bool:
 
 def _making_name(found: Measurements) -> str:
     """Name of the wall of making blocks: a lock counts if the transform takes longer than decoding and writing."""
-    contention, (cores, reads) = found.contention, found.facts.data_workers
+    contention, cores = found.contention, found.facts.data_cores
+    reads = found.median_of(RoundKind(way=Way.TRANSFORM), "num_reads")
     # Seconds at work of all that do this at once. Threads that read also write, without a core.
     transforms, decodes, writes = (
         found.making[name] / at_once for name, at_once in (("transform", cores), ("decode", cores), ("write", reads))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
@@ -13,10 +13,12 @@ from forebay.cache.cpu_share import DataWorkers
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.doctor.findings.measurements import Contention, Round
 from forebay.doctor.findings.ways import MEANINGS, RoundKind, Way, in_rounds
+from forebay.doctor.rounds.cold_epoch import ColdEpoch
 from forebay.doctor.rounds.feeds import Copy, GatheredBatches, KeptBatches
 from forebay.doctor.rounds.gpu_idle import GpuIdle
 from forebay.doctor.rounds.production import BlockProduction, Produced
 from forebay.doctor.rounds.sample import Sample
+from forebay.doctor.rounds.sample_pass import BlockPlaces
 from forebay.doctor.rounds.thread_time import ThreadClock, ThreadLoop, ThreadTime
 from forebay.loader.batch import Batch
 from forebay.metrics import Counters
@@ -24,20 +26,20 @@ from forebay.plan.cursor import Cursor
 
 NUM_ROUNDS = 5
 _WARM_STEPS = 3
-_LEAST_BLOCKS = 2
 Progress = Callable[[int, int, str], None]
 """Called with the number of finished parts, of all parts, and the text of the present one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Apparatus:
-    """Parts of the rounds: batches, row groups, data workers, places, and the work of one transform."""
+    """Parts of the rounds: batches, row groups, data workers, places, blocks of an epoch, the work of one transform."""
 
     kept: KeptBatches
     gathered: GatheredBatches
     sample: Sample
     workers: DataWorkers
-    cache: DiskCache | None
+    caches: Sequence[DiskCache]
+    num_blocks: int
     transform_once: Callable[[], object]
     copy: Copy
     device: torch.device
@@ -70,6 +72,7 @@ class Examination:
         self._apparatus, self._stages, self._start, self._progress = apparatus, stages, start, progress
         self._round_s = seconds / NUM_ROUNDS / (len(stages) + 2)
         self.found = Found()
+        self._epochs: dict[RoundKind, ColdEpoch] = {}
         self.num_steps, self.is_complete = 0, False
         self._running: Generator[Batch] | None = None
 
@@ -138,6 +141,7 @@ class Examination:
                 produce_s=rows * produced.seconds / produced.rows if produced else 0.0,
                 read_s=rows * produced.read_s / produced.rows if produced else 0.0,
                 make_s=rows * produced.make_s / produced.rows if produced else 0.0,
+                num_reads=produced.num_reads if produced else 0.0,
                 gather_s=sum(gathered.get(name, 0) for name in ("gather_s", "augment_s", "plan_s")) / steps,
                 num_steps=steps,
             )
@@ -173,15 +177,14 @@ class Examination:
 
     @contextmanager
     def _producing(self, stage: RoundKind) -> Iterator[Callable[[], bool]]:
-        apparatus, factor = self._apparatus, stage.worker_factor
-        workers = DataWorkers(
-            core_share=min(1.0, apparatus.workers.core_share * factor),
-            num_reads=apparatus.workers.read_bounds.start * factor,
-        )
-        production = BlockProduction(apparatus.sample, workers, apparatus.cache, from_source=stage.way is Way.NETWORK)
+        apparatus = self._apparatus
+        from_source = stage.way is Way.NETWORK
+        places = BlockPlaces(sample=apparatus.sample, caches=apparatus.caches, from_source=from_source)
+        epoch = self._epochs.setdefault(stage, ColdEpoch(apparatus.num_blocks))
+        production = BlockProduction(places, apparatus.workers.times(stage.worker_factor), epoch)
         production.start()
         try:
-            yield lambda: production.has_made(_LEAST_BLOCKS)
+            yield production.has_made_enough
         finally:
             produced = production.stop()
         self.found.produced.setdefault(stage, []).append(produced)

@@ -7,17 +7,22 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
 
-from forebay.cache.block_builder import BlockBuilder, BuildOptions
-from forebay.cache.cpu_share import CpuShare, DataWorkers, lower_thread_priority
-from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.single_flight import SingleFlightPool
-from forebay.doctor.rounds.sample import HeldPagesReader, Sample, datasets_in, forget_pages
+from forebay.cache.block_builder import BuildOptions
+from forebay.cache.cpu_share import CpuShare, DataWorkers
+from forebay.cache.local_source import build_recorded, workers_for
+from forebay.cache.read_pool import ReadPool
+from forebay.doctor.rounds.cold_epoch import ColdEpoch
+from forebay.doctor.rounds.sample_pass import MOST_PASSES, BlockPlaces, SamplePass
+from forebay.foreign_code import outcome_of
 from forebay.metrics import Counters
 from forebay.storage.deadline import Cancellation
 from forebay.transform.block import Block
 
-_POLL_S = 0.05
+_LEAST_BLOCKS = 2
+_SLOW_S = 0.5
 _CLOSE_S = 60.0
 
 
@@ -25,131 +30,170 @@ _CLOSE_S = 60.0
 class Produced:
     """Result of a production: blocks and rows made in `seconds`, and the seconds of each step over all threads.
 
-    `read_s` is the time in which as many reads at once fetch these rows, `make_s` that in which as many cores decode
-    and transform them.
+    `num_reads` is the mean number of row groups that were read at once. `read_s` is the time in which as many fetch
+    these rows, `make_s` that in which as many cores as may do so decode and transform them.
     """
 
     blocks: int
     rows: int
     nbytes: int
     seconds: float
+    num_reads: float
     read_s: float
     make_s: float
     sums: Mapping[str, float]
 
 
-class BlockProduction:
-    """Makes the blocks of `sample`, again and again, in the order of need, from `start` to `stop`.
+class _Made(NamedTuple):
+    """Block, the seconds in which it held a thread, and its counters."""
 
-    Args:
-        sample: Row groups. Between two passes over them, what was made is discarded.
-        workers: Limits of the data workers.
-        cache: Cache directory that the blocks are written to, or None to write none.
-        from_source: Whether every pass reads the source. Else pages come from memory.
+    block: Block
+    held_s: float
+    sums: Mapping[str, float]
+
+
+class BlockProduction:
+    """Makes the blocks of `epoch` and of the epochs after it, in the order of need, from `start` to `stop`.
+
+    It has the threads, cores and reads in flight of a job's `LocalSource`. The row groups of a sample stand for all of
+    the data set, in turn.
     """
 
-    def __init__(self, sample: Sample, workers: DataWorkers, cache: DiskCache | None, *, from_source: bool) -> None:
-        self._sample, self._workers, self._cache, self._from_source = sample, workers, cache, from_source
-        self._tally = Counters()
-        self._ends = threading.Event()
-        self._lock = threading.Lock()
-        self._blocks = self._rows = self._nbytes = 0
-        self._seconds = self._last = 0.0
+    def __init__(self, places: BlockPlaces, workers: DataWorkers, epoch: ColdEpoch) -> None:
+        self._places, self._epoch = places, epoch
+        self._workers = workers_for(places.sample[0].dataset, workers)
+        self._changed = threading.Condition()
+        self._pending = set[int]()
+        self._num_reads = self._workers.read_bounds.start
+        self._sums = Counters()
+        self._blocks = self._rows = self._nbytes = self._epochs = 0
+        self._started = self._seconds = self._last = self._held_s = 0.0
+        self._is_counting = self._ends = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="forebay-doctor", daemon=True)
 
-    def has_made(self, least: int) -> bool:
-        """Whether `least` blocks are made. Also after an error, which `stop` raises."""
-        return self._blocks >= least or self._error is not None
+    def has_made_enough(self, least: int = _LEAST_BLOCKS) -> bool:
+        """Whether the blocks show the speed: an epoch, or two blocks for each read at once. Also after an error.
+
+        Reads that begin together end together, so a few of them show a part of what the line gives. And "auto" has
+        more reads as long as the line has room: then it takes some round trips until this number is reached. Of
+        slow blocks that wait for cores most of their time, `least` are enough.
+        """
+        if self._error is not None or self._blocks < least:
+            return self._error is not None
+        if self._epochs > 0 or self._blocks >= 2 * self._num_reads:
+            return True
+        return 2 * self._sums["remote_read_s"] < self._held_s and time.perf_counter() - self._started > _SLOW_S
 
     def start(self) -> None:
         """Start making blocks."""
+        self._started = time.perf_counter()
         self._thread.start()
 
     def stop(self) -> Produced:
         """End all threads. Blocks that are not finished do not count. Raises the error of a block that failed."""
-        self._ends.set()
+        with self._changed:
+            self._ends = True
+            self._changed.notify_all()
         self._thread.join()
         if self._error is not None:
             raise self._error
-        in_cores = self._tally["decode_s"] + self._tally["transform_s"]
+        allowed = self._sums["reads_allowed"] / self._blocks if self._blocks else self._num_reads
+        num_reads = min(allowed, self._epoch.num_blocks)  # an epoch of few blocks has no more reads than these
+        in_cores = self._sums["decode_s"] + self._sums["transform_s"]
         return Produced(
             blocks=self._blocks,
             rows=self._rows,
             nbytes=self._nbytes,
             seconds=self._seconds,
-            read_s=self._tally["remote_read_s"] / self._workers.read_bounds.start,
+            num_reads=num_reads,
+            read_s=self._sums["remote_read_s"] / num_reads,
             make_s=in_cores / self._workers.num_cores(),
-            sums=self._tally.as_dict(),
+            sums=self._sums.as_dict(),
         )
 
     def _run(self) -> None:
-        while not self._ends.is_set() and self._error is None:
-            if self._cache is not None:
-                self._cache.clear()
-            if self._from_source:
-                forget_pages(self._sample)
-            self._one_pass()
+        while self._is_wanted():
+            error = outcome_of(self._run_epoch).error
+            self._error = self._error or error
 
-    def _one_pass(self) -> None:
-        room = threading.Semaphore(self._workers.read_bounds.start)
-        cancelled, cores = Cancellation(), CpuShare(self._workers.num_cores())
-        make = self._maker(cancelled, cores)
-        pool = SingleFlightPool(make, num_threads=self._workers.read_bounds.start, on_start=lower_thread_priority)
-        began = self._last = time.perf_counter()
+    def _is_wanted(self) -> bool:
+        return not self._ends and self._error is None
+
+    def _run_epoch(self) -> None:
+        """Make blocks until the epoch or the production ends."""
+        cancelled, cores, passes = Cancellation(), CpuShare(self._workers.num_cores()), dict[int, SamplePass]()
+
+        def make(number: int) -> _Made:
+            cores.take_ticket()
+            return self._made(passes[number // len(self._places.sample)], number, pool)
+
+        def open_pass(number: int) -> None:
+            if number not in passes:
+                passes[number] = SamplePass(self._places, number, BuildOptions(cancelled=cancelled, cores=cores))
+                passes.pop(number - MOST_PASSES, None)
+
+        pool = ReadPool(make, self._workers, reads=self._epoch.reads)
         try:
-            for number in range(len(self._sample)):
-                if not self._acquire(room):
-                    return
-                pool.submit(number).add_done_callback(lambda done: self._count(done, room))
-            for _ in range(self._workers.read_bounds.start):
-                if not self._acquire(room):
-                    return
+            self._request(self._epoch.remaining, pool, open_pass)
         finally:
-            with self._lock:
-                self._seconds += self._last - began
-                self._last = float("inf")  # blocks that end from here on do not count
             cancelled.set()
             cores.close()
             pool.close(_CLOSE_S)
+            self._pending.clear()
 
-    def _maker(self, cancelled: Cancellation, cores: CpuShare) -> Callable[[int], Block]:
-        options = BuildOptions(cancelled=cancelled, cores=cores)
-        builders = {
-            key: BlockBuilder(
-                dataset,
-                self._cache,
-                tally=self._tally,
-                options=options,
-                reader=None if self._from_source else HeldPagesReader(dataset, self._sample, self._tally),
-            )
-            for key, dataset in datasets_in(self._sample).items()
-        }
+    def _request(self, numbers: range, pool: ReadPool[int, _Made], open_pass: Callable[[int], None]) -> None:
+        """Request all of `numbers` ahead of need, as far as passes may overlap, and wait for them."""
+        size = len(self._places.sample)
+        open_pass(numbers.start // size)
+        made, began = self._blocks, time.perf_counter()
+        self._last, self._is_counting = began, True
+        for number in numbers:
+            if not self._wait(partial(self._are_made, (number // size - MOST_PASSES + 1) * size)):
+                break
+            open_pass(number // size)
+            self._pending.add(number)
+            pool.submit(number).add_done_callback(partial(self._count, number, pool))
+        else:
+            self._epochs += self._wait(lambda: not self._pending)
+        with self._changed:
+            self._is_counting = False  # blocks that end from here on do not count
+            self._seconds += self._last - began
+            self._epoch.advance(self._blocks - made, pool.reads)
 
-        def make(number: int) -> Block:
-            each = self._sample[number]
-            cores.take_ticket()
-            return builders[id(each.dataset)].build(each.index)[0]
+    def _are_made(self, stop: int) -> bool:
+        """Whether the requested blocks below `stop` are made."""
+        return min(self._pending, default=stop) >= stop
 
-        return make
+    def _made(self, sample_pass: SamplePass, number: int, pool: ReadPool[int, _Made]) -> _Made:
+        each = self._places.sample[number % len(self._places.sample)]
+        sample_pass.begin()
+        builder, tally = sample_pass.builder(each.dataset)
+        before, began = tally.as_dict(), time.perf_counter()
+        block = build_recorded(builder, each.index, pool, tally)
+        return _Made(block, time.perf_counter() - began, tally.since(before))
 
-    def _acquire(self, room: threading.Semaphore) -> bool:
-        while not self._ends.is_set() and self._error is None:
-            if room.acquire(timeout=_POLL_S):
-                return True
-        return False
+    def _wait(self, is_ready: Callable[[], bool]) -> bool:
+        """Wait until `is_ready`. False if the production ends before."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._is_wanted() or is_ready())
+            return self._is_wanted()
 
-    def _count(self, done: Future[Block], room: threading.Semaphore) -> None:
+    def _count(self, number: int, pool: ReadPool[int, _Made], done: Future[_Made]) -> None:
         error = None if done.cancelled() else done.exception()
-        with self._lock:
-            if self._last == float("inf") or done.cancelled():
+        with self._changed:
+            if not self._is_counting or done.cancelled():
                 return
+            self._pending.discard(number)
+            self._changed.notify_all()
             if error is not None:
                 self._error = self._error or error
                 return
-            block = done.result()
+            made = done.result()
+            self._sums.merge(made.sums)
             self._blocks += 1
-            self._rows += block.rows
-            self._nbytes += block.nbytes
+            self._rows += made.block.rows
+            self._nbytes += made.block.nbytes
+            self._held_s += made.held_s
+            self._num_reads = pool.num_reads
             self._last = time.perf_counter()
-        room.release()

@@ -67,6 +67,11 @@ def read_sample(data: Data, world: World, *, num_reads: int, seconds: float) -> 
     return tuple(found)
 
 
+def num_blocks(data: Data, world: World, sample: Sample) -> int:
+    """Number of blocks that a rank of `world` needs in an epoch: its share, and all of a sample that is larger."""
+    return max(len(sample), -(-sum(len(dataset.manifest) for dataset in data.datasets) // world.size))
+
+
 def forget_pages(sample: Sample) -> None:
     """Drop the sample's local files from the page cache, as far as the system does so. Changes no file."""
     if not hasattr(os, "posix_fadvise"):

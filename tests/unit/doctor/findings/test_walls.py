@@ -78,6 +78,18 @@ def test_a_lock_is_not_a_heavy_transform(measured: Make, contention: Contention 
     assert workers.factor == pytest.approx(1.0 if wall == "lock" else 2.0, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("fixed_reads", "why"),
+    [
+        (8, "measured, beside 1 core and 8 reads"),
+        (None, 'measured, beside 1 core and the 8 reads of num_reads="auto", which is left to choose'),
+    ],
+)
+def test_reads_that_the_job_chooses_are_no_advice(measured: Make, fixed_reads: int | None, why: str) -> None:
+    found = measured(**QUICK | {"network": 5.0}, facts={"fixed_reads": fixed_reads})
+    assert next(gain.why for gain in gains_of(found, verdict_of(found)) if "data workers" in gain.change) == why
+
+
 def test_a_lock_in_a_quick_transform_is_no_wall(measured: Make) -> None:
     found = measured(**QUICK, contention=blocked(together=0.5))
     assert verdict_of(found).wall.name == "compute"

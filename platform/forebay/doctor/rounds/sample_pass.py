@@ -1,0 +1,63 @@
+"""One pass over the row groups of a sample, as cold as the first one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forebay.cache.block_builder import BlockBuilder, BuildOptions
+from forebay.cache.disk.disk_cache import DiskCache
+from forebay.doctor.rounds.sample import HeldPagesReader, Sample, forget_pages
+from forebay.metrics import Counters
+from forebay.transform.dataset import Dataset
+
+MOST_PASSES = 4
+"""Passes that overlap, so that more row groups may be read at once than a sample of large ones has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockPlaces:
+    """Origin of the pages of an examination's blocks, and destination of the blocks.
+
+    Attributes:
+        sample: Row groups.
+        caches: Cache directories, one for each of `MOST_PASSES`, or none to write none.
+        from_source: Whether every pass reads the source. Else pages come from memory.
+    """
+
+    sample: Sample
+    caches: Sequence[DiskCache]
+    from_source: bool
+
+
+class SamplePass:
+    """Builders of pass `number`: one for each thread, so that what a block took is known apart.
+
+    Discards the blocks of the pass that had its cache directory before.
+    """
+
+    def __init__(self, places: BlockPlaces, number: int, options: BuildOptions) -> None:
+        self._places, self._options = places, options
+        self._cache = places.caches[number % MOST_PASSES] if places.caches else None
+        self._of_thread = threading.local()
+        self._guard, self._is_begun = threading.Lock(), False
+        if self._cache is not None:
+            self._cache.clear()
+
+    def begin(self) -> None:
+        """Drop the local files of the sample from the page cache, once."""
+        with self._guard:
+            if self._places.from_source and not self._is_begun:
+                forget_pages(self._places.sample)
+            self._is_begun = True
+
+    def builder(self, dataset: Dataset) -> tuple[BlockBuilder, Counters]:
+        """Builder of the calling thread for `dataset`, and its counters."""
+        made: dict[int, tuple[BlockBuilder, Counters]] = self._of_thread.__dict__.setdefault("made", {})
+        if id(dataset) not in made:
+            tally = Counters()
+            reader = None if self._places.from_source else HeldPagesReader(dataset, self._places.sample, tally)
+            builder = BlockBuilder(dataset, self._cache, tally=tally, options=self._options, reader=reader)
+            made[id(dataset)] = builder, tally
+        return made[id(dataset)]
