@@ -9,6 +9,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -39,7 +41,9 @@ def dashboard(ray_off: None, tmp_path: Path) -> Iterator[str]:
     with (tmp_path / "ray.log").open("w") as log:
         options = [f"--{name}={port}" for name, port in ports.items()]
         head = subprocess.Popen([*start, *options], stdout=log, stderr=log, start_new_session=True)
-    yield f"http://127.0.0.1:{ports['dashboard-port']}"
+    address = f"http://127.0.0.1:{ports['dashboard-port']}"
+    until_it_answers(address)
+    yield address
     # The whole group: with --block the head waits for its children, which do not wait for it.
     os.killpg(head.pid, signal.SIGTERM)
     try:
@@ -55,6 +59,20 @@ def free_ports(count: int) -> list[int]:
         for each in sockets:
             each.bind(("127.0.0.1", 0))
         return [each.getsockname()[1] for each in sockets]
+
+
+def until_it_answers(address: str) -> None:
+    """Wait for a starting dashboard, for which each attempt of `ray job submit` would take 2 CPU seconds in vain."""
+    give_up = time.monotonic() + 90
+    while time.monotonic() < give_up:
+        try:
+            urllib.request.urlopen(f"{address}/api/version", timeout=10).close()
+        except urllib.error.HTTPError:
+            return  # it wants a token
+        except OSError:
+            time.sleep(0.2)
+        else:
+            return
 
 
 def submit(dashboard: str, entrypoint: list[str]) -> subprocess.CompletedProcess[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from ray import tune
@@ -17,6 +19,7 @@ from forebay.runs.callback import Callback
 from forebay.runs.control import Control
 from forebay.runs.result import load_result
 from forebay.sweep.run_sweep import run_sweep
+from forebay.sweep.tune import stopper
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
@@ -59,15 +62,21 @@ def test_a_trial_grows_into_the_place_of_another(small: SmallSweeps) -> None:
     assert max(point.workers for trial in result.record.trials.values() for point in trial.points) == 2
 
 
-def test_deadline_ends_trials_in_the_middle_of_an_epoch(small: SmallSweeps) -> None:
+def test_deadline_ends_trials_in_the_middle_of_an_epoch(small: SmallSweeps, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The deadline comes after the first steps of the trial, however long its process takes to start."""
+
+    def monotonic() -> float:
+        return time.monotonic() + (1000.0 if len(small.steps("slow")) >= 3 else 0.0)
+
+    monkeypatch.setattr(stopper, "time", SimpleNamespace(monotonic=monotonic))
     scheduler = HyperBandScheduler(time_attr="training_iteration", max_t=9)
     sweep = small.sweep(
-        {"key": ["slow"]}, num_trials=1, scheduler=scheduler, deadline_s=20.0, fixed={"step_s": 1.0, "epochs": 50}
+        {"key": ["slow"]}, num_trials=1, scheduler=scheduler, deadline_s=1000.0, fixed={"step_s": 0.5, "epochs": 50}
     )
     result = run_sweep(sweep, show=False)
-    assert result.stopped == "the deadline of 0:20 was reached"
+    assert result.stopped == "the deadline of 16:40 was reached"
     assert list(result.table["state"]) == ["stopped"]
-    assert len(small.steps("slow")) < 9 * STEPS_PER_EPOCH
+    assert 3 <= len(small.steps("slow")) < 9 * STEPS_PER_EPOCH
 
 
 def test_searcher_without_its_package_is_refused(small: SmallSweeps) -> None:
