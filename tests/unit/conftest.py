@@ -1,4 +1,4 @@
-"""Manifests that exist in memory only, Python in its own processes, and the messages of preparations."""
+"""Manifests without files, Python in its own processes, messages of preparations, and a fork server of many runs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pytest
+from tests.unit.kept_server import KeptForkServer
 
+from forebay.driver.local import driver as local_driver
 from forebay.manifest.manifest import Field, File, Manifest
 from forebay.preparation.progress import Report, preparation_listener
 
@@ -67,3 +69,18 @@ def messages() -> Iterator[list[str]]:
 
     with preparation_listener(keep):
         yield found
+
+
+@pytest.fixture(scope="session")
+def one_fork_server() -> Iterator[KeptForkServer]:
+    """The server of all tests that ask for `kept_fork_server`. It ends with the session."""
+    server = KeptForkServer()
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def kept_fork_server(one_fork_server: KeptForkServer, monkeypatch: pytest.MonkeyPatch) -> KeptForkServer:
+    """Runs of the local driver fork their workers from one server. One of its own takes 2.5 CPU seconds of imports."""
+    monkeypatch.setattr(local_driver, "ForkServer", lambda: one_fork_server)
+    return one_fork_server

@@ -109,6 +109,7 @@ def serve(descriptor: int, *, can_fork: bool) -> int:
                         connection.close()
                         return worker_end
                     os.close(worker_end)
+                    exit_codes.pop(pid, None)  # of an earlier worker with this id
                     connection.send(pid)
                 case ("kill", int(pid)):
                     if _wait(pid, 0, exit_codes) is None:

@@ -8,12 +8,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.unit.kept_server import KeptForkServer
 
 from forebay.driver.driver import Driver, run
 from forebay.driver.local import fork_server
@@ -58,10 +60,12 @@ class TestLocalProcesses(LanguageSuite, TableSuite):
     def make_driver(self) -> Driver:
         return LocalDriver()
 
+    @pytest.fixture(autouse=True)
+    def server(self, kept_fork_server: KeptForkServer) -> None:
+        self.kept = kept_fork_server
+
     def leftovers(self) -> list[str]:
-        listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-        # A forked worker has the command line of its server, which names the driver.
-        return [line for line in listing.splitlines() if f"fork_server of {os.getpid()}" in line]
+        return [line for pid, line in forked_processes().items() if pid != self.kept.pid]
 
     def lose_memory(self, run: str) -> int:
         return 0  # it keeps checkpoints on disk
@@ -82,9 +86,24 @@ class TestLocalProcesses(LanguageSuite, TableSuite):
         assert bench.trained("calm") == bench.trained("alone")
 
 
+def forked_processes() -> dict[int, str]:
+    """Command lines by process id: the fork servers of this process, and their workers."""
+    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    # A forked worker has the command line of its server, which names the driver.
+    found = [line.split(maxsplit=1) for line in listing.splitlines() if f"fork_server of {os.getpid()}" in line]
+    return {int(pid): line for pid, line in found}
+
+
 @pytest.fixture
 def bench(tmp_path: Path) -> DriverBench:
     return DriverBench(tmp_path)
+
+
+@pytest.fixture
+def no_server_left(one_fork_server: KeptForkServer) -> Iterator[None]:
+    """A run ends its server and all workers before it returns. The kept server of other tests may stay."""
+    yield
+    assert forked_processes().keys() <= {one_fork_server.pid}
 
 
 def test_one_worker_trains_in_this_thread(bench: DriverBench) -> None:
@@ -252,6 +271,7 @@ def test_unknown_driver_and_a_driver_of_ones_own(bench: DriverBench) -> None:
     assert run(bench.job("one"), Pretend()).name == "pretended"
 
 
+@pytest.mark.usefixtures("no_server_left")
 def test_killed_fork_server_is_replaced(bench: DriverBench, tmp_path: Path) -> None:
     """All worlds share one fork server. A world whose server and worker are killed is started again from a new one."""
     servers = tmp_path / "servers"
@@ -273,6 +293,7 @@ def test_killed_fork_server_is_replaced(bench: DriverBench, tmp_path: Path) -> N
     bench.assert_every_row_once(result)
 
 
+@pytest.mark.usefixtures("no_server_left")
 def test_workers_are_spawned_where_a_fork_is_not_safe(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fork_server, "_CAN_FORK", False)
     result = run(bench.job("spawned", workers=2, epochs=1), "local")

@@ -13,6 +13,8 @@ from forebay.runs.control import Control
 from forebay.runs.result import Result
 from forebay.testing.drivers.bench import ROWS, STEPS_PER_EPOCH, DriverBench, weights
 
+pytestmark = pytest.mark.usefixtures("kept_fork_server")
+
 
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> DriverBench:

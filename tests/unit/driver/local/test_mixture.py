@@ -16,6 +16,8 @@ from forebay.plan.mixture.mixture import Mixture
 from forebay.runs.control import Control
 from forebay.testing.drivers.bench import DriverBench
 
+pytestmark = pytest.mark.usefixtures("kept_fork_server")
+
 
 @pytest.fixture
 def bench(tmp_path: Path) -> DriverBench:

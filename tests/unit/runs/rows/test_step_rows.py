@@ -28,6 +28,8 @@ from forebay.runs.timeline.origin import StartOrigin
 from forebay.runs.timeline.recorder import MAX_CUTS, TimelineRecorder
 from forebay.runs.timeline.timeline import RunStart
 
+pytestmark = pytest.mark.usefixtures("kept_fork_server")
+
 TRANSFORM = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense(["x1", "x2"]))
 ROWS = [30, 1, 50, 9]
 Trained = dict[int, dict[int, list[str]]]
