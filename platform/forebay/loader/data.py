@@ -11,8 +11,10 @@ from forebay.plan.cursor import Cursor
 from forebay.plan.order import Last, Order
 from forebay.plan.plan import Plan
 from forebay.transform.augment import Augment, AugmentFunction, as_augment
+from forebay.transform.block import ArraySchema
 from forebay.transform.dataset import Dataset
 from forebay.transform.features.groups import Ragged
+from forebay.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.transform.sequences.statistics import join_statistics
 from forebay.transform.transform import Transform
@@ -67,10 +69,22 @@ def validate_datasets(plan: Order, datasets: tuple[Dataset, ...]) -> None:
     for name, schema in known.items():
         if schema != known[first]:
             raise InvalidOption(
-                f"the transforms give {first!r} the arrays {known[first]}, but {name!r} {schema}. A batch holds rows "
-                "of all data sets: give them the same names, dtypes and trailing shapes.",
+                f"the transforms give {first!r} the arrays {_shown(known[first])}, but {name!r} {_shown(schema)}. A "
+                "batch holds rows of all data sets: give them the same names, dtypes and trailing shapes, in the same "
+                "order.",
                 names=(first, name),
             )
+
+
+def _shown(schema: ArraySchema) -> ArraySchema:
+    """Arrays by the names of their features: those of lists without padding have others in a block."""
+    found = []
+    for name, dtype, tail in schema:
+        if name.startswith(LIST_VALUES):
+            found.append((f"{name.removeprefix(LIST_VALUES)} without padding", dtype, tail))
+        elif not name.startswith(LIST_OFFSETS):
+            found.append((name, dtype, tail))
+    return tuple(found)
 
 
 def validate_augment(augment: object, datasets: tuple[Dataset, ...]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from collections.abc import Set as AbstractSet
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from forebay.manifest.manifest import Field, File, Manifest
 from forebay.manifest.rows.filtering import CandidateRows, masked
 from forebay.manifest.rows.skipping import RowName, without_rows
 from forebay.manifest.rows.where import Where
-from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, read_schema
+from forebay.manifest.schemas import FileSchema, agree, leaves, missing_column, read_schema, selected_columns
 from forebay.manifest.statistics import check_statistics
 from forebay.storage.credentials import Access
 from forebay.storage.deadline import Cancellation
@@ -84,7 +83,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
         InvalidOption: The predicate, the filter, the selection or the version can never work, or a partition column is
             also in the files.
     """
-    selection = _check_columns(columns)
+    selection = selected_columns(columns)
     if predicate is not None and not isinstance(predicate, pc.Expression):
         raise InvalidOption(
             f'predicate={predicate!r} is not a pyarrow expression. Write it as pyarrow.compute.field("day") >= 20.'
@@ -115,17 +114,6 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     filter_fields = agree(schemas, row_filter.tops(names)) if row_filter else ()
     filtered = masked(manifest, rows, row_filter, filter_fields, policy=policy, progress=progress)
     return without_rows(filtered, skip, manifest)
-
-
-def _check_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    if columns is None:
-        return None
-    if isinstance(columns, AbstractSet):
-        raise InvalidOption(f"columns={columns!r} has no order, and every process would make another one. Give a list.")
-    names = (columns,) if isinstance(columns, str) else tuple(columns)
-    if not names or len(set(names)) < len(names):
-        raise InvalidOption(f"columns={columns!r}: select at least one column, and each once; None selects all.")
-    return names
 
 
 def _scan_all(

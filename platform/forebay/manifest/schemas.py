@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forebay.errors import CorruptFile, MissingColumn, MixedSchemas
+from forebay.errors import CorruptFile, InvalidOption, MissingColumn, MixedSchemas
 from forebay.manifest.manifest import Field
 
 _MOST_LISTED = 20
@@ -101,6 +102,18 @@ def _refuse_twice(schema: FileSchema, names: set[str]) -> None:
                 files=(schema.uri,),
             )
         seen.add(field.name)
+
+
+def selected_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names of an option `columns`, each once. A text is one name, and None stays None. Raises `InvalidOption`."""
+    if columns is None:
+        return None
+    if isinstance(columns, AbstractSet):
+        raise InvalidOption(f"columns={columns!r} has no order, and every process would make another one. Give a list.")
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names or len(set(names)) < len(names):
+        raise InvalidOption(f"columns={columns!r}: select at least one column, and each once; None selects all.")
+    return names
 
 
 def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn:

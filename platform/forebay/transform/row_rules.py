@@ -19,6 +19,7 @@ from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.rows.filtering import Progress, judged, with_masks
 from forebay.manifest.rows.row_mask import KeptRows, RowMask
+from forebay.manifest.schemas import selected_columns
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 from forebay.transform.dataset import Dataset
 from forebay.transform.features.paths import read_paths, schema_with_paths, with_paths
@@ -88,6 +89,8 @@ def _judge_of(
     rule: RowRule | Transform, columns: Sequence[str] | None, version: str | None, manifest: Manifest
 ) -> tuple[str, tuple[str, ...], Callable[[pa.Table], NDArray[np.bool_]]]:
     """Name of the rule, columns to read, and the rule as a function of a table."""
+    if not isinstance(manifest, Manifest):
+        raise InvalidOption(f"keep_rows(manifest={manifest!r:.100}): give the manifest that fb.scan() returns.")
     if isinstance(rule, Transform):
         if columns is not None or version is not None:
             raise InvalidOption(
@@ -99,7 +102,7 @@ def _judge_of(
         return f"Transform {dataset.fingerprint[:_SHOWN_DIGITS]}", dataset.columns, partial(accepted_rows, rule)
     if not callable(rule):
         raise InvalidOption(f"keep_rows(rule={rule!r:.100}): give a function of a RecordBatch, or an fb.Transform.")
-    names = manifest.columns if columns is None else tuple(columns)
+    names = selected_columns(columns) or manifest.columns
     types = {field.name: parse_type(field.type) for field in manifest.fields}
     schema_with_paths(types, names)
     fingerprint = digest(canonical([function_identity(rule, version), list(names)]).encode())

@@ -187,6 +187,9 @@ def test_different_arrays_are_refused_before_anything_starts(plans: Plans) -> No
         data.validate_columns()
     with pytest.raises(InvalidOption, match="same names"):
         fb.Loader(mix, data.transform, global_batch=8)
+    lists = fb.Transform(x=fb.Ragged("tags", padded=False)), fb.Transform(x=fb.Ragged("tags", max_len=2))
+    with pytest.raises(InvalidOption, match=r"\(\('x without padding', 'int64', \(\)\),\), but .* same order"):
+        fb.Loader(mix, {"web": lists[1], "code": lists[1], "books": lists[0]}, global_batch=8)
     with pytest.raises(MissingColumn, match="nothing"):
         fb.Loader(mix, fb.Transform(x=fb.Dense(["nothing"])), global_batch=8)
     with pytest.raises(InvalidOption, match=r"entries for \['web'\].*\['books', 'code', 'web'\]"):

@@ -63,8 +63,9 @@ def without_rows(manifest: Manifest, skip: Iterable[RowName], scanned: Manifest 
         InvalidOption: A name that is not of a row of `scanned`.
         NoFiles: No row is left.
     """
-    if isinstance(skip, str):
-        raise InvalidOption(f"skip={skip!r:.200} is one text. Give a list of names. {_FORM}", skip=skip)
+    if isinstance(skip, str) or not isinstance(skip, Iterable):
+        found = "one text" if isinstance(skip, str) else "no list"
+        raise InvalidOption(f"skip={skip!r:.200} is {found}. Give a list of names. {_FORM}", skip=skip)
     rows = _rows_by_group(scanned or manifest, [span for name in skip for span in named_spans(name)])
     masks: dict[int, NDArray[np.bool_]] = {}
     skipped_rows = 0

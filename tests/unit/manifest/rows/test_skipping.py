@@ -152,6 +152,7 @@ def test_rows_that_are_left_out_already_change_nothing(parquet_folder: Folder) -
         (["day=1/a.parquet:0:28..30"], r"names 3 rows that .* such as day=1/a\.parquet:0:28\.\.30"),
         ([7], "holds 7, which names no row"),
         ("day=1/a.parquet:0:1", "is one text. Give a list"),
+        (None, "skip=None is no list. Give a list of names"),
         (
             ["day=1/a.parquet:0:30", "day=1/a.parquet:0:1"],
             "names 1 row that .* such as day=1/a.parquet:0:30",
