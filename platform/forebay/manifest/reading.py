@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.at_exit import finished_before_exit
-from forebay.errors import CorruptFile, InvalidOption, ReadFailed, SourceChanged, UnsupportedColumn
+from forebay.errors import CorruptFile, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.columns.constants import cast_column, constant_array
 from forebay.manifest.columns.struct_paths import held_steps, steps_of, top_column
@@ -27,7 +27,7 @@ from forebay.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
 from forebay.manifest.pages.decode import DECODE_ERRORS, decode, is_too_much_nested_text, nested_columns
 from forebay.manifest.pages.fetch import Pages, fetch
 from forebay.manifest.schemas import fields_of, missing_column, read_schema
-from forebay.manifest.streamed import StreamedManifest
+from forebay.manifest.streamed import require_named_files
 from forebay.metrics import Counters
 from forebay.storage.deadline import Cancellation
 from forebay.storage.filesystem import resolve_source
@@ -69,11 +69,7 @@ class RowGroupReader:
         cancelled: Cancellation | None = None,
         footers: FooterCache | None = None,
     ) -> None:
-        if isinstance(manifest, StreamedManifest):
-            raise InvalidOption(
-                f"{manifest} is being prepared, and its files have no names yet. Wait for them, and give "
-                "stream.wait().manifest."
-            )
+        require_named_files(manifest)
         self.manifest = manifest
         self._policy = policy
         self._tally = tally or Counters()

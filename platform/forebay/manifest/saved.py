@@ -15,6 +15,7 @@ from forebay.errors import InvalidOption
 from forebay.manifest.footer import MAGIC
 from forebay.manifest.manifest import MANIFEST_VERSION, Field, File, Manifest
 from forebay.manifest.rows.row_mask import KeptRows, RowMask
+from forebay.manifest.streamed import require_named_files
 from forebay.storage.atomic import write_atomically
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve
@@ -29,9 +30,10 @@ def save_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
     """Write `manifest` atomically to a path or URI that ends in `.json` or `.parquet`.
 
     Raises:
-        InvalidOption: The path has another suffix.
+        InvalidOption: The path has another suffix, or the manifest is that of a stream.
         OSError: Storage refuses the write.
     """
+    require_named_files(manifest)
     uri = os.fspath(path)
     place = resolve(uri)
     if place.path.endswith(".json"):

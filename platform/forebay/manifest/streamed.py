@@ -64,6 +64,15 @@ class StreamedManifest(Manifest):
         )
 
 
+def require_named_files(manifest: Manifest) -> None:
+    """Raise `InvalidOption` for a stream: the names of its files are known when they are finished."""
+    if isinstance(manifest, StreamedManifest):
+        raise InvalidOption(
+            f"{manifest} is being prepared, and its files have no names yet. Wait for them, and give "
+            "stream.wait().manifest."
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamLayout:
     """Row groups and files of a stream, known before its content.
