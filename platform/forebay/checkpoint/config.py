@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,3 +77,19 @@ class CheckpointConfig:
         """
         past = sorted((step for step in complete if step <= newest), reverse=True)
         return set(complete) - set(past[: self.keep_last]) - {step for step in past if self.is_permanent(step)}
+
+
+def restorable_by(claim: bytes, uri: str) -> frozenset[str] | None:
+    """Names of the checkpoints that an attempt may restore by its claim. None if it does not say.
+
+    Raises `InvalidOption` if the content is no claim.
+    """
+    try:
+        names = dict(json.loads(claim)).get("restorable")
+        return None if names is None else frozenset(map(str, names))
+    except (ValueError, TypeError) as error:
+        raise InvalidOption(
+            f"{uri} is not a claim of a Forebay run ({error}). Copy the run's folder again, or remove the file if no "
+            "process trains the run.",
+            uri=uri,
+        ) from error

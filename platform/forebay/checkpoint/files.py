@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -15,7 +14,7 @@ from typing import NamedTuple
 
 from pyarrow.fs import FileType
 
-from forebay.checkpoint.config import ATTEMPTS, CLAIM_FORM, FOLDER, CheckpointConfig
+from forebay.checkpoint.config import ATTEMPTS, CLAIM_FORM, FOLDER, CheckpointConfig, restorable_by
 from forebay.checkpoint.encoded import (
     METADATA,
     VERSION,
@@ -373,6 +372,7 @@ def readable_checkpoints(run: str) -> CheckpointFiles:
     """Checkpoints in storage of the run in folder `run`, for a reader that is no attempt of it.
 
     Those that the newest attempt wrote or may restore: none that an earlier one wrote after it was taken over.
+    Raises `InvalidOption` if its claim is damaged.
     """
     config, claims = CheckpointConfig(uri=below(run, FOLDER)), resolve(below(run, ATTEMPTS))
     try:
@@ -381,9 +381,9 @@ def readable_checkpoints(run: str) -> CheckpointFiles:
         found = []
     name = max((each[0] for each in found if each), key=lambda each: (len(each), each), default=None)
     content = None if name is None else read_json_file(claims.uri, name, "claim")
-    pinned = None if content is None else json.loads(content).get("restorable")
+    pinned = None if content is None else restorable_by(content, f"{claims.uri}/{name}")
     if name is not None and pinned is not None:
-        config = replace(config, claimed=int(name.removesuffix(".json")), restorable=frozenset(pinned))
+        config = replace(config, claimed=int(name.removesuffix(".json")), restorable=pinned)
     return CheckpointFiles(config)
 
 

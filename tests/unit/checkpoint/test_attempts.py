@@ -9,10 +9,10 @@ import pytest
 from forebay.checkpoint.checkpoint import Checkpoint, found_in
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
-from forebay.checkpoint.files import CheckpointFiles, SavedStep, lineage
+from forebay.checkpoint.files import CheckpointFiles, SavedStep, lineage, readable_checkpoints
 from forebay.checkpoint.local_store import open_local_checkpoints
 from forebay.checkpoint.uploader import Uploader
-from forebay.errors import Fenced
+from forebay.errors import Fenced, InvalidOption
 from forebay.plan.cursor import Cursor
 from forebay.world import World
 
@@ -135,3 +135,11 @@ def test_fenced_attempt_uploads_nothing(fenced_config: CheckpointConfig) -> None
     with pytest.raises(Fenced):
         uploader.flush()
     assert uploader.files.names() == []
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "null", '{"restorable": 5}'])
+def test_a_reader_refuses_a_damaged_claim(tmp_path: Path, content: str) -> None:
+    (tmp_path / "attempts").mkdir()
+    (tmp_path / "attempts" / "000002.json").write_text(content)
+    with pytest.raises(InvalidOption, match=r"000002\.json is not a claim .* remove the file"):
+        readable_checkpoints(str(tmp_path))
