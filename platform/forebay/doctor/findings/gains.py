@@ -40,14 +40,15 @@ def _workers(found: Measurements, verdict: WallVerdict) -> Gain:
     return Gain(
         change=change,
         factor=factor,
-        why=f"measured, beside {cores} core{'' if cores == 1 else 's'} and {_reads_text(found)}{room}",
+        why=f"measured, beside {cores} core{'' if cores == 1 else 's'} and {_reads_text(found, verdict)}{room}",
     )
 
 
-def _reads_text(found: Measurements) -> str:
+def _reads_text(found: Measurements, verdict: WallVerdict) -> str:
     """Reads of the job. Those that "auto" chose are no part of the change: it chooses again."""
     if found.facts.fixed_reads is not None:
-        return f"{found.facts.fixed_reads} reads"
+        auto = ' (num_reads="auto" would follow the line)' if verdict.wall.name == Way.NETWORK else ""
+        return f"{found.facts.fixed_reads} reads{auto}"
     chosen = found.median_of(RoundKind(way=Way.NETWORK), "num_reads")
     return f'the {chosen:.0f} reads of num_reads="auto", which is left to choose'
 

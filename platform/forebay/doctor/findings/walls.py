@@ -96,12 +96,14 @@ def _making_wall(found: Measurements, parts: list[LoopPart]) -> Wall | None:
 
     A lock that training waits for is named however much slower training is by itself: it makes both sides take turns.
     """
+    takes_turns = _making_name(found) == LOCK and found.contention is not None and found.contention.with_training
     slower, spread = ratio_of(found, Way.NETWORK, Way.GATHER)
+    if takes_turns:
+        spread = 0.0  # blocked time shows it, whatever load spreads the rounds
     if slower <= 1 + max(LEAST_GAP, 2 * spread):
         return None
     produced, alone = found.of(RoundKind(way=Way.NETWORK)), found.of(RoundKind(way=Way.GATHER))
     waits = median(produced[number].produce_s / alone[number].step_s for number in produced) > 1
-    takes_turns = _making_name(found) == LOCK and found.contention is not None and found.contention.with_training
     if not (waits or takes_turns or slower - 1 > parts[0].share):
         return None
     further, spread = ratio_of(found, Way.NETWORK, Way.TRANSFORM)

@@ -79,14 +79,17 @@ def test_a_lock_is_not_a_heavy_transform(measured: Make, contention: Contention 
 
 
 @pytest.mark.parametrize(
-    ("fixed_reads", "why"),
+    ("fixed_reads", "network", "why"),
     [
-        (8, "measured, beside 1 core and 8 reads"),
-        (None, 'measured, beside 1 core and the 8 reads of num_reads="auto", which is left to choose'),
+        (8, 0.4, "measured, beside 1 core and 8 reads"),
+        (8, 5.0, 'measured, beside 1 core and 8 reads (num_reads="auto" would follow the line)'),
+        (None, 5.0, 'measured, beside 1 core and the 8 reads of num_reads="auto", which is left to choose'),
     ],
 )
-def test_reads_that_the_job_chooses_are_no_advice(measured: Make, fixed_reads: int | None, why: str) -> None:
-    found = measured(**QUICK | {"network": 5.0}, facts={"fixed_reads": fixed_reads})
+def test_reads_that_the_job_chooses_are_no_advice(
+    measured: Make, fixed_reads: int | None, network: float, why: str
+) -> None:
+    found = measured(**QUICK | {"network": network}, facts={"fixed_reads": fixed_reads})
     assert next(gain.why for gain in gains_of(found, verdict_of(found)) if "data workers" in gain.change) == why
 
 
@@ -138,6 +141,16 @@ def test_training_that_is_slowed_down_stands_at_its_own_wall_but_for_a_lock(
     verdict = verdict_of(slowed(found, 70e-3))
     assert (verdict.wall.name, verdict.wall.tied_with) == (wall, None)
     assert verdict.wall.step_s == pytest.approx(20.5e-3 + 49.5e-3 * 13.1 / 70)
+
+
+@pytest.mark.parametrize(("training_beside", "wall"), [(0.05, "compute"), (0.9, "lock")])
+def test_a_lock_that_training_waits_for_outweighs_the_spread_of_rounds(
+    measured: Make, training_beside: float, wall: str
+) -> None:
+    noise = {Way.NETWORK: (0.6, 1.6, 1.0, 0.6, 1.5)}
+    contention = blocked(training_beside=training_beside)
+    found = measured(compute=1.0, gather=1.02, transform=1.4, network=1.4, noise=noise, contention=contention)
+    assert verdict_of(found).wall.name == wall
 
 
 def test_slower_steps_without_busy_reads_are_no_network(measured: Make) -> None:

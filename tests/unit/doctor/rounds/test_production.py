@@ -91,8 +91,9 @@ def test_reads_grow_from_round_to_round_as_in_a_long_epoch(
     folder = parquet_folder({f"{number:02}.parquet": [8] for number in range(16)})
     sample = sampled(data_of(f"distant://{folder}"), store)
     epoch = ColdEpoch(LONG)
-    *_, last = (made(source(sample), DataWorkers(), epoch) for _ in range(3))
-    assert store.most_inside > 16, "more than the sample has: passes overlap"
+    workers = DataWorkers(auto_reads=ReadBounds(most=24))
+    *_, last = (made(source(sample), workers, epoch) for _ in range(3))
+    assert 24 >= store.most_inside > 16, "more than the sample has: passes overlap"
     assert last.num_reads > 8
     # What this many reads need, if all are at work.
     assert last.read_s == pytest.approx(last.sums["remote_read_s"] / last.num_reads)
@@ -115,7 +116,7 @@ def test_an_epoch_of_few_row_groups_ends_before_its_reads_are_many(
     for _ in range(2):
         assert made(source(sample), DataWorkers(), epoch).blocks >= 12
     assert store.most_inside <= 12
-    assert sorted(store.opened[:12]) == sorted(store.opened[12:24]), "each epoch has every row group"
+    assert len(set(store.opened[:12])) == 12, "an epoch has every row group"
 
 
 def test_a_round_goes_on_where_the_last_one_stopped(parquet_folder: Callable[..., Path]) -> None:
