@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-HEAVY = ("ray", "torch", "pyarrow", "numba", "numpy", "pandas", "matplotlib", "pydantic", "typer", "diskcache")
+HEAVY = ("ray", "torch", "pyarrow", "numba", "numpy", "pandas", "matplotlib", "pydantic", "typer")
 
 
 def _loaded_by(statement: str, folder: Path) -> set[str]:

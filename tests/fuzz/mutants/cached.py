@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import sqlite3
-import zlib
 from pathlib import Path
 
 import bytewise
@@ -88,9 +86,9 @@ class Cached:
         return "block: another header, with its checksum", self._use(KEYS[1:])
 
     def _damaged_index(self, rng: np.random.Generator) -> tuple[str, str]:
-        path = self._root / "index" / "cache.db"
+        path = self._root / "index" / "index.db"
         if rng.random() < 0.2:
-            path.with_name("cache.db-journal").write_bytes(bytewise.flip_bits(rng, self._whole[path]))
+            path.with_name("index.db-journal").write_bytes(bytewise.flip_bits(rng, self._whole[path]))
             return "index: a journal from nowhere", self._use(KEYS)
         damage = bytewise.ALL[int(rng.integers(len(bytewise.ALL)))]
         path.write_bytes(damage(rng, self._whole[path]))
@@ -98,38 +96,30 @@ class Cached:
 
     def _changed_row(self, rng: np.random.Generator) -> tuple[str, str]:
         """Change a row in a way that SQLite accepts: JSON of another shape, or a row that is no longer plain."""
-        with contextlib.closing(sqlite3.connect(self._root / "index" / "cache.db")) as index, index:
-            rows = index.execute("SELECT rowid, key, value FROM Cache").fetchall()
-            row, key, value = rows[int(rng.integers(len(rows)))]
-            plain = json.dumps(json.loads(zlib.decompress(value))).encode()
-            new_value = zlib.compress(hostile.change_json(rng, plain))
-            new_key = zlib.compress(hostile.change_json(rng, zlib.decompress(key)))
+        with contextlib.closing(sqlite3.connect(self._root / "index" / "index.db")) as index, index:
+            rows = index.execute("SELECT name, value FROM rows").fetchall()
+            name, value = rows[int(rng.integers(len(rows)))]
+            damaged = bytewise.flip_bits(rng, value.encode())
             bomb = hostile.bomb(self._mark)
             change, argument = [
-                ("value = ?", new_value),
-                ("value = ?", new_value),
-                ("value = ?", new_value),
-                ("value = ?", bytewise.flip_bits(rng, value)),
-                ("value = ?", zlib.compress(bytewise.flip_bits(rng, plain))),
+                ("value = ?", hostile.change_json(rng, value.encode()).decode()),
+                ("value = CAST(? AS TEXT)", hostile.change_json(rng, value.encode())),
+                ("value = ?", hostile.change_json(rng, value.encode())),
+                ("value = ?", damaged),
+                ("value = CAST(? AS TEXT)", damaged),
                 ("value = ?", 5),
-                ("key = ?", new_key),
-                ("key = ?", zlib.compress(b'"block/../../x"')),
-                ("value = ?, mode = 4", bomb),
-                ("value = ?, mode = 1", bomb),
-                ("key = ?, raw = 0", bomb),
-                ("filename = ?", str(self._folder / "precious")),
-                ("filename = ?, mode = 4", str(self._root / "blocks" / f"{KEYS[0]}.block")),
-                ("expire_time = ?", 1.0),
-            ][int(rng.integers(14))]
+                ("name = CAST(? AS TEXT)", bytewise.flip_bits(rng, name.encode())),
+                ("name = ?", "block/../../x"),
+                ("value = ?", bomb),
+                ("value = CAST(? AS TEXT)", bomb),
+                ("name = ?", bomb),
+            ][int(rng.integers(11))]
             with contextlib.suppress(sqlite3.IntegrityError):
-                index.execute(f"UPDATE Cache SET {change} WHERE rowid = ?", (argument, row))
+                index.execute(f"UPDATE rows SET {change} WHERE name = ?", (argument, name))
             if rng.random() < 0.2:
-                change = "a setting"
-                name = str(
-                    rng.choice(["disk_x", "disk_compress_level", "eviction_policy", "sqlite_x", "size", "count", "x"])
-                )
-                setting = [None, -1, 1 << 62, "x", b"x", "least-recently-used"][int(rng.integers(6))]
-                index.execute("INSERT OR REPLACE INTO Settings VALUES (?, ?)", (name, setting))
+                change = "another table"
+                tables = ["CREATE VIEW v AS SELECT 1", "CREATE TABLE t (x)", "ALTER TABLE rows ADD COLUMN x"]
+                index.execute(str(rng.choice(tables)))
         precious = self._folder / "precious"
         precious.write_bytes(b"")
         outcome = self._use(KEYS)

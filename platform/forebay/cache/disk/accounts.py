@@ -11,7 +11,7 @@ MOST_USERS = 32
 INDEX_BYTES = (48 + 1 + MOST_USERS) * _PAGE_BYTES
 """Bytes of an empty index with its journal, the folders of the cache, and the files of its users."""
 _PER_BLOCK_BYTES = 1024
-"""Limit of a block's row in the index and the journal, and its folder entry. Measured: about 550 bytes."""
+"""Limit of a block's row in the index and the journal, and its folder entry. Measured: about 350 bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,29 +1,37 @@
-"""Index of the cache: JSON rows in SQLite, through `diskcache`, changed in transactions that span all processes.
+"""Index of the cache: JSON rows in SQLite, changed in transactions that span all processes.
 
-The only file that imports `diskcache`. It reads back only plain bytes: diskcache's own `Disk` classes unpickle their
-values, and no release has fixed that (CVE-2025-69872).
+Text is the only type of a row: nothing that a file holds is unpickled, or names another file. Why SQLite by itself, and
+a connection for each transaction: docs/adr/0110-index-by-sqlite.md.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
-import zlib
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
-
-import diskcache
-from diskcache.core import DBNAME, MODE_RAW
 
 from forebay.errors import CacheUnusable
 from forebay.storage.file_lock import FileLock, wait_lock
 
 T = TypeVar("T")
 
-_BUSY_S = 60  # diskcache's own default for FanoutCache is 10 ms, after which writes are silently lost
+_NAME = "index.db"
+_DISKCACHE_NAME = "cache.db"  # what earlier revisions left
+_TABLE = "CREATE TABLE rows (name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) WITHOUT ROWID"
+_BUSY_S = 60
+_SETTINGS = (
+    "PRAGMA trusted_schema = OFF",
+    "PRAGMA mmap_size = 0",
+    # A power cut may lose rows. They are rebuilt from the directory after the next boot (ADR 0010).
+    "PRAGMA synchronous = OFF",
+    # A rollback journal is empty after each transaction. A write-ahead log grows to 4 MB first.
+    "PRAGMA journal_mode = TRUNCATE",
+)
 _GUARD = threading.RLock()
 # A connection must not cross fork(): in mid-transaction the child would roll back the parent's changes. So connections
 # exist only inside a transaction, and a fork waits for the transaction to end.
@@ -35,59 +43,42 @@ class IndexFull(Exception):
 
 
 class DamagedRow(Exception):
-    """A row that Forebay did not write: invalid, or readable only by unpickling or from another file."""
-
-
-class _PlainDisk(diskcache.JSONDisk):  # type: ignore[misc]
-    def get(self, key: Any, raw: Any) -> Any:
-        if not raw:
-            raise DamagedRow("a name that is not plain text")
-        return _text(super().get, key, raw)
-
-    def fetch(self, mode: Any, filename: Any, value: Any, read: Any) -> Any:
-        if mode != MODE_RAW or filename is not None:
-            raise DamagedRow("a value that is not plain text")
-        return _text(super().fetch, mode, filename, value, read)
-
-    def remove(self, file_path: Any) -> None:
-        """Remove nothing: no row of Forebay has a file, and a foreign row could name any file."""
-
-
-def _text(decode: Callable[..., Any], *found: object) -> Any:
-    try:
-        return decode(*found)
-    except (zlib.error, ValueError, TypeError, RecursionError) as error:
-        raise DamagedRow(f"a row that cannot be decoded: {error}") from error
+    """A row, or a file of rows, that Forebay did not write."""
 
 
 class IndexTable:
     """Rows of the index within one transaction. Names are text, values are JSON."""
 
-    def __init__(self, cache: diskcache.Cache) -> None:
-        self._cache = cache
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._connection = connection
 
     def get(self, name: str) -> Any:
-        return self._cache.get(name)
+        """Value of the row `name`. None if there is none. Raises `DamagedRow`."""
+        found = self._connection.execute("SELECT value FROM rows WHERE name = ?", (name,)).fetchone()
+        if found is None:
+            return None
+        try:
+            return json.loads(_text(found[0]))
+        except (ValueError, RecursionError) as error:
+            raise DamagedRow(f"a value that is not JSON: {error}") from error
 
     def set(self, name: str, value: object) -> None:
-        written = self._cache.set(name, value)
-        assert written, "diskcache refused a write inside a transaction"
+        self._connection.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (name, json.dumps(value)))
 
     def delete(self, name: str) -> None:
-        self._cache.delete(name)
+        self._connection.execute("DELETE FROM rows WHERE name = ?", (name,))
 
     def names(self) -> Iterator[str]:
-        for name in self._cache.iterkeys():
-            if not isinstance(name, str):
-                raise DamagedRow(f"a row named {name!r:.100}")
-            yield name
+        """Names of all rows. Raises `DamagedRow`."""
+        for (name,) in self._connection.execute("SELECT name FROM rows"):
+            yield _text(name)
 
 
 class Index:
     """Index in `folder`, shared by all processes that open it."""
 
     def __init__(self, folder: Path, lock: Path) -> None:
-        self.file = folder / DBNAME
+        self.file = folder / _NAME
         self._lock = lock
         self._ready = False
 
@@ -102,60 +93,63 @@ class Index:
                 found = _inode(self.file)
                 try:
                     return self._attempt(work)
-                except (sqlite3.DatabaseError, DamagedRow) as error:
+                # sqlite3 cannot even make its own error of a damaged name in the file: found by the fuzz.
+                except (sqlite3.DatabaseError, UnicodeDecodeError, DamagedRow) as error:
                     problem = error
                 self._recover(problem, found)
         raise self._unusable(problem)
 
     def _attempt(self, work: Callable[[IndexTable], T]) -> T:
-        cache = self._open()
-        try:
-            with cache.transact():
-                return work(IndexTable(cache))
-        except diskcache.Timeout as error:
-            # diskcache reports every failure to begin a transaction as a timeout. The context holds the real error.
-            if isinstance(error.__context__, sqlite3.Error) and "locked" not in str(error.__context__):
-                raise error.__context__ from None
-            raise self._unusable(error) from error
-        finally:
-            cache.close()
-
-    def _open(self) -> diskcache.Cache:
-        # The tables are created once. Connections last no longer than a transaction.
         if not self._ready:
-            lock = self._wait()
-            if lock is None:
-                raise self._unusable(TimeoutError("another process is opening it"))
-            with lock:
-                self._cache = self._make()
-                self._cache.close()
-            self._ready = True
-        return self._cache
+            self._create()
+        with closing(self._connect()) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError as error:
+                if "locked" in str(error):
+                    raise self._unusable(error) from error
+                raise
+            try:
+                result = work(IndexTable(connection))
+                connection.execute("COMMIT")
+            except BaseException:
+                if connection.in_transaction:  # SQLite has ended it after some errors, such as a full disk
+                    connection.execute("ROLLBACK")
+                raise
+            return result
+
+    def _create(self) -> None:
+        """Create the table in a new file. Raises `DamagedRow` if the file holds anything else than that table."""
+        lock = self._wait()
+        if lock is None:
+            raise self._unusable(TimeoutError("another process is opening it"))
+        with lock, closing(self._connect()) as connection:
+            found = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master")]
+            if not found:
+                connection.execute(_TABLE)
+            elif found != [_TABLE.encode()]:
+                raise DamagedRow(f"a table, view or trigger of another program: {found!r:.200}")
+            for left in (_DISKCACHE_NAME, f"{_DISKCACHE_NAME}-journal"):
+                self.file.with_name(left).unlink(missing_ok=True)
+        self._ready = True
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.file, timeout=_BUSY_S, isolation_level=None)
+        # sqlite3 has an error of its own, which looks like one of the disk, for text that is not UTF-8.
+        connection.text_factory = bytes
+        try:
+            for setting in _SETTINGS:
+                connection.execute(setting).close()
+        except BaseException:
+            connection.close()
+            raise
+        return connection
 
     def _wait(self) -> FileLock | None:
         try:
             return wait_lock(self._lock, _BUSY_S)
         except OSError as error:
             raise self._unusable(error) from error
-
-    def _make(self) -> diskcache.Cache:
-        try:
-            return diskcache.Cache(
-                str(self.file.parent),
-                disk=_PlainDisk,
-                timeout=_BUSY_S,
-                eviction_policy="none",
-                cull_limit=0,
-                disk_min_file_size=1 << 30,
-                disk_compress_level=1,  # set here, so that the setting in the index does not count
-                # A rollback journal is empty after each transaction. A write-ahead log grows to 4 MB first.
-                sqlite_journal_mode="truncate",
-                # A power cut may lose rows. They are rebuilt from the directory after the next boot (ADR 0010).
-                sqlite_synchronous=0,
-                sqlite_mmap_size=0,
-            )
-        except (TypeError, ValueError, KeyError, AttributeError) as error:
-            raise DamagedRow(f"a setting that diskcache does not know: {error}") from error
 
     def _recover(self, problem: Exception, found: int) -> None:
         """Prepare the next attempt: remove a damaged index."""
@@ -168,7 +162,7 @@ class Index:
             # Removes only the damaged file: another process may have replaced it already.
             if _inode(self.file) == found:
                 self.file.unlink(missing_ok=True)
-                self.file.with_name(f"{DBNAME}-journal").unlink(missing_ok=True)
+                self.file.with_name(f"{_NAME}-journal").unlink(missing_ok=True)
 
     def _unusable(self, problem: Exception) -> CacheUnusable:
         return CacheUnusable(
@@ -176,6 +170,15 @@ class Index:
             "End the process that holds it, or remove the file: the index is rebuilt from the blocks.",
             path=str(self.file),
         )
+
+
+def _text(found: object) -> str:
+    if not isinstance(found, bytes):
+        raise DamagedRow(f"a {type(found).__name__} in place of text")
+    try:
+        return found.decode()
+    except UnicodeDecodeError as error:
+        raise DamagedRow("text that is not UTF-8") from error
 
 
 def _inode(file: Path) -> int:

@@ -392,7 +392,7 @@ def test_lost_index_is_rebuilt_from_the_blocks(cache: DiskCache, block_of: Block
     flip_bit(cache.path_of(key_of(("b", 0))))
     cache.get(key_of(("b", 0)))
     used, sizes = cache.used_bytes, [(use.dataset, use.blocks, use.bytes) for use in cache.datasets()]
-    index = cache.path / "index" / "cache.db"
+    index = cache.path / "index" / "index.db"
     if damage == "removed":
         index.unlink()
     else:
@@ -443,7 +443,7 @@ def test_index_stays_within_what_is_charged_for_it(
         cache.put(key_of(number), "a-data-set-with-a-rather-long-name-0123456789ab", block)
         if number % 20 == 0:
             peak = max(peak, disk_bytes(cache.path) - cache.used_bytes)
-    journal = cache.path / "index" / "cache.db"
+    journal = cache.path / "index" / "index.db"
     assert peak <= 0
     assert 2 * journal.stat().st_size < 150 * 1024 + 48 * 4096, "a journal may be as large as the index"
 

@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -95,17 +96,57 @@ class Bomb:
         return os.abort, ()
 
 
-@pytest.mark.parametrize("column", ["key", "value"])
+@pytest.mark.parametrize("column", ["name", "value"])
 def test_pickles_in_the_index_are_never_loaded(index: Index, column: str) -> None:
     index.transact(count_up)
-    with sqlite3.connect(index.file) as connection:
-        bomb = sqlite3.Binary(pickle.dumps(Bomb()))
-        if column == "key":
-            connection.execute("UPDATE Cache SET key = ?, raw = 0", (bomb,))
-        else:
-            connection.execute("UPDATE Cache SET value = ?, mode = 4", (bomb,))
-    connection.close()
+    with closing(sqlite3.connect(index.file)) as connection, connection:
+        connection.execute(f"UPDATE rows SET {column} = ?", (pickle.dumps(Bomb()),))
     assert index.transact(lambda rows: [*rows.names(), rows.get("n")]) == [None]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE rows SET value = CAST(x'ff' AS TEXT)",
+        "UPDATE rows SET value = 'no JSON'",
+        "UPDATE rows SET value = replace(hex(zeroblob(20000)), '0', '[')",
+        "UPDATE rows SET name = CAST(x'ff' AS TEXT)",
+    ],
+)
+def test_rows_that_forebay_did_not_write_are_replaced_with_the_whole_index(index: Index, change: str) -> None:
+    index.transact(count_up)
+    with closing(sqlite3.connect(index.file)) as connection, connection:
+        connection.execute(change)
+    assert index.transact(lambda rows: [*rows.names(), rows.get("n")]) == [None]
+    assert index.transact(count_up) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        ["CREATE TRIGGER t AFTER INSERT ON rows BEGIN DELETE FROM rows; END"],
+        ["DROP TABLE rows", "CREATE VIEW rows AS SELECT 'n' AS name, '7' AS value"],
+        ["DROP TABLE rows", "CREATE TABLE rows (name TEXT, other TEXT)"],
+        ["CREATE TABLE others (name TEXT)"],
+        ["PRAGMA writable_schema = ON", "UPDATE sqlite_master SET name = CAST(x'ff' AS TEXT), sql = 'x'"],
+    ],
+    ids=["trigger", "view", "columns", "table", "name"],
+)
+def test_a_database_with_anything_else_is_replaced(index: Index, changes: list[str]) -> None:
+    index.transact(count_up)
+    with closing(sqlite3.connect(index.file)) as connection, connection:
+        for change in changes:
+            connection.execute(change)
+    again = Index(index.file.parent, index.file.parent / "lock")
+    assert again.transact(count_up) == 1
+    assert again.transact(count_up) == 2
+
+
+def test_the_index_of_earlier_revisions_is_removed(index: Index) -> None:
+    earlier = index.file.with_name("cache.db")
+    earlier.write_bytes(b"x")
+    assert index.transact(count_up) == 1
+    assert not earlier.exists()
 
 
 def test_a_full_disk_has_its_own_error(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,8 +163,6 @@ def test_locked_index_is_an_error_with_a_remedy(index: Index, monkeypatch: pytes
     holder = sqlite3.connect(index.file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     other = Index(index.file.parent, index.file.parent / "lock2")
-    other._cache, other._ready = index._cache, True
-    other._cache._timeout = 0.2
     with pytest.raises(CacheUnusable, match="End the process that holds it"):
         other.transact(count_up)
     holder.close()
