@@ -46,7 +46,7 @@ def with_noise(batch: dict[str, np.ndarray], rng: fb.RowRandom) -> dict[str, np.
 
 
 @dataclass
-class Case:
+class RowsCase:
     """One combination, drawn with `rng`."""
 
     rng: np.random.Generator
@@ -101,7 +101,7 @@ class Case:
         return ids
 
 
-def drawn(seed: int, folder: Path) -> Case | None:
+def drawn(seed: int, folder: Path) -> RowsCase | None:
     """Combination of this seed. None if its filters leave too few rows."""
     rng = np.random.default_rng(seed)
     text, keeps = FILTERS[rng.integers(len(FILTERS))]
@@ -125,7 +125,7 @@ def drawn(seed: int, folder: Path) -> Case | None:
         parts = zip("ab", manifest.split(0.4), strict=True)
         order = fb.Mixture({name: fb.build_plan(part, **options) for name, part in parts}, until="once")
     cache = fb.DiskCache(folder.parent / "cache", quota_bytes=int(rng.choice([3000, 1 << 24])), min_free_bytes=0)
-    return Case(rng, order, ids, cache if rng.random() < 0.7 else None, with_noise if rng.random() < 0.5 else None)
+    return RowsCase(rng, order, ids, cache if rng.random() < 0.7 else None, with_noise if rng.random() < 0.5 else None)
 
 
 @pytest.mark.parametrize(
