@@ -10,6 +10,10 @@ import torch.distributed as dist
 LEAVE_S = 4.0
 
 
+class PeerLost(Exception):
+    """A collective failed because another worker's process had died. The train function is not the cause."""
+
+
 class RayAttempt:
     """The train function that runs in this process, in a thread of Ray Train."""
 
@@ -49,3 +53,8 @@ class RayAttempt:
 
 attempt = RayAttempt()
 """The attempt of this process."""
+
+
+def leave() -> bool:
+    """End this process's part in a world that has ended. Returns whether it can take part in another one."""
+    return attempt.leave()

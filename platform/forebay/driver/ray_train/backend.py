@@ -12,7 +12,7 @@ from forebay.driver.elastic.controller import Controller, RunAborted
 from forebay.driver.elastic.coordinator import RunView
 from forebay.driver.elastic.phase import Ended, TooManyFailures
 from forebay.driver.elastic.pool import WorkerPool
-from forebay.driver.ray_train.worker import leave
+from forebay.driver.ray_train.attempt import leave
 
 PAUSING_S = 0.5
 """How long to wait for workers to pause before their health is checked again."""

@@ -6,12 +6,16 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+import ray
 from pyarrow.fs import FileType
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
+from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
+from ray.train.torch import TorchConfig
 
 from forebay.driver.elastic.elastic_driver import Trainer, train_elastic
-from forebay.driver.ray_train.trainer import RAY_FOLDER, torch_trainer
+from forebay.driver.ray_train.trainer import ControllerConfig, ForebayTrainer
+from forebay.driver.ray_train.worker import train_loop
 from forebay.events import Preparing
 from forebay.job.job import Job
 from forebay.ray_cluster.placement import remove_places
@@ -19,7 +23,12 @@ from forebay.ray_cluster.session import ray_session, session_text, train_environ
 from forebay.runs.callback import Callback
 from forebay.runs.result import Result
 from forebay.runs.run import Run
+from forebay.runs.worker_spec import pack
 from forebay.storage.filesystem import below, resolve
+from forebay.train.collectives.torch_collective import MEET_S
+
+RAY_FOLDER = "ray"
+"""Folder below the run's folder. Ray Train requires one for checkpoints. Forebay saves none there."""
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +46,40 @@ class RayTrainDriver:
                 return train_elastic(run, "ray", _open_backend)
 
 
+def _torch_trainer(run: Run, coordinator: ActorHandle) -> ForebayTrainer:
+    """Trainer of `run`, ready for `fit()`."""
+    job = run.job
+    folder = resolve(run.path)
+    payload = ray.put(pack(run.worker_spec))
+    return ForebayTrainer(
+        train_loop,
+        controller=ControllerConfig(
+            coordinator=coordinator, payload=payload, min_workers=job.min_workers, run=run.name
+        ),
+        train_loop_config={"coordinator": coordinator, "payload": payload},
+        torch_config=TorchConfig(
+            backend="nccl" if job.resources.gpus else "gloo", timeout_s=max(job.hang_timeout_s, MEET_S)
+        ),
+        scaling_config=ScalingConfig(
+            num_workers=job.max_workers,
+            use_gpu=job.resources.gpus > 0,
+            resources_per_worker={"CPU": job.resources.cpus, "GPU": job.resources.gpus},
+        ),
+        run_config=RunConfig(
+            name=RAY_FOLDER,
+            storage_path=folder.path,
+            storage_filesystem=folder.fs,
+            failure_config=FailureConfig(max_failures=job.max_failures),
+            # Failures are raised or reported as events. Ray's own log files keep the rest.
+            logging_config=LoggingConfig(log_level="CRITICAL"),
+        ),
+    )
+
+
 @contextmanager
 def _open_backend(run: Run, coordinator: ActorHandle) -> Iterator[Trainer]:
     try:
-        yield torch_trainer(run, coordinator).fit
+        yield _torch_trainer(run, coordinator).fit
     finally:
         _clear_away(run)
 

@@ -1,5 +1,7 @@
 """Subclass of `TorchTrainer`: the coordinator sets its world size, and its workers outlive a change of world.
 
+The controller's process imports this file, so it imports nothing that only workers need: 0.7 CPU seconds, for which
+every run waited.
 Every private name of Ray Train that Forebay uses is used in this file, and listed in `ray_cluster/private_names.py`.
 tests/ray/driver/ray_train/test_trainer.py fails when one of them changes its meaning.
 """
@@ -8,15 +10,15 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
-from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train import FailureConfig, ScalingConfig
+from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
 from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
@@ -34,51 +36,16 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from forebay.driver.elastic.controller import Controller
 from forebay.driver.elastic.pool import Message, SpawnedWorker, WorkerPool
+from forebay.driver.ray_train.attempt import PeerLost
 from forebay.driver.ray_train.backend import RayTrainWorlds
 from forebay.driver.ray_train.warm_up import warm_up
-from forebay.driver.ray_train.worker import PeerLost, train_loop
 from forebay.extras import unsupported_ray
-from forebay.runs.run import Run
-from forebay.runs.worker_spec import pack
-from forebay.storage.filesystem import resolve
-from forebay.train.collectives.torch_collective import MEET_S
 
-RAY_FOLDER = "ray"
-"""Folder below the run's folder. Ray Train requires one for checkpoints. Forebay saves none there."""
 POLL_S = 0.2
 # The first removes one placement group, but our workers have one each: the driver removes them. The second shows every
 # worker the GPUs of all workers of its node, but CUDA looks only once, and the workers of a node change. The third
 # starts a process in every new world, 2 CPU seconds, that hands out shards of Ray Data: we have none.
 LEFT_OUT = (PlacementGroupCleanerCallback, AcceleratorSetupCallback, DatasetsCallback)
-
-
-def torch_trainer(run: Run, coordinator: ActorHandle) -> TorchTrainer:
-    """Trainer of `run`, ready for `fit()`."""
-    job = run.job
-    folder = resolve(run.path)
-    payload = ray.put(pack(run.worker_spec))
-    return ForebayTrainer(
-        controller=ControllerConfig(
-            coordinator=coordinator, payload=payload, min_workers=job.min_workers, run=run.name
-        ),
-        train_loop_config={"coordinator": coordinator, "payload": payload},
-        torch_config=TorchConfig(
-            backend="nccl" if job.resources.gpus else "gloo", timeout_s=max(job.hang_timeout_s, MEET_S)
-        ),
-        scaling_config=ScalingConfig(
-            num_workers=job.max_workers,
-            use_gpu=job.resources.gpus > 0,
-            resources_per_worker={"CPU": job.resources.cpus, "GPU": job.resources.gpus},
-        ),
-        run_config=RunConfig(
-            name=RAY_FOLDER,
-            storage_path=folder.path,
-            storage_filesystem=folder.fs,
-            failure_config=FailureConfig(max_failures=job.max_failures),
-            # Failures are raised or reported as events. Ray's own log files keep the rest.
-            logging_config=LoggingConfig(log_level="CRITICAL"),
-        ),
-    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +61,7 @@ class ControllerConfig:
 class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
     """Ray Train with Forebay's scaling and failure policies."""
 
-    def __init__(self, *, controller: ControllerConfig, **options: Any) -> None:
+    def __init__(self, train_loop: Callable[..., None], *, controller: ControllerConfig, **options: Any) -> None:
         super().__init__(train_loop, **options)
         self._config = controller
 

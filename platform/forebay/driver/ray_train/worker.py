@@ -17,7 +17,7 @@ from ray.exceptions import RayActorError
 from forebay.cache.node.client import attach
 from forebay.checkpoint.ray_store import open_ray_checkpoints
 from forebay.driver.elastic.coordinator_client import CoordinatorReporter
-from forebay.driver.ray_train.attempt import attempt
+from forebay.driver.ray_train.attempt import PeerLost, attempt
 from forebay.driver.worker_error import WorkerError
 from forebay.driver.worker_main import Outcome, work
 from forebay.errors import Hung
@@ -46,20 +46,11 @@ class RunEnding(Exception):
     """The driver has given up on the run, or another worker was lost, while this worker was starting."""
 
 
-class PeerLost(Exception):
-    """A collective failed because another worker's process had died. The train function is not the cause."""
-
-
 def open_job(payload: bytes) -> None:
     """Import what the job needs, and attach to the node's cache."""
     spec = unpack(payload)
     if spec.cache is not None:
         attach(spec.cache)
-
-
-def leave() -> bool:
-    """End this process's part in a world that has ended. Returns whether it can take part in another one."""
-    return attempt.leave()
 
 
 def train_loop(config: dict[str, Any]) -> None:

@@ -19,6 +19,7 @@ from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker,
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
 from ray.train.v2.api.exceptions import WorkerGroupError
 
+from forebay.driver.ray_train.attempt import PeerLost
 from forebay.driver.ray_train.trainer import (
     LEFT_OUT,
     ControllerConfig,
@@ -27,7 +28,6 @@ from forebay.driver.ray_train.trainer import (
     ForebayTrainer,
     lost_workers_text,
 )
-from forebay.driver.ray_train.worker import PeerLost
 from forebay.errors import UnsupportedRay
 
 CONTROLLER = ControllerConfig(coordinator=None, payload=None, min_workers=1, run="a")
@@ -47,6 +47,7 @@ def test_controller_is_built_from_named_parts() -> None:
 
 def test_default_callbacks_hold_those_that_are_left_out(tmp_path: object) -> None:
     trainer = ForebayTrainer(
+        print,
         controller=CONTROLLER,
         scaling_config=ScalingConfig(num_workers=1),
         run_config=RunConfig(storage_path=str(tmp_path)),
@@ -101,7 +102,7 @@ def test_policy_is_asked_by_keyword() -> None:
 
 
 def test_another_ray_is_refused_with_the_remedy() -> None:
-    trainer = ForebayTrainer(controller=CONTROLLER, scaling_config=ScalingConfig(num_workers=1))
+    trainer = ForebayTrainer(print, controller=CONTROLLER, scaling_config=ScalingConfig(num_workers=1))
     with pytest.raises(UnsupportedRay, match=r"failure_policy and scaling_policy .* Run: pip install 'ray\["):
         trainer._initialize_and_run_controller(policies={})
 
