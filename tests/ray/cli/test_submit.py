@@ -44,10 +44,10 @@ def dashboard(ray_off: None, tmp_path: Path) -> Iterator[str]:
     address = f"http://127.0.0.1:{ports['dashboard-port']}"
     until_it_answers(address)
     yield address
-    # The whole group: with --block the head waits for its children, which do not wait for it.
+    # The whole group: with --block the head waits for its children, which do not wait for it. Some never end by that.
     os.killpg(head.pid, signal.SIGTERM)
     try:
-        head.wait(10)
+        head.wait(2)
     except subprocess.TimeoutExpired:
         os.killpg(head.pid, signal.SIGKILL)
         head.wait(10)

@@ -59,7 +59,7 @@ def test_sweep_in_a_bucket_is_interrupted_and_goes_on(
         max_concurrent=1,
         driver=driver,
         storage=s3.uri("sweeps"),
-        fixed={"step_s": 1.0, "epochs": EPOCHS},
+        fixed={"step_s": 0.4, "epochs": EPOCHS},
     )
     small.hasten("a")
     handler = signal.getsignal(signal.SIGINT)
@@ -145,7 +145,7 @@ def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: S
         {"key": {"grid_search": ["a", "b"]}},
         num_trials=2,
         max_concurrent=1,
-        fixed={"step_s": 1.0, "epochs": EPOCHS},
+        fixed={"step_s": 0.4, "epochs": EPOCHS},
     )
     small.hasten("a")
 

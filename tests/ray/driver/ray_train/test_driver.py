@@ -205,7 +205,7 @@ def test_starts_a_ray_of_its_own_and_ends_it(ray_off: None, bench: DriverBench) 
 
 
 def test_uses_the_cluster_at_ray_address(ray_off: None, bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
     try:
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         assert session_text() == f"connecting to Ray at {cluster.address}"
