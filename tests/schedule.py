@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,11 +17,18 @@ from xdist.workermanage import WorkerController
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds per module of tests, from a run with `--save-durations`. A missing module counts as short."""
 WITH_RAY = ("tests/ray/", "tests/horovod/")
+OWN_CLUSTER = re.compile(r"ray_off|ray\.shutdown\(|Cluster\(|SmallNodes\(|three_node_cluster\(|cluster\.here\(")
 
 
 def starts_ray(test: str) -> bool:
     """Whether a test, by its id, may start Ray or use the one that its process has started."""
     return test.startswith(WITH_RAY)
+
+
+@cache
+def ends_ray(module: str) -> bool:
+    """Whether a module of tests ends the Ray of its process, to start a cluster of its own."""
+    return starts_ray(module) and OWN_CLUSTER.search((DURATIONS.parents[1] / module).read_text()) is not None
 
 
 def module_of(test: str) -> str:
@@ -51,7 +60,7 @@ class LongestFirst(LoadScopeScheduling):
     """Runs each module in one process, so that its fixtures are set up once. Hands out the longest modules first.
 
     The first process starts with the modules that need Ray, and the others join it when nothing else is left. A Ray
-    takes 8 CPU seconds to start, and stays up for the later modules of its process.
+    takes 4 CPU seconds to start, and stays up for the later modules of its process. So modules that end it come first.
     """
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
@@ -65,7 +74,12 @@ class LongestFirst(LoadScopeScheduling):
         prefers_ray = node == next(iter(self.assigned_work))
         module = min(
             self.workqueue,
-            key=lambda module: (starts_ray(module) != prefers_ray, -self._seconds.get(module, 0.0), module),
+            key=lambda module: (
+                starts_ray(module) != prefers_ray,
+                starts_ray(module) and not ends_ray(module),
+                -self._seconds.get(module, 0.0),
+                module,
+            ),
         )
         self.workqueue.move_to_end(module, last=False)
         super()._assign_work_unit(node)
