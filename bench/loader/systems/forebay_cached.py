@@ -32,7 +32,8 @@ class Forebay:
         shuffled="yes: row groups over the data set, rows in windows of 65,536 per lane",
         packed="yes",
         deterministic="yes: for any threads, cache state and number of ranks",
-        note="blocks are checksummed and cached on disk",
+        note="blocks are checksummed and cached on disk; the first two batches of a cached epoch are made before it "
+        "begins, five epochs in a row on one clock leave no pause for that",
     )
 
     def __init__(self, setting: LoaderSetting) -> None:

@@ -85,11 +85,11 @@ class BlockBuilder:
         self.names = BlockNames(dataset)
         kernels.load()  # before the first data worker
 
-    def peek(self, index: int) -> Block | None:
+    def peek(self, index: int, tally: Counters | None = None) -> Block | None:
         """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
         if self._cache is None:
             return None
-        found = self._cache.peek(self.names.key(index), self._tally, dataset=self.names.dataset)
+        found = self._cache.peek(self.names.key(index), tally or self._tally, dataset=self.names.dataset)
         return usable(found, self._reader.manifest, index)
 
     def build(self, index: int) -> Built:

@@ -55,6 +55,10 @@ class LocalSource:
             self._threads = self._start_threads()  # threads and locks of the parent do not exist here
         return self._threads.workers.submit(index)
 
+    def peek(self, index: int, tally: Counters) -> Block | None:
+        """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
+        return self._threads.peek(index, tally)
+
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancel pending requests and return within `timeout_s` seconds. A stuck read is abandoned. Blocks stay
         valid.
@@ -89,6 +93,7 @@ class _Threads:
             self._cores.take_ticket()
             return build_recorded(builder, index, self.workers, tally)
 
+        self.peek = builder.peek
         self.workers: ReadPool[int, Block] = ReadPool(make, workers_for(dataset, workers), peek=builder.peek)
 
     def close(self, timeout_s: float) -> None:

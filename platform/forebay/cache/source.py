@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from itertools import accumulate
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.local_source import LocalSource
@@ -36,6 +36,15 @@ class BlockSource(Protocol):
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancel pending requests (`CancelledError`) and return within `timeout_s` seconds, even if a read is stuck."""
+        ...
+
+
+@runtime_checkable
+class MappedBlocks(Protocol):
+    """Part of a `BlockSource` that can look into a cache without reading anything."""
+
+    def peek(self, index: int, tally: Counters) -> Block | None:
+        """Map block `index` at once. Counts to `tally`. None if that takes a read, or is not known."""
         ...
 
 
@@ -76,6 +85,12 @@ class JoinedSource:
     def request(self, index: int) -> Future[Block]:
         number = bisect_right(self._first_blocks, index) - 1
         return self._sources[number].request(index - self._first_blocks[number])
+
+    def peek(self, index: int, tally: Counters) -> Block | None:
+        """Map block `index`, if its source can do so without a read. Counts to `tally`."""
+        number = bisect_right(self._first_blocks, index) - 1
+        source = self._sources[number]
+        return source.peek(index - self._first_blocks[number], tally) if isinstance(source, MappedBlocks) else None
 
     def close(self, timeout_s: float = 5.0) -> None:
         give_up = time.monotonic() + timeout_s

@@ -7,7 +7,6 @@ import os
 import time
 import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
@@ -15,12 +14,13 @@ import torch
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import JoinedSource, SourceProvider, open_source
-from forebay.errors import CursorMismatch, ForebayError, InvalidOption, LoaderClosed, whole_number
+from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed, whole_number
 from forebay.loader.batch import Batch
 from forebay.loader.buffers import BufferPool
 from forebay.loader.data import Transforms, datasets_of, validate_augment, validate_datasets
 from forebay.loader.device.copies import known_device
-from forebay.loader.pipeline import LoaderOptions, Pipeline
+from forebay.loader.gathered_epoch import LoaderOptions
+from forebay.loader.pipeline import EpochBatches, Pipeline, live_pipelines
 from forebay.metrics import Counters
 from forebay.plan.cursor import Cursor
 from forebay.plan.order import Last, Order
@@ -49,8 +49,8 @@ class Loader:
         global_batch: Rows per step over all ranks.
         epoch: First epoch.
         epochs: Number of the epoch before which iteration ends, if known. The next epoch is then prepared while the
-            trainer uses the last batches of one, so it does not wait between them. A loop that stops early must call
-            `close()`.
+            trainer uses the last batches of one, also from the source. A loop that stops early must call `close()`.
+            By default the first batches of the next epoch are prepared as far as the cache has them, for 10 s.
         last: "balance" makes batches whose sizes differ by at most one row, "drop" equal ones (`dropped_rows` counts
             the rest).
         as_numpy: Batches of NumPy arrays instead of torch tensors.
@@ -64,7 +64,8 @@ class Loader:
         InvalidOption, TooManyRanks, MissingColumn, WrongType, Unfingerprintable: Before any thread starts.
 
     A batch stays valid as long as a reference to it, or to a part of it, exists. Leaving the loop early, an exception
-    in it, or `close()` ends all threads. A loader works in forked and spawned children.
+    in it, or `close()` ends all threads. After a whole epoch they end by themselves, if the next one does not begin
+    within 10 s. A loader works in forked and spawned children.
     """
 
     def __init__(  # noqa: PLR0913 - the one constructor every user of the data plane writes out
@@ -106,15 +107,15 @@ class Loader:
             prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
             sequences=tuple(each.transform for each in self._datasets if isinstance(each.transform, SequenceTransform)),
             augment=as_augment(augment),
+            epochs=None if epochs is None else whole_number("epochs", epochs),
         )
         self.tally = tally or Counters()
         self.dropped_rows = 0
         self._epoch, self._position = whole_number("epoch", epoch), 0
-        self._epochs = 0 if epochs is None else whole_number("epochs", epochs)
         # One pool for all epochs: the last batches of one and the first of the next share memory.
         self._pool = BufferPool(kept_bytes=self._options.prefetch_bytes // 2, pinned=torch.cuda.is_available())
         self._pipeline: Pipeline | None = None
-        self._next_pipeline: Pipeline | None = None
+        self._batches: EpochBatches | None = None
         self._closed = False
         _live.add(self)
 
@@ -148,20 +149,15 @@ class Loader:
         return self._options.plan.num_batches(self._options.global_batch, self._position, last=self._options.last)
 
     def __iter__(self) -> Iterator[Batch]:
-        pipeline, process = self._start(), os.getpid()
+        batches, process = self._start(), os.getpid()
         taken: list[Batch] = []
         try:
             while True:
                 if process != os.getpid():  # Threads do not survive a fork: continue from the cursor with new ones.
-                    pipeline, process = self._start(), os.getpid()
-                batch = pipeline.next()
+                    batches, process = self._start(), os.getpid()
+                batch = batches.next()
                 if batch is None:
                     return
-                if pipeline.has_made_all and self._next_pipeline is None and batch.epoch + 1 < self._epochs:
-                    # An error here occurs again at the start of the next epoch, and is raised there.
-                    with suppress(ForebayError, OSError, RuntimeError):
-                        self._next_pipeline = self._open(batch.epoch + 1, 0)
-                        self._raise_if_closed()
                 self._advance_cursor(batch)
                 # No reference stays here: memory is reused as soon as the trainer has dropped the batch. Freeing the
                 # batch before took half of the time in which a trainer waits for one that is finished.
@@ -170,11 +166,7 @@ class Loader:
                 yield taken.pop()
         finally:
             if process == os.getpid():
-                # The loop ended early: the next position is unknown. Another iteration may have started since.
-                if self._pipeline is pipeline and self._position:
-                    self._stop(timeout_s=5)
-                else:
-                    pipeline.close(timeout_s=5)
+                self._leave(batches)
 
     def cursor(self) -> Cursor:
         """Position of the next batch, after the last one handed out. After an epoch's end, the start of the next."""
@@ -249,7 +241,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle for a spawned child as a new loader at the same position, with its own tally."""
-        return _rebuild, (self._options, self._transform, self._cache, self.cursor(), self._epochs)
+        return _rebuild, (self._options, self._transform, self._cache, self.cursor())
 
     def close(self, timeout_s: float = 5) -> None:
         """End all threads within `timeout_s`, even if a read is stuck. Idempotent. Batches stay valid."""
@@ -265,17 +257,27 @@ class Loader:
     ) -> None:
         self.close()
 
-    def _start(self) -> Pipeline:
+    def _start(self) -> EpochBatches:
         self._raise_if_closed()
-        prepared = self._next_pipeline
-        if prepared and self._process == os.getpid() and prepared.start == (self._epoch, self._position):
-            self._next_pipeline = None
-        else:
-            prepared = None
-        self._stop(timeout_s=5)
-        self._pipeline = pipeline = prepared or self._open(self._epoch, self._position)
+        batches = None
+        if self._pipeline is not None and self._process == os.getpid():
+            batches = self._pipeline.begin(self._epoch, self._position)
+        if batches is None:
+            self._stop(timeout_s=5)
+            self._pipeline = pipeline = self._open(self._epoch, self._position)
+            batches = pipeline.begin(self._epoch, self._position)
+        self._batches = batches
         self._raise_if_closed()
-        return pipeline
+        assert batches is not None, "only close() ends a pipeline before its first batch"
+        return batches
+
+    def _leave(self, batches: EpochBatches) -> None:
+        """End an iteration. What is made of the next epoch stays. Another iteration may have started since."""
+        if self._batches is not batches:
+            return
+        has_ended = self._epoch > batches.start[0]
+        if not (has_ended and self._pipeline is not None and self._pipeline.makes(self._epoch, self._position)):
+            self._stop(timeout_s=5)
 
     def _raise_if_closed(self) -> None:
         """Check whether another thread closed the loader. If so, stop new threads and raise `LoaderClosed`."""
@@ -287,14 +289,12 @@ class Loader:
         sources = [open_source(self._cache, dataset, self.tally) for dataset in self._datasets]
         source = JoinedSource(sources, [len(dataset.manifest) for dataset in self._datasets])
         self._process = os.getpid()
-        return Pipeline(self._options, source, self._pool, self.tally, epoch=epoch, position=position)
+        return Pipeline(self._options, source, self._pool, self.tally, start=(epoch, position), owner=weakref.ref(self))
 
     def _stop(self, timeout_s: float) -> None:
-        running = [pipeline for pipeline in (self._pipeline, self._next_pipeline) if pipeline is not None]
-        self._pipeline = self._next_pipeline = None
-        give_up = time.monotonic() + timeout_s
-        for pipeline in running if running and self._process == os.getpid() else ():
-            pipeline.close(max(give_up - time.monotonic(), 0.0))
+        pipeline, self._pipeline, self._batches = self._pipeline, None, None
+        if pipeline is not None:
+            pipeline.close(timeout_s)
 
     def _advance_cursor(self, batch: Batch) -> None:
         if not batch.ends_epoch:
@@ -313,7 +313,7 @@ def _validate_types(plan: object, cache: object) -> None:
 
 
 def _rebuild(
-    options: LoaderOptions, transform: Transforms, cache: DiskCache | SourceProvider | None, cursor: Cursor, epochs: int
+    options: LoaderOptions, transform: Transforms, cache: DiskCache | SourceProvider | None, cursor: Cursor
 ) -> Loader:
     loader = Loader(
         options.plan,
@@ -321,7 +321,7 @@ def _rebuild(
         cache,
         world=options.world,
         global_batch=options.global_batch,
-        epochs=epochs,
+        epochs=options.epochs,
         last=options.last,
         as_numpy=options.as_numpy,
         prefetch_bytes=options.prefetch_bytes,
@@ -336,6 +336,8 @@ def _close_all() -> None:
     give_up = time.monotonic() + _AT_EXIT_S
     for loader in list(_live):
         loader.close(max(give_up - time.monotonic(), 0.0))
+    for pipeline in list(live_pipelines):  # A thread may outlive its loader for a moment.
+        pipeline.close(max(give_up - time.monotonic(), 0.0))
 
 
 # A daemon thread that returns from C++ into an ended interpreter aborts the whole process (SIGABRT).

@@ -1,108 +1,68 @@
-"""Batches of one epoch, made in a thread ahead of the trainer."""
+"""Batches of a loader, made in a thread ahead of the trainer, epoch after epoch."""
 
 from __future__ import annotations
 
+import math
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
-from concurrent.futures import TimeoutError as NotYet
 from contextlib import closing
-from dataclasses import dataclass
-from functools import partial
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from forebay.cache.source import BlockSource
+from forebay.cache.source import JoinedSource
 from forebay.errors import LoaderClosed
 from forebay.foreign_code import outcome_of
 from forebay.kernels import calls as kernels
 from forebay.loader.batch import Batch
 from forebay.loader.batch_queue import BatchQueue
-from forebay.loader.block_table import BlockTable, as_tensors
 from forebay.loader.buffers import BufferPool
-from forebay.loader.device.copies import open_copies
+from forebay.loader.device.copies import DeviceCopies, open_copies
 from forebay.loader.device.feed import DeviceFeed
-from forebay.loader.prefetch import Prefetcher
-from forebay.loader.rank_batches import Cut, RankPart, parts_in_order
-from forebay.loader.rows.augmented_rows import AugmentedRows
-from forebay.loader.rows.order_rows import OrderRows
-from forebay.loader.sequences.window_tables import WindowTables
-from forebay.loader.serial_executor import SerialExecutor
-from forebay.manifest.rows.file_rows import FileRows
-from forebay.manifest.rows.file_windows import FileWindows
+from forebay.loader.gathered_epoch import GatheredEpoch, LoaderOptions
+from forebay.loader.rank_batches import SerialExecutor
+from forebay.manifest.streamed import StreamedManifest
 from forebay.metrics import Counters
-from forebay.plan.order import Last, Order, PositionedRows
-from forebay.transform.augment import Augment
 from forebay.transform.block import Block
-from forebay.transform.sequences.sequence_block import SequenceTransform
-from forebay.transform.sequences.step_columns import StepColumns
-from forebay.world import World
 
+_KEPT_S = 10.0
+"""Seconds for which the start of an epoch that may not come is kept. It saves 10 ms, and holds a lease on the cache."""
 _POLL_S = 0.2
+_CLOSE_S = 5.0
+
+live_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderOptions:
-    """Options of one rank's loader, the same for all epochs."""
+class EpochBatches:
+    """Finished batches of one epoch, for the trainer.
 
-    plan: Order
-    world: World
-    global_batch: int
-    last: Last
-    as_numpy: bool
-    prefetch_bytes: int
-    device: torch.device | None = None
-    """Device of the batches. None: main memory."""
-    sequences: tuple[SequenceTransform, ...] = ()
-    """Transform of each data set, if the rows of the plan are windows."""
-    augment: Augment | None = None
-    """Function that changes gathered rows."""
-
-
-class Pipeline:
-    """Batches of one rank from a position to the end of the epoch.
-
-    One thread gathers: a gather runs at memory speed without the GIL, and a second thread would take a core from the
-    trainer. It also calls the augment on rows that it gathered. Half of `prefetch_bytes` bounds the blocks requested
-    ahead of need, half the finished batches.
+    Attributes:
+        start: Epoch, and position of the first batch.
+        is_sure: Whether it is known that the trainer will begin the epoch.
+        queue: Finished batches in main memory.
+        begun: Set once the trainer has begun the epoch, or the pipeline was closed.
     """
 
     def __init__(
         self,
         options: LoaderOptions,
-        source: BlockSource,
-        pool: BufferPool,
         tally: Counters,
+        copies: DeviceCopies | None,
         *,
-        epoch: int,
-        position: int,
+        start: tuple[int, int],
+        is_sure: bool,
     ) -> None:
-        self._options, self._source, self._tally = options, source, tally
-        self._epoch, self._position = epoch, position
-        self.start = epoch, position
-        plan = options.plan
-        kernels.load()  # before the first thread
-        self._prefetcher = Prefetcher(
-            plan,
-            source,
-            epoch=epoch,
-            position=position,
-            lanes=plan.owned_lanes(options.world),
-            budget_bytes=options.prefetch_bytes // 2,
-        )
-        self._table = _table_of(options, pool, epoch)
-        self._augmented = None if options.augment is None else AugmentedRows(options.augment, plan, pool, epoch=epoch)
-        self._sources = _source_numbers(plan)
-        self._queue = BatchQueue(options.prefetch_bytes // 2)
-        device = options.device
-        self._feed = None if device is None else DeviceFeed(self._queue, open_copies(device), tally)
-        self.has_made_all = False
-        """Whether every batch of the epoch is finished."""
-        self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
-        self._thread.start()
+        self.start, self.is_sure, self._tally = start, is_sure, tally
+        self.queue = BatchQueue(options.prefetch_bytes // 2)
+        self.begun = threading.Event()
+        self._feed = None if copies is None else DeviceFeed(self.queue, copies, tally)
+
+    @property
+    def may_come(self) -> bool:
+        """Whether nobody knows if the trainer begins the epoch."""
+        return not (self.is_sure or self.begun.is_set())
 
     def next(self) -> Batch | None:
         """Return the next batch, or None after the last, and count it. Raises the error that ended the epoch early."""
@@ -111,133 +71,167 @@ class Pipeline:
         if self._feed is not None:
             batch, counted = self._feed.next(), {}
         else:
-            batch = self._queue.get()
+            batch = self.queue.get()
             counted = {"wait_s": time.perf_counter() - asked}
         if batch is not None:
             counted |= {"batches": 1, "rows": batch.num_rows}
         self._tally.merge(counted)
         return batch
 
+
+class Pipeline:
+    """Batches of one rank from a position on, epoch after epoch, by one thread and one source of blocks.
+
+    One thread gathers: a gather runs at memory speed without the GIL, and a second thread would take a core from the
+    trainer. It also calls the augment on rows that it gathered. Half of `prefetch_bytes` bounds the blocks requested
+    ahead of need, half the finished batches of an epoch.
+
+    Once an epoch is made, the thread goes on with the next one, at most one ahead of the trainer. If `options.epochs`
+    does not say that this one comes, it plans the first window, maps its blocks and gathers two batches, as far as
+    they are in the cache. Before the trainer begins, it reads no source, calls no function of the user and counts
+    nothing. It ends after 10 s without the trainer, or once `owner` returns None.
+
+    Args:
+        options: Options of the loader.
+        source: Blocks, closed by this pipeline.
+        pool: Memory of the batches.
+        tally: Receives the counters.
+        start: Epoch and position of the first batch.
+        owner: Weak reference to the user of this pipeline.
+    """
+
+    def __init__(
+        self,
+        options: LoaderOptions,
+        source: JoinedSource,
+        pool: BufferPool,
+        tally: Counters,
+        *,
+        start: tuple[int, int],
+        owner: Callable[[], object | None],
+    ) -> None:
+        self._options, self._source, self._pool, self._tally, self._owner = options, source, pool, tally, owner
+        self._pid = os.getpid()
+        # The source of a stream of files does not become that of the finished data set.
+        self._goes_on = not any(isinstance(manifest, StreamedManifest) for manifest in options.plan.manifests)
+        kernels.load()  # before the first thread
+        self._copies = None if options.device is None else open_copies(options.device)
+        self._lock = threading.Lock()
+        self._closed = self._source_closed = False
+        self._epochs: deque[EpochBatches] = deque(maxlen=2)
+        """That of the trainer, and the one that is made."""
+        self._making = self._add_epoch(*start, is_sure=True)
+        self._gathered = self._gather(self._making)
+        self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
+        live_pipelines.add(self)
+        self._thread.start()
+
+    def makes(self, epoch: int, position: int) -> bool:
+        """Whether a trainer can begin at a position."""
+        return any(each.start == (epoch, position) and not each.begun.is_set() for each in self._epochs)
+
+    def begin(self, epoch: int, position: int) -> EpochBatches | None:
+        """Batches from a position on, and the end of the iteration before. None if the thread does not make them."""
+        with self._lock:
+            if not self.makes(epoch, position):
+                return None
+            found = self._epochs[-1]
+            found.begun.set()
+            for earlier in [*self._epochs][:-1]:
+                earlier.queue.close()
+        return found
+
+    def request(self, index: int) -> Future[Block]:
+        """Request a block for the epoch that is made now. Maps it, or waits, while nobody knows if the epoch comes."""
+        if self._making.may_come:
+            # An augment is the user's function: its epoch waits at the first block.
+            block = self._source.peek(index, self._gathered.tally) if self._options.augment is None else None
+            if block is not None:
+                mapped: Future[Block] = Future()
+                mapped.set_result(block)
+                return mapped
+            self._wait_for_trainer()
+        return self._source.request(index)
+
     def close(self, timeout_s: float) -> None:
-        """Stop within `timeout_s`, even if a read is stuck. A second call returns at once."""
-        if self._queue.closed:
-            return
+        """Stop within `timeout_s`, even if a read is stuck. A second call returns at once. So does one in a child."""
+        with self._lock:
+            if self._closed or self._pid != os.getpid():
+                return
+            self._closed = True
+            epochs = [*self._epochs]
         deadline = time.monotonic() + timeout_s
-        self._queue.close()
-        self._source.close(timeout_s)
+        for each in epochs:
+            each.queue.close()
+            each.begun.set()
+        self._close_source(timeout_s)
         self._thread.join(max(deadline - time.monotonic(), 0))
 
     def _run(self) -> None:
         error = outcome_of(self._make_all).error
-        if error is not None and not isinstance(error, LoaderClosed) and not self._queue.closed:
-            self._queue.put(error)
+        if error is not None and not isinstance(error, LoaderClosed) and not self._making.queue.closed:
+            self._making.queue.put(error)
+        # Here, and not in the trainer's thread: it takes 1 ms.
+        self._close_source(_CLOSE_S)
 
     def _make_all(self) -> None:
-        self._make_batches()
-        self.has_made_all = True
-        self._queue.put(None)
-
-    def _make_batches(self) -> None:
-        plan, options = self._options.plan, self._options
-        keys = tuple(each.step_columns.keys() for each in options.sequences)
-        cut, owned = Cut(options.global_batch, options.last, options.world), plan.owned_lanes(options.world)
         with closing(SerialExecutor()) as executor:
-            parts = parts_in_order(plan, cut, executor, epoch=self._epoch, position=self._position)
-            while part := self._next_part(parts, executor):
-                rows, world_size = part.rows, options.world.size
-                # A rank without rows also steps, on a real row of weight 0: a row of zeros could become NaN.
-                weight = len(rows.row) * world_size / part.size
-                stop, lanes = part.position + part.size, owned
-                if not weight:
-                    stop, lanes = part.position + 1, tuple(range(plan.lanes))
-                    rows = plan.positioned_rows(self._epoch, part.position, stop, lanes)
-                batch, num_bytes = self._gather(rows, position=part.position, size=part.size, weight=weight)
-                batch.set_file_rows(partial(_named_rows, plan, keys, (self._epoch, part.position, stop), lanes))
-                end = part.position + part.size
-                batch.ends_epoch = not plan.batch_size(end, options.global_batch, last=options.last)
-                self._queue.put(batch, num_bytes)
+            while (following := self._make_epoch(executor)) is not None:
+                self._making = following  # first: an error of the next line belongs to its epoch
+                self._gathered = self._gather(following)
 
-    def _next_part(self, parts: Iterator[RankPart], executor: SerialExecutor) -> RankPart | None:
-        with self._tally.timed("plan_s"):
-            part = next(parts, None)
-            if part:
-                released = self._prefetcher.advance(part.position, part.position + part.size)
-                if released:
-                    blocks = [self._table.remove(block) for block in released]
-                    # Unmapping a block takes as long as gathering some hundred of its rows.
-                    executor.submit(blocks.clear)
-        return part
+    def _make_epoch(self, executor: SerialExecutor) -> EpochBatches | None:
+        """Make all batches of an epoch. Returns the next one, if there is one."""
+        making, following = self._making, None
+        for batch, num_bytes in self._gathered.batches(executor):
+            # Of an epoch that may not come, one batch is in the queue and the next one in hand: that and the first step
+            # hide the rest.
+            if batch.ends_epoch or (making.may_come and making.queue.held_bytes):
+                self._wait_for_trainer()
+            if batch.ends_epoch and self._has_next(making.start[0]):
+                # Before the trainer gets the last batch: it begins the next epoch as soon as it likes.
+                following = self._add_epoch(making.start[0] + 1, 0, is_sure=self._options.epochs is not None)
+            making.queue.put(batch, num_bytes)
+            del batch  # the trainer's alone from here on
+        making.queue.put(None)
+        return following
 
-    def _gather(self, rows: PositionedRows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:
-        made, borrowed = self._gathered(rows), []
-        if made is None:
-            borrowed = self._fetch(rows)
-            made = self._gathered(rows)
-            assert made is not None, "its blocks were added"
-        arrays, num_bytes = made
-        for block in borrowed:
-            self._table.remove(block)
-        if self._augmented is not None:
-            with self._tally.timed("augment_s"):
-                arrays, num_bytes = self._augmented.apply(arrays, num_bytes, rows)
-        tensors = arrays if self._options.as_numpy else as_tensors(arrays)
-        num_rows = len(rows.row) if weight else 0
-        batch = Batch(dict(tensors), position=position, size=size, num_rows=num_rows, weight=weight)
-        batch.epoch = self._epoch
-        if self._sources is not None:
-            source, batch.names = self._sources[rows.block], self._options.plan.names
-            batch.source = source if self._options.as_numpy else torch.from_numpy(source)
-        if isinstance(self._table, WindowTables):
-            window_ids = self._table.window_ids(rows)
-            batch.windows = window_ids if self._options.as_numpy else partial(_tensor, window_ids)
-        else:
-            batch.lists = self._table.lists
-        return batch, num_bytes
+    def _wait_for_trainer(self) -> None:
+        """Wait until the trainer has begun the epoch that is made. Raises `LoaderClosed` if it does not."""
+        making = self._making
+        give_up = math.inf if making.is_sure else time.monotonic() + _KEPT_S
+        while not making.begun.wait(_POLL_S):
+            if self._owner() is None or time.monotonic() >= give_up:
+                with self._lock:
+                    if not making.begun.is_set():
+                        self._epochs.remove(making)
+                        raise LoaderClosed("The next epoch did not begin.")
+        if self._closed:
+            raise LoaderClosed("The loader was closed while it prepared a batch.")
+        if self._gathered.tally is not self._tally:
+            self._tally.merge(self._gathered.tally.as_dict())
+            self._gathered.tally = self._tally
 
-    def _gathered(self, rows: PositionedRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
-        with self._tally.timed("gather_s"):
-            return self._table.gather(rows)
+    def _has_next(self, epoch: int) -> bool:
+        return self._goes_on and (self._options.epochs is None or epoch + 1 < self._options.epochs)
 
-    def _fetch(self, rows: PositionedRows) -> list[int]:
-        """Wait for the missing blocks of `rows`. Returns the blocks that only these rows need."""
-        with self._tally.timed("block_wait_s"):
-            missing = self._table.missing(rows)
-            for block in missing:
-                made = self._wait(self._prefetcher.future(block))
-                self._prefetcher.record_block_size(made)
-                # The first size makes room. Until the window was complete, a distant store waited for requests.
-                self._prefetcher.request_ahead()
-                self._table.add(block, made)
-        return [block for block in missing if not self._prefetcher.is_needed(block)]  # Borrowed for a dummy row.
+    def _add_epoch(self, epoch: int, position: int, *, is_sure: bool) -> EpochBatches:
+        added = EpochBatches(self._options, self._tally, self._copies, start=(epoch, position), is_sure=is_sure)
+        with self._lock:
+            if self._closed:
+                raise LoaderClosed("The loader was closed while it prepared a batch.")
+            self._epochs.append(added)
+        return added
 
-    def _wait(self, future: Future[Block]) -> Block:
-        while True:
-            try:
-                return future.result(timeout=_POLL_S)
-            except NotYet:
-                if future.done():
-                    return future.result()
-                if self._queue.closed:
-                    raise LoaderClosed("The loader was closed while it waited for a block.") from None
+    def _gather(self, batches: EpochBatches) -> GatheredEpoch:
+        tally = Counters() if batches.may_come else self._tally
+        return GatheredEpoch(self._options, self, self._pool, tally, start=batches.start, is_closed=self._is_closed)
 
+    def _is_closed(self) -> bool:
+        return self._closed
 
-def _table_of(options: LoaderOptions, pool: BufferPool, epoch: int) -> BlockTable | WindowTables:
-    if options.plan.windows:
-        return WindowTables(options.plan, [each.views for each in options.sequences], pool, epoch=epoch)
-    return BlockTable(options.plan.block_rows, pool)
-
-
-def _named_rows(
-    plan: Order, keys: Sequence[StepColumns], span: tuple[int, int, int], lanes: Sequence[int]
-) -> FileRows | FileWindows:
-    return OrderRows.at(plan, keys, [span], lanes).named()
-
-
-def _tensor(make: Callable[[], NDArray[np.int64]]) -> torch.Tensor:
-    return torch.from_numpy(make())
-
-
-def _source_numbers(plan: Order) -> NDArray[np.int16] | None:
-    """Number of the data set of each block, int16 [blocks]. None without names."""
-    lengths = [len(manifest) for manifest in plan.manifests]
-    return np.repeat(np.arange(len(lengths), dtype=np.int16), lengths) if plan.names else None
+    def _close_source(self, timeout_s: float) -> None:
+        with self._lock:
+            closed, self._source_closed = self._source_closed, True
+        if not closed:
+            self._source.close(timeout_s)

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from itertools import pairwise, starmap
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from forebay.loader.serial_executor import SerialExecutor
+from forebay.cache.single_flight import SingleFlightPool
 from forebay.plan.order import Last, Order, PositionedRows
 from forebay.world import World
+
+T = TypeVar("T")
 
 _CHUNK_ROWS = 1 << 17
 _CHUNK_LANE_ROWS = 1 << 10
@@ -30,6 +34,24 @@ class Cut(NamedTuple):
     global_batch: int
     last: Last
     world: World
+
+
+class SerialExecutor:
+    """Executor that calls functions one after the other in a daemon thread.
+
+    Not a ThreadPoolExecutor: that accepts no calls after the main thread has ended, while other threads still run.
+    """
+
+    def __init__(self) -> None:
+        self._workers: SingleFlightPool[Callable[[], Any], Any] = SingleFlightPool(_call, num_threads=1)
+
+    def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Future of `function(*arguments)`."""
+        return cast("Future[T]", self._workers.submit(partial(function, *arguments)))
+
+    def close(self) -> None:
+        """End the thread after its current call, and cancel the waiting calls."""
+        self._workers.close(timeout_s=1)
 
 
 def parts_in_order(plan: Order, cut: Cut, executor: SerialExecutor, *, epoch: int, position: int) -> Iterator[RankPart]:
@@ -69,3 +91,7 @@ def _batches(plan: Order, cut: Cut, position: int, *, least_rows: int) -> list[t
 def _rows(plan: Order, epoch: int, batches: list[tuple[int, int]], lanes: tuple[int, ...]) -> PositionedRows:
     start, stop = (batches[0][0], sum(batches[-1])) if batches else (0, 0)
     return plan.positioned_rows(epoch, start, stop, lanes)
+
+
+def _call(function: Callable[[], T]) -> T:
+    return function()

@@ -317,8 +317,8 @@ def test_many_blocks_take_few_descriptors(parquet_folder: Callable[..., Path], c
         batches = iter(loader)
         before = len(list(Path("/proc/self/fd").iterdir()))
         next(batches)
-        assert len(loader._pipeline._prefetcher._users) == 20
-        for pending in list(loader._pipeline._prefetcher._futures.values()):
+        assert len(loader._pipeline._gathered._prefetcher._users) == 20
+        for pending in list(loader._pipeline._gathered._prefetcher._futures.values()):
             pending.result(timeout=30)  # a worker that looks up a block has its file open
         assert len(list(Path("/proc/self/fd").iterdir())) - before < 10
 

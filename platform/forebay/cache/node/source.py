@@ -62,12 +62,20 @@ class NodeSource:
         self._registering = threading.Lock()
         self._num_registered = 0
         self._workers: SingleFlightPool[int, Block] = SingleFlightPool(
-            self._fetch, num_threads=max(_OPEN_REQUESTS, transport.spec.requests.read_bounds.most), peek=self._peek
+            self._fetch,
+            num_threads=max(_OPEN_REQUESTS, transport.spec.requests.read_bounds.most),
+            peek=self._peek_counted,
         )
 
     def request(self, index: int) -> Future[Block]:
         """Request block `index`. The future raises the errors of building it. Raises `LoaderClosed` after `close`."""
         return self._workers.submit(index)
+
+    def peek(self, index: int, tally: Counters) -> Block | None:
+        """Map block `index` without reading it, if this process got it from the node's disk before. Else None."""
+        if self._cache is None:
+            return None
+        return self._usable(index, self._cache.peek(self._names.key(index), tally, dataset=self._names.dataset))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancel pending requests and return within `timeout_s` seconds. Blocks stay valid."""
@@ -76,10 +84,8 @@ class NodeSource:
         if self._lease:
             self._lease.release()
 
-    def _peek(self, index: int) -> Block | None:
-        if self._cache is None:
-            return None
-        return self._usable(index, self._cache.peek(self._names.key(index), self._tally, dataset=self._names.dataset))
+    def _peek_counted(self, index: int) -> Block | None:
+        return self.peek(index, self._tally)
 
     def _usable(self, index: int, block: Block | None) -> Block | None:
         return usable(block, self._dataset.manifest, index)
