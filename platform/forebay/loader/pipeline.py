@@ -61,7 +61,7 @@ class EpochBatches:
 
     @property
     def may_come(self) -> bool:
-        """Whether nobody knows if the trainer begins the epoch."""
+        """Whether it is open if the trainer begins the epoch."""
         return not (self.is_sure or self.begun.is_set())
 
     def next(self) -> Batch | None:
@@ -142,7 +142,7 @@ class Pipeline:
         return found
 
     def request(self, index: int) -> Future[Block]:
-        """Request a block for the epoch that is made now. Maps it, or waits, while nobody knows if the epoch comes."""
+        """Request a block for the epoch that is made now. If that one may not come: maps it, or waits for the trainer."""
         if self._making.may_come:
             # An augment is the user's function: its epoch waits at the first block.
             block = self._source.peek(index, self._gathered.tally) if self._options.augment is None else None
