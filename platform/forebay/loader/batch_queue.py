@@ -19,8 +19,8 @@ class BatchQueue:
 
     def __init__(self, limit_bytes: int) -> None:
         self._limit_bytes = limit_bytes
-        # Taken without the condition where no side waits: methods of the condition are written in Python, and a trainer that comes back
-        # from its step has none of their code in the CPU's cache.
+        # Taken without the condition where no side waits: methods of the condition are written in Python, and a trainer
+        # that comes back from its step has none of their code in the CPU's cache.
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._num_waiting = 0

@@ -142,7 +142,7 @@ class Pipeline:
         return found
 
     def request(self, index: int) -> Future[Block]:
-        """Request a block for the epoch that is made now. If that one may not come: maps it, or waits for the trainer."""
+        """Request a block for the epoch that is made now. If it may not come: maps it, or waits for the trainer."""
         if self._making.may_come:
             # An augment is the user's function: its epoch waits at the first block.
             block = self._source.peek(index, self._gathered.tally) if self._options.augment is None else None
