@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from forebay.errors import InvalidOption, WrongType, whole_number
+from forebay.manifest.columns.struct_paths import column_at
 from forebay.manifest.reading import RowGroupReader
 from forebay.plan.order import BlockSpan, Order, PositionedRows
 from forebay.plan.permute import Ints
@@ -41,8 +42,9 @@ class Sampled(Order):
 
     Args:
         plan: Order of the rows, from `build_plan`.
-        weight: Column with the weight of each row: finite numbers from 0. A row of weight 0 never comes.
-        balance: Column with the class of each row. All classes get equally many rows. Instead of `weight`.
+        weight: Column with the weight of each row: finite numbers from 0. A row of weight 0 never comes. May be a path
+            into a struct, such as `user.weight`.
+        balance: Column with the class of each row, or a path. All classes get equally many rows. Instead of `weight`.
         replacement: False gives each row at most once in an epoch. By default that is as many rows as fit: all those
             of the largest weight, or of the smallest class.
         rows: Number of rows of an epoch. By default that of the plan, or without replacement the largest possible.
@@ -163,7 +165,8 @@ def _classes(plan: Plan, column: str) -> tuple[list[Any], NDArray[Any]]:
     )
     if values.null_count:
         raise InvalidOption(
-            f"balance={column!r} has {values.null_count} rows without a class. Fill the column, or give another one.",
+            f"balance={column!r} has {values.null_count} rows without a class. Leave them out: fb.scan(..., "
+            f"where='{column} is not None'). Or fill the column.",
             column=column,
         )
     if pa.types.is_nested(values.type) or pa.types.is_floating(values.type):
@@ -175,8 +178,8 @@ def _classes(plan: Plan, column: str) -> tuple[list[Any], NDArray[Any]]:
 
 
 def _read(plan: Plan, column: str) -> list[pa.Array]:
-    reader = RowGroupReader(plan.manifest)
-    chunks = [reader.read(index, [column])[column].combine_chunks() for index in range(len(plan.manifest))]
+    manifest, reader = plan.manifest, RowGroupReader(plan.manifest)
+    chunks = [column_at(reader.read(index, [column]), column).combine_chunks() for index in range(len(manifest))]
     return [part for chunk in chunks for part in (chunk.chunks if isinstance(chunk, pa.ChunkedArray) else [chunk])]
 
 

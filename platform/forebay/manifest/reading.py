@@ -13,7 +13,7 @@ from forebay.at_exit import finished_before_exit
 from forebay.errors import CorruptFile, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.columns.constants import cast_column, constant_array
-from forebay.manifest.columns.struct_paths import held_steps, steps_of, top_column
+from forebay.manifest.columns.struct_paths import held_steps, require_path, steps_of, top_column
 from forebay.manifest.footer import (
     FileVersion,
     Footer,
@@ -94,7 +94,7 @@ class RowGroupReader:
         Raises:
             SourceChanged: The file no longer exists, or is not the version in the manifest.
             CorruptFile: The footer cannot be decoded.
-            MissingColumn: The manifest does not select such a column.
+            MissingColumn: The manifest does not select such a column, or its struct has no such field.
             ReadFailed: Storage kept failing, or does not permit the read.
         """
         row_group = self.manifest[index]
@@ -104,6 +104,10 @@ class RowGroupReader:
         for name in sorted(name for name, top in top_of.items() if top is None):
             raise missing_column(name, self.manifest.columns, self.manifest.root)
         tops = {name: str(top) for name, top in top_of.items()}
+        if paths := [name for name, top in tops.items() if name != top]:
+            types = {field.name: parse_type(field.type) for field in self.manifest.fields if field.name in known}
+            for path in paths:
+                require_path(path, types, self.manifest.root)
         what = f"row group {row_group.index} of {row_group.uri}"
         elsewhere = {name for name, *_ in row_group.constants}
         there = {name: (name_there, kind) for name, _, name_there, kind in row_group.stored}

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.errors import InvalidOption
+from forebay.manifest.columns.struct_paths import column_at
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.reading import RowGroupReader
 
@@ -25,7 +26,7 @@ def stratified_split(manifest: Manifest, fraction: float, *, by: str, seed: int 
     Args:
         manifest: Row groups, from `scan`.
         fraction: Share of the rows to hold out, between 0 and 1.
-        by: Column with the class of each row.
+        by: Column with the class of each row, or a path into a struct.
         seed: Seed of the first choice.
 
     Raises:
@@ -58,7 +59,7 @@ def _class_counts(manifest: Manifest, column: str) -> NDArray[np.int64]:
     reader = RowGroupReader(manifest)
     found: list[Counter[Any]] = []
     for index in range(len(manifest)):
-        counted = reader.read(index, [column])[column].value_counts()
+        counted = column_at(reader.read(index, [column]), column).value_counts()
         found.append(Counter({each["values"]: each["counts"] for each in counted.to_pylist()}))
     classes = {name: place for place, name in enumerate(dict.fromkeys(name for each in found for name in each))}
     if len(classes) == manifest.num_rows > 1:

@@ -36,6 +36,10 @@ def manifest(tmp_path: Path) -> fb.Manifest:
             "flag": classes == "b",
         }
     )
+    inner = pa.StructArray.from_arrays(
+        [table[name].combine_chunks() for name in ("kind", "weight")], ["kind", "weight"]
+    )
+    table = table.append_column("in", inner)
     with pq.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
         for start, rows in zip(np.cumsum((0, *GROUPS)), GROUPS, strict=False):
             writer.write_table(table.slice(start, rows), row_group_size=rows)
@@ -113,6 +117,15 @@ def test_without_replacement_no_row_comes_twice(plan: fb.Plan, column: Callable[
     assert len(set(ids_of(fewer, 0))) == 20
 
 
+@pytest.mark.parametrize("option", ["balance", "weight"])
+def test_a_path_is_as_its_column(plan: fb.Plan, manifest: fb.Manifest, option: str) -> None:
+    name = {"balance": "kind", "weight": "weight"}[option]
+    by_column, by_path = (fb.Sampled(plan, **{option: each}) for each in (name, f"in.{name}"))
+    assert (by_path.id, by_path.class_rows) == (by_column.id, by_column.class_rows)
+    halves = (fb.stratified_split(manifest, 0.4, by=each) for each in ("kind", "in.kind"))
+    assert len({tuple(part.id for part in half) for half in halves}) == 1
+
+
 def test_equal_weights_give_every_row_once(plan: fb.Plan, manifest: fb.Manifest) -> None:
     flags = fb.Sampled(plan, balance="flag", replacement=False)
     assert flags.num_rows == 80 and flags.class_rows == {False: 40.0, True: 40.0}
@@ -185,7 +198,9 @@ def test_golden_copies(plan: fb.Plan) -> None:
         ({"weight": "weight", "balance": "kind"}, InvalidOption, "give one of them"),
         ({"weight": "zero"}, InvalidOption, "0 everywhere"),
         ({"weight": "holes"}, InvalidOption, "1 rows without one, such as nan"),
-        ({"balance": "holes"}, InvalidOption, "1 rows without a class"),
+        ({"balance": "holes"}, InvalidOption, "1 rows without a class.*where='holes is not None'"),
+        ({"balance": "in.b"}, MissingColumn, r"no 'in.b' in .*: 'in' is struct<.*Give one of in\.kind, in\.weight"),
+        ({"balance": "kind.b"}, MissingColumn, "no 'kind.b' in .*: 'kind' is string"),
         ({"balance": "weight"}, WrongType, "is double"),
         ({"weight": "kind"}, WrongType, "is string"),
         ({"weight": "nothing"}, MissingColumn, "nothing"),

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 
 import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.errors import MissingColumn
+
+_MOST_LISTED = 20
 
 
 def top_column(path: str, columns: Container[str]) -> str | None:
@@ -36,3 +41,31 @@ def held_steps(kind: pa.DataType, steps: list[str]) -> tuple[list[str], pa.DataT
         kind = kind.field(step).type
         held.append(step)
     return held, kind
+
+
+def require_path(path: str, types: Mapping[str, pa.DataType], place: str) -> None:
+    """Raise `MissingColumn` unless `path`, which begins with a column of `place`, leads through fields of structs."""
+    top = top_column(path, types)
+    assert top is not None, "its column was checked"
+    held, found = held_steps(types[top], steps := steps_of(path, top))
+    if held != steps:
+        before = ".".join([top, *held])
+        names = [f"{before}.{field.name}" for field in found] if pa.types.is_struct(found) else []
+        raise MissingColumn(
+            f"There is no {path!r} in {place}: {before!r} is {found}. "
+            + (f"Give one of {', '.join(names[:_MOST_LISTED])}." if names else f"Give {before!r}, or another column."),
+            column=path,
+            columns=tuple(names),
+            close=(),
+        )
+
+
+def column_at(table: pa.Table, path: str) -> pa.ChunkedArray:
+    """Column of a table, or the values at a path into one of its structs. A field of a null is null."""
+    top = top_column(path, table.column_names)
+    assert top is not None, "the path was checked, and its column read"
+    steps, column = steps_of(path, top), table[top]
+    if not steps:
+        return column
+    _, kind = held_steps(column.type, steps)
+    return pa.chunked_array([pc.struct_field(chunk, steps) for chunk in column.chunks], kind)
