@@ -205,7 +205,10 @@ class StoreNodes:
         self._cluster.remove_node(self._others.pop(node_id), allow_graceful=False)
 
     def only(self, count: int) -> list[str]:
-        """Keep or start exactly `count` nodes besides the head. Returns their ids."""
+        """Keep or start exactly `count` nodes besides the head. Returns their ids.
+
+        A start takes 2 CPU seconds, so tests that need equally many follow each other.
+        """
         for node in list(self._others)[count:]:
             self.kill(node)
         while len(self._others) < count:
@@ -267,26 +270,6 @@ def save_until_copied(save: Callable[[Checkpoint], object], step: int, run: Stor
     return steps[-1]
 
 
-def test_a_worker_that_is_killed_before_it_told_of_its_commit_leaves_it(
-    cluster: StoreNodes, make_run: Callable[..., StorePlace]
-) -> None:
-    (other,) = cluster.only(1)
-    run = make_run()
-    worker = run.rank0_on(cluster.head)
-    ray.get(worker.save.remote(1, 2))
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(worker.save_and_die.remote(3))
-    with closing(run.open()) as commits:
-        assert newest_step(commits) == 3
-        last = save_until_copied(commits.save, 4, run, other)
-    worker = run.rank0_on(cluster.head)
-    assert ray.get(worker.newest.remote()) == last
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(worker.save_and_die.remote(last + 1))
-    flush_stores(run.name)
-    assert run.files.steps()[0] == last + 1
-
-
 @pytest.mark.parametrize(
     ("has_opened_it", "lost_with"),
     [
@@ -338,6 +321,26 @@ def test_a_killed_store_is_made_again_and_commits_go_to_storage_meanwhile(
         run.kill_store(cluster.head)
         commits.flush()
         assert run.files.steps()[0] == last, "a flush needs no store either"
+
+
+def test_a_worker_that_is_killed_before_it_told_of_its_commit_leaves_it(
+    cluster: StoreNodes, make_run: Callable[..., StorePlace]
+) -> None:
+    (other,) = cluster.only(1)
+    run = make_run()
+    worker = run.rank0_on(cluster.head)
+    ray.get(worker.save.remote(1, 2))
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.save_and_die.remote(3))
+    with closing(run.open()) as commits:
+        assert newest_step(commits) == 3
+        last = save_until_copied(commits.save, 4, run, other)
+    worker = run.rank0_on(cluster.head)
+    assert ray.get(worker.newest.remote()) == last
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.save_and_die.remote(last + 1))
+    flush_stores(run.name)
+    assert run.files.steps()[0] == last + 1
 
 
 def test_a_killed_node_takes_one_commit_along_at_most(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
@@ -500,6 +503,55 @@ def test_what_a_store_does_not_show_in_time_is_lost(
             ray_store._read(store, 1000, None, step=1, is_here=is_here)
 
 
+def test_an_orphan_ends_itself(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
+    cluster.only(0)
+    run = make_run()
+    worker = run.rank0_on(cluster.head)
+    ray.get(worker.save.remote(1))
+    kill(run.coordinator)
+    end_stores(run.name)  # as the next driver of this name does
+    with pytest.raises(ray.exceptions.RayActorError):
+        ray.get(worker.save.remote(2, 3))
+    assert run.files.steps() == [1]
+    assert not stores_of(run.name)
+
+
+def test_storage_that_refuses_is_named_at_a_flush(
+    cluster: StoreNodes, make_run: Callable[..., StorePlace], tmp_path: Path
+) -> None:
+    cluster.only(0)
+    (tmp_path / "a-file").write_text("no folder")
+    run = make_run(str(tmp_path / "a-file" / "checkpoints"))
+    worker = run.rank0_on(cluster.head)
+    ray.get(worker.save.remote(1, 2))
+    with pytest.raises(WriteFailed, match=r"a-file/checkpoints .*Check that the storage answers"):
+        ray.get(worker.flush.remote())
+    assert run.held == {cluster.head: StoredStep(2, is_origin=True)}
+
+
+def test_s3_with_credentials_in_its_uri(
+    cluster: StoreNodes, make_run: Callable[..., StorePlace], tmp_path: Path
+) -> None:
+    cluster.only(0)
+    port = free_port()
+    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    with serving(command, port, tmp_path / "moto.log"):
+        store = s3_store(port)
+        resolve(store.uri("")).fs.create_dir("bucket")
+        run = make_run(store.uri("run/checkpoints"))
+        worker = run.rank0_on(cluster.head)
+        ray.get(worker.save.remote(1, 2, 3))
+        ray.get(worker.flush.remote())
+        assert run.files.steps()[0] == 3
+        ray.get(worker.save.remote(4))
+        end_stores(run.name)
+        files = run.files
+        files._write(f"{files._folder(9)}/shard-00000.pt", b"an upload that was cut short")
+        with closing(run.open()) as commits:
+            assert newest_step(commits) == 4
+        end_stores(run.name)
+
+
 def test_a_node_that_comes_later_has_the_copy(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
     cluster.only(0)
     run = make_run()
@@ -558,19 +610,6 @@ def test_stores_follow_the_coordinator_and_leave_the_newest_in_storage(
     run.files.read(6).verify()
 
 
-def test_an_orphan_ends_itself(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
-    cluster.only(0)
-    run = make_run()
-    worker = run.rank0_on(cluster.head)
-    ray.get(worker.save.remote(1))
-    kill(run.coordinator)
-    end_stores(run.name)  # as the next driver of this name does
-    with pytest.raises(ray.exceptions.RayActorError):
-        ray.get(worker.save.remote(2, 3))
-    assert run.files.steps() == [1]
-    assert not stores_of(run.name)
-
-
 def test_a_driver_ends_all_stores_before_and_after(cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
     cluster.only(1)
     run = make_run()
@@ -618,42 +657,6 @@ def test_no_store_is_left_that_another_was_just_making(
     monkeypatch.undo()
     time.sleep(1.0)
     assert not stores_of(run.name)
-
-
-def test_storage_that_refuses_is_named_at_a_flush(
-    cluster: StoreNodes, make_run: Callable[..., StorePlace], tmp_path: Path
-) -> None:
-    cluster.only(0)
-    (tmp_path / "a-file").write_text("no folder")
-    run = make_run(str(tmp_path / "a-file" / "checkpoints"))
-    worker = run.rank0_on(cluster.head)
-    ray.get(worker.save.remote(1, 2))
-    with pytest.raises(WriteFailed, match=r"a-file/checkpoints .*Check that the storage answers"):
-        ray.get(worker.flush.remote())
-    assert run.held == {cluster.head: StoredStep(2, is_origin=True)}
-
-
-def test_s3_with_credentials_in_its_uri(
-    cluster: StoreNodes, make_run: Callable[..., StorePlace], tmp_path: Path
-) -> None:
-    cluster.only(0)
-    port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with serving(command, port, tmp_path / "moto.log"):
-        store = s3_store(port)
-        resolve(store.uri("")).fs.create_dir("bucket")
-        run = make_run(store.uri("run/checkpoints"))
-        worker = run.rank0_on(cluster.head)
-        ray.get(worker.save.remote(1, 2, 3))
-        ray.get(worker.flush.remote())
-        assert run.files.steps()[0] == 3
-        ray.get(worker.save.remote(4))
-        end_stores(run.name)
-        files = run.files
-        files._write(f"{files._folder(9)}/shard-00000.pt", b"an upload that was cut short")
-        with closing(run.open()) as commits:
-            assert newest_step(commits) == 4
-        end_stores(run.name)
 
 
 def test_parts_outlive_a_node_and_the_checkpoint_before_outlives_the_loss_of_one(
