@@ -1,4 +1,4 @@
-"""Machine instructions that the compiled loops use on addresses: copies, zeros, prefetches and typed items."""
+"""Machine instructions that the compiled loops use on addresses: copies, zeros, prefetches, typed items, transposes."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
+
+_SQUARE = 4
 
 
 def _generate_copy(_typing: Any, target: Any, source: Any, num_bytes: Any) -> Any:
@@ -50,7 +52,39 @@ def _generate_zeros(_typing: Any, address: Any, num_bytes: Any) -> Any:
     return types.void(address, num_bytes), generate
 
 
+def _generate_transpose(_typing: Any, columns: Any, offset: Any, target: Any, step: Any, like: Any) -> Any:
+    """Write four items of each of four columns as four rows, of the item type of the array `like`.
+
+    `columns` is the address of the four columns' addresses. Their items begin `offset` bytes further. Rows begin `step`
+    bytes apart, from `target` on.
+    """
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        word, lane = ir.IntType(64), ir.IntType(32)
+        item_bytes = like.dtype.bitwidth // 8
+        vector = ir.VectorType(context.get_data_type(like.dtype), _SQUARE).as_pointer()
+        first = builder.inttoptr(args[0], word.as_pointer())
+        starts = [builder.load(builder.gep(first, [word(i)])) for i in range(_SQUARE)]
+        lines = [
+            builder.load(builder.inttoptr(builder.add(start, args[1]), vector), align=item_bytes) for start in starts
+        ]
+        for far in (1, 2):  # exchanges items with the line that is `far` lines away
+            for i in (i for i in range(_SQUARE) if not i & far):
+                upper, lower = lines[i], lines[i | far]
+                places = [j ^ far | _SQUARE if j & far else j for j in range(_SQUARE)]
+                rest = [j | _SQUARE if j & far else j | far for j in range(_SQUARE)]
+                for line, order in ((i, places), (i | far, rest)):
+                    mask = ir.Constant(ir.VectorType(lane, _SQUARE), [lane(place) for place in order])
+                    lines[line] = builder.shuffle_vector(upper, lower, mask)
+        for i, line in enumerate(lines):
+            row = builder.add(args[2], builder.mul(args[3], word(i)))
+            builder.store(line, builder.inttoptr(row, vector), align=item_bytes)
+
+    return types.void(columns, offset, target, step, like), generate
+
+
 copy: Any = intrinsic(_generate_copy)
 prefetch: Any = intrinsic(_generate_prefetch)
 items_at: Any = intrinsic(_generate_items)
+transpose: Any = intrinsic(_generate_transpose)
 zero: Any = intrinsic(_generate_zeros)

@@ -14,13 +14,13 @@ import numpy as np
 from numba import float32, int32, int64, njit, types, uint8, uint64, void
 from numpy.typing import NDArray
 
-from forebay.kernels.intrinsics import copy, items_at, prefetch, zero
+from forebay.kernels.intrinsics import copy, items_at, prefetch, transpose, zero
 
 Ints = NDArray[np.int64]
 
 _PREFETCHED_ROWS = 8
 _LINE_BYTES = 64
-_PACKED_ROWS = 256
+_PACKED_ROWS = 64
 _PAGE_BYTES = 4096
 _TILED_VALUES = 512
 
@@ -92,24 +92,22 @@ def _are_present(windows: Ints, length: int, line: Ints, is_present: NDArray[Any
 def _pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[Any]) -> None:
     """Interleave `columns`, the addresses of arrays of `rows` items, into `packed`, of length rows * len(columns).
 
-    Works on 256 rows of eight columns at a time, so that input and output stay in the nearest CPU cache. Takes half the
-    time of Arrow's `RecordBatch.to_tensor`, and with 100 columns little more than a plain copy.
+    Transposes squares of 4 x 4 items, which take a few instructions in registers, over 64 rows at a time, so that input
+    and output stay in a near CPU cache. With 100 columns it takes 1.3 times as long as a plain copy (ADR 0085).
     """
-    width, whole = len(columns), len(columns) // 8 * 8
+    width, whole = len(columns), len(columns) // 4 * 4
+    item = packed.itemsize
+    step, target, places = uint64(width * item), uint64(packed.ctypes.data), uint64(columns.ctypes.data)
     for start in range(0, rows, _PACKED_ROWS):
         stop = min(start + _PACKED_ROWS, rows)
-        for left in range(0, whole, 8):
-            a, b = items_at(columns[left], packed), items_at(columns[left + 1], packed)
-            c, d = items_at(columns[left + 2], packed), items_at(columns[left + 3], packed)
-            e, f = items_at(columns[left + 4], packed), items_at(columns[left + 5], packed)
-            g, h = items_at(columns[left + 6], packed), items_at(columns[left + 7], packed)
-            for row in range(start, stop):
-                at = row * width + left
-                packed[at], packed[at + 1], packed[at + 2], packed[at + 3] = a[row], b[row], c[row], d[row]
-                packed[at + 4], packed[at + 5], packed[at + 6], packed[at + 7] = e[row], f[row], g[row], h[row]
-        for left in range(whole, width):
+        squares = start + (stop - start) // 4 * 4
+        for left in range(0, whole, 4):
+            for row in range(start, squares, 4):
+                at = target + uint64((row * width + left) * item)
+                transpose(places + uint64(8 * left), uint64(row * item), at, step, packed)
+        for left in range(width):
             items = items_at(columns[left], packed)
-            for row in range(start, stop):
+            for row in range(squares if left < whole else start, stop):
                 packed[row * width + left] = items[row]
 
 
