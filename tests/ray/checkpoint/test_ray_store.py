@@ -408,8 +408,9 @@ def silent_for(seconds: float, run: StorePlace, node: str) -> Iterator[None]:
 
 
 def test_a_store_that_is_silent_for_a_while_is_waited_for(
-    cluster: StoreNodes, make_run: Callable[..., StorePlace]
+    cluster: StoreNodes, make_run: Callable[..., StorePlace], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store_actors, "ANSWER_S", 1.0)
     cluster.only(0)
     run = make_run()
     with closing(run.open()) as commits:
