@@ -88,7 +88,8 @@ class TestLocalProcesses(LanguageSuite, TableSuite):
 
 def forked_processes() -> dict[int, str]:
     """Command lines by process id: the fork servers of this process, and their workers."""
-    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    # Without -ww a line ends after 80 characters, before the words that are looked for.
+    listing = subprocess.run(["ps", "-wweo", "pid,args"], capture_output=True, text=True, check=True).stdout
     # A forked worker has the command line of its server, which names the driver.
     found = [line.split(maxsplit=1) for line in listing.splitlines() if f"fork_server of {os.getpid()}" in line]
     return {int(pid): line for pid, line in found}
