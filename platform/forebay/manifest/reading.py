@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -53,6 +54,13 @@ class Fetched:
     columns: tuple[str, ...]
 
 
+class _Selection(NamedTuple):
+    """Columns to decode from row groups, and their names and paths in the file."""
+
+    columns: tuple[str, ...]
+    stored: tuple[str, ...]
+
+
 class RowGroupReader:
     """Reads the row groups of one manifest. Safe for threads.
 
@@ -75,6 +83,7 @@ class RowGroupReader:
         self._tally = tally or Counters()
         self._cancelled = cancelled
         self._footers = footers or FooterCache()
+        self._selections: dict[tuple[object, ...], _Selection] = {}
 
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Rows of row group `index` that belong to the data set, in file order. `columns` as in `fetch`.
@@ -98,24 +107,8 @@ class RowGroupReader:
             ReadFailed: Storage kept failing, or does not permit the read.
         """
         row_group = self.manifest[index]
-        names = self.manifest.columns if columns is None else tuple(columns)
-        known = frozenset(self.manifest.columns)
-        top_of = {name: top_column(name, known) for name in names}
-        for name in sorted(name for name, top in top_of.items() if top is None):
-            raise missing_column(name, self.manifest.columns, self.manifest.root)
-        tops = {name: str(top) for name, top in top_of.items()}
-        if paths := [name for name, top in tops.items() if name != top]:
-            types = {field.name: parse_type(field.type) for field in self.manifest.fields if field.name in known}
-            for path in paths:
-                require_path(path, types, self.manifest.root)
+        tops, stored = self._selected(row_group, self.manifest.columns if columns is None else tuple(columns))
         what = f"row group {row_group.index} of {row_group.uri}"
-        elsewhere = {name for name, *_ in row_group.constants}
-        there = {name: (name_there, kind) for name, _, name_there, kind in row_group.stored}
-        stored = tuple(
-            _path_there(name, top, *there[top]) if top in there else name
-            for name, top in tops.items()
-            if top not in elsewhere
-        )
         attempt = partial(self._fetch_once, row_group, stored)
         try:
             with self._tally.timed("remote_read_s"):
@@ -125,7 +118,7 @@ class RowGroupReader:
         except PermissionError as error:
             raise ReadFailed(f"{row_group.uri} may not be read ({error}). {REMEDY}", what=what) from error
         self._tally.add("source_bytes", pages.source_bytes)
-        return Fetched(index, pages, tuple(dict.fromkeys(tops.values())))
+        return Fetched(index, pages, tops)
 
     def decode(self, fetched: Fetched) -> pa.Table:
         """Decode all rows, in one thread: data workers run in parallel, and each should use one core.
@@ -154,6 +147,34 @@ class RowGroupReader:
                 uri=row_group.uri,
                 row_group=row_group.index,
             ) from error
+
+    def _selected(self, row_group: RowGroup, names: tuple[str, ...]) -> _Selection:
+        """Selection of `names` from a row group. Computed once for all with the same columns elsewhere."""
+        elsewhere = tuple(name for name, *_ in row_group.constants)
+        key = (names, elsewhere, row_group.stored)
+        if key not in self._selections:
+            tops = self._tops(names)
+            there = {name: (name_there, kind) for name, _, name_there, kind in row_group.stored}
+            stored = tuple(
+                _path_there(name, top, *there[top]) if top in there else name
+                for name, top in tops.items()
+                if top not in elsewhere
+            )
+            self._selections[key] = _Selection(tuple(dict.fromkeys(tops.values())), stored)
+        return self._selections[key]
+
+    def _tops(self, names: tuple[str, ...]) -> dict[str, str]:
+        """Column that each of `names` begins with. Raises `MissingColumn`."""
+        known = frozenset(self.manifest.columns)
+        top_of = {name: top_column(name, known) for name in names}
+        for name in sorted(name for name, top in top_of.items() if top is None):
+            raise missing_column(name, self.manifest.columns, self.manifest.root)
+        tops = {name: str(top) for name, top in top_of.items()}
+        if paths := [name for name, top in tops.items() if name != top]:
+            types = {field.name: parse_type(field.type) for field in self.manifest.fields if field.name in known}
+            for path in paths:
+                require_path(path, types, self.manifest.root)
+        return tops
 
     def _fetch_once(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
         if not row_group.file_etag:  # with one, opening the file checks the version

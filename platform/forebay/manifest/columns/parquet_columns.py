@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forebay.manifest.columns.struct_paths import top_column
 from forebay.manifest.schemas import leaves
 
 _STORED = {4: ("INT32", "FLOAT"), 8: ("INT64", "DOUBLE")}
@@ -33,6 +34,8 @@ class ParquetColumns:
     def __init__(self, metadata: pq.FileMetaData) -> None:
         self._metadata = metadata
         self._leaves: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self._numbers: dict[tuple[int, ...], tuple[NumberColumn | None, ...]] = {}
+        self._tops: dict[tuple[str, ...], dict[str, str]] = {}
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
 
     @cached_property
@@ -45,12 +48,18 @@ class ParquetColumns:
         """Names of the columns."""
         return frozenset(self.schema.names)
 
-    @cached_property
-    def numbers(self) -> dict[int, NumberColumn]:
-        """Columns of plain numbers, by the number of their column chunk."""
-        parquet = self._metadata.schema
-        found = ((leaf, self._number(parquet.column(leaf))) for leaf in range(self._metadata.num_columns))
-        return {leaf: number for leaf, number in found if number is not None}
+    def numbers(self, leaves: tuple[int, ...]) -> tuple[NumberColumn | None, ...]:
+        """Column of plain numbers that each of some column chunks holds, or None."""
+        if leaves not in self._numbers:
+            parquet = self._metadata.schema
+            self._numbers[leaves] = tuple(self._number(parquet.column(leaf)) for leaf in leaves)
+        return self._numbers[leaves]
+
+    def tops(self, columns: tuple[str, ...]) -> dict[str, str]:
+        """Column of the file that each of some paths begins with. A name that begins with none is its own."""
+        if columns not in self._tops:
+            self._tops[columns] = {name: top_column(name, self.names) or name for name in columns}
+        return self._tops[columns]
 
     def leaves(self, columns: Sequence[str]) -> tuple[int, ...]:
         """Numbers of the column chunks that hold `columns`."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from forebay.manifest.columns.struct_paths import top_column
 from forebay.manifest.pages.fetch import Pages
 from forebay.manifest.pages.numbers import decode_numbers
 
@@ -17,7 +16,7 @@ def decode(pages: Pages) -> pa.Table:
     """Decode the table in the calling thread. Raises one of `DECODE_ERRORS`."""
     there = pages.footer.columns
     # A path into a struct is decoded as its column, with the fields that were fetched.
-    top_of = {name: top_column(name, there.names) or name for name in pages.columns}
+    top_of = there.tops(pages.columns)
     columns = tuple(dict.fromkeys(top_of.values()))
     numbers = decode_numbers(pages)
     left = [name for name in columns if name not in numbers]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from forebay.manifest.footer import Footer
 
@@ -19,7 +21,7 @@ their end.
 """
 
 
-class ChunkPlace(NamedTuple):
+class _Run(NamedTuple):
     """Bytes of a file from `start` to `stop`."""
 
     start: int
@@ -30,13 +32,15 @@ class ChunkPlace(NamedTuple):
 class Pages:
     """Fetched parts of a row group, enough to decode `columns`.
 
-    `chunks` are the places of the column chunks, by number. `source_bytes` is the compressed size of these columns.
+    `leaves` are the numbers of their column chunks, and `places` where each starts and stops, int64 [leaves, 2].
+    `source_bytes` is the compressed size of these columns.
     """
 
     footer: Footer
     index: int
     columns: tuple[str, ...]
-    chunks: Mapping[int, ChunkPlace]
+    leaves: tuple[int, ...]
+    places: NDArray[np.int64]
     source_bytes: int
     file: FetchedFile
 
@@ -47,6 +51,7 @@ class FetchedFile(io.RawIOBase):
     def __init__(self, size: int, parts: Sequence[tuple[int, pa.Buffer]]) -> None:
         self._size = size
         self._parts = [(start, memoryview(part)) for start, part in parts]
+        self._memory = [(start, part.address, part.size) for start, part in parts]
         self._at = 0
 
     def readable(self) -> bool:
@@ -69,18 +74,20 @@ class FetchedFile(io.RawIOBase):
     def read(self, size: int = -1) -> memoryview:
         """Bytes from the position on, without a copy."""
         stop = self._size if size < 0 else min(self._at + size, self._size)
-        found = self.part(self._at, stop)
-        if found is None:
-            raise OSError(f"the pages of this row group are not at bytes {self._at} to {stop}, according to its footer")
-        self._at = stop
-        return found
-
-    def part(self, start: int, stop: int) -> memoryview | None:
-        """Bytes from `start` to `stop`, without a copy. None if they were not fetched."""
+        start, self._at = self._at, stop
         for begin, part in self._parts:
             if begin <= start and stop <= begin + len(part):
                 return part[start - begin : stop - begin]
-        return None
+        raise OSError(f"the pages of this row group are not at bytes {start} to {stop}, according to its footer")
+
+    def addresses(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Addresses of the bytes from `places[i, 0]` to `places[i, 1]` of the file, int64 [n]. 0: not fetched."""
+        found = np.zeros(len(places), np.int64)
+        starts, stops = places.T
+        for begin, address, size in self._memory:
+            is_here = (starts >= begin) & (stops >= starts) & (stops <= begin + size)
+            found[is_here] = starts[is_here] + (address - begin)
+        return found
 
 
 def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str], *, local: bool) -> Pages:
@@ -89,9 +96,10 @@ def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str
     The footer must have passed `check_chunks`. From `local` files, the bytes between the columns are not read.
     """
     size = file.size()
-    chunks = dict(_chunks(footer, index, columns))
+    leaves = footer.columns.leaves(columns)
+    places = _places(footer, index, leaves)
     parts = []
-    for run in _runs(sorted(chunks.values()), size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
+    for run in _runs(places, size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
         part = file.read_buffer(run.stop - run.start) if file.seek(run.start) == run.start else None
         if part is None or part.size != run.stop - run.start:
             found = part.size if part else 0
@@ -101,29 +109,31 @@ def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str
         footer=footer,
         index=index,
         columns=tuple(columns),
-        chunks=chunks,
-        source_bytes=sum(run.stop - run.start for run in chunks.values()),
+        leaves=leaves,
+        places=places,
+        source_bytes=int((places[:, 1] - places[:, 0]).sum()),
         file=FetchedFile(size, parts),
     )
 
 
-def _chunks(footer: Footer, index: int, columns: Sequence[str]) -> Iterator[tuple[int, ChunkPlace]]:
+def _places(footer: Footer, index: int, leaves: Sequence[int]) -> NDArray[np.int64]:
     row_group = footer.metadata.row_group(index)
-    for leaf in footer.columns.leaves(columns):
+    places = []
+    for leaf in leaves:
         chunk = row_group.column(leaf)
         start = chunk.data_page_offset
         if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
             start = chunk.dictionary_page_offset
-        yield leaf, ChunkPlace(start, start + chunk.total_compressed_size)
+        places.append((start, start + chunk.total_compressed_size))
+    return np.array(places, np.int64).reshape(-1, 2)
 
 
-def _runs(chunks: Iterable[ChunkPlace], size: int, *, hole_bytes: int) -> list[ChunkPlace]:
-    """Chunks, joined if no more than `hole_bytes` lie between them."""
-    runs: list[ChunkPlace] = []
-    for start, end in chunks:
-        stop = min(end + _PADDING_BYTES, size)
-        if runs and start <= runs[-1].stop + hole_bytes:
-            runs[-1] = ChunkPlace(runs[-1].start, max(runs[-1].stop, stop))
-        else:
-            runs.append(ChunkPlace(start, stop))
-    return runs
+def _runs(places: NDArray[np.int64], size: int, *, hole_bytes: int) -> list[_Run]:
+    """Chunks at `places`, joined if no more than `hole_bytes` lie between them."""
+    if not len(places):
+        return []
+    starts, stops = places[np.argsort(places[:, 0], kind="stable")].T
+    stops = np.maximum.accumulate(np.minimum(stops + _PADDING_BYTES, size))
+    firsts = np.flatnonzero(starts[1:] > stops[:-1] + hole_bytes) + 1
+    begins, ends = starts[[0, *firsts]].tolist(), stops[[*(firsts - 1), -1]].tolist()
+    return [_Run(start, stop) for start, stop in zip(begins, ends, strict=True)]

@@ -5,11 +5,11 @@ What the kernel does not know is left to Arrow: see docs/adr/0083-own-decoder-of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 
 from forebay.kernels import calls as kernels
 from forebay.manifest.columns.parquet_columns import NumberColumn
@@ -24,15 +24,14 @@ _HEADER_BYTES = 4096
 """What a page may hold besides its values: levels, heads of runs."""
 
 
-class _Chunk(NamedTuple):
-    """Column chunk that the kernel may decode: its column, memory, and whether Snappy compressed it."""
+class _Chunks(NamedTuple):
+    """Column chunks that the kernel may decode: their columns, and (address, bytes, is optional, is by Snappy) each."""
 
-    column: NumberColumn
-    memory: pa.Buffer
-    is_snappy: bool
+    columns: tuple[NumberColumn, ...]
+    places: NDArray[np.int64]
 
 
-def decode_numbers(pages: Pages) -> dict[str, pa.ChunkedArray]:
+def decode_numbers(pages: Pages) -> dict[str, pa.Array]:
     """Decode the columns of integers and floats of 4 or 8 bytes that have no nulls. Leaves out those it cannot decode.
 
     Decodes nothing in a process that has not loaded the kernels: loading takes longer than a few row groups do.
@@ -41,39 +40,33 @@ def decode_numbers(pages: Pages) -> dict[str, pa.ChunkedArray]:
     rows = footer.metadata.row_group(pages.index).num_rows
     if not rows or footer.codecs is None:
         return {}
-    chunks = list(_chunks(pages, footer.columns.numbers, footer.codecs[pages.index].tolist()))
-    decoded: dict[str, pa.ChunkedArray] = {}
+    columns, codecs = footer.columns.numbers(pages.leaves), footer.codecs[pages.index, pages.leaves]
+    addresses = pages.file.addresses(pages.places)
+    is_known = ((codecs == _UNCOMPRESSED) | (codecs == _SNAPPY)) & (addresses > 0)
+    sizes = pages.places[:, 1] - pages.places[:, 0]
+    decoded: dict[str, pa.Array] = {}
     for item_bytes in _ITEMS:
-        decoded |= _decoded([chunk for chunk in chunks if chunk.column.item_bytes == item_bytes], rows, item_bytes)
+        chosen = [k for k, column in enumerate(columns) if column and column.item_bytes == item_bytes and is_known[k]]
+        found = tuple(column for k in chosen if (column := columns[k]))
+        is_optional = np.array([column.is_optional for column in found], np.int64)
+        places = np.stack([addresses[chosen], sizes[chosen], is_optional, codecs[chosen] == _SNAPPY], axis=1)
+        decoded |= _decoded(_Chunks(found, places), rows, item_bytes)
     return decoded
 
 
-def _chunks(pages: Pages, numbers: Mapping[int, NumberColumn], codecs: Sequence[int]) -> Iterator[_Chunk]:
-    for leaf, place in pages.chunks.items():
-        column, codec = numbers.get(leaf), codecs[leaf]
-        if column is not None and codec in (_UNCOMPRESSED, _SNAPPY):
-            memory = pages.file.part(*place)
-            if memory is not None:
-                yield _Chunk(column, pa.py_buffer(memory), codec == _SNAPPY)
-
-
-def _decoded(chunks: list[_Chunk], rows: int, item_bytes: int) -> dict[str, pa.ChunkedArray]:
-    if not chunks:
+def _decoded(chunks: _Chunks, rows: int, item_bytes: int) -> dict[str, pa.Array]:
+    if not chunks.columns:
         return {}
     size = rows * item_bytes
     stride = -(-size // _ALIGN) * _ALIGN
     # Of Arrow's pool: fresh memory of the system costs a page fault every 4 KiB.
-    target = pa.allocate_buffer(stride * len(chunks))
-    places = np.array(
-        [(chunk.memory.address, chunk.memory.size, chunk.column.is_optional, chunk.is_snappy) for chunk in chunks],
-        np.int64,
-    )
+    target = pa.allocate_buffer(stride * len(chunks.columns))
     scratch = np.empty(size + size // 4 + _HEADER_BYTES, np.uint8)
     table = np.empty(rows, np.int32) if item_bytes == 4 else np.empty(rows, np.int64)
     targets = np.array([rows, target.address, stride], np.int64)
-    is_decoded = kernels.decode_columns(places, targets, scratch, table)
-    arrays = [
-        pa.Array.from_buffers(chunk.column.type, rows, [None, target.slice(k * stride, size)], 0)
-        for k, chunk in enumerate(chunks)
-    ]
-    return {chunks[k].column.name: pa.chunked_array([arrays[k]]) for k in np.flatnonzero(is_decoded)}
+    is_decoded = kernels.decode_columns(chunks.places, targets, scratch, table)
+    return {
+        column.name: pa.Array.from_buffers(column.type, rows, [None, target.slice(k * stride, size)], 0)
+        for k, column in enumerate(chunks.columns)
+        if is_decoded[k]
+    }

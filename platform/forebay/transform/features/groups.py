@@ -82,9 +82,13 @@ class Dense:
             check_numeric(feature, column, column_type(feature, column, schema), self.dtype)
 
     def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
-        return {
-            name: pack_rows([self._filled(name, column, whole(table[column])) for column in self.columns], self.dtype)
-        }
+        target = pa.from_numpy_dtype(np.dtype(self.dtype))
+        arrays = [whole(table[column]) for column in self.columns]
+        filled = [
+            array if array.type == target and not array.null_count else self._filled(name, column, array)
+            for column, array in zip(self.columns, arrays, strict=True)
+        ]
+        return {name: pack_rows(filled, self.dtype)}
 
     def identity(self) -> Identity:
         return ["Dense", list(self.columns), self.dtype, repr(float(self.fill))]

@@ -32,8 +32,14 @@ def columns(tmp_path: Path) -> ParquetColumns:
 
 
 def test_numbers_are_columns_whose_items_have_the_size_that_is_stored(columns: ParquetColumns) -> None:
-    found = {leaf: (number.name, number.item_bytes, number.is_optional) for leaf, number in columns.numbers.items()}
-    assert found == {0: ("id", 8, True), 3: ("x", 4, True)}
+    found = [number and (number.name, number.item_bytes, number.is_optional) for number in columns.numbers((3, 1, 0))]
+    assert found == [("x", 4, True), None, ("id", 8, True)]
+
+
+def test_tops_of_paths_are_columns_of_the_file(columns: ParquetColumns) -> None:
+    assert columns.tops(("x", "s.g", "a.b", "of another file")) == {
+        "x": "x", "s.g": "s", "a.b": "a.b", "of another file": "of another file"
+    }  # fmt: skip
 
 
 def test_column_chunks_of_columns_and_paths(columns: ParquetColumns) -> None:

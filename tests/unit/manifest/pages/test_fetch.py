@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.manifest.footer import Footer
 from forebay.manifest.pages.decode import decode
-from forebay.manifest.pages.fetch import FetchedFile, fetch
+from forebay.manifest.pages.fetch import FetchedFile, _runs, fetch
 
 Write = Callable[..., Path]
 
@@ -72,3 +75,27 @@ def test_what_was_not_fetched_cannot_be_read() -> None:
         fetched.seek(start)
         with pytest.raises(OSError, match=f"bytes {start} to {start + 4}"):
             fetched.read(4)
+
+
+def test_addresses_of_fetched_places() -> None:
+    parts = [(10, pa.py_buffer(b"abcdef")), (50, pa.py_buffer(b"xyz"))]
+    places = np.array([(12, 15), (50, 53), (10, 16), (9, 12), (14, 17), (15, 14), (30, 31)], np.int64)
+    first, second = (part.address for _, part in parts)
+    assert FetchedFile(100, parts).addresses(places).tolist() == [first + 2, second, first, 0, 0, 0, 0]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 60), st.integers(0, 12)), max_size=8, unique_by=lambda place: place[0]),
+    st.integers(0, 9),
+)
+def test_runs_hold_every_chunk_and_join_what_is_near(found: list[tuple[int, int]], hole_bytes: int) -> None:
+    places = np.array([(1000 * start, 1000 * (start + size)) for start, size in found], np.int64).reshape(-1, 2)
+    runs = _runs(places, 70_000, hole_bytes=1000 * hole_bytes)
+    for start, stop in places.tolist():
+        assert any(run.start <= start and min(stop, 70_000) <= run.stop <= 70_000 for run in runs)
+    for run, following in pairwise(runs):
+        assert following.start - run.stop > 1000 * hole_bytes
+    starts = sorted(places[:, 0].tolist())
+    assert all(run.start in starts for run in runs)
+    gaps = [after - max(stop for start, stop in places.tolist() if start < after) for after in starts[1:]]
+    assert len(runs) == (1 + sum(gap > 1000 * hole_bytes + 100 for gap in gaps) if starts else 0)
