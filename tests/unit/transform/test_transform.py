@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+import forebay as fb
 from forebay.errors import (
     InvalidOption,
     MissingColumn,
@@ -254,3 +255,36 @@ def test_apply_checks_the_table_it_is_given() -> None:
         Transform(d=Dense("nope")).apply(TABLE)
     with pytest.raises(NullLabel):
         Transform(y=Label("b")).apply(TABLE)
+
+
+FEATURES_OF_ALL_KINDS = {
+    "Dense": Dense(["a", "b"]),
+    "Categorical": Categorical(["i", "i2"], buckets=100),
+    "Ragged": Ragged("l", max_len=4),
+    "Bytes": fb.Bytes("s", max_len=8),
+    "Time": fb.Time(["t"]),
+    "Array": fb.Array("f", [4]),
+}
+
+
+@pytest.mark.parametrize("kind", FEATURES_OF_ALL_KINDS)
+def test_memory_of_a_block_is_of_the_pool_that_keeps_it(kind: str) -> None:
+    """Memory of the system costs a page fault every 4 KiB of each block."""
+    rows = 10_000
+    numbers = np.arange(rows)
+    table = pa.table(
+        {
+            "a": numbers.astype(np.float32), "b": numbers.astype(np.float32), "i": numbers, "i2": numbers,
+            "l": pa.array([[1, 2, 3]] * rows), "s": pa.array(["abcdefgh"] * rows),
+            "t": pa.array(numbers, pa.timestamp("s")),
+            "f": pa.FixedSizeListArray.from_arrays(np.arange(4 * rows, dtype=np.float32), 4),
+        }
+    )  # fmt: skip
+    transform = Transform(x=FEATURES_OF_ALL_KINDS[kind])
+    transform.apply(table)
+    before = pa.total_allocated_bytes()
+    block = transform.apply(table)
+    largest = max(array.nbytes for array in block.arrays.values())
+    assert pa.total_allocated_bytes() - before >= largest
+    del block
+    assert pa.total_allocated_bytes() == before

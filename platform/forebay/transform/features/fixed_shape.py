@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, WrongType
-from forebay.transform.block import BlockArray
+from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.groups import Schema
 from forebay.transform.features.numeric import cast_numbers, check_dtype, check_numeric
@@ -63,7 +63,8 @@ class Array:
         check_numeric(feature, self.column, kind, self.dtype, f"It takes lists of numbers of shape {self._sizes}.")
 
     def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
-        packed = np.full((table.num_rows, *self._sizes), self.fill, self.dtype)
+        packed = empty_array((table.num_rows, *self._sizes), self.dtype)
+        packed[:] = self.fill
         start = 0
         for chunk in table[self.column].chunks:
             self._pack(name, chunk, packed[start : start + len(chunk)].reshape(-1), start)

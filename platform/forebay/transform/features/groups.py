@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, NullLabel
-from forebay.transform.block import BlockArray
+from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.categories import check_categories, hashed_ids, vocabulary_array, vocabulary_ids
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.numeric import cast_numbers, check_dtype, check_numeric, pack_rows, whole
@@ -157,7 +157,7 @@ class Categorical:
                 self._vocabulary(column, found)
 
     def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
-        out = np.empty((table.num_rows, len(self.columns)), self.array_dtype)
+        out = empty_array((table.num_rows, len(self.columns)), self.array_dtype)
         for position, column in enumerate(self.columns):
             start = 0
             # Chunk by chunk, because every chunk may have its own dictionary.
@@ -257,7 +257,7 @@ class Ragged:
     def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
         if self.max_len is None or not self.padded:
             return self._joined(name, table)
-        padded = np.empty((table.num_rows, self.max_len), self.array_dtype)
+        padded = empty_array((table.num_rows, self.max_len), self.array_dtype)
         lengths = np.zeros(table.num_rows, np.int32)
         start = 0
         for chunk in table[self.column].chunks:

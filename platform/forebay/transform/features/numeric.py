@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, WrongType
 from forebay.kernels.calls import pack_columns
-from forebay.transform.block import BlockArray
+from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.columns import wrong_type
 
 NUMERIC_DTYPES = (
@@ -92,7 +92,7 @@ def pack_rows(arrays: Sequence[pa.Array], dtype: str) -> BlockArray:
     if rows == 0:
         return np.empty((0, len(arrays)), dtype)
     if item.itemsize in _WORDS:
-        packed = np.empty((rows, len(arrays)), dtype)
+        packed = empty_array((rows, len(arrays)), dtype)
         addresses = [array.buffers()[1].address + array.offset * item.itemsize for array in arrays]
         pack_columns(np.array(addresses, np.uint64), rows, packed.reshape(-1).view(_WORDS[item.itemsize]))
         return packed

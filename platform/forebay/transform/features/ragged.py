@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from forebay.errors import TransformFailed
 from forebay.kernels.calls import gather_lists, pad
-from forebay.transform.block import ATTACHED, BlockArray
+from forebay.transform.block import ATTACHED, BlockArray, empty_array
 
 Lengths: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 Offsets: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]
@@ -65,7 +65,7 @@ def pad_rows(out: BlockArray, values: BlockArray, starts: Offsets, lengths: Leng
 
 def join_lists(values: BlockArray, starts: Offsets, lengths: Lengths) -> BlockArray:
     """Copy of `lengths[i]` of `values` from `starts[i]` on, for each i, one behind the other."""
-    joined = np.empty(int(lengths.sum(dtype=np.int64)), values.dtype)
+    joined = empty_array((int(lengths.sum(dtype=np.int64)),), values.dtype)
     values = np.ascontiguousarray(values)
     lists = np.stack([values.ctypes.data + starts.astype(np.int64) * values.itemsize, lengths.astype(np.int64)])
     gather_lists(joined.ctypes.data, np.array([[values.itemsize, 0]], np.int64), lists[None])

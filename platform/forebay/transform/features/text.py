@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption
-from forebay.transform.block import BlockArray
+from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.categories import is_text, value_type
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.groups import Schema
@@ -60,7 +60,7 @@ class Bytes:
             raise wrong_type(f"Bytes {name!r}", self.column, found, "It takes strings and binary values.")
 
     def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
-        padded = np.empty((table.num_rows, self.max_len), np.uint8)
+        padded = empty_array((table.num_rows, self.max_len), "uint8")
         lengths = np.empty(table.num_rows, np.int32)
         start = 0
         for chunk in table[self.column].chunks:

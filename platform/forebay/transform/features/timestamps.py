@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption
-from forebay.transform.block import BlockArray
+from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.groups import Schema
 from forebay.transform.features.numeric import whole
@@ -69,7 +69,7 @@ class Time:
                 )
 
     def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
-        found = np.empty((table.num_rows, len(self.columns)), self.dtype)
+        found = empty_array((table.num_rows, len(self.columns)), self.dtype)
         for place, column in enumerate(self.columns):
             found[:, place] = self._numbers(whole(table[column]))
         return {name: found}
