@@ -101,6 +101,13 @@ ENTRIES = (
         once=(),
     ),
     PeerEntry(
+        name="Forebay, no room in the cache",
+        system="forebay_cached",
+        variant="no room",
+        runs=(PeerRun(phases=(_SEVERAL,)),),
+        once=(),
+    ),
+    PeerEntry(
         name="limit: pyarrow decode alone, one thread",
         system="arrow",
         variant="one thread",

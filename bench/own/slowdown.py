@@ -29,7 +29,7 @@ from forebay.cache import cpu_share as cores
 from forebay.cache import local_source as fetch
 from forebay.cache.cpu_share import DataWorkers
 
-MOST_SLOWDOWN = 0.25
+MOST_SLOWDOWN = 0.10
 WARM_UP_STEPS = 20
 
 

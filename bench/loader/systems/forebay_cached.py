@@ -1,7 +1,7 @@
 """Forebay as in its tutorial: scan, plan, transform, a disk cache, one loader.
 
 One thread decodes (the default on two cores), or, as a variant, as many as every system may use. Reading and gathering
-have threads of their own.
+have threads of their own. In another variant the cache has no room, so that every epoch reads and decodes.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Forebay:
         plan = build_plan(manifest, seed=setting.seed)
         threads = setting.threads if setting.variant == "all cores" else 1
         share = min(1.0, threads / usable_cores())
-        cache = LocalCache(CacheSpec(path=str(setting.work), quota_bytes=_QUOTA_BYTES, core_share=share))
+        quota = 0 if setting.variant == "no room" else _QUOTA_BYTES
+        cache = LocalCache(CacheSpec(path=str(setting.work), quota_bytes=quota, core_share=share))
         self._tally = Counters()
         self._open = partial(
             Loader, plan, _transform(setting.kind), cache, global_batch=setting.batch, tally=self._tally
