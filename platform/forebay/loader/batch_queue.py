@@ -70,6 +70,13 @@ class BatchQueue:
                 return None
         return self.get()
 
+    def wait_until_taken(self, timeout_s: float) -> bool:
+        """Wait until everything in the queue was taken, or it is closed. Returns False after `timeout_s` seconds."""
+        with self._lock:
+            self._room_below = 0
+            self._wait(lambda: not self._items, timeout_s)
+            return self._closed or not self._items
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
@@ -77,10 +84,10 @@ class BatchQueue:
             self.held_bytes = 0
             self._wake()
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None = None) -> None:
         self._num_waiting += 1
         try:
-            self._changed.wait_for(lambda: self._closed or condition())
+            self._changed.wait_for(lambda: self._closed or condition(), timeout_s)
         finally:
             self._num_waiting -= 1
 

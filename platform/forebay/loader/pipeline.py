@@ -171,6 +171,9 @@ class Pipeline:
         error = outcome_of(self._make_all).error
         if error is not None and not isinstance(error, LoaderClosed) and not self._making.queue.closed:
             self._making.queue.put(error)
+        # A trainer of the last batches still uses the cache for all who look at its leases.
+        while error is None and self._owner() is not None and not self._making.queue.wait_until_taken(_POLL_S):
+            pass
         # Here, and not in the trainer's thread: it takes 1 ms.
         self._close_source(_CLOSE_S)
 

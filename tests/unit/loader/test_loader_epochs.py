@@ -52,7 +52,7 @@ def test_epochs_are_the_same_prepared_or_not(
 ) -> None:
     with small.loader(cache if cached else None, epochs=epochs) as loader:
         found = [epoch_ids(loader) for _ in range(3)]
-        assert gather_threads() == (0 if epochs else 1), "and after the last one nothing is prepared"
+        wait_for(lambda: gather_threads() == (0 if epochs else 1))  # after the last one nothing is prepared
         assert loader.cursor().epoch == 3
         found += [epoch_ids(loader)]
     assert found == expected(small, epoch_ids, 4)
@@ -210,6 +210,18 @@ def test_an_iteration_that_was_left_ends_no_later_one(small: Any, cache: fb.Disk
         found = [next(batches)]
         left.close()
         assert epoch_ids(found) + epoch_ids(batches) == first
+
+
+def test_the_cache_is_in_use_until_the_last_batch_is_taken(small: Any, cache: fb.DiskCache) -> None:
+    """Although all batches are in memory long before."""
+    with small.loader(cache, epochs=1) as loader:
+        batches = iter(loader)
+        next(batches)
+        wait_for(lambda: loader._pipeline._making.queue._items[-1][0] is None)  # type: ignore[union-attr]
+        time.sleep(0.05)
+        assert [user.dataset for user in cache.users()] == [use.dataset for use in cache.datasets()]
+        assert len(list(batches)) == len(loader) - 1
+        wait_for(lambda: cache.users() == [])
 
 
 @pytest.mark.parametrize("epochs", [2, None])
