@@ -61,7 +61,7 @@ class EpochBatches:
 
     @property
     def may_come(self) -> bool:
-        """Whether it is open if the trainer begins the epoch."""
+        """Whether the trainer may never begin the epoch."""
         return not (self.is_sure or self.begun.is_set())
 
     def next(self) -> Batch | None:

@@ -261,6 +261,7 @@ FEATURES_OF_ALL_KINDS = {
     "Dense": Dense(["a", "b"]),
     "Categorical": Categorical(["i", "i2"], buckets=100),
     "Ragged": Ragged("l", max_len=4),
+    "Ragged without padding": Ragged("l", padded=False),
     "Bytes": fb.Bytes("s", max_len=8),
     "Time": fb.Time(["t"]),
     "Array": fb.Array("f", [4]),

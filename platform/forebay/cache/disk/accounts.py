@@ -11,7 +11,9 @@ MOST_USERS = 32
 INDEX_BYTES = (48 + 1 + MOST_USERS) * _PAGE_BYTES
 """Bytes of an empty index with its journal, the folders of the cache, and the files of its users."""
 _PER_BLOCK_BYTES = 1024
-"""Limit of a block's row in the index and the journal, and its folder entry. Measured: about 350 bytes."""
+"""Limit of a block's row in the index and the journal, and its folder entry. Measured: 156 bytes in the index,
+and at most as many in its journal.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from forebay.transform.features.numeric import cast_numbers, check_dtype, check_
 from forebay.transform.features.ragged import (
     LIST_OFFSETS,
     LIST_VALUES,
+    concatenated,
     is_list,
     join_lists,
     list_offsets,
@@ -273,21 +274,21 @@ class Ragged:
 
     def identity(self) -> Identity:
         # Blocks of padded lists keep the names that they had before there were others.
-        kind: list[Identity] = [] if self.padded else ["values and offsets"]
+        kind: list[Identity] = [] if self.padded else ["values, offsets"]
         return ["Ragged", self.column, self.max_len, self.array_dtype, self.buckets, *kind]
 
     def _joined(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
-        lengths, joined = [np.zeros(0, np.int32)], [np.zeros(0, self.array_dtype)]
+        lengths, joined = list[BlockArray](), list[BlockArray]()
         for chunk in table[self.column].chunks:
             if pa.types.is_null(chunk.type):
                 lengths.append(np.zeros(len(chunk), np.int32))
                 continue
             values, starts, found = list_parts(chunk)
             kept = found if self.max_len is None else np.minimum(found, self.max_len, dtype=np.int32)
-            joined.append(join_lists(self._numbers(name, values), starts, kept))
+            joined.append(join_lists(self._numbers(name, values).astype(self.array_dtype, copy=False), starts, kept))
             lengths.append(kept)
-        offsets = list_offsets(name, np.concatenate(lengths))
-        return {f"{LIST_VALUES}{name}": np.concatenate(joined), f"{LIST_OFFSETS}{name}": offsets}
+        offsets = list_offsets(name, concatenated(lengths, "int32"))
+        return {f"{LIST_VALUES}{name}": concatenated(joined, self.array_dtype), f"{LIST_OFFSETS}{name}": offsets}
 
     def _numbers(self, name: str, values: pa.Array) -> BlockArray:
         if self.buckets is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -70,6 +71,11 @@ def join_lists(values: BlockArray, starts: Offsets, lengths: Lengths) -> BlockAr
     lists = np.stack([values.ctypes.data + starts.astype(np.int64) * values.itemsize, lengths.astype(np.int64)])
     gather_lists(joined.ctypes.data, np.array([[values.itemsize, 0]], np.int64), lists[None])
     return joined
+
+
+def concatenated(parts: Sequence[BlockArray], dtype: str) -> BlockArray:
+    """One array of `parts`, of `dtype` if there are none. A single part is not copied."""
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype), *parts])
 
 
 def list_offsets(name: str, lengths: Lengths) -> Lengths:

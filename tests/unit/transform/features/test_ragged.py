@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import forebay as fb
 from forebay.errors import InvalidOption
+from forebay.transform.features.ragged import LIST_VALUES
 
 Lists = list[list[int | None] | None]
 HUGE: Lists = [[1], [], list(range(5000)), None, [2, None]]
@@ -166,3 +167,13 @@ def test_lists_of_several_data_sets_come_in_one_batch(tmp_path: Path) -> None:
                 assert found == (lists[name][row] or [])
                 seen[name].append(found)
     assert all(len(found) >= 12 for found in seen.values())
+
+
+@pytest.mark.parametrize("options", [{}, {"dtype": "int32"}, {"buckets": 100}, {"buckets": 100, "dtype": "int64"}])
+def test_values_without_padding_have_the_promised_dtype(options: dict[str, Any]) -> None:
+    """Also those of a row group without lists: blocks of one data set must agree."""
+    feature = fb.Ragged("items", padded=False, **options)
+    lists = pa.array([[1, 2], None, [3]])
+    columns = [lists, pa.chunked_array([lists, lists]), pa.nulls(3)]
+    blocks = [fb.Transform(x=feature).apply(pa.table({"items": column})) for column in columns]
+    assert {block.arrays[f"{LIST_VALUES}x"].dtype.name for block in blocks} == {feature.array_dtype}
