@@ -217,7 +217,8 @@ def test_the_cache_is_in_use_until_the_last_batch_is_taken(small: Any, cache: fb
     with small.loader(cache, epochs=1) as loader:
         batches = iter(loader)
         next(batches)
-        wait_for(lambda: loader._pipeline._making.queue._items[-1][0] is None)  # type: ignore[union-attr]
+        queue = loader._pipeline._making.queue  # type: ignore[union-attr]
+        wait_for(lambda: [item for item, _ in list(queue._items)[-1:]] == [None])
         time.sleep(0.05)
         assert [user.dataset for user in cache.users()] == [use.dataset for use in cache.datasets()]
         assert len(list(batches)) == len(loader) - 1
