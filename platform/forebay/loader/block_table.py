@@ -34,6 +34,7 @@ class BlockTable:
         self._row_bytes: list[int] = []
         self._names: tuple[str, ...] = ()
         self._list_dtypes: dict[str, str] = {}
+        self._kept_places: tuple[int, NDArray[np.int64], int] | None = None
         # Rows of `_bases` of the values and of the offsets of each, and bytes of a value.
         self._list_places = np.zeros((0, 3), dtype=np.int64)
 
@@ -74,32 +75,54 @@ class BlockTable:
         """
         if self._schema is None:
             return None
-        n, num_plain = len(rows.row), len(self._plain)
-        indices = (self._slot_of, rows.block, rows.row)
+        n = len(rows.row)
+        places, end = self._places_of(n)
+        if self.lists:
+            return self._gather_with_lists(rows, places, end)
+        buffer = self._pool.lease(end)
+        if gather_arrays(buffer.ctypes.data, places, self._bases, self._slot_of, rows.block, rows.row) >= 0:
+            return None
+        return self._plain_arrays(buffer, n, places), end
+
+    def _gather_with_lists(
+        self, rows: PositionedRows, places: NDArray[np.int64], end: int
+    ) -> tuple[dict[str, NDArray[np.generic]], int] | None:
+        n, indices = len(rows.row), (self._slot_of, rows.block, rows.row)
         lists = np.empty((len(self.lists), 2, n), dtype=np.int64)  # address and length of each
-        if self.lists and locate_lists(self._list_places, self._bases, *indices, lists) >= 0:
+        if locate_lists(self._list_places, self._bases, *indices, lists) >= 0:
             return None
         value_bytes = self._list_places[:, 2]
-        sizes = [n * row_bytes for row_bytes in self._row_bytes]
-        sizes += (lists[:, 1].sum(axis=1) * value_bytes).tolist() + [4 * n] * len(self.lists)
-        starts, end = _starts_of(sizes)
+        sizes = (lists[:, 1].sum(axis=1) * value_bytes).tolist() + [4 * n] * len(self.lists)
+        starts, end = _starts_of(sizes, end)
         buffer = self._pool.lease(end)
-        places = _pairs(self._row_bytes, starts[:num_plain])
         if gather_arrays(buffer.ctypes.data, places, self._bases, *indices) >= 0:
             return None
+        arrays = self._plain_arrays(buffer, n, places)
+        gather_lists(buffer.ctypes.data, _pairs(value_bytes, starts[: len(self.lists)]), lists)
         parts = [buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)]
-        arrays: dict[str, NDArray[np.generic]] = {}
-        for (name, dtype, tail), part in zip(self._plain, parts, strict=False):
-            arrays[name] = part.view(dtype).reshape(n, *tail)
-        if not self.lists:
-            return arrays, end
-        gather_lists(buffer.ctypes.data, _pairs(value_bytes, starts[num_plain : num_plain + len(self.lists)]), lists)
         for k, (name, dtype) in enumerate(self._list_dtypes.items()):
-            arrays[name] = parts[num_plain + k].view(dtype)
-            lengths = parts[num_plain + len(self.lists) + k].view(np.int32)
+            arrays[name] = parts[k].view(dtype)
+            lengths = parts[len(self.lists) + k].view(np.int32)
             lengths[:] = lists[k, 1]
             arrays[f"{name}_lengths"] = lengths
         return {name: arrays[name] for name in map(_batch_name, self._names)}, end
+
+    def _places_of(self, n: int) -> tuple[NDArray[np.int64], int]:
+        """Bytes of a row and start of each plain array of `n` rows, and the bytes of all. Kept: most batches are equal
+        in size.
+        """
+        if self._kept_places is None or self._kept_places[0] != n:
+            starts, end = _starts_of(n * row_bytes for row_bytes in self._row_bytes)
+            self._kept_places = n, _pairs(self._row_bytes, starts), end
+        return self._kept_places[1:]
+
+    def _plain_arrays(
+        self, buffer: NDArray[np.uint8], n: int, places: NDArray[np.int64]
+    ) -> dict[str, NDArray[np.generic]]:
+        return {
+            name: buffer[start : start + n * row_bytes].view(dtype).reshape(n, *tail)
+            for (name, dtype, tail), (row_bytes, start) in zip(self._plain, places.tolist(), strict=True)
+        }
 
     def _validate_block(self, index: int, block: Block) -> None:
         expected = int(self._block_rows[index])
@@ -145,9 +168,9 @@ class BlockTable:
         self._bases = np.pad(self._bases, ((0, 0), (0, new - old)))
 
 
-def _starts_of(sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Start of each array in a buffer, and the bytes of the buffer."""
-    starts, end = [], 0
+def _starts_of(sizes: Iterable[int], end: int = 0) -> tuple[list[int], int]:
+    """Start of each array in a buffer after its first `end` bytes, and the bytes of the buffer."""
+    starts = []
     for size in sizes:
         starts.append(end)
         end += -(-size // _ALIGNMENT) * _ALIGNMENT
