@@ -21,6 +21,7 @@ Floats = NDArray[np.float32]
 class Kernels(NamedTuple):
     """Modules of compiled functions."""
 
+    list_pages: ModuleType
     lists: ModuleType
     loops: ModuleType
     orders: ModuleType
@@ -31,9 +32,9 @@ class Kernels(NamedTuple):
 @cache
 def load() -> Kernels:
     """Load all kernels. Call it before other threads start: a process forked during the first call deadlocks."""
-    from forebay.kernels import lists, loops, orders, page_headers, pages  # noqa: PLC0415
+    from forebay.kernels import list_pages, lists, loops, orders, page_headers, pages  # noqa: PLC0415
 
-    return Kernels(lists, loops, orders, page_headers, pages)
+    return Kernels(list_pages, lists, loops, orders, page_headers, pages)
 
 
 @cache
@@ -187,6 +188,26 @@ def decode_columns(
     is_decoded = np.zeros(len(chunks), np.bool_)
     load().pages.decode_columns(chunks, places, scratch, table, is_decoded)
     return is_decoded
+
+
+def decode_lists(
+    chunk: Ints,
+    offsets: NDArray[np.int32],
+    is_null: NDArray[np.uint8],
+    marks: NDArray[np.uint8],
+    scratch: NDArray[np.uint8],
+    table: NDArray[np.int32] | Ints,
+) -> int:
+    """Decode a Parquet column chunk of lists of numbers. Returns the number of its values, or -1 if it did not.
+
+    `chunk` is (address, bytes, whether lists may be null, whether Snappy compressed it, definition level of a value,
+    entries, address that the values are decoded to). Entries are the values, and the lists without any; there must be
+    room for as many values. Writes `offsets` [rows + 1] of the lists among the values, and which lists are null, to
+    `is_null` [rows]. `marks` [at least 54 + 3 / 8 * entries] and `scratch` hold a page, `table` a dictionary; its items
+    are as large as the numbers. Arrow must read what it does not decode, such as nulls within lists.
+    """
+    found: int = load().list_pages.decode_lists(chunk, offsets, is_null, marks, scratch, table)
+    return found
 
 
 def read_codecs(address: int, num_bytes: int, row_groups: int, columns: int) -> Ints | None:

@@ -1,4 +1,4 @@
-"""Machine instructions that the compiled loops use on addresses: copies, zeros, prefetches, typed items, transposes."""
+"""Machine instructions of the compiled loops: copies, zeros, prefetches, typed items, transposes, counted bits."""
 
 from __future__ import annotations
 
@@ -83,8 +83,20 @@ def _generate_transpose(_typing: Any, columns: Any, offset: Any, target: Any, st
     return types.void(columns, offset, target, step, like), generate
 
 
+def _generate_ones(_typing: Any, word: Any) -> Any:
+    """Number of 1 bits of a uint64, as uint64."""
+    return word(word), lambda _context, builder, _signature, args: builder.ctpop(args[0])
+
+
+def _generate_lowest(_typing: Any, word: Any) -> Any:
+    """Place of the lowest 1 bit of a uint64, as uint64. 64 without one."""
+    return word(word), lambda _context, builder, _signature, args: builder.cttz(args[0], ir.IntType(1)(0))
+
+
 copy: Any = intrinsic(_generate_copy)
 prefetch: Any = intrinsic(_generate_prefetch)
 items_at: Any = intrinsic(_generate_items)
+lowest_one: Any = intrinsic(_generate_lowest)
+ones_of: Any = intrinsic(_generate_ones)
 transpose: Any = intrinsic(_generate_transpose)
 zero: Any = intrinsic(_generate_zeros)

@@ -21,12 +21,16 @@ _ONE, _SEVEN, _LOW = np.uint64(1), np.uint64(7), np.uint64(127)
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12
 # Fields of a page header.
 _TYPE, _SIZE, _STORED_SIZE, _CHECKSUM, _OF_DATA, _OF_DICTIONARY = 1, 2, 3, 4, 5, 7
-_VALUES, _ENCODING = 1, 2
+_VALUES, _ENCODING, _DEFINITION, _REPETITION = 1, 2, 3, 4
 # Fields of a footer, down to the codec of a column chunk.
 _ROW_GROUPS, _CHUNKS, _METADATA, _CODEC = 4, 1, 3, 4
 
 # Places of what `read_header` reads.
-TYPE, SIZE, STORED_SIZE, VALUES, ENCODING = 0, 1, 2, 3, 4
+TYPE, SIZE, STORED_SIZE, VALUES, ENCODING, DEFINITION, REPETITION = 0, 1, 2, 3, 4, 5, 6
+HEADER = 7
+_NEEDED = 5
+RLE = 3
+"""Encoding of levels that is read. The older one has no length in front."""
 MOST_VALUES = 1 << 31
 _MOST_DEPTH = 16
 
@@ -144,9 +148,9 @@ def _find_integer(at: Int, end: Int, wanted: Int) -> Int:
 
 
 def _read_header(at: Int, end: Int, header: Ints) -> Int:
-    """Read a page header into `header` [5]. Address of the page, or 0 for a page that Arrow must read.
+    """Read a page header into `header` [7]. Address of the page, or 0 for a page that Arrow must read.
 
-    Those are pages with a checksum, too: Arrow verifies it.
+    Those are pages with a checksum, too: Arrow verifies it. Encodings of levels are -1 where none are stated.
     """
     header[TYPE], header[SIZE] = find_integer(at, end, _TYPE), find_integer(at, end, _SIZE)
     header[STORED_SIZE] = find_integer(at, end, _STORED_SIZE)
@@ -154,8 +158,9 @@ def _read_header(at: Int, end: Int, header: Ints) -> Int:
     if own == 0 or find(at, end, _CHECKSUM, _I32):
         return 0
     header[VALUES], header[ENCODING] = find_integer(own, end, _VALUES), find_integer(own, end, _ENCODING)
+    header[DEFINITION], header[REPETITION] = find_integer(own, end, _DEFINITION), find_integer(own, end, _REPETITION)
     at = skip(at, end, _STRUCT)
-    if at == 0 or header.min() < 0 or max(header[SIZE], header[VALUES]) > MOST_VALUES:
+    if at == 0 or header[:_NEEDED].min() < 0 or max(header[SIZE], header[VALUES]) > MOST_VALUES:
         return 0
     return at if header[STORED_SIZE] <= end - at else 0
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import ctypes
-import mmap
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.unit.kernels.guarded import Guarded, needs_protection
 
 from forebay.kernels import calls as kernels
 
@@ -17,49 +16,91 @@ ROWS = 300
 CASES = 500
 
 
-class _Guarded:
-    """Memory that ends where a protected page begins: reading or writing behind the end is a SIGSEGV."""
+class _Chunk:
+    """Column chunk of one column, in guarded memory."""
 
-    def __init__(self, num_bytes: int) -> None:
-        size = -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        self._map = mmap.mmap(-1, size + mmap.PAGESIZE)
-        whole = np.frombuffer(self._map, np.uint8)
-        libc = ctypes.CDLL(None, use_errno=True)
-        guard = ctypes.c_void_p(whole.ctypes.data + size)
-        assert libc.mprotect(guard, ctypes.c_size_t(mmap.PAGESIZE), 0) == 0, ctypes.get_errno()
-        self.array = whole[size - num_bytes : size]
+    def __init__(self, path: Path, column: pa.Array, **options: object) -> None:
+        pq.write_table(pa.table({"x": column}), path, data_page_size=400, **options)
+        chunk = pq.read_metadata(path).row_group(0).column(0)
+        start = chunk.dictionary_page_offset if chunk.has_dictionary_page else chunk.data_page_offset
+        self._good = np.frombuffer(path.read_bytes(), np.uint8)[start : start + chunk.total_compressed_size]
+        self._bytes = Guarded(len(self._good)).array
+        self.place = (self._bytes.ctypes.data, len(self._good))
+        self.heal()
+
+    def heal(self) -> None:
+        self._bytes[:] = self._good
+
+    def damage(self, rng: np.random.Generator) -> None:
+        """Change one to three bytes of the right ones, and at times end the chunk with zeros."""
+        self.heal()
+        for place in rng.integers(len(self._good), size=rng.integers(1, 4)):
+            self._bytes[place] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.integers(256)])
+        if rng.random() < 0.2:
+            self._bytes[rng.integers(len(self._good)) :] = 0
 
 
-@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mprotect"), reason="needs POSIX memory protection")
+@needs_protection
 @pytest.mark.parametrize("compression", ["none", "snappy"])
 @pytest.mark.parametrize("dictionary", [True, False])
 def test_damaged_pages_stay_within_their_memory(tmp_path: Path, compression: str, dictionary: bool) -> None:
     rng = np.random.default_rng(7)
     values = np.repeat(rng.integers(1 << 40, size=ROWS // 6), 6)
-    path = tmp_path / "a.parquet"
-    pq.write_table(
-        pa.table({"x": values}), path, compression=compression, use_dictionary=dictionary, data_page_size=400
-    )
-    chunk = pq.read_metadata(path).row_group(0).column(0)
-    start = chunk.dictionary_page_offset if dictionary else chunk.data_page_offset
-    good = np.frombuffer(path.read_bytes(), np.uint8)[start : start + chunk.total_compressed_size]
-    source, target = _Guarded(len(good)), _Guarded(ROWS * 8)
-    scratch, table = _Guarded(ROWS * 10), _Guarded(ROWS * 8)
+    source = _Chunk(tmp_path / "a.parquet", pa.array(values), compression=compression, use_dictionary=dictionary)
+    target, scratch, table = Guarded(ROWS * 8), Guarded(ROWS * 10), Guarded(ROWS * 8)
 
     def is_decoded() -> bool:
-        chunks = np.array([[source.array.ctypes.data, len(good), 1, compression == "snappy"]], np.int64)
+        chunks = np.array([[*source.place, 1, compression == "snappy"]], np.int64)
         places = np.array([ROWS, target.array.ctypes.data, 0], np.int64)
         return bool(kernels.decode_columns(chunks, places, scratch.array, table.array.view(np.int64))[0])
 
-    source.array[:] = good
     assert is_decoded()
     assert (target.array.view(np.int64) == values).all()
     refused = 0
     for _ in range(CASES):
-        source.array[:] = good
-        for place in rng.integers(len(good), size=rng.integers(1, 4)):
-            source.array[place] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, rng.integers(256)])
-        if rng.random() < 0.2:
-            source.array[rng.integers(len(good)) :] = 0
+        source.damage(rng)
         refused += not is_decoded()
+    assert CASES / 100 < refused < CASES
+
+
+@needs_protection
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+@pytest.mark.parametrize("dictionary", [True, False])
+@pytest.mark.parametrize("is_optional", [True, False])
+def test_damaged_pages_of_lists_stay_within_their_memory(
+    tmp_path: Path, compression: str, dictionary: bool, is_optional: bool
+) -> None:
+    rng = np.random.default_rng(8)
+    values, lengths = rng.integers(1 << 20, size=ROWS).astype(np.int32), rng.integers(9, size=ROWS // 3)
+    bounds = np.minimum([0, *np.cumsum(lengths)], ROWS).astype(np.int32)
+    kind = pa.list_(pa.field("element", pa.int32(), nullable=is_optional))
+    lists = pa.Array.from_buffers(
+        kind, len(lengths), [None, pa.py_buffer(bounds)], children=[pa.array(values[: bounds[-1]])]
+    )
+    path = tmp_path / "a.parquet"
+    source = _Chunk(path, lists, compression=compression, use_dictionary=dictionary, write_batch_size=50)
+    entries = pq.read_metadata(path).row_group(0).column(0).num_values
+    target, scratch, table = Guarded(entries * 4), Guarded(entries * 5 + 100), Guarded(entries * 4)
+    offsets, is_null, marks = Guarded(len(lengths) * 4 + 4), Guarded(len(lengths)), Guarded(entries // 8 * 3 + 54)
+
+    address = target.array.ctypes.data
+
+    def decoded() -> int:
+        chunk = np.array([*source.place, 1, compression == "snappy", 2 + is_optional, entries, address], np.int64)
+        lists = offsets.array.view(np.int32), is_null.array
+        return kernels.decode_lists(chunk, *lists, marks.array, scratch.array, table.array.view(np.int32))
+
+    assert decoded() == bounds[-1]
+    assert (target.array.view(np.int32)[: bounds[-1]] == values[: bounds[-1]]).all()
+    assert (offsets.array.view(np.int32) == bounds).all()
+    refused = 0
+    for _ in range(CASES):
+        source.damage(rng)
+        made = decoded()
+        refused += made < 0
+        if made >= 0:
+            found = offsets.array.view(np.int32)
+            assert found[0] == 0
+            assert found[-1] == made
+            assert (np.diff(found) >= 0).all()
     assert CASES / 100 < refused < CASES

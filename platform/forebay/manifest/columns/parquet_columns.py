@@ -25,6 +25,19 @@ class NumberColumn(NamedTuple):
     is_optional: bool
 
 
+class ListColumn(NamedTuple):
+    """Column of lists of such numbers: name, Arrow type, bytes of an item, whether lists may be null.
+
+    `level` is the definition level of a value.
+    """
+
+    name: str
+    type: pa.DataType
+    item_bytes: int
+    is_optional: bool
+    level: int
+
+
 class ParquetColumns:
     """Columns of the file with this footer. Each answer is computed once, at its first use. Safe for threads.
 
@@ -35,6 +48,7 @@ class ParquetColumns:
         self._metadata = metadata
         self._leaves: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._numbers: dict[tuple[int, ...], tuple[NumberColumn | None, ...]] = {}
+        self._lists: dict[tuple[int, ...], tuple[ListColumn | None, ...]] = {}
         self._tops: dict[tuple[str, ...], dict[str, str]] = {}
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
 
@@ -54,6 +68,13 @@ class ParquetColumns:
             parquet = self._metadata.schema
             self._numbers[leaves] = tuple(self._number(parquet.column(leaf)) for leaf in leaves)
         return self._numbers[leaves]
+
+    def lists(self, leaves: tuple[int, ...]) -> tuple[ListColumn | None, ...]:
+        """Column of lists of plain numbers that each of some column chunks holds, or None."""
+        if leaves not in self._lists:
+            parquet = self._metadata.schema
+            self._lists[leaves] = tuple(self._list(parquet.column(leaf)) for leaf in leaves)
+        return self._lists[leaves]
 
     def tops(self, columns: tuple[str, ...]) -> dict[str, str]:
         """Column of the file that each of some paths begins with. A name that begins with none is its own."""
@@ -83,7 +104,32 @@ class ParquetColumns:
         if found < 0:
             return None
         arrow = self.schema.field(found).type
-        is_number = pa.types.is_integer(arrow) or pa.types.is_floating(arrow)
-        if not is_number or column.physical_type not in _STORED.get(arrow.bit_width // 8, ()):
+        if not _is_stored_as(arrow, column):
             return None
         return NumberColumn(column.path, arrow, arrow.bit_width // 8, bool(column.max_definition_level))
+
+    def _list(self, column: pq.ColumnSchema) -> ListColumn | None:
+        name = column.path.split(".")[0]
+        found = self.schema.get_field_index(name)
+        # Another column chunk with such a path: part of a column whose name has a dot.
+        if found < 0 or column.max_repetition_level != 1 or self._paths_below(name) != 1:
+            return None
+        field = self.schema.field(found)
+        if not (pa.types.is_list(field.type) or pa.types.is_large_list(field.type)):
+            return None
+        # The standard form has a level for a null list, one for an empty list, and one for a null in a list.
+        levels = field.nullable + 1 + field.type.value_field.nullable
+        if column.max_definition_level != levels or not _is_stored_as(field.type.value_type, column):
+            return None
+        return ListColumn(name, field.type, field.type.value_type.bit_width // 8, field.nullable, levels)
+
+    def _paths_below(self, name: str) -> int:
+        parquet = self._metadata.schema
+        paths = (parquet.column(leaf).path for leaf in range(len(parquet)))
+        return sum(path.startswith(f"{name}.") for path in paths)
+
+
+def _is_stored_as(arrow: pa.DataType, column: pq.ColumnSchema) -> bool:
+    """Whether `arrow` is a type of integers or floats, and the column chunks hold them as they are in memory."""
+    is_number = pa.types.is_integer(arrow) or pa.types.is_floating(arrow)
+    return is_number and column.physical_type in _STORED.get(arrow.bit_width // 8, ())

@@ -6,6 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.manifest.pages.fetch import Pages
+from forebay.manifest.pages.lists import decode_lists
 from forebay.manifest.pages.numbers import decode_numbers
 
 DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
@@ -18,7 +19,7 @@ def decode(pages: Pages) -> pa.Table:
     # A path into a struct is decoded as its column, with the fields that were fetched.
     top_of = there.tops(pages.columns)
     columns = tuple(dict.fromkeys(top_of.values()))
-    numbers = decode_numbers(pages)
+    numbers = decode_numbers(pages) | decode_lists(pages)
     left = [name for name in columns if name not in numbers]
     if columns and not left:
         return pa.table([numbers[name] for name in columns], there.schema_of(columns))

@@ -15,13 +15,13 @@ from forebay.kernels import calls as kernels
 from forebay.manifest.columns.parquet_columns import NumberColumn
 from forebay.manifest.pages.fetch import Pages
 
-_ITEMS: dict[int, type[np.int32 | np.int64]] = {4: np.int32, 8: np.int64}
+ITEMS: dict[int, type[np.int32 | np.int64]] = {4: np.int32, 8: np.int64}
 """The kernel copies bits, so any type of that size works."""
-_UNCOMPRESSED, _SNAPPY = 0, 1
+UNCOMPRESSED, SNAPPY = 0, 1
 """Parquet's numbers of codecs."""
 _ALIGN = 64
-_HEADER_BYTES = 4096
-"""What a page may hold besides its values: levels, heads of runs."""
+HEADER_BYTES = 4096
+"""Room for the parts of a page that are no values: levels, heads of runs."""
 
 
 class _Chunks(NamedTuple):
@@ -42,14 +42,14 @@ def decode_numbers(pages: Pages) -> dict[str, pa.Array]:
         return {}
     columns, codecs = footer.columns.numbers(pages.leaves), footer.codecs[pages.index, pages.leaves]
     addresses = pages.file.addresses(pages.places)
-    is_known = ((codecs == _UNCOMPRESSED) | (codecs == _SNAPPY)) & (addresses > 0)
+    is_known = ((codecs == UNCOMPRESSED) | (codecs == SNAPPY)) & (addresses > 0)
     sizes = pages.places[:, 1] - pages.places[:, 0]
     decoded: dict[str, pa.Array] = {}
-    for item_bytes in _ITEMS:
+    for item_bytes in ITEMS:
         chosen = [k for k, column in enumerate(columns) if column and column.item_bytes == item_bytes and is_known[k]]
         found = tuple(column for k in chosen if (column := columns[k]))
         is_optional = np.array([column.is_optional for column in found], np.int64)
-        places = np.stack([addresses[chosen], sizes[chosen], is_optional, codecs[chosen] == _SNAPPY], axis=1)
+        places = np.stack([addresses[chosen], sizes[chosen], is_optional, codecs[chosen] == SNAPPY], axis=1)
         decoded |= _decoded(_Chunks(found, places), rows, item_bytes)
     return decoded
 
@@ -61,7 +61,7 @@ def _decoded(chunks: _Chunks, rows: int, item_bytes: int) -> dict[str, pa.Array]
     stride = -(-size // _ALIGN) * _ALIGN
     # Of Arrow's pool: fresh memory of the system costs a page fault every 4 KiB.
     target = pa.allocate_buffer(stride * len(chunks.columns))
-    scratch = np.empty(size + size // 4 + _HEADER_BYTES, np.uint8)
+    scratch = np.empty(size + size // 4 + HEADER_BYTES, np.uint8)
     table = np.empty(rows, np.int32) if item_bytes == 4 else np.empty(rows, np.int64)
     targets = np.array([rows, target.address, stride], np.int64)
     is_decoded = kernels.decode_columns(chunks.places, targets, scratch, table)

@@ -36,6 +36,18 @@ def test_numbers_are_columns_whose_items_have_the_size_that_is_stored(columns: P
     assert found == [("x", 4, True), None, ("id", 8, True)]
 
 
+def test_lists_know_the_level_of_their_values(columns: ParquetColumns, tmp_path: Path) -> None:
+    leaves = tuple(range(8))
+    assert [each and (each.name, each.level) for each in columns.lists(leaves)] == [None] * 7 + [("l", 3)]
+    numbers = pa.list_(pa.field("element", pa.int32(), nullable=False))
+    schema = pa.schema(
+        [pa.field("some", numbers), pa.field("all", numbers, nullable=False), ("x", pa.list_(pa.int8()))]
+    )
+    pq.write_table(schema.empty_table(), tmp_path / "b.parquet")
+    found = ParquetColumns(pq.read_metadata(tmp_path / "b.parquet")).lists((0, 1, 2))
+    assert found == (("some", numbers, 4, True, 2), ("all", numbers, 4, False, 1), None)
+
+
 def test_tops_of_paths_are_columns_of_the_file(columns: ParquetColumns) -> None:
     assert columns.tops(("x", "s.g", "a.b", "of another file")) == {
         "x": "x", "s.g": "s", "a.b": "a.b", "of another file": "of another file"

@@ -11,11 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.manifest.pages.written_pages import fetched, footer_of, written
 
 from forebay.kernels import calls as kernels
-from forebay.manifest.footer import Footer, decode_footer, fetch_footer, read_codecs
 from forebay.manifest.pages.decode import decode
-from forebay.manifest.pages.fetch import Pages, fetch
+from forebay.manifest.pages.fetch import fetch
 from forebay.manifest.pages.numbers import decode_numbers
 
 Write = Callable[..., Path]
@@ -26,26 +26,6 @@ NUMBERS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
 @pytest.fixture(scope="module", autouse=True)
 def _kernels() -> None:
     kernels.load()
-
-
-def footer_of(path: Path) -> Footer:
-    with pa.OSFile(str(path)) as file:
-        content = fetch_footer(str(path), file)
-    metadata = decode_footer(str(path), content)
-    return Footer(metadata, read_codecs(content, metadata))
-
-
-def _fetched(path: Path, index: int = 0) -> tuple[Pages, pa.Table]:
-    parquet = pq.ParquetFile(path)
-    columns = parquet.schema_arrow.names
-    with pa.OSFile(str(path)) as file:
-        pages = fetch(file, footer_of(path), index, columns, local=True)
-    return pages, parquet.read_row_group(index)
-
-
-def _written(folder: Path, table: pa.Table, **options: object) -> Path:
-    pq.write_table(table, folder / "a.parquet", **{"compression": "snappy", **options})
-    return folder / "a.parquet"
 
 
 def _values(dtype: str, rows: int, distinct: int) -> np.ndarray:
@@ -64,9 +44,9 @@ def test_numbers_are_decoded_as_by_arrow(tmp_path: Path, compression: str, dicti
     table = pa.table(columns, pa.schema(fields, {"made": "here"}))
     # Pages of 512 bytes: the dictionary ends in the middle of a chunk, plain pages follow.
     options = {"use_dictionary": dictionary, "data_page_size": 512, "dictionary_pagesize_limit": 4096}
-    path = _written(tmp_path, table, compression=compression, row_group_size=2_000, **options)
+    path = written(tmp_path, table, compression=compression, row_group_size=2_000, **options)
     for index in range(2):
-        pages, expected = _fetched(path, index)
+        pages, expected = fetched(path, index)
         assert set(decode_numbers(pages)) == set(table.column_names)
         assert decode(pages).equals(expected, check_metadata=True)
 
@@ -75,7 +55,7 @@ def test_numbers_are_decoded_as_by_arrow(tmp_path: Path, compression: str, dicti
 def test_all_numbers_of_rows(tmp_path: Path, rows: int) -> None:
     values = np.repeat(np.arange(rows // 20 + 1), 20)[:rows]  # long runs and short ones
     mixed = np.where(np.arange(rows) % 97 < 50, values, np.arange(rows) % 5)
-    pages, expected = _fetched(_written(tmp_path, pa.table({"a": mixed, "b": mixed.astype(np.float32)})))
+    pages, expected = fetched(written(tmp_path, pa.table({"a": mixed, "b": mixed.astype(np.float32)})))
     assert set(decode_numbers(pages)) == {"a", "b"}
     assert decode(pages).equals(expected)
 
@@ -108,21 +88,31 @@ LEFT_TO_ARROW = {
 def test_the_rest_is_left_to_arrow(tmp_path: Path, case: str) -> None:
     columns, options = LEFT_TO_ARROW[case]
     table = pa.table({**columns, "plain": np.arange(len(next(iter(columns.values()))))})
-    pages, expected = _fetched(_written(tmp_path, table, **options))
+    pages, expected = fetched(written(tmp_path, table, **options))
     assert set(decode_numbers(pages)) <= {"plain"}
     assert decode(pages).equals(expected, check_metadata=True)
 
 
+def test_levels_of_the_older_encoding_are_left_to_arrow(tmp_path: Path) -> None:
+    path = written(tmp_path, pa.table({"x": range(100)}))
+    stated = b"\x15\x06\x15\x06"  # both encodings of levels are RLE, as two fields of a page header
+    content = path.read_bytes()
+    assert content.count(stated) == 1
+    path.write_bytes(content.replace(stated, b"\x15\x08\x15\x06"))
+    with pa.OSFile(str(path)) as file:
+        assert not decode_numbers(fetch(file, footer_of(path), 0, ["x"], local=True))
+
+
 def test_selected_columns_come_in_the_order_asked_for(tmp_path: Path) -> None:
     table = pa.table({"a": range(9), "b": list("abcdefghi"), "c": np.arange(9.0)})
-    with pa.OSFile(str(_written(tmp_path, table))) as file:
+    with pa.OSFile(str(written(tmp_path, table))) as file:
         pages = fetch(file, footer_of(tmp_path / "a.parquet"), 0, ["c", "b", "a"], local=True)
     assert decode(pages).equals(table.select(["c", "b", "a"]))
 
 
 def test_fewer_values_than_the_footer_states_are_refused(tmp_path: Path) -> None:
-    long = footer_of(_written(tmp_path, pa.table({"x": range(100)}), use_dictionary=False))
-    short = _written(tmp_path, pa.table({"x": range(40)}), use_dictionary=False)
+    long = footer_of(written(tmp_path, pa.table({"x": range(100)}), use_dictionary=False))
+    short = written(tmp_path, pa.table({"x": range(40)}), use_dictionary=False)
     with pa.OSFile(str(short)) as file:
         chunk = pq.read_metadata(short).row_group(0).column(0)
         content = file.read_at(chunk.total_compressed_size, chunk.data_page_offset)
@@ -141,7 +131,7 @@ def test_fewer_values_than_the_footer_states_are_refused(tmp_path: Path) -> None
 def test_any_values(tmp_path_factory: pytest.TempPathFactory, values: list[int], repeat: int, compression: str) -> None:
     numbers = np.repeat(np.array(values), repeat)
     table = pa.table({"a": numbers, "b": numbers.astype(np.int32), "c": numbers / 3})
-    pages, expected = _fetched(_written(tmp_path_factory.mktemp("any"), table, compression=compression))
+    pages, expected = fetched(written(tmp_path_factory.mktemp("any"), table, compression=compression))
     assert len(decode_numbers(pages)) == 3
     assert decode(pages).equals(expected)
 
@@ -149,7 +139,7 @@ def test_any_values(tmp_path_factory: pytest.TempPathFactory, values: list[int],
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
 def test_codecs_are_read_from_the_footer(tmp_path: Path, codec: str) -> None:
     table = pa.table({"x": range(10), "l": [[{"a": 1, "b": ["x", "y"]}]] * 10}, metadata={"k": "v" * 300})
-    path = _written(tmp_path, table, compression=codec, row_group_size=3, store_decimal_as_integer=True)
+    path = written(tmp_path, table, compression=codec, row_group_size=3, store_decimal_as_integer=True)
     codecs, metadata = footer_of(path).codecs, pq.read_metadata(path)
     assert codecs is not None and codecs.shape == (4, 3)
     numbers = {"none": 0, "snappy": 1, "gzip": 2, "brotli": 4, "zstd": 6, "lz4": 7}
