@@ -149,7 +149,7 @@ class BlockBuilder:
         fetched = self._reader.fetch(index, self._columns)
         copying_s, fetched_at = time.thread_time() - used_s, time.monotonic()
         with self._options.cores:
-            table = self._reader.decode(fetched)
+            table = self._reader.decode_lazily(fetched)
             del fetched
             with self._tally.timed("transform_s"):
                 block = apply_to_kept(self._transform, table, self._reader.manifest, index)

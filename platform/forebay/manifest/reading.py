@@ -26,6 +26,7 @@ from forebay.manifest.footer import (
 )
 from forebay.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
 from forebay.manifest.pages.decode import DECODE_ERRORS, decode, is_too_much_nested_text, nested_columns
+from forebay.manifest.pages.decoded_table import DecodedTable
 from forebay.manifest.pages.fetch import Pages, fetch
 from forebay.manifest.schemas import fields_of, missing_column, read_schema
 from forebay.manifest.streamed import require_named_files
@@ -121,7 +122,13 @@ class RowGroupReader:
         return Fetched(index, pages, tops)
 
     def decode(self, fetched: Fetched) -> pa.Table:
+        """Same as `decode_lazily`, as a table of Arrow."""
+        return self.decode_lazily(fetched).to_table()
+
+    def decode_lazily(self, fetched: Fetched) -> DecodedTable:
         """Decode all rows, in one thread: data workers run in parallel, and each should use one core.
+
+        Columns of plain numbers become objects of Arrow when they are asked for.
 
         Raises:
             CorruptFile: A page cannot be decoded. It may have been damaged in transit: fetch it once more. A flipped
@@ -220,10 +227,11 @@ def _path_there(path: str, top: str, name_there: str, kind_there: str) -> str:
     return ".".join([name_there, *held])
 
 
-def _as_of_table(table: pa.Table, row_group: RowGroup) -> pa.Table:
+def _as_of_table(decoded: DecodedTable, row_group: RowGroup) -> DecodedTable:
     """Table whose columns have the names and types of the data set, which may be others than those of the file."""
     if not row_group.stored:
-        return table
+        return decoded
+    table = decoded.to_table()
     of_table = {there: (name, kind, type_there) for name, kind, there, type_there in row_group.stored}
     arrays, fields = [], []
     for field, column in zip(table.schema, table.columns, strict=True):
@@ -231,17 +239,18 @@ def _as_of_table(table: pa.Table, row_group: RowGroup) -> pa.Table:
         array = column if kind == type_there else cast_column(column, kind)
         arrays.append(array)
         fields.append(pa.field(name, array.type, field.nullable))
-    return pa.table(arrays, pa.schema(fields))
+    found = pa.table(arrays, pa.schema(fields))
+    return DecodedTable(found.column_names, found)
 
 
-def _with_constants(table: pa.Table, row_group: RowGroup, columns: tuple[str, ...]) -> pa.Table:
+def _with_constants(table: DecodedTable, row_group: RowGroup, columns: tuple[str, ...]) -> DecodedTable:
     """Table with the columns that the file does not hold, in the order of `columns`."""
-    arrays = {name: constant_array(kind, text, row_group.rows) for name, kind, text in row_group.constants}
-    if arrays.keys().isdisjoint(columns):
+    constants = [(name, kind, text) for name, kind, text in row_group.constants if name in columns]
+    if not constants:
         return table
-    fields = [pa.field(name, arrays[name].type) if name in arrays else table.schema.field(name) for name in columns]
-    found = [arrays[name] if name in arrays else table[name] for name in columns]
-    return pa.table(found, pa.schema(fields, table.schema.metadata))
+    return table.with_columns(
+        {name: constant_array(kind, text, row_group.rows) for name, kind, text in constants}, columns
+    )
 
 
 def _too_much_nested_text(row_group: RowGroup, pages: Pages) -> UnsupportedColumn:

@@ -73,11 +73,24 @@ def read(
         Exception: Another attempt cannot help, such as for a missing file. Raised as `fn` raised it.
     """
     stop = cancelled or Cancellation()
+    attempt = partial(call_with_deadline, partial(_told_apart, fn), policy.deadline_s, stop)
+    try:
+        return attempt()
+    except OSError as error:
+        if not _may_pass(error):
+            raise
+        first: list[OSError] = [error]
+
+    def again() -> T:
+        if first:
+            raise first.pop()
+        return attempt()
 
     def wait(seconds: float) -> None:
         if stop.wait(seconds):
             raise Cancelled(f"reading {what} was cancelled")
 
+    # Made after a failure only: it takes 28 us under the lock of Python.
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_pass),
         stop=tenacity.stop_after_attempt(policy.attempts),
@@ -88,7 +101,7 @@ def read(
         before_sleep=(lambda _state: on_retry()) if on_retry else None,
     )
     try:
-        value: T = retrying(call_with_deadline, partial(_told_apart, fn), policy.deadline_s, stop)
+        value: T = retrying(again)
     except tenacity.RetryError as failed:
         last = failed.last_attempt.exception()
         raise _read_failed(what, policy, last) from last

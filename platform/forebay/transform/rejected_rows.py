@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from forebay.errors import TransformFailed, WrongType
 from forebay.manifest.manifest import Manifest
+from forebay.manifest.pages.decoded_table import Columns, as_table
 from forebay.transform.block import ATTACHED, Block, BlockArray
 from forebay.transform.features.groups import Label
 from forebay.transform.features.paths import with_paths
@@ -46,18 +47,19 @@ def accepted_rows(transform: Transform, table: pa.Table) -> NDArray[np.bool_]:
     return accepted
 
 
-def apply_to_kept(transform: Transform, table: pa.Table, manifest: Manifest, index: int) -> Block:
-    """Block of `table`, all rows of row group `index`. Rejected rows are no error if the manifest leaves them out.
+def apply_to_kept(transform: Transform, columns: Columns, manifest: Manifest, index: int) -> Block:
+    """Block of `columns`, all rows of row group `index`. Rejected rows are no error if the manifest leaves them out.
 
     A block does not depend on which rows the manifest keeps, so one in a cache serves every filter. Raises the errors
     of the transform about rows that are kept.
     """
     try:
-        return transform.apply(table)
+        return transform.apply(columns)
     except REFUSALS:
         keeps = manifest.keeps(index)
         if keeps.all():
             raise
+    table = as_table(columns)
     made = transform.apply(table.filter(pa.array(keeps)))  # raises if a row that is kept is rejected
     accepted = keeps.copy()
     accepted[~keeps] = accepted_rows(transform, table.filter(pa.array(~keeps)))

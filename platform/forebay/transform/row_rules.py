@@ -16,6 +16,7 @@ from forebay.errors import InvalidOption, NoFiles, TransformFailed
 from forebay.foreign_code import replaced_errors
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
+from forebay.manifest.pages.decoded_table import as_table
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.rows.filtering import Progress, judged, with_masks
 from forebay.manifest.rows.row_mask import KeptRows, RowMask
@@ -111,7 +112,7 @@ def _judge_of(
 
 
 def _accepted_by(rule: RowRule, names: tuple[str, ...], table: pa.Table) -> NDArray[np.bool_]:
-    batch = one_batch(with_paths(table, names).select(list(names)))
+    batch = one_batch(as_table(with_paths(table, names)).select(list(names)))
     with replaced_errors(partial(_raised, function_name(rule))):
         found = rule(batch)
     if isinstance(found, pa.Array | pa.ChunkedArray) and pa.types.is_boolean(found.type):

@@ -14,6 +14,7 @@ from forebay.foreign_code import replaced_errors
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.columns.struct_paths import top_column
 from forebay.manifest.manifest import Manifest
+from forebay.manifest.pages.decoded_table import Columns, as_table, types_of
 from forebay.transform.block import ATTACHED, ArraySchema, Block
 from forebay.transform.features.fixed_shape import Array
 from forebay.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
@@ -93,7 +94,7 @@ class Transform:
         tops = dict.fromkeys(str(top_column(name, types)) for name in self.columns or ())
         return self.apply(pa.schema([(name, types[name]) for name in tops]).empty_table()).schema
 
-    def apply(self, table: pa.Table) -> Block:
+    def apply(self, table: Columns) -> Block:
         """Block of `table`: same rows, same order, however the table is divided into chunks.
 
         Raises the errors of `check`, and `NullLabel`. With `fn`: raises `TransformFailed` if `fn` raises (the original
@@ -101,9 +102,9 @@ class Transform:
         rows.
         """
         if self.fn is not None:
-            return _block_of(self.fn, one_batch(table))
+            return _block_of(self.fn, one_batch(as_table(table)))
         table = with_paths(table, self.columns or ())
-        schema = dict(zip(table.schema.names, table.schema.types, strict=True))
+        schema = types_of(table)
         arrays: dict[str, Any] = {}
         for name, feature in self.features.items():
             feature.check(name, schema)

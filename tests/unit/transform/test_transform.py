@@ -8,7 +8,10 @@ from typing import Any
 import cloudpickle
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import forebay as fb
 from forebay.errors import (
@@ -20,8 +23,10 @@ from forebay.errors import (
     Unfingerprintable,
     WrongType,
 )
+from forebay.kernels import calls as kernels
 from forebay.manifest.reading import RowGroupReader
 from forebay.manifest.scan import scan
+from forebay.transform.dataset import Dataset
 from forebay.transform.features.groups import Categorical, Dense, Label, Ragged
 from forebay.transform.transform import Transform
 
@@ -289,3 +294,50 @@ def test_memory_of_a_block_is_of_the_pool_that_keeps_it(kind: str) -> None:
     assert pa.total_allocated_bytes() - before >= largest
     del block
     assert pa.total_allocated_bytes() == before
+
+
+_STRUCT = pa.struct([("f", pa.float64()), ("g", pa.int64())])
+_KINDS = ("int32", "uint32", "int64", "uint64", "float32", "float64", "int8", "bool")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    columns=st.lists(st.tuples(st.sampled_from(_KINDS), st.sampled_from(["none", "some", "all"])), min_size=1),
+    dtype=st.sampled_from(["float32", "float64", "float16"]),
+    rows=st.integers(1, 70),
+    options=st.sampled_from([{}, {"compression": "zstd"}, {"write_page_checksum": True}, {"use_dictionary": False}]),
+)
+def test_columns_that_are_no_objects_of_arrow_make_equal_blocks(
+    tmp_path_factory: pytest.TempPathFactory,
+    columns: list[tuple[str, str]],
+    dtype: str,
+    rows: int,
+    options: dict[str, Any],
+) -> None:
+    kernels.load()
+    rng = np.random.default_rng(rows)
+    made = {"y": pa.array(np.arange(rows)), "s": pa.array([{"f": 1.5, "g": 2}] * rows, _STRUCT)}
+    for place, (kind, nulls) in enumerate(columns):
+        values = rng.integers(0, 100, rows).astype(kind)
+        mask = {"none": np.zeros(rows, bool), "some": np.arange(rows) % 5 == 3, "all": np.ones(rows, bool)}[nulls]
+        made[f"c{place}"] = pa.array(values, mask=mask)
+    folder = tmp_path_factory.mktemp("decoded") / "day=2"
+    folder.mkdir()
+    pq.write_table(pa.table(made), folder / "a.parquet", row_group_size=50, **options)
+    names = [f"c{place}" for place in range(len(columns))]
+    whole = [name for name, (kind, _) in zip(names, columns, strict=True) if kind.startswith("int") or kind == "uint32"]
+    made_of: dict[str, Any] = {
+        "x": Dense([*reversed(names), "s.f", "day"], dtype=dtype, fill=7),
+        "ids": Dense(["y", *whole], dtype="int64"),
+        "categories": Categorical("y", buckets=10),
+        "label": Label("y", dtype="int64"),
+    }
+    transform = Transform(**made_of)
+    manifest = scan(str(folder.parent))
+    reader, dataset = RowGroupReader(manifest), Dataset(manifest, transform)
+    for index in range(len(manifest)):
+        decoded = reader.decode_lazily(reader.fetch(index, dataset.columns))
+        found, expected = transform.apply(decoded), transform.apply(decoded.to_table())
+        assert found.schema == expected.schema and found.rows == expected.rows == decoded.num_rows
+        for name, array in expected.arrays.items():
+            assert found.arrays[name].tobytes() == array.tobytes()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forebay.manifest.columns.number_columns import NumberColumn, NumberColumns
 from forebay.manifest.columns.struct_paths import top_column
 from forebay.manifest.schemas import leaves
 
@@ -16,17 +17,8 @@ _STORED = {4: ("INT32", "FLOAT"), 8: ("INT64", "DOUBLE")}
 """Parquet's types of numbers by the size of an item, which must be that of the Arrow type."""
 
 
-class NumberColumn(NamedTuple):
-    """Column of integers or floats of 4 or 8 bytes: name, Arrow type, bytes of an item, whether it may have nulls."""
-
-    name: str
-    type: pa.DataType
-    item_bytes: int
-    is_optional: bool
-
-
 class ListColumn(NamedTuple):
-    """Column of lists of such numbers: name, Arrow type, bytes of an item, whether lists may be null.
+    """Column of lists of plain numbers: name, Arrow type, bytes of an item, whether lists may be null.
 
     `level` is the definition level of a value.
     """
@@ -47,7 +39,7 @@ class ParquetColumns:
     def __init__(self, metadata: pq.FileMetaData) -> None:
         self._metadata = metadata
         self._leaves: dict[tuple[str, ...], tuple[int, ...]] = {}
-        self._numbers: dict[tuple[int, ...], tuple[NumberColumn | None, ...]] = {}
+        self._numbers: dict[tuple[int, ...], NumberColumns] = {}
         self._lists: dict[tuple[int, ...], tuple[ListColumn | None, ...]] = {}
         self._tops: dict[tuple[str, ...], dict[str, str]] = {}
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
@@ -62,11 +54,11 @@ class ParquetColumns:
         """Names of the columns."""
         return frozenset(self.schema.names)
 
-    def numbers(self, leaves: tuple[int, ...]) -> tuple[NumberColumn | None, ...]:
-        """Column of plain numbers that each of some column chunks holds, or None."""
+    def numbers(self, leaves: tuple[int, ...]) -> NumberColumns:
+        """Columns of plain numbers among some column chunks."""
         if leaves not in self._numbers:
-            parquet = self._metadata.schema
-            self._numbers[leaves] = tuple(self._number(parquet.column(leaf)) for leaf in leaves)
+            found = [self._number(leaf, place) for place, leaf in enumerate(leaves)]
+            self._numbers[leaves] = NumberColumns([column for column in found if column], leaves)
         return self._numbers[leaves]
 
     def lists(self, leaves: tuple[int, ...]) -> tuple[ListColumn | None, ...]:
@@ -96,7 +88,8 @@ class ParquetColumns:
             self._schemas[wanted] = pa.schema([self.schema.field(name) for name in wanted], self.schema.metadata)
         return self._schemas[wanted]
 
-    def _number(self, column: pq.ColumnSchema) -> NumberColumn | None:
+    def _number(self, leaf: int, place: int) -> NumberColumn | None:
+        column = self._metadata.schema.column(leaf)
         # A dot: part of a struct, or a column that may have the same path as one.
         if column.max_repetition_level or column.max_definition_level > 1 or "." in column.path:
             return None
@@ -106,7 +99,7 @@ class ParquetColumns:
         arrow = self.schema.field(found).type
         if not _is_stored_as(arrow, column):
             return None
-        return NumberColumn(column.path, arrow, arrow.bit_width // 8, bool(column.max_definition_level))
+        return NumberColumn(column.path, arrow, arrow.bit_width // 8, bool(column.max_definition_level), place)
 
     def _list(self, column: pq.ColumnSchema) -> ListColumn | None:
         name = column.path.split(".")[0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from forebay.manifest.pages.decoded_table import DecodedTable
 from forebay.manifest.pages.fetch import Pages
 from forebay.manifest.pages.lists import decode_lists
 from forebay.manifest.pages.numbers import decode_numbers
@@ -13,28 +14,34 @@ DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
 """Errors of decoding. pyarrow has no type of its own for bad pages."""
 
 
-def decode(pages: Pages) -> pa.Table:
+def decode(pages: Pages) -> DecodedTable:
     """Decode the table in the calling thread. Raises one of `DECODE_ERRORS`."""
     there = pages.footer.columns
     # A path into a struct is decoded as its column, with the fields that were fetched.
     top_of = there.tops(pages.columns)
     columns = tuple(dict.fromkeys(top_of.values()))
-    numbers = decode_numbers(pages) | decode_lists(pages)
-    left = [name for name in columns if name not in numbers]
-    if columns and not left:
-        return pa.table([numbers[name] for name in columns], there.schema_of(columns))
-    paths = [name for name, top in top_of.items() if top not in numbers]
-    table = _decode_by_arrow(pages, paths).select(left)
+    numbers, others = decode_numbers(pages), decode_lists(pages)
+    kinds = numbers.types
+    left = dict.fromkeys(name for name in columns if name not in kinds and name not in others)
+    if left or not columns:
+        table = _decode_rest(pages, [name for name, top in top_of.items() if top in left], list(left))
+        if not kinds and not others:
+            return DecodedTable(columns, table)
+        others |= dict(zip(left, table.columns, strict=True))
+    fields = [there.schema.field(name).with_type(column.type) for name, column in others.items()]
+    rest = pa.table(list(others.values()), pa.schema(fields, there.schema.metadata))
+    return DecodedTable(columns, rest, numbers=numbers if kinds else None, there=there)
+
+
+def _decode_rest(pages: Pages, paths: list[str], columns: list[str]) -> pa.Table:
+    """Table of `columns`, decoded by Arrow, and checked."""
+    table = _decode_by_arrow(pages, paths).select(columns)
     # Finds what the decoder does not check: text that is not UTF-8, and dictionary indices out of range.
     table.validate(full=True)
     rows = pages.footer.metadata.row_group(pages.index).num_rows
     if columns and table.num_rows != rows:
         raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows, but its footer states {rows}")
-    if not numbers:
-        return table
-    numbers |= dict(zip(left, table.columns, strict=True))
-    fields = [there.schema.field(name).with_type(numbers[name].type) for name in columns]
-    return pa.table([numbers[name] for name in columns], pa.schema(fields, there.schema.metadata))
+    return table
 
 
 def _decode_by_arrow(pages: Pages, paths: list[str]) -> pa.Table:

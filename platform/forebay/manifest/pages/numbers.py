@@ -5,14 +5,14 @@ What the kernel does not know is left to Arrow: see docs/adr/0083-own-decoder-of
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
 from forebay.kernels import calls as kernels
-from forebay.manifest.columns.parquet_columns import NumberColumn
+from forebay.manifest.columns.number_columns import NumberColumns
 from forebay.manifest.pages.fetch import Pages
 
 ITEMS: dict[int, type[np.int32 | np.int64]] = {4: np.int32, 8: np.int64}
@@ -24,49 +24,69 @@ HEADER_BYTES = 4096
 """Room for the parts of a page that are no values: levels, heads of runs."""
 
 
-class _Chunks(NamedTuple):
-    """Column chunks that the kernel may decode: their columns, and (address, bytes, is optional, is by Snappy) each."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Numbers:
+    """Decoded columns of plain numbers of a row group, in one buffer.
 
-    columns: tuple[NumberColumn, ...]
-    places: NDArray[np.int64]
+    `addresses` are those of the values of each of `layout.columns`, int64 [columns + 1]. 0: not decoded, as is the last
+    one, which place -1 stands for. They are valid as long as `memory` is.
+    """
+
+    layout: NumberColumns
+    rows: int
+    addresses: NDArray[np.int64]
+    memory: pa.Buffer
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """Names of the decoded columns, and their types."""
+        columns, addresses = self.layout.columns, self.addresses[:-1].tolist()
+        return {column.name: column.type for column, address in zip(columns, addresses, strict=True) if address}
+
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """Column of Arrow with the memory of a decoded column. None if it was not decoded."""
+        place = self.layout.place(name)
+        address = int(self.addresses[place])
+        if not address:
+            return None
+        column = self.layout.columns[place]
+        values = self.memory.slice(address - self.memory.address, self.rows * column.item_bytes)
+        return pa.chunked_array([pa.Array.from_buffers(column.type, self.rows, [None, values], 0)])
 
 
-def decode_numbers(pages: Pages) -> dict[str, pa.Array]:
+def decode_numbers(pages: Pages) -> Numbers:
     """Decode the columns of integers and floats of 4 or 8 bytes that have no nulls. Leaves out those it cannot decode.
 
     Decodes nothing in a process that has not loaded the kernels: loading takes longer than a few row groups do.
     """
     footer = pages.footer
-    rows = footer.metadata.row_group(pages.index).num_rows
-    if not rows or footer.codecs is None:
-        return {}
-    columns, codecs = footer.columns.numbers(pages.leaves), footer.codecs[pages.index, pages.leaves]
-    addresses = pages.file.addresses(pages.places)
-    is_known = ((codecs == UNCOMPRESSED) | (codecs == SNAPPY)) & (addresses > 0)
-    sizes = pages.places[:, 1] - pages.places[:, 0]
-    decoded: dict[str, pa.Array] = {}
-    for item_bytes in ITEMS:
-        chosen = [k for k, column in enumerate(columns) if column and column.item_bytes == item_bytes and is_known[k]]
-        found = tuple(column for k in chosen if (column := columns[k]))
-        is_optional = np.array([column.is_optional for column in found], np.int64)
-        places = np.stack([addresses[chosen], sizes[chosen], is_optional, codecs[chosen] == SNAPPY], axis=1)
-        decoded |= _decoded(_Chunks(found, places), rows, item_bytes)
-    return decoded
-
-
-def _decoded(chunks: _Chunks, rows: int, item_bytes: int) -> dict[str, pa.Array]:
-    if not chunks.columns:
-        return {}
-    size = rows * item_bytes
-    stride = -(-size // _ALIGN) * _ALIGN
+    layout, rows = footer.columns.numbers(pages.leaves), footer.metadata.row_group(pages.index).num_rows
+    addresses = np.zeros(len(layout.columns) + 1, np.int64)
+    if not rows or footer.codecs is None or not layout.columns:
+        return Numbers(layout=layout, rows=rows, addresses=addresses, memory=pa.py_buffer(b""))
+    codecs, places = footer.codecs[pages.index, layout.leaves], pages.places[layout.chunks]
+    chunks = np.empty((len(places), 4), np.int64)
+    chunks[:, 0], chunks[:, 1] = pages.file.addresses(places), places[:, 1] - places[:, 0]
+    chunks[:, 2], chunks[:, 3] = layout.is_optional, codecs == SNAPPY
+    is_known = ((codecs == UNCOMPRESSED) | (codecs == SNAPPY)) & (chunks[:, 0] > 0)
+    known = [(item_bytes, np.flatnonzero(is_known[group]) + group.start) for item_bytes, group in layout.groups]
+    strides = {item_bytes: -(-rows * item_bytes // _ALIGN) * _ALIGN for item_bytes in ITEMS}
     # Of Arrow's pool: fresh memory of the system costs a page fault every 4 KiB.
-    target = pa.allocate_buffer(stride * len(chunks.columns))
+    memory = pa.allocate_buffer(sum(strides[item_bytes] * len(chosen) for item_bytes, chosen in known))
+    target = memory.address
+    for item_bytes, chosen in known:
+        if len(chosen):
+            stride = strides[item_bytes]
+            is_decoded = _decoded(chunks[chosen], (rows, target, stride), item_bytes)
+            addresses[chosen] = (target + stride * np.arange(len(chosen))) * is_decoded
+            target += stride * len(chosen)
+    return Numbers(layout=layout, rows=rows, addresses=addresses, memory=memory)
+
+
+def _decoded(chunks: NDArray[np.int64], places: tuple[int, int, int], item_bytes: int) -> NDArray[np.bool_]:
+    """Decode chunks to `places`: rows, address for the first one, and bytes to the next. Returns which it could."""
+    rows = places[0]
+    size = rows * item_bytes
     scratch = np.empty(size + size // 4 + HEADER_BYTES, np.uint8)
     table = np.empty(rows, np.int32) if item_bytes == 4 else np.empty(rows, np.int64)
-    targets = np.array([rows, target.address, stride], np.int64)
-    is_decoded = kernels.decode_columns(chunks.places, targets, scratch, table)
-    return {
-        column.name: pa.Array.from_buffers(column.type, rows, [None, target.slice(k * stride, size)], 0)
-        for k, column in enumerate(chunks.columns)
-        if is_decoded[k]
-    }
+    return kernels.decode_columns(chunks, np.array(places, np.int64), scratch, table)

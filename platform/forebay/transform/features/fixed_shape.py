@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, WrongType
+from forebay.manifest.pages.decoded_table import Columns
 from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.groups import Schema
@@ -62,7 +63,7 @@ class Array:
             kind = kind.value_type
         check_numeric(feature, self.column, kind, self.dtype, f"It takes lists of numbers of shape {self._sizes}.")
 
-    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         packed = empty_array((table.num_rows, *self._sizes), self.dtype)
         packed[:] = self.fill
         start = 0

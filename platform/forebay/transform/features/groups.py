@@ -12,10 +12,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, NullLabel
+from forebay.manifest.pages.decoded_table import Columns, DecodedTable
 from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.categories import check_categories, hashed_ids, vocabulary_array, vocabulary_ids
 from forebay.transform.features.columns import column_names, column_type, wrong_type
-from forebay.transform.features.numeric import cast_numbers, check_dtype, check_numeric, pack_rows, whole
+from forebay.transform.features.numeric import (
+    address_of,
+    cast_numbers,
+    check_dtype,
+    check_numeric,
+    is_packed_by_address,
+    pack_addresses,
+    pack_rows,
+    whole,
+)
 from forebay.transform.features.ragged import (
     LIST_OFFSETS,
     LIST_VALUES,
@@ -48,7 +58,7 @@ class Feature(Protocol):
     def columns(self) -> Sequence[str]: ...
     def array_names(self, name: str) -> tuple[str, ...]: ...
     def check(self, name: str, schema: Schema) -> None: ...
-    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]: ...
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]: ...
     def identity(self) -> Identity: ...
 
 
@@ -82,19 +92,26 @@ class Dense:
         for column in self.columns:
             check_numeric(feature, column, column_type(feature, column, schema), self.dtype)
 
-    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         target = pa.from_numpy_dtype(np.dtype(self.dtype))
-        arrays = [whole(table[column]) for column in self.columns]
-        filled = [
-            array if array.type == target and not array.null_count else self._filled(name, column, array)
-            for column, array in zip(self.columns, arrays, strict=True)
-        ]
-        return {name: pack_rows(filled, self.dtype)}
+        if not (isinstance(table, DecodedTable) and table.num_rows and is_packed_by_address(self.dtype)):
+            return {name: pack_rows([self._filled(name, column, table, target) for column in self.columns], self.dtype)}
+        addresses = table.addresses(tuple(self.columns), target)
+        others = {
+            place: self._filled(name, self.columns[place], table, target)
+            for place in np.flatnonzero(addresses == 0).tolist()
+        }
+        for place, array in others.items():
+            addresses[place] = address_of(array)
+        return {name: pack_addresses(addresses, table.num_rows, self.dtype)}
 
     def identity(self) -> Identity:
         return ["Dense", list(self.columns), self.dtype, repr(float(self.fill))]
 
-    def _filled(self, name: str, column: str, array: pa.Array) -> pa.Array:
+    def _filled(self, name: str, column: str, table: Columns, target: pa.DataType) -> pa.Array:
+        array = whole(table[column])
+        if array.type == target and not array.null_count:
+            return array
         array = cast_numbers(f"Dense {name!r}", column, array, self.dtype)
         return (
             pc.fill_null(array, pa.scalar(float(self.fill), pa.float64()).cast(array.type))
@@ -157,7 +174,7 @@ class Categorical:
             if self.vocabulary is not None:
                 self._vocabulary(column, found)
 
-    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         out = empty_array((table.num_rows, len(self.columns)), self.array_dtype)
         for position, column in enumerate(self.columns):
             start = 0
@@ -255,7 +272,7 @@ class Ragged:
             remedy = "Lists of strings, dates and the like need buckets=... to become ids."
             check_numeric(feature, self.column, found.value_type, self.array_dtype, remedy)
 
-    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         if self.max_len is None or not self.padded:
             return self._joined(name, table)
         padded = empty_array((table.num_rows, self.max_len), self.array_dtype)
@@ -277,7 +294,7 @@ class Ragged:
         kind: list[Identity] = [] if self.padded else ["values, offsets"]
         return ["Ragged", self.column, self.max_len, self.array_dtype, self.buckets, *kind]
 
-    def _joined(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+    def _joined(self, name: str, table: Columns) -> dict[str, BlockArray]:
         lengths, joined = list[BlockArray](), list[BlockArray]()
         for chunk in table[self.column].chunks:
             if pa.types.is_null(chunk.type):
@@ -326,7 +343,7 @@ class Label:
             feature, self.column, found, self.dtype, "It takes numbers and bools: map classes to numbers first."
         )
 
-    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         array = cast_numbers(f"Label {name!r}", self.column, whole(table[self.column]), self.dtype)
         if array.null_count:
             first = pc.index(array.is_null(), True).as_py()
@@ -339,7 +356,12 @@ class Label:
                 nulls=array.null_count,
                 first_row=first,
             )
-        return {name: array.to_numpy()}
+        if not isinstance(table, DecodedTable):
+            return {name: array.to_numpy()}
+        # A copy: a block that is not stored would keep all decoded columns of its row group in memory.
+        copied = empty_array((len(array),), self.dtype)
+        copied[:] = array.to_numpy()
+        return {name: copied}
 
     def identity(self) -> Identity:
         return ["Label", self.column, self.dtype]

@@ -14,6 +14,7 @@ import pyarrow as pa
 from forebay.errors import InvalidOption, TransformFailed
 from forebay.extras import extra_package
 from forebay.foreign_code import replaced_errors
+from forebay.manifest.pages.decoded_table import Columns
 from forebay.transform.block import BlockArray
 from forebay.transform.features.categories import is_text, value_type
 from forebay.transform.features.columns import column_names, column_type, wrong_type
@@ -64,7 +65,7 @@ class Image:
         if not (is_text(value_type(found)) or pa.types.is_null(found)):
             raise wrong_type(f"Image {name!r}", self.column, found, "It takes encoded images as binary values.")
 
-    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         height, width = self.size
         pixels = np.zeros((table.num_rows, _CHANNELS[self.mode], height, width), np.uint8)
         row = 0

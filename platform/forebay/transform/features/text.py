@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption
+from forebay.manifest.pages.decoded_table import Columns
 from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.categories import is_text, value_type
 from forebay.transform.features.columns import column_names, column_type, wrong_type
@@ -59,7 +60,7 @@ class Bytes:
         if not (is_text(value_type(found)) or pa.types.is_null(found)):
             raise wrong_type(f"Bytes {name!r}", self.column, found, "It takes strings and binary values.")
 
-    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         padded = empty_array((table.num_rows, self.max_len), "uint8")
         lengths = np.empty(table.num_rows, np.int32)
         start = 0

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption
+from forebay.manifest.pages.decoded_table import Columns
 from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.groups import Schema
@@ -68,7 +69,7 @@ class Time:
                     f"Time {name!r}", column, found, "It takes timestamps, dates, times of day and durations."
                 )
 
-    def arrays(self, name: str, table: pa.Table) -> dict[str, BlockArray]:
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         found = empty_array((table.num_rows, len(self.columns)), self.dtype)
         for place, column in enumerate(self.columns):
             found[:, place] = self._numbers(whole(table[column]))

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from forebay.errors import BadSeries
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
+from forebay.manifest.pages.decoded_table import Columns, as_table
 from forebay.transform.block import ATTACHED, ArraySchema, Block, BlockArray
 from forebay.transform.fingerprint.values import canonical, digest
 from forebay.transform.sequences.step_columns import StepColumns
@@ -83,9 +84,9 @@ class SequenceTransform(Transform):
             static += Block.of(feature.arrays(name, schema.empty_table()), 0).schema
         return self.views.array_schema + static
 
-    def apply(self, table: pa.Table) -> Block:
+    def apply(self, table: Columns) -> Block:
         """Block of `table`. Raises the errors of `check`, and `BadSeries`."""
-        columns = self.step_columns
+        table, columns = as_table(table), self.step_columns
         columns.check(dict(zip(table.schema.names, table.schema.types, strict=True)))
         steps = sorted_steps(columns, table)
         first = np.concatenate([[0], steps.ends[:-1]]).astype(np.int64)[: len(steps.ends)]

@@ -32,8 +32,16 @@ def columns(tmp_path: Path) -> ParquetColumns:
 
 
 def test_numbers_are_columns_whose_items_have_the_size_that_is_stored(columns: ParquetColumns) -> None:
-    found = [number and (number.name, number.item_bytes, number.is_optional) for number in columns.numbers((3, 1, 0))]
-    assert found == [("x", 4, True), None, ("id", 8, True)]
+    found = columns.numbers((0, 1, 3))
+    assert [each[0] for each in found.columns] == ["x", "id"], "columns of 4 bytes come first"
+    assert found.groups == ((4, slice(0, 1)), (8, slice(1, 2)))
+    assert found.chunks.tolist() == [2, 0] and found.leaves.tolist() == [3, 0] and found.is_optional.tolist() == [1, 1]
+
+
+def test_places_of_numbers_are_those_of_one_type(columns: ParquetColumns) -> None:
+    found = columns.numbers((0, 1, 3))
+    assert found.places(("id", "x", "s"), pa.float32()).tolist() == [-1, 0, -1]
+    assert found.places(("id", "x", "s"), pa.int64()).tolist() == [1, -1, -1]
 
 
 def test_lists_know_the_level_of_their_values(columns: ParquetColumns, tmp_path: Path) -> None:

@@ -1,0 +1,106 @@
+"""Decoded row group whose columns of plain numbers are no objects of Arrow until they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from forebay.manifest.columns.parquet_columns import ParquetColumns
+from forebay.manifest.pages.numbers import Numbers
+
+_NO_COLUMNS = pa.table({})
+
+
+class DecodedTable:
+    """Table of the columns `names`. Those in `numbers` lie in one buffer, all others are in `rest`.
+
+    Making an object of Arrow takes 5 us for each column, under the lock of Python. A transform that packs columns needs
+    only their addresses (docs/adr/0115-columns-without-arrow-objects.md). `there` knows the fields of the file.
+
+    Without `numbers`, the schema and the rows are those of `rest`.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        rest: pa.Table = _NO_COLUMNS,
+        *,
+        numbers: Numbers | None = None,
+        there: ParquetColumns | None = None,
+    ) -> None:
+        self.names = tuple(names)
+        self._rest = rest
+        self._numbers = numbers
+        self._there = there
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self._numbers.rows if self._numbers else int(self._rest.num_rows)
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """Type of each column."""
+        found = {field.name: field.type for field in self._rest.schema}
+        if self._numbers:
+            found |= self._numbers.types
+        return {name: found[name] for name in self.names}
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        """Column of Arrow. One of numbers is made at each call, and keeps the memory of all numbers."""
+        found = self._numbers.column(name) if self._numbers else None
+        return self._rest[name] if found is None else found
+
+    def addresses(self, names: tuple[str, ...], kind: pa.DataType) -> NDArray[np.int64]:
+        """Address of the values of each column of numbers of type `kind` without nulls, int64 [names]. 0 for others.
+
+        They are valid as long as this table is.
+        """
+        if not self._numbers:
+            return np.zeros(len(names), np.int64)
+        return self._numbers.addresses[self._numbers.layout.places(names, kind)]
+
+    def with_columns(self, added: Mapping[str, pa.Array | pa.ChunkedArray], names: Sequence[str]) -> DecodedTable:
+        """Table with more columns, which are then the columns `names`."""
+        rest = self._rest
+        for name, column in added.items():
+            field = pa.field(name, column.type)
+            rest = rest.append_column(field, column) if rest.num_columns else pa.table([column], pa.schema([field]))
+        return DecodedTable(names, rest, numbers=self._numbers, there=self._there)
+
+    def to_table(self) -> pa.Table:
+        """Table of Arrow, with all columns and the metadata of the file."""
+        if not self._numbers or not self._there:
+            return self._rest if self._rest.column_names == list(self.names) else self._rest.select(self.names)
+        if not self._rest.num_columns:
+            schema = self._there.schema_of(self.names)
+        else:
+            kept = {field.name: field for field in self._rest.schema}
+            fields = [kept.get(name) or self._there.schema.field(name) for name in self.names]
+            schema = pa.schema(fields, self._there.schema.metadata)
+        return pa.table([self[name] for name in self.names], schema)
+
+
+Columns: TypeAlias = pa.Table | DecodedTable
+"""Columns by name, and `num_rows`."""
+
+
+def as_table(columns: Columns) -> pa.Table:
+    """Table of Arrow with these columns."""
+    return columns.to_table() if isinstance(columns, DecodedTable) else columns
+
+
+def names_of(columns: Columns) -> Sequence[str]:
+    """Names of the columns."""
+    return columns.names if isinstance(columns, DecodedTable) else columns.column_names
+
+
+def types_of(columns: Columns) -> dict[str, Any]:
+    """Type of each column."""
+    if isinstance(columns, DecodedTable):
+        return columns.types
+    return dict(zip(columns.schema.names, columns.schema.types, strict=True))
