@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from forebay.errors import WrongType
+from forebay.errors import InvalidOption, WrongType
 from forebay.transform.features.columns import wrong_type
 from forebay.transform.features.hashing import Hashes, Ids, bucket_ids, column_salt, hash_integers, hash_texts
 
@@ -161,3 +162,28 @@ def _as_bytes(array: pa.Array) -> list[bytes]:
     # Slicing one bytes object is several times faster than Array.to_pylist, which makes a scalar per value.
     text = data.to_pybytes() if data is not None else b""
     return [text[start:stop] for start, stop in itertools.pairwise(offsets)]
+
+
+def check_buckets(feature: str, buckets: int) -> None:
+    """Raise `InvalidOption` unless there is an id for null, one for values, and all of them fit int64."""
+    if not isinstance(buckets, int) or not 2 <= buckets < 2**63:
+        raise InvalidOption(
+            f"{feature}(buckets={buckets!r}) is invalid. Give an integer of at least 2; id 0 is null.", buckets=buckets
+        )
+
+
+def vocabulary_of(column: str, vocabulary: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
+    """Values of a column. Raises `InvalidOption` if there are none, or a null or a repeated one."""
+    if column not in vocabulary:
+        raise InvalidOption(
+            f"Categorical has a vocabulary for {', '.join(map(repr, vocabulary))}, not for column {column!r}. Fit it "
+            "on this column too, or give the column to another Categorical.",
+            column=column,
+        )
+    values = tuple(vocabulary[column])
+    if None in values or len(set(values)) < len(values):
+        raise InvalidOption(
+            f"The vocabulary of column {column!r} holds a null or a value twice. Null has id 0; keep each once.",
+            column=column,
+        )
+    return values

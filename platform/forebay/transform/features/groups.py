@@ -14,7 +14,14 @@ import pyarrow.compute as pc
 from forebay.errors import InvalidOption, NullLabel
 from forebay.manifest.pages.decoded_table import Columns, DecodedTable
 from forebay.transform.block import BlockArray, empty_array
-from forebay.transform.features.categories import check_categories, hashed_ids, vocabulary_array, vocabulary_ids
+from forebay.transform.features.categories import (
+    check_buckets,
+    check_categories,
+    hashed_ids,
+    vocabulary_array,
+    vocabulary_ids,
+    vocabulary_of,
+)
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.numeric import (
     address_of,
@@ -148,7 +155,7 @@ class Categorical:
         object.__setattr__(self, "columns", column_names("Categorical", self.columns))
         check_buckets("Categorical", self.buckets)
         if self.vocabulary is not None:
-            object.__setattr__(self, "vocabulary", {c: _vocabulary_of(c, self.vocabulary) for c in self.columns})
+            object.__setattr__(self, "vocabulary", {c: vocabulary_of(c, self.vocabulary) for c in self.columns})
         object.__setattr__(self, "dtype", check_id_dtype("Categorical", self.dtype, max(self.num_ids)))
 
     @property
@@ -367,14 +374,6 @@ class Label:
         return ["Label", self.column, self.dtype]
 
 
-def check_buckets(feature: str, buckets: int) -> None:
-    """Raise `InvalidOption` unless there is an id for null, one for values, and all of them fit int64."""
-    if not isinstance(buckets, int) or not 2 <= buckets < 2**63:
-        raise InvalidOption(
-            f"{feature}(buckets={buckets!r}) is invalid. Give an integer of at least 2; id 0 is null.", buckets=buckets
-        )
-
-
 def smallest_id_dtype(num_ids: int) -> str:
     """int32 if all ids in [0, num_ids) fit, else int64."""
     return "int32" if num_ids - 1 <= np.iinfo(np.int32).max else "int64"
@@ -399,19 +398,3 @@ def check_id_dtype(feature: str, dtype: object, num_ids: int) -> str | None:
             num_ids=num_ids,
         )
     return name
-
-
-def _vocabulary_of(column: str, vocabulary: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
-    if column not in vocabulary:
-        raise InvalidOption(
-            f"Categorical has a vocabulary for {', '.join(map(repr, vocabulary))}, not for column {column!r}. Fit it "
-            "on this column too, or give the column to another Categorical.",
-            column=column,
-        )
-    values = tuple(vocabulary[column])
-    if None in values or len(set(values)) < len(values):
-        raise InvalidOption(
-            f"The vocabulary of column {column!r} holds a null or a value twice. Null has id 0; keep each once.",
-            column=column,
-        )
-    return values
