@@ -90,8 +90,11 @@ class DriverLink:
         self._sender.join()
 
     def _send(self) -> None:
-        while (message := self._outbox.get()) is not None:
-            self._connection.send(message)
+        try:
+            while (message := self._outbox.get()) is not None:
+                self._connection.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(1)  # the driver has ended, as in `_listen`
 
     def _listen(self) -> None:
         try:
@@ -109,7 +112,10 @@ def main(descriptor: int) -> None:
     """Entry of the process. `descriptor` is the inherited socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the driver decides
     connection = Connection(descriptor)
-    start = connection.recv()
+    try:
+        start = connection.recv()
+    except (EOFError, OSError):
+        os._exit(1)  # the driver was interrupted while it started this process
     assert isinstance(start, Start)
     with closing(DriverLink(connection)) as link:
         # Catches everything, SystemExit too: the driver judges it.

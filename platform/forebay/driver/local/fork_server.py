@@ -11,17 +11,23 @@ import sys
 import time
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
-from typing import Literal
+from typing import Any, Literal
 
 Request = tuple[Literal["fork"], None] | tuple[Literal["kill"], int] | tuple[Literal["wait"], tuple[int, float]]
 
 POLL_S = 0.01
+END_S = 10.0
+"""Longest wait for a server that kills its workers."""
 # macOS ends a forked process that uses one of its frameworks, which NumPy and torch do.
 _CAN_FORK = sys.platform != "darwin"
 
 
 class ForkServerLost(Exception):
-    """The fork server has ended."""
+    """The fork server has ended, with exit code `code`, which is negative for a signal."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(f"the process that forks the workers {describe_exit(code)}")
+        self.code = code
 
 
 class ForkServer:
@@ -33,56 +39,85 @@ class ForkServer:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._connection: Connection | None = None
+        self._has_forked = False
 
     def start(self) -> None:
         """Start the server unless it is running. All workers of an earlier one have ended."""
-        if self._process is not None and self._process.poll() is None:
+        if self._is_running():
             return
         self.close()
+        self._has_forked = False
         ours, theirs = socket.socketpair()
+        # First: a server whose start is interrupted here is unknown, and ends itself once this end is closed.
+        self._connection = Connection(ours.detach())
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
                 [sys.executable, "-c", _entry(theirs.fileno())], pass_fds=[theirs.fileno()], env=_environment()
             )
-        self._connection = Connection(ours.detach())
 
     def fork(self, descriptor: int) -> int:
         """Fork a worker that inherits the socket `descriptor`. Returns its process id.
 
         Raises `ForkServerLost` if the server has ended.
         """
-        assert self._process is not None, "start() comes first"
-        try:
-            self._connection.send(("fork", None))
-            send_handle(self._connection, descriptor, self._process.pid)
-            return int(self._connection.recv())
-        except (EOFError, OSError):
-            how = describe_exit(self._process.wait())
-            raise ForkServerLost(f"the process that forks the workers {how}") from None
+        pid = int(self._ask(("fork", None), descriptor))
+        self._has_forked = True
+        return pid
 
     def kill(self, pid: int) -> None:
         """Kill a worker, and wait for it. Does nothing if it has ended."""
         try:
-            self._connection.send(("kill", pid))
-            self._connection.recv()
-        except (EOFError, OSError):  # the server was killed before its workers
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            self._ask(("kill", pid))
+        except ForkServerLost as lost:
+            if lost.code != 0:  # it was killed itself, before its workers
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def wait(self, pid: int, timeout_s: float) -> int | None:
         """Exit code of a worker, negative for a signal. None if it has not ended by then, or nobody knows."""
         try:
-            self._connection.send(("wait", (pid, timeout_s)))
-            return self._connection.recv()  # type: ignore[no-any-return]
-        except (EOFError, OSError):
+            return self._ask(("wait", (pid, timeout_s)))  # type: ignore[no-any-return]
+        except ForkServerLost:
             return None
 
     def close(self) -> None:
-        """End the server. Its workers have ended before."""
-        if self._process is not None:
+        """End the server, and all workers that it forked."""
+        if self._connection is not None:
             self._connection.close()
+        # A server that has not answered yet may be at its imports, for seconds. A worker that it has just forked ends
+        # itself, because its connection was closed.
+        self._end(END_S if self._has_forked else 0.0)
+
+    def _is_running(self) -> bool:
+        is_connected = self._connection is not None and not self._connection.closed
+        return is_connected and self._process is not None and self._process.poll() is None
+
+    def _ask(self, request: Request, descriptor: int | None = None) -> Any:
+        assert self._connection is not None, "start() comes first"
+        assert self._process is not None
+        try:
+            self._connection.send(request)
+            if descriptor is not None:
+                send_handle(self._connection, descriptor, self._process.pid)
+            return self._connection.recv()
+        except (EOFError, OSError):
+            self._connection.close()
+            raise ForkServerLost(self._end(END_S)) from None
+        except BaseException:
+            # Ctrl-C: the next request would get the answer of this one. The server ends, with all workers.
+            self._connection.close()
+            raise
+
+    def _end(self, timeout_s: float) -> int:
+        """Wait for a server without a connection, which ends its workers and itself. Returns its exit code."""
+        if self._process is None:
+            return 0
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            return self._process.wait()
 
 
 def describe_exit(code: int) -> str:
@@ -97,7 +132,7 @@ def serve(descriptor: int, *, can_fork: bool) -> int:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the driver decides
     connection = Connection(descriptor)
-    exit_codes: dict[int, int] = {}
+    workers: dict[int, int | None] = {}  # exit codes, None of those that may run
     while True:
         try:
             request: Request = connection.recv()
@@ -109,30 +144,38 @@ def serve(descriptor: int, *, can_fork: bool) -> int:
                         connection.close()
                         return worker_end
                     os.close(worker_end)
-                    exit_codes.pop(pid, None)  # of an earlier worker with this id
+                    workers[pid] = None
                     connection.send(pid)
                 case ("kill", int(pid)):
-                    if _wait(pid, 0, exit_codes) is None:
-                        os.kill(pid, signal.SIGKILL)
-                        _wait(pid, float("inf"), exit_codes)
+                    _kill(pid, workers)
                     connection.send(None)
                 case ("wait", (pid, timeout_s)):
-                    connection.send(_wait(pid, timeout_s, exit_codes))
+                    connection.send(_wait(pid, timeout_s, workers, connection))
         except (EOFError, OSError):
-            os._exit(0)  # the driver has ended
+            # The driver has ended, or was interrupted. A worker may be unable to notice it: it is stopped, or in a call
+            # that holds the GIL.
+            for pid in workers:
+                _kill(pid, workers)
+            os._exit(0)
 
 
-def _wait(pid: int, timeout_s: float, exit_codes: dict[int, int]) -> int | None:
+def _kill(pid: int, workers: dict[int, int | None]) -> None:
+    if workers[pid] is None:
+        os.kill(pid, signal.SIGKILL)  # it cannot be the id of another process before waitpid()
+        workers[pid] = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def _wait(pid: int, timeout_s: float, workers: dict[int, int | None], connection: Connection) -> int | None:
     deadline = time.monotonic() + timeout_s
-    while pid not in exit_codes:
+    while workers[pid] is None:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            exit_codes[pid] = os.waitstatus_to_exitcode(status)
+            workers[pid] = os.waitstatus_to_exitcode(status)
         elif time.monotonic() >= deadline:
             return None
-        else:
-            time.sleep(POLL_S)
-    return exit_codes[pid]
+        elif connection.poll(POLL_S):  # nobody asks before the answer: the driver has ended
+            raise EOFError
+    return workers[pid]
 
 
 def _entry(descriptor: int) -> str:

@@ -43,13 +43,17 @@ class WorkerProcess:
         self.rank = rank
         self._server = server
         ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self.pid = server.fork(theirs.fileno())
-            except ForkServerLost as lost:
-                ours.close()
-                raise WorkerLost(str(lost)) from None
         self.connection = Connection(ours.detach())
+        try:
+            with theirs:
+                self.pid = server.fork(theirs.fileno())
+        except ForkServerLost as lost:
+            self.connection.close()
+            raise WorkerLost(str(lost)) from None
+        except BaseException:
+            # Ctrl-C. A notebook keeps the frame of this call, and a worker that was forked would wait for its start.
+            self.connection.close()
+            raise
 
     def send(self, message: Instruction) -> None:
         """Send to the worker. Its death is found by `RankProcesses.events`, not here."""

@@ -9,7 +9,9 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,8 @@ from tests.unit.kept_server import KeptForkServer
 from forebay.driver.driver import Driver, run
 from forebay.driver.local import fork_server
 from forebay.driver.local.driver import LocalDriver
+from forebay.driver.local.fork_server import ForkServer
+from forebay.driver.local.processes import worker_processes
 from forebay.errors import BadJob, CursorMismatch, InvalidOption, RunFailed
 from forebay.events import EpochEnded, Event, Failed, Reported, Started
 from forebay.job.job import Job, Resources
@@ -301,19 +305,57 @@ def test_workers_are_spawned_where_a_fork_is_not_safe(bench: DriverBench, monkey
     bench.assert_every_row_once(result)
 
 
-def test_orphaned_processes_end_themselves() -> None:
-    """A killed driver cannot end its workers and their fork server. They notice that their connections are closed."""
-    code = (
-        "import os\n"
-        "from forebay.driver.local.fork_server import ForkServer\n"
-        "from forebay.driver.local.processes import WorkerProcess\n"
-        "server = ForkServer()\n"
-        "server.start()\n"
-        "print(server._process.pid, WorkerProcess(0, server).pid, flush=True)\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    driver = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=False)
-    left = {f"/proc/{pid}/status" for pid in driver.stdout.split()}
+@pytest.mark.parametrize(
+    "at", [pytest.param(at, marks=() if at == 2 else pytest.mark.variation) for at in (1, 2, 3, 4)]
+)
+def test_ctrl_c_ends_workers_also_between_a_request_and_its_answer(monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    """Answers 1 and 2 are forked workers, 3 and 4 killed ones. The caller keeps the traceback, as a notebook does."""
+    answers = 0
+
+    class Interrupted(Connection):
+        def recv(self) -> object:
+            nonlocal answers
+            answer, answers = super().recv(), answers + 1
+            if answers == at:
+                signal.raise_signal(signal.SIGINT)
+            return answer
+
+    monkeypatch.setattr(fork_server, "Connection", Interrupted)
+    before = forked_processes().keys()
+    with pytest.raises(KeyboardInterrupt) as kept, closing(ForkServer()) as server, worker_processes(server, 2, b""):
+        pass
+    for _ in range(100):  # a worker that the driver does not know of ends itself
+        if forked_processes().keys() <= before:
+            break
+        threading.Event().wait(0.1)
+    assert forked_processes().keys() <= before
+    assert kept.tb is not None
+
+
+HOLDS_THE_GIL = """
+import ctypes, os, pickle, signal, sys, time
+from pathlib import Path
+from forebay.driver.local.fork_server import ForkServer
+from forebay.driver.local.processes import worker_processes
+
+class Busy:
+    def __reduce__(self):
+        return exec, ("import ctypes, pathlib; pathlib.Path('busy').touch(); ctypes.PyDLL(None).sleep(100)",)
+
+server = ForkServer()
+with worker_processes(server, 2, pickle.dumps(Busy())) as workers:
+    print(server._process.pid, *[each.pid for each in workers._members], file=open("pids", "w"), flush=True)
+    while not Path("busy").exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_no_process_outlives_a_killed_driver(tmp_path: Path) -> None:
+    """Neither server nor workers, though a worker is in a call that holds the GIL and cannot see the driver's end."""
+    subprocess.run([sys.executable, "-c", HOLDS_THE_GIL], cwd=tmp_path, check=False)
+    left = {f"/proc/{pid}/status" for pid in (tmp_path / "pids").read_text().split()}
+    assert len(left) == 3
     for _ in range(300):
         left = {status for status in left if Path(status).exists() and "zombie" not in Path(status).read_text()}
         if not left:
