@@ -27,14 +27,15 @@ class Kernels(NamedTuple):
     orders: ModuleType
     page_headers: ModuleType
     pages: ModuleType
+    text_pages: ModuleType
 
 
 @cache
 def load() -> Kernels:
     """Load all kernels. Call it before other threads start: a process forked during the first call deadlocks."""
-    from forebay.kernels import list_pages, lists, loops, orders, page_headers, pages  # noqa: PLC0415
+    from forebay.kernels import list_pages, lists, loops, orders, page_headers, pages, text_pages  # noqa: PLC0415
 
-    return Kernels(list_pages, lists, loops, orders, page_headers, pages)
+    return Kernels(list_pages, lists, loops, orders, page_headers, pages, text_pages)
 
 
 @cache
@@ -208,6 +209,30 @@ def decode_lists(
     """
     found: int = load().list_pages.decode_lists(chunk, offsets, is_null, marks, scratch, table)
     return found
+
+
+def find_dictionary(address: int, num_bytes: int) -> tuple[int, int]:
+    """Entries and bytes of the dictionary that a Parquet column chunk of texts begins with. Zeros without one."""
+    found: tuple[int, int] = load().text_pages.find_dictionary(address, address + num_bytes)
+    return found
+
+
+def decode_texts(
+    chunk: Ints,
+    offsets: NDArray[np.int32],
+    texts: NDArray[np.uint8],
+    indices: NDArray[np.int32],
+    scratch: NDArray[np.uint8],
+    numbers: NDArray[np.int32],
+) -> bool:
+    """Decode a Parquet column chunk of texts to a dictionary and to `indices` [rows]. Returns whether it did.
+
+    `chunk` is (address, bytes, whether it may have nulls, whether Snappy compressed it). Sizes of the dictionary are
+    those of `find_dictionary`: its texts lie in `texts` [bytes], between the `offsets` [entries + 1]. `scratch` holds a
+    page, and `numbers` are 0, 1, ... [entries]. Arrow must read what it does not decode, such as nulls and plain texts.
+    """
+    is_decoded: bool = load().text_pages.decode_texts(chunk, offsets, texts, indices, scratch, numbers)
+    return is_decoded
 
 
 def read_codecs(address: int, num_bytes: int, row_groups: int, columns: int) -> Ints | None:

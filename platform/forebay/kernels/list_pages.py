@@ -27,6 +27,7 @@ from forebay.kernels.page_headers import (
     read_header,
 )
 from forebay.kernels.pages import (
+    COLUMN_OPTIONS,
     DATA_PAGE,
     DICTIONARY_PAGE,
     IS_OPTIONAL,
@@ -44,9 +45,9 @@ from forebay.kernels.pages import (
 )
 
 # Options of a list column behind those that `pages` has. Entries are the values, and the lists without any.
-_LEVEL, _ENTRIES, _OFFSETS, _NULLS, _TARGET, _MARKS, _MARK_BYTES = 6, 7, 8, 9, 10, 11, 12
+_LEVEL, _ENTRIES, _OFFSETS, _NULLS, _TARGET, _MARKS, _MARK_BYTES = (COLUMN_OPTIONS + k for k in range(7))
 # Entries, lists and values so far, and whether the last entry was a value.
-_SEEN, _LISTS, _MADE, _IS_VALUE, _OPTIONS = 13, 14, 15, 16, 17
+_SEEN, _LISTS, _MADE, _IS_VALUE, _OPTIONS = (COLUMN_OPTIONS + k for k in range(7, 12))
 
 _BYTES = np.zeros(1, np.uint8)
 _SHORT = np.zeros(1, np.int32)

@@ -42,8 +42,8 @@ _ONE, _THREE, _SEVEN, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(7), np.uint
 DATA_PAGE, DICTIONARY_PAGE = 0, 2
 _PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY = 0, 2, 8
 
-# Options of a column, `entries` of its dictionary, and where a page may be decompressed to.
-ROWS, IS_OPTIONAL, IS_SNAPPY, ENTRIES, SCRATCH, ROOM = 0, 1, 2, 3, 4, 5
+# Options of a column, `entries` of its dictionary, and where a page may be decompressed to. Texts have no plain values.
+ROWS, IS_OPTIONAL, IS_SNAPPY, ENTRIES, SCRATCH, ROOM, IS_TEXT, COLUMN_OPTIONS = 0, 1, 2, 3, 4, 5, 6, 7
 SLACK = 16
 """Bytes after a page that may be read: levels and indices are read 8 bytes at a time."""
 
@@ -146,7 +146,7 @@ def _read_encoded(begin: Int, count: Int, header: Ints, options: Ints, table: Nu
     """Decode the `count` values of the page in the scratch memory, which begin at `begin`, to `target`."""
     end = options[SCRATCH] + header[SIZE]
     if header[ENCODING] == _PLAIN:
-        if end - begin != count * table.itemsize:
+        if options[IS_TEXT] or end - begin != count * table.itemsize:
             return False
         copy(target, begin, end - begin)
         return True
@@ -202,7 +202,7 @@ def _decode_columns(
     `chunks[k]` is (address, bytes, whether it may have nulls, whether it is compressed by Snappy). `places` is (rows,
     target of the first chunk, bytes from target to target).
     """
-    options = np.empty(6, np.int64)
+    options = np.zeros(COLUMN_OPTIONS, np.int64)
     options[ROWS], options[SCRATCH], options[ROOM] = places[0], scratch.ctypes.data, len(scratch) - SLACK
     for k in range(len(chunks)):
         options[IS_OPTIONAL], options[IS_SNAPPY], options[ENTRIES] = chunks[k, 2], chunks[k, 3], 0

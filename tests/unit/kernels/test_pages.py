@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ ROWS = 300
 CASES = 500
 
 
-class _Chunk:
+class _GuardedChunk:
     """Column chunk of one column, in guarded memory."""
 
     def __init__(self, path: Path, column: pa.Array, **options: object) -> None:
@@ -46,7 +47,7 @@ class _Chunk:
 def test_damaged_pages_stay_within_their_memory(tmp_path: Path, compression: str, dictionary: bool) -> None:
     rng = np.random.default_rng(7)
     values = np.repeat(rng.integers(1 << 40, size=ROWS // 6), 6)
-    source = _Chunk(tmp_path / "a.parquet", pa.array(values), compression=compression, use_dictionary=dictionary)
+    source = _GuardedChunk(tmp_path / "a.parquet", pa.array(values), compression=compression, use_dictionary=dictionary)
     target, scratch, table = Guarded(ROWS * 8), Guarded(ROWS * 10), Guarded(ROWS * 8)
 
     def is_decoded() -> bool:
@@ -78,7 +79,7 @@ def test_damaged_pages_of_lists_stay_within_their_memory(
         kind, len(lengths), [None, pa.py_buffer(bounds)], children=[pa.array(values[: bounds[-1]])]
     )
     path = tmp_path / "a.parquet"
-    source = _Chunk(path, lists, compression=compression, use_dictionary=dictionary, write_batch_size=50)
+    source = _GuardedChunk(path, lists, compression=compression, use_dictionary=dictionary, write_batch_size=50)
     entries = pq.read_metadata(path).row_group(0).column(0).num_values
     target, scratch, table = Guarded(entries * 4), Guarded(entries * 5 + 100), Guarded(entries * 4)
     offsets, is_null, marks = Guarded(len(lengths) * 4 + 4), Guarded(len(lengths)), Guarded(entries // 8 * 3 + 54)
@@ -103,4 +104,39 @@ def test_damaged_pages_of_lists_stay_within_their_memory(
             assert found[0] == 0
             assert found[-1] == made
             assert (np.diff(found) >= 0).all()
+    assert CASES / 100 < refused < CASES
+
+
+@needs_protection
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_damaged_pages_of_texts_stay_within_their_memory(tmp_path: Path, compression: str) -> None:
+    rng = np.random.default_rng(9)
+    numbers = rng.integers(40, size=ROWS)
+    column = pa.array([str(number) * (number % 5) for number in numbers])
+    source = _GuardedChunk(tmp_path / "a.parquet", column, compression=compression)
+    entries, num_bytes = kernels.find_dictionary(*source.place)
+    texts, offsets, indices = Guarded(num_bytes), Guarded(entries * 4 + 4), Guarded(ROWS * 4)
+    scratch, numbers_of = Guarded(num_bytes + ROWS * 4), Guarded(entries * 4)
+    numbers_of.array.view(np.int32)[:] = np.arange(entries)
+
+    def is_decoded() -> bool:
+        assert max(kernels.find_dictionary(*source.place)) <= 1 << 31
+        chunk = np.array([*source.place, 1, compression == "snappy"], np.int64)
+        places = offsets.array.view(np.int32), texts.array, indices.array.view(np.int32)
+        return kernels.decode_texts(chunk, *places, scratch.array, numbers_of.array.view(np.int32))
+
+    assert is_decoded()
+    bounds = offsets.array.view(np.int32)
+    words = [texts.array[start:stop].tobytes().decode() for start, stop in itertools.pairwise(bounds)]
+    assert [words[index] for index in indices.array.view(np.int32)] == column.to_pylist()
+    refused = 0
+    for _ in range(CASES):
+        source.damage(rng)
+        if not is_decoded():
+            refused += 1
+            continue
+        assert bounds[0] == 0
+        assert bounds[-1] <= num_bytes - 4 * entries
+        assert (np.diff(bounds) >= 0).all()
+        assert (indices.array.view(np.uint32) < entries).all()
     assert CASES / 100 < refused < CASES

@@ -317,6 +317,8 @@ def test_columns_that_are_no_objects_of_arrow_make_equal_blocks(
     kernels.load()
     rng = np.random.default_rng(rows)
     made = {"y": pa.array(np.arange(rows)), "s": pa.array([{"f": 1.5, "g": 2}] * rows, _STRUCT)}
+    texts = [["é", "", "3", "x" * 40][number] for number in rng.integers(0, 4, rows).tolist()]
+    made |= {"t": pa.array(texts), "u": pa.array([None, *texts[1:]])}
     for place, (kind, nulls) in enumerate(columns):
         values = rng.integers(0, 100, rows).astype(kind)
         mask = {"none": np.zeros(rows, bool), "some": np.arange(rows) % 5 == 3, "all": np.ones(rows, bool)}[nulls]
@@ -330,6 +332,8 @@ def test_columns_that_are_no_objects_of_arrow_make_equal_blocks(
         "x": Dense([*reversed(names), "s.f", "day"], dtype=dtype, fill=7),
         "ids": Dense(["y", *whole], dtype="int64"),
         "categories": Categorical("y", buckets=10),
+        "hashed": Categorical(["t", "y", "u"], buckets=100_000),
+        "known": Categorical("t", vocabulary={"t": ["é", "3"]}),
         "label": Label("y", dtype="int64"),
     }
     transform = Transform(**made_of)

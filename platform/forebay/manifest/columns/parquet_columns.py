@@ -17,6 +17,17 @@ _STORED = {4: ("INT32", "FLOAT"), 8: ("INT64", "DOUBLE")}
 """Parquet's types of numbers by the size of an item, which must be that of the Arrow type."""
 
 
+_TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
+
+
+class TextColumn(NamedTuple):
+    """Column of strings or binary values: name, Arrow type, whether it may have nulls."""
+
+    name: str
+    type: pa.DataType
+    is_optional: bool
+
+
 class ListColumn(NamedTuple):
     """Column of lists of plain numbers: name, Arrow type, bytes of an item, whether lists may be null.
 
@@ -41,6 +52,7 @@ class ParquetColumns:
         self._leaves: dict[tuple[str, ...], tuple[int, ...]] = {}
         self._numbers: dict[tuple[int, ...], NumberColumns] = {}
         self._lists: dict[tuple[int, ...], tuple[ListColumn | None, ...]] = {}
+        self._texts: dict[tuple[int, ...], tuple[TextColumn | None, ...]] = {}
         self._tops: dict[tuple[str, ...], dict[str, str]] = {}
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
 
@@ -67,6 +79,13 @@ class ParquetColumns:
             parquet = self._metadata.schema
             self._lists[leaves] = tuple(self._list(parquet.column(leaf)) for leaf in leaves)
         return self._lists[leaves]
+
+    def texts(self, leaves: tuple[int, ...]) -> tuple[TextColumn | None, ...]:
+        """Column of texts that each of some column chunks holds, or None."""
+        if leaves not in self._texts:
+            parquet = self._metadata.schema
+            self._texts[leaves] = tuple(self._text(parquet.column(leaf)) for leaf in leaves)
+        return self._texts[leaves]
 
     def tops(self, columns: tuple[str, ...]) -> dict[str, str]:
         """Column of the file that each of some paths begins with. A name that begins with none is its own."""
@@ -100,6 +119,15 @@ class ParquetColumns:
         if not _is_stored_as(arrow, column):
             return None
         return NumberColumn(column.path, arrow, arrow.bit_width // 8, bool(column.max_definition_level), place)
+
+    def _text(self, column: pq.ColumnSchema) -> TextColumn | None:
+        if column.max_repetition_level or column.max_definition_level > 1 or "." in column.path:
+            return None
+        found = self.schema.get_field_index(column.path)
+        if found < 0 or column.physical_type != "BYTE_ARRAY":
+            return None
+        arrow = self.schema.field(found).type
+        return TextColumn(column.path, arrow, bool(column.max_definition_level)) if arrow in _TEXTS else None
 
     def _list(self, column: pq.ColumnSchema) -> ListColumn | None:
         name = column.path.split(".")[0]

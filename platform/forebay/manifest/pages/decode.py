@@ -9,6 +9,7 @@ from forebay.manifest.pages.decoded_table import DecodedTable
 from forebay.manifest.pages.fetch import Pages
 from forebay.manifest.pages.lists import decode_lists
 from forebay.manifest.pages.numbers import decode_numbers
+from forebay.manifest.pages.texts import decode_texts
 
 DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
 """Errors of decoding. pyarrow has no type of its own for bad pages."""
@@ -20,17 +21,18 @@ def decode(pages: Pages) -> DecodedTable:
     # A path into a struct is decoded as its column, with the fields that were fetched.
     top_of = there.tops(pages.columns)
     columns = tuple(dict.fromkeys(top_of.values()))
-    numbers, others = decode_numbers(pages), decode_lists(pages)
-    kinds = numbers.types
-    left = dict.fromkeys(name for name in columns if name not in kinds and name not in others)
+    numbers, others, texts = decode_numbers(pages), decode_lists(pages), decode_texts(pages)
+    ours = numbers.types.keys() | others.keys() | texts.keys()
+    left = dict.fromkeys(name for name in columns if name not in ours)
     if left or not columns:
         table = _decode_rest(pages, [name for name, top in top_of.items() if top in left], list(left))
-        if not kinds and not others:
+        if not ours:
             return DecodedTable(columns, table)
         others |= dict(zip(left, table.columns, strict=True))
     fields = [there.schema.field(name).with_type(column.type) for name, column in others.items()]
     rest = pa.table(list(others.values()), pa.schema(fields, there.schema.metadata))
-    return DecodedTable(columns, rest, numbers=numbers if kinds else None, there=there)
+    has_rows = numbers.types or texts
+    return DecodedTable(columns, rest, numbers=numbers if has_rows else None, texts=texts, there=there)
 
 
 def _decode_rest(pages: Pages, paths: list[str], columns: list[str]) -> pa.Table:

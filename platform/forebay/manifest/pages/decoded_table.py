@@ -1,4 +1,6 @@
-"""Decoded row group whose columns of plain numbers are no objects of Arrow until they are asked for."""
+"""Decoded row group whose columns of plain numbers are no objects of Arrow until they are asked for, and whose texts
+keep their dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,19 @@ from forebay.manifest.columns.parquet_columns import ParquetColumns
 from forebay.manifest.pages.numbers import Numbers
 
 _NO_COLUMNS = pa.table({})
+_NO_TEXTS: Mapping[str, pa.DictionaryArray] = {}
 
 
 class DecodedTable:
-    """Table of the columns `names`. Those in `numbers` lie in one buffer, all others are in `rest`.
+    """Table of the columns `names`: `numbers` in one buffer, `texts` with dictionaries, and all others in `rest`.
 
     Making an object of Arrow takes 5 us for each column, under the lock of Python. A transform that packs columns needs
     only their addresses (docs/adr/0115-columns-without-arrow-objects.md). `there` knows the fields of the file.
 
-    Without `numbers`, the schema and the rows are those of `rest`.
+    A text of many rows is there once, and can get its id once: `encoded` gives a column as it is. All else gives it
+    without its dictionary, as the file has it.
+
+    Without `numbers`, the schema and the rows are those of `rest`, and there are no `texts`.
     """
 
     def __init__(
@@ -30,11 +36,13 @@ class DecodedTable:
         rest: pa.Table = _NO_COLUMNS,
         *,
         numbers: Numbers | None = None,
+        texts: Mapping[str, pa.DictionaryArray] = _NO_TEXTS,
         there: ParquetColumns | None = None,
     ) -> None:
         self.names = tuple(names)
         self._rest = rest
         self._numbers = numbers
+        self._texts = texts
         self._there = there
 
     @property
@@ -48,12 +56,19 @@ class DecodedTable:
         found = {field.name: field.type for field in self._rest.schema}
         if self._numbers:
             found |= self._numbers.types
+        found |= {name: column.type.value_type for name, column in self._texts.items()}
         return {name: found[name] for name in self.names}
 
     def __getitem__(self, name: str) -> pa.ChunkedArray:
-        """Column of Arrow. One of numbers is made at each call, and keeps the memory of all numbers."""
+        """Column of Arrow. One of numbers or texts is made at each call. Numbers keep the memory of all numbers."""
+        if name in self._texts:
+            return pa.chunked_array([self._texts[name].dictionary_decode()])
         found = self._numbers.column(name) if self._numbers else None
         return self._rest[name] if found is None else found
+
+    def encoded(self, name: str) -> pa.ChunkedArray:
+        """Column of Arrow. One of texts keeps its dictionary, if it has one."""
+        return pa.chunked_array([self._texts[name]]) if name in self._texts else self[name]
 
     def addresses(self, names: tuple[str, ...], kind: pa.DataType) -> NDArray[np.int64]:
         """Address of the values of each column of numbers of type `kind` without nulls, int64 [names]. 0 for others.
@@ -70,7 +85,7 @@ class DecodedTable:
         for name, column in added.items():
             field = pa.field(name, column.type)
             rest = rest.append_column(field, column) if rest.num_columns else pa.table([column], pa.schema([field]))
-        return DecodedTable(names, rest, numbers=self._numbers, there=self._there)
+        return DecodedTable(names, rest, numbers=self._numbers, texts=self._texts, there=self._there)
 
     def to_table(self) -> pa.Table:
         """Table of Arrow, with all columns and the metadata of the file."""
@@ -92,6 +107,11 @@ Columns: TypeAlias = pa.Table | DecodedTable
 def as_table(columns: Columns) -> pa.Table:
     """Table of Arrow with these columns."""
     return columns.to_table() if isinstance(columns, DecodedTable) else columns
+
+
+def encoded(columns: Columns, name: str) -> pa.ChunkedArray:
+    """Column, with a dictionary where decoding gave one: for what does not depend on dictionaries."""
+    return columns.encoded(name) if isinstance(columns, DecodedTable) else columns[name]
 
 
 def names_of(columns: Columns) -> Sequence[str]:

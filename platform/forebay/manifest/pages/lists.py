@@ -13,8 +13,9 @@ from numpy.typing import NDArray
 
 from forebay.kernels import calls as kernels
 from forebay.manifest.columns.parquet_columns import ListColumn
+from forebay.manifest.pages.chunks import Chunk, readable_chunk
 from forebay.manifest.pages.fetch import Pages
-from forebay.manifest.pages.numbers import HEADER_BYTES, ITEMS, SNAPPY, UNCOMPRESSED
+from forebay.manifest.pages.numbers import HEADER_BYTES, ITEMS
 
 _MOST_BYTES = 1 << 30
 """The number of values comes from the footer, which may be wrong: for more memory than that, Arrow reads the pages."""
@@ -23,27 +24,21 @@ _MOST_BYTES = 1 << 30
 def decode_lists(pages: Pages) -> dict[str, pa.Array]:
     """Decode the columns of lists of integers and floats of 4 or 8 bytes. Leaves out those it cannot decode.
 
-    Lists may be null, values may not. Decodes nothing in a process that has not loaded the kernels (`Footer.codecs`).
+    Lists may be null, values may not. Decodes nothing in a process that has not loaded the kernels.
     """
-    columns = pages.footer.columns.lists(pages.leaves)
-    if pages.footer.codecs is None or not any(columns):
-        return {}
     row_group = pages.footer.metadata.row_group(pages.index)
-    codecs, addresses = pages.footer.codecs[pages.index, pages.leaves], pages.file.addresses(pages.places)
     decoded: dict[str, pa.Array] = {}
-    for k, column in enumerate(columns):
-        if column is None or codecs[k] not in (UNCOMPRESSED, SNAPPY) or not addresses[k]:
-            continue
-        start, stop = pages.places[k]
-        entries = row_group.column(pages.leaves[k]).num_values
-        facts = (addresses[k], stop - start, column.is_optional, codecs[k] == SNAPPY, column.level)
-        found = _decoded(column, row_group.num_rows, entries, facts)
-        if found is not None:
-            decoded[column.name] = found
+    for k, column in enumerate(pages.footer.columns.lists(pages.leaves)):
+        chunk = readable_chunk(pages, k) if column else None
+        if column and chunk:
+            entries = row_group.column(pages.leaves[k]).num_values
+            found = _decoded(column, row_group.num_rows, entries, chunk)
+            if found is not None:
+                decoded[column.name] = found
     return decoded
 
 
-def _decoded(column: ListColumn, rows: int, entries: int, facts: tuple[int, ...]) -> pa.Array | None:
+def _decoded(column: ListColumn, rows: int, entries: int, chunk: Chunk) -> pa.Array | None:
     size = entries * column.item_bytes
     if not 0 < size <= _MOST_BYTES:
         return None
@@ -53,8 +48,9 @@ def _decoded(column: ListColumn, rows: int, entries: int, facts: tuple[int, ...]
     table: NDArray[Any] = np.frombuffer(pa.allocate_buffer(size), ITEMS[column.item_bytes])
     offsets, is_null = np.frombuffer(bounds, np.int32), np.zeros(rows, np.uint8)
     marks = np.empty(3 * (entries // 8 + 18), np.uint8)
-    chunk = np.array([*facts, entries, values.address], np.int64)
-    made = kernels.decode_lists(chunk, offsets, is_null, marks, scratch, table)
+    address, num_bytes, is_snappy = chunk
+    facts = (address, num_bytes, column.is_optional, is_snappy, column.level, entries, values.address)
+    made = kernels.decode_lists(np.array(facts, np.int64), offsets, is_null, marks, scratch, table)
     if made < 0:
         return None
     items = pa.Array.from_buffers(column.type.value_type, made, [None, values.slice(0, made * column.item_bytes)], 0)

@@ -13,12 +13,11 @@ from numpy.typing import NDArray
 
 from forebay.kernels import calls as kernels
 from forebay.manifest.columns.number_columns import NumberColumns
+from forebay.manifest.pages.chunks import SNAPPY, UNCOMPRESSED
 from forebay.manifest.pages.fetch import Pages
 
 ITEMS: dict[int, type[np.int32 | np.int64]] = {4: np.int32, 8: np.int64}
 """The kernel copies bits, so any type of that size works."""
-UNCOMPRESSED, SNAPPY = 0, 1
-"""Parquet's numbers of codecs."""
 _ALIGN = 64
 HEADER_BYTES = 4096
 """Room for the parts of a page that are no values: levels, heads of runs."""

@@ -120,6 +120,10 @@ def _ids(array: pa.Array, encode: Callable[[pa.Array], Ids]) -> Ids:
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64)
     if pa.types.is_dictionary(array.type):
+        if not array.indices.null_count:
+            rows = array.indices.to_numpy().astype(np.int64, copy=False)
+            by_value: Ids = _ids(_storage(array.dictionary), encode).take(rows)
+            return by_value
         # Row -1 + 1 is the id of null, so an empty dictionary (all rows null) needs no special case.
         id_of = np.concatenate((np.zeros(1, np.int64), _ids(_storage(array.dictionary), encode)))
         rows = pc.fill_null(pc.cast(array.indices, pa.int64()), -1).to_numpy()

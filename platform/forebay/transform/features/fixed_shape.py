@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, WrongType
 from forebay.manifest.pages.decoded_table import Columns
 from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.groups import Schema
-from forebay.transform.features.numeric import cast_numbers, check_dtype, check_numeric
+from forebay.transform.features.numeric import cast_numbers, check_dtype, check_numeric, fill_nulls
 from forebay.transform.features.ragged import is_list, list_parts
 from forebay.transform.fingerprint.values import Identity
 
@@ -105,5 +104,5 @@ class Array:
             array = values if is_whole else values.take(pa.array(inner))
         numbers = cast_numbers(f"Array {name!r}", self.column, array, self.dtype)
         valid = numbers.is_valid().to_numpy(zero_copy_only=False)
-        filled = pc.fill_null(numbers, pa.scalar(0).cast(numbers.type)) if numbers.null_count else numbers
+        filled = fill_nulls(numbers)
         out[places[valid]] = filled.to_numpy(zero_copy_only=False)[valid]

@@ -12,12 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, NullLabel
-from forebay.manifest.pages.decoded_table import Columns, DecodedTable
+from forebay.manifest.pages.decoded_table import Columns, DecodedTable, encoded
 from forebay.transform.block import BlockArray, empty_array
 from forebay.transform.features.categories import (
     check_buckets,
     check_categories,
     hashed_ids,
+    value_type,
     vocabulary_array,
     vocabulary_ids,
     vocabulary_of,
@@ -28,6 +29,7 @@ from forebay.transform.features.numeric import (
     cast_numbers,
     check_dtype,
     check_numeric,
+    fill_nulls,
     is_packed_by_address,
     pack_addresses,
     pack_rows,
@@ -119,12 +121,7 @@ class Dense:
         array = whole(table[column])
         if array.type == target and not array.null_count:
             return array
-        array = cast_numbers(f"Dense {name!r}", column, array, self.dtype)
-        return (
-            pc.fill_null(array, pa.scalar(float(self.fill), pa.float64()).cast(array.type))
-            if array.null_count
-            else array
-        )
+        return fill_nulls(cast_numbers(f"Dense {name!r}", column, array, self.dtype), self.fill)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +183,7 @@ class Categorical:
         for position, column in enumerate(self.columns):
             start = 0
             # Chunk by chunk, because every chunk may have its own dictionary.
-            for chunk in table[column].chunks:
+            for chunk in encoded(table, column).chunks:
                 out[start : start + len(chunk), position] = self._ids(column, chunk)
                 start += len(chunk)
         return {name: out}
@@ -203,7 +200,7 @@ class Categorical:
 
     def _vocabulary(self, column: str, found: pa.DataType) -> pa.Array:
         assert self.vocabulary is not None
-        key = (column, str(found))
+        key = (column, str(value_type(found)))
         if key not in self._typed:
             self._typed[key] = vocabulary_array(column, self.vocabulary[column], found)
         return self._typed[key]
@@ -318,7 +315,7 @@ class Ragged:
         if self.buckets is not None:
             return hashed_ids(values, self.column, self.buckets)
         numbers = cast_numbers(f"Ragged {name!r}", self.column, values, self.array_dtype)
-        array: BlockArray = pc.fill_null(numbers, pa.scalar(0).cast(numbers.type)).to_numpy()
+        array: BlockArray = fill_nulls(numbers).to_numpy()
         return array
 
 

@@ -104,6 +104,13 @@ def pack_addresses(addresses: NDArray[np.int64], rows: int, dtype: str) -> Block
     return packed
 
 
+def fill_nulls(numbers: pa.Array, fill: float = 0) -> pa.Array:
+    """`numbers` with `fill` in place of nulls. The same array if it has none, of which Arrow would copy all values."""
+    if not numbers.null_count:
+        return numbers
+    return pc.fill_null(numbers, pa.scalar(float(fill), pa.float64()).cast(numbers.type))
+
+
 def pack_rows(arrays: Sequence[pa.Array], dtype: str) -> BlockArray:
     """Array [rows, len(arrays)] of `dtype`, row-major. The inputs must have that type and no nulls."""
     rows, item = len(arrays[0]), np.dtype(dtype)

@@ -12,7 +12,7 @@ import pytest
 
 import forebay as fb
 from forebay.kernels import calls as kernels
-from forebay.manifest.pages.decoded_table import DecodedTable, as_table, names_of, types_of
+from forebay.manifest.pages.decoded_table import DecodedTable, as_table, encoded, names_of, types_of
 from forebay.manifest.reading import RowGroupReader
 
 TABLE = pa.table(
@@ -67,6 +67,19 @@ def test_addresses_are_those_of_numbers_of_the_type_without_nulls(folder: Path) 
     assert values.to_pylist() == list(range(40))
     found[:] = 7  # a caller's own
     assert decoded.addresses(("x", "id"), pa.float32()).tolist() == [decoded["x"].chunk(0).buffers()[1].address, 0]
+
+
+def test_texts_keep_their_dictionary_for_what_does_not_depend_on_it(folder: Path) -> None:
+    reader = RowGroupReader(fb.scan(str(folder)))
+    decoded = reader.decode_lazily(reader.fetch(0, ["text", "id"]))
+    kept = encoded(decoded, "text")
+    assert kept.type == pa.dictionary(pa.int32(), pa.string())
+    assert kept.cast(pa.string()).equals(decoded["text"])
+    assert decoded.types["text"] == pa.string()
+    assert encoded(decoded, "id").equals(decoded["id"])
+    assert encoded(decoded.to_table(), "text").type == pa.string()
+    added = decoded.with_columns({"also": decoded["id"]}, ["also", "text"])
+    assert encoded(added, "text").equals(kept)
 
 
 def test_a_table_of_arrow_has_no_addresses() -> None:
