@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from types import UnionType
 from typing import ClassVar, SupportsIndex, cast
 
 
@@ -220,3 +221,12 @@ def whole_number(name: str, value: object, least: int = 0, most: int | None = No
         bounds = f"of {least} or more" if most is None else f"from {least} to {most}"
         raise InvalidOption(f"{name}={value!r}: it must be a whole number {bounds}.", **{name: value})
     return number
+
+
+def validate_type(option: str, value: object, kind: type | UnionType, give: str) -> None:
+    """Raise `InvalidOption` unless `value` is of a type. `give` says what to give instead.
+
+    >>> validate_type("name", None, str | None, "a text")
+    """
+    if not isinstance(value, kind):
+        raise InvalidOption(f"{option}={value!r:.200}: give {give}.", option=option)

@@ -49,6 +49,15 @@ def error_of(call: Callable[[], object]) -> Exception | None:
     return None
 
 
+def message_of(error: BaseException | None) -> str:
+    """Text of an error without its full stop, for a message that ends the sentence itself.
+
+    >>> message_of(ValueError("There is no such colour."))
+    'There is no such colour'
+    """
+    return str(error).rstrip(". \n")
+
+
 @contextmanager
 def replaced_errors(replace: Callable[[Exception], Exception], *, is_cause_shown: bool = True) -> Iterator[None]:
     """Raise `replace(error)` for every `Exception` of the block. If that is `error` itself, it is raised unchanged.

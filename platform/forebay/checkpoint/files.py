@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -14,7 +13,7 @@ from typing import NamedTuple
 
 from pyarrow.fs import FileType
 
-from forebay.checkpoint.config import ATTEMPTS, CLAIM_FORM, FOLDER, CheckpointConfig, restorable_by
+from forebay.checkpoint.config import ATTEMPTS, CLAIM_FORM, FOLDER, STEP_FORM, CheckpointConfig, restorable_by
 from forebay.checkpoint.encoded import (
     METADATA,
     VERSION,
@@ -37,8 +36,6 @@ from forebay.storage.json_file import read_json_file
 from forebay.storage.listing.globs import children
 from forebay.storage.retry import ReadPolicy, read
 from forebay.storage.versions import is_there
-
-STEP_FORM = re.compile(r"(?:attempt-(\d{6,})-)?step-(\d{9,})")
 
 SPOOLS = "~/.cache/forebay-checkpoints"
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import UnionType
 from typing import Any, get_args
 
 from forebay.cache.spec import CacheSpec
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, validate_type
 from forebay.job.elastic import Elastic
 from forebay.job.start_policy import StartPolicy
 from forebay.loader.data import Data
@@ -26,6 +27,14 @@ from forebay.train.worker import Worker
 NAME_FORM = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 COUNTS = {"epochs": 1, "workers": 1, "seed": 0, "checkpoint_every": 1, "max_failures": 0, "keep_last": 1}
 """Option -> its smallest whole number."""
+KINDS: Mapping[str, tuple[type | UnionType, str]] = {
+    "name": (str | None, "a text, or None for a new name"),
+    "data": (Data, "fb.Data(plan=..., transform=..., global_batch=...)"),
+    "held_out": (Data | None, "fb.Data(...), or None for none"),
+    "elastic": (Elastic | None, "fb.Elastic(min_workers=..., max_workers=...), or None for a fixed number"),
+    "monitors": (Sequence, "a tuple of monitors"),
+}
+"""Option -> its type, and what to give."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,6 +122,8 @@ class Job:
     def __post_init__(self) -> None:
         if not callable(self.train):
             raise InvalidOption(f"train={self.train!r} is not a function. Give `def train(worker: Worker) -> None`.")
+        for option, (kind, give) in KINDS.items():
+            validate_type(option, getattr(self, option), kind, give)
         for option, least in COUNTS.items():
             _check_count(option, getattr(self, option), least)
         if self.keep_every is not None:

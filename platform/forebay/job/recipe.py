@@ -16,6 +16,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from forebay.errors import BadJob, ForebayError
+from forebay.foreign_code import message_of
 from forebay.job.coercion import coerce, name_of_type
 from forebay.job.job import Job
 
@@ -136,7 +137,7 @@ def _run_file(file: Path) -> ModuleType:
     except (Exception, SystemExit) as error:  # a job file may raise any exception
         del sys.modules[name]
         place = f"{file}{_line_of(error, file)}"
-        raise BadJob(f"{place} does not load: {type(error).__name__}: {error}.", path=str(file)) from error
+        raise BadJob(f"{place} does not load: {type(error).__name__}: {message_of(error)}.", path=str(file)) from error
     return module
 
 

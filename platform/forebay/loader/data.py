@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption, whole_number
+from forebay.errors import BatchTooSmall, CursorMismatch, InvalidOption, validate_type, whole_number
 from forebay.plan.cursor import Cursor
 from forebay.plan.order import Last, Order
 from forebay.plan.plan import Plan
 from forebay.transform.augment import Augment, AugmentFunction, as_augment
 from forebay.transform.block import ArraySchema
-from forebay.transform.dataset import Dataset
-from forebay.transform.features.groups import Ragged
+from forebay.transform.dataset import Dataset, validate_augment
 from forebay.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.transform.sequences.statistics import join_statistics
@@ -87,20 +86,6 @@ def _shown(schema: ArraySchema) -> ArraySchema:
     return tuple(found)
 
 
-def validate_augment(augment: object, datasets: tuple[Dataset, ...]) -> None:
-    """Raise `InvalidOption` for an augment of lists without padding: it gets arrays with one entry per row."""
-    if augment is None:
-        return
-    for dataset in datasets:
-        for name, feature in dataset.transform.features.items():
-            if isinstance(feature, Ragged) and not feature.padded:
-                raise InvalidOption(
-                    f"augment= changes arrays with one entry per row, and feature {name!r} is Ragged(padded=False). "
-                    "Give padded=True and max_len=..., or leave augment= out.",
-                    name=name,
-                )
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
     """Rows in the order of `plan`, as the arrays of `transform`, cut into global batches.
@@ -126,7 +111,9 @@ class Data:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "augment", as_augment(self.augment))
-        validate_augment(self.augment, datasets_of(self.plan, self.transform))
+        validate_type("plan", self.plan, Order, "what fb.build_plan(manifest) returns")
+        for dataset in datasets_of(self.plan, self.transform):
+            validate_augment(self.augment, dataset.transform)
         if self.num_batches == 0:
             raise InvalidOption(
                 f"global_batch={self.global_batch} with last='drop' drops all {self.plan.num_rows} rows of the plan. "

@@ -14,10 +14,10 @@ import torch
 
 from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.source import JoinedSource, SourceProvider, open_source
-from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed, whole_number
+from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed, validate_type, whole_number
 from forebay.loader.batch import Batch
 from forebay.loader.buffers import BufferPool
-from forebay.loader.data import Transforms, datasets_of, validate_augment, validate_datasets
+from forebay.loader.data import Transforms, datasets_of, validate_datasets
 from forebay.loader.device.copies import known_device
 from forebay.loader.gathered_epoch import LoaderOptions
 from forebay.loader.pipeline import EpochBatches, Pipeline, live_pipelines
@@ -25,6 +25,7 @@ from forebay.metrics import Counters
 from forebay.plan.cursor import Cursor
 from forebay.plan.order import Last, Order
 from forebay.transform.augment import Augment, AugmentFunction, as_augment
+from forebay.transform.dataset import validate_augment
 from forebay.transform.sequences.sequence_block import SequenceTransform
 from forebay.world import World
 
@@ -85,7 +86,7 @@ class Loader:
         device: torch.device | str | None = None,
         augment: Augment | AugmentFunction | None = None,
     ) -> None:
-        _validate_types(plan, cache)
+        _validate_types(plan, cache, world, tally)
         self._transform, self._cache = transform, cache
         self._datasets = datasets_of(plan, transform)
         self.world = world or World()
@@ -96,7 +97,8 @@ class Loader:
                 'Use a smaller global batch, or last="balance".'
             )
         validate_datasets(plan, self._datasets)
-        validate_augment(augment, self._datasets)
+        for dataset in self._datasets:
+            validate_augment(augment, dataset.transform)
         self._options = LoaderOptions(
             plan=plan,
             world=self.world,
@@ -304,10 +306,11 @@ class Loader:
         self._epoch, self._position = self._epoch + 1, 0
 
 
-def _validate_types(plan: object, cache: object) -> None:
+def _validate_types(plan: object, cache: object, world: object, tally: object) -> None:
     """Raises `InvalidOption` for arguments of a wrong type, before one of them fails later."""
-    if not isinstance(plan, Order):
-        raise InvalidOption(f"plan={plan!r:.200}: give what fb.build_plan(manifest) returns.")
+    validate_type("plan", plan, Order, "what fb.build_plan(manifest) returns")
+    validate_type("world", world, World | None, "fb.World(rank=..., size=...), or None for a single rank")
+    validate_type("tally", tally, Counters | None, "forebay.metrics.Counters(), or None for new ones")
     if not (cache is None or isinstance(cache, DiskCache) or hasattr(cache, "source")):
         raise InvalidOption(f"cache={cache!r:.200}: give fb.DiskCache(path, quota_bytes=...), or None for no cache.")
 

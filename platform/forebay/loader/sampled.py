@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from forebay.errors import InvalidOption, WrongType, whole_number
+from forebay.errors import InvalidOption, WrongType, validate_type, whole_number
 from forebay.manifest.columns.struct_paths import column_at
 from forebay.manifest.reading import RowGroupReader
 from forebay.plan.order import BlockSpan, Order, PositionedRows
@@ -72,6 +72,9 @@ class Sampled(Order):
             raise InvalidOption(f"Sampled was given {plan!r:.200}. Give what fb.build_plan(manifest) returns.")
         if plan.windows:
             raise InvalidOption(f"Sampled was given {plan!r:.200}. It samples rows: give the plan of a manifest.")
+        validate_type("weight", weight, str | None, "the name of a column")
+        validate_type("balance", balance, str | None, "the name of a column")
+        validate_type("replacement", replacement, bool, "True or False")
         if (weight is None) == (balance is None):
             raise InvalidOption(f"weight={weight!r} and balance={balance!r}: give one of them, the name of a column.")
         if weight is not None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from forebay.errors import AugmentFailed, InvalidOption, TransformFailed, Unfingerprintable
-from forebay.foreign_code import replaced_errors
+from forebay.foreign_code import message_of, replaced_errors
 from forebay.transform.block import Block, BlockArray
 from forebay.transform.fingerprint.function import function_identity, function_name
 from forebay.transform.fingerprint.values import canonical, digest
@@ -91,8 +91,8 @@ class Augment:
 
     def _raised(self, place: Callable[[], str], error: Exception) -> AugmentFailed:
         return self.failure(
-            f"raised {type(error).__name__} in {place()}: {error}. Mend the function, or leave augment= out: cached "
-            "rows stay valid."
+            f"raised {type(error).__name__} in {place()}: {message_of(error)}. Mend the function, or leave "
+            "augment= out: cached rows stay valid."
         )
 
 

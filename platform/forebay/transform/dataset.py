@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, validate_type
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
 from forebay.transform.augment import Augment, AugmentFunction, as_augment
 from forebay.transform.block import ArraySchema
+from forebay.transform.features.groups import Ragged
 from forebay.transform.features.paths import read_paths
 from forebay.transform.fingerprint.values import canonical, digest
 from forebay.transform.transform import Transform
@@ -21,7 +22,8 @@ class Dataset:
     A cache stores these blocks, for all plans that order them, with any `augment`: that changes batches, after the
     cache. Immutable and picklable.
 
-    Raises `InvalidOption` if an argument is not a manifest or not a transform.
+    Raises `InvalidOption` if an argument is not a manifest or not a transform, and for an augment of lists without
+    padding.
     """
 
     manifest: Manifest
@@ -29,11 +31,10 @@ class Dataset:
     augment: Augment | AugmentFunction | None = None
 
     def __post_init__(self) -> None:
-        if not isinstance(self.manifest, Manifest):
-            raise InvalidOption(f"manifest={self.manifest!r:.200}: give the manifest that fb.scan() returns.")
-        if not isinstance(self.transform, Transform):
-            raise InvalidOption(f"transform={self.transform!r:.200}: give an fb.Transform.")
+        validate_type("manifest", self.manifest, Manifest, "the manifest that fb.scan() returns")
+        validate_type("transform", self.transform, Transform, "an fb.Transform")
         object.__setattr__(self, "augment", as_augment(self.augment))
+        validate_augment(self.augment, self.transform)
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -60,3 +61,16 @@ class Dataset:
     def array_schema(self) -> ArraySchema | None:
         """Name, dtype and trailing shape of each array, without reading data. None with `fn`, which is not called."""
         return self.transform.array_schema(self.manifest)
+
+
+def validate_augment(augment: object, transform: Transform) -> None:
+    """Raise `InvalidOption` for an augment of lists without padding: it gets arrays with one entry per row."""
+    if augment is None:
+        return
+    for name, feature in transform.features.items():
+        if isinstance(feature, Ragged) and not feature.padded:
+            raise InvalidOption(
+                f"augment= changes arrays with one entry per row, and feature {name!r} is Ragged(padded=False). "
+                "Give padded=True and max_len=..., or leave augment= out.",
+                name=name,
+            )

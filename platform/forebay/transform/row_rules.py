@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from forebay.errors import InvalidOption, NoFiles, TransformFailed
-from forebay.foreign_code import replaced_errors
+from forebay.foreign_code import message_of, replaced_errors
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.manifest import Manifest
 from forebay.manifest.pages.decoded_table import as_table
@@ -131,7 +131,7 @@ def _accepted_by(rule: RowRule, names: tuple[str, ...], table: pa.Table) -> NDAr
 
 def _raised(name: str, error: Exception) -> TransformFailed:
     return TransformFailed(
-        f"Rule {name} raised {type(error).__name__}: {error}. It must return False for a row that it rejects: call "
-        f"{name}(batch) on one row group of this data to see where it raises.",
+        f"Rule {name} raised {type(error).__name__}: {message_of(error)}. It must return False for a row that it "
+        f"rejects: call {name}(batch) on one row group of this data to see where it raises.",
         function=name,
     )

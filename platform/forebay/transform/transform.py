@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from forebay.errors import InvalidOption, TransformFailed
-from forebay.foreign_code import replaced_errors
+from forebay.foreign_code import message_of, replaced_errors
 from forebay.manifest.columns.arrow_types import parse_type
 from forebay.manifest.columns.struct_paths import top_column
 from forebay.manifest.manifest import Manifest
@@ -157,8 +157,8 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
 
 def _raised(name: str, batch: pa.RecordBatch, error: Exception) -> TransformFailed:
     return TransformFailed(
-        f"Transform function {name} raised {type(error).__name__}: {error}. Call {name}(batch) on one row group of "
-        f"this data ({batch.num_rows} rows of {', '.join(batch.schema.names)}) to see where.",
+        f"Transform function {name} raised {type(error).__name__}: {message_of(error)}. Call {name}(batch) on one row "
+        f"group of this data ({batch.num_rows} rows of {', '.join(batch.schema.names)}) to see where.",
         function=name,
         rows=batch.num_rows,
     )

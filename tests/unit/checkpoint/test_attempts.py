@@ -137,7 +137,9 @@ def test_fenced_attempt_uploads_nothing(fenced_config: CheckpointConfig) -> None
     assert uploader.files.names() == []
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "null", '{"restorable": 5}'])
+@pytest.mark.parametrize(
+    "content", ["", "[1]", "null", '{"restorable": 5}', '{"restorable": ["step-1"]}', '{"restorable": "a"}']
+)
 def test_a_reader_refuses_a_damaged_claim(tmp_path: Path, content: str) -> None:
     (tmp_path / "attempts").mkdir()
     (tmp_path / "attempts" / "000002.json").write_text(content)

@@ -245,6 +245,8 @@ def test_corrupt_pages_reach_the_trainer(small: Any) -> None:
         ({"global_batch": 64.0}, InvalidOption, "global_batch=64.0"),
         ({"cache": "/tmp/x"}, InvalidOption, "DiskCache"),
         ({"prefetch_bytes": 0}, InvalidOption, "prefetch_bytes=0"),
+        ({"world": 3}, InvalidOption, r"world=3: give fb\.World\(rank"),
+        ({"tally": 3}, InvalidOption, r"tally=3: give forebay\.metrics\.Counters"),
     ],
 )
 def test_bad_options_fail_before_any_thread(small: Any, options: Any, error: Any, words: str) -> None:
@@ -257,6 +259,10 @@ def test_arguments_in_the_wrong_place_are_named(small: Any) -> None:
         fb.Loader(small.manifest, small.transform, global_batch=16)
     with pytest.raises(InvalidOption, match=r"fb\.Transform"):
         fb.Loader(small.plan, None, global_batch=16)
+    with pytest.raises(InvalidOption, match="plan=.*build_plan"):
+        fb.Data(plan=small.manifest, transform=small.transform, global_batch=16)
+    with pytest.raises(InvalidOption, match="path=3: give the folder of the cache"):
+        fb.DiskCache(3, quota_bytes=1)  # type: ignore[arg-type]
     with small.loader() as loader, pytest.raises(CursorMismatch, match="from_json"):
         loader.seek(loader.cursor().to_json())
 

@@ -196,6 +196,9 @@ def test_golden_copies(plan: fb.Plan) -> None:
     [
         ({}, InvalidOption, "give one of them"),
         ({"weight": "weight", "balance": "kind"}, InvalidOption, "give one of them"),
+        ({"weight": 3}, InvalidOption, "weight=3: give the name of a column"),
+        ({"balance": ["kind"]}, InvalidOption, r"balance=\['kind'\]: give the name"),
+        ({"weight": "weight", "replacement": "no"}, InvalidOption, "replacement='no': give True or False"),
         ({"weight": "zero"}, InvalidOption, "0 everywhere"),
         ({"weight": "holes"}, InvalidOption, "1 rows without one, such as nan"),
         ({"balance": "holes"}, InvalidOption, "1 rows without a class.*where='holes is not None'"),

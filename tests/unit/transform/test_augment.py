@@ -27,6 +27,10 @@ def boom(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
     raise KeyError("colour")
 
 
+def ends_a_sentence(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
+    raise ValueError("There is no such colour.")
+
+
 def apply(fn: Made) -> dict[str, Any]:
     arrays = {"x": np.ones((3, 2), np.float32), "y": np.arange(3)}
     return dict(Augment(fn, version="1").apply(arrays, RowRandom(1, ROWS), place=lambda: "batch 7").arrays)
@@ -41,6 +45,7 @@ def test_arrays_are_replaced_kept_and_added() -> None:
     ("fn", "text"),
     [
         (boom, "augment boom raised KeyError in batch 7: 'colour'. Mend"),
+        (ends_a_sentence, "raised ValueError in batch 7: There is no such colour. Mend"),
         (lambda batch, rng: None, "returned a NoneType for batch 7. Return the batch"),
         (lambda batch, rng: {"x": batch["x"]}, "returned no 'y' for batch 7, only 'x'. Return every array"),
         (lambda batch, rng: batch | {"y": batch["y"][1:]}, "returned 2 rows of 'y' for the 3 rows of batch 7. Keep"),

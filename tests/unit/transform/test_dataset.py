@@ -51,5 +51,8 @@ def test_arguments_in_the_wrong_place_are_refused(memory_manifest: Callable[...,
         fb.Dataset(transform, manifest)  # type: ignore[arg-type]
     with pytest.raises(InvalidOption, match=r"transform=None.*fb.Transform"):
         fb.Dataset(manifest, None)  # type: ignore[arg-type]
+    lists = fb.Transform(tags=fb.Ragged("tags", padded=False))
+    with pytest.raises(InvalidOption, match=r"augment= changes .* 'tags' is Ragged\(padded=False\). Give padded=True"):
+        fb.Dataset(manifest, lists, augment=lambda batch, rng: batch)
     with pytest.raises(InvalidOption, match=r"transform=.*fb.Transform"):
         fb.Loader(fb.build_plan(manifest), manifest, global_batch=16)  # type: ignore[arg-type]

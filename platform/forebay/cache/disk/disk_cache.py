@@ -17,7 +17,7 @@ from forebay.cache.disk.accounts import DatasetUse, Reservation
 from forebay.cache.disk.directory import CacheDirectory, PartFile, new_part
 from forebay.cache.disk.lease import CacheLease, CacheUser, live_users, take_lease
 from forebay.cache.disk.quota import Quota
-from forebay.errors import CacheUnusable, InvalidOption, whole_number
+from forebay.errors import CacheUnusable, InvalidOption, validate_type, whole_number
 from forebay.metrics import Counters
 from forebay.storage.file_lock import wait_lock
 from forebay.transform.block import Block
@@ -50,6 +50,7 @@ class DiskCache:
     """
 
     def __init__(self, path: str | os.PathLike[str], *, quota_bytes: int, min_free_bytes: int = 1 << 30) -> None:
+        validate_type("path", path, str | os.PathLike, "the folder of the cache as a text or a Path")
         self.path = Path(path).expanduser().absolute()
         self.quota_bytes = quota_bytes = whole_number("quota_bytes", quota_bytes, least=-(1 << 63))
         self.min_free_bytes = min_free_bytes = whole_number("min_free_bytes", min_free_bytes, least=-(1 << 63))

@@ -94,7 +94,8 @@ class SubmittedJob:
         run = AttemptFiles(self._run_path)
         claim = run.newest()
         sign = None if claim is None else run.sign(claim.number)
-        if ended is not None and ended.how == "succeeded" and (result := load_result(self._run_path)) is not None:
+        result = load_result(self._run_path) if ended is not None and ended.how == "succeeded" else None
+        if result is not None:
             state = "stopped" if result.stopped else "succeeded"
         return JobStatus(
             name=self.name,
@@ -106,7 +107,7 @@ class SubmittedJob:
             host="" if claim is None else claim.host,
             epoch=0 if sign is None else sign.epoch,
             epochs=0 if sign is None else sign.epochs,
-            step=0 if sign is None else sign.step,
+            step=max(0 if sign is None else sign.step, _last_step(result)),
             workers=0 if sign is None else sign.world_size,
             why="" if ended is None else ended.why,
         )
@@ -206,3 +207,11 @@ class SubmittedJob:
         }
         rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in facts.items())
         return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
+
+
+def _last_step(result: Result | None) -> int:
+    """Newest step of a result. A sign of life comes every few seconds: a short run ends before its second one."""
+    if result is None:
+        return 0
+    reported = [each.step for each in result.steps[-1:]]
+    return max([*reported, *(each.step for each in result.epochs[-1:])], default=0)

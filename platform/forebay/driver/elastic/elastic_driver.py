@@ -18,7 +18,7 @@ from forebay.driver.elastic.event_loop import follow
 from forebay.driver.elastic.phase import Cause, Completed, Raised, TooManyFailures
 from forebay.errors import ForebayError, RunFailed
 from forebay.events import Preparing
-from forebay.foreign_code import outcome_of
+from forebay.foreign_code import message_of, outcome_of
 from forebay.runs.result import Result
 from forebay.runs.run import Run
 
@@ -70,8 +70,8 @@ def _end_of(run: Run, driver: str, cause: Cause | None, error: BaseException | N
             return error
         case _:
             end = RunFailed(
-                f"run {run.name!r}: driver={driver!r} ended it with {type(error).__name__}: {error}. The newest "
-                f"checkpoint is kept: run {run.name!r} again to continue.",
+                f"run {run.name!r}: driver={driver!r} ended it with {type(error).__name__}: {message_of(error)}. "
+                f"The newest checkpoint is kept: run {run.name!r} again to continue.",
                 name=run.name,
             )
     end.__cause__ = end.__cause__ or error

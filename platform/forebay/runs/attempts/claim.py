@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
+from forebay.checkpoint.config import checkpoint_names
 from forebay.errors import InvalidOption
 
 
@@ -68,7 +69,7 @@ class Claim:
         try:
             facts = json.loads(content)
             if facts.get("restorable") is not None:
-                facts["restorable"] = tuple(facts["restorable"])
+                facts["restorable"] = checkpoint_names(facts["restorable"])
             return cls(**facts)
         except (ValueError, TypeError, AttributeError) as error:
             raise InvalidOption(

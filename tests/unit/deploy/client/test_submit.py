@@ -16,6 +16,8 @@ from forebay.deploy.client.backend import LocalBackend, backend_of
 from forebay.deploy.client.submission import JobFiles, Submission, SubmissionEnd
 from forebay.deploy.client.submitted_job import SubmittedJob
 from forebay.errors import InvalidOption, RunFailed, SpecChanged
+from forebay.events import EpochEnded
+from forebay.runs.result import Result, save_result
 from forebay.testing.data.click_log import write_click_log
 
 ROOT = Path(__file__).parents[4]
@@ -99,6 +101,19 @@ def test_submitted_twice_is_one_job(
         main(["jobs", "--storage", storage])
     table = capfd.readouterr().out
     assert "words" in table and "succeeded" in table and all(len(line) <= 80 for line in table.splitlines())
+
+
+def test_a_job_that_ended_between_two_signs_of_life_shows_its_last_step(
+    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path
+) -> None:
+    job = fb.submit(write_job())
+    quiet.run()
+    assert job.status().step == 0, "commands have no steps"
+    spec = job.submission.spec
+    epoch = EpochEnded(epoch=0, step=12, metrics={}, rows=96, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
+    path = str(tmp_path / "runs" / spec.run_name(spec.task[-1]))
+    save_result(Result(name="words", path=path, plan_id="", num_epochs=1, epochs=(epoch,)))
+    assert job.status().step == 12
 
 
 def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
