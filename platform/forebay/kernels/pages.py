@@ -2,7 +2,7 @@
 
 Trusts nothing in the pages. Whatever it does not know, and whatever does not fit, is a `False` for that column: then
 Arrow's decoder reads the column, and says what is wrong with it. Never reads or writes outside of the memory it was
-given (docs/adr/0083-own-decoder-of-numbers.md).
+given (docs/adr/0083-own-decoder-of-numbers.md). `list_pages` and `text_pages` read other columns with the same loops.
 """
 
 from __future__ import annotations

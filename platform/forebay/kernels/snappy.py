@@ -1,4 +1,8 @@
-"""Compiled decompression of Snappy (format_description.txt of google/snappy). Trusts nothing in what it reads."""
+"""Compiled decompression of Snappy (format_description.txt of google/snappy). Trusts nothing in what it reads.
+
+Numba keeps compiled callers, with what they call, as long as their own files do not change. After a change of a kernel
+that others call, remove the folder `__pycache__` beside this file.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +50,11 @@ def _copy_short(at: Int, target: Int, made: Int) -> tuple[Int, Int]:
     if kind == 0 and count <= _SHORT:
         copy(to, at + 1, _SHORT)
         return 1 + count, count
-    if kind == 1:
-        back, count = back | tag >> 5 << 8, (tag >> 2 & 7) + 4
-    else:
-        back |= np.int64(memory[2]) << 8
+    # Without a branch: in ids, either kind may come next, and a wrong prediction takes longer than several elements.
+    is_near = np.int64(kind == 1)
+    far = np.int64(memory[2]) << 8
+    back |= far + is_near * ((tag >> 5 << 8) - far)
+    count += is_near * ((tag >> 2 & 7) + 4 - count)
     if kind in (0, 3) or back < _HALF or back > made:
         return 0, 0
     copy(to, to - back, _HALF)
