@@ -12,7 +12,7 @@ from tests.unit.checkpoint.store_laws import CheckpointStoreLaws, checkpoint_at,
 
 from forebay.checkpoint.checkpoint import CheckpointStore, DirectoryStore
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.local_store import SpooledStore
 from forebay.errors import WriteFailed
 

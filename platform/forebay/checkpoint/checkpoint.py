@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import Bytes, CorruptCheckpoint, EncodedCheckpoint, PartFacts, part_facts
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.checkpoint.parts.verified_part import ReadBytes
 from forebay.checkpoint.serialization import LoadableTypes, deserialize, serialize

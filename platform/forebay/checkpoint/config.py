@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.errors import InvalidOption
@@ -16,8 +15,6 @@ ATTEMPTS = "attempts"
 """Folder of the claims within that of a run."""
 CLAIM_FORM = re.compile(r"(\d{6,})\.json")
 """Form of the names of claims."""
-STEP_FORM = re.compile(r"(?:attempt-(\d{6,})-)?step-(\d{9,})")
-"""Form of the names of the folders of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,27 +76,3 @@ class CheckpointConfig:
         """
         past = sorted((step for step in complete if step <= newest), reverse=True)
         return set(complete) - set(past[: self.keep_last]) - {step for step in past if self.is_permanent(step)}
-
-
-def restorable_by(claim: bytes, uri: str) -> frozenset[str] | None:
-    """Names of the checkpoints that an attempt may restore by its claim. None if it does not say.
-
-    Raises `InvalidOption` if the content is no claim.
-    """
-    try:
-        names = dict(json.loads(claim)).get("restorable")
-        return None if names is None else frozenset(checkpoint_names(names))
-    except (ValueError, TypeError) as error:
-        raise InvalidOption(
-            f"{uri} is not a claim of a Forebay run ({error}). Copy the run's folder again, or remove the file if no "
-            "process trains the run.",
-            uri=uri,
-        ) from error
-
-
-def checkpoint_names(names: Iterable[object]) -> tuple[str, ...]:
-    """Names of folders of checkpoints, as a claim holds them. Raises `ValueError` if one is not such a name."""
-    found = tuple(map(str, names))
-    if odd := [name for name in found if not STEP_FORM.fullmatch(name)]:
-        raise ValueError(f"{odd[0]!r:.100} is not the name of a checkpoint")
-    return found

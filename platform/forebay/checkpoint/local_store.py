@@ -25,7 +25,8 @@ from forebay.checkpoint.checkpoint import (
 )
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, PartFacts
-from forebay.checkpoint.files import SPOOLS, CheckpointFiles, file_names, spool_of
+from forebay.checkpoint.files.checkpoint_files import SPOOLS, CheckpointFiles, spool_of
+from forebay.checkpoint.files.names import file_names
 from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.checkpoint.parts.verified_part import ReadBytes
 from forebay.checkpoint.uploader import Uploader

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint, Metadata, part_facts
-from forebay.checkpoint.files import CheckpointFiles, SavedStep
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.checkpoint.files.names import SavedStep
 from forebay.checkpoint.shared_buffer import BufferHandle, SharedBuffer
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import Fenced, WriteFailed

@@ -22,7 +22,7 @@ from ray.exceptions import ActorUnavailableError, RayError
 
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint, part_facts
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.memory_store import MemoryStore, StoredStep
 from forebay.checkpoint.part_memory.actor import StoreOwner, end_part_stores, is_alive, upload_parts
 from forebay.checkpoint.uploader import Uploader

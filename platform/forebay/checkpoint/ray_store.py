@@ -17,7 +17,7 @@ from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.checkpoint import Checkpoint, Encoder, FoundCheckpoint, Tier, found_in, newest_of
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint, EncodedCheckpoint, PartFacts
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.memory_store import StoredStep
 from forebay.checkpoint.memory_store_actor import (
     REPLICATE_BYTES_PER_S,

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.errors import Fenced, WriteFailed
 from forebay.foreign_code import error_of, replaced_errors
 from forebay.storage.atomic import write_failed

@@ -19,7 +19,7 @@ import torch
 
 from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.checkpoint.encoded import METADATA, EncodedCheckpoint, metadata_checksum
-from forebay.checkpoint.files import shard_file
+from forebay.checkpoint.files.names import shard_file
 from forebay.errors import ForebayError
 from forebay.events import EpochEnded, Reported
 from forebay.manifest.saved import load_manifest, save_manifest

@@ -18,8 +18,7 @@ from tests.k8s.real_ray.cut_storage import CuttableWay
 from tests.k8s.real_ray.ray_player import RayPlayer
 
 import forebay as fb
-from forebay.checkpoint.config import STEP_FORM
-from forebay.checkpoint.files import saved_step
+from forebay.checkpoint.files.names import STEP_FORM, saved_step
 from forebay.cli.app import main
 from forebay.deploy.client.submitted_job import SubmittedJob
 from forebay.deploy.federation.controller import FleetController

@@ -34,7 +34,7 @@ from forebay.checkpoint import ray_store
 from forebay.checkpoint.checkpoint import Checkpoint
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.memory_store import StoredStep
 from forebay.checkpoint.memory_store_actor import end_stores, stored_steps, stores_of
 from forebay.checkpoint.part_memory.actor import part_stores_of

@@ -13,7 +13,8 @@ import torch
 
 from forebay.checkpoint.checkpoint import Checkpoint, CheckpointStore
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.files import CheckpointFiles, shard_file
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.checkpoint.files.names import shard_file
 from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, read_region
 from forebay.checkpoint.parts.table import TABLE, PartsTable, filled, named, table_text
 from forebay.errors import BadJob

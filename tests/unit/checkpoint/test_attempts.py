@@ -9,7 +9,9 @@ import pytest
 from forebay.checkpoint.checkpoint import Checkpoint, found_in
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
-from forebay.checkpoint.files import CheckpointFiles, SavedStep, lineage, readable_checkpoints
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.checkpoint.files.names import SavedStep, lineage
+from forebay.checkpoint.files.readable import readable_checkpoints
 from forebay.checkpoint.local_store import open_local_checkpoints
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import Fenced, InvalidOption

@@ -12,7 +12,7 @@ import torch
 from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import Bytes, metadata_checksum
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.errors import BadJob, CursorMismatch, InvalidOption
 from forebay.plan.cursor import Cursor
 from forebay.world import World

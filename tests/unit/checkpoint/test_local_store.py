@@ -12,7 +12,7 @@ from tests.unit.checkpoint.store_laws import CheckpointStoreLaws, checkpoint_at,
 
 from forebay.checkpoint.checkpoint import CheckpointStore, DirectoryStore
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.local_store import OWNER, SpooledStore, open_local_checkpoints
 from forebay.errors import WriteFailed
 from forebay.storage.atomic import write_atomically

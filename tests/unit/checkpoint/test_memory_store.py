@@ -18,7 +18,8 @@ from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.checkpoint import Encoder, decode
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import Bytes, EncodedCheckpoint, Metadata
-from forebay.checkpoint.files import CheckpointFiles, SavedStep
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.checkpoint.files.names import SavedStep
 from forebay.checkpoint.memory_store import MemoryStore, StoredStep
 from forebay.checkpoint.shared_buffer import (
     BufferHandle,

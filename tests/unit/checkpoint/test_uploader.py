@@ -10,7 +10,7 @@ import pytest
 
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import InvalidOption, WriteFailed
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import PartFacts
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.shared_buffer import BufferHandle, SharedBuffer, SharedBufferWriter
 
 MOST_PERMANENT = 3

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.parts.part import read_region
 from forebay.checkpoint.parts.table import TABLE, PartsTable, filled, scalar_tensor, tensor_name
 from forebay.checkpoint.parts.verified_part import VerifiedPart

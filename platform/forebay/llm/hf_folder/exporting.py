@@ -13,7 +13,8 @@ from pyarrow import fs
 
 from forebay.checkpoint.config import FOLDER
 from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.files import CheckpointFiles, readable_checkpoints
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.checkpoint.files.readable import readable_checkpoints
 from forebay.checkpoint.parts.stored_state import StoredState, open_state
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder.model_origin import TRACKED, ModelOrigin

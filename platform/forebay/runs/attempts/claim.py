@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from forebay.checkpoint.config import checkpoint_names
+from forebay.checkpoint.files.names import checkpoint_names
 from forebay.errors import InvalidOption
 
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from forebay.checkpoint.files import fenced_error
+from forebay.checkpoint.files.checkpoint_files import fenced_error
 from forebay.errors import Fenced, ForebayError, WriteFailed
 from forebay.runs.attempts.claim import Claim
 from forebay.runs.attempts.files import AttemptEnd, AttemptFiles, Sign

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from forebay.checkpoint.config import ATTEMPTS, CLAIM_FORM, CheckpointConfig
 from forebay.checkpoint.config import FOLDER as CHECKPOINTS
-from forebay.checkpoint.files import CheckpointFiles, spool_of, title_of
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles, spool_of
+from forebay.checkpoint.files.names import title_of
 from forebay.runs.attempts.claim import Claim
 from forebay.storage.atomic import write_atomically
 from forebay.storage.exclusive import create_exclusively, create_locked

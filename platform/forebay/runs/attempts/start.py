@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from forebay.checkpoint.files import fenced_error
+from forebay.checkpoint.files.checkpoint_files import fenced_error
 from forebay.errors import Fenced, InvalidOption, UnderWay
 from forebay.job.start_policy import StartPolicy
 from forebay.runs.attempts.claim import Claim

@@ -17,7 +17,8 @@ from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.checkpoint import Checkpoint, Encoder, decode, found_in, newest_of
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.files import CheckpointFiles, readable_checkpoints
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.checkpoint.files.readable import readable_checkpoints
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.runs.result import Result, save_result
 from forebay.storage.atomic import write_failed

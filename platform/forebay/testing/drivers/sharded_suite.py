@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.files import CheckpointFiles, part_file
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.checkpoint.files.names import part_file
 from forebay.events import Failed
 from forebay.job.elastic import Elastic
 from forebay.testing.drivers.bench import DriverBench

@@ -10,7 +10,7 @@ import pytest
 
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import PartFacts, block_sums, sum_of
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.part_memory.store import KeptPart, PartStore
 from forebay.checkpoint.shared_buffer import SharedBufferWriter
 

@@ -14,7 +14,7 @@ from forebay.checkpoint.buffer import ReusableBuffer
 from forebay.checkpoint.checkpoint import Encoder, decode
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.checkpoint.memory_store import MemoryStore
 from forebay.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.checkpoint.shared_buffer import SharedBufferWriter, read_shared_buffer

@@ -10,7 +10,9 @@ import pytest
 from forebay.checkpoint.checkpoint import found_in
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
-from forebay.checkpoint.files import CheckpointFiles, SavedStep, readable_checkpoints
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.checkpoint.files.names import SavedStep
+from forebay.checkpoint.files.readable import readable_checkpoints
 from forebay.checkpoint.uploader import Uploader
 from forebay.errors import Fenced
 from forebay.runs.attempts.files import AttemptFiles

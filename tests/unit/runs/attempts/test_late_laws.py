@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from tests.unit.runs.attempts.late_laws import LateWriteLaws, encoded, restored
 
-from forebay.checkpoint import files
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.files import CheckpointFiles, SavedStep, spool_of
+from forebay.checkpoint.files import checkpoint_files
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles, spool_of
+from forebay.checkpoint.files.names import SavedStep
 from forebay.job.start_policy import StartPolicy
 from forebay.runs.attempts.claim import Claim
 from forebay.runs.attempts.fence import Fence
@@ -28,7 +29,7 @@ def test_what_a_killed_process_left_on_this_machine_is_restored(
 ) -> None:
     """Its checkpoints are on the way to storage: complete before the claim, and only here."""
     run, spools = str(tmp_path / "ctr"), str(tmp_path / "spools")
-    monkeypatch.setattr(files, "SPOOLS", spools)
+    monkeypatch.setattr(checkpoint_files, "SPOOLS", spools)
     started = start_attempt(run, StartPolicy(), print)
     assert isinstance(started, Fence)
     started.release(AttemptEnd(how="failed"))

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import ExponentialLR
 from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import EncodedCheckpoint
-from forebay.checkpoint.files import CheckpointFiles
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.driver.driver import run
 from forebay.errors import BadJob, CorruptFile, CursorMismatch, InvalidOption, WriteFailed
 from forebay.events import EpochEnded

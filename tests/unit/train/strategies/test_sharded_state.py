@@ -15,7 +15,8 @@ from torch import nn
 
 from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.files import CheckpointFiles, part_file
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.checkpoint.files.names import part_file
 from forebay.errors import BadJob
 from forebay.loader.data import Data
 from forebay.testing.drivers.sharded_suite import damage_part

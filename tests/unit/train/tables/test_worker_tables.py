@@ -14,7 +14,8 @@ from torch.optim import Adam
 
 from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.files import CheckpointFiles, part_file
+from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.checkpoint.files.names import part_file
 from forebay.checkpoint.parts.stored_state import open_state
 from forebay.errors import BadJob
 from forebay.loader.data import Data

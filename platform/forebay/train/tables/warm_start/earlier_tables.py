@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.files import readable_checkpoints
+from forebay.checkpoint.files.readable import readable_checkpoints
 from forebay.checkpoint.parts.stored_state import open_state
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.train.tables.warm_start.options import WarmStart

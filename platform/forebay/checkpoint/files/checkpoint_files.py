@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import NamedTuple
 
 from pyarrow.fs import FileType
 
-from forebay.checkpoint.config import ATTEMPTS, CLAIM_FORM, FOLDER, STEP_FORM, CheckpointConfig, restorable_by
+from forebay.checkpoint.config import CheckpointConfig
 from forebay.checkpoint.encoded import (
     METADATA,
     VERSION,
@@ -25,14 +23,21 @@ from forebay.checkpoint.encoded import (
     ShardSums,
     parse_metadata,
     part_facts,
-    shard_sizes,
     verify_metadata,
     verify_shard,
 )
+from forebay.checkpoint.files.names import (
+    STEP_FORM,
+    SavedStep,
+    file_names,
+    lineage,
+    part_file,
+    saved_step,
+    title_of,
+)
 from forebay.errors import CursorMismatch, Fenced
 from forebay.storage.credentials import redacting
-from forebay.storage.filesystem import below, resolve
-from forebay.storage.json_file import read_json_file
+from forebay.storage.filesystem import resolve
 from forebay.storage.listing.globs import children
 from forebay.storage.retry import ReadPolicy, read
 from forebay.storage.versions import is_there
@@ -42,42 +47,6 @@ SPOOLS = "~/.cache/forebay-checkpoints"
 # A state of many gigabytes takes minutes.
 READ_POLICY = ReadPolicy(deadline_s=900.0)
 _PIECE_BYTES = 8 << 20
-
-
-def shard_file(number: int) -> str:
-    """Name of the file of a shard, within the checkpoint's folder."""
-    return f"shard-{number:05d}.pt"
-
-
-def part_file(number: int) -> str:
-    """Name of the file of a part, within the checkpoint's folder."""
-    return f"part-{number:05d}"
-
-
-def file_names(metadata: Metadata) -> dict[int, str]:
-    """Name of the file of every shard, by number. Raises `CorruptCheckpoint`."""
-    parts = part_facts(metadata)
-    return {number: (part_file if number in parts else shard_file)(number) for number in shard_sizes(metadata)}
-
-
-class SavedStep(NamedTuple):
-    """Name of a checkpoint in storage. A later attempt at the run comes after every step of an earlier one."""
-
-    attempt: int
-    step: int
-
-
-def lineage(names: Sequence[SavedStep]) -> list[SavedStep]:
-    """Those of `names` that led to the newest, newest first: an attempt continues below its own first step.
-
-    >>> lineage([SavedStep(2, 25), SavedStep(1, 30), SavedStep(1, 20)])
-    [SavedStep(attempt=2, step=25), SavedStep(attempt=1, step=20)]
-    """
-    found: list[SavedStep] = []
-    for name in sorted(names, reverse=True):
-        if not found or name.step < found[-1].step:
-            found.append(name)
-    return found
 
 
 def fenced_error(claim_uri: str, attempt: int) -> Fenced:
@@ -363,34 +332,3 @@ class CheckpointFiles:
 
     def _folder(self, step: int) -> str:
         return f"{self._place.path}/{title_of(SavedStep(self._own, step))}"
-
-
-def readable_checkpoints(run: str) -> CheckpointFiles:
-    """Checkpoints in storage of the run in folder `run`, for a reader that is no attempt of it.
-
-    Those that the newest attempt wrote or may restore: none that an earlier one wrote after it was taken over.
-    Raises `InvalidOption` if its claim is damaged.
-    """
-    config, claims = CheckpointConfig(uri=below(run, FOLDER)), resolve(below(run, ATTEMPTS))
-    try:
-        found = [CLAIM_FORM.fullmatch(info.base_name) for info in children(claims.fs, claims.path)]
-    except (FileNotFoundError, NotADirectoryError):
-        found = []
-    name = max((each[0] for each in found if each), key=lambda each: (len(each), each), default=None)
-    content = None if name is None else read_json_file(claims.uri, name, "claim")
-    pinned = None if content is None else restorable_by(content, f"{claims.uri}/{name}")
-    if name is not None and pinned is not None:
-        config = replace(config, claimed=int(name.removesuffix(".json")), restorable=pinned)
-    return CheckpointFiles(config)
-
-
-def saved_step(title: str) -> SavedStep:
-    """Checkpoint whose folder has the name `title`, which must be of the form `STEP_FORM`."""
-    found = STEP_FORM.fullmatch(title)
-    assert found is not None, title
-    return SavedStep(int(found[1] or 1), int(found[2]))
-
-
-def title_of(name: SavedStep) -> str:
-    """Name of the folder of a checkpoint."""
-    return f"step-{name.step:09d}" if name.attempt == 1 else f"attempt-{name.attempt:06d}-step-{name.step:09d}"
