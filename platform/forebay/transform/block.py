@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
-import pyarrow as pa
 
 from forebay.errors import RowCountChanged, TransformFailed
 
@@ -26,19 +24,6 @@ ATTACHED = "@"
 No array of a user's transform has such a name, so a block needs no second kind of arrays: caches, peers and checksums
 treat all of them alike.
 """
-
-
-def empty_array(shape: tuple[int, ...], dtype: str | np.dtype[Any]) -> BlockArray:
-    """Array without values, for one feature of a row group. Its memory is that of an earlier one, kept by Arrow's pool.
-
-    glibc gives the memory of freed arrays back to the system once they are larger than twice the largest one before.
-    So blocks of 42 columns had 2,200 page faults each, and took 14 % of a cold epoch for them.
-    """
-    kind = np.dtype(dtype)
-    size = math.prod(shape)
-    if not size:
-        return np.empty(shape, kind)
-    return np.frombuffer(pa.allocate_buffer(size * kind.itemsize), kind).reshape(shape)
 
 
 def fits_rows(name: str, length: int, rows: int) -> bool:

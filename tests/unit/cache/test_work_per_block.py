@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
+from tests.unit.memory.counting_pool import CountingPool
 
 import forebay as fb
 from forebay.cache.block_builder import BlockBuilder
@@ -24,6 +25,7 @@ from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cache.disk.index import Index, IndexTable
 from forebay.loader.buffers import BufferPool
 from forebay.manifest import reading
+from forebay.memory import arrays as memory_arrays
 from forebay.metrics import Counters
 from forebay.transform.dataset import Dataset
 
@@ -53,6 +55,12 @@ class ReadsCountedFile:
         self._done["page reads"] += 1
         self._done["page bytes"] += nbytes
         return self._file.read_buffer(nbytes)
+
+    def readinto(self, target: NDArray[np.uint8]) -> int:
+        """Fill `target` with the bytes from the position on."""
+        self._done["page reads"] += 1
+        self._done["page bytes"] += target.nbytes
+        return int(self._file.readinto(target))
 
 
 @pytest.fixture
@@ -116,24 +124,20 @@ def test_a_block_is_read_once_and_recorded_in_two_transactions(
     assert done == {}, "a cached block touches neither its file nor the index"
 
 
-@pytest.fixture
-def pool() -> Iterator[pa.MemoryPool]:
-    """Pool of Arrow that counts what is allocated from now on."""
-    earlier = pa.default_memory_pool()
-    counting = pa.proxy_memory_pool(earlier)
-    pa.set_memory_pool(counting)
-    yield counting
-    pa.set_memory_pool(earlier)
-
-
-def test_building_a_block_takes_its_memory_once(dataset: Dataset, cache: DiskCache, pool: pa.MemoryPool) -> None:
-    """In Arrow's pool, beside the decoded columns. The pages are in that of the file system, and freed by then."""
+def test_building_a_block_takes_its_memory_once(
+    dataset: Dataset, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the pool of arrays, beside the decoded columns. The pages are freed by then."""
+    pool = CountingPool()
+    monkeypatch.setattr(memory_arrays, "array_pool", pool)
     builder = BlockBuilder(dataset, cache, tally=Counters())
+    before = pa.total_allocated_bytes()
     with peak_bytes() as peak:
         builder.build(1)
-    assert 2 * BLOCK_BYTES <= pool.max_memory() < 2.5 * BLOCK_BYTES
+    assert 2 * BLOCK_BYTES <= pool.peak_bytes < 2.5 * BLOCK_BYTES
     assert peak[-1] < 0.2 * BLOCK_BYTES
-    assert pool.bytes_allocated() == 0, "nothing of a stored block stays in memory: its file is mapped"
+    assert pa.total_allocated_bytes() - before < 0.1 * BLOCK_BYTES
+    assert pool.used_bytes == 0, "nothing of a stored block stays in memory: its file is mapped"
     with peak_bytes() as peak:
         assert builder.build(1).origin == "hit"
     assert peak[-1] < 0.1 * BLOCK_BYTES

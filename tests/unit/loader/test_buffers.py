@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 from typing import Any
 
-import torch
+import numpy as np
+from numpy.typing import NDArray
 
 from forebay.loader.buffers import BufferPool
 
@@ -16,9 +18,8 @@ class SharedPool(BufferPool):
     def __init__(self) -> None:
         super().__init__(kept_bytes=1 << 20, pinned=True)
 
-    def _fresh(self, num_bytes: int) -> torch.Tensor:
-        memory = torch.zeros(num_bytes, dtype=torch.uint8)
-        return memory.share_memory_() if self._pinned else memory  # type: ignore[no-untyped-call]
+    def _fresh(self, num_bytes: int) -> NDArray[np.uint8]:
+        return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8) if self._pinned else super()._fresh(num_bytes)
 
 
 def test_a_forked_child_and_its_parent_write_into_memory_of_their_own() -> None:

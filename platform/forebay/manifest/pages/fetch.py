@@ -12,6 +12,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from forebay.manifest.footer import Footer
+from forebay.memory.arrays import empty_array
 
 _REMOTE_HOLE_BYTES = 1 << 20
 """Over a network, reading 1 MiB that is not needed takes less time than another request."""
@@ -100,7 +101,7 @@ def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str
     places = _places(footer, index, leaves)
     parts = []
     for run in _runs(places, size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
-        part = file.read_buffer(run.stop - run.start) if file.seek(run.start) == run.start else None
+        part = _read(file, run, local=local) if file.seek(run.start) == run.start else None
         if part is None or part.size != run.stop - run.start:
             found = part.size if part else 0
             raise OSError(f"{found} of {run.stop - run.start} bytes came from byte {run.start} on")
@@ -114,6 +115,15 @@ def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str
         source_bytes=int((places[:, 1] - places[:, 0]).sum()),
         file=FetchedFile(size, parts),
     )
+
+
+def _read(file: pa.NativeFile, run: _Run, *, local: bool) -> pa.Buffer:
+    """Read the bytes of `run` from the position on."""
+    if not local:
+        # Filesystems in Python return bytes of their own, which this takes without a copy.
+        return file.read_buffer(run.stop - run.start)
+    memory = empty_array((run.stop - run.start,), np.uint8)
+    return pa.py_buffer(memory[: file.readinto(memory)])
 
 
 def _places(footer: Footer, index: int, leaves: Sequence[int]) -> NDArray[np.int64]:

@@ -5,17 +5,15 @@ What the kernel does not know is left to Arrow: see docs/adr/0117-own-decoder-of
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from forebay.kernels import calls as kernels
 from forebay.manifest.columns.parquet_columns import ListColumn
 from forebay.manifest.pages.chunks import Chunk, readable_chunk
 from forebay.manifest.pages.fetch import Pages
 from forebay.manifest.pages.numbers import HEADER_BYTES, ITEMS
+from forebay.memory.arrays import empty_array
 
 _MOST_BYTES = 1 << 30
 """The number of values comes from the footer, which may be wrong: for more memory than that, Arrow reads the pages."""
@@ -42,11 +40,10 @@ def _decoded(column: ListColumn, rows: int, entries: int, chunk: Chunk) -> pa.Ar
     size = entries * column.item_bytes
     if not 0 < size <= _MOST_BYTES:
         return None
-    # Of Arrow's pool: fresh memory of the system costs a page fault every 4 KiB.
-    values, bounds = pa.allocate_buffer(size), pa.allocate_buffer((rows + 1) * 4)
-    scratch = np.frombuffer(pa.allocate_buffer(size + size // 4 + HEADER_BYTES), np.uint8)
-    table: NDArray[Any] = np.frombuffer(pa.allocate_buffer(size), ITEMS[column.item_bytes])
-    offsets, is_null = np.frombuffer(bounds, np.int32), np.zeros(rows, np.uint8)
+    values, offsets = pa.py_buffer(empty_array((size,), np.uint8)), empty_array((rows + 1,), np.int32)
+    scratch = empty_array((size + size // 4 + HEADER_BYTES,), np.uint8)
+    table = empty_array((entries,), ITEMS[column.item_bytes])
+    is_null = np.zeros(rows, np.uint8)
     marks = np.empty(3 * (entries // 8 + 18), np.uint8)
     address, num_bytes, is_snappy = chunk
     facts = (address, num_bytes, column.is_optional, is_snappy, column.level, entries, values.address)
@@ -54,8 +51,7 @@ def _decoded(column: ListColumn, rows: int, entries: int, chunk: Chunk) -> pa.Ar
     if made < 0:
         return None
     items = pa.Array.from_buffers(column.type.value_type, made, [None, values.slice(0, made * column.item_bytes)], 0)
-    if pa.types.is_large_list(column.type):
-        bounds = pa.py_buffer(offsets.astype(np.int64))
+    bounds = pa.py_buffer(offsets.astype(np.int64) if pa.types.is_large_list(column.type) else offsets)
     nulls = int(np.count_nonzero(is_null))
     is_valid = pa.py_buffer(np.packbits(is_null == 0, bitorder="little")) if nulls else None
     return pa.Array.from_buffers(column.type, rows, [is_valid, bounds], nulls, children=[items])

@@ -15,6 +15,7 @@ from forebay.kernels import calls as kernels
 from forebay.manifest.columns.number_columns import NumberColumns
 from forebay.manifest.pages.chunks import SNAPPY, UNCOMPRESSED
 from forebay.manifest.pages.fetch import Pages
+from forebay.memory.arrays import empty_array
 
 ITEMS: dict[int, type[np.int32 | np.int64]] = {4: np.int32, 8: np.int64}
 """The kernel copies bits, so any type of that size works."""
@@ -70,8 +71,8 @@ def decode_numbers(pages: Pages) -> Numbers:
     is_known = ((codecs == UNCOMPRESSED) | (codecs == SNAPPY)) & (chunks[:, 0] > 0)
     known = [(item_bytes, np.flatnonzero(is_known[group]) + group.start) for item_bytes, group in layout.groups]
     strides = {item_bytes: -(-rows * item_bytes // _ALIGN) * _ALIGN for item_bytes in ITEMS}
-    # Of Arrow's pool: fresh memory of the system costs a page fault every 4 KiB.
-    memory = pa.allocate_buffer(sum(strides[item_bytes] * len(chosen) for item_bytes, chosen in known))
+    num_bytes = sum(strides[item_bytes] * len(chosen) for item_bytes, chosen in known)
+    memory = pa.py_buffer(empty_array((num_bytes,), np.uint8))
     target = memory.address
     for item_bytes, chosen in known:
         if len(chosen):
@@ -86,6 +87,6 @@ def _decoded(chunks: NDArray[np.int64], places: tuple[int, int, int], item_bytes
     """Decode chunks to `places`: rows, address for the first one, and bytes to the next. Returns which it could."""
     rows = places[0]
     size = rows * item_bytes
-    scratch = np.empty(size + size // 4 + HEADER_BYTES, np.uint8)
-    table = np.empty(rows, np.int32) if item_bytes == 4 else np.empty(rows, np.int64)
+    scratch = empty_array((size + size // 4 + HEADER_BYTES,), np.uint8)
+    table = empty_array((rows,), ITEMS[item_bytes])
     return kernels.decode_columns(chunks, np.array(places, np.int64), scratch, table)

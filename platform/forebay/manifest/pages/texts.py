@@ -14,6 +14,7 @@ from forebay.manifest.columns.parquet_columns import TextColumn
 from forebay.manifest.pages.chunks import Chunk, readable_chunk
 from forebay.manifest.pages.fetch import Pages
 from forebay.manifest.pages.numbers import HEADER_BYTES
+from forebay.memory.arrays import empty_array
 
 _MOST_BYTES = 1 << 30
 """The size of a dictionary comes from its page, which may be damaged: above that, Arrow reads the column."""
@@ -39,8 +40,9 @@ def _decoded(column: TextColumn, rows: int, chunk: Chunk) -> pa.DictionaryArray 
     entries, num_bytes = kernels.find_dictionary(chunk.address, chunk.num_bytes)
     if not 0 < entries <= num_bytes <= _MOST_BYTES:
         return None
-    offsets, texts, indices = np.empty(entries + 1, np.int32), np.empty(num_bytes, np.uint8), np.empty(rows, np.int32)
-    scratch = np.empty(max(num_bytes, rows * 5) + HEADER_BYTES, np.uint8)
+    offsets, indices = empty_array((entries + 1,), np.int32), empty_array((rows,), np.int32)
+    texts = empty_array((num_bytes,), np.uint8)
+    scratch = empty_array((max(num_bytes, rows * 5) + HEADER_BYTES,), np.uint8)
     facts = np.array([chunk.address, chunk.num_bytes, column.is_optional, chunk.is_snappy], np.int64)
     if not kernels.decode_texts(facts, offsets, texts, indices, scratch, np.arange(entries, dtype=np.int32)):
         return None

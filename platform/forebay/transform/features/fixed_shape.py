@@ -11,7 +11,8 @@ import pyarrow as pa
 
 from forebay.errors import InvalidOption, WrongType
 from forebay.manifest.pages.decoded_table import Columns
-from forebay.transform.block import BlockArray, empty_array
+from forebay.memory.arrays import empty_array
+from forebay.transform.block import BlockArray
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.groups import Schema
 from forebay.transform.features.numeric import cast_numbers, check_dtype, check_numeric, fill_nulls

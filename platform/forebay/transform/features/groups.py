@@ -13,7 +13,8 @@ import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption, NullLabel
 from forebay.manifest.pages.decoded_table import Columns, DecodedTable, encoded
-from forebay.transform.block import BlockArray, empty_array
+from forebay.memory.arrays import empty_array
+from forebay.transform.block import BlockArray
 from forebay.transform.features.categories import (
     check_buckets,
     check_categories,

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from forebay.errors import InvalidOption, WrongType
 from forebay.kernels.calls import pack_columns
-from forebay.transform.block import BlockArray, empty_array
+from forebay.memory.arrays import empty_array
+from forebay.transform.block import BlockArray
 from forebay.transform.features.columns import wrong_type
 
 NUMERIC_DTYPES = (

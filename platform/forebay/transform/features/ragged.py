@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from forebay.errors import TransformFailed
 from forebay.kernels.calls import gather_lists, pad
-from forebay.transform.block import ATTACHED, BlockArray, empty_array
+from forebay.memory.arrays import empty_array
+from forebay.transform.block import ATTACHED, BlockArray
 
 Lengths: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 Offsets: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from forebay.errors import InvalidOption
 from forebay.manifest.pages.decoded_table import Columns
-from forebay.transform.block import BlockArray, empty_array
+from forebay.memory.arrays import empty_array
+from forebay.transform.block import BlockArray
 from forebay.transform.features.categories import is_text, value_type
 from forebay.transform.features.columns import column_names, column_type, wrong_type
 from forebay.transform.features.groups import Schema

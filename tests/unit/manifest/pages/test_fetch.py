@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from forebay.manifest.footer import Footer
 from forebay.manifest.pages.decode import decode
@@ -38,6 +39,10 @@ class CountedFile:
         self.ranges.append((self._file.tell(), nbytes))
         return self._file.read_buffer(nbytes - self._short_by)
 
+    def readinto(self, target: NDArray[np.uint8]) -> int:
+        self.ranges.append((self._file.tell(), target.nbytes))
+        return int(self._file.readinto(target[: target.nbytes - self._short_by]))
+
 
 @pytest.fixture
 def file(write_table: Write) -> Path:
@@ -60,9 +65,10 @@ def test_over_a_network_small_holes_are_read_along(file: Path) -> None:
     assert len(counted.ranges) == 1 and pages.source_bytes < counted.ranges[0][1] / 2
 
 
-def test_fewer_bytes_than_asked_for_are_an_error_of_the_storage(file: Path) -> None:
+@pytest.mark.parametrize("local", [True, False])
+def test_fewer_bytes_than_asked_for_are_an_error_of_the_storage(file: Path, local: bool) -> None:
     with pytest.raises(OSError, match=r"\d+ of \d+ bytes came from byte 4 on"):
-        fetch(CountedFile(file, short_by=1), Footer(pq.read_metadata(file), None), 0, ["x0"], local=True)
+        fetch(CountedFile(file, short_by=1), Footer(pq.read_metadata(file), None), 0, ["x0"], local=local)
 
 
 def test_what_was_not_fetched_cannot_be_read() -> None:

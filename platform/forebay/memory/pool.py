@@ -1,0 +1,200 @@
+"""Memory of large arrays, reused once no array refers to it.
+
+The system hands out memory page by page, each by a page fault, and clears it first. That costs more than what a cold
+epoch then writes into it. glibc and Arrow's pool give the memory of a dropped block back within milliseconds.
+See docs/adr/0116-memory-of-blocks.md.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import time
+import weakref
+from _thread import start_new_thread
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+_UNUSED_S = 2.0
+"""Blocks follow each other faster than that. An epoch that has ended is followed by an evaluation, or by nothing."""
+_PAGE_BYTES = 4096
+_HUGE_PAGE_BYTES = 2 << 20
+"""Large memory is asked for in huge pages: 6 MiB of them are ready in 0.4 ms instead of 2.0."""
+_CLASSES_TRIED = 3
+
+_Memory: TypeAlias = NDArray[np.uint8]
+
+
+class _Returned(NamedTuple):
+    """Idle memory, and the time in seconds at which its last array was freed."""
+
+    at: float
+    memory: _Memory
+
+
+_Idle: TypeAlias = dict[int, deque[_Returned]]
+
+
+class MemoryPool:
+    """Pool of memory for arrays. It returns to the pool when the last array made from it is freed, in any thread.
+
+    Idle memory is kept up to `kept_bytes`, and is given back to the system if it was not used for 2 s. Sizes are
+    rounded up by at most an eighth, so arrays that differ by a few rows use the same memory.
+    """
+
+    def __init__(self, *, kept_bytes: int) -> None:
+        # Deques by size need no lock: an array may be freed at any time, even by the garbage collector inside `lease`.
+        self._idle: _Idle = {}
+        self._kept_bytes = kept_bytes
+        self._keeps = True
+        _trimmer.add(self)
+
+    @property
+    def idle_bytes(self) -> int:
+        """Bytes that no array uses."""
+        return sum(size * len(returned) for size, returned in list(self._idle.items()))
+
+    def lease(self, num_bytes: int) -> NDArray[np.uint8]:
+        """Return a writable uint8 array [num_bytes] with undefined content, at a multiple of 64 bytes.
+
+        Raises `MemoryError`.
+        """
+        return np.asarray(_Lease(partial(self._give_back, self._idle), self._memory(num_bytes), num_bytes))
+
+    def clear(self) -> None:
+        """Free idle memory now, and memory in use when it returns."""
+        self._keeps = False
+        self._idle.clear()
+
+    def trim(self, unused_since: float) -> None:
+        """Free what returned before `unused_since` (of `time.monotonic`) and was not used again."""
+        for returned in list(self._idle.values()):
+            while returned:
+                try:
+                    oldest = returned.popleft()
+                except IndexError:  # a lease was faster
+                    break
+                if oldest.at > unused_since:
+                    returned.appendleft(oldest)
+                    break
+
+    def leave_memory(self) -> None:
+        """Forget the parent's idle memory, in a forked child: both would keep a copy of what either of them writes."""
+        self._idle.clear()
+
+    def _memory(self, num_bytes: int) -> _Memory:
+        size = smallest = _class_bytes(num_bytes)
+        for _ in range(_CLASSES_TRIED):
+            if returned := self._idle.get(size):
+                try:
+                    return returned.pop().memory
+                except IndexError:  # another thread was faster
+                    pass
+            size = _class_bytes(size + 1)
+        return self._fresh(smallest)
+
+    def _fresh(self, num_bytes: int) -> _Memory:
+        """Memory of the system."""
+        # Not of malloc, which keeps some of what is freed. Private, or a forked child would write into it.
+        try:
+            mapped = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise MemoryError(f"an array needs {num_bytes} bytes of memory: {error}") from error
+        if num_bytes >= _HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel built without huge pages
+                mapped.madvise(mmap.MADV_HUGEPAGE)
+        return np.frombuffer(mapped, np.uint8)
+
+    def _has_room(self, num_bytes: int) -> bool:
+        """Whether `num_bytes` more may be idle. Two threads may both use the last room: a little more does no harm."""
+        return self.idle_bytes + num_bytes <= self._kept_bytes
+
+    def _give_back(self, idle: _Idle, memory: _Memory) -> None:
+        size = memory.nbytes
+        if idle is self._idle and not (self._keeps and self._has_room(size)):
+            return
+        idle.setdefault(size, deque()).append(_Returned(time.monotonic(), memory))
+        _trimmer.start()
+
+
+class _Lease:
+    """Base object of every array made from one piece of memory. Returns it when the last array is freed."""
+
+    def __init__(self, give_back: Callable[[_Memory], None], memory: _Memory, num_bytes: int) -> None:
+        self._give_back, self._memory = give_back, memory
+        self.__array_interface__: dict[str, Any] = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (num_bytes,),
+            "data": (memory.ctypes.data, False),
+        }
+
+    def __del__(self) -> None:
+        self._give_back(self._memory)
+
+
+class _Trimmer:
+    """Frees unused memory of all pools of this process, in a thread that ends once nothing is idle."""
+
+    def __init__(self) -> None:
+        self._pools: weakref.WeakSet[MemoryPool] = weakref.WeakSet()
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._is_running = False
+
+    def add(self, pool: MemoryPool) -> None:
+        with self._lock:
+            self._pools.add(pool)
+
+    def start(self) -> None:
+        """Start the thread if it is not running. Callable at any time, such as by the garbage collector."""
+        if self._is_running:
+            return
+        self._is_running = True
+        # `threading.Thread.start` takes locks that the thread may hold which is interrupted by the end of an array.
+        with suppress(RuntimeError):  # the process ends, or has as many threads as it may have
+            start_new_thread(self._run, ())
+            return
+        self._is_running = False
+
+    def leave_memory(self) -> None:
+        """Make all pools leave the memory of the parent, in a forked child."""
+        self._reset()
+        for pool in list(self._pools):
+            pool.leave_memory()
+
+    def _run(self) -> None:
+        while self._has_idle():
+            time.sleep(_UNUSED_S / 2)
+            unused_since = time.monotonic() - _UNUSED_S
+            for pool in self._all():
+                pool.trim(unused_since)
+        self._is_running = False
+        if self._has_idle():  # returned before the line above, by a thread that saw this one running
+            self.start()
+
+    def _has_idle(self) -> bool:
+        return any(pool.idle_bytes for pool in self._all())
+
+    def _all(self) -> list[MemoryPool]:
+        with self._lock:
+            return list(self._pools)
+
+
+def _class_bytes(num_bytes: int) -> int:
+    """Size of the memory for `num_bytes`: eight sizes from each power of two to the next, in whole pages."""
+    step = max(1 << max((num_bytes - 1).bit_length() - 4, 0), _PAGE_BYTES)
+    return max(-(-num_bytes // step), 1) * step
+
+
+_trimmer = _Trimmer()
+os.register_at_fork(after_in_child=_trimmer.leave_memory)
