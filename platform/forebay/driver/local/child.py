@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import queue
-import signal
 import threading
 from contextlib import closing
 from dataclasses import dataclass
@@ -110,7 +109,6 @@ class DriverLink:
 
 def main(descriptor: int) -> None:
     """Entry of the process. `descriptor` is the inherited socket."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the driver decides
     connection = Connection(descriptor)
     try:
         start = connection.recv()

@@ -130,7 +130,6 @@ def serve(descriptor: int, *, can_fork: bool) -> int:
 
     Without `can_fork` each worker is an interpreter of its own, and imports everything again.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole process group; the driver decides
     connection = Connection(descriptor)
     workers: dict[int, int | None] = {}  # exit codes, None of those that may run
     while True:
@@ -194,7 +193,9 @@ def _spawn(descriptor: int) -> int:
 
 
 def _program(preload: str, main: str) -> str:
+    # Ctrl-C reaches the whole process group, also during the imports. The driver decides.
     return (
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         f"import sys; sys.path[:] = {sys.path!r}; from forebay.driver.startup import without_gc\n"
         "with without_gc():\n"
         f"    {preload}\n"

@@ -332,6 +332,12 @@ def test_ctrl_c_ends_workers_also_between_a_request_and_its_answer(monkeypatch: 
     assert kept.tb is not None
 
 
+def test_ctrl_c_during_the_imports_of_a_server_is_the_drivers() -> None:
+    program = fork_server._program("import os, signal; os.kill(os.getpid(), signal.SIGINT)", "print('went on')")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("went on\n", 0), done.stderr
+
+
 HOLDS_THE_GIL = """
 import ctypes, os, pickle, signal, sys, time
 from pathlib import Path
