@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, Literal
 
-Request = tuple[Literal["fork"], None] | tuple[Literal["kill"], int] | tuple[Literal["wait"], tuple[int, float]]
+Request = tuple[Literal["fork"], str] | tuple[Literal["kill"], int] | tuple[Literal["wait"], tuple[int, float]]
 
 POLL_S = 0.01
 END_S = 10.0
@@ -56,12 +57,13 @@ class ForkServer:
                 [sys.executable, "-c", _entry(theirs.fileno())], pass_fds=[theirs.fileno()], env=_environment()
             )
 
-    def fork(self, descriptor: int) -> int:
+    def fork(self, descriptor: int, folder: str) -> int:
         """Fork a worker that inherits the socket `descriptor`. Returns its process id.
 
+        If the driver ends before it removes `folder`, with the rendezvous of the workers, the server does.
         Raises `ForkServerLost` if the server has ended.
         """
-        pid = int(self._ask(("fork", None), descriptor))
+        pid = int(self._ask(("fork", folder), descriptor))
         self._has_forked = True
         return pid
 
@@ -132,11 +134,13 @@ def serve(descriptor: int, *, can_fork: bool) -> int:
     """
     connection = Connection(descriptor)
     workers: dict[int, int | None] = {}  # exit codes, None of those that may run
+    folders: set[str] = set()
     while True:
         try:
             request: Request = connection.recv()
             match request:
-                case ("fork", _):
+                case ("fork", str(folder)):
+                    folders.add(folder)
                     worker_end = recv_handle(connection)
                     pid = os.fork() if can_fork else _spawn(worker_end)
                     if pid == 0:
@@ -155,6 +159,8 @@ def serve(descriptor: int, *, can_fork: bool) -> int:
             # that holds the GIL.
             for pid in workers:
                 _kill(pid, workers)
+            for folder in folders:
+                shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
 
 

@@ -39,14 +39,14 @@ class WorkerRaised(Exception):
 class WorkerProcess:
     """One rank: its process and the driver's end of the connection."""
 
-    def __init__(self, rank: int, server: ForkServer) -> None:
+    def __init__(self, rank: int, server: ForkServer, folder: str) -> None:
         self.rank = rank
         self._server = server
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours.detach())
         try:
             with theirs:
-                self.pid = server.fork(theirs.fileno())
+                self.pid = server.fork(theirs.fileno(), folder)
         except ForkServerLost as lost:
             self.connection.close()
             raise WorkerLost(str(lost)) from None
@@ -149,7 +149,7 @@ def worker_processes(server: ForkServer, size: int, payload: bytes) -> Iterator[
         rendezvous = (Path(folder) / "ranks").as_uri()
         server.start()
         try:
-            members.extend(WorkerProcess(rank, server) for rank in range(size))
+            members.extend(WorkerProcess(rank, server, folder) for rank in range(size))
             for rank, member in enumerate(members):
                 world = World(rank=rank, size=size, local_rank=rank, node=NODE)
                 member.send(Start(world=world, rendezvous=rendezvous, payload=payload))

@@ -358,13 +358,19 @@ with worker_processes(server, 2, pickle.dumps(Busy())) as workers:
 
 
 def test_no_process_outlives_a_killed_driver(tmp_path: Path) -> None:
-    """Neither server nor workers, though a worker is in a call that holds the GIL and cannot see the driver's end."""
-    subprocess.run([sys.executable, "-c", HOLDS_THE_GIL], cwd=tmp_path, check=False)
+    """Neither server nor workers, though a worker is in a call that holds the GIL and cannot see the driver's end.
+
+    Nor does the folder of their rendezvous.
+    """
+    (tmp_path / "tmp").mkdir()
+    environment = os.environ | {"TMPDIR": str(tmp_path / "tmp")}
+    subprocess.run([sys.executable, "-c", HOLDS_THE_GIL], cwd=tmp_path, env=environment, check=False)
     left = {f"/proc/{pid}/status" for pid in (tmp_path / "pids").read_text().split()}
     assert len(left) == 3
     for _ in range(300):
         left = {status for status in left if Path(status).exists() and "zombie" not in Path(status).read_text()}
         if not left:
+            assert not list((tmp_path / "tmp").glob("forebay-*"))
             return
         threading.Event().wait(0.1)
     pytest.fail("processes of a dead driver are still there")
