@@ -19,7 +19,8 @@ class BufferPool(MemoryPool):
     """Memory of the batches of one loader.
 
     A fresh buffer per batch costs more in page faults than the copy itself. `pinned` buffers (page-locked, for copies
-    to a GPU) are even more expensive to make. Idle buffers are kept up to `kept_bytes`, and always a few.
+    to a GPU) are even more expensive to make, so those are kept however long a step takes. Idle buffers are kept up to
+    `kept_bytes`, and always a few.
     A forked child uses memory of its own.
     """
 
@@ -27,6 +28,11 @@ class BufferPool(MemoryPool):
         super().__init__(kept_bytes=kept_bytes)
         self._pinned = pinned
         self._inherited: list[object] = []
+
+    @property
+    def is_trimmed(self) -> bool:
+        """Whether idle memory is given back to the system."""
+        return not self._pinned
 
     def lease_arrays(
         self, shapes: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]

@@ -61,6 +61,11 @@ class MemoryPool:
         """Bytes that no array uses."""
         return sum(size * len(returned) for size, returned in list(self._idle.items()))
 
+    @property
+    def is_trimmed(self) -> bool:
+        """Whether idle memory is given back to the system."""
+        return True
+
     def lease(self, num_bytes: int) -> NDArray[np.uint8]:
         """Return a writable uint8 array [num_bytes] with undefined content, at a multiple of 64 bytes.
 
@@ -121,7 +126,8 @@ class MemoryPool:
         if idle is self._idle and not (self._keeps and self._has_room(size)):
             return
         idle.setdefault(size, deque()).append(_Returned(time.monotonic(), memory))
-        _trimmer.start()
+        if self.is_trimmed:
+            _trimmer.start()
 
 
 class _Lease:
@@ -176,18 +182,18 @@ class _Trimmer:
         while self._has_idle():
             time.sleep(_UNUSED_S / 2)
             unused_since = time.monotonic() - _UNUSED_S
-            for pool in self._all():
+            for pool in self._trimmed():
                 pool.trim(unused_since)
         self._is_running = False
         if self._has_idle():  # returned before the line above, by a thread that saw this one running
             self.start()
 
     def _has_idle(self) -> bool:
-        return any(pool.idle_bytes for pool in self._all())
+        return any(pool.idle_bytes for pool in self._trimmed())
 
-    def _all(self) -> list[MemoryPool]:
+    def _trimmed(self) -> list[MemoryPool]:
         with self._lock:
-            return list(self._pools)
+            return [pool for pool in self._pools if pool.is_trimmed]
 
 
 def _class_bytes(num_bytes: int) -> int:

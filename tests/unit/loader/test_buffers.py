@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import mmap
 import multiprocessing
+import time
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from forebay.loader.buffers import BufferPool
+from forebay.memory import pool as memory
 
 SIZE = 1000
 
@@ -57,3 +60,13 @@ def test_memory_is_reused_in_a_forked_child_too() -> None:
     pool.leave_memory()
     address = pool.lease(SIZE).ctypes.data
     assert pool.lease(SIZE).ctypes.data == address
+
+
+def test_page_locked_memory_outlives_long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_UNUSED_S", 0.02)
+    locked, plain = SharedPool(), BufferPool(kept_bytes=1 << 20)
+    locked.lease(SIZE)
+    plain.lease(SIZE)
+    while plain.idle_bytes:  # its thread trims all pools that it may
+        time.sleep(0.01)
+    assert locked.idle_bytes
