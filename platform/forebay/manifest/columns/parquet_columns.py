@@ -15,8 +15,6 @@ from forebay.manifest.schemas import leaves
 
 _STORED = {4: ("INT32", "FLOAT"), 8: ("INT64", "DOUBLE")}
 """Parquet's types of numbers by the size of an item, which must be that of the Arrow type."""
-
-
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 
@@ -121,13 +119,18 @@ class ParquetColumns:
         return NumberColumn(column.path, arrow, arrow.bit_width // 8, bool(column.max_definition_level), place)
 
     def _text(self, column: pq.ColumnSchema) -> TextColumn | None:
+        arrow = self._flat_type(column)
+        if arrow not in _TEXTS or column.physical_type != "BYTE_ARRAY":
+            return None
+        return TextColumn(column.path, arrow, bool(column.max_definition_level))
+
+    def _flat_type(self, column: pq.ColumnSchema) -> pa.DataType | None:
+        """Arrow type of a column that is no list and no part of a struct, else None."""
+        # A dot: part of a struct, or a column that may have the same path as one.
         if column.max_repetition_level or column.max_definition_level > 1 or "." in column.path:
             return None
         found = self.schema.get_field_index(column.path)
-        if found < 0 or column.physical_type != "BYTE_ARRAY":
-            return None
-        arrow = self.schema.field(found).type
-        return TextColumn(column.path, arrow, bool(column.max_definition_level)) if arrow in _TEXTS else None
+        return None if found < 0 else self.schema.field(found).type
 
     def _list(self, column: pq.ColumnSchema) -> ListColumn | None:
         name = column.path.split(".")[0]
