@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Self
 
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
 from forebay.manifest import reading
 
 Strike = Callable[[str], None]
 """Called with the URI before each read. It may raise, or wait."""
 Alter = Callable[[str, object], object]
-"""Called with the URI and the result of a read. Returns what the reader gets instead."""
+"""Called with the URI and what a read found. Returns what the reader gets instead."""
 
 
 class Watched:
@@ -37,7 +41,14 @@ class Watched:
             self._strike(self._uri)
             return self._alter(self._uri, found(*args))
 
-        return struck
+        def struck_into(target: NDArray[np.uint8]) -> int:
+            self._strike(self._uri)
+            read = pa.py_buffer(target[: found(target)].tobytes())
+            given = np.frombuffer(self._alter(self._uri, read), np.uint8)
+            target[: len(given)] = given
+            return len(given)
+
+        return struck_into if name == "readinto" else struck
 
 
 @contextmanager
