@@ -86,7 +86,7 @@ lint-and-compile: $(INSTALLED_TEST)
 
 compile: $(INSTALLED_TEST)
 	@echo "== kernels and tests, compiled"
-	@$(BIN)/python -c 'from forebay.kernels import calls; calls.load(), calls.load_philox()'
+	@$(BIN)/python -c 'from forebay.data.kernels import calls; from forebay.data.parquet import page_kernels; calls.load(), calls.load_philox(), page_kernels.load()'
 	@[ -d tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only --quiet | tail -1
 
 mypy: $(INSTALLED_TEST)

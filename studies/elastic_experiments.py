@@ -25,12 +25,12 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 import forebay as fb
-from forebay.callbacks.scaling import DoubleEvery, RandomResize
 from forebay.errors import ForebayError
 from forebay.events import EpochEnded, Event, Reported, Started
 from forebay.ray_cluster.session import train_environment
-from forebay.runs.callback import Callback
-from forebay.runs.control import Control
+from forebay.training.callbacks.scaling import DoubleEvery, RandomResize
+from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Control
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

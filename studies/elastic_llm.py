@@ -28,10 +28,10 @@ from reports.page import write_study
 import forebay as fb
 from forebay.events import Event, Reported
 from forebay.ray_cluster.session import train_environment
-from forebay.runs.control import Control
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.events import StepAttempt
 from forebay.testing.drivers.recorded_worker import recorded, recorded_losses
+from forebay.training.runs.control import Control
 
 ROOT = Path(__file__).parents[1]
 CHANGES = ((0.2, 1), (0.4, 3))

@@ -17,12 +17,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from forebay.deploy.federation.federation import Placer
-from forebay.deploy.fleet.cluster import Cluster, Market
-from forebay.deploy.placement.capacity import PoolRemainder
-from forebay.deploy.placement.history import COOL_DOWN_S, PlacementHistory, Pool
-from forebay.deploy.placement.place import Fit, FleetView, Placement, PlacementChoice, Refusal, gang_of, place
-from forebay.deploy.spec.job_spec import JobSpec, Task
+from forebay.fleet.clusters.cluster import Cluster, Market
+from forebay.fleet.federation.federation import Placer
+from forebay.fleet.placement.capacity import PoolRemainder
+from forebay.fleet.placement.history import COOL_DOWN_S, PlacementHistory, Pool
+from forebay.fleet.placement.place import Fit, FleetView, Placement, PlacementChoice, Refusal, gang_of, place
+from forebay.fleet.spec.job_spec import JobSpec, Task
 from forebay.testing.fleet.day import FaultRates, SimulatedDay
 from forebay.testing.fleet.made import made_fleet, made_jobs, simulated
 

@@ -23,10 +23,10 @@ from torch import Tensor
 
 import forebay as fb
 from forebay import llm
+from forebay.data.loader.batch import Batch
 from forebay.llm.cost.memory_check import largest_batch
 from forebay.llm.fine_tuning import set_up
 from forebay.llm.tokens import TARGETS
-from forebay.loader.batch import Batch
 from forebay.testing.data.chats import write_chats
 
 ROOT = Path(__file__).parents[1]

@@ -33,9 +33,9 @@ from torch import Tensor, nn
 
 import forebay as fb
 from forebay.events import EpochEnded, Event, Started
-from forebay.runs.control import Control
 from forebay.testing.data.click_log import write_click_log
-from forebay.train.evaluation import ScoreBins, area
+from forebay.training.runs.control import Control
+from forebay.training.worker.evaluation import ScoreBins, area
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROWS = 40_000

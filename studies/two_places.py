@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Protocol
 
 import forebay as fb
-from forebay.deploy.client.backend import JobBackend, LocalBackend
-from forebay.deploy.client.places import wait_at_places
-from forebay.deploy.client.ray_backend import RayBackend
-from forebay.deploy.client.submission import JobFiles, SubmissionEnd
 from forebay.errors import InvalidOption
+from forebay.fleet.client.backend import JobBackend, LocalBackend
+from forebay.fleet.client.places import wait_at_places
+from forebay.fleet.client.ray_backend import RayBackend
+from forebay.fleet.client.submission import JobFiles, SubmissionEnd
 from forebay.testing.data.click_log import write_click_log
 from forebay.testing.drivers.ray_processes import RAY, NodeProcesses, head_options
 

@@ -25,9 +25,9 @@ import typer
 from ray.cluster_utils import Cluster
 
 import forebay as fb
-from forebay.cache.data_nodes.transport import RayDataNodes
-from forebay.cache.node.client import attach
-from forebay.metrics import Counters
+from forebay.data.cache.data_nodes.transport import RayDataNodes
+from forebay.data.cache.node.client import attach
+from forebay.runtime.metrics import Counters
 
 COLUMNS, ROWS = 16, 4096
 DATA_NODES, CORES = 3, 2

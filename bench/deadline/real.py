@@ -32,7 +32,7 @@ from forebay.sweep.report.plots import workers_figure
 from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.sweep import Sweep
 from forebay.testing.data.click_log import write_click_log
-from forebay.train.evaluation import evaluate_auc
+from forebay.training.worker.evaluation import evaluate_auc
 
 sys.path.insert(0, str(REPOSITORY / "jobs"))
 from train_ctr import TwoTower, split_features

@@ -38,7 +38,7 @@ import forebay as fb
 from bench.own import narrow
 from bench.own.verdict import Figure, main, measure, spread
 from bench.processes import peak_bytes
-from forebay.checkpoint.encoded import block_sums
+from forebay.training.checkpoint.encoded import block_sums
 
 RANKS = 2
 GLOBAL_BATCH = 64

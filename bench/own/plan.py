@@ -19,7 +19,7 @@ import numpy as np
 import forebay as fb
 from bench.own.verdict import Figure, main, measure
 from bench.processes import peak_bytes
-from forebay.manifest.manifest import Field, File, Manifest
+from forebay.data.manifest.manifest import Field, File, Manifest
 
 ROWS_PER_GROUP = 10_000
 GROUPS_PER_FILE = 100

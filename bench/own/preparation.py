@@ -28,8 +28,8 @@ from bench.own.verdict import Figure, main, measure
 from bench.preparation.data import USERS_FILE, make_tables
 from bench.preparation.pipeline import CATEGORY, NUMBERS, joined_clicks, transformed
 from bench.processes import peak_bytes
-from forebay.manifest.reading import RowGroupReader
-from forebay.preparation import external_sort
+from forebay.data.parquet.reading import RowGroupReader
+from forebay.data.preparation import external_sort
 
 MOST_DRIVER_BYTES = 500_000_000
 MOST_GROWTH = 0.10

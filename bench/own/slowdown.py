@@ -25,9 +25,9 @@ import forebay as fb
 from bench.loader.data import make
 from bench.own.verdict import Figure, interleaved, main, measure, spread
 from bench.processes import command, environment
-from forebay.cache import cpu_share as cores
-from forebay.cache import local_source as fetch
-from forebay.cache.cpu_share import DataWorkers
+from forebay.data.cache import cpu_share as cores
+from forebay.data.cache import local_source as fetch
+from forebay.data.cache.cpu_share import DataWorkers
 
 MOST_SLOWDOWN = 0.10
 WARM_UP_STEPS = 20

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from bench.own.verdict import Figure, interleaved, main, measure, spread
-from forebay.kernels.calls import gather_scaled, gather_steps
-from forebay.plan.windows.index import TargetBounds, WindowIndex
-from forebay.plan.windows.line import StepLine
-from forebay.plan.windows.shape import WindowShape
+from forebay.data.kernels.calls import gather_scaled, gather_steps
+from forebay.data.windows.index import TargetBounds, WindowIndex
+from forebay.data.windows.line import StepLine
+from forebay.data.windows.shape import WindowShape
 
 _SHAPES = ((336, 7), (64, 100), (3000, 20))
 """Steps and columns: 9, 26 and 240 KB per window."""

@@ -12,9 +12,9 @@ import pyarrow.parquet as pq
 import torch
 
 from forebay.llm.models import ModelSpec
+from forebay.llm.score.engines.engine import Prompt, Sampling
+from forebay.llm.score.engines.hf import HfEngineSpec
 from forebay.llm.source.tokenizers import load_folder
-from forebay.score.engines.engine import Prompt, Sampling
-from forebay.score.engines.hf import HfEngineSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

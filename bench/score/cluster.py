@@ -14,7 +14,7 @@ import ray
 from ray._private import state as ray_state
 from ray.cluster_utils import Cluster
 
-from forebay.foreign_code import error_of
+from forebay.runtime.foreign_code import error_of
 
 NODES, NODE_CPUS = 2, 2
 KINDS = ("worker", "driver", "node")

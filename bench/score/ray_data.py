@@ -19,13 +19,13 @@ class Scorer:
     """Actor of Ray Data: answers a batch, and counts its rows in a file."""
 
     def __init__(self, model: str, log: str) -> None:
-        from forebay.score.engines.hf import HfEngineSpec  # noqa: PLC0415 - in the actor alone
+        from forebay.llm.score.engines.hf import HfEngineSpec  # noqa: PLC0415 - in the actor alone
 
         self._engine, self._log = HfEngineSpec(model=model).open(), log
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
         from bench.score.faults import MAX_TOKENS  # noqa: PLC0415 - in the actor alone
-        from forebay.score.engines.engine import Prompt, Sampling  # noqa: PLC0415
+        from forebay.llm.score.engines.engine import Prompt, Sampling  # noqa: PLC0415
 
         rows = zip(batch["id"].tolist(), batch["messages"], strict=True)
         prompts = [Prompt(row=row, content=[dict(turn) for turn in turns][:-1]) for row, turns in rows]

@@ -24,14 +24,14 @@ import pyarrow.parquet as pq
 
 import forebay as fb
 from bench.own.verdict import Figure, interleaved, main, measure, spread
-from forebay.cache import local_source
-from forebay.cache.cpu_share import DataWorkers
-from forebay.cache.local_source import LocalSource
-from forebay.kernels import calls as kernels
-from forebay.loader.loader import Loader
-from forebay.manifest import reading
-from forebay.metrics import Counters
-from forebay.transform.dataset import Dataset
+from forebay.data.cache import local_source
+from forebay.data.cache.cpu_share import DataWorkers
+from forebay.data.cache.local_source import LocalSource
+from forebay.data.kernels import calls as kernels
+from forebay.data.loader.loader import Loader
+from forebay.data.parquet import reading
+from forebay.data.transform.dataset import Dataset
+from forebay.runtime.metrics import Counters
 
 LEAST_OF_LINE = 0.9
 COLUMNS = 20

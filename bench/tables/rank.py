@@ -17,8 +17,8 @@ from bench.processes import answer_and_exit
 from bench.tables import links
 from bench.tables.setting import TableSetting
 from bench.tables.ways import FOREBAY, build, ranks_of
-from forebay.train.collectives.collective import Collective
-from forebay.train.collectives.torch_collective import process_group
+from forebay.training.collectives.collective import Collective
+from forebay.training.collectives.torch_collective import process_group
 from forebay.world import World
 
 _TIMEOUT_S = 380.0

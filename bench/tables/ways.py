@@ -12,14 +12,14 @@ from torch.optim import SGD
 
 from bench.tables.setting import TableSetting
 from forebay.testing.tables.many_tables import reduce_apart
-from forebay.train.collectives.collective import Collective
-from forebay.train.collectives.tensor_collectives import TensorCollectives
-from forebay.train.strategies.ddp import TorchDataParallel
-from forebay.train.strategies.strategy import StrategyOptions
-from forebay.train.tables.optimizers import RowWiseAdagrad
-from forebay.train.tables.options import Tables
-from forebay.train.tables.strategy import with_tables
-from forebay.train.tables.table import Lookup, Table, look_up
+from forebay.training.collectives.collective import Collective
+from forebay.training.collectives.tensor_collectives import TensorCollectives
+from forebay.training.strategies.ddp import TorchDataParallel
+from forebay.training.strategies.strategy import StrategyOptions
+from forebay.training.tables.optimizers import RowWiseAdagrad
+from forebay.training.tables.options import Tables
+from forebay.training.tables.strategy import with_tables
+from forebay.training.tables.table import Lookup, Table, look_up
 
 SERVER = "server"
 _RATE = 0.01

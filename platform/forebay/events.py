@@ -74,7 +74,7 @@ class EpochEnded:
     epoch. `wait_s` (for data), `eval_s` and `checkpoint_s` are the parts of it that were not training steps. They are
     means over ranks, except `checkpoint_s`: the time of the slowest rank, for which the others wait. The checkpoint
     that ends an epoch counts for the next epoch, and that of the last epoch for the last. `tally` sums
-    `forebay.metrics.METRICS` over ranks and includes the blocks of the held-out data.
+    `forebay.runtime.metrics.METRICS` over ranks and includes the blocks of the held-out data.
 
     After a resume in the middle of an epoch, the sums continue from the checkpoint. So they cover all steps that shaped
     the model. A worker that resumes reports all earlier epochs again. The later report of an epoch replaces the earlier

@@ -26,16 +26,16 @@ from jobs.train_dlrm import DLRM
 from torch import Tensor, nn
 from torch.optim import Adam
 
-from forebay.train.collectives.collective import Collective
-from forebay.train.collectives.torch_collective import process_group
-from forebay.train.strategies.ddp import TorchDataParallel
-from forebay.train.strategies.strategy import StrategyOptions
-from forebay.train.tables.exchange.pending_lookup import RoutedIds
-from forebay.train.tables.optimizers import RowWiseAdagrad
-from forebay.train.tables.options import Tables
-from forebay.train.tables.shared_rows import SharedRows
-from forebay.train.tables.strategy import with_tables
-from forebay.train.tables.wire import WireName
+from forebay.training.collectives.collective import Collective
+from forebay.training.collectives.torch_collective import process_group
+from forebay.training.strategies.ddp import TorchDataParallel
+from forebay.training.strategies.strategy import StrategyOptions
+from forebay.training.tables.exchange.pending_lookup import RoutedIds
+from forebay.training.tables.optimizers import RowWiseAdagrad
+from forebay.training.tables.options import Tables
+from forebay.training.tables.shared_rows import SharedRows
+from forebay.training.tables.strategy import with_tables
+from forebay.training.tables.wire import WireName
 from forebay.world import World
 
 INLINE, BESIDE, KNOWN = "in the step", "beside the step", "before the run"

@@ -22,7 +22,7 @@ from bench.tables.world import run_world
 from matplotlib.figure import Figure
 from studies.reports.command import Found, run_study, study_parser
 
-from forebay.train.tables.placement import LinkSpeed, TableDemand, costs_of
+from forebay.training.tables.placement import LinkSpeed, TableDemand, costs_of
 
 NAME = "table-placement"
 WAYS = {"rows": "rows", "replicate": "replicate", "one owner": "table"}

@@ -19,13 +19,13 @@ import pytest
 import torch
 import xxhash
 
-from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
+from forebay.data.manifest.saved import load_manifest
+from forebay.data.parquet.reading import RowGroupReader
+from forebay.data.plan.cursor import Cursor
+from forebay.data.sources.scan import scan
 from forebay.errors import CursorMismatch, ForebayError, InvalidOption
-from forebay.manifest.reading import RowGroupReader
-from forebay.manifest.saved import load_manifest
-from forebay.manifest.scan import scan
-from forebay.plan.cursor import Cursor
-from forebay.runs.result import load_result
+from forebay.training.checkpoint.checkpoint import Checkpoint, DirectoryStore
+from forebay.training.runs.result import load_result
 from forebay.world import World
 
 CURSOR = Cursor(plan_id="9c02", epoch=0, position=8, global_batch=4)

@@ -23,8 +23,8 @@ from tests.ray.conftest import ray_ends_with_session as ray_ends_with_session
 from tests.ray.conftest import ray_off as ray_off
 from tests.ray.conftest import ray_session as ray_session
 
-from forebay.driver.horovod.rendezvous import Rendezvous
-from forebay.driver.horovod.world import RankAssignment, horovod_world
+from forebay.training.driver.horovod.rendezvous import Rendezvous
+from forebay.training.driver.horovod.world import RankAssignment, horovod_world
 from forebay.world import World
 
 HERE = "127.0.0.1"
@@ -33,7 +33,7 @@ RANK = """
 import os, pickle, sys
 import torch
 torch.set_num_threads(1)
-from forebay.driver.horovod.world import use_interface_of
+from forebay.training.driver.horovod.world import use_interface_of
 use_interface_of("127.0.0.1")
 place, work, args = pickle.load(sys.stdin.buffer)
 answers, sys.stdout = sys.stdout.buffer, sys.stderr

@@ -8,10 +8,10 @@ import psutil
 import pytest
 import ray
 from ray.actor import ActorHandle
-from tests.ray.driver.under_ray import title_of
+from tests.ray.training.driver.under_ray import title_of
 
-from forebay.driver.elastic.pool import Message, WorkerPool
-from forebay.driver.horovod.backend import HorovodProcesses
+from forebay.training.driver.elastic.pool import Message, WorkerPool
+from forebay.training.driver.horovod.backend import HorovodProcesses
 
 WAIT_S = 120.0
 

@@ -13,13 +13,13 @@ from tests.horovod.conftest import run_ranks
 from tests.unit.conftest import memory_manifest as memory_manifest
 from torch import nn
 
-from forebay.driver.horovod.collective import HorovodCollective
-from forebay.driver.horovod.strategy import HorovodDataParallel
-from forebay.manifest.manifest import Manifest
-from forebay.plan.plan import build_plan
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.plan.plan import build_plan
 from forebay.testing.tables.many_tables import ManyRun, assert_bit_equal, reduce_apart, train_many
-from forebay.train.collectives.collective import Collective
-from forebay.train.strategies.strategy import StrategyOptions
+from forebay.training.collectives.collective import Collective
+from forebay.training.driver.horovod.collective import HorovodCollective
+from forebay.training.driver.horovod.strategy import HorovodDataParallel
+from forebay.training.strategies.strategy import StrategyOptions
 
 SIZES = (1, pytest.param(2, marks=pytest.mark.variation), 3)
 

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import ray
-from tests.ray.driver.under_ray import UnderRay
+from tests.ray.training.driver.under_ray import UnderRay
 
-from forebay.driver.driver import Driver, named_driver
-from forebay.driver.horovod.driver import HorovodDriver
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.nodes import SmallNodes
 from forebay.testing.drivers.suite import Nodes
 from forebay.testing.tables.driver_suite import TableSuite
+from forebay.training.driver.driver import Driver, named_driver
+from forebay.training.driver.horovod.driver import HorovodDriver
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def bench(tmp_path: Path) -> DriverBench:
 
 @pytest.mark.usefixtures("ray_session")
 class TestHorovod(UnderRay, TableSuite):
-    driver_path = "forebay.driver.horovod.driver:HorovodDriver"
+    driver_path = "forebay.training.driver.horovod.driver:HorovodDriver"
     titles = ("ray::HorovodWorker",)
     # The local driver has the laws of a run.
     variations = frozenset(

@@ -10,13 +10,13 @@ import psutil
 import pytest
 from ray.tune import sample_from
 from ray.tune.schedulers import ASHAScheduler
-from tests.ray.driver.under_ray import title_of
 from tests.ray.sweep.small_sweeps import MOST_EPOCHS, SmallSweeps, UntilGrown
+from tests.ray.training.driver.under_ray import title_of
 
-from forebay.driver.elastic.client import names
-from forebay.runs.callback import Callback
-from forebay.runs.result import load_result
 from forebay.sweep.run_sweep import run_sweep
+from forebay.training.driver.elastic.client import names
+from forebay.training.runs.callback import Callback
+from forebay.training.runs.result import load_result
 
 BAD, FAIR, GOOD = 1e-6, 0.02, 0.05
 EPOCHS = 2

@@ -12,9 +12,9 @@ import pytest
 import torch
 from tests.horovod.conftest import RANK_S, run_places
 
-from forebay.driver.horovod.collective import is_broken
-from forebay.driver.horovod.world import RankAssignment, horovod_world
-from forebay.foreign_code import outcome_of
+from forebay.runtime.foreign_code import outcome_of
+from forebay.training.driver.horovod.collective import is_broken
+from forebay.training.driver.horovod.world import RankAssignment, horovod_world
 
 KILLED = 1
 LONG_S = 10 * RANK_S

@@ -48,7 +48,7 @@ def test_every_dotted_name_resolves(repository: Path, trees: Trees, modules: Tre
     assert {f"{place}: {name}" for place, name in found if name not in others and not _resolves(name, modules)} == set()
 
 
-@pytest.mark.parametrize("name", ["forebay.cache", "forebay.scan", "forebay.errors.ForebayError.facts"])
+@pytest.mark.parametrize("name", ["forebay.data.cache", "forebay.scan", "forebay.errors.ForebayError.facts"])
 def test_the_check_lets_pass(modules: Trees, name: str) -> None:
     assert _resolves(name, modules)
 

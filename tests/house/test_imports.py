@@ -68,12 +68,12 @@ def copy(repository: Path, tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("file", "line", "contract"),
     [
-        ("transform/transform.py", "import forebay.loader.loader", "Imports run down the flow"),
-        ("plan/plan.py", "import forebay.cache.disk.disk_cache", "Imports run down the flow"),
-        ("plan/plan.py", "import time", "The plan is pure"),
-        ("train/worker.py", "import ray", "Ray is met only by its adapters"),
+        ("data/transform/transform.py", "import forebay.data.loader.loader", "Inside data"),
+        ("data/plan/plan.py", "import forebay.data.cache.disk.disk_cache", "Inside data"),
+        ("data/plan/plan.py", "import time", "The plan is pure"),
+        ("training/worker/worker.py", "import ray", "Ray is met only by its adapters"),
         ("cli/run.py", "import ray", "Ray is met only by its adapters"),
-        ("loader/loader.py", "import forebay.cache.node.client", "works without Ray"),
+        ("data/loader/loader.py", "import forebay.data.cache.node.client", "works without Ray"),
     ],
 )
 def test_a_wrong_import_is_caught(copy: Path, file: str, line: str, contract: str) -> None:

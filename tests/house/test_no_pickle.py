@@ -9,13 +9,13 @@ import pytest
 
 # These modules carry user functions to a new process, or values between the ranks of a run. They never write to disk.
 MAY_CLOUDPICKLE = {
-    "cache/requests/payload.py",
-    "driver/horovod/collective.py",
-    "driver/worker_error.py",
-    "pickling.py",
-    "runs/worker_spec.py",
+    "data/cache/requests/payload.py",
+    "training/driver/horovod/collective.py",
+    "training/driver/worker_error.py",
+    "runtime/pickling.py",
+    "training/runs/worker_spec.py",
     "sweep/trial_spec.py",
-    "train/collectives/torch_collective.py",
+    "training/collectives/torch_collective.py",
 }
 UNSAFE_MODULES = {
     "_pickle", "cPickle", "code", "codeop", "dbm", "dill", "diskcache", "joblib", "jsonpickle", "marshal", "pickle",
@@ -108,7 +108,7 @@ def test_allowed_files_exist(sources: Mapping[str, ast.Module]) -> None:
     ],
 )
 def test_the_check_sees(line: str) -> None:
-    assert len(list(_faults("loader/loader.py", ast.parse(line)))) == 1
+    assert len(list(_faults("data/loader/loader.py", ast.parse(line)))) == 1
 
 
 @pytest.mark.parametrize(
@@ -124,8 +124,8 @@ def test_the_check_sees(line: str) -> None:
     ],
 )
 def test_the_check_lets_pass(line: str) -> None:
-    assert list(_faults("loader/loader.py", ast.parse(line))) == []
+    assert list(_faults("data/loader/loader.py", ast.parse(line))) == []
 
 
 def test_the_check_lets_pass_where_it_is_needed() -> None:
-    assert list(_faults("cache/requests/payload.py", ast.parse("import cloudpickle"))) == []
+    assert list(_faults("data/cache/requests/payload.py", ast.parse("import cloudpickle"))) == []

@@ -15,11 +15,11 @@ MAX_MODULES = 12
 # The tables of public names, of drivers, and of names of Ray.
 MAY_IMPORT_BY_NAME = {
     "__init__.py",
-    "callbacks/__init__.py",
-    "driver/driver.py",
+    "training/callbacks/__init__.py",
+    "training/driver/driver.py",
     "llm/__init__.py",
     "ray_cluster/private_names.py",
-    "score/__init__.py",
+    "llm/score/__init__.py",
 }
 
 

@@ -19,11 +19,11 @@ FORBIDDEN_ENDINGS = ("Manager", "Handler", "Helper", "Processor")
 # Their arguments are public options, all keyword-only.
 MAY_TAKE_MORE = {
     "bridges/petastorm.py:make_batch_reader",
-    "loader/loader.py:__init__",
-    "manifest/scan.py:scan",
-    "preparation/prepare.py:prepare",
-    "preparation/ray_data.py:from_ray_data",
-    "preparation/stream.py:prepare_stream",
+    "data/loader/loader.py:__init__",
+    "data/sources/scan.py:scan",
+    "data/preparation/prepare.py:prepare",
+    "data/preparation/ray_data.py:from_ray_data",
+    "data/preparation/stream.py:prepare_stream",
 }
 BROAD_EXCEPTS_PER_1000 = 0.2
 

@@ -9,8 +9,8 @@ from tests.house.figures import functions_of
 
 SUITES = ("platform/forebay/testing/drivers/suite.py", "platform/forebay/testing/drivers/fixed_suite.py")
 DRIVERS = (
-    "tests/unit/driver/local/test_driver.py",
-    "tests/ray/driver/ray_train/test_driver.py",
+    "tests/unit/training/driver/local/test_driver.py",
+    "tests/ray/training/driver/ray_train/test_driver.py",
     "tests/horovod/test_suite.py",
 )
 # It has no nodes.

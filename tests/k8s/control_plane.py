@@ -20,9 +20,9 @@ from typing import TypeVar
 import yaml
 from tests.k8s.pki import kubeconfig, kubeconfig_of, make_pki
 
-from forebay.deploy.kube.api import KubeApi
-from forebay.deploy.kube.api_errors import KubeError
-from forebay.deploy.kube.connection import by_context
+from forebay.fleet.kube.api import KubeApi
+from forebay.fleet.kube.api_errors import KubeError
+from forebay.fleet.kube.connection import by_context
 
 T = TypeVar("T")
 

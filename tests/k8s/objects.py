@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from forebay.deploy.kube.api import Object
+from forebay.fleet.kube.api import Object
 
 IMAGE = "registry.example/forebay@sha256:" + "0" * 64
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager, suppress
 
 from tests.k8s.control_plane import ControlPlane
 
-from forebay.deploy.kube.api import KubeApi, Object
-from forebay.deploy.kube.api_errors import KubeError, ObjectMissing
+from forebay.fleet.kube.api import KubeApi, Object
+from forebay.fleet.kube.api_errors import KubeError, ObjectMissing
 
 RAY = "/apis/ray.io/v1"
 ENDED = ("Complete", "Failed", "ValidationFailed")

@@ -17,9 +17,9 @@ from tests.k8s.control_plane import ControlPlane
 from tests.k8s.objects import ray_job
 from tests.k8s.player import Player
 
-from forebay.deploy.kube.api import KubeApi, Object
-from forebay.deploy.kube.api_errors import AccessRefused, KubeError
-from forebay.deploy.kube.kuberay import KubeRay
+from forebay.fleet.kube.api import KubeApi, Object
+from forebay.fleet.kube.api_errors import AccessRefused, KubeError
+from forebay.fleet.kube.kuberay import KubeRay
 
 pytestmark = pytest.mark.k8s
 

@@ -12,16 +12,16 @@ from tests.k8s.objects import IMAGE
 from tests.k8s.player import Player
 
 import forebay as fb
-from forebay.deploy.federation.controller import FleetController
-from forebay.deploy.federation.federation import Federation
-from forebay.deploy.federation.kube_clusters import KubeClusters
-from forebay.deploy.federation.run_storage import RunStorage
-from forebay.deploy.fleet.cluster import CacheVolume, Cluster, Sku
-from forebay.deploy.fleet.fleet import Fleet
-from forebay.deploy.kube.kuberay import KubeRay
-from forebay.deploy.lifecycle.journal import JobJournal
-from forebay.deploy.lifecycle.states import AttemptRunning, JobState
-from forebay.runs.attempts.files import AttemptEnd, AttemptFiles
+from forebay.fleet.clusters.cluster import CacheVolume, Cluster, Sku
+from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.federation.controller import FleetController
+from forebay.fleet.federation.federation import Federation
+from forebay.fleet.federation.kube_clusters import KubeClusters
+from forebay.fleet.federation.run_storage import RunStorage
+from forebay.fleet.kube.kuberay import KubeRay
+from forebay.fleet.lifecycle.journal import JobJournal
+from forebay.fleet.lifecycle.states import AttemptRunning, JobState
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles
 
 pytestmark = pytest.mark.k8s
 

@@ -10,7 +10,7 @@ from tests.k8s.control_plane import ControlPlane
 from tests.k8s.objects import ray_cluster, ray_job, wait_for
 from tests.k8s.player import Player
 
-from forebay.deploy.kube.api_errors import (
+from forebay.fleet.kube.api_errors import (
     ApiUnreachable,
     ObjectChanged,
     ObjectExists,
@@ -18,7 +18,7 @@ from forebay.deploy.kube.api_errors import (
     ObjectMissing,
     VersionExpired,
 )
-from forebay.deploy.kube.kuberay import DeletionStuck, KubeRay, NameTaken
+from forebay.fleet.kube.kuberay import DeletionStuck, KubeRay, NameTaken
 
 pytestmark = pytest.mark.k8s
 

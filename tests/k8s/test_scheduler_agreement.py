@@ -16,13 +16,13 @@ from tests.k8s.objects import IMAGE, wait_for
 from tests.k8s.player import ready
 
 import forebay as fb
-from forebay.deploy.fleet.cluster import CacheVolume, Cluster, Sku
-from forebay.deploy.kube.api import KubeApi, Object
-from forebay.deploy.placement.counting import count
-from forebay.deploy.placement.history import PlacementHistory
-from forebay.deploy.placement.place import Fit, FleetView, PlacementChoice, place
-from forebay.deploy.rayjob.attempt import PlacedAttempt
-from forebay.deploy.rayjob.render import render
+from forebay.fleet.clusters.cluster import CacheVolume, Cluster, Sku
+from forebay.fleet.kube.api import KubeApi, Object
+from forebay.fleet.placement.counting import count
+from forebay.fleet.placement.history import PlacementHistory
+from forebay.fleet.placement.place import Fit, FleetView, PlacementChoice, place
+from forebay.fleet.rayjob.attempt import PlacedAttempt
+from forebay.fleet.rayjob.render import render
 
 pytestmark = pytest.mark.k8s
 

@@ -13,9 +13,9 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import placement_group_table
 
 from forebay.cli.app import main
-from forebay.driver.elastic.coordinator import Coordinator
 from forebay.ray_cluster.actors import NAMESPACE, RUN_PREFIX
-from forebay.runs.status import RunStatus
+from forebay.training.driver.elastic.coordinator import Coordinator
+from forebay.training.runs.status import RunStatus
 
 GRACE_S = 30.0
 SETTLE_S = 0.1

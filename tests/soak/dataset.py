@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import forebay as fb
-from forebay.cache.cpu_share import DataWorkers
-from forebay.cache.disk.accounts import INDEX_BYTES
-from forebay.cache.local_source import LocalSource
+from forebay.data.cache.cpu_share import DataWorkers
+from forebay.data.cache.disk.accounts import INDEX_BYTES
+from forebay.data.cache.local_source import LocalSource
 from forebay.storage.retry import ReadPolicy
 
 TAGS = 3

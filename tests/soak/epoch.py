@@ -12,8 +12,8 @@ from tests.soak.case import CaseOutcome
 from tests.soak.dataset import SoakSetting, row_of
 
 import forebay as fb
+from forebay.data.plan.digest import order_digest
 from forebay.errors import ForebayError
-from forebay.plan.digest import order_digest
 
 OnStep = Callable[[int], object]
 """Called with the number of the global step, before it is taken."""

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from forebay.manifest import reading
+from forebay.data.parquet import reading
 
 Strike = Callable[[str], None]
 """Called with the URI before each read. It may raise, or wait."""

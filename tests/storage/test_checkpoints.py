@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.checkpoint.store_laws import CheckpointStoreLaws, checkpoint_at, newest_step
+from tests.unit.training.checkpoint.store_laws import CheckpointStoreLaws, checkpoint_at, newest_step
 
-from forebay.checkpoint.checkpoint import CheckpointStore, DirectoryStore
-from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
-from forebay.checkpoint.local_store import SpooledStore
 from forebay.errors import WriteFailed
+from forebay.training.checkpoint.checkpoint import CheckpointStore, DirectoryStore
+from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.training.checkpoint.local_store import SpooledStore
 
 
 @pytest.fixture

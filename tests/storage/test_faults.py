@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import forebay as fb
+from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import ReadFailed
-from forebay.manifest.reading import RowGroupReader
 from forebay.storage.retry import ReadPolicy
 
 Folder = Callable[..., Path]

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import pytest
 from tests.storage.conftest import ObjectStore
-from tests.unit.runs.attempts.late_laws import LateWriteLaws
+from tests.unit.training.runs.attempts.late_laws import LateWriteLaws
 
-from forebay.driver.driver import Driver
-from forebay.driver.local.driver import LocalDriver
 from forebay.testing.drivers.once_suite import OnceSuite
+from forebay.training.driver.driver import Driver
+from forebay.training.driver.local.driver import LocalDriver
 
 
 class TestOnceOnS3(OnceSuite):
-    driver_path = "forebay.driver.local.driver:LocalDriver"
+    driver_path = "forebay.training.driver.local.driver:LocalDriver"
     variations: ClassVar = frozenset(
         {"test_stopped_attempt_is_taken_over_and_ends_itself", "test_two_starts_at_once_train_once"}
     )

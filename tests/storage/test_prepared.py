@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 import forebay as fb
+from forebay.data.manifest.prepared import SEAL, list_prepared, remove_prepared
+from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import InvalidOption
-from forebay.manifest.prepared import SEAL, list_prepared, remove_prepared
-from forebay.manifest.reading import RowGroupReader
 
 
 def numbers(count: int) -> Iterator[pa.Table]:

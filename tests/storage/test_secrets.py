@@ -20,12 +20,12 @@ from urllib.parse import quote
 import pytest
 
 import forebay as fb
-from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.cli.app import main
+from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import ForebayError
-from forebay.manifest.reading import RowGroupReader
 from forebay.storage.filesystem import resolve
 from forebay.storage.retry import ReadPolicy
+from forebay.training.checkpoint.checkpoint import DirectoryStore
 
 Folder = Callable[..., Path]
 
@@ -168,7 +168,7 @@ def test_a_saved_manifest_is_opened_with_whatever_this_process_was_given(
 ) -> None:
     fb.save_manifest(fb.scan(s3.upload(local_files, "loaded")), tmp_path / "m.json")
     code = (
-        "import forebay as fb, sys; from forebay.manifest.reading import RowGroupReader as R\n"
+        "import forebay as fb, sys; from forebay.data.parquet.reading import RowGroupReader as R\n"
         "from forebay.storage.filesystem import resolve\n"
         "resolve(sys.argv[2]); print(R(fb.load_manifest(sys.argv[1])).read(0).num_rows)"
     )

@@ -20,15 +20,15 @@ import pytest
 import torch
 
 import forebay as fb
-from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
+from forebay.data.parquet.reading import RowGroupReader
+from forebay.data.plan.cursor import Cursor
 from forebay.errors import InvalidOption, NoFiles, NotPlainParquet, SourceChanged
-from forebay.manifest.reading import RowGroupReader
-from forebay.plan.cursor import Cursor
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import resolve
+from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
-from forebay.storage.listing.globs import children
 from forebay.storage.retry import ReadPolicy
+from forebay.training.checkpoint.checkpoint import Checkpoint, DirectoryStore
 
 Folder = Callable[..., Path]
 
@@ -139,7 +139,7 @@ def test_a_manifest_saved_there_reads_the_same_in_another_process(
     assert fb.load_manifest(store.uri("saved/manifest.json")) == manifest
     (tmp_path / "pickled").write_bytes(pickle.dumps(manifest.take([1])))
     code = (
-        "import pickle, sys; from forebay.manifest.reading import RowGroupReader as R\n"
+        "import pickle, sys; from forebay.data.parquet.reading import RowGroupReader as R\n"
         "print(R(pickle.load(open(sys.argv[1], 'rb'))).read(0, ['id'])['id'].to_pylist())"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "pickled")]

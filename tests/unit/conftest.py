@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
 from tests.unit.kept_server import KeptForkServer
 
-from forebay.driver.local import driver as local_driver
-from forebay.manifest.manifest import Field, File, Manifest
-from forebay.preparation.progress import Report, preparation_listener
+from forebay.data.manifest.manifest import Field, File, Manifest
+from forebay.data.preparation.progress import Report, preparation_listener
+from forebay.training.driver.local import driver as local_driver
 
 
 @pytest.fixture(scope="session")
@@ -84,3 +86,26 @@ def kept_fork_server(one_fork_server: KeptForkServer, monkeypatch: pytest.Monkey
     """Runs of the local driver fork their workers from one server. One of its own takes 2.5 CPU seconds of imports."""
     monkeypatch.setattr(local_driver, "ForkServer", lambda: one_fork_server)
     return one_fork_server
+
+
+@pytest.fixture
+def touch(tmp_path: Path) -> Callable[..., Path]:
+    """`touch("a.parquet", "x/b.parquet")` makes these files of one byte. Returns their folder."""
+
+    def make(*names: str) -> Path:
+        for name in names:
+            path = tmp_path / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"x")
+        return tmp_path
+
+    return make
+
+
+@pytest.fixture
+def memory() -> Iterator[fsspec.AbstractFileSystem]:
+    """File system in the memory of this process, empty afterwards."""
+    filesystem = fsspec.filesystem("memory")
+    yield filesystem
+    filesystem.store.clear()
+    filesystem.pseudo_dirs[:] = [""]

@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-from forebay.driver.local.fork_server import ForkServer
+from forebay.training.driver.local.fork_server import ForkServer
 
 
 class KeptForkServer(ForkServer):

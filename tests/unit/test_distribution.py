@@ -37,7 +37,7 @@ with fb.Loader(plan, transform, cache, global_batch=32, last="drop") as loader:
 """
 SMOKE_OF_LOADER = SMOKE.replace("LOADS", LOADS)
 # Compiling the loops in a new place takes 20 s of processor time.
-SMOKE_WITHOUT_LOOPS = SMOKE.replace("LOADS", "import forebay.cli.app, forebay.train.fit")
+SMOKE_WITHOUT_LOOPS = SMOKE.replace("LOADS", "import forebay.cli.app, forebay.training.worker.fit")
 SAID = "fb.run_sweep needs the package ray, which is not installed. Run: pip install 'forebay[ray]'\n[]\n"
 
 
@@ -57,8 +57,8 @@ def test_the_data_plane_needs_no_package_of_the_platform(tmp_path: Path) -> None
         "for name in fb.__all__:\n"
         "    try: getattr(fb, name)\n"
         "    except fb.errors.MissingPackage: print(name, end=' ')\n"
-        "import forebay.cli.app, forebay.driver.driver\n"
-        "try: forebay.driver.driver.named_driver('ray')\n"
+        "import forebay.cli.app, forebay.training.driver.driver\n"
+        "try: forebay.training.driver.driver.named_driver('ray')\n"
         "except fb.errors.MissingPackage as error: print(error)\n"
         "forebay.cli.app.main(['ps'])\n"
     )

@@ -20,10 +20,10 @@ import forebay as fb
 from bench.elastic.director import Act, Director, kill_last_rank
 from bench.elastic.log import EventLog
 from bench.elastic.setting import ElasticSetting
-from forebay.driver.elastic import client as remote_control
 from forebay.events import EpochEnded, Preparing, Reported
-from forebay.job.elastic import Elastic
 from forebay.testing.drivers.nodes import SmallNodes
+from forebay.training.driver.elastic import client as remote_control
+from forebay.training.job.elastic import Elastic
 
 NAME = "measured"
 ROWS = 4096

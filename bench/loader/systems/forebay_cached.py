@@ -13,10 +13,10 @@ from typing import Any
 from bench.loader.features import CITIES, KINDS, MAX_TAGS
 from bench.loader.setting import LoaderFacts, LoaderSetting
 from forebay import CacheSpec, Categorical, Dense, Label, Loader, Ragged, Transform, build_plan, scan
-from forebay.cache.cpu_share import usable_cores
-from forebay.cache.local_source import LocalCache
-from forebay.kernels import calls as kernels
-from forebay.metrics import Counters
+from forebay.data.cache.cpu_share import usable_cores
+from forebay.data.cache.local_source import LocalCache
+from forebay.data.kernels import calls as kernels
+from forebay.runtime.metrics import Counters
 
 _QUOTA_BYTES = 20 << 30
 
@@ -63,7 +63,7 @@ class Forebay:
                 yield from loader
 
     def counters(self) -> dict[str, float]:
-        """Counters of all epochs so far (`forebay.metrics.METRICS`)."""
+        """Counters of all epochs so far (`forebay.runtime.metrics.METRICS`)."""
         return self._tally.as_dict()
 
     def close(self) -> None:

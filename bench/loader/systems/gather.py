@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import forebay as fb
 from bench.loader.features import pack
 from bench.loader.setting import LoaderFacts, LoaderSetting
-from forebay.kernels.loops import gather
+from forebay.data.kernels.loops import gather
 
 _NUM_BUFFERS = 4
 
@@ -23,7 +23,7 @@ class BareGather:
     """Batches of planned rows from memory."""
 
     facts = LoaderFacts(
-        version="forebay.kernels.loops.gather",
+        version="forebay.data.kernels.loops.gather",
         shuffled="yes: the order of Forebay's plan",
         packed="yes",
         deterministic="yes",

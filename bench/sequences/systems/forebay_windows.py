@@ -21,7 +21,7 @@ from forebay import (
     save_manifest,
     scan,
 )
-from forebay.kernels.calls import load
+from forebay.data.kernels.calls import load
 
 _QUOTA_BYTES = 40 << 30
 

@@ -16,7 +16,7 @@ import numpy as np
 from bench.sequences.setting import FUTURE, PAST, SERIES_STEPS, SequenceFacts, SequenceSetting
 from bench.sequences.systems import forebay_windows
 from forebay import Sequences, build_plan
-from forebay.kernels.calls import gather_scaled, gather_steps
+from forebay.data.kernels.calls import gather_scaled, gather_steps
 
 _NUM_BUFFERS, _NUM_COLD_BUFFERS = 4, 40
 _BATCHES = 4000
@@ -26,7 +26,7 @@ _BATCHES = 4000
 def facts(setting: SequenceSetting) -> SequenceFacts:  # noqa: ARG001
     """Facts of this variant."""
     return SequenceFacts(
-        version="forebay.kernels.calls",
+        version="forebay.data.kernels.calls",
         shuffled="yes: the order of Forebay's plan",
         note="a limit, not a loader: values in memory, windows located beforehand, one thread",
     )

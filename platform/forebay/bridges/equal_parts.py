@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
+from forebay.data.plan.order import Last, Order
+from forebay.data.plan.plan import Plan
+from forebay.data.plan.sampled import Sampled
 from forebay.errors import InvalidOption
-from forebay.loader.sampled import Sampled
-from forebay.plan.order import Last, Order
-from forebay.plan.plan import Plan
 from forebay.world import World
 
 

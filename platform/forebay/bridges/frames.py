@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.parquet.arrow_types import parse_type
+from forebay.data.transform.features.groups import Label
+from forebay.data.transform.transform import Transform
 from forebay.errors import WrongType
-from forebay.extras import require_package
-from forebay.manifest.columns.arrow_types import parse_type
-from forebay.manifest.manifest import Manifest
-from forebay.transform.features.groups import Label
-from forebay.transform.transform import Transform
+from forebay.runtime.extras import require_package
 
 
 def plain_transform(manifest: Manifest) -> Transform:

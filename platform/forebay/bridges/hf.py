@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader
 
 from forebay.bridges.torch import as_dataset
+from forebay.data.loader.batch import Batch
+from forebay.data.loader.loader import Loader
+from forebay.data.plan.cursor import Cursor
 from forebay.errors import CursorMismatch, InvalidOption
-from forebay.extras import extra_package
-from forebay.loader.batch import Batch
-from forebay.loader.loader import Loader
-from forebay.plan.cursor import Cursor
+from forebay.runtime.extras import extra_package
 
 if TYPE_CHECKING:
     TrainerMethods = Any  # a mixin: the trainer beside it has the methods that are called here

@@ -8,13 +8,13 @@ from torch.utils.data import DataLoader
 
 from forebay.bridges.equal_parts import validate_equal_parts
 from forebay.bridges.torch import as_dataset
-from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.source import SourceProvider
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.source import SourceProvider
+from forebay.data.loader.data import Data
+from forebay.data.loader.loader import Loader
+from forebay.data.plan.cursor import Cursor
 from forebay.errors import InvalidOption
-from forebay.extras import extra_package
-from forebay.loader.data import Data
-from forebay.loader.loader import Loader
-from forebay.plan.cursor import Cursor
+from forebay.runtime.extras import extra_package
 from forebay.world import World
 
 

@@ -10,12 +10,12 @@ from typing import Any
 
 from forebay.bridges.equal_parts import validate_equal_parts
 from forebay.bridges.frames import frame_transform, plain_transform
-from forebay.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.loader.loader import Loader
+from forebay.data.plan.plan import build_plan
+from forebay.data.sources.scan import scan
+from forebay.data.transform.transform import Transform
 from forebay.errors import InvalidOption
-from forebay.loader.loader import Loader
-from forebay.manifest.scan import scan
-from forebay.plan.plan import build_plan
-from forebay.transform.transform import Transform
 from forebay.world import World
 
 _WITHOUT_MEANING = {"reader_pool_type", "workers_count", "results_queue_size", "hdfs_driver", "cache_row_size_estimate"}

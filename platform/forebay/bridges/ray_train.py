@@ -10,14 +10,14 @@ import ray.train
 
 from forebay.bridges.equal_parts import validate_equal_parts
 from forebay.bridges.torch import LoaderDataset
-from forebay.cache.node.client import attach
-from forebay.cache.spec import CacheSpec
+from forebay.data.cache.node.client import attach
+from forebay.data.cache.spec import CacheSpec
+from forebay.data.loader.batch import Batch
+from forebay.data.loader.data import Data
+from forebay.data.loader.loader import Loader
+from forebay.data.plan.plan import build_plan
+from forebay.data.transform.dataset import Dataset
 from forebay.errors import InvalidOption, whole_number
-from forebay.loader.batch import Batch
-from forebay.loader.data import Data
-from forebay.loader.loader import Loader
-from forebay.plan.plan import build_plan
-from forebay.transform.dataset import Dataset
 from forebay.world import World
 
 

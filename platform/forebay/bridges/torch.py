@@ -8,9 +8,9 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from forebay.bridges.equal_parts import validate_equal_parts
+from forebay.data.loader.batch import Batch
+from forebay.data.loader.loader import Loader
 from forebay.errors import InvalidOption
-from forebay.loader.batch import Batch
-from forebay.loader.loader import Loader
 
 
 class LoaderDataset(IterableDataset[Batch]):

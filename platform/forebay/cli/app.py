@@ -11,8 +11,8 @@ import typer
 from forebay import __version__
 from forebay.cli import cache, plan, run, scan, warm
 from forebay.cli import runs as steering
-from forebay.cli.deploy import cluster, clusters, controller, explain, jobs, schema, submit
 from forebay.cli.doctor.command import doctor
+from forebay.cli.fleet import cluster, clusters, controller, explain, jobs, schema, submit
 from forebay.cli.language_models.export import export
 from forebay.cli.language_models.memory import memory
 from forebay.cli.output import print_error
@@ -24,7 +24,7 @@ from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
 from forebay.cli.tables import commands as tables
 from forebay.errors import ForebayError
-from forebay.extras import missing_package
+from forebay.runtime.extras import missing_package
 
 app = typer.Typer(
     name="forebay",

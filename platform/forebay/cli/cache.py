@@ -9,15 +9,15 @@ from typing import Annotated
 
 import typer
 
-from forebay.cache.disk.accounts import DatasetUse
-from forebay.cache.disk.directory import CacheDirectory
-from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.disk.lease import CacheUser
-from forebay.cache.spec import CacheSpec
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_table, progress_bar
+from forebay.data.cache.disk.accounts import DatasetUse
+from forebay.data.cache.disk.directory import CacheDirectory
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.disk.lease import CacheUser
+from forebay.data.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable, InvalidOption
-from forebay.formatting import age_text, bytes_text
+from forebay.runtime.formatting import age_text, bytes_text
 
 app = typer.Typer(help="Look into, check and empty a cache directory.", no_args_is_help=True)
 

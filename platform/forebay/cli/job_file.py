@@ -8,9 +8,9 @@ from pathlib import Path
 
 from forebay.cli.preparation.display import shown_preparations
 from forebay.errors import BadJob
-from forebay.job.job import Job
-from forebay.job.recipe import call_for, call_recipe, load_recipe
 from forebay.sweep.sweep import Sweep
+from forebay.training.job.job import Job
+from forebay.training.job.recipe import call_for, call_recipe, load_recipe
 
 
 def job_of(path: str, words: Sequence[str]) -> Job:

@@ -23,8 +23,8 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.errors import ForebayError
-from forebay.formatting import bytes_text
 from forebay.report.fitted_table import FittedTable
+from forebay.runtime.formatting import bytes_text
 from forebay.storage.json_file import to_json
 
 _STDOUT, _STDERR = 1, 2

@@ -13,16 +13,16 @@ from numpy.typing import NDArray
 
 from forebay.cli.arguments import AsJson, Parameters
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
+from forebay.data.manifest.file_rows import FileRows
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.manifest.saved import load_manifest
+from forebay.data.parquet.reading import RowGroupReader
+from forebay.data.plan.digest import order_digest
+from forebay.data.plan.mixture.mixture import Mixture
+from forebay.data.plan.order import Last
+from forebay.data.plan.plan import Plan, build_plan
+from forebay.data.plan.shuffle_quality import FULL_TRAVEL, ShuffleQuality, shuffle_quality
 from forebay.errors import InvalidOption, WrongType
-from forebay.manifest.manifest import Manifest
-from forebay.manifest.reading import RowGroupReader
-from forebay.manifest.rows.file_rows import FileRows
-from forebay.manifest.saved import load_manifest
-from forebay.plan.digest import order_digest
-from forebay.plan.mixture.mixture import Mixture
-from forebay.plan.order import Last
-from forebay.plan.plan import Plan, build_plan
-from forebay.plan.shuffle_quality import FULL_TRAVEL, ShuffleQuality, shuffle_quality
 from forebay.world import World
 
 _SHOWN_ROWS = 20

@@ -8,7 +8,7 @@ import typer
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
 from forebay.errors import InvalidOption
-from forebay.job.start_policy import StartPolicy
+from forebay.training.job.start_policy import StartPolicy
 
 
 def run(
@@ -47,7 +47,7 @@ def run(
 
 
 def _seconds(text: str) -> float:
-    from forebay.job.duration import seconds_of  # noqa: PLC0415 - pydantic takes time to import
+    from forebay.training.job.duration import seconds_of  # noqa: PLC0415 - pydantic takes time to import
 
     try:
         return seconds_of(text)

@@ -18,13 +18,13 @@ from rich.text import Text
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import only_the_document, print_json, print_parts, print_table
-from forebay.formatting import age_text, time_text, workers_text
 from forebay.report.columns import Column, column
-from forebay.runs.status import RunStatus
+from forebay.runtime.formatting import age_text, time_text, workers_text
 from forebay.sweep.record.status import SweepStatus
 from forebay.sweep.report.live import TrialTable
 from forebay.sweep.report.text import value_text
 from forebay.sweep.report.trial_columns import TrialRow, status_columns
+from forebay.training.runs.status import RunStatus
 
 Storage = Annotated[
     str | None,
@@ -35,8 +35,8 @@ RunName = Annotated[str, typer.Argument(help="Name of the run, as `forebay ps` l
 
 def ps(as_json: AsJson = False) -> None:
     """List the runs of the cluster, and its sweeps with their trials: state, workers, epoch, rows per second."""
-    from forebay.driver.elastic.client import runs  # noqa: PLC0415
     from forebay.sweep.record.status_actor import list_sweeps  # noqa: PLC0415
+    from forebay.training.driver.elastic.client import runs  # noqa: PLC0415
 
     with _cluster(as_json):
         found, swept = runs(), list_sweeps()
@@ -65,7 +65,7 @@ def scale(
     if storage is not None:
         _order(storage, run, as_json, target=workers)
         return
-    from forebay.driver.elastic import client as remote_control  # noqa: PLC0415
+    from forebay.training.driver.elastic import client as remote_control  # noqa: PLC0415
 
     with _cluster(as_json):
         before = remote_control.scale(run, workers)
@@ -88,8 +88,8 @@ def stop(
     if storage is not None:
         _order(storage, run, as_json, stop=reason)
         return
-    from forebay.driver.elastic import client as remote_control  # noqa: PLC0415
     from forebay.sweep.record.status_actor import is_sweep, stop_sweep  # noqa: PLC0415
+    from forebay.training.driver.elastic import client as remote_control  # noqa: PLC0415
 
     with _cluster(as_json):
         asked = stop_sweep(run, reason) if is_sweep(run) else remote_control.stop(run, reason)
@@ -104,7 +104,7 @@ def stop(
 
 
 def _order(storage: str, run: str, as_json: bool, *, stop: str | None = None, target: int | None = None) -> None:
-    from forebay.runs.attempts.orders import give_orders  # noqa: PLC0415 - imports what only this needs
+    from forebay.training.runs.attempts.orders import give_orders  # noqa: PLC0415 - imports what only this needs
 
     orders = give_orders(storage, run, stop=stop, target=target)
     if as_json:
@@ -124,7 +124,7 @@ def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:
 @contextmanager
 def _cluster(as_json: bool) -> Iterator[None]:
     """Connect to the cluster for the duration of the block. With `as_json`, Ray's output avoids standard output."""
-    from forebay.driver.elastic.client import reach_cluster  # noqa: PLC0415
+    from forebay.training.driver.elastic.client import reach_cluster  # noqa: PLC0415
 
     with only_the_document(as_json), reach_cluster():
         yield

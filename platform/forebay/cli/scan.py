@@ -10,10 +10,10 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_table, progress_bar
-from forebay.formatting import bytes_text
-from forebay.manifest.rows.skipping import skip_list
-from forebay.manifest.saved import save_manifest
-from forebay.manifest.scan import scan as scan_source
+from forebay.data.filters.skipping import skip_list
+from forebay.data.manifest.saved import save_manifest
+from forebay.data.sources.scan import scan as scan_source
+from forebay.runtime.formatting import bytes_text
 
 
 def scan(

@@ -6,21 +6,21 @@ import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 
-from forebay.callbacks.progress import Progress
-from forebay.cli.deploy.placed_run import PlacedRun
+from forebay.cli.fleet.placed_run import PlacedRun
 from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.output import only_the_document, print_facts, print_json
 from forebay.cli.preparation.display import shown_preparations
-from forebay.driver.driver import named_driver, run
-from forebay.formatting import metric_text
-from forebay.job.job import Job
-from forebay.job.start_policy import StartPolicy
-from forebay.report.run_table import show_report
-from forebay.runs.result import REPORT_FILE
-from forebay.runs.storage_check import require_usable_storage
+from forebay.runtime.formatting import metric_text
 from forebay.storage.filesystem import below
 from forebay.sweep.report.text import blocks_text, config_text, states_text
 from forebay.sweep.sweep import Sweep
+from forebay.training.callbacks.progress import Progress
+from forebay.training.driver.driver import named_driver, run
+from forebay.training.job.job import Job
+from forebay.training.job.start_policy import StartPolicy
+from forebay.training.run_report.run_table import show_report
+from forebay.training.runs.result import REPORT_FILE
+from forebay.training.runs.storage_check import require_usable_storage
 
 DRIVER = "ray"
 

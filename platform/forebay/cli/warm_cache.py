@@ -7,18 +7,18 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
-from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.disk.lease import named_user
-from forebay.cache.local_source import LocalCache
-from forebay.cache.source import BlockSource, SourceProvider, open_source
 from forebay.cli.job_file import job_of
 from forebay.cli.output import only_the_document, print_json, print_table, progress_bar
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.disk.lease import named_user
+from forebay.data.cache.local_source import LocalCache
+from forebay.data.cache.source import BlockSource, SourceProvider, open_source
+from forebay.data.transform.block import Block
+from forebay.data.transform.dataset import Dataset
 from forebay.errors import CacheUnusable
-from forebay.formatting import bytes_text
-from forebay.job.job import Job
-from forebay.metrics import Counters
-from forebay.transform.block import Block
-from forebay.transform.dataset import Dataset
+from forebay.runtime.formatting import bytes_text
+from forebay.runtime.metrics import Counters
+from forebay.training.job.job import Job
 
 _LEAST_PENDING, _MOST_PENDING = 8, 160
 """Number of concurrent requests: the most reads in flight, and more that wait for them."""
@@ -61,7 +61,7 @@ def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvide
         raise CacheUnusable("This job has cache=None, so there is nothing to warm. Give the job a CacheSpec.")
     if not all_nodes:
         return {"this node": LocalCache(job.cache)}
-    from forebay.cache.node.client import attach_all  # noqa: PLC0415 - only this option needs Ray, and it is slow to import
+    from forebay.data.cache.node.client import attach_all  # noqa: PLC0415 - only this option needs Ray, and it is slow to import
 
     return dict(attach_all(job.cache))
 

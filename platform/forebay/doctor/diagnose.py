@@ -11,9 +11,10 @@ from pathlib import Path
 
 import torch
 
-from forebay.cache.cpu_share import DEFAULT_WORKERS, usable_cores
-from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.spec import CacheSpec
+from forebay.data.cache.cpu_share import DEFAULT_WORKERS, usable_cores
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.spec import CacheSpec
+from forebay.data.loader.batch import Batch
 from forebay.doctor.findings.gains import Gain, gains_of
 from forebay.doctor.findings.measurements import JobFacts, Measurements
 from forebay.doctor.findings.walls import WallVerdict, verdict_of
@@ -25,14 +26,13 @@ from forebay.doctor.rounds.held_blocks import HeldBlocks
 from forebay.doctor.rounds.sample import HeldPagesReader, Sample, num_blocks, read_sample
 from forebay.doctor.rounds.sample_pass import MOST_PASSES
 from forebay.doctor.rounds.thread_time import ThreadClock
-from forebay.driver.worker_error import WorkerError
 from forebay.errors import ForebayError, InvalidOption, RunFailed, whole_number
-from forebay.foreign_code import outcome_of
-from forebay.job.job import Job
-from forebay.loader.batch import Batch
-from forebay.metrics import Counters
-from forebay.runs.worker_spec import device_of
-from forebay.train.state import rng
+from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.metrics import Counters
+from forebay.training.driver.worker_error import WorkerError
+from forebay.training.job.job import Job
+from forebay.training.runs.worker_spec import device_of
+from forebay.training.state import rng
 from forebay.world import World
 
 LEAST_SECONDS = 1.0

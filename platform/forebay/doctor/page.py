@@ -7,9 +7,9 @@ from markupsafe import Markup
 from forebay.doctor.diagnose import Diagnosis
 from forebay.doctor.findings.ways import MEANINGS, Way
 from forebay.doctor.text import notes_of, sentence_of, title_of, way_rows
-from forebay.formatting import count_text
-from forebay.report.html.elements import element, joined, row, section, table, wide
-from forebay.report.html.page import document, fragment
+from forebay.report.elements import element, joined, row, section, table, wide
+from forebay.report.page import document, fragment
+from forebay.runtime.formatting import count_text
 
 _WIDTH, _BAR, _GAP, _LEFT, _RIGHT = 500, 24, 12, 84, 84
 """As wide as a telephone: a wider picture would be shown there with smaller letters."""

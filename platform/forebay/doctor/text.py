@@ -12,7 +12,7 @@ from forebay.doctor.findings.loop_parts import BATCH
 from forebay.doctor.findings.measurements import Measurements
 from forebay.doctor.findings.walls import LOCK, Wall, step_s_of
 from forebay.doctor.findings.ways import MEANINGS, RoundKind, Way
-from forebay.formatting import bytes_text, count_text
+from forebay.runtime.formatting import bytes_text, count_text
 
 COLUMNS = 80
 _WALLS = {

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from forebay.errors import InvalidOption, whole_number
-from forebay.extras import extra_package
+from forebay.runtime.extras import extra_package
 
 _ADAPTER = "default"
 """Name that peft gives to an adapter."""

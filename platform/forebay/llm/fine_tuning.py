@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forebay.data.loader.batch import Batch
 from forebay.llm.cost.meter import Meter
 from forebay.llm.quantization import FrozenWeights
 from forebay.llm.recipe import Recipe
@@ -15,8 +16,7 @@ from forebay.llm.source.hub_model import hub_access
 from forebay.llm.tokens import TARGETS
 from forebay.llm.training.evaluation import evaluate_tokens
 from forebay.llm.training.token_loss import token_loss
-from forebay.loader.batch import Batch
-from forebay.train.worker import Worker
+from forebay.training.worker.worker import Worker
 
 
 def finetune(recipe: Recipe, worker: Worker) -> None:

@@ -11,7 +11,7 @@ from forebay.llm.models import TINY
 from forebay.llm.recipe import Recipe
 from forebay.llm.source.folders import folder_digest
 from forebay.llm.source.prepared_tokens import PreparedTokens
-from forebay.uris import split_options
+from forebay.runtime.uris import split_options
 
 _DIGITS = 12
 

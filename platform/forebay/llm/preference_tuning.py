@@ -8,14 +8,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import without_adapter
 from forebay.llm.fine_tuning import set_up
 from forebay.llm.recipe import Recipe
 from forebay.llm.tokens import PAIRS
 from forebay.llm.training.preferences import pair_scores, preference_loss, preference_margins
-from forebay.loader.batch import Batch
-from forebay.train.worker import Worker
+from forebay.training.worker.worker import Worker
 
 
 def train_dpo(recipe: Recipe, worker: Worker, *, beta: float = 0.1) -> None:

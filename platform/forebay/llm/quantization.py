@@ -10,8 +10,8 @@ import xxhash
 from torch import Tensor, nn
 
 from forebay.errors import BadJob
-from forebay.extras import require_package
-from forebay.train.setup import local_part
+from forebay.runtime.extras import require_package
+from forebay.training.state.setup import local_part
 
 NF4 = "nf4"
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from forebay.data.transform.transform import Transform
 from forebay.llm.packing import ID_BITS, START, TARGET
 from forebay.llm.tokens import pair_arrays, token_arrays
-from forebay.transform.transform import Transform
 
 IGNORED = -100
 """Label of a token that does not count, as in torch and transformers."""

@@ -8,11 +8,11 @@ from dataclasses import asdict, dataclass, fields
 import numpy as np
 import pyarrow as pa
 
+from forebay.data.transform.block import BlockArray
 from forebay.errors import InvalidOption
-from forebay.formatting import count_text
 from forebay.llm.chat import Document
 from forebay.llm.packing import START, PackedRows, RowLayout, arrange, num_targets
-from forebay.transform.block import BlockArray
+from forebay.runtime.formatting import count_text
 
 TOKENS, TARGETS, PAIRS = "tokens", "targets", "pairs"
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from ray.util.metrics import Counter, Gauge
 
 from forebay.errors import ForebayError
-from forebay.metrics import GAUGES, METRICS, TAGS, exported_name
+from forebay.runtime.metrics import GAUGES, METRICS, TAGS, exported_name
 
 FLUSH_S = 3.0
 """Interval of the flushes. Not per block: every change of a Ray metric takes a lock and a message."""

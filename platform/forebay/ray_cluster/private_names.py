@@ -1,7 +1,7 @@
 """Names of Ray that Forebay uses and that a release of Ray may move, because Ray does not document them.
 
 A name is `module:path`. Its last part may also be an attribute that the methods of a class set. The tested range is in
-`forebay.extras`, and ADR 0109 has what was run on each version. tests/unit/ray_cluster/test_private_names.py fails
+`runtime/extras.py`, and ADR 0109 has what was run on each version. tests/unit/ray_cluster/test_private_names.py fails
 when a module of Forebay uses a private name that is not listed for it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from importlib import import_module
 
-from forebay.extras import unsupported_ray
+from forebay.runtime.extras import unsupported_ray
 
 EVERYTHING = "Forebay on Ray"
 RAY_TRAIN = "driver='ray'"

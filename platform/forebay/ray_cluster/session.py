@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import ray
 
 from forebay.errors import InvalidOption
-from forebay.extras import validate_extra
 from forebay.ray_cluster.private_names import check_ray
+from forebay.runtime.extras import validate_extra
 
 ADDRESS = "RAY_ADDRESS"
 ANSWER_S = 5.0

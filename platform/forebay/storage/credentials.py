@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 from urllib.parse import quote, quote_plus, unquote
 
 from forebay.errors import InvalidOption
-from forebay.foreign_code import replaced_errors
-from forebay.uris import split_options, with_options
+from forebay.runtime.foreign_code import replaced_errors
+from forebay.runtime.uris import split_options, with_options
 
 # An option that is not listed here counts as a credential: a misspelt `secret_kye` must not be printed either.
 PUBLIC_OPTIONS: dict[str, frozenset[str]] = {

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Generic, TypeVar
 
-from forebay.at_exit import wait_for_read
 from forebay.errors import Cancelled
-from forebay.foreign_code import CallOutcome, outcome_of
+from forebay.runtime.at_exit import wait_for_read
+from forebay.runtime.foreign_code import CallOutcome, outcome_of
 
 T = TypeVar("T")
 

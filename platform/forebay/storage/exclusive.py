@@ -22,7 +22,7 @@ from urllib.parse import quote
 from pyarrow import fs
 
 from forebay.errors import InvalidOption
-from forebay.extras import extra_package
+from forebay.runtime.extras import extra_package
 from forebay.storage.arrow_stores import arguments_of
 from forebay.storage.atomic import UMASK
 from forebay.storage.credentials import redact, redacting

@@ -12,6 +12,7 @@ import fsspec
 from pyarrow import fs
 
 from forebay.errors import InvalidOption, ReadFailed
+from forebay.runtime.uris import HADOOP_SCHEMES, is_hadoop, split_options, with_options
 from forebay.storage.arrow_stores import ARROW_SCHEMES, open_store
 from forebay.storage.credentials import Credentials, granted, redact, without_credentials
 from forebay.storage.fsspec_bridge import Bridge, open_fsspec
@@ -19,7 +20,6 @@ from forebay.storage.hadoop import location as hadoop
 from forebay.storage.hugging_face.location import open_repository
 from forebay.storage.hugging_face.repository import SCHEME as HUB
 from forebay.storage.hugging_face.repository import names_repository
-from forebay.uris import HADOOP_SCHEMES, is_hadoop, split_options, with_options
 
 _OWN = (*ARROW_SCHEMES, *HADOOP_SCHEMES, HUB)
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")

@@ -13,7 +13,7 @@ import fsspec
 import pyarrow as pa
 from pyarrow import fs
 
-from forebay.foreign_code import replaced_errors
+from forebay.runtime.foreign_code import replaced_errors
 from forebay.storage.credentials import redacted
 
 # Keys under which implementations report the time of the last change. The first is fsspec's own.

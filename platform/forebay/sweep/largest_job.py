@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from forebay.job.job import Job
 from forebay.ray_cluster.nodes import worker_capacity
 from forebay.sweep.setup import SweepSetup
 from forebay.sweep.space import Choice, Domain, Grid, TuneDomain, WholeNumbers, depends_on_others, example_value
+from forebay.training.job.job import Job
 
 MAX_CHOICES = 8
 """Number of choices tried per parameter: every call of the job function takes time."""

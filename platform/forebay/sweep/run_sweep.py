@@ -23,7 +23,6 @@ from forebay.errors import InvalidOption, SweepFailed
 from forebay.ray_cluster.nodes import worker_capacity
 from forebay.ray_cluster.private_names import SWEEP, check_ray
 from forebay.ray_cluster.session import ray_session, train_environment
-from forebay.runs.run_folder import RunFolder, acquire_new_run_folder, acquire_run_folder
 from forebay.storage.filesystem import resolve
 from forebay.sweep.deadline.allocator import WorkerAllocator
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
@@ -53,6 +52,7 @@ from forebay.sweep.tune.search import (
 )
 from forebay.sweep.tune.settings import SilentReporter, on_interrupt, tune_settings
 from forebay.sweep.tune.stopper import SweepStopped, SweepStopper, start_stop_flag
+from forebay.training.runs.run_folder import RunFolder, acquire_new_run_folder, acquire_run_folder
 
 # Schedulers that compare trials of the same age: no trial of a round may wait for the end of another.
 NEED_ALL = (HyperBandScheduler, HyperBandForBOHB, PopulationBasedTraining)

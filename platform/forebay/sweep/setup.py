@@ -14,11 +14,7 @@ from typing import Any
 
 from ray.tune.search.variant_generator import RecursiveDependencyError, generate_variants
 
-from forebay.driver.driver import named_driver
 from forebay.errors import BadJob, InvalidOption
-from forebay.job.job import Job
-from forebay.job.recipe import Recipe
-from forebay.runs.worker_spec import title_of as name_of_function
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve
 from forebay.sweep.space import (
@@ -35,6 +31,10 @@ from forebay.sweep.space import (
 )
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import TrialSpec
+from forebay.training.driver.driver import named_driver
+from forebay.training.job.job import Job
+from forebay.training.job.recipe import Recipe
+from forebay.training.runs.worker_spec import title_of as name_of_function
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from forebay.errors import BadJob, InvalidOption
-from forebay.job.coercion import coerce, name_of_type
-from forebay.job.recipe import Parameter, Recipe, parameters
+from forebay.training.job.coercion import coerce, name_of_type
+from forebay.training.job.recipe import Parameter, Recipe, parameters
 
 GRID = "grid_search"
 # Set by the sweep for every trial.

@@ -8,8 +8,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from forebay.errors import InvalidOption, whole_number
-from forebay.job.job import NAME_FORM, Job
-from forebay.runs.callback import Callback
+from forebay.training.job.job import NAME_FORM, Job
+from forebay.training.runs.callback import Callback
 
 
 @dataclass(frozen=True, slots=True)

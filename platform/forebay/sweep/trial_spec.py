@@ -9,18 +9,18 @@ from typing import Any, Literal
 import cloudpickle
 import numpy as np
 
-from forebay.cache.block_key import BlockNames
+from forebay.data.cache.block_key import BlockNames
 from forebay.errors import BadJob
-from forebay.foreign_code import error_of, replaced_errors
-from forebay.job.coercion import coerce
-from forebay.job.job import Job
-from forebay.job.job_facts import SWEEP_FACT
-from forebay.job.recipe import Parameter, Recipe
-from forebay.pickling import own_code_by_value
-from forebay.runs.callback import Callback
+from forebay.runtime.foreign_code import error_of, replaced_errors
+from forebay.runtime.pickling import own_code_by_value
 from forebay.storage.credentials import Access
 from forebay.sweep.layout import run_name, runs_path
 from forebay.sweep.space import SweepParameters
+from forebay.training.job.coercion import coerce
+from forebay.training.job.job import Job
+from forebay.training.job.job_facts import SWEEP_FACT
+from forebay.training.job.recipe import Parameter, Recipe
+from forebay.training.runs.callback import Callback
 
 # Another trial forks from one of the newest checkpoints, which must be in storage and stay there for a while.
 KEPT_FOR_FORKS = 3

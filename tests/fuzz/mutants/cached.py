@@ -12,11 +12,11 @@ import hostile
 import numpy as np
 import xxhash
 
-from forebay.cache.block_file import BadBlock, map_block
-from forebay.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.block_file import BadBlock, map_block
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.transform.block import Block
 from forebay.errors import ForebayError
-from forebay.metrics import Counters
-from forebay.transform.block import Block
+from forebay.runtime.metrics import Counters
 
 KEYS = [f"{number:x}" * 40 for number in range(1, 5)]
 NEW_KEY = "f" * 40

@@ -16,11 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import structural
 
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.parquet import page_kernels as kernels
+from forebay.data.parquet.reading import RowGroupReader
+from forebay.data.sources.scan import scan
 from forebay.errors import ForebayError
-from forebay.kernels import calls as kernels
-from forebay.manifest.manifest import Manifest
-from forebay.manifest.reading import RowGroupReader
-from forebay.manifest.scan import scan
 from forebay.storage.retry import ReadPolicy
 
 QUICK = ReadPolicy(attempts=2, first_wait_s=0.0, max_wait_s=0.0, deadline_s=600.0)

@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 import structural
 import torch
 
-from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
-from forebay.checkpoint.encoded import METADATA, EncodedCheckpoint, metadata_checksum
-from forebay.checkpoint.files.names import shard_file
+from forebay.data.manifest.saved import load_manifest, save_manifest
+from forebay.data.plan.cursor import Cursor
+from forebay.data.sources.scan import scan
 from forebay.errors import ForebayError
 from forebay.events import EpochEnded, Reported
-from forebay.manifest.saved import load_manifest, save_manifest
-from forebay.manifest.scan import scan
-from forebay.plan.cursor import Cursor
-from forebay.runs.result import Result, load_result, save_result
+from forebay.training.checkpoint.checkpoint import Checkpoint, DirectoryStore
+from forebay.training.checkpoint.encoded import METADATA, EncodedCheckpoint, metadata_checksum
+from forebay.training.checkpoint.files.names import shard_file
+from forebay.training.runs.result import Result, load_result, save_result
 from forebay.world import World
 
 CURSOR = Cursor(plan_id="9c02", epoch=1, position=640, global_batch=32)

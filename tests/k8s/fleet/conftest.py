@@ -12,7 +12,7 @@ from tests.k8s.fleet.created import CreatedJobs
 from tests.k8s.objects import IMAGE, wait_for
 from tests.k8s.player import Player, add_nodes, playing
 
-from forebay.deploy.kube.api_errors import ObjectMissing
+from forebay.fleet.kube.api_errors import ObjectMissing
 
 STORM_NODES = {"west": 1, "east": 2, "south": 3}
 """Nodes of 10 GPUs each: room for 60 workers of one GPU."""

@@ -16,13 +16,13 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.cli.deploy.controller import controller as run_controller
-from forebay.deploy.client.submission import JobFiles
-from forebay.deploy.federation import controller as rounds
-from forebay.deploy.federation.run_storage import RunStorage
-from forebay.deploy.kube.api import KubeApi
-from forebay.deploy.lifecycle.journal import JobJournal
-from forebay.runs.attempts.files import AttemptFiles
+from forebay.cli.fleet.controller import controller as run_controller
+from forebay.fleet.client.submission import JobFiles
+from forebay.fleet.federation import controller as rounds
+from forebay.fleet.federation.run_storage import RunStorage
+from forebay.fleet.kube.api import KubeApi
+from forebay.fleet.lifecycle.journal import JobJournal
+from forebay.training.runs.attempts.files import AttemptFiles
 
 Side = Literal["before", "after"]
 STOP_S = 0.5

@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from tests.k8s.control_plane import ControlPlane
 
-from forebay.deploy.kube.api_errors import KubeError
+from forebay.fleet.kube.api_errors import KubeError
 
 JOBS = "/apis/ray.io/v1/rayjobs"
 

@@ -20,10 +20,10 @@ from tests.k8s.fleet.created import CreatedJobs
 from tests.k8s.player import Player
 
 import forebay as fb
-from forebay.deploy.client.submission import JobFiles
-from forebay.deploy.kube.api import Object
-from forebay.deploy.kube.kuberay import KubeRay
-from forebay.runs.attempts.orders import give_orders
+from forebay.fleet.client.submission import JobFiles
+from forebay.fleet.kube.api import Object
+from forebay.fleet.kube.kuberay import KubeRay
+from forebay.training.runs.attempts.orders import give_orders
 
 pytestmark = pytest.mark.k8s
 

@@ -7,13 +7,13 @@ import time
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from tests.k8s.control_plane import ControlPlane
-from tests.unit.deploy.rayjob.made import attempts
+from tests.unit.fleet.rayjob.made import attempts
 
-from forebay.deploy.fleet.cluster import Cluster
-from forebay.deploy.kube.kuberay import KubeRay
-from forebay.deploy.rayjob.attempt import PlacedAttempt
-from forebay.deploy.rayjob.preflight import preflight
-from forebay.deploy.rayjob.render import render
+from forebay.fleet.clusters.cluster import Cluster
+from forebay.fleet.kube.kuberay import KubeRay
+from forebay.fleet.rayjob.attempt import PlacedAttempt
+from forebay.fleet.rayjob.preflight import preflight
+from forebay.fleet.rayjob.render import render
 
 pytestmark = pytest.mark.k8s
 

@@ -16,8 +16,8 @@ from tests.k8s.objects import wait_for
 from tests.k8s.player import Player
 
 import forebay as fb
-from forebay.deploy.client.submission import JobFiles
-from forebay.deploy.kube.kuberay import KubeRay
+from forebay.fleet.client.submission import JobFiles
+from forebay.fleet.kube.kuberay import KubeRay
 
 pytestmark = pytest.mark.k8s
 

@@ -18,7 +18,7 @@ from tests.k8s.player import Player
 
 import forebay as fb
 from forebay.cli.app import main
-from forebay.deploy.kube.kuberay import KubeRay
+from forebay.fleet.kube.kuberay import KubeRay
 
 pytestmark = pytest.mark.k8s
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from forebay.deploy.kube.api import Object
+from forebay.fleet.kube.api import Object
 from forebay.testing.drivers.ray_processes import NodeProcesses
 
 

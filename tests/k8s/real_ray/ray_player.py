@@ -17,7 +17,7 @@ from tests.k8s.control_plane import ControlPlane
 from tests.k8s.player import Player, owner
 from tests.k8s.real_ray.pod_process import LogServer, PodProcess, unescaped
 
-from forebay.deploy.kube.api import Object
+from forebay.fleet.kube.api import Object
 from forebay.testing.drivers.ray_processes import RAY, free_ports, head_options
 
 STORE_BYTES = 80 << 20

@@ -18,19 +18,19 @@ from tests.k8s.real_ray.cut_storage import CuttableWay
 from tests.k8s.real_ray.ray_player import RayPlayer
 
 import forebay as fb
-from forebay.checkpoint.files.names import STEP_FORM, saved_step
 from forebay.cli.app import main
-from forebay.deploy.client.submitted_job import SubmittedJob
-from forebay.deploy.federation.controller import FleetController
-from forebay.deploy.federation.kube_clusters import KubeClusters
-from forebay.deploy.fleet.cluster import CacheVolume, Cluster, Sku
-from forebay.deploy.fleet.fleet import Fleet
-from forebay.deploy.kube.kuberay import KubeRay
-from forebay.deploy.lifecycle.journal import JobJournal
-from forebay.runs.attempts.claim import Claim
-from forebay.runs.attempts.files import AttemptFiles
+from forebay.fleet.client.submitted_job import SubmittedJob
+from forebay.fleet.clusters.cluster import CacheVolume, Cluster, Sku
+from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.federation.controller import FleetController
+from forebay.fleet.federation.kube_clusters import KubeClusters
+from forebay.fleet.kube.kuberay import KubeRay
+from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.storage.filesystem import resolve
-from forebay.storage.listing.globs import children
+from forebay.storage.globs import children
+from forebay.training.checkpoint.files.names import STEP_FORM, saved_step
+from forebay.training.runs.attempts.claim import Claim
+from forebay.training.runs.attempts.files import AttemptFiles
 
 ROOT = Path(__file__).parents[3]
 STORAGE = "s3://lake/runs"

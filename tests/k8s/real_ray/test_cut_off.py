@@ -18,8 +18,8 @@ from tests.k8s.real_ray.cut_storage import CuttableWay, environment, s3_server
 from tests.k8s.real_ray.ray_player import RayPlayer
 from tests.k8s.real_ray.real_fleet import ENDS_S, OURS, STEP_S, STORAGE, Calm, RealFleet, call, losses, order_hash
 
-from forebay.deploy.client.submitted_job import SubmittedJob
-from forebay.deploy.kube.kuberay import KubeRay
+from forebay.fleet.client.submitted_job import SubmittedJob
+from forebay.fleet.kube.kuberay import KubeRay
 from forebay.storage.filesystem import resolve
 from forebay.testing.data.click_log import write_click_log
 

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import ray
 
-from forebay.driver.driver import run
 from forebay.events import Event, Reported, Resized, Started
-from forebay.job.elastic import Elastic
-from forebay.runs.control import Control
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.fixed_suite import Heard
+from forebay.training.driver.driver import run
+from forebay.training.job.elastic import Elastic
+from forebay.training.runs.control import Control
 
 
 def test_run_is_seen_scaled_and_stopped_from_another_process(ray_session: None, tmp_path: Path) -> None:

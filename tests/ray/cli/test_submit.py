@@ -19,8 +19,8 @@ import pytest
 import ray
 
 from forebay.cli.app import main
-from forebay.runs.result import load_result
 from forebay.testing.data.click_log import write_click_log
+from forebay.training.runs.result import load_result
 
 ROOT = Path(__file__).parents[3]
 CENSUS = ROOT.parent / "shared" / "data" / "adult.data"

@@ -15,7 +15,7 @@ from tests.soak.case import CaseOutcome, fault, promised
 from tests.soak.epoch import check, compare, epoch
 
 import forebay as fb
-from forebay.cache.node import client as node
+from forebay.data.cache.node import client as node
 from forebay.errors import CacheUnusable, LoaderClosed
 from forebay.ray_cluster import heartbeat
 

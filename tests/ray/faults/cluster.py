@@ -14,7 +14,7 @@ from ray.cluster_utils import Cluster
 from ray.util.placement_group import placement_group_table
 from tests.soak.case import AT_END
 
-from forebay.cache.node.actor import NAMESPACE
+from forebay.data.cache.node.actor import NAMESPACE
 from forebay.testing.drivers.nodes import STORE_BYTES, SYSTEM_CONFIG
 
 ROOT = Path(__file__).parents[3]

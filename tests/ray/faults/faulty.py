@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from forebay.cache.disk import disk_cache as disk
-from forebay.cache.node.actor import NodeCache
-from forebay.manifest import reading
+from forebay.data.cache.disk import disk_cache as disk
+from forebay.data.cache.node.actor import NodeCache
+from forebay.data.parquet import reading
 from forebay.storage.retry import ReadPolicy
 
 SHORT = ReadPolicy(attempts=4, deadline_s=2.0, first_wait_s=0.01, max_wait_s=0.05)

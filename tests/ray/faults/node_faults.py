@@ -22,7 +22,7 @@ from tests.soak.case import CaseOutcome, fault
 from tests.soak.epoch import clear_error, compare, epoch
 
 import forebay as fb
-from forebay.cache.node import client as node
+from forebay.data.cache.node import client as node
 from forebay.errors import CacheUnusable
 
 

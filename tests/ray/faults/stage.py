@@ -21,9 +21,9 @@ from tests.soak.dataset import SoakSetting, draw
 from tests.soak.guards import check_cache
 
 import forebay as fb
-from forebay.cache.node import client as node
-from forebay.cache.source import BlockSource
-from forebay.cache.spec import CacheSpec
+from forebay.data.cache.node import client as node
+from forebay.data.cache.source import BlockSource
+from forebay.data.cache.spec import CacheSpec
 from forebay.ray_cluster.actors import NAMESPACE
 
 

@@ -24,7 +24,7 @@ from tests.soak.dataset import SoakSetting, row_of
 from tests.soak.epoch import Seen, check, compare, epoch, take_steps
 
 import forebay as fb
-from forebay.cache.block_key import BlockNames
+from forebay.data.cache.block_key import BlockNames
 from forebay.errors import TransformFailed
 from forebay.storage.file_lock import try_lock
 from forebay.testing.drivers.nodes import STORE_BYTES

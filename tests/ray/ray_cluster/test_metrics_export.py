@@ -13,14 +13,14 @@ from typing import ClassVar
 
 import pytest
 import ray
-from tests.ray.cache.node.cluster import kill_cache_actors
+from tests.ray.data.cache.node.cluster import kill_cache_actors
 
-from forebay.driver.driver import run
 from forebay.errors import CacheUnusable
-from forebay.metrics import GAUGES, METRICS, TAGS, Counters, exported_name
 from forebay.ray_cluster import metrics_export as ray_metrics
 from forebay.ray_cluster.metrics_export import RayMetrics, exported
+from forebay.runtime.metrics import GAUGES, METRICS, TAGS, Counters, exported_name
 from forebay.testing.drivers.bench import DriverBench
+from forebay.training.driver.driver import run
 
 WITHIN_S = 60.0
 SAMPLE = re.compile(r"ray_(?P<name>forebay_\w+)\{(?P<labels>.*)\} (?P<value>\S+)")

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import ray
 
-from forebay.driver.driver import run
 from forebay.errors import InvalidOption
 from forebay.ray_cluster.session import ray_session, session_text
 from forebay.testing.drivers.bench import DriverBench
+from forebay.training.driver.driver import run
 
 pytestmark = pytest.mark.usefixtures("ray_off")
 

@@ -16,12 +16,12 @@ import torch
 from torch import nn
 
 from forebay.events import EpochEnded, Event, Started
-from forebay.job.elastic import Elastic
-from forebay.job.job import Job, Resources
-from forebay.runs.control import Control
 from forebay.sweep.sweep import Sweep
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
-from forebay.train.worker import Worker
+from forebay.training.job.elastic import Elastic
+from forebay.training.job.job import Job, Resources
+from forebay.training.runs.control import Control
+from forebay.training.worker.worker import Worker
 
 __all__ = ["MOST_EPOCHS", "STEPS_PER_EPOCH", "SmallSweeps", "UntilGrown"]
 

@@ -12,9 +12,9 @@ from ray import tune
 from ray.tune.experiment import Trial
 from tests.ray.sweep.small_sweeps import SmallSweeps
 
-from forebay.runs.result import load_result
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
 from forebay.sweep.run_sweep import run_sweep
+from forebay.training.runs.result import load_result
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -12,13 +12,13 @@ import pytest
 from ray._private import state
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
-from forebay.driver.elastic.client import names
 from forebay.events import EpochEnded, Event
-from forebay.runs.callback import Callback
-from forebay.runs.control import Control
-from forebay.runs.result import load_result
 from forebay.sweep.run_sweep import run_sweep
 from forebay.testing.drivers.nodes import SmallNodes
+from forebay.training.driver.elastic.client import names
+from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Control
+from forebay.training.runs.result import load_result
 
 KEYS = ("a", "b", "c")
 EPOCHS, WAIT_S = 2, 120.0

@@ -16,19 +16,19 @@ from ray.tune.schedulers import PopulationBasedTraining
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from forebay.checkpoint.checkpoint import DirectoryStore
-from forebay.job.job import Job
-from forebay.loader.data import Data
-from forebay.manifest.scan import scan
-from forebay.plan.plan import build_plan
-from forebay.runs.result import load_result
+from forebay.data.loader.data import Data
+from forebay.data.plan.plan import build_plan
+from forebay.data.sources.scan import scan
+from forebay.data.transform.features.groups import Dense, Label
+from forebay.data.transform.transform import Transform
 from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial.fork import Origin, origin_of
-from forebay.train.state.snapshot import Snapshot
-from forebay.train.worker import Worker
-from forebay.transform.features.groups import Dense, Label
-from forebay.transform.transform import Transform
+from forebay.training.checkpoint.checkpoint import DirectoryStore
+from forebay.training.job.job import Job
+from forebay.training.runs.result import load_result
+from forebay.training.state.snapshot import Snapshot
+from forebay.training.worker.worker import Worker
 
 STEPS = 4
 """Steps per epoch of 32 rows."""

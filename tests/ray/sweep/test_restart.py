@@ -20,13 +20,13 @@ from ray._private import state as ray_state
 from ray.tune.schedulers import FIFOScheduler
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps, make_job
 
-from forebay.driver.elastic.client import names
 from forebay.errors import InvalidOption
-from forebay.job.job import Job
 from forebay.sweep.record.record import load_record
 from forebay.sweep.record.status_actor import SweepStatusActor
 from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.tune.stopper import StopFlag
+from forebay.training.driver.elastic.client import names
+from forebay.training.job.job import Job
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -20,11 +20,11 @@ from tests.storage.conftest import ObjectStore, free_port, s3_store, serving
 from tests.storage.conftest import forgotten as forgotten
 
 from forebay.errors import InvalidOption, WriteFailed
-from forebay.runs.result import load_result
 from forebay.storage.filesystem import resolve
 from forebay.sweep.record.record import load_record
 from forebay.sweep.result import load_sweep
 from forebay.sweep.run_sweep import run_sweep
+from forebay.training.runs.result import load_result
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

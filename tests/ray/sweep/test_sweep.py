@@ -15,12 +15,12 @@ from tests.ray.sweep.small_sweeps import MOST_EPOCHS, STEPS_PER_EPOCH, SmallSwee
 
 from forebay.errors import InvalidOption
 from forebay.events import EpochEnded, Event
-from forebay.runs.callback import Callback
-from forebay.runs.control import Control
-from forebay.runs.result import load_result
 from forebay.sweep.record.record import Record, save_record
 from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.tune import stopper
+from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Control
+from forebay.training.runs.result import load_result
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

@@ -9,8 +9,8 @@ import pytest
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
-from forebay.runs.result import load_result
 from forebay.sweep.run_sweep import run_sweep
+from forebay.training.runs.result import load_result
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 

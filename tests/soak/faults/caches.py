@@ -17,7 +17,7 @@ from tests.soak.faults.objects import strike_at
 from tests.soak.guards import check_cache, check_quota, disk_bytes
 
 import forebay as fb
-from forebay.cache.disk.accounts import INDEX_BYTES
+from forebay.data.cache.disk.accounts import INDEX_BYTES
 from forebay.errors import CacheUnusable
 
 

@@ -16,7 +16,7 @@ pytestmark = pytest.mark.variation("two JVMs")
 READS_IN_BOTH = """
 import os, sys, time
 import forebay as fb
-from forebay.manifest.reading import RowGroupReader
+from forebay.data.parquet.reading import RowGroupReader
 
 reader = RowGroupReader(fb.scan(sys.argv[1]))
 expected = [reader.read(index, ["id"])["id"].to_pylist() for index in range(3)]

@@ -18,8 +18,8 @@ from tests.storage.servers.hdfs import HdfsServers
 from tests.storage.servers.silent_line import SilentLine
 
 import forebay as fb
+from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import ReadFailed, SourceChanged
-from forebay.manifest.reading import RowGroupReader
 from forebay.storage.filesystem import resolve
 from forebay.storage.hadoop import clients
 from forebay.storage.retry import ReadPolicy
@@ -129,7 +129,7 @@ def test_frozen_name_node_is_waited_for(
 READ_AS_ANOTHER = """
 import sys
 import forebay as fb
-from forebay.manifest.reading import RowGroupReader
+from forebay.data.parquet.reading import RowGroupReader
 
 tally = fb.Counters()
 for ask in (lambda: fb.scan(sys.argv[2]), lambda: RowGroupReader(fb.load_manifest(sys.argv[1]), tally=tally).read(0)):

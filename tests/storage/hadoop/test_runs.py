@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 from tests.storage.conftest import ObjectStore
-from tests.unit.checkpoint.store_laws import CheckpointStoreLaws
-from tests.unit.runs.attempts.late_laws import LateWriteLaws
+from tests.unit.training.checkpoint.store_laws import CheckpointStoreLaws
+from tests.unit.training.runs.attempts.late_laws import LateWriteLaws
 
-from forebay.checkpoint.checkpoint import CheckpointStore
-from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.local_store import SpooledStore
-from forebay.driver.driver import Driver
-from forebay.driver.local.driver import LocalDriver
 from forebay.testing.drivers.once_suite import OnceSuite
+from forebay.training.checkpoint.checkpoint import CheckpointStore
+from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.checkpoint.local_store import SpooledStore
+from forebay.training.driver.driver import Driver
+from forebay.training.driver.local.driver import LocalDriver
 
 pytestmark = pytest.mark.variation("two JVMs")
 
 
 class TestOnceOnHdfs(OnceSuite):
-    driver_path = "forebay.driver.local.driver:LocalDriver"
+    driver_path = "forebay.training.driver.local.driver:LocalDriver"
 
     @pytest.fixture(autouse=True)
     def _storage(self, hdfs: ObjectStore) -> None:

@@ -11,7 +11,7 @@ from tests.storage.servers.hdfs import NoHadoop, installed_jars
 from tests.storage.servers.hdfs_pair import NameNodePair
 
 import forebay as fb
-from forebay.manifest.reading import RowGroupReader
+from forebay.data.parquet.reading import RowGroupReader
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import resolve
 

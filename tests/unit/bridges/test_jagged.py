@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import forebay as fb
 from forebay.errors import InvalidOption, MissingPackage
-from forebay.train.tables.lookup.bags import bags_of
+from forebay.training.tables.lookup.bags import bags_of
 
 MAX_LEN = 6
 ITEMS: list[list[int] | None] = [[3, 1], [], None, [5], [4, 4, 4, 4, 4, 4], [], [7, 8, 9], [2]]

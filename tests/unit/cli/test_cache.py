@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import forebay as fb
-from forebay.cache.disk.lease import named_user
+from forebay.data.cache.disk.lease import named_user
 from forebay.storage.file_lock import try_lock
 
 Call = Callable[..., Any]

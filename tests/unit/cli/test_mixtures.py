@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.unit.cli.conftest import TRAINING
 
-from forebay.runs.result import load_result
+from forebay.training.runs.result import load_result
 
 Call = Callable[..., Any]
 

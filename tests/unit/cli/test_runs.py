@@ -8,7 +8,7 @@ import time
 from dataclasses import replace
 
 from forebay.cli.runs import RUN_COLUMNS
-from forebay.runs.status import RunStatus
+from forebay.training.runs.status import RunStatus
 
 STATUS = RunStatus(
     name="ctr",
@@ -58,6 +58,6 @@ def test_line_says_what_is_wanted_where_that_is_not_so_yet() -> None:
 
 
 def test_steering_needs_no_torch() -> None:
-    code = "import sys; import forebay.cli.app, forebay.driver.elastic.client; print('torch' in sys.modules)"
+    code = "import sys; import forebay.cli.app, forebay.training.driver.elastic.client; print('torch' in sys.modules)"
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "False"

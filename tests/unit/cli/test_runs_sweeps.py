@@ -9,10 +9,10 @@ from rich.console import Console
 from tests.unit.sweep.made import record, trial
 
 from forebay.cli.runs import trial_table
-from forebay.runs.status import RunStatus
 from forebay.sweep.record.record import Record
 from forebay.sweep.record.status import SweepStatus
 from forebay.sweep.report.trial_columns import WORKERS, TrialRow
+from forebay.training.runs.status import RunStatus
 
 
 def status(name: str, target: int) -> RunStatus:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.loader.sequences import pass_progress
+from forebay.data.windows import pass_progress
 
 Call = Callable[..., Any]
 

@@ -13,14 +13,14 @@ from tests.unit.sweep.made import record, trial
 from forebay.cli.job_file import job_of, job_or_sweep_of
 from forebay.cli.runs import headline
 from forebay.errors import BadJob
-from forebay.job.job import Job
 from forebay.sweep.record.status import SweepStatus
 from forebay.sweep.sweep import Sweep
+from forebay.training.job.job import Job
 
 Call = Callable[..., Any]
 SWEEP = """
 from small_job import job
-from forebay.job.duration import Seconds
+from forebay.training.job.duration import Seconds
 from forebay.sweep.sweep import Sweep
 
 def sweep(data: str, cache: str, storage: str, trials: int = 2, deadline: Seconds | None = None):

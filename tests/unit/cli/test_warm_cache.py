@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from forebay.cache.cpu_share import DEFAULT_WORKERS
-from forebay.cache.disk.disk_cache import DiskCache
 from forebay.cli.job_file import job_of
 from forebay.cli.warm_cache import _requested, _warm_nodes
-from forebay.transform.block import Block
+from forebay.data.cache.cpu_share import DEFAULT_WORKERS
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.transform.block import Block
 
 Call = Callable[..., Any]
 LINE = r"{node} +━+ +[\d.]+/[\d.]+ [KM]?i?(B|bytes) +[\d.]+ [KM]?i?B/s +\d:\d\d:\d\d"

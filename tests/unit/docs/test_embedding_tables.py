@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import forebay as fb
 from forebay.cli.tables.counted_rows import CountedRows
-from forebay.train.tables.owned_rows import TableFacts
+from forebay.training.tables.owned_rows import TableFacts
 
 PAGE = Path(__file__).parents[3] / "docs" / "embedding-tables.md"
 

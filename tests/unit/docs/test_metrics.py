@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from forebay.metrics import GAUGES, METRICS, TAGS, exported_name
+from forebay.runtime.metrics import GAUGES, METRICS, TAGS, exported_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
 

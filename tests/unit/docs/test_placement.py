@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from forebay.deploy.federation.dry_run import dry_run
-from forebay.deploy.fleet.fleet import parse_fleet
-from forebay.deploy.spec.job_toml import parse_job_spec
+from forebay.fleet.clusters.fleet import parse_fleet
+from forebay.fleet.federation.dry_run import dry_run
+from forebay.fleet.spec.job_toml import parse_job_spec
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "placement.md"
 

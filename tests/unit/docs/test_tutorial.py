@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.cli.app import main
-from forebay.runs.result import load_result
+from forebay.training.runs.result import load_result
 
 DOCS = Path(__file__).parents[3] / "docs"
 

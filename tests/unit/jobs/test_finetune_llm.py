@@ -14,9 +14,9 @@ import pytest
 
 from forebay import llm
 from forebay.cli.app import main
-from forebay.driver.local.driver import LocalDriver
-from forebay.runs import run as run_module
 from forebay.testing.data.chats import write_chats
+from forebay.training.driver.local.driver import LocalDriver
+from forebay.training.runs import run as run_module
 
 JOB = Path(__file__).parents[3] / "jobs" / "finetune_llm.py"
 OPTIONS = {

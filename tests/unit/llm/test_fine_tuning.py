@@ -15,16 +15,16 @@ import transformers
 
 import forebay as fb
 from forebay import llm
-from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.errors import BadJob
 from forebay.events import Commands, Event
 from forebay.testing.data.chats import write_chats
-from forebay.train.collectives.collective import SingleProcessCollective
-from forebay.train.metric import scalar
-from forebay.train.spec import TrainSpec
-from forebay.train.state.rng import seed_everything
-from forebay.train.state.snapshot import Snapshot
-from forebay.train.worker import Worker
+from forebay.training.checkpoint.checkpoint import DirectoryStore
+from forebay.training.collectives.collective import SingleProcessCollective
+from forebay.training.state.metric import scalar
+from forebay.training.state.rng import seed_everything
+from forebay.training.state.snapshot import Snapshot
+from forebay.training.worker.spec import TrainSpec
+from forebay.training.worker.worker import Worker
 
 SEQ_LEN, ROWS, STEPS = 64, 8, 20
 

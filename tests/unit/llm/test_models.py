@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.models import ModelSpec, check_model, read_config, recomputes_activations
@@ -14,7 +15,6 @@ from forebay.llm.recipe import Recipe
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.tokens import TokenCounts
 from forebay.llm.training.token_loss import token_loss
-from forebay.loader.batch import Batch
 
 
 def tokens_of(vocab_size: int = 300, seq_len: int = 256) -> PreparedTokens:

@@ -15,16 +15,16 @@ import torch
 
 import forebay as fb
 from forebay import llm
-from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.errors import InvalidOption
 from forebay.events import Commands, Event, Reported
 from forebay.llm.adapters import without_adapter
 from forebay.llm.packing import ID_BITS, START, TARGET
 from forebay.llm.training.preferences import pair_scores, preference_loss, preference_margins
 from forebay.testing.data.chats import write_pairs
-from forebay.train.collectives.collective import SingleProcessCollective
-from forebay.train.spec import TrainSpec
-from forebay.train.worker import Worker
+from forebay.training.checkpoint.checkpoint import DirectoryStore
+from forebay.training.collectives.collective import SingleProcessCollective
+from forebay.training.worker.spec import TrainSpec
+from forebay.training.worker.worker import Worker
 
 SEQ_LEN, BETA = 192, 0.3
 

@@ -12,7 +12,7 @@ import pytest
 from nbclient import NotebookClient
 from studies.two_places import ray_place
 
-from forebay.deploy.client.submission import JobFiles
+from forebay.fleet.client.submission import JobFiles
 
 NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "submit.ipynb"
 

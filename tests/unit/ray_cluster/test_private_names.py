@@ -13,9 +13,7 @@ from types import ModuleType
 import pytest
 import ray
 
-from forebay.driver.driver import named_driver
 from forebay.errors import MissingPackage, UnsupportedRay
-from forebay.extras import TESTED_RAY, missing_package, unsupported_ray
 from forebay.ray_cluster import private_names
 from forebay.ray_cluster.private_names import (
     EVERYTHING,
@@ -29,6 +27,8 @@ from forebay.ray_cluster.private_names import (
     is_found,
 )
 from forebay.ray_cluster.session import ray_session
+from forebay.runtime.extras import TESTED_RAY, missing_package, unsupported_ray
+from forebay.training.driver.driver import named_driver
 
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "platform" / "forebay"

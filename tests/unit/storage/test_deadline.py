@@ -110,7 +110,7 @@ def test_the_end_of_the_process_waits_for_what_is_about_to_return_but_not_for_lo
 ) -> None:
     script = f"""
 import threading, time
-from forebay import at_exit
+from forebay.runtime import at_exit
 from forebay.storage import deadline
 {patience}
 def read():

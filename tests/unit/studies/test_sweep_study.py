@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from forebay.driver.driver import run
 from forebay.testing.data.click_log import write_click_log
+from forebay.training.driver.driver import run
 
 STUDIES = Path(__file__).parents[3] / "studies"
 

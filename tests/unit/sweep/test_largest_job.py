@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from ray import tune
 
-from forebay.job.elastic import Elastic
-from forebay.job.job import Job, Resources
 from forebay.sweep.largest_job import largest_job
 from forebay.sweep.setup import prepare
 from forebay.sweep.sweep import Sweep
 from forebay.testing.drivers.bench import DriverBench
+from forebay.training.job.elastic import Elastic
+from forebay.training.job.job import Job, Resources
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from forebay.job.job import NAME_FORM
 from forebay.sweep.layout import generation_of, run_name, runs_path, trial_id_of
+from forebay.training.job.job import NAME_FORM
 
 
 @pytest.mark.parametrize("generation", [0, 1, 12])

@@ -11,7 +11,6 @@ import ray
 from tests.unit.sweep.made import record, trial
 
 from forebay.errors import InvalidOption
-from forebay.job.job import Job, Resources
 from forebay.sweep.run_sweep import _check_is_within_cluster
 from forebay.sweep.setup import prepare
 from forebay.sweep.sweep import Sweep
@@ -19,6 +18,7 @@ from forebay.sweep.trial_spec import pack
 from forebay.sweep.tune.resources import trial_resources
 from forebay.sweep.tune.resume import _validate_same_space
 from forebay.testing.drivers.bench import DriverBench
+from forebay.training.job.job import Job, Resources
 
 
 @pytest.fixture

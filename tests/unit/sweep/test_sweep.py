@@ -14,16 +14,16 @@ from ray import tune
 
 from forebay.errors import BadJob, InvalidOption, MissingColumn
 from forebay.events import Event
-from forebay.job.elastic import Elastic
-from forebay.job.job import Job
-from forebay.runs.callback import Callback
-from forebay.runs.control import Control
 from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.setup import prepare, title_of
 from forebay.sweep.space import domain_text, parse_domain
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import TrialSpec, pack, unpack
 from forebay.testing.drivers.bench import DriverBench
+from forebay.training.job.elastic import Elastic
+from forebay.training.job.job import Job
+from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Control
 
 JobFunction = Callable[..., Job]
 

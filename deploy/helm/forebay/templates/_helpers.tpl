@@ -38,7 +38,7 @@ securityContext:
     drop: [ALL]
 {{- end -}}
 
-{{/* What this cluster offers, as `forebay.deploy` reads it. */}}
+{{/* What this cluster offers, as `forebay.fleet` reads it. */}}
 {{- define "fb.catalogue" -}}
 {{- $skus := dict -}}
 {{- range $name, $sku := .Values.skus -}}

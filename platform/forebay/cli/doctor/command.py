@@ -39,7 +39,7 @@ def doctor(
     from forebay.doctor.diagnose import ExaminationOptions, diagnose  # noqa: PLC0415
     from forebay.doctor.page import page_of  # noqa: PLC0415
     from forebay.doctor.text import lines_of  # noqa: PLC0415
-    from forebay.report.html.page import write_page  # noqa: PLC0415
+    from forebay.report.page import write_page  # noqa: PLC0415
 
     with only_the_document(as_json):
         made = job_of(job, parameters or ())

@@ -9,7 +9,7 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json
-from forebay.formatting import bytes_text
+from forebay.runtime.formatting import bytes_text
 
 
 def export(

@@ -9,7 +9,7 @@ import typer
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_table
 from forebay.errors import InvalidOption
-from forebay.formatting import bytes_text, count_text
+from forebay.runtime.formatting import bytes_text, count_text
 
 if TYPE_CHECKING:
     from forebay.llm.cost.memory import MemoryEstimate, MemoryPlan

@@ -11,10 +11,10 @@ from typer.core import TyperGroup
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
+from forebay.data.manifest.prepared import Prepared, find_prepared, list_prepared, remove_prepared
+from forebay.data.preparation.progress import tell
 from forebay.errors import InvalidOption
-from forebay.formatting import age_text, bytes_text, count_text, seconds_text
-from forebay.manifest.prepared import Prepared, find_prepared, list_prepared, remove_prepared
-from forebay.preparation.progress import tell
+from forebay.runtime.formatting import age_text, bytes_text, count_text, seconds_text
 from forebay.storage.filesystem import resolve
 from forebay.storage.writer_lease import hold_lease
 

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from rich.console import Console
 
-from forebay.manifest.prepared import Prepared
-from forebay.preparation.progress import PreparationProgress, Report, preparation_listener, present_listener
+from forebay.data.manifest.prepared import Prepared
+from forebay.data.preparation.progress import PreparationProgress, Report, preparation_listener, present_listener
 
 LINE_EVERY_S = 5.0
 

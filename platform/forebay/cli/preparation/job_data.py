@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.preparation.display import shown_preparations
-from forebay.manifest.prepared import Prepared
-from forebay.preparation.stream import wait_for_streams
+from forebay.data.manifest.prepared import Prepared
+from forebay.data.preparation.stream import wait_for_streams
 from forebay.sweep.sweep import Sweep
 
 

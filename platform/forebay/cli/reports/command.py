@@ -62,10 +62,10 @@ def report(
 
 
 def _of_runs(paths: list[str], out: str | None) -> dict[str, object]:
-    from forebay.report.html.page import write_page  # noqa: PLC0415 - as above
-    from forebay.report.run_report.recorded_run import load_run  # noqa: PLC0415
-    from forebay.report.run_report.report_page import report_of, write_report  # noqa: PLC0415
-    from forebay.report.run_report.summary import differences, facts_of  # noqa: PLC0415
+    from forebay.report.page import write_page  # noqa: PLC0415 - as above
+    from forebay.training.run_report.recorded_run import load_run  # noqa: PLC0415
+    from forebay.training.run_report.report_page import report_of, write_report  # noqa: PLC0415
+    from forebay.training.run_report.summary import differences, facts_of  # noqa: PLC0415
 
     found = [load_run(path) for path in paths]
     if out is None and len(found) == 1:
@@ -76,12 +76,12 @@ def _of_runs(paths: list[str], out: str | None) -> dict[str, object]:
 
 
 def _of_sweep(path: str, out: str | None) -> dict[str, object]:
-    from forebay.report.html.page import write_page  # noqa: PLC0415 - as above
-    from forebay.report.run_report.summary import differences, facts_of  # noqa: PLC0415
+    from forebay.report.page import write_page  # noqa: PLC0415 - as above
     from forebay.storage.filesystem import below  # noqa: PLC0415
     from forebay.sweep.record.record import load_record  # noqa: PLC0415
     from forebay.sweep.report.page import FILE_NAME  # noqa: PLC0415
     from forebay.sweep.report.trial_runs import best_runs, sweep_report  # noqa: PLC0415
+    from forebay.training.run_report.summary import differences, facts_of  # noqa: PLC0415
 
     record = load_record(path)
     assert record is not None

@@ -14,7 +14,7 @@ from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically
 
 if TYPE_CHECKING:
-    from forebay.runs.rows.step_rows import StepRows
+    from forebay.training.runs.rows.step_rows import StepRows
 
 _SHOWN_ROWS = 20
 
@@ -35,7 +35,7 @@ def rows(
 ) -> None:
     """Print which rows a step was trained on: file, row group, row. Computed from the run's record, without a log."""
     # Imported here because torch takes seconds to import and the other commands do not need it.
-    from forebay.runs.rows.step_rows import rows_of_step  # noqa: PLC0415
+    from forebay.training.runs.rows.step_rows import rows_of_step  # noqa: PLC0415
 
     if columns is not None and not show:
         raise InvalidOption(f"--columns {columns} chooses values to print. Add --show, or leave it out.")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from forebay.manifest.rows.file_rows import FileRow
-from forebay.manifest.rows.file_windows import FileWindow
+from forebay.data.manifest.file_rows import FileRow
+from forebay.data.manifest.file_windows import FileWindow
 
 Names = Sequence[FileRow | FileWindow]
 _SPANS = 2

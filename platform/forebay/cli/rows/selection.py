@@ -10,13 +10,13 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileType
 
 from forebay.cli.output import only_the_document, progress_bar
-from forebay.loader.rows.order_rows import OrderRows, step_keys
-from forebay.manifest.saved import load_manifest
-from forebay.manifest.scan import scan
-from forebay.plan.order import Order
-from forebay.plan.plan import build_plan
+from forebay.data.manifest.saved import load_manifest
+from forebay.data.plan.order import Order
+from forebay.data.plan.plan import build_plan
+from forebay.data.provenance.order_rows import OrderRows, step_keys
+from forebay.data.sources.scan import scan
+from forebay.data.windows.step_columns import StepColumns
 from forebay.storage.filesystem import below, resolve
-from forebay.transform.sequences.step_columns import StepColumns
 
 _ORDER_RECORD = "order.json"
 """File that each run's folder has, and no data set. The module that writes it imports torch."""
@@ -72,7 +72,7 @@ def rows_of_job(path: str, words: Sequence[str], most: int, *, quiet: bool) -> S
 
 def rows_of_run(path: str, step: int, rank: int | None, most: int, *, is_skipped: bool) -> SelectedRows:
     """First rows of a step of the run in the folder `path`. Raises as `rows_of_step`."""
-    from forebay.runs.rows.step_rows import rows_of_step  # noqa: PLC0415
+    from forebay.training.runs.rows.step_rows import rows_of_step  # noqa: PLC0415
 
     found = rows_of_step(path, step, is_skipped=is_skipped)
     found = found if rank is None else found.of_rank(rank)

@@ -10,13 +10,13 @@ from forebay.cli.output import only_the_document, print_facts, print_json, print
 from forebay.cli.preparation.display import shown_preparations
 from forebay.cli.scoring.score import progress_line
 from forebay.errors import BadJob
-from forebay.formatting import metric_text
-from forebay.job.recipe import call_for
-from forebay.score.evaluation.exact_match import ExactMatchRequest, count_exact_matches
-from forebay.score.evaluation.perplexity import measure_perplexity
-from forebay.score.evaluation.win_rate import WinRate, measure_win_rate
-from forebay.score.evaluation.win_rate_request import WinRateRequest
-from forebay.score.request import ScoreRequest
+from forebay.llm.score.evaluation.exact_match import ExactMatchRequest, count_exact_matches
+from forebay.llm.score.evaluation.perplexity import measure_perplexity
+from forebay.llm.score.evaluation.win_rate import WinRate, measure_win_rate
+from forebay.llm.score.evaluation.win_rate_request import WinRateRequest
+from forebay.llm.score.request import ScoreRequest
+from forebay.runtime.formatting import metric_text
+from forebay.training.job.recipe import call_for
 
 Facts = dict[str, Any]
 

@@ -12,18 +12,18 @@ import typer
 from forebay.cli.job_file import values_of
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.cli.preparation.display import shown_preparations
-from forebay.formatting import time_text
-from forebay.job.coercion import coerce
-from forebay.job.recipe import call_for
-from forebay.score.batch_sweep import sweep_batches
-from forebay.score.pool.tally import ScoreProgress
-from forebay.score.report.batch_plot import FILE_NAME, batch_png
-from forebay.score.report.table import COLUMNS, worker_rows
-from forebay.score.request import ScoreRequest
-from forebay.score.result import ScoreResult
-from forebay.score.scoring import score_rows
+from forebay.llm.score.batch_sweep import sweep_batches
+from forebay.llm.score.pool.tally import ScoreProgress
+from forebay.llm.score.report.batch_plot import FILE_NAME, batch_png
+from forebay.llm.score.report.table import COLUMNS, worker_rows
+from forebay.llm.score.request import ScoreRequest
+from forebay.llm.score.result import ScoreResult
+from forebay.llm.score.scoring import score_rows
+from forebay.runtime.formatting import time_text
 from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import below
+from forebay.training.job.coercion import coerce
+from forebay.training.job.recipe import call_for
 
 INTERRUPTED = 130
 _LINE_EVERY_S = 10.0

@@ -9,21 +9,21 @@ import numpy as np
 import pyarrow as pa
 import typer
 
-from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.spec import CacheSpec
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_table
 from forebay.cli.preparation.display import shown_preparations
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.spec import CacheSpec
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.parquet.arrow_types import parse_type
+from forebay.data.sources.scan import scan
+from forebay.data.transform.features.ragged import is_list
+from forebay.data.windows.sequence_part import SequencePart
+from forebay.data.windows.sequences import Sequences
+from forebay.data.windows.times import duration_text, duration_ticks
+from forebay.data.windows.views import Future, Past
 from forebay.errors import InvalidOption
-from forebay.formatting import bytes_text
-from forebay.loader.sequences.sequence_part import SequencePart
-from forebay.loader.sequences.sequences import Sequences
-from forebay.manifest.columns.arrow_types import parse_type
-from forebay.manifest.manifest import Manifest
-from forebay.manifest.scan import scan
-from forebay.transform.features.ragged import is_list
-from forebay.transform.sequences.times import duration_text, duration_ticks
-from forebay.transform.sequences.views import Future, Past
+from forebay.runtime.formatting import bytes_text
 
 _SHOWN = ("count", "nulls", "mean", "std", "min", "max")
 _COUNTS = ("count", "nulls")

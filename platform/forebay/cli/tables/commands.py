@@ -10,7 +10,7 @@ import typer
 from forebay.cli.arguments import AsJson, JobFile, Parameters
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.errors import InvalidOption
-from forebay.formatting import bytes_text, share_text
+from forebay.runtime.formatting import bytes_text, share_text
 
 if TYPE_CHECKING:
     from forebay.cli.tables.table_plan import TablePlan

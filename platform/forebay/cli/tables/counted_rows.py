@@ -9,12 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from forebay.train.collectives.tensor_collectives import SingleProcessTensorCollectives
-from forebay.train.tables.exchange.pending_lookup import PendingLookup, RoutedIds
-from forebay.train.tables.optimizers import RowOptimizer
-from forebay.train.tables.owned_rows import OwnedRows, TableFacts
-from forebay.train.tables.shared_rows import SharedRows
-from forebay.train.tables.vocabulary.admission import Admission
+from forebay.training.collectives.tensor_collectives import SingleProcessTensorCollectives
+from forebay.training.tables.exchange.pending_lookup import PendingLookup, RoutedIds
+from forebay.training.tables.optimizers import RowOptimizer
+from forebay.training.tables.owned_rows import OwnedRows, TableFacts
+from forebay.training.tables.shared_rows import SharedRows
+from forebay.training.tables.vocabulary.admission import Admission
 
 
 class CountedRows(SharedRows):

@@ -10,15 +10,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.parts.stored_state import open_state
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder.exporting import found_step, stored_checkpoints
 from forebay.llm.hf_folder.safetensors_files import Weight, write_safetensors
 from forebay.llm.hf_folder.sealed_folder import SealedFolder
 from forebay.storage.filesystem import resolve
-from forebay.train.tables.owned_rows import WEIGHT
-from forebay.train.tables.warm_start.saved_tables import SavedTables
+from forebay.training.checkpoint.encoded import CorruptCheckpoint
+from forebay.training.checkpoint.parts.stored_state import open_state
+from forebay.training.tables.owned_rows import WEIGHT
+from forebay.training.tables.warm_start.saved_tables import SavedTables
 
 _SEAL, _IDS, _SHARED = "tables.json", "ids", "shared"
 

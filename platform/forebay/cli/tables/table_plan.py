@@ -11,25 +11,25 @@ from dataclasses import dataclass, replace
 from torch import nn
 from torch.optim import Optimizer
 
-from forebay.cache.disk.disk_cache import DiskCache
-from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.cli.tables.counted_rows import CountedRows
+from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.errors import BadJob
 from forebay.events import Commands, Event
-from forebay.job.job import Job
-from forebay.train.collectives.collective import SingleProcessCollective
-from forebay.train.metric import Metric
-from forebay.train.spec import TrainSpec
-from forebay.train.strategies.strategy import BuildOptimizer
-from forebay.train.tables.optimizers import RowOptimizer
-from forebay.train.tables.options import Tables
-from forebay.train.tables.owned_rows import TableFacts
-from forebay.train.tables.placement import LinkSpeed, PlacementCost, TableDemand, costs_of
-from forebay.train.tables.strategy import TablesOption
-from forebay.train.tables.table import Table
-from forebay.train.tables.vocabulary.admitted_rows import AdmittedRows
-from forebay.train.tables.vocabulary.count_sketch import sketch_shape
-from forebay.train.worker import Worker
+from forebay.training.checkpoint.checkpoint import DirectoryStore
+from forebay.training.collectives.collective import SingleProcessCollective
+from forebay.training.job.job import Job
+from forebay.training.state.metric import Metric
+from forebay.training.strategies.strategy import BuildOptimizer
+from forebay.training.tables.optimizers import RowOptimizer
+from forebay.training.tables.options import Tables
+from forebay.training.tables.owned_rows import TableFacts
+from forebay.training.tables.placement import LinkSpeed, PlacementCost, TableDemand, costs_of
+from forebay.training.tables.strategy import TablesOption
+from forebay.training.tables.table import Table
+from forebay.training.tables.vocabulary.admitted_rows import AdmittedRows
+from forebay.training.tables.vocabulary.count_sketch import sketch_shape
+from forebay.training.worker.spec import TrainSpec
+from forebay.training.worker.worker import Worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from forebay.doctor.findings.loop_parts import fixed_share_of
 from forebay.doctor.findings.measurements import Measurements
 from forebay.doctor.findings.walls import LOCK, WallVerdict, ratio_of, step_s_of
 from forebay.doctor.findings.ways import RoundKind, Way
-from forebay.formatting import bytes_text
+from forebay.runtime.formatting import bytes_text
 
 LARGER = 4
 

@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from forebay.cache.cpu_share import DataWorkers
-from forebay.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.cpu_share import DataWorkers
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.loader.batch import Batch
+from forebay.data.plan.cursor import Cursor
 from forebay.doctor.findings.measurements import Contention, Round
 from forebay.doctor.findings.ways import MEANINGS, RoundKind, Way, in_rounds
 from forebay.doctor.rounds.cold_epoch import ColdEpoch
@@ -20,9 +22,7 @@ from forebay.doctor.rounds.production import BlockProduction, Produced
 from forebay.doctor.rounds.sample import Sample
 from forebay.doctor.rounds.sample_pass import BlockPlaces
 from forebay.doctor.rounds.thread_time import ThreadClock, ThreadLoop, ThreadTime
-from forebay.loader.batch import Batch
-from forebay.metrics import Counters
-from forebay.plan.cursor import Cursor
+from forebay.runtime.metrics import Counters
 
 NUM_ROUNDS = 5
 _WARM_STEPS = 3

@@ -6,17 +6,17 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import torch
 
-from forebay.checkpoint.checkpoint import Checkpoint
-from forebay.checkpoint.encoded import PartFacts
-from forebay.checkpoint.parts.part import LocalChunk, PartReceipt
-from forebay.checkpoint.parts.verified_part import ReadBytes
+from forebay.data.loader.batch import Batch
 from forebay.doctor.rounds.examination import Examination
 from forebay.errors import BadJob
 from forebay.events import Commands, Event
-from forebay.loader.batch import Batch
-from forebay.train.collectives.collective import SingleProcessCollective
-from forebay.train.spec import TrainSpec
-from forebay.train.worker import TrainFunction, Worker
+from forebay.training.checkpoint.checkpoint import Checkpoint
+from forebay.training.checkpoint.encoded import PartFacts
+from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt
+from forebay.training.checkpoint.parts.verified_part import ReadBytes
+from forebay.training.collectives.collective import SingleProcessCollective
+from forebay.training.worker.spec import TrainSpec
+from forebay.training.worker.worker import TrainFunction, Worker
 
 
 class ExaminedWorker(Worker):

@@ -10,11 +10,11 @@ from itertools import cycle, islice
 import numpy as np
 import torch
 
+from forebay.data.loader.batch import Batch
+from forebay.data.loader.data import Data
+from forebay.data.loader.loader import Loader
 from forebay.doctor.rounds.held_blocks import HeldBlocks
-from forebay.loader.batch import Batch
-from forebay.loader.data import Data
-from forebay.loader.loader import Loader
-from forebay.metrics import Counters
+from forebay.runtime.metrics import Counters
 from forebay.world import World
 
 Copy = Callable[[Batch], Batch]

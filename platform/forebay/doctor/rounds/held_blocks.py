@@ -7,18 +7,18 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from forebay.cache.block_builder import BlockBuilder
-from forebay.cache.block_key import BlockNames
-from forebay.cache.disk.disk_cache import DiskCache
-from forebay.cache.local_source import LocalSource
-from forebay.cache.source import BlockSource
+from forebay.data.cache.block_builder import BlockBuilder
+from forebay.data.cache.block_key import BlockNames
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.local_source import LocalSource
+from forebay.data.cache.source import BlockSource
+from forebay.data.transform.block import Block
+from forebay.data.transform.dataset import Dataset
+from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES, list_offsets
+from forebay.data.windows.sequence_block import SequenceTransform
 from forebay.doctor.rounds.sample import HeldPagesReader, Sample, datasets_in
 from forebay.errors import CacheUnusable
-from forebay.metrics import Counters
-from forebay.transform.block import Block
-from forebay.transform.dataset import Dataset
-from forebay.transform.features.ragged import LIST_OFFSETS, LIST_VALUES, list_offsets
-from forebay.transform.sequences.sequence_block import SequenceTransform
+from forebay.runtime.metrics import Counters
 
 MOST_HELD = 8
 

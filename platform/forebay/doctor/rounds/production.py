@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from forebay.cache.block_builder import BuildOptions
-from forebay.cache.cpu_share import CpuShare, DataWorkers
-from forebay.cache.local_source import build_recorded, workers_for
-from forebay.cache.read_pool import ReadPool
+from forebay.data.cache.block_builder import BuildOptions
+from forebay.data.cache.cpu_share import CpuShare, DataWorkers
+from forebay.data.cache.local_source import build_recorded, workers_for
+from forebay.data.cache.read_pool import ReadPool
+from forebay.data.transform.block import Block
 from forebay.doctor.rounds.cold_epoch import ColdEpoch
 from forebay.doctor.rounds.sample_pass import MOST_PASSES, BlockPlaces, SamplePass
-from forebay.foreign_code import outcome_of
-from forebay.metrics import Counters
+from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.metrics import Counters
 from forebay.storage.deadline import Cancellation
-from forebay.transform.block import Block
 
 _LEAST_BLOCKS = 2
 _SLOW_S = 0.5

@@ -10,15 +10,15 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
 
+from forebay.data.loader.data import Data
+from forebay.data.manifest.manifest import RowGroup
+from forebay.data.manifest.prepared import find_prepared
+from forebay.data.manifest.streamed import StreamedManifest
+from forebay.data.parquet.reading import Fetched, RowGroupReader
+from forebay.data.transform.dataset import Dataset
 from forebay.errors import InvalidOption
-from forebay.loader.data import Data
-from forebay.manifest.manifest import RowGroup
-from forebay.manifest.prepared import find_prepared
-from forebay.manifest.reading import Fetched, RowGroupReader
-from forebay.manifest.streamed import StreamedManifest
-from forebay.metrics import Counters
+from forebay.runtime.metrics import Counters
 from forebay.storage.filesystem import resolve_source
-from forebay.transform.dataset import Dataset
 from forebay.world import World
 
 MOST_BYTES = 256 << 20

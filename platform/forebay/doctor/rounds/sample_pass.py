@@ -6,11 +6,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.cache.block_builder import BlockBuilder, BuildOptions
-from forebay.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.block_builder import BlockBuilder, BuildOptions
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.transform.dataset import Dataset
 from forebay.doctor.rounds.sample import HeldPagesReader, Sample, forget_pages
-from forebay.metrics import Counters
-from forebay.transform.dataset import Dataset
+from forebay.runtime.metrics import Counters
 
 MOST_PASSES = 4
 """Passes that overlap, so that more row groups may be read at once than a sample of large ones has."""

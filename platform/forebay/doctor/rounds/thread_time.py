@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.foreign_code import outcome_of
+from forebay.runtime.foreign_code import outcome_of
 
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 

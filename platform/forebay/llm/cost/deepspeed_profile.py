@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from forebay.extras import extra_package
 from forebay.llm.adapters import Lora
 from forebay.llm.cost.flops import LONG, SHORT, TokenFlops, of_two_counts, one_document
 from forebay.llm.cost.skeleton import over_layers, skeleton
+from forebay.runtime.extras import extra_package
 
 FORWARD_AND_BACKWARD = 3
 """The profiler counts a forward pass, and takes the backward pass for two of them, also where weights are frozen."""

@@ -14,7 +14,7 @@ from forebay.llm.adapters import ALL_LINEAR, Lora
 from forebay.llm.cost.activations import Activations, count_activations
 from forebay.llm.cost.known_models import TINY_VOCABULARY, model_config
 from forebay.llm.cost.skeleton import num_parameters, over_layers, skeleton
-from forebay.train.strategies.choice import Offload, StrategyName
+from forebay.training.strategies.choice import Offload, StrategyName
 
 Tuning: TypeAlias = Literal["full", "lora", "qlora"]
 Precision: TypeAlias = Literal["bf16", "fp32"]

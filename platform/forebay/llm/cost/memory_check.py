@@ -13,13 +13,13 @@ from typing import Any, cast
 import torch
 
 from forebay.errors import InvalidOption
-from forebay.formatting import bytes_text
 from forebay.llm.adapters import ALL_LINEAR, targets_text
 from forebay.llm.cost.known_models import model_config
 from forebay.llm.cost.memory import MemoryEstimate, MemoryPlan, estimate_memory
 from forebay.llm.cost.skeleton import skeleton
 from forebay.llm.models import recomputes_activations
 from forebay.llm.recipe import Recipe
+from forebay.runtime.formatting import bytes_text
 
 USABLE = 0.9
 """Share of a device's memory that an estimate may fill: the rest is for the CUDA context, NCCL and gaps."""

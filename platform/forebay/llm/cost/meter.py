@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.cost.deepspeed_profile import deepspeed_flops
 from forebay.llm.cost.device_peaks import device_peak
@@ -20,8 +21,7 @@ from forebay.llm.packing import ID_BITS, TARGET
 from forebay.llm.recipe import Recipe
 from forebay.llm.token_batch import unpack
 from forebay.llm.tokens import TOKENS
-from forebay.loader.batch import Batch
-from forebay.train.metric import Metric, WeightedMean
+from forebay.training.state.metric import Metric, WeightedMean
 
 PROFILES = {"exact": count_flops, "deepspeed": deepspeed_flops}
 _MICRO = 1_000_000

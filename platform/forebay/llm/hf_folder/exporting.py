@@ -11,11 +11,6 @@ from typing import Any, Literal
 import torch
 from pyarrow import fs
 
-from forebay.checkpoint.config import FOLDER
-from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
-from forebay.checkpoint.files.readable import readable_checkpoints
-from forebay.checkpoint.parts.stored_state import StoredState, open_state
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder.model_origin import TRACKED, ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight, index_text, split_files, write_safetensors
@@ -31,7 +26,12 @@ from forebay.llm.hf_folder.weights import (
 )
 from forebay.llm.models import TINY
 from forebay.storage.filesystem import Location, below, resolve
-from forebay.storage.listing.globs import children
+from forebay.storage.globs import children
+from forebay.training.checkpoint.config import FOLDER
+from forebay.training.checkpoint.encoded import CorruptCheckpoint
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.training.checkpoint.files.readable import readable_checkpoints
+from forebay.training.checkpoint.parts.stored_state import StoredState, open_state
 
 Content = Literal["model", "adapter", "merged model"]
 

@@ -15,7 +15,7 @@ from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.credentials import redacted, redacting
 from forebay.storage.filesystem import below, resolve
-from forebay.storage.listing.globs import children
+from forebay.storage.globs import children
 
 ORIGIN = "forebay.json"
 """First file: it says what the folder becomes."""

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import InvalidOption, MissingPackage
-from forebay.foreign_code import replaced_errors
 from forebay.llm.hf_folder.safetensors_files import Weight, split_files, write_safetensors
 from forebay.llm.hf_folder.sealed_folder import SealedFolder
 from forebay.llm.source.tokenizers import import_transformers
+from forebay.runtime.foreign_code import replaced_errors
 from forebay.storage.filesystem import below, resolve
 
 SMOLLM2 = "smollm2"

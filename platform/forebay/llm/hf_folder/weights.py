@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forebay.checkpoint.parts.stored_state import StoredState
 from forebay.errors import InvalidOption
-from forebay.extras import extra_package
 from forebay.llm.adapters import Lora
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
@@ -21,7 +19,9 @@ from forebay.llm.models import TINY
 from forebay.llm.quantization import dequantized
 from forebay.llm.source.folders import local_copy
 from forebay.llm.source.tokenizers import import_transformers
-from forebay.train.state.rng import seed_everything
+from forebay.runtime.extras import extra_package
+from forebay.training.checkpoint.parts.stored_state import StoredState
+from forebay.training.state.rng import seed_everything
 
 _ADAPTED = "base_model.model."
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"

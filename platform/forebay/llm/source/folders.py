@@ -9,11 +9,11 @@ from pathlib import Path
 
 from pyarrow import fs
 
+from forebay.data.transform.fingerprint.values import digest
 from forebay.errors import InvalidOption
 from forebay.llm.source.hub_model import hub_copy, hub_model
 from forebay.storage.filesystem import Location, resolve
-from forebay.storage.listing.globs import children
-from forebay.transform.fingerprint.values import digest
+from forebay.storage.globs import children
 
 _SAMPLES, _SAMPLE_BYTES = 9, 1 << 16
 

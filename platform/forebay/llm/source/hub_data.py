@@ -5,8 +5,8 @@ from __future__ import annotations
 from functools import partial
 
 from forebay.errors import InvalidOption
-from forebay.extras import extra_package
-from forebay.foreign_code import replaced_errors
+from forebay.runtime.extras import extra_package
+from forebay.runtime.foreign_code import replaced_errors
 
 HUB = "hf:"
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from forebay.errors import InvalidOption
-from forebay.extras import extra_package
-from forebay.foreign_code import outcome_of, replaced_errors
+from forebay.runtime.extras import extra_package
+from forebay.runtime.foreign_code import outcome_of, replaced_errors
 
 _NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w.-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from forebay.data.manifest.prepared import Prepared
 from forebay.errors import InvalidOption
 from forebay.llm.source.tokenizers import TokenizerSpec, load_tokenizer
 from forebay.llm.tokens import TokenCounts
-from forebay.manifest.prepared import Prepared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

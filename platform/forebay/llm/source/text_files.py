@@ -8,14 +8,14 @@ from os import PathLike
 from pathlib import PurePosixPath
 from typing import Literal
 
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.sources.parquet_files import SUFFIXES, Uri, find_files
+from forebay.data.sources.scan import scan
 from forebay.errors import InvalidOption
 from forebay.llm.source.hub_data import HUB, hub_files
-from forebay.manifest.manifest import Manifest
-from forebay.manifest.scan import scan
+from forebay.runtime.uris import split_options
 from forebay.storage.filesystem import resolve
-from forebay.storage.listing.parquet_files import SUFFIXES, Uri, find_files
 from forebay.storage.versions import FoundFile
-from forebay.uris import split_options
 
 SPAN_BYTES = 16 << 20
 """About 4 million tokens of English text: enough documents to fill rows well, few enough to hold them in memory."""

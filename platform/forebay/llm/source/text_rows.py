@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import InvalidDocument
 from forebay.llm.source.text_files import Format, TextSpan
-from forebay.manifest.manifest import Manifest
-from forebay.manifest.reading import RowGroupReader
 from forebay.storage.filesystem import resolve, resolve_source
 from forebay.storage.retry import read
 

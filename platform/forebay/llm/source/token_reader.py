@@ -10,8 +10,9 @@ from typing import Any, Literal
 import numpy as np
 import pyarrow as pa
 
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.preparation.progress import tell
 from forebay.errors import InvalidDocument, InvalidOption
-from forebay.formatting import count_text
 from forebay.llm.chat import (
     Document,
     InvalidConversation,
@@ -38,8 +39,7 @@ from forebay.llm.source.columns import (
 from forebay.llm.source.text_files import Format, TextSpan
 from forebay.llm.source.text_rows import TextRow, rows_of
 from forebay.llm.tokens import TokenCounts, token_table
-from forebay.manifest.manifest import Manifest
-from forebay.preparation.progress import tell
+from forebay.runtime.formatting import count_text
 from forebay.storage.credentials import Access
 
 OnBadRows = Literal["raise", "skip"]

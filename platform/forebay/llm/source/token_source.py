@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, get_args
 
+from forebay.data.manifest.prepared import PreparedOrigin
+from forebay.data.transform.fingerprint.values import canonical, digest, value_identity
 from forebay.errors import InvalidDocument, InvalidOption, NoFiles
 from forebay.llm.chat import TrainOn, check_train_on
 from forebay.llm.packing import Overflow, Packing, RowLayout
@@ -24,9 +26,7 @@ from forebay.llm.source.text_files import TextFiles, TextSpan, cut_spans, find_t
 from forebay.llm.source.text_rows import rows_of
 from forebay.llm.source.token_reader import ExampleRows, OnBadRows, TokenReader
 from forebay.llm.source.tokenizers import TokenizerSpec, load_tokenizer, to_text, train_tokenizer
-from forebay.manifest.prepared import PreparedOrigin
 from forebay.storage.credentials import Access
-from forebay.transform.fingerprint.values import canonical, digest, value_identity
 
 VERSION = 2
 """Part of every fingerprint. Raised when equal data would give other rows."""

@@ -10,16 +10,16 @@ from typing import Any
 
 from pyarrow import fs
 
+from forebay.data.preparation.progress import tell
+from forebay.data.transform.fingerprint.values import digest
 from forebay.errors import InvalidOption, whole_number
-from forebay.extras import extra_package
-from forebay.foreign_code import replaced_errors
-from forebay.formatting import count_text
 from forebay.llm.chat import CHATML, TEMPLATES
 from forebay.llm.source.folders import local_copy, small_files_of
-from forebay.preparation.progress import tell
+from forebay.runtime.extras import extra_package
+from forebay.runtime.foreign_code import replaced_errors
+from forebay.runtime.formatting import count_text
 from forebay.storage.filesystem import Location
-from forebay.storage.listing.globs import children
-from forebay.transform.fingerprint.values import digest
+from forebay.storage.globs import children
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Pad, the beginning of a message and its end, in the tokenizer that is trained on the data."""

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from forebay.llm.token_batch import IGNORED
 from forebay.llm.training.token_loss import LOSS_CHUNK, cross_entropy, of_targets
-from forebay.train.worker import Worker
+from forebay.training.worker.worker import Worker
 
 
 def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK) -> dict[str, float]:

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from forebay.data.loader.batch import Batch
 from forebay.llm.token_batch import IGNORED, document_numbers
 from forebay.llm.tokens import PAIRS, TOKENS
 from forebay.llm.training.token_loss import LOSS_CHUNK, cross_entropy, of_targets
-from forebay.loader.batch import Batch
 
 
 class PairScores(NamedTuple):

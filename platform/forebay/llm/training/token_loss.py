@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
+from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.token_batch import IGNORED, TokenBatch, unpack
 from forebay.llm.tokens import TOKENS
-from forebay.loader.batch import Batch
 
 LOSS_CHUNK = 1024
 """Targets whose logits exist at a time."""

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, TypeVar
 
-from forebay.extras import extra_package
-from forebay.foreign_code import replaced_errors
+from forebay.runtime.extras import extra_package
+from forebay.runtime.foreign_code import replaced_errors
 from forebay.storage.credentials import redact
 from forebay.storage.hadoop.native import hdfs_native
 

@@ -9,9 +9,9 @@ from urllib.parse import parse_qsl
 from xml.etree import ElementTree
 
 from forebay.errors import InvalidOption
+from forebay.runtime.uris import END_OF_NAME, split_options
 from forebay.storage.hadoop.clients import ONCE, HadoopAddress, ask_name_node
 from forebay.storage.hadoop.files import HadoopFiles
-from forebay.uris import END_OF_NAME, split_options
 
 _PORT = 8020
 _KERBEROS = ("kerberos_principal", "kerberos_keytab", "kerberos_cache")

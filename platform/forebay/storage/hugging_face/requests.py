@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from forebay.extras import extra_package
+from forebay.runtime.extras import extra_package
 
 _TIMEOUT_S = 30
 _RESET = re.compile(r";t=(\d+)")

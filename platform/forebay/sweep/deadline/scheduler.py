@@ -16,7 +16,7 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import TrialScheduler
 
 from forebay.errors import InvalidOption
-from forebay.formatting import time_text
+from forebay.runtime.formatting import time_text
 from forebay.sweep.deadline.allocation import Policy
 from forebay.sweep.deadline.policy import Decisions, Rules, SweepView, decide
 from forebay.sweep.deadline.trial_stats import TrialStats

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from forebay.driver.elastic.client import names, request_stop, request_target, runs
-from forebay.runs.status import RunStatus
 from forebay.sweep.layout import generation_of, trial_id_of
+from forebay.training.driver.elastic.client import names, request_stop, request_target, runs
+from forebay.training.runs.status import RunStatus
 
 ANSWER_S, SILENT_S = 2.0, 0.4
 """Timeouts of an answer. For `PATIENT_EVERY_S` after a timeout the short one applies, so that the sweep is not delayed.

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 from forebay.errors import ForebayError
 from forebay.events import EpochEnded
-from forebay.runs.result import load_result
 from forebay.storage.filesystem import below
 from forebay.sweep.layout import RUNS, generation_of
 from forebay.sweep.record.record import Point, Record, TrialRecord
+from forebay.training.runs.result import load_result
 
 
 def backfill(record: Record, path: str) -> None:

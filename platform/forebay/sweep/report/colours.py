@@ -11,7 +11,7 @@ from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_hex
 from matplotlib.figure import Figure
 
-from forebay.report.html.style import INK
+from forebay.report.style import INK
 from forebay.sweep.record.record import Record, TrialRecord
 from forebay.sweep.report.text import value_text
 

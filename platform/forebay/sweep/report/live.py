@@ -16,7 +16,7 @@ from rich.live import Live as Screen
 from rich.table import Table
 from rich.text import Text
 
-from forebay.formatting import time_text
+from forebay.runtime.formatting import time_text
 from forebay.sweep.record.record import Record, State, active_first
 from forebay.sweep.report.text import best_text, config_text, summary_line, value_text
 from forebay.sweep.report.trial_columns import TrialColumn, TrialRow, live_columns

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from markupsafe import Markup
 from matplotlib.figure import Figure
 
-from forebay.foreign_code import error_of
-from forebay.formatting import time_text
-from forebay.report.html.elements import element, facts, joined, row, section, table
-from forebay.report.html.figures import figure_of
-from forebay.report.html.page import document, fragment
-from forebay.report.html.page import write_page as write
+from forebay.report.elements import element, facts, joined, row, section, table
+from forebay.report.figures import figure_of
+from forebay.report.page import document, fragment
+from forebay.report.page import write_page as write
+from forebay.runtime.foreign_code import error_of
+from forebay.runtime.formatting import time_text
 from forebay.storage.atomic import ADVICE
 from forebay.storage.filesystem import below
 from forebay.sweep.record.record import Record

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from forebay.report.html.style import INK
+from forebay.report.style import INK
 from forebay.sweep.record.record import Record
 from forebay.sweep.report.colours import Colours
 from forebay.sweep.report.plots import HEIGHT, WIDTH

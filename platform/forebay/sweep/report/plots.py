@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from forebay.report.html.style import FAINT, INK
+from forebay.report.style import FAINT, INK
 from forebay.sweep.record.record import Record, State, TrialRecord, WorkerCount
 from forebay.sweep.report.colours import Colours, without_outliers
 

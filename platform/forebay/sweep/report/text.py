@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from forebay.formatting import metric_text, time_text
+from forebay.runtime.formatting import metric_text, time_text
 from forebay.sweep.record.record import Record, TrialRecord
 
 

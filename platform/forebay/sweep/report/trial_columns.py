@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from forebay.formatting import count_text, metric_text, time_text, workers_text
 from forebay.report.columns import NONE, Column, column
-from forebay.runs.status import RunStatus
+from forebay.runtime.formatting import count_text, metric_text, time_text, workers_text
 from forebay.sweep.record.record import Record, State, TrialRecord
 from forebay.sweep.record.status import TrialStatus
 from forebay.sweep.report.text import config_text, word
+from forebay.training.runs.status import RunStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from forebay.errors import InvalidOption
-from forebay.report.html.elements import element, joined, section
-from forebay.report.run_report.comparison import comparison
-from forebay.report.run_report.recorded_run import RecordedRun, load_run
-from forebay.report.run_report.report_page import MAX_RUNS
+from forebay.report.elements import element, joined, section
 from forebay.storage.filesystem import below
 from forebay.sweep.record.record import Record
 from forebay.sweep.report.page import page
+from forebay.training.run_report.comparison import comparison
+from forebay.training.run_report.recorded_run import RecordedRun, load_run
+from forebay.training.run_report.report_page import MAX_RUNS
 
 
 def sweep_report(record: Record, runs: list[RecordedRun]) -> str:

@@ -13,20 +13,20 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
-from forebay.checkpoint.buffer import ReusableBuffer
-from forebay.checkpoint.checkpoint import Checkpoint, Encoder, decode, found_in, newest_of
-from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.encoded import CorruptCheckpoint
-from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
-from forebay.checkpoint.files.readable import readable_checkpoints
 from forebay.errors import CorruptFile, InvalidOption
-from forebay.runs.result import Result, save_result
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.json_file import read_json_file, to_json, write_json_file
-from forebay.train.state.hyperparameters import left_out
-from forebay.train.state.snapshot import Snapshot
+from forebay.training.checkpoint.buffer import ReusableBuffer
+from forebay.training.checkpoint.checkpoint import Checkpoint, Encoder, decode, found_in, newest_of
+from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.checkpoint.encoded import CorruptCheckpoint
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.training.checkpoint.files.readable import readable_checkpoints
+from forebay.training.runs.result import Result, save_result
+from forebay.training.state.hyperparameters import left_out
+from forebay.training.state.snapshot import Snapshot
 
 CHECKPOINTS, PINNED = "checkpoints", "pinned"
 NUM_PINNED = 3

@@ -10,7 +10,7 @@ from pyarrow.fs import FileType
 
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import below, resolve
-from forebay.storage.listing.globs import children
+from forebay.storage.globs import children
 from forebay.sweep.layout import generation_of, run_name, trial_id_of
 from forebay.sweep.trial.fork import fork, newest_stored_step, origin_of
 

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from forebay.driver.driver import run
 from forebay.events import EpochEnded, Event, Failed, Reported, Resized, Started
-from forebay.foreign_code import outcome_of
-from forebay.job.job import Job
-from forebay.runs.callback import Callback
-from forebay.runs.control import Control
-from forebay.runs.result import Result
+from forebay.runtime.foreign_code import outcome_of
+from forebay.training.driver.driver import run
+from forebay.training.job.job import Job
+from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Control
+from forebay.training.runs.result import Result
 
 FIRST_STEP_S = 60.0
 

@@ -19,7 +19,6 @@ from ray.exceptions import RayError
 
 from forebay.errors import Hung, InvalidOption, UnderWay
 from forebay.events import EpochEnded
-from forebay.runs.result import Result
 from forebay.storage.credentials import redact
 from forebay.storage.filesystem import below
 from forebay.storage.json_file import to_json, write_json_file
@@ -28,6 +27,7 @@ from forebay.sweep.trial.fork import newest_stored_step, pin
 from forebay.sweep.trial.generations import newest_generation, start_generation
 from forebay.sweep.trial.nested_run import Epoch, NestedRun
 from forebay.sweep.trial_spec import TrialSpec, blocks_of, unpack
+from forebay.training.runs.result import Result
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from ray.tune import PlacementGroupFactory
 
-from forebay.job.job import Job
 from forebay.sweep.trial_spec import TrialSpec, pack, unpack
+from forebay.training.job.job import Job
 
 _PACKED: dict[bytes, TrialSpec] = {}
 """Specs packed in this process, by payload."""

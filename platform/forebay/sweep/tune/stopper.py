@@ -13,7 +13,7 @@ from ray.actor import ActorHandle
 from ray.tune.experiment import Trial
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.formatting import time_text
+from forebay.runtime.formatting import time_text
 
 STOP_TIMEOUT_S = 600.0
 """Time limit for trials to save a checkpoint and end. Tune ends them after it."""

@@ -16,25 +16,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
-from forebay.cache.spec import CacheSpec
-from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
-from forebay.driver.local.driver import LocalDriver
-from forebay.job.job import Job
-from forebay.loader.data import Data
-from forebay.manifest.manifest import Manifest
-from forebay.manifest.scan import scan
-from forebay.plan.mixture.mixture import Mixture
-from forebay.plan.order import Order
-from forebay.plan.plan import build_plan
-from forebay.runs.result import Result
+from forebay.data.cache.spec import CacheSpec
+from forebay.data.loader.data import Data
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.plan.mixture.mixture import Mixture
+from forebay.data.plan.order import Order
+from forebay.data.plan.plan import build_plan
+from forebay.data.sources.scan import scan
+from forebay.data.transform.features.groups import Dense, Label
+from forebay.data.transform.row_random import RowRandom
+from forebay.data.transform.transform import Transform
 from forebay.storage.filesystem import below
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
 from forebay.testing.drivers.events import ATTEMPTS, Disturbance, StepAttempt, happened_at, recording_train
-from forebay.train.state.snapshot import Snapshot
-from forebay.train.worker import Worker
-from forebay.transform.features.groups import Dense, Label
-from forebay.transform.row_random import RowRandom
-from forebay.transform.transform import Transform
+from forebay.training.checkpoint.checkpoint import Checkpoint, DirectoryStore
+from forebay.training.driver.local.driver import LocalDriver
+from forebay.training.job.job import Job
+from forebay.training.runs.result import Result
+from forebay.training.state.snapshot import Snapshot
+from forebay.training.worker.worker import Worker
 
 ROWS = 120
 STEPS_PER_EPOCH = 8

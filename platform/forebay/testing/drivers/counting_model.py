@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 
-from forebay.loader.batch import Batch
+from forebay.data.loader.batch import Batch
 
 MOST_EPOCHS = 256
 """Number of counted epochs. A resumed run may have more epochs, and its model must still fit the checkpoint."""

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
-from forebay.train.worker import Worker
+from forebay.training.worker.worker import Worker
 
 ATTEMPTS = "attempts"
 HAPPENED = "happened"

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import nn
 
-from forebay.driver.driver import Driver
 from forebay.errors import Hung, InvalidOption, NullLabel, RunFailed
 from forebay.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Started
-from forebay.runs.callback import Callback
-from forebay.runs.control import Control
-from forebay.runs.result import Result, load_result
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, BenchOrder, DriverBench, weights
-from forebay.train.worker import Worker
+from forebay.training.driver.driver import Driver
+from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Control
+from forebay.training.runs.result import Result, load_result
+from forebay.training.worker.worker import Worker
 
 PROMPT_S = 60.0
 GRACE_S = 30.0
@@ -124,7 +124,7 @@ class FixedSuite:
             self.run(bench, "raising", heard, at_step=5, event="raise")
         assert time.time() - bench.happened_at("raising") < PROMPT_S
         assert 'raise ValueError("boom in the train function")' in str(failure.value)
-        assert "forebay/driver/" not in str(failure.value), "the traceback shows frames that the user did not write"
+        assert "forebay/training/driver/" not in str(failure.value), "the traceback shows frames of Forebay"
         assert isinstance(failure.value.__cause__, ValueError)
         assert len([event for event in heard if isinstance(event, Started)]) == 1
         error = "ValueError: boom in the train function on rank 1"

@@ -15,9 +15,9 @@ from ray._raylet import GcsClient  # type: ignore[attr-defined]
 from ray.cluster_utils import Cluster
 from ray.core.generated import autoscaler_pb2
 
-from forebay.checkpoint.memory_store_actor import stores_of
-from forebay.checkpoint.part_memory.actor import part_stores_of
 from forebay.ray_cluster.private_names import SMALL_NODES, check_ray
+from forebay.training.checkpoint.memory_store_actor import stores_of
+from forebay.training.checkpoint.part_memory.actor import part_stores_of
 
 STORE_BYTES = 80 << 20  # Size of each node's object store. Ray accepts no less than 75 MiB.
 SYSTEM_CONFIG = {

@@ -8,15 +8,15 @@ from typing import Any, ClassVar
 
 import pytest
 
-from forebay.driver.driver import Driver
 from forebay.events import Event, Preparing
-from forebay.job.start_policy import StartPolicy
-from forebay.runs.attempts import fence
-from forebay.runs.attempts.files import AttemptFiles
-from forebay.runs.control import Control
-from forebay.runs.result import load_result
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.process import FENCED_CODE, DriverProcess
+from forebay.training.driver.driver import Driver
+from forebay.training.job.start_policy import StartPolicy
+from forebay.training.runs.attempts import fence
+from forebay.training.runs.attempts.files import AttemptFiles
+from forebay.training.runs.control import Control
+from forebay.training.runs.result import load_result
 
 ASK_S = 0.2
 TAKEOVER_S = 2.0

@@ -16,9 +16,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from forebay.errors import Fenced
-from forebay.job.start_policy import StartPolicy
-from forebay.runs.attempts import fence
 from forebay.testing.drivers.bench import DriverBench
+from forebay.training.job.start_policy import StartPolicy
+from forebay.training.runs.attempts import fence
 
 PATIENCE_S = 300.0
 FENCED_CODE = Fenced.exit_status

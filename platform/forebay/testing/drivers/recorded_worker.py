@@ -10,10 +10,10 @@ from typing import Any, cast
 import torch
 import xxhash
 
-from forebay.loader.batch import Batch
+from forebay.data.loader.batch import Batch
 from forebay.testing.drivers.events import Disturbance, StepRecord
-from forebay.train.metric import Metric, WeightedMean
-from forebay.train.worker import Worker
+from forebay.training.state.metric import Metric, WeightedMean
+from forebay.training.worker.worker import Worker
 
 LOSSES = "losses"
 

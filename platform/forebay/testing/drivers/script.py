@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forebay.events import Event, Reported, Resized, Started
-from forebay.runs.control import Control
+from forebay.training.runs.control import Control
 
 PATIENCE_S = 90.0
 SETTLED_REPORTS = 2

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
-from forebay.checkpoint.files.names import part_file
 from forebay.events import Failed
-from forebay.job.elastic import Elastic
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.fixed_suite import Heard, assert_same_model
 from forebay.testing.drivers.script import Cue, resize
 from forebay.testing.drivers.suite import DriverSuite, changes, kill_members, no_act
-from forebay.train.strategies.choice import INSTALL
+from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.training.checkpoint.files.names import part_file
+from forebay.training.job.elastic import Elastic
+from forebay.training.strategies.choice import INSTALL
 
 CLOSE = 1e-5
 ZERO = ("zero1", "zero2", "zero3", "zero1-optimizer", "zero2-optimizer", "zero3-optimizer")

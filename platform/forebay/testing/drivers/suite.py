@@ -11,12 +11,8 @@ from typing import ClassVar, Protocol
 
 import pytest
 
-from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.errors import InvalidOption
 from forebay.events import Failed, Preempted, Resized, Started
-from forebay.job.elastic import Elastic
-from forebay.runs.control import Control
-from forebay.runs.result import Result
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.counting_model import MOST_EPOCHS
 from forebay.testing.drivers.fixed_suite import WORKERS, FixedSuite, in_each_order
@@ -24,6 +20,10 @@ from forebay.testing.drivers.fixed_suite import Heard as Heard
 from forebay.testing.drivers.fixed_suite import assert_same_model as assert_same_model
 from forebay.testing.drivers.process import DriverProcess
 from forebay.testing.drivers.script import OVER, Cue, Script, resize
+from forebay.training.checkpoint.checkpoint import DirectoryStore
+from forebay.training.job.elastic import Elastic
+from forebay.training.runs.control import Control
+from forebay.training.runs.result import Result
 
 STEP_S = 0.05
 TAKE_OVER_S = 60.0
@@ -55,7 +55,7 @@ class DriverSuite(FixedSuite):
 
     ```python
     class TestLocal(DriverSuite):
-        driver_path = "forebay.driver.local.driver:LocalDriver"
+        driver_path = "forebay.training.driver.local.driver:LocalDriver"
 
         def make_driver(self) -> Driver:
             return LocalDriver()

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from forebay.deploy.federation.ports import ClusterView
-from forebay.deploy.fleet.cluster import Cluster
-from forebay.deploy.fleet.fleet import Fleet
-from forebay.deploy.kube.api_errors import ApiUnreachable, KubeError, TooManyRequests
-from forebay.deploy.lifecycle.decide import Phase, SeenRayJob
-from forebay.deploy.placement.capacity import Capacity, NodeGroup
-from forebay.deploy.placement.place import gang_of
-from forebay.deploy.rayjob.attempt import PlacedAttempt
+from forebay.fleet.clusters.cluster import Cluster
+from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.federation.ports import ClusterView
+from forebay.fleet.kube.api_errors import ApiUnreachable, KubeError, TooManyRequests
+from forebay.fleet.lifecycle.decide import Phase, SeenRayJob
+from forebay.fleet.placement.capacity import Capacity, NodeGroup
+from forebay.fleet.placement.place import gang_of
+from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.testing.fleet.machines import BoundPod, SimulatedNodes
 from forebay.testing.fleet.storage import SimulatedStorage
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
-from forebay.deploy.federation.federation import Federation, Placer
-from forebay.deploy.fleet.fleet import Fleet
-from forebay.deploy.lifecycle.journal import JobJournal
-from forebay.deploy.lifecycle.states import JobEnd, JobSucceeded
-from forebay.deploy.placement.place import place
-from forebay.deploy.spec.job_spec import JobSpec
+from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.federation.federation import Federation, Placer
+from forebay.fleet.lifecycle.journal import JobJournal
+from forebay.fleet.lifecycle.states import JobEnd, JobSucceeded
+from forebay.fleet.placement.place import place
+from forebay.fleet.spec.job_spec import JobSpec
 from forebay.testing.fleet.clusters import SimulatedFleet
 from forebay.testing.fleet.storage import SimulatedStorage
 

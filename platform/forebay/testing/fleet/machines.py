@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from forebay.deploy.placement.capacity import HEAD_POOL, Gang, NodeGroup, Shape, grouped
+from forebay.fleet.placement.capacity import HEAD_POOL, Gang, NodeGroup, Shape, grouped
 
 Bucket = tuple[Shape, tuple[str, ...]]
 

@@ -6,11 +6,11 @@ import math
 import random
 from collections.abc import Iterator
 
-from forebay.deploy.fleet.cluster import Cluster, Market, Sku
-from forebay.deploy.fleet.fleet import Fleet
-from forebay.deploy.placement.capacity import HEAD_POOL, NodeGroup, Shape
-from forebay.deploy.placement.place import machine_of
-from forebay.deploy.spec.job_spec import JobSpec, Place, Task, TaskWorkers
+from forebay.fleet.clusters.cluster import Cluster, Market, Sku
+from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.placement.capacity import HEAD_POOL, NodeGroup, Shape
+from forebay.fleet.placement.place import machine_of
+from forebay.fleet.spec.job_spec import JobSpec, Place, Task, TaskWorkers
 from forebay.testing.fleet.clusters import SimulatedFleet
 from forebay.testing.fleet.day import SimulatedJob
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from forebay.deploy.lifecycle.decide import SeenClaim
-from forebay.deploy.lifecycle.states import Target
-from forebay.deploy.spec.job_spec import JobSpec, Task
 from forebay.errors import ReadFailed
-from forebay.runs.attempts.files import How
+from forebay.fleet.lifecycle.decide import SeenClaim
+from forebay.fleet.lifecycle.states import Target
+from forebay.fleet.spec.job_spec import JobSpec, Task
+from forebay.training.runs.attempts.files import How
 
 
 @dataclass(slots=True)

@@ -6,8 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from forebay.cache.spec import CacheSpec
-from forebay.job.job import Job
+from forebay.data.cache.spec import CacheSpec
+from forebay.data.loader.data import Data
+from forebay.data.plan.plan import build_plan
+from forebay.data.preparation.prepare import prepare
 from forebay.llm.adapters import Lora
 from forebay.llm.fine_tuning import finetune
 from forebay.llm.models import ModelSpec
@@ -16,14 +18,12 @@ from forebay.llm.source.prepared_tokens import PreparedTokens, prepared_tokens
 from forebay.llm.source.token_source import TokenSource
 from forebay.llm.source.tokenizers import tokenizer
 from forebay.llm.token_batch import token_rows
-from forebay.loader.data import Data
-from forebay.plan.plan import build_plan
-from forebay.preparation.prepare import prepare
 from forebay.testing.data.chats import write_chats
 from forebay.testing.drivers.bench import BenchOrder, DriverBench
 from forebay.testing.drivers.events import Disturbance, StepRecord
-from forebay.train.metric import scalar
-from forebay.train.worker import Worker
+from forebay.training.job.job import Job
+from forebay.training.state.metric import scalar
+from forebay.training.worker.worker import Worker
 
 CHATS, SEQ_LEN, GLOBAL_BATCH, LANES = 48, 64, 8, 4
 LORA = Lora(r=4, alpha=8)

@@ -11,13 +11,7 @@ from zlib import crc32
 import pytest
 import torch
 
-from forebay.checkpoint.checkpoint import DirectoryStore
-from forebay.driver.local.driver import LocalDriver
 from forebay.events import Event, Failed, Reported
-from forebay.job.elastic import Elastic
-from forebay.runs.callback import Callback
-from forebay.runs.control import Control
-from forebay.runs.result import Result
 from forebay.storage.filesystem import below
 from forebay.testing.drivers.bench import newest_commit, weights
 from forebay.testing.drivers.fixed_suite import WORKERS, Heard
@@ -26,7 +20,13 @@ from forebay.testing.drivers.script import Cue, Script, resize
 from forebay.testing.drivers.sharded_suite import ShardedSuite, damage_newest_part, needs_deepspeed, options_of
 from forebay.testing.drivers.suite import changes, no_act
 from forebay.testing.language.bench import LanguageBench
-from forebay.train.state.snapshot import Snapshot
+from forebay.training.checkpoint.checkpoint import DirectoryStore
+from forebay.training.driver.local.driver import LocalDriver
+from forebay.training.job.elastic import Elastic
+from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Control
+from forebay.training.runs.result import Result
+from forebay.training.state.snapshot import Snapshot
 
 CLOSE = 1e-5
 STEPS = 20

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from forebay.train.tables.layout import TableLayout
-from forebay.train.tables.start_values import start_rows
-from forebay.train.tables.table import Table
+from forebay.training.tables.layout import TableLayout
+from forebay.training.tables.start_values import start_rows
+from forebay.training.tables.table import Table
 
 USERS, ITEMS, DIM, PADDING = 333, 50, 4, 7
 SCALE = 0.5

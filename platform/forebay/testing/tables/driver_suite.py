@@ -13,13 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from forebay.driver.local.driver import LocalDriver
+from forebay.data.loader.batch import Batch
 from forebay.events import Event, Failed, Reported
-from forebay.job.elastic import Elastic
-from forebay.job.job import Job
-from forebay.loader.batch import Batch
-from forebay.runs.control import Control
-from forebay.runs.result import Result
 from forebay.testing.drivers.bench import ROWS, STEPS_PER_EPOCH, DriverBench, newest_commit
 from forebay.testing.drivers.counting_model import MOST_EPOCHS
 from forebay.testing.drivers.events import Disturbance, StepRecord
@@ -28,12 +23,17 @@ from forebay.testing.drivers.process import DriverProcess
 from forebay.testing.drivers.script import Cue, Script, resize
 from forebay.testing.drivers.suite import STEP_S, DriverSuite, changes, kill_members, no_act
 from forebay.testing.tables.clicks import by_id
-from forebay.train.state.snapshot import Snapshot
-from forebay.train.tables.optimizers import RowSGD
-from forebay.train.tables.options import Tables
-from forebay.train.tables.table import Table
-from forebay.train.tables.vocabulary.admission import Admission
-from forebay.train.worker import Worker
+from forebay.training.driver.local.driver import LocalDriver
+from forebay.training.job.elastic import Elastic
+from forebay.training.job.job import Job
+from forebay.training.runs.control import Control
+from forebay.training.runs.result import Result
+from forebay.training.state.snapshot import Snapshot
+from forebay.training.tables.optimizers import RowSGD
+from forebay.training.tables.options import Tables
+from forebay.training.tables.table import Table
+from forebay.training.tables.vocabulary.admission import Admission
+from forebay.training.worker.worker import Worker
 
 CLOSE = 1e-5
 OPEN_ID = 0x123456789ABCDEF

@@ -10,19 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from forebay.train.collectives.collective import Collective
-from forebay.train.collectives.tensor_collectives import TensorCollectives
-from forebay.train.strategies.flat_part import FlatPart
-from forebay.train.tables.exchange.gradients import sum_dense
-from forebay.train.tables.model_tables import ModelTables
-from forebay.train.tables.optimizers import LazyAdam
-from forebay.train.tables.options import Tables
-from forebay.train.tables.placement import PlacementName
-from forebay.train.tables.shared_rows import SharedRows
-from forebay.train.tables.table import Lookup, Table, look_up
-from forebay.train.tables.vocabulary.admission import Admission
-from forebay.train.tables.vocabulary.open_rows import OpenRows
-from forebay.train.tables.wire import WireName, from_wire, to_wire
+from forebay.training.collectives.collective import Collective
+from forebay.training.collectives.tensor_collectives import TensorCollectives
+from forebay.training.strategies.flat_part import FlatPart
+from forebay.training.tables.exchange.gradients import sum_dense
+from forebay.training.tables.model_tables import ModelTables
+from forebay.training.tables.optimizers import LazyAdam
+from forebay.training.tables.options import Tables
+from forebay.training.tables.placement import PlacementName
+from forebay.training.tables.shared_rows import SharedRows
+from forebay.training.tables.table import Lookup, Table, look_up
+from forebay.training.tables.vocabulary.admission import Admission
+from forebay.training.tables.vocabulary.open_rows import OpenRows
+from forebay.training.tables.wire import WireName, from_wire, to_wire
 
 MANY_SEED, ROWS, BATCH = 11, 200, 16
 PLACEMENTS: Mapping[int, PlacementName] = {1: "table", 3: "replicate"}

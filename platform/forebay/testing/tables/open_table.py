@@ -14,16 +14,16 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from forebay.testing.tables.training import whole_state
-from forebay.train.collectives.collective import Collective
-from forebay.train.strategies.ddp import TorchDataParallel
-from forebay.train.strategies.strategy import StrategyOptions
-from forebay.train.tables.optimizers import RowOptimizer, RowSGD
-from forebay.train.tables.options import Tables
-from forebay.train.tables.start_values import start_rows
-from forebay.train.tables.strategy import with_tables
-from forebay.train.tables.table import Table
-from forebay.train.tables.vocabulary.admission import Admission
-from forebay.train.tables.vocabulary.shards import mixed, shards_of
+from forebay.training.collectives.collective import Collective
+from forebay.training.strategies.ddp import TorchDataParallel
+from forebay.training.strategies.strategy import StrategyOptions
+from forebay.training.tables.optimizers import RowOptimizer, RowSGD
+from forebay.training.tables.options import Tables
+from forebay.training.tables.start_values import start_rows
+from forebay.training.tables.strategy import with_tables
+from forebay.training.tables.table import Table
+from forebay.training.tables.vocabulary.admission import Admission
+from forebay.training.tables.vocabulary.shards import mixed, shards_of
 
 OPEN_DIM, OPEN_SEED, OPEN_SCALE, OPEN_LR = 3, 11, 0.5, 0.1
 

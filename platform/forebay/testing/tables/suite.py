@@ -14,8 +14,8 @@ from torch import Tensor
 
 from forebay.testing.tables.clicks import ITEMS, PADDING, USERS, Clicks, clicks
 from forebay.testing.tables.training import ClickResult, ClickRun, continued, train_clicks, train_dense
-from forebay.train.tables.optimizers import LazyAdam, RowOptimizer, RowSGD, RowWiseAdagrad
-from forebay.train.tables.options import Tables
+from forebay.training.tables.optimizers import LazyAdam, RowOptimizer, RowSGD, RowWiseAdagrad
+from forebay.training.tables.options import Tables
 
 Ranks = Callable[..., list[Any]]
 CLOSE = 1e-5

@@ -11,16 +11,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from forebay.plan.order import Order
+from forebay.data.plan.order import Order
 from forebay.testing.tables.clicks import ITEMS, USERS, ClickModel, Clicks, DenseClickModel, by_id, click_loss, clicks
-from forebay.train.collectives.collective import Collective
-from forebay.train.strategies.ddp import TorchDataParallel
-from forebay.train.strategies.flat_part import FlatPart
-from forebay.train.strategies.strategy import StrategyOptions
-from forebay.train.tables.optimizers import RowOptimizer
-from forebay.train.tables.options import Tables
-from forebay.train.tables.owned_rows import DECAYED, WEIGHT, decayed
-from forebay.train.tables.strategy import with_tables
+from forebay.training.collectives.collective import Collective
+from forebay.training.strategies.ddp import TorchDataParallel
+from forebay.training.strategies.flat_part import FlatPart
+from forebay.training.strategies.strategy import StrategyOptions
+from forebay.training.tables.optimizers import RowOptimizer
+from forebay.training.tables.options import Tables
+from forebay.training.tables.owned_rows import DECAYED, WEIGHT, decayed
+from forebay.training.tables.strategy import with_tables
 
 SEED, DENSE_RATE = 5, 0.05
 

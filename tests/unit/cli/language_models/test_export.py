@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
+from forebay.data.plan.cursor import Cursor
 from forebay.llm.hf_folder.model_origin import TRACKED, ModelOrigin
 from forebay.llm.models import ModelSpec
-from forebay.plan.cursor import Cursor
+from forebay.training.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.world import World
 
 

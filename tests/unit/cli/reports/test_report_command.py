@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.unit.report.run_report.made import write_run
 from tests.unit.sweep.made import record, trial
+from tests.unit.training.run_report.made import write_run
 
 from forebay.cli.app import main
 from forebay.sweep.record.record import save_record

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from tests.unit.cli.reports.test_report_command import main_of
-from tests.unit.report.run_report.made import write_run
 from tests.unit.sweep.made import record, trial
+from tests.unit.training.run_report.made import write_run
 
 from forebay.sweep.record.record import save_record
 

@@ -19,7 +19,7 @@ from forebay.llm.cost.memory import MemoryPlan, estimate_memory, plan_of
 from forebay.llm.cost.memory_check import USABLE, check_memory, largest_batch, parse_bytes, smallest_change
 from forebay.llm.cost.skeleton import with_layers
 from forebay.testing.data.chats import write_chats
-from forebay.train.worker import Worker
+from forebay.training.worker.worker import Worker
 
 GB = 10**9
 SEED = {"model": "Llama-2-70B", "workers": 32, "strategy": "zero3", "seq_len": 4096, "gradient_checkpointing": True}

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from forebay.data.loader.batch import Batch
 from forebay.llm.adapters import Lora
 from forebay.llm.chat import Document
 from forebay.llm.cost.device_peaks import PEAK_FLOPS, device_peak, published_peak
@@ -16,8 +17,7 @@ from forebay.llm.cost.meter import Meter, step_cost
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import RowLayout, arrange, num_targets
 from forebay.llm.recipe import Recipe
-from forebay.loader.batch import Batch
-from forebay.train.metric import WeightedMean, scalar
+from forebay.training.state.metric import WeightedMean, scalar
 
 FLOPS = TokenFlops(linear=100.0, squared=3.0)
 CPU = torch.device("cpu")

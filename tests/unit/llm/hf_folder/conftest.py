@@ -12,12 +12,12 @@ import pytest
 
 import forebay as fb
 from forebay import llm
-from forebay.checkpoint.checkpoint import DirectoryStore
 from forebay.events import Commands, EpochEnded, Event
 from forebay.testing.data.chats import write_chats
-from forebay.train.collectives.collective import SingleProcessCollective
-from forebay.train.spec import TrainSpec
-from forebay.train.worker import Worker
+from forebay.training.checkpoint.checkpoint import DirectoryStore
+from forebay.training.collectives.collective import SingleProcessCollective
+from forebay.training.worker.spec import TrainSpec
+from forebay.training.worker.worker import Worker
 
 SEQ_LEN = 64
 TrainRun = Callable[..., float]

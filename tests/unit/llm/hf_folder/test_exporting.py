@@ -16,15 +16,15 @@ from torch.nn import functional
 
 import forebay as fb
 from forebay import llm
-from forebay.checkpoint.checkpoint import Checkpoint, DirectoryStore
-from forebay.checkpoint.parts.part import LocalChunk
-from forebay.checkpoint.parts.table import TABLE, named, table_text
+from forebay.data.plan.cursor import Cursor
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder import safetensors_files
 from forebay.llm.hf_folder.generation_defaults import end_tokens
 from forebay.llm.hf_folder.model_origin import TRACKED
-from forebay.plan.cursor import Cursor
 from forebay.storage.filesystem import resolve
+from forebay.training.checkpoint.checkpoint import Checkpoint, DirectoryStore
+from forebay.training.checkpoint.parts.part import LocalChunk
+from forebay.training.checkpoint.parts.table import TABLE, named, table_text
 from forebay.world import World
 
 TrainRun = Callable[..., float]

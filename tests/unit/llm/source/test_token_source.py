@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import forebay as fb
+from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import InvalidDocument, InvalidOption
 from forebay.llm.packing import ID_BITS, TARGET
 from forebay.llm.source import text_files, token_source
@@ -16,7 +17,6 @@ from forebay.llm.source.prepared_tokens import prepared_tokens
 from forebay.llm.source.token_source import TokenSource
 from forebay.llm.source.tokenizers import TokenizerSpec
 from forebay.llm.source.tokenizers import tokenizer as tokenizer_of
-from forebay.manifest.reading import RowGroupReader
 from forebay.testing.data.chats import unique_chats
 
 TINY = tokenizer_of("tiny")

@@ -11,6 +11,7 @@ import torch
 import transformers
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.chat import Document
@@ -18,7 +19,6 @@ from forebay.llm.models import ModelSpec
 from forebay.llm.packing import ID_BITS, START, RowLayout, arrange, num_targets
 from forebay.llm.token_batch import document_numbers, unpack
 from forebay.llm.training.token_loss import token_loss
-from forebay.loader.batch import Batch
 
 VOCABULARY = 300
 ATTENTION = ["documents", *(pytest.param(each, marks=pytest.mark.variation) for each in ("sdpa", "eager"))]

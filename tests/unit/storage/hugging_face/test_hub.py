@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 
 import forebay as fb
+from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import InvalidOption, NoFiles, ReadFailed
-from forebay.manifest.reading import RowGroupReader
 from forebay.storage.filesystem import resolve
 from forebay.storage.hugging_face import files
 from forebay.storage.hugging_face.repository import Repository, split_path

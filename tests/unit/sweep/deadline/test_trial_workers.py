@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from forebay.runs.status import RunStatus
 from forebay.sweep.deadline import trial_workers
 from forebay.sweep.deadline.trial_workers import ANSWER_S, SILENT_S, RayTrialWorkers
+from forebay.training.runs.status import RunStatus
 
 
 class SteeredRuns:

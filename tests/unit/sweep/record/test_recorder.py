@@ -15,11 +15,11 @@ from tests.unit.sweep.made import record, trial
 
 from forebay.errors import WriteFailed
 from forebay.events import EpochEnded
-from forebay.runs.result import Result, save_result
 from forebay.sweep.record.backfill import backfill
 from forebay.sweep.record.record import Record, TrialRecord, load_record
 from forebay.sweep.record.recorder import SweepRecorder, _last_line
 from forebay.sweep.result import SweepResult
+from forebay.training.runs.result import Result, save_result
 
 
 @dataclass

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.colors import to_hex
 from tests.unit.sweep.made import record, trial
 
-from forebay.report.html.figures import figure_of
+from forebay.report.figures import figure_of
 from forebay.sweep.record.record import Record, save_record
 from forebay.sweep.report.colours import BEST, NONE
 from forebay.sweep.report.page import page, write_page

@@ -13,28 +13,28 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ExponentialLR
 
-from forebay.checkpoint.checkpoint import DirectoryStore
-from forebay.checkpoint.config import CheckpointConfig
-from forebay.checkpoint.encoded import EncodedCheckpoint
-from forebay.checkpoint.files.checkpoint_files import CheckpointFiles
-from forebay.driver.driver import run
+from forebay.data.loader.data import Data
+from forebay.data.plan.plan import build_plan
+from forebay.data.sources.scan import scan
+from forebay.data.transform.features.groups import Dense, Label
+from forebay.data.transform.transform import Transform
 from forebay.errors import BadJob, CorruptFile, CursorMismatch, InvalidOption, WriteFailed
 from forebay.events import EpochEnded
-from forebay.job.job import Job
-from forebay.loader.data import Data
-from forebay.manifest.scan import scan
-from forebay.plan.plan import build_plan
-from forebay.runs.attempts.start import create_attempt
-from forebay.runs.result import load_result
 from forebay.storage.filesystem import resolve
 from forebay.sweep.trial.fork import Origin, fork, newest_stored_step, origin_of, pin
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
 from forebay.testing.drivers.sharded_suite import needs_deepspeed
-from forebay.train.batch_size.lr_scaling import LinearScaling
-from forebay.train.batch_size.schedule import BatchSchedule
-from forebay.train.worker import Worker
-from forebay.transform.features.groups import Dense, Label
-from forebay.transform.transform import Transform
+from forebay.training.batch_size.lr_scaling import LinearScaling
+from forebay.training.batch_size.schedule import BatchSchedule
+from forebay.training.checkpoint.checkpoint import DirectoryStore
+from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.checkpoint.encoded import EncodedCheckpoint
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.training.driver.driver import run
+from forebay.training.job.job import Job
+from forebay.training.runs.attempts.start import create_attempt
+from forebay.training.runs.result import load_result
+from forebay.training.worker.worker import Worker
 
 STEPS = 4
 """Steps per epoch of 32 rows."""

@@ -9,10 +9,10 @@ import pytest
 
 from forebay.errors import InvalidOption, RunFailed
 from forebay.events import EpochEnded, Event, Failed, Started
-from forebay.runs.control import Control
 from forebay.sweep.trial import nested_run
 from forebay.sweep.trial.nested_run import Clock, NestedRun
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench, newest_commit
+from forebay.training.runs.control import Control
 
 WAIT_S = 60.0
 

@@ -15,11 +15,11 @@ import pytest
 
 from forebay.errors import Hung
 from forebay.events import EpochEnded, Event, Finished
-from forebay.runs.control import Control
 from forebay.sweep.trial import trainable as trial
 from forebay.sweep.trial.nested_run import NestedRun
 from forebay.sweep.trial.trainable import CHECKPOINT, TrialRun
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
+from forebay.training.runs.control import Control
 
 
 def make_trial_run(**spec: Any) -> TrialRun:

@@ -18,11 +18,11 @@ from ray.tune.schedulers import (
 from ray.tune.search import BasicVariantGenerator, ConcurrencyLimiter, Searcher
 
 from forebay.errors import InvalidOption
-from forebay.job.job import Job
 from forebay.sweep.setup import SweepSetup, prepare
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.tune.search import make_scheduler, make_searcher, validate_population
 from forebay.testing.drivers.bench import DriverBench
+from forebay.training.job.job import Job
 
 
 @pytest.fixture

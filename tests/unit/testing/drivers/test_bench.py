@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from forebay.driver.driver import run
 from forebay.events import Reported, Resized, Started
-from forebay.job.elastic import Elastic
-from forebay.runs.control import Control
 from forebay.testing.drivers.bench import ROWS, DriverBench
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
 from forebay.testing.drivers.events import StepAttempt
 from forebay.testing.drivers.fixed_suite import ends_within
 from forebay.testing.drivers.script import OVER, Cue, Script, resize
 from forebay.testing.drivers.suite import DriverSuite
-from forebay.train.worker import Worker
+from forebay.training.driver.driver import run
+from forebay.training.job.elastic import Elastic
+from forebay.training.runs.control import Control
+from forebay.training.worker.worker import Worker
 
 
 @pytest.fixture

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from forebay.checkpoint.checkpoint import DirectoryStore
+from forebay.data.loader.batch import Batch
 from forebay.events import Commands
-from forebay.loader.batch import Batch
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
 from forebay.testing.drivers.recorded_worker import LOSSES, checksums, recorded, recorded_losses
-from forebay.train.collectives.collective import SingleProcessCollective
-from forebay.train.worker import Worker
+from forebay.training.checkpoint.checkpoint import DirectoryStore
+from forebay.training.collectives.collective import SingleProcessCollective
+from forebay.training.worker.worker import Worker
 
 
 class Silent:

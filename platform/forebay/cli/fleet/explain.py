@@ -1,0 +1,102 @@
+"""`forebay explain`: a job on a fleet, rendered and ranked without a cluster."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from forebay.cli.arguments import AsJson
+from forebay.cli.output import only_the_document, print_json
+
+if TYPE_CHECKING:
+    from forebay.fleet.federation.dry_run import TaskPlan
+    from forebay.fleet.spec.job_spec import JobSpec
+
+WIDTH = 80
+
+FleetFile = Annotated[Path, typer.Option("--fleet", help="Fleet file in TOML: clusters, machines, prices.")]
+
+
+def explain(
+    job: Annotated[Path, typer.Argument(help="Job file in TOML.", metavar="JOB.toml")],
+    fleet: FleetFile = Path("fleet.toml"),
+    live: Annotated[bool, typer.Option("--live", help="By the room that the clusters have now.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Check a job, rank the clusters of a fleet as if all were empty, and render it. Sends no request.
+
+    With `--live`, the clusters are asked for their free room, and for the Secrets and ConfigMaps that the job names.
+    The job's Python file is imported and called. With `--json`, the rendered RayJobs are part of the document.
+    """
+    # Imported here: they take seconds, and the other commands do not need them.
+    from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
+    from forebay.fleet.federation.dry_run import dry_run  # noqa: PLC0415
+    from forebay.fleet.federation.survey import figures_for, survey  # noqa: PLC0415
+    from forebay.fleet.spec.canonical import key_of  # noqa: PLC0415
+    from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
+    from forebay.fleet.spec.program import load_program  # noqa: PLC0415
+
+    spec = load_job_spec(job)
+    with only_the_document(as_json):
+        for task in spec.task:
+            load_program(spec, task, job.absolute().parent)
+    found = load_fleet(fleet)
+    warn_of_tags(found.images_without_digest(spec))
+    plans = dry_run(spec, found, figures_for(spec, found, survey(found)) if live else None)
+    if as_json:
+        print_json({"name": spec.name, "key": key_of(spec), "tasks": [_facts(plan) for plan in plans]})
+        return
+    typer.echo(f"{spec.name}: key {key_of(spec)[:12]}, storage {spec.storage}")
+    for plan in plans:
+        for line in _lines(spec, plan):
+            typer.echo(line)
+
+
+def _facts(plan: TaskPlan) -> dict[str, Any]:
+    return {
+        "task": plan.task.name,
+        "choices": [
+            {
+                name: getattr(choice, name)
+                for name in ("cluster", "sku", "market", "workers", "price_per_hour", "reason")
+            }
+            for choice in plan.placement.choices
+        ],
+        "refusals": [asdict(refusal) for refusal in plan.placement.refusals],
+        "too_large": plan.too_large,
+        "ray_job": plan.ray_job,
+    }
+
+
+def _lines(spec: JobSpec, plan: TaskPlan) -> Iterator[str]:
+    workers = plan.task.workers
+    size = f"{workers.min}" if workers.min == workers.largest else f"{workers.min} to {workers.largest}"
+    yield ""
+    yield from wrapped(f"task {plan.task.name}, run {spec.run_name(plan.task)}: {size} workers", 0)
+    for number, choice in enumerate(plan.placement.choices, start=1):
+        price = "" if choice.price_per_hour is None else f", {choice.price_per_hour:.2f}/h for {workers.min}"
+        yield from wrapped(f"{number}. {choice.cluster}: {choice.sku}, {choice.market}{price}", 2)
+    for refusal in plan.placement.refusals:
+        yield from wrapped(f"-  {refusal.cluster}: {refusal.reason}", 2)
+    if plan.too_large is not None:
+        yield from wrapped(plan.too_large, 2)
+    if plan.ray_job is not None:
+        yield from wrapped(f"RayJob {plan.ray_job['metadata']['name']}", 2)
+        yield from wrapped(f"entrypoint: {plan.ray_job['spec']['entrypoint']}", 4)
+
+
+def warn_of_tags(images: tuple[str, ...]) -> None:
+    """Say on standard error which images another push can replace."""
+    for image in images:
+        for line in wrapped(f"warning: the image {image} has no digest. Write {image}@sha256:... to pin it.", 0):
+            typer.echo(line, err=True)
+
+
+def wrapped(text: str, indent: int) -> list[str]:
+    """Lines of a text that fit a terminal of 80 columns."""
+    return textwrap.wrap(text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + 3))

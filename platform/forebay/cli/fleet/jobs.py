@@ -1,0 +1,150 @@
+"""`forebay jobs`, `watch` and `logs`: submitted jobs, as their storage shows them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from forebay.cli.arguments import AsJson
+from forebay.cli.fleet.explain import FleetFile, wrapped
+from forebay.cli.output import print_json, print_table
+from forebay.errors import InvalidOption, ReadFailed
+from forebay.storage.credentials import redact
+
+if TYPE_CHECKING:
+    from forebay.fleet.client.submitted_job import JobStatus, SubmittedJob
+
+JobName = Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")]
+Storage = Annotated[str, typer.Option(help="Storage of the job, as in its file.", metavar="URI")]
+AsJsonLines = Annotated[
+    bool, typer.Option("--json", help="Print a JSON document per line, and at the end of watch the state.")
+]
+Storages = Annotated[
+    list[str],
+    typer.Option("--storage", help="Storage of jobs, as in their files. May be given several times.", metavar="URI"),
+]
+Rebuild = Annotated[
+    bool, typer.Option("--rebuild", help="Make a controller's journal again, from storage and the clusters.")
+]
+Journal = Annotated[Path | None, typer.Option(help="File of the new journal, with --rebuild. It must not exist.")]
+
+
+def jobs(
+    storage: Storages,
+    rebuild: Rebuild = False,
+    journal: Journal = None,
+    fleet: FleetFile = Path("fleet.toml"),
+    as_json: AsJson = False,
+) -> None:
+    """List the jobs that were submitted with a storage: state, place, attempt, workers, epoch and step.
+
+    With `--rebuild`, the tasks of the jobs of a fleet, as a controller that starts with the new journal finds them.
+    """
+    if rebuild:
+        _rebuild(storage, journal, fleet, as_json=as_json)
+        return
+    from forebay.fleet.client.submission import jobs_below  # noqa: PLC0415 - imports what only this needs
+    from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415
+
+    found: list[JobStatus] = []
+    for each in storage:
+        with _answering(each):
+            found += [SubmittedJob(files.storage, files.name).status() for files in jobs_below(each)]
+    if as_json:
+        print_json({"jobs": [asdict(status) for status in found]})
+    elif not found:
+        typer.echo("No job was submitted with this storage.")
+    else:
+        print_table(("job", "state", "place", "attempt", "workers", "epoch", "step"), [_row(each) for each in found])
+
+
+def _rebuild(storages: list[str], journal: Path | None, fleet: Path, *, as_json: bool) -> None:
+    # Imported here: they take a second, and the other commands do not need them.
+    from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
+    from forebay.fleet.federation.rebuild import rebuild_file  # noqa: PLC0415
+
+    if journal is None:
+        raise InvalidOption("--rebuild needs the file of the new journal. Give --journal FILE.")
+    with _answering(", ".join(storages)):
+        entries, report = rebuild_file(journal, storages, load_fleet(fleet))
+    rows = [
+        (each.name, type(each.state).__name__, target.cluster if target else "-", each.state.number or "-")
+        for each in entries
+        for target in [getattr(each.state, "target", None)]
+    ]
+    names = ("run", "state", "cluster", "attempt")
+    if as_json:
+        runs = [dict(zip(names, row, strict=True)) for row in rows]
+        print_json({"journal": str(journal), "runs": runs, **asdict(report)})
+        return
+    if rows:
+        print_table(names, rows)
+    faults = [f"{name}: {fault}" for name, fault in report.silent.items()]
+    faults += [f"{each.cluster} has the RayJob {each.name}, which no job here has" for each in report.unknown]
+    for line in (line for fault in faults for line in wrapped(printable(fault), 0)):
+        typer.echo(line)
+    typer.echo(f"journal: {journal}, {len(rows)} tasks")
+
+
+def watch(job: JobName, storage: Storage, as_json: AsJsonLines = False) -> None:
+    """Show what a job writes until it ends, then its state. Ctrl-C ends this command, and never the job."""
+    from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
+
+    with _answering(storage):
+        found = SubmittedJob(storage, job)
+        _print_log(found, follow=True, as_json=as_json)
+        status = found.status()
+    if as_json:
+        print_json({"status": asdict(status)})
+    else:
+        typer.echo(f"{job}: {status.state}{': ' + printable(status.why) if status.why else ''}")
+    if status.state not in ("succeeded", "stopped"):
+        raise typer.Exit(1)
+
+
+def logs(
+    job: JobName,
+    storage: Storage,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
+    as_json: AsJsonLines = False,
+) -> None:
+    """Print what a job has written, from its storage: there also when its cluster is gone."""
+    from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
+
+    with _answering(storage):
+        _print_log(SubmittedJob(storage, job), follow=follow, as_json=as_json)
+
+
+def _print_log(job: SubmittedJob, *, follow: bool, as_json: bool) -> None:
+    if as_json:
+        for each in job.log_lines(follow=follow):
+            print_json(asdict(each))
+    else:
+        for line in job.logs(follow=follow):
+            typer.echo(printable(line))
+
+
+def printable(line: str) -> str:
+    """Line without control characters: what a job writes must not steer the terminal."""
+    return "".join(each if each.isprintable() or each == "\t" else "�" for each in line)
+
+
+@contextmanager
+def _answering(storage: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ReadFailed(
+            f"{redact(storage)} does not answer ({redact(str(error))}). Check it, and try again."
+        ) from None
+
+
+def _row(status: JobStatus) -> tuple[object, ...]:
+    epoch = f"{min(status.epoch + 1, status.epochs)} of {status.epochs}" if status.epochs else "-"
+    place = f"{status.backend} {status.host}".strip()
+    return status.name, status.state, place, status.attempt or "-", status.workers or "-", epoch, status.step

@@ -1,0 +1,88 @@
+"""`forebay submit`: start a job file on a backend."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from forebay.cli.arguments import AsJson
+from forebay.cli.fleet.explain import FleetFile, explain, warn_of_tags
+from forebay.cli.fleet.jobs import printable
+from forebay.cli.output import print_json
+
+Backend = Annotated[
+    str, typer.Option(help="local (this machine), ray (a dashboard) or fleet (Kubernetes, by a controller).")
+]
+Address = Annotated[str, typer.Option(help="Dashboard of the Ray cluster, http://HEAD:8265.", metavar="URL")]
+
+
+def submit(
+    job: Annotated[
+        str, typer.Argument(help="Job file in TOML. `forebay job-schema` describes it.", metavar="JOB.toml")
+    ],
+    backend: Backend = "local",
+    address: Address = "",
+    watch: Annotated[bool, typer.Option("--watch", help="Show what the job writes, until it ends.")] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Accept changes of a job that was submitted.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Start nothing: as `forebay explain` with --fleet.")
+    ] = False,
+    fleet: FleetFile = Path("fleet.toml"),
+    as_json: AsJson = False,
+) -> None:
+    """Start a job, unless it is under way or done. It goes on when this command or this machine ends.
+
+    The same job submitted twice is one job. Ctrl-C never ends a job that was placed.
+    """
+    if dry_run:
+        explain(Path(job), fleet, as_json=as_json)
+        return
+    from forebay.fleet.client.submit import submit as submit_job  # noqa: PLC0415 - imports what only this needs
+    from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
+
+    if backend == "fleet" and fleet.is_file():
+        _require_room(Path(job), fleet)
+    try:
+        made = submit_job(job, backend, address=address, replace_spec=replace)
+        status = made.status()
+    except KeyboardInterrupt:
+        spec = load_job_spec(job)
+        typer.echo(_after_interrupt(spec.storage, spec.name), err=True)
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(asdict(status) | {"path": made.path})
+        return
+    typer.echo(f"{made.name}: {status.state} on {status.backend} {status.address}".rstrip())
+    typer.echo(f"folder: {made.path}")
+    if not watch:
+        return
+    try:
+        for line in made.logs(follow=True):
+            typer.echo(printable(line))
+    except KeyboardInterrupt:
+        typer.echo(f"{made.name} was placed and goes on.", err=True)
+        raise typer.Exit(130) from None
+    made.wait()
+
+
+def _require_room(job: Path, fleet: Path) -> None:
+    """Refuse a job that no cluster could start. Without a fleet file here, only the controller can tell."""
+    from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
+    from forebay.fleet.federation.survey import figures_for, require_room, survey  # noqa: PLC0415
+    from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
+
+    spec, found = load_job_spec(job), load_fleet(fleet)
+    warn_of_tags(found.images_without_digest(spec))
+    require_room(spec, found, figures_for(spec, found, survey(found)))
+
+
+def _after_interrupt(storage: str, name: str) -> str:
+    """Whether a job was placed before Ctrl-C, and how to go on."""
+    from forebay.fleet.client.submission import JobFiles  # noqa: PLC0415
+
+    if JobFiles(storage=storage, name=name).newest() is None:
+        return f"{name} was not placed. Submit it again."
+    return f"{name} was placed and goes on.\nforebay watch {name} --storage {storage}"

@@ -1,0 +1,197 @@
+"""Blocks from the cheapest place: the cache, a build in progress in another process, another node, or the source."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, NamedTuple, Protocol
+
+from forebay.data.cache.block_key import BlockNames
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.kernels import calls as kernels
+from forebay.data.parquet import page_kernels
+from forebay.data.parquet.footer import FooterCache
+from forebay.data.parquet.reading import RowGroupReader
+from forebay.data.transform.block import Block
+from forebay.data.transform.dataset import Dataset
+from forebay.data.transform.rejected_rows import apply_to_kept, usable
+from forebay.errors import Cancelled, CorruptFile
+from forebay.runtime.metrics import Counters
+from forebay.storage.deadline import Cancellation
+from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
+
+Origin = Literal["hit", "store", "bypass"]
+"""Hit: found in the cache. Store: built and stored. Bypass: built, but not stored because it does not fit."""
+
+
+class Built(NamedTuple):
+    """Block, its origin, and the seconds in which it waited for a core and used it."""
+
+    block: Block
+    origin: Origin
+    core_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildOptions:
+    """Options of building blocks.
+
+    Attributes:
+        policy: Deadlines and retries of reads.
+        footers: Keeps Parquet footers that were read once.
+        cancelled: Set to end reads and waits.
+        cores: Entered for work that takes a core (decoding, the transform), not for waiting on storage or the disk.
+        peers: Asked for a block before its source is read.
+        elsewhere: Chooses whether this node or another one reads the source.
+    """
+
+    policy: ReadPolicy = DEFAULT_POLICY
+    footers: FooterCache = field(default_factory=FooterCache)
+    cancelled: Cancellation = field(default_factory=Cancellation)
+    cores: AbstractContextManager[object] = field(default_factory=nullcontext)
+    peers: Peers | None = None
+    elsewhere: SourceReaders | None = None
+
+
+class BlockBuilder:
+    """Builds the blocks of one data set in the calling thread. Thread-safe.
+
+    `reader` reads its row groups. None makes one of `options`.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        cache: DiskCache | None,
+        *,
+        tally: Counters,
+        options: BuildOptions | None = None,
+        reader: RowGroupReader | None = None,
+    ) -> None:
+        self._transform = dataset.transform
+        self._cache = cache
+        self._tally = tally
+        self._options = options or BuildOptions()
+        self._columns = dataset.columns
+        self._reader = reader or RowGroupReader(
+            dataset.manifest,
+            self._options.policy,
+            tally,
+            cancelled=self._options.cancelled,
+            footers=self._options.footers,
+        )
+        self.names = BlockNames(dataset)
+        kernels.load()  # before the first data worker
+        page_kernels.load()
+
+    def peek(self, index: int, tally: Counters | None = None) -> Block | None:
+        """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
+        if self._cache is None:
+            return None
+        found = self._cache.peek(self.names.key(index), tally or self._tally, dataset=self.names.dataset)
+        return usable(found, self._reader.manifest, index)
+
+    def build(self, index: int) -> Built:
+        """Get or build block `index`. Opens no Parquet file if the cache or a peer has the block.
+
+        Raises the errors of reading and transforming, and `Cancelled`.
+        """
+        if self._cache is None:
+            return self._bypass(index, *self._fetch_or_read(index))
+        key = self.names.key(index)
+        if block := self._find(self._cache, index):
+            return Built(block, "hit")
+        # A caller that does not get the lock in time builds the block as well: a duplicate build is better than none.
+        with self._cache.single_flight(key, self._options.policy.deadline_s, self._options.cancelled):
+            if block := self._find(self._cache, index):
+                return Built(block, "hit")
+            built, core_s = self._fetch_or_read(index)
+            built_at = time.monotonic()
+            stored = usable(self._cache.put(key, self.names.dataset, built, self._tally), self._reader.manifest, index)
+            core_s += time.monotonic() - built_at
+        return Built(stored, "store", core_s) if stored else self._bypass(index, built, core_s)
+
+    def _find(self, cache: DiskCache, index: int) -> Block | None:
+        """Block in the cache. None also if it was built for a filter without rows that this data set has.
+
+        Building it then raises the error about these rows.
+        """
+        found = cache.get(self.names.key(index), self._tally, dataset=self.names.dataset)
+        return usable(found, self._reader.manifest, index)
+
+    def _fetch_or_read(self, index: int) -> tuple[Block, float]:
+        if self._options.cancelled.is_set():
+            raise Cancelled(f"the build of block {index} was cancelled")
+        if self._options.peers and (block := self._from_peer(self._options.peers, index)):
+            return block, 0.0
+        if self._options.elsewhere:
+            rows = self._reader.manifest[index].rows
+            return self._options.elsewhere.build(index, rows, self._tally, partial(self.read, index)), 0.0
+        return self._read_source(index)
+
+    def read(self, index: int) -> Block:
+        """Build block `index` from its source. Looks into no cache, and stores nothing.
+
+        Raises the errors of reading and transforming.
+        """
+        return self._read_source(index)[0]
+
+    def _read_source(self, index: int) -> tuple[Block, float]:
+        try:
+            return self._from_source(index)
+        except CorruptFile:  # the transfer may have damaged it
+            self._tally.add("retries")
+            return self._from_source(index)
+
+    def _from_source(self, index: int) -> tuple[Block, float]:
+        used_s = time.thread_time()
+        fetched = self._reader.fetch(index, self._columns)
+        copying_s, fetched_at = time.thread_time() - used_s, time.monotonic()
+        with self._options.cores:
+            table = self._reader.decode_lazily(fetched)
+            del fetched
+            with self._tally.timed("transform_s"):
+                block = apply_to_kept(self._transform, table, self._reader.manifest, index)
+        return block, copying_s + time.monotonic() - fetched_at
+
+    def _from_peer(self, peers: Peers, index: int) -> Block | None:
+        with self._tally.timed("peer_s"):
+            block = peers.find(self.names.key(index), self._reader.manifest[index].rows)
+        if usable(block, self._reader.manifest, index) is None:
+            return None
+        assert block is not None
+        self._tally.add("peer_hits")
+        self._tally.add("peer_bytes", block.nbytes)
+        return block
+
+    def _bypass(self, index: int, block: Block, core_s: float) -> Built:
+        self._tally.add("bypasses")
+        self._tally.add("bypass_bytes", block.nbytes)
+        found = usable(block, self._reader.manifest, index)
+        assert found is not None, "a block that was just built has the rows of its manifest"
+        return Built(found, "bypass", core_s)
+
+
+class Peers(Protocol):
+    """Lookup of blocks on the other nodes of a cluster."""
+
+    def find(self, key: str, rows: int) -> Block | None:
+        """Get the block `key`, of `rows` rows, from a node that holds it. None if no node holds it or answers in time.
+
+        Raises nothing for a failing peer: the caller reads the source instead.
+        """
+        ...
+
+
+class SourceReaders(Protocol):
+    """Choice among nodes that can build a block of one data set from its source."""
+
+    def build(self, index: int, rows: int, tally: Counters, here: Callable[[], Block]) -> Block:
+        """Build block `index`, of `rows` rows, on another node, or by `here` on this one.
+
+        Raises the errors of `here`.
+        """
+        ...

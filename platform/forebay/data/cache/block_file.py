@@ -1,0 +1,255 @@
+"""Format of a file that holds one block: a JSON header and plain aligned arrays. Memory-mapped, without pickle.
+
+    magic            8 bytes, ends in the version of the format
+    header length    8 bytes, little endian
+    header           JSON: key, dataset, rows, arrays (name, dtype, shape)
+    arrays           each at a multiple of 64 bytes, in the header's order, little endian
+    checksum         16 bytes, XXH3-128 of everything before it
+
+Why not Arrow IPC: docs/adr/0005-block-file-layout.md.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from forebay.data.transform.block import Block, BlockArray, fits_rows
+from forebay.errors import ForebayError
+
+FILE_VERSION = 1
+"""Part of every block key, so that files of another version are never opened."""
+
+_MAGIC = b"FOREBAY" + bytes([FILE_VERSION])
+_ALIGN = 64
+_CHECKSUM_BYTES = 16
+_MAX_HEADER_BYTES = 1 << 24
+_CHUNK_BYTES = 1 << 20
+_READ_BYTES = 1 << 16
+_NOT_PLAIN = (errno.ELOOP, errno.ENXIO)  # a link; a socket
+_DTYPES = {
+    np.dtype(name).newbyteorder("<").str: np.dtype(name).newbyteorder("<")
+    for name in ("?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
+}
+
+
+class BadBlock(ForebayError):
+    """A block file that is torn, damaged, or holds another block than its name says. Internal: the block is built
+    again.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockHeader:
+    """Header of a block file."""
+
+    key: str
+    dataset: str
+    rows: int
+    arrays: tuple[_ArrayPlace, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _ArrayPlace:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return _DTYPES[self.dtype].itemsize * prod(self.shape)
+
+
+def block_file_bytes(block: Block, key: str, dataset: str) -> int:
+    """Exact size of the file that `write_block` makes."""
+    header = _header_of(block, key, dataset)
+    return _end_of_arrays(header, len(_encode(header))) + _CHECKSUM_BYTES
+
+
+def write_block(file: BinaryIO, block: Block, key: str, dataset: str) -> None:
+    """Write `block` at the start of the empty `file`. Equal blocks make equal bytes."""
+    header = _header_of(block, key, dataset)
+    checksum = xxhash.xxh3_128()
+    written = 0
+    for piece in _pieces(block, header):
+        checksum.update(piece)
+        file.write(piece)
+        written += len(piece)
+    assert written == _end_of_arrays(header, len(_encode(header)))
+    file.write(checksum.digest())
+
+
+def read_header(path: Path) -> BlockHeader:
+    """Read the header of a block file without its arrays. Raises `BadBlock`."""
+    with _open(path) as file:
+        header, _ = _read_header(file, os.fstat(file.fileno()).st_size)
+    return header
+
+
+def map_block(path: Path, key: str, *, verify: bool) -> Block:
+    """Map the block in `path`: read-only arrays, nothing copied.
+
+    With `verify` it reads the whole file and compares the checksum. Raises `BadBlock` for a file that is torn, damaged,
+    of another version or not of `key`, and `FileNotFoundError`.
+    """
+    with _open(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        header, start = _read_header(file, size)
+        if header.key != key:
+            raise BadBlock(f"{path} holds block {header.key[:80]!r}, not {key!r}.", path=str(path))
+        if verify:
+            _verify(file, size)
+    memory = _memory(path, size)
+    arrays = {}
+    for place, offset in _offsets(header, start):
+        arrays[place.name] = _array(memory, place, offset)
+    return Block(header.rows, arrays, owner=memory)
+
+
+def _open(path: Path) -> BinaryIO:
+    """Open a regular file. Raises `BadBlock` for anything else, such as a link out of the cache."""
+
+    def open_plain(name: str, flags: int) -> int:
+        # Without O_NONBLOCK, opening a pipe would block. Regular files ignore the flag.
+        fd = os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+        if stat.S_ISREG(os.fstat(fd).st_mode):
+            return fd
+        os.close(fd)
+        raise OSError(errno.ELOOP, "not a regular file", name)
+
+    try:
+        return open(path, "rb", opener=open_plain)
+    except OSError as error:
+        if error.errno not in _NOT_PLAIN:
+            raise
+        raise BadBlock(f"{path} is not a regular file.", path=str(path)) from error
+
+
+def _memory(path: Path, size: int) -> pa.Buffer:
+    """Bytes of the file, read-only. Arrow's map keeps no file descriptor, while Python's own keeps one until it is
+    freed.
+
+    Small files are read instead: a map costs at least a page, and a process may have only about 65,000 maps.
+    """
+    with pa.OSFile(str(path)) if size <= _READ_BYTES else pa.memory_map(str(path)) as file:
+        memory = file.read_buffer()
+    # Block files are only renamed or removed, so another size means another file of this name.
+    if memory.size != size:
+        raise BadBlock(f"{path} changed while it was opened.", path=str(path))
+    return memory
+
+
+def _array(memory: pa.Buffer, place: _ArrayPlace, offset: int) -> BlockArray:
+    try:
+        array = np.ndarray(place.shape, _DTYPES[place.dtype], buffer=memory, offset=offset)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise BadBlock(f"array {place.name[:80]!r}: {error}") from error
+    array.setflags(write=False)  # a small file was read into writable memory
+    return array
+
+
+def _header_of(block: Block, key: str, dataset: str) -> BlockHeader:
+    places = tuple(
+        _ArrayPlace(name, array.dtype.newbyteorder("<").str, array.shape) for name, array in block.arrays.items()
+    )
+    return BlockHeader(key=key, dataset=dataset, rows=block.rows, arrays=places)
+
+
+def _encode(header: BlockHeader) -> bytes:
+    arrays = [[place.name, place.dtype, list(place.shape)] for place in header.arrays]
+    facts = {"key": header.key, "dataset": header.dataset, "rows": header.rows, "arrays": arrays}
+    return json.dumps(facts, separators=(",", ":")).encode()
+
+
+def _align(offset: int) -> int:
+    return -(-offset // _ALIGN) * _ALIGN
+
+
+def _start_of_arrays(header_bytes: int) -> int:
+    return _align(len(_MAGIC) + 8 + header_bytes)
+
+
+def _offsets(header: BlockHeader, start: int) -> Iterator[tuple[_ArrayPlace, int]]:
+    for place in header.arrays:
+        yield place, start
+        start = _align(start + place.nbytes)
+
+
+def _end_of_arrays(header: BlockHeader, header_bytes: int) -> int:
+    end = _start_of_arrays(header_bytes)
+    for place in header.arrays:
+        end = _align(end + place.nbytes)
+    return end
+
+
+def _pieces(block: Block, header: BlockHeader) -> Iterator[memoryview]:
+    encoded = _encode(header)
+    front = _MAGIC + len(encoded).to_bytes(8, "little") + encoded
+    yield memoryview(front.ljust(_start_of_arrays(len(encoded)), b"\0"))
+    for place, array in zip(header.arrays, block.arrays.values(), strict=True):
+        plain = np.ascontiguousarray(array, _DTYPES[place.dtype]).reshape(-1).view(np.uint8)
+        # In chunks: bytes that the checksum has read are still in the CPU cache when they are written.
+        for start in range(0, len(plain), _CHUNK_BYTES):
+            yield plain[start : start + _CHUNK_BYTES].data
+        yield memoryview(bytes(_align(place.nbytes) - place.nbytes))
+
+
+def _read_header(file: BinaryIO, size: int) -> tuple[BlockHeader, int]:
+    """Read the header and the offset of the arrays. Guarantees that all arrays lie within the `size` bytes."""
+    front = file.read(len(_MAGIC) + 8)
+    if front[: len(_MAGIC)] != _MAGIC or len(front) < len(_MAGIC) + 8:
+        raise BadBlock(f"{file.name} is not a block file of version {FILE_VERSION}.", path=str(file.name))
+    length = int.from_bytes(front[len(_MAGIC) :], "little")
+    if length > min(size, _MAX_HEADER_BYTES):
+        raise BadBlock(f"{file.name} declares a header of {length} bytes.", path=str(file.name))
+    try:
+        header = _decode(json.loads(file.read(length)))
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise BadBlock(f"{file.name} has an invalid header: {error!r:.200}", path=str(file.name)) from error
+    expected = _end_of_arrays(header, length) + _CHECKSUM_BYTES
+    if size != expected:
+        raise BadBlock(f"{file.name} has {size} bytes, but its header declares {expected}.", path=str(file.name))
+    return header, _start_of_arrays(length)
+
+
+def _decode(facts: dict[str, object]) -> BlockHeader:
+    key, dataset, rows, arrays = facts["key"], facts["dataset"], facts["rows"], facts["arrays"]
+    if not (isinstance(key, str) and isinstance(dataset, str) and _is_length(rows) and isinstance(arrays, list)):
+        raise ValueError("wrong types")
+    assert isinstance(rows, int)
+    places = tuple(_ArrayPlace(name, dtype, tuple(shape)) for name, dtype, shape in arrays)
+    for place in places:
+        plain = isinstance(place.name, str) and place.dtype in _DTYPES and 1 <= len(place.shape) <= 32
+        if not (plain and all(map(_is_length, place.shape)) and fits_rows(place.name, place.shape[0], rows)):
+            raise ValueError(f"array {place!r:.100}")
+    if len({place.name for place in places}) != len(places):
+        raise ValueError("two arrays of one name")
+    return BlockHeader(key=key, dataset=dataset, rows=rows, arrays=places)
+
+
+def _is_length(value: object) -> bool:
+    return type(value) is int and 0 <= value < 1 << 62
+
+
+def _verify(file: BinaryIO, size: int) -> None:
+    # Reads instead of using the map: a bad sector is then an OSError here, not a SIGBUS that kills the trainer.
+    file.seek(0)
+    checksum = xxhash.xxh3_128()
+    left = size - _CHECKSUM_BYTES
+    buffer = memoryview(bytearray(_CHUNK_BYTES))
+    while left and (got := file.readinto(buffer[: min(left, _CHUNK_BYTES)])):  # type: ignore[attr-defined]
+        checksum.update(buffer[:got])
+        left -= got
+    if left or checksum.digest() != file.read(_CHECKSUM_BYTES):
+        raise BadBlock(f"{file.name} does not match its checksum.", path=str(file.name))

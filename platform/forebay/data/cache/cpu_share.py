@@ -1,0 +1,188 @@
+"""Share of the machine for data workers: number of cores at once, order and priority."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import os
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from forebay.data.cache.reads_in_flight import ReadBounds
+from forebay.errors import Cancelled, InvalidOption, whole_number
+
+NumReads: TypeAlias = int | Literal["auto"]
+"""Number of row groups that are read at once. "auto": it follows the line to storage."""
+
+NICENESS = 10
+"""A thread of niceness 10 gets a tenth of a contended core, and all of an idle one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataWorkers:
+    """Number of concurrent reads, and share of the cores for decoding and transforming.
+
+    At most `max(1, round(core_share * cores))` of the cores this process may use decode and transform at once.
+    Meanwhile up to `num_reads` threads wait for storage or for the cache's disk, which takes no core. Memory is bounded
+    by `num_reads` row groups, each as Parquet pages or as a block. "auto" chooses their number within `auto_reads`.
+
+    >>> DataWorkers(core_share=0.4).num_cores(16), DataWorkers(core_share=0.4).num_cores(2)
+    (6, 1)
+    """
+
+    core_share: float = 0.4
+    num_reads: NumReads = "auto"
+    auto_reads: ReadBounds = field(default_factory=ReadBounds)
+
+    def __post_init__(self) -> None:
+        number = isinstance(self.core_share, int | float) and not isinstance(self.core_share, bool)
+        if not (number and 0 < self.core_share <= 1):
+            raise InvalidOption(
+                f"core_share={self.core_share!r}: give data workers a share of the cores above 0, up to 1, e.g. 0.4.",
+                core_share=self.core_share,
+            )
+        if isinstance(self.num_reads, str) and self.num_reads != "auto":
+            raise InvalidOption(
+                f'num_reads={self.num_reads!r}: give the number of row groups that are read at once, or "auto".',
+                num_reads=self.num_reads,
+            )
+        if self.num_reads != "auto":
+            object.__setattr__(self, "num_reads", whole_number("num_reads", self.num_reads, least=1))
+
+    def for_local_files(self) -> DataWorkers:
+        """Limits for files on a local disk. "auto" begins with one read a core, at least two, and grows with latency.
+
+        Reads that wait for a core hold pages that leave its cache: 8 of them took 1.2 times the CPU time of 2.
+        """
+        least = min(self.auto_reads.least, max(2, self.num_cores()))
+        return replace(self, auto_reads=replace(self.auto_reads, start=least, least=least))
+
+    @property
+    def read_bounds(self) -> ReadBounds:
+        """Bounds on the number of row groups that are read at once."""
+        if self.num_reads == "auto":
+            return self.auto_reads
+        return ReadBounds(start=self.num_reads, least=self.num_reads, most=self.num_reads)
+
+    def num_cores(self, usable: float | None = None) -> int:
+        """Number of cores that may be busy at once, of `usable` ones (default: those of this process)."""
+        return max(1, round(self.core_share * (usable_cores() if usable is None else usable)))
+
+    def divided_by(self, num_processes: int) -> DataWorkers:
+        """Share of each of `num_processes` that use one machine independently."""
+        return DataWorkers(
+            core_share=self.core_share / num_processes,
+            num_reads="auto" if self.num_reads == "auto" else -(-self.num_reads // num_processes),
+            auto_reads=self.auto_reads.divided_by(num_processes),
+        )
+
+    def times(self, factor: int) -> DataWorkers:
+        """`factor` times as many, up to all cores. "auto" has its bounds: more reads are its own choice."""
+        return replace(
+            self,
+            core_share=min(1.0, self.core_share * factor),
+            num_reads="auto" if self.num_reads == "auto" else self.num_reads * factor,
+        )
+
+
+DEFAULT_WORKERS = DataWorkers()
+
+
+class CpuShare:
+    """Context manager that admits at most `count` threads at once. Of the waiting ones, the lowest ticket enters first.
+
+    A thread takes a ticket when it starts a task and keeps it until it takes another. So the earliest request finishes
+    first.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._changed = threading.Condition()
+        self._count = count
+        self._num_inside = 0
+        self._waiting: list[int] = []
+        self._tickets = itertools.count()
+        self._mine = threading.local()
+        self._closed = False
+
+    def take_ticket(self) -> None:
+        """Give the calling thread the last place of the queue."""
+        self._mine.ticket = next(self._tickets)
+
+    def resize(self, count: int) -> None:
+        """Admit `count` threads from now on. Admitted ones stay."""
+        with self._changed:
+            self._count = count
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Admit no further threads: waiting and later ones raise `Cancelled`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def __enter__(self) -> None:
+        if not hasattr(self._mine, "ticket"):
+            self.take_ticket()
+        ticket = self._mine.ticket
+        with self._changed:
+            heapq.heappush(self._waiting, ticket)
+            self._changed.wait_for(
+                lambda: self._closed or (self._num_inside < self._count and self._waiting[0] == ticket)
+            )
+            if self._closed:
+                raise Cancelled("the data workers were closed")
+            heapq.heappop(self._waiting)
+            self._num_inside += 1
+            self._changed.notify_all()  # the next one may fit as well
+
+    def __exit__(self, *error: object) -> None:
+        with self._changed:
+            self._num_inside -= 1
+            self._changed.notify_all()
+
+
+def lower_thread_priority() -> None:
+    """Lower the priority of the calling thread permanently. Does nothing where the system cannot do so per thread.
+
+    Measured against pinning threads to cores in docs/adr/0009-data-workers-and-cores.md.
+    """
+    if sys.platform == "linux":  # elsewhere niceness belongs to the process
+        with suppress(OSError):  # some sandboxes forbid it
+            thread = threading.get_native_id()
+            os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
+def usable_cores(root: str = "/") -> float:
+    """Number of cores this process may use: its affinity, or less under a cgroup quota (found below `root`)."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min([float(allowed), *_quotas(Path(root))])
+
+
+def _quotas(root: Path) -> list[float]:
+    """CPU quotas, in cores, of the cgroups (version 2 or 1) of this process."""
+    groups = root / "sys/fs/cgroup"
+    found = [_quota(_words(groups / "cpu/cpu.cfs_quota_us") + _words(groups / "cpu/cpu.cfs_period_us"))]
+    for line in _words(root / "proc/self/cgroup"):
+        if line.startswith("0::/"):
+            own = groups / line[len("0::/") :]
+            folders = (own, *own.parents[: len(own.parts) - len(groups.parts)])
+            found += [_quota(_words(folder / "cpu.max")) for folder in folders]
+    return [cores for cores in found if cores is not None]
+
+
+def _quota(words: list[str]) -> float | None:
+    """Quota divided by its period. None if there is no quota, which is "max" or -1."""
+    if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
+        return None
+    return int(words[0]) / int(words[1])
+
+
+def _words(path: Path) -> list[str]:
+    try:
+        return path.read_text().split()
+    except OSError:
+        return []

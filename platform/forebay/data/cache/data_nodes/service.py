@@ -1,0 +1,82 @@
+"""Data workers that build blocks for the caches of other nodes, independent of the transport."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+from forebay.data.cache.block_builder import BlockBuilder, BuildOptions
+from forebay.data.cache.cpu_share import CpuShare, lower_thread_priority
+from forebay.data.cache.requests.registered import RegisteredDatasets
+from forebay.data.cache.requests.reply import BuildFailed
+from forebay.data.cache.single_flight import SingleFlightPool
+from forebay.data.parquet.footer import FooterCache
+from forebay.data.transform.block import Block
+from forebay.data.transform.dataset import Dataset
+from forebay.errors import ForebayError
+from forebay.runtime.metrics import Counters
+
+T = TypeVar("T")
+
+_READS_PER_CORE = 2
+_LEAST_READS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class SentBlock(Generic[T]):
+    """Reply: what `send` returned for the block. `sums` are the counters of its build."""
+
+    sent: T
+    sums: dict[str, float]
+
+
+class DataNodeService(Generic[T]):
+    """Builds blocks on all cores of this node, for other nodes, and stores none.
+
+    Args:
+        num_cores: Number of cores that decode and transform at once.
+        send: Called with each block in the thread that built it; it may copy the block.
+    """
+
+    def __init__(self, *, num_cores: int, send: Callable[[Block], T]) -> None:
+        self.tally = Counters()
+        self._send = send
+        self._cores = CpuShare(num_cores)
+        self._footers = FooterCache()
+        self._datasets = RegisteredDatasets(self._make_builder)
+        self._workers: SingleFlightPool[tuple[str, int], SentBlock[T] | BuildFailed | Literal["unknown"]] = (
+            SingleFlightPool(
+                self._build, num_threads=max(_LEAST_READS, _READS_PER_CORE * num_cores), on_start=lower_thread_priority
+            )
+        )
+        self.register = self._datasets.register
+
+    def request(self, dataset_id: str, index: int) -> Future[SentBlock[T] | BuildFailed | Literal["unknown"]]:
+        """Request the build of block `index`. The reply is "unknown" if the data set must be registered first."""
+        return self._workers.submit((dataset_id, index))
+
+    def close(self, timeout_s: float) -> None:
+        """Stop the data workers."""
+        self._cores.close()
+        self._workers.close(timeout_s)
+
+    def _build(self, task: tuple[str, int]) -> SentBlock[T] | BuildFailed | Literal["unknown"]:
+        dataset_id, index = task
+        self._cores.take_ticket()
+        if (found := self._datasets.builder(dataset_id)) is None:
+            return "unknown"
+        builder, tally = found
+        before = tally.as_dict()
+        try:
+            return SentBlock(self._send(builder.read(index)), tally.since(before))
+        except ForebayError as error:
+            trace = "".join(traceback.format_exception(error))
+            return BuildFailed(error=error, trace=trace, sums=tally.since(before))
+        finally:
+            self.tally.merge(tally.since(before))
+
+    def _make_builder(self, _: str, dataset: Dataset, tally: Counters) -> BlockBuilder:
+        return BlockBuilder(dataset, None, tally=tally, options=BuildOptions(footers=self._footers, cores=self._cores))

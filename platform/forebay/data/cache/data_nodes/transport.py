@@ -1,0 +1,100 @@
+"""Transport to data nodes over Ray: one named actor on each, and blocks through the object store.
+
+Checked with Ray 2.60.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+import ray
+from ray.exceptions import RayError
+
+from forebay.data.cache.data_nodes.actor import DataNode
+from forebay.data.cache.data_nodes.pool import DataNodeLost
+from forebay.data.cache.data_nodes.service import SentBlock
+from forebay.data.cache.requests.reply import InMemoryBlock, Reply
+from forebay.errors import ForebayError
+from forebay.ray_cluster.actors import DATA_NODE_PREFIX, NODE_DIGITS, make_on_node
+from forebay.ray_cluster.heartbeat import Heartbeat
+from forebay.ray_cluster.nodes import nodes_for_data
+
+T = TypeVar("T")
+Actor: TypeAlias = Any
+
+_MOST_CALLS = 1024
+_ANSWER_S = 5.0
+_SAME_TIME_S = 0.2
+_POLL_S = 0.05
+_SILENT_S = 30.0
+_SEND_S = 60.0
+
+
+class RayDataNodes:
+    """`DataNodeTransport` for the node `node_id`, for use outside of an event loop. That node is none of its own."""
+
+    def __init__(self, node_id: str) -> None:
+        self._here = node_id
+        self._actors: dict[str, Actor] = {}
+        self._asked: dict[str, ray.ObjectRef] = {}
+
+    def cores(self, data_nodes: str) -> Mapping[str, float]:
+        """Cores by the first 12 digits of the node id."""
+        try:
+            nodes = {node[:NODE_DIGITS]: node for node in nodes_for_data(data_nodes) if node != self._here}
+            for name in self._asked.keys() - nodes.keys():
+                self._forget(name)
+            for name in nodes.keys() - self._asked.keys():
+                actor = make_on_node(
+                    DataNode, f"{DATA_NODE_PREFIX}{name}", nodes[name], max_restarts=-1, max_concurrency=_MOST_CALLS
+                )
+                self._actors[name] = actor
+                self._asked[name] = actor.cores.remote()
+        except (RayError, RuntimeError, ValueError) as error:
+            raise DataNodeLost(f"the data nodes of the cluster cannot be listed: {error}") from error
+        asked = {answer: name for name, answer in list(self._asked.items())}
+        answers: dict[str, float] = {}
+        if not asked:
+            return answers
+        # An actor that is starting is seen in the next round, so that the others need not wait for it.
+        ray.wait(list(asked), num_returns=1, timeout=_ANSWER_S)
+        ready, _ = ray.wait(list(asked), num_returns=len(asked), timeout=_SAME_TIME_S)
+        for answer in ready:
+            try:
+                answers[asked[answer]] = float(ray.get(answer, timeout=_ANSWER_S))
+            except RayError:
+                self._forget(asked[answer])
+        return answers
+
+    def register(self, name: str, dataset_id: str, payload: bytes) -> ForebayError | None:
+        problem: ForebayError | None = self._call(name, lambda actor: actor.register.remote(dataset_id, payload))
+        return problem
+
+    def build(self, name: str, dataset_id: str, index: int) -> Reply:
+        reply: Any = self._call(name, lambda actor: actor.build.remote(dataset_id, index))
+        if not isinstance(reply, SentBlock):
+            return reply  # type: ignore[no-any-return]
+        try:
+            rows, arrays = ray.get(reply.sent, timeout=_SEND_S)
+        except RayError as error:
+            raise DataNodeLost(f"the block did not arrive: {error}") from error
+        return InMemoryBlock(sums=reply.sums, rows=rows, arrays=arrays)
+
+    def _call(self, name: str, ask: Callable[[Actor], ray.ObjectRef]) -> Any:
+        actor = self._actors.get(name)
+        if actor is None:
+            raise DataNodeLost("it has left the cluster")
+        try:
+            reply, heartbeat = ask(actor), Heartbeat(actor)
+            while not ray.wait([reply], timeout=_POLL_S)[0]:
+                if heartbeat.silent_s() > _SILENT_S:
+                    raise DataNodeLost(f"it has not answered for {_SILENT_S:.0f} s")
+            return ray.get(reply)
+        except RayError as error:
+            self._forget(name)
+            raise DataNodeLost(f"its actor died: {error}") from error
+
+    def _forget(self, name: str) -> None:
+        self._actors.pop(name, None)
+        self._asked.pop(name, None)

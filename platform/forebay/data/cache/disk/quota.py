@@ -1,0 +1,189 @@
+"""Quota of a cache directory: reservations and evictions, decided in transactions over all processes."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from typing import TypeVar
+
+from forebay.data.cache.disk.accounts import INDEX_BYTES, CacheUsage, DatasetUse, Reservation, charge, smallest_quota
+from forebay.data.cache.disk.directory import CacheDirectory
+from forebay.data.cache.disk.index import Index, IndexFull, IndexTable
+from forebay.data.cache.disk.lease import ended_users
+from forebay.data.cache.disk.transaction import CacheTransaction
+from forebay.errors import CacheUnusable
+from forebay.storage.file_lock import try_lock
+
+T = TypeVar("T")
+
+
+class Quota:
+    """Keeps everything below a cache directory within `quota_bytes`, and `min_free_bytes` of the disk free.
+
+    A writer reserves a block's bytes before it writes them. Reservations of dead writers are released when the cache is
+    opened, and whenever room is short. No block replaces one of its own data set or of a data set in use: each row is
+    read once per epoch, so replacing would only thrash (CoorDL's MinIO, https://arxiv.org/abs/2007.06775).
+    """
+
+    def __init__(self, directory: CacheDirectory, *, quota_bytes: int, min_free_bytes: int) -> None:
+        self._directory = directory
+        self._quota_bytes = quota_bytes
+        self._min_free_bytes = min_free_bytes
+        self._index = Index(directory.index, directory.locks / "index")
+        # A quota that the index alone would exceed leaves the directory empty.
+        self._open = quota_bytes >= smallest_quota(1) or self._index.file.exists()
+        if self._open:
+            with suppress(IndexFull):  # the first reservation finds the disk full as well
+                self._change(CacheTransaction.check_on_open)
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes that count against the quota: an upper bound of the disk space of the directory."""
+        return self._change_or_raise(lambda transaction: transaction.usage.used_bytes) if self._open else 0
+
+    def datasets(self) -> list[DatasetUse]:
+        """Usage of each data set, oldest first."""
+        found = self._change_or_raise(lambda transaction: transaction.usage.datasets) if self._open else {}
+        return sorted(found.values(), key=lambda use: (use.created_at, use.dataset))
+
+    def reserve(self, name: str, reservation: Reservation) -> bool:
+        """Reserve room for the part file `name`, which exists and is locked. Returns False if there is no room."""
+        if smallest_quota(reservation.bytes) > self._quota_bytes:
+            return False
+
+        def work(transaction: CacheTransaction) -> bool:
+            room = self._make_room(transaction, reservation)
+            if room:
+                transaction.usage = transaction.usage.reserve(name, reservation)
+            return room
+
+        try:
+            return self._change(work)
+        except IndexFull:
+            return False
+
+    def commit(self, name: str, reservation: Reservation) -> None:
+        """Record the block after its part file `name` was renamed into its place."""
+
+        def work(transaction: CacheTransaction) -> None:
+            transaction.usage = transaction.usage.release(name)
+            transaction.record(reservation)
+
+        self._change_if_possible(work)
+
+    def release(self, name: str) -> None:
+        """Release the reservation of the removed part file `name`. Does nothing without one."""
+
+        def work(transaction: CacheTransaction) -> None:
+            transaction.usage = transaction.usage.release(name)
+
+        self._change_if_possible(work)
+
+    def quarantine(self, key: str, inode: int) -> bool:
+        """Move a damaged block to quarantine. Returns False if its file was removed or replaced meanwhile."""
+        try:
+            return self._change(lambda transaction: transaction.quarantine(key, inode))
+        except IndexFull:
+            return not self._directory.block(key).exists()  # moved; still recorded as a block
+
+    def clear(self, dataset: str | None) -> int:
+        """Remove the blocks of `dataset`, or all blocks and quarantined files. Returns the bytes freed.
+
+        Raises `CacheUnusable` if the disk is too full for the index to change.
+        """
+
+        def work(transaction: CacheTransaction) -> int:
+            transaction.reconcile()
+            doomed = [name for name in transaction.usage.datasets if dataset in (None, name)]
+            freed = sum(transaction.evict(name) for name in doomed)
+            while dataset is None and transaction.usage.quarantined:
+                freed += transaction.drop_oldest_quarantined()
+            return freed
+
+        return self._change_or_raise(work) if self._open else 0
+
+    def reconcile(self) -> None:
+        """Correct the accounts to match the directory."""
+        if self._open:
+            self._change_or_raise(CacheTransaction.reconcile)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the quota has room for the index and for the files of leases."""
+        return self._open
+
+    def collect_ended_leases(self) -> None:
+        """Add the hits of ended leases to the accounts, also those of dead processes, and remove their files."""
+        with suppress(IndexFull), ended_users(self._directory) as ended:
+            hits: dict[str, int] = {}
+            for user in ended:
+                hits[user.dataset] = hits.get(user.dataset, 0) + user.hits
+
+            def work(transaction: CacheTransaction) -> None:
+                transaction.usage = transaction.usage.add_hits(hits)
+
+            if self._open and any(hits.values()):
+                self._change(work)
+
+    def _change_or_raise(self, work: Callable[[CacheTransaction], T]) -> T:
+        """Same as `_change`, but raises `CacheUnusable` on a full disk: for calls that a user makes."""
+        try:
+            return self._change(work)
+        except IndexFull as error:
+            raise CacheUnusable(
+                f"cache directory {self._directory.root}: its disk is full, so that the index cannot change. Free some "
+                f"of the disk, or remove the files in {self._directory.blocks}.",
+                path=str(self._directory.root),
+            ) from error
+
+    def _change(self, work: Callable[[CacheTransaction], T]) -> T:
+        def in_transaction(rows: IndexTable) -> T:
+            transaction = CacheTransaction(rows, self._directory)
+            before = transaction.usage
+            result = work(transaction)
+            if transaction.usage is not before or not rows.get("usage"):
+                transaction.save()
+            return result
+
+        self._open = True
+        return self._index.transact(in_transaction)
+
+    def _change_if_possible(self, work: Callable[[CacheTransaction], None]) -> None:
+        with suppress(
+            IndexFull
+        ):  # the part file was removed, so the next sweep releases the reservation in the same way
+            self._change(work)
+
+    def _make_room(self, transaction: CacheTransaction, reservation: Reservation) -> bool:
+        if self._missing(transaction.usage, reservation) <= 0:
+            return True
+        transaction.release_dead_writers()
+        while transaction.usage.quarantined and self._missing(transaction.usage, reservation) > 0:
+            transaction.drop_oldest_quarantined()
+        missing = self._missing(transaction.usage, reservation)
+        if missing > 0:
+            self._evict(transaction, missing, keep=reservation.dataset)
+        return self._missing(transaction.usage, reservation) <= 0
+
+    def _evict(self, transaction: CacheTransaction, missing: int, keep: str) -> None:
+        """Remove unused data sets, oldest first, if they hold at least the `missing` bytes."""
+        with ExitStack() as locks:
+            unused = []
+            for use in sorted(transaction.usage.datasets.values(), key=lambda use: use.created_at):
+                lock = try_lock(self._directory.use_lock(use.dataset)) if use.dataset != keep else None
+                if lock:
+                    unused.append(use)
+                    locks.enter_context(lock)
+            if sum(use.bytes for use in unused) < missing:
+                return
+            for use in unused:
+                if missing > 0:
+                    missing -= transaction.evict(use.dataset)
+
+    def _missing(self, usage: CacheUsage, reservation: Reservation) -> int:
+        """Bytes to free before `reservation` fits. 0 or less if it fits."""
+        over_quota = usage.used_bytes + charge(reservation.bytes) - self._quota_bytes
+        # During a transaction, a change of the index needs disk space too.
+        free = shutil.disk_usage(self._directory.root).free - usage.reserved_bytes - INDEX_BYTES
+        return max(over_quota, self._min_free_bytes - (free - charge(reservation.bytes)))

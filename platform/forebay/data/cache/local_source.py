@@ -1,0 +1,140 @@
+"""Block source served by threads of this process."""
+
+from __future__ import annotations
+
+import os
+import time
+from concurrent.futures import Future
+
+from forebay.data.cache.block_builder import BlockBuilder, BuildOptions
+from forebay.data.cache.cpu_share import DEFAULT_WORKERS, CpuShare, DataWorkers
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.read_pool import ReadPool
+from forebay.data.cache.single_flight import K, T
+from forebay.data.cache.spec import CacheSpec
+from forebay.data.transform.block import Block
+from forebay.data.transform.dataset import Dataset
+from forebay.runtime.metrics import Counters
+from forebay.storage.deadline import Cancellation
+from forebay.storage.filesystem import has_local_name
+from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
+
+
+class LocalSource:
+    """`BlockSource` of daemon threads of this process, which look in `cache`, or read, transform and store.
+
+    The threads start at the first request, also in a forked child, which starts without requests. While the source is
+    open, the data set is not evicted from the cache.
+
+    Args:
+        dataset: Row groups and their transform; `request(i)` returns the block of `dataset.manifest[i]`.
+        cache: Cache of the blocks, or None to read the source each time.
+        tally: Receives the counters.
+        workers: Number of row groups that are read at once, and number of cores that decode them.
+        policy: Deadlines and retries of reads.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        cache: DiskCache | None,
+        *,
+        tally: Counters,
+        workers: DataWorkers = DEFAULT_WORKERS,
+        policy: ReadPolicy = DEFAULT_POLICY,
+    ) -> None:
+        self._facts = (dataset, cache, tally, workers, policy)
+        self._threads = self._start_threads()
+
+    def request(self, index: int) -> Future[Block]:
+        """Request block `index`. The future raises the errors of reading and transforming.
+
+        Raises `LoaderClosed` after `close`.
+        """
+        if self._threads.pid != os.getpid():
+            self._threads = self._start_threads()  # threads and locks of the parent do not exist here
+        return self._threads.workers.submit(index)
+
+    def peek(self, index: int, tally: Counters) -> Block | None:
+        """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
+        return self._threads.peek(index, tally)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Cancel pending requests and return within `timeout_s` seconds. A stuck read is abandoned. Blocks stay
+        valid.
+        """
+        # A child must not close what it inherited: a release here would release the parent's lease.
+        if self._threads.pid == os.getpid():
+            self._threads.close(timeout_s)
+
+    def _start_threads(self) -> _Threads:
+        return _Threads(*self._facts)
+
+
+class _Threads:
+    """Threads of one process, with their lease."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        cache: DiskCache | None,
+        tally: Counters,
+        workers: DataWorkers,
+        policy: ReadPolicy,
+    ) -> None:
+        self.pid = os.getpid()
+        self._cancelled = Cancellation()
+        self._cores = CpuShare(workers.num_cores())
+        options = BuildOptions(policy=policy, cancelled=self._cancelled, cores=self._cores)
+        builder = BlockBuilder(dataset, cache, tally=tally, options=options)
+        self._lease = cache.lease(builder.names.dataset) if cache else None
+
+        def make(index: int) -> Block:
+            self._cores.take_ticket()
+            return build_recorded(builder, index, self.workers, tally)
+
+        self.peek = builder.peek
+        self.workers: ReadPool[int, Block] = ReadPool(make, workers_for(dataset, workers), peek=builder.peek)
+
+    def close(self, timeout_s: float) -> None:
+        self._cancelled.set()
+        self._cores.close()
+        self.workers.close(timeout_s)
+        if self._lease:
+            self._lease.release()
+
+
+def workers_for(dataset: Dataset, workers: DataWorkers) -> DataWorkers:
+    """Limits of the data workers of a process for `dataset`: files with local names begin with fewer reads."""
+    is_local = len(dataset.manifest) > 0 and has_local_name(dataset.manifest[0].uri)
+    return workers.for_local_files() if is_local else workers
+
+
+def build_recorded(builder: BlockBuilder, index: int, pool: ReadPool[K, T], tally: Counters) -> Block:
+    """Block `index`, built in a thread of `pool`, which records its read. A block from the cache is no read.
+
+    Raises the errors of `BlockBuilder.build`.
+    """
+    began_s, allowed = time.monotonic(), pool.num_reads
+    block, origin, core_s = builder.build(index)
+    if origin != "hit":
+        tally.add("reads_allowed", allowed)
+        pool.record_read(began_s, core_s, block.nbytes)
+    return block
+
+
+class LocalCache:
+    """`SourceProvider` of the cache of `spec`, filled by threads of this process. Works in forked and spawned children.
+
+    `num_processes` such processes on one machine divide the data workers of `spec` among themselves.
+
+    Raises `CacheUnusable` if the directory cannot be used here.
+    """
+
+    def __init__(self, spec: CacheSpec, num_processes: int = 1) -> None:
+        self.disk = spec.open()
+        self._workers = spec.data_workers.divided_by(num_processes)
+
+    def source(self, dataset: Dataset, tally: Counters) -> LocalSource:
+        """Blocks of `dataset` through this cache."""
+        return LocalSource(dataset, self.disk, tally=tally, workers=self._workers)

@@ -1,0 +1,102 @@
+"""Ray actor that owns the cache of one node: one per node and directory, shared by all jobs. Checked with Ray 2.60."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from contextlib import ExitStack
+from typing import Any
+
+import ray
+
+from forebay.data.cache.data_nodes.pool import DataNodes
+from forebay.data.cache.data_nodes.transport import RayDataNodes
+from forebay.data.cache.node.bloom_filter import BloomFilter
+from forebay.data.cache.node.peer_lookup import PeerLookup
+from forebay.data.cache.node.peer_server import PeerServer
+from forebay.data.cache.node.peer_transport import RayPeerTransport
+from forebay.data.cache.node.service import NodeService
+from forebay.data.cache.requests.reply import InMemoryBlock, Reply, StoredBlock
+from forebay.data.cache.spec import CacheSpec
+from forebay.data.transform.block import Block
+from forebay.errors import ForebayError
+from forebay.ray_cluster.actors import CACHE_PREFIX, NAMESPACE, NODE_DIGITS
+from forebay.ray_cluster.metrics_export import exported
+
+
+class NodeCache:
+    """Actor that serves one directory of the node it is pinned to. The blocks on disk outlive it.
+
+    Errors for the user are returned, not raised, so that they arrive without Ray's wrapper.
+    """
+
+    def __init__(self) -> None:
+        self._node_id = ray.get_runtime_context().get_node_id()
+        self._service: NodeService | None = None
+        self._peer_server: PeerServer[Any] | None = None
+        self._exporting = ExitStack()
+
+    async def configure(self, spec: CacheSpec) -> ForebayError | None:
+        """Open the directory, or apply new bounds to it. Returns the error if it cannot be used."""
+        try:
+            if self._service is None:
+                self._open(spec)
+            else:
+                self._service.apply_spec(spec)
+        except ForebayError as error:
+            return error
+        return None
+
+    async def register(self, dataset_id: str, payload: bytes, spec: CacheSpec) -> ForebayError | None:
+        """Register a data set. Returns the error if that fails."""
+        if problem := await self.configure(spec):
+            return problem
+        assert self._service
+        try:
+            self._service.register(dataset_id, payload)
+        except ForebayError as error:
+            return error
+        return None
+
+    async def fetch(self, dataset_id: str, index: int, with_arrays: bool) -> Reply:
+        """Build and store block `index`. With `with_arrays`, a block that does not fit is part of the reply."""
+        future = self._service.request(dataset_id, index) if self._service else None
+        if future is None:
+            return "unknown"
+        reply = (await asyncio.wrap_future(future)).next_reply()
+        if isinstance(reply, InMemoryBlock) and not with_arrays:
+            return StoredBlock(sums=reply.sums)
+        return reply
+
+    async def bloom_filter(self) -> BloomFilter:
+        """Bloom filter of the blocks on this node's disk, for another node."""
+        return await asyncio.wrap_future(self._peer_server.bloom_filter()) if self._peer_server else BloomFilter.of(())
+
+    async def send_block(self, key: str) -> Any:
+        """Put (rows, arrays) of the block `key` into Ray's object store. None if it is not on this node's disk."""
+        return await asyncio.wrap_future(self._peer_server.block(key)) if self._peer_server else None
+
+    async def facts(self) -> dict[str, Any]:
+        """Process, node, directory and bytes of this cache."""
+        cache = self._service.cache if self._service else None
+        return {
+            "pid": os.getpid(),
+            "node_id": self._node_id,
+            "path": str(cache.path) if cache else None,
+            "used_bytes": cache.used_bytes if cache else 0,
+            "inflight_bytes": self._service.inflight_bytes.current if self._service else 0,
+        }
+
+    def _open(self, spec: CacheSpec) -> None:
+        line = RayPeerTransport(namespace=NAMESPACE, prefix=CACHE_PREFIX, node_id=self._node_id)
+        data_nodes = DataNodes(spec, RayDataNodes(self._node_id))
+        service = NodeService(spec, PeerLookup(line), data_nodes)
+        self._service, self._peer_server = service, PeerServer(lambda: service.cache, _put)
+        tags = {"role": "cache", "node": self._node_id[:NODE_DIGITS], "directory": spec.directory}
+        self._exporting.enter_context(exported(tags, service.tally.as_dict, service.measured))
+
+
+def _put(block: Block) -> Any:
+    # Copied here, in the thread that looked it up: otherwise Ray would copy it in the one thread that runs all methods
+    # of the actor.
+    return ray.put((block.rows, dict(block.arrays)))

@@ -1,0 +1,63 @@
+"""Data sets that other processes registered with this one, and the builders of their blocks."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TypeAlias
+
+from forebay.data.cache.block_builder import BlockBuilder
+from forebay.data.cache.requests.payload import unpack
+from forebay.data.transform.dataset import Dataset
+from forebay.runtime.metrics import Counters
+
+_MOST_DATASETS = 64
+
+MakeBuilder: TypeAlias = Callable[[str, Dataset, Counters], BlockBuilder]
+
+
+class RegisteredDatasets:
+    """The newest 64 registered data sets, with a builder and a tally of each for every thread that builds.
+
+    The tally is of one thread, so the counts between two moments belong to one block. `make(dataset_id, dataset,
+    tally)` makes a builder.
+    """
+
+    def __init__(self, make: MakeBuilder) -> None:
+        self._make = make
+        self._known: dict[str, tuple[Dataset, bytes]] = {}
+        self._of_thread = threading.local()
+        self._version = 0
+
+    def register(self, dataset_id: str, payload: bytes) -> None:
+        """Register `dataset_id`. Raises `TransformFailed` if its code cannot be loaded here."""
+        self._known.pop(dataset_id, None)
+        self._known[dataset_id] = unpack(payload), payload
+        while len(self._known) > _MOST_DATASETS:
+            del self._known[next(iter(self._known))]
+
+    def __contains__(self, dataset_id: str) -> bool:
+        return dataset_id in self._known
+
+    def payload(self, dataset_id: str) -> bytes | None:
+        """The data set as it was registered, or None if it is not known any more."""
+        known = self._known.get(dataset_id)
+        return known[1] if known else None
+
+    def renew_builders(self) -> None:
+        """Make new builders from now on, with other options."""
+        self._version += 1
+
+    def builder(self, dataset_id: str) -> tuple[BlockBuilder, Counters] | None:
+        """Builder and tally of the calling thread. None if `dataset_id` is not registered."""
+        made: dict[str, tuple[BlockBuilder, Counters, int]] = self._of_thread.__dict__
+        found, version = made.get(dataset_id), self._version
+        if found is None or found[2] != version:
+            known = self._known.get(dataset_id)
+            if known is None:
+                return None
+            while len(made) >= _MOST_DATASETS:
+                del made[next(iter(made))]
+            tally = Counters()
+            made[dataset_id] = found = self._make(dataset_id, known[0], tally), tally, version
+        return found[0], found[1]

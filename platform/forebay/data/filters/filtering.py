@@ -1,0 +1,131 @@
+"""Applies deletions of a table and a row filter to a manifest: reads the filter's columns once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+from numpy.typing import NDArray
+
+from forebay.data.filters.where import Where
+from forebay.data.manifest.manifest import Field, Manifest
+from forebay.data.manifest.row_mask import KeptRows, RowMask
+from forebay.data.parquet.reading import RowGroupReader
+from forebay.errors import NoFiles
+from forebay.storage.retry import ReadPolicy
+
+_MOST_THREADS = 8
+_KEPT = "kept"
+Progress = Callable[[int, int], None]
+
+
+class CandidateRows(NamedTuple):
+    """Rows of the row groups of a manifest, before a filter.
+
+    `live` has one bool [rows] for each row group: False for rows that a table has deleted, None for all True.
+    `may_match` is False for row groups whose statistics show that no row matches, bool [row groups]. They are not read.
+    """
+
+    live: Sequence[NDArray[np.bool_] | None]
+    may_match: NDArray[np.bool_]
+
+
+def masked(
+    manifest: Manifest,
+    rows: CandidateRows,
+    where: Where | None,
+    fields: tuple[Field, ...],
+    *,
+    policy: ReadPolicy,
+    progress: Progress | None,
+) -> Manifest:
+    """Manifest of the rows that are live and for which `where` is true. Reads the filter's columns once.
+
+    Args:
+        manifest: Row groups of all rows.
+        rows: Rows of the row groups that may be kept.
+        where: Filter, or None for no filter.
+        fields: Columns of the filter, also those of which it compares a field.
+        policy: Attempts, deadline and waits of each read.
+        progress: Called with (row groups done, their number), from the calling thread.
+
+    Raises:
+        NoFiles: No row is left.
+        CorruptFile, SourceChanged, ReadFailed: A row group cannot be read.
+    """
+    if where is None and all(mask is None for mask in rows.live):
+        return manifest
+    masks = [
+        np.ones(count, dtype=np.bool_) if mask is None else mask
+        for mask, count in zip(rows.live, manifest.rows.tolist(), strict=True)
+    ]
+    num_live = sum(int(mask.sum()) for mask in masks)
+    if where is not None:
+        probe = replace(manifest, columns=tuple(field.name for field in fields), fields=fields)
+        reader = RowGroupReader(probe, policy)
+        masks = _filtered(masks, reader, where, rows.may_match, progress)
+    num_kept = sum(int(mask.sum()) for mask in masks)
+    if not num_kept:
+        reason = "all are deleted" if where is None else f"where={where.text!r} keeps none of {num_live} rows"
+        raise NoFiles(f"{manifest.root}: {reason}. Loosen the filter, or choose another version of the table.")
+    kept = KeptRows(
+        mask=RowMask.of([]),
+        where="" if where is None else where.text,
+        deleted_rows=int(manifest.rows.sum()) - num_live,
+        filtered_rows=num_live - num_kept,
+    )
+    return with_masks(manifest, masks, kept)
+
+
+def with_masks(manifest: Manifest, masks: Sequence[NDArray[np.bool_]], kept: KeptRows) -> Manifest:
+    """Manifest of the rows for which `masks`, one bool [rows] for each row group, are true. At least one is.
+
+    `kept` has the reasons, and its mask is replaced.
+    """
+    found = replace(kept, mask=RowMask.of([mask for mask in masks if mask.any()]))
+    return replace(replace(manifest, kept=None).take(np.array([mask.any() for mask in masks])), kept=found)
+
+
+def judged(
+    masks: Sequence[NDArray[np.bool_]], mask_of: Callable[[int], NDArray[np.bool_]], progress: Progress | None
+) -> list[NDArray[np.bool_]]:
+    """Masks that `mask_of` returns for the numbers of the row groups, in threads. Not called for those without rows."""
+    found: list[NDArray[np.bool_]] = []
+    pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="forebay-filter")
+    try:
+        for mask in pool.map(lambda index: mask_of(index) if masks[index].any() else masks[index], range(len(masks))):
+            found.append(mask)
+            if progress is not None:
+                progress(len(found), len(masks))
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return found
+
+
+def _filtered(
+    masks: Sequence[NDArray[np.bool_]],
+    reader: RowGroupReader,
+    where: Where,
+    may_match: NDArray[np.bool_],
+    progress: Progress | None,
+) -> list[NDArray[np.bool_]]:
+    def mask_of(index: int) -> NDArray[np.bool_]:
+        if not may_match[index]:
+            return np.zeros_like(masks[index])
+        place = reader.manifest[index].uri
+        return masks[index] & _matches(where, reader.decode(reader.fetch(index, where.columns)), place)
+
+    return judged(masks, mask_of, progress)
+
+
+def _matches(where: Where, table: pa.Table, place: str) -> NDArray[np.bool_]:
+    expression = where.expression({field.name: field.type for field in table.schema}, place)
+    scanner = ds.dataset(table).scanner(columns={_KEPT: expression}, use_threads=False)
+    found: NDArray[np.bool_] = pc.fill_null(scanner.to_table()[_KEPT], False).to_numpy()
+    return found

@@ -1,0 +1,250 @@
+"""Compiled loops of the order of rows: permutations, the rows of lanes, and the rows of several data sets in turn.
+
+A call from Python costs as much as some thousand rows here. So each loop does the rows of all lanes, or of all data
+sets, in one call.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import int32, int64, njit, types, uint32, uint64, void
+from numpy.typing import NDArray
+
+from forebay.data.kernels.intrinsics import items_at
+
+Ints = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+_GOLDEN = 0x9E3779B97F4A7C15
+_ROUNDS = 6
+_SORTED_SIZE = 1024
+_CHUNK_ROWS = 512
+_COMPARED_PIECES = 32
+_MERGED_ROWS = 4096
+
+
+def _mix(word: Any) -> Any:
+    """`forebay.data.plan.permute`'s mixer of 64 bits."""
+    word = (word ^ (word >> uint64(30))) * uint64(0xBF58476D1CE4E5B9)
+    word = (word ^ (word >> uint64(27))) * uint64(0x94D049BB133111EB)
+    return word ^ (word >> uint64(31))
+
+
+def _derive_two(first: Any, second: Any) -> Any:
+    """`forebay.data.plan.permute.derive` of two words."""
+    return mix((mix(first + uint64(_GOLDEN)) ^ second) + uint64(_GOLDEN))
+
+
+def _permute_few(start: int, size: int, key: Any, images: NDArray[np.uint32]) -> None:
+    """`forebay.data.plan.permute.permutation`, from place `start` on."""
+    low_bits = uint64(0)
+    while low_bits < uint64(size - 1):
+        low_bits = (low_bits << uint64(1)) | uint64(1)
+    words = np.empty(size, np.uint64)
+    for i in range(size):
+        words[i] = (mix(uint64(i) * uint64(_GOLDEN) + key) & ~low_bits) | uint64(i)
+    words.sort()
+    for i in range(len(images)):
+        images[i] = uint32(words[start + i] & low_bits)
+
+
+def _permute(start: int, size: int, key: Any, images: NDArray[np.uint32]) -> None:
+    """Write the images of `start`, `start + 1`... under a permutation of `range(size)` that depends only on `key`.
+
+    Up to 1,024 by sorting: a bijection on few bits mixes poorly, and sorting few numbers is cheap. Above, up to 2**32,
+    it is a keyed bijection on the next power of two, applied until the value lies below `size`. A round is xor, odd
+    multiply and xorshift, each invertible. Each round passes over all numbers, which the compiler does with vector
+    instructions: a quarter of the time of all rounds number by number.
+    """
+    if size <= _SORTED_SIZE:
+        permute_few(start, size, key, images)
+        return
+    bits = 0
+    while (size - 1) >> bits:
+        bits += 1
+    mask, shift = uint32((1 << bits) - 1), uint32((bits + 1) // 2)
+    flips, factors = np.empty(_ROUNDS, np.uint32), np.empty(_ROUNDS, np.uint32)
+    for number in range(_ROUNDS):
+        word = derive_two(key, uint64(number))
+        flips[number], factors[number] = uint32(word & uint64(0xFFFFFFFF)), uint32((word >> uint64(32)) | uint64(1))
+    for i in range(len(images)):
+        images[i] = uint32(start + i)
+    for number in range(_ROUNDS):
+        flip, factor = flips[number], factors[number]
+        for i in range(len(images)):
+            image = uint32(uint32(images[i] ^ flip) * factor) & mask
+            images[i] = uint32(image ^ (image >> shift))
+    for i in range(len(images)):
+        image = images[i]
+        while image >= size:
+            for number in range(_ROUNDS):
+                image = uint32(uint32(image ^ flips[number]) * factors[number]) & mask
+                image = uint32(image ^ (image >> shift))
+        images[i] = image
+
+
+def _first_above(values: Any, count: int, value: int) -> int:
+    """Index of the first of `count` ascending values that is above `value`, the last index if none is."""
+    low, high = 0, count - 1
+    while low < high:
+        middle = (low + high) >> 1
+        if values[middle] > value:
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _find_pieces(line: NDArray[np.uint32], ends: Any, low: int, count: int, found: NDArray[np.int32]) -> None:
+    """Number of the piece of each place on a line, whose first `count` pieces end at `ends[i] - low`.
+
+    Few ends are compared with all places one after the other, by vector instructions. A search of each place
+    mispredicts every second branch.
+    """
+    if count > _COMPARED_PIECES:
+        for i in range(len(line)):
+            found[i] = first_above(ends, count + 1, low + int64(line[i]))
+        return
+    found[:] = 0
+    for number in range(count):
+        end = uint32(ends[number] - low)
+        for i in range(len(line)):
+            found[i] += line[i] >= end
+
+
+def _order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints) -> None:
+    """Write the block, and the row in it, of lane rows `ranges[k, 0]` to `ranges[k, 1]` of each lane `k`.
+
+    See `calls.order_lanes`. All lanes advance together, 512 rows at a time, so that places next to each
+    other are written while they are in the CPU cache.
+    """
+    line, piece = np.empty(_CHUNK_ROWS, np.uint32), np.empty(_CHUNK_ROWS, np.int32)
+    first, last = ranges[0, 0], ranges[0, 1]
+    for k in range(len(ranges)):
+        first, last = min(first, ranges[k, 0]), max(last, ranges[k, 1])
+    for begin in range(first, last, _CHUNK_ROWS):
+        for k in range(len(lanes)):
+            ends, blocks = items_at(lanes[k, 0], row), items_at(lanes[k, 1], row)
+            shifts, bounds = items_at(lanes[k, 2], row), items_at(lanes[k, 3], row)
+            pieces, windows = int64(lanes[k, 4]), int64(lanes[k, 5])
+            start, stop = max(begin, ranges[k, 0]), min(begin + _CHUNK_ROWS, ranges[k, 1])
+            while start < stop:
+                window = first_above(bounds, windows + 1, start) - 1
+                low, high = bounds[window], bounds[window + 1]
+                count = min(high, stop) - start
+                if lanes[k, 7]:
+                    permute(start - low, high - low, derive_two(lanes[k, 6], uint64(window)), line[:count])
+                else:
+                    for i in range(count):
+                        line[i] = uint32(start - low + i)
+                from_piece = first_above(ends, pieces, low)
+                inner = first_above(ends, pieces, high - 1) - from_piece
+                find_pieces(line[:count], items_at(lanes[k, 0] + uint64(8 * from_piece), row), low, inner, piece)
+                at = ranges[k, 2] + (start - ranges[k, 0]) * stride
+                for i in range(count):
+                    number = from_piece + piece[i]
+                    block[at] = blocks[number]
+                    row[at] = low + int64(line[i]) + shifts[number]
+                    at += stride
+                start += count
+
+
+def _split(order: NDArray[np.int32], rest: NDArray[np.int32], due: int, cycle: int, steps: int) -> Any:
+    """Move the items of the left half of a node to the front of `order`, and those of the right half behind them.
+
+    Each item adds `steps` to `due`, and takes `cycle` off it if it belongs to the left half. Returns the number of
+    those, and `due`. Without branches: the halves alternate in patterns that the processor does not predict.
+    """
+    lefts = 0
+    for i in range(len(order)):
+        due += steps
+        is_left = int64(due >= cycle)
+        due -= cycle * is_left
+        item = order[i]
+        order[lefts] = item
+        rest[i - lefts] = item
+        lefts += is_left
+    order[lefts:] = rest[: len(order) - lefts]
+    return lefts, due
+
+
+def _divide(nodes: Ints, due: Ints, root: int, count: int, order: NDArray[np.int32], ends: Ints) -> None:
+    """Divide the next `count` rows among the data sets: `order` becomes the rows of each, one data set after the other.
+
+    The rows of data set `k` are those from `ends[0, k]` to `ends[1, k]`.
+    """
+    ends[:] = 0
+    for i in range(count):
+        order[i] = i
+    rest, bounds = np.empty(count, np.int32), np.empty((len(nodes), 2), np.int64)
+    if root < 0:
+        ends[1, -1 - root] = count
+        return
+    bounds[root, 0], bounds[root, 1] = 0, count
+    for node in range(len(nodes)):  # Each comes after the node that it is a half of.
+        low, high = bounds[node]
+        lefts, due[node] = split(order[low:high], rest, due[node], nodes[node, 0], nodes[node, 1])
+        for half, start, stop in ((nodes[node, 2], low, low + lefts), (nodes[node, 3], low + lefts, high)):
+            if half < 0:
+                ends[0, -1 - half], ends[1, -1 - half] = start, stop
+            else:
+                bounds[half, 0], bounds[half, 1] = start, stop
+
+
+def _merge(nodes: Ints, due: Ints, place: Ints, streams: Words, state: Ints, merged: Ints) -> int:
+    """Merge the rows of several data sets, each in its own order, into the order of a mixture.
+
+    See `calls.merge`. Each 4,096 positions are divided among the data sets first. A walk of the tree
+    for each position mispredicts its branches, and takes twice as long.
+    """
+    written, num_sources = int64(place[3]), len(streams)
+    order, rank = np.empty(_MERGED_ROWS, np.int32), np.empty(_MERGED_ROWS, np.int32)
+    ends, stop = np.empty((2, num_sources), np.int64), np.empty(num_sources, np.int64)
+    for start in range(place[0], place[1], _MERGED_ROWS):
+        count = min(place[1] - start, _MERGED_ROWS)
+        divide(nodes, due, place[2], count, order, ends)
+        rank[:count] = 0
+        for source in range(num_sources):
+            numbers, low = items_at(streams[source, 0], merged), ends[0, source]
+            own, index = state[0, source], state[1, source]
+            state[0, source] += ends[1, source] - low
+            while index < state[2, source] and numbers[index] < state[0, source]:
+                row = order[low + numbers[index] - own]
+                rank[row] = 1
+                order[low + index - state[1, source]] = row
+                index += 1
+            stop[source] = index
+        owned = 0
+        for row in range(count):
+            is_owned = rank[row]
+            rank[row] = owned
+            if is_owned:
+                merged[0, written + owned] = start + row
+                owned += 1
+        for column in range(1, len(merged)):
+            to = merged[column, written : written + owned]
+            for source in range(num_sources):
+                values, first = items_at(streams[source, column], merged), state[1, source]
+                rows = order[ends[0, source] : ends[0, source] + stop[source] - first]
+                for i in range(len(rows)):
+                    to[uint64(rank[rows[i]])] = values[first + i]
+        state[1] = stop
+        written += owned
+    return int(written)
+
+
+_compiled: dict[str, Any] = {"nogil": True, "cache": True}
+mix = njit(uint64(uint64), **_compiled)(_mix)
+derive_two = njit(uint64(uint64, uint64), **_compiled)(_derive_two)
+permute_few = njit(void(int64, int64, uint64, uint32[::1]), **_compiled)(_permute_few)
+permute = njit(void(int64, int64, uint64, uint32[::1]), **_compiled)(_permute)
+first_above = njit(**_compiled)(_first_above)
+find_pieces = njit(**_compiled)(_find_pieces)
+order_lanes = njit(void(uint64[:, ::1], int64[:, ::1], int64, int64[::1], int64[::1]), **_compiled)(_order_lanes)
+split = njit(types.UniTuple(int64, 2)(int32[::1], int32[::1], int64, int64, int64), **_compiled)(_split)
+divide = njit(void(int64[:, ::1], int64[::1], int64, int64, int32[::1], int64[:, ::1]), **_compiled)(_divide)
+merge = njit(int64(int64[:, ::1], int64[::1], int64[::1], uint64[:, ::1], int64[:, ::1], int64[:, ::1]), **_compiled)(
+    _merge
+)

@@ -1,0 +1,183 @@
+"""Rows of one rank in one global batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from forebay.data.loader.device.in_flight import PROCESS_RING
+from forebay.data.manifest.file_rows import FileRows
+from forebay.data.manifest.file_windows import FileWindows
+from forebay.errors import InvalidOption
+
+
+class Batch(dict[str, Any]):
+    """Rows of this rank in one global batch: array name -> tensor [rows, ...] (NumPy arrays on request).
+
+    Attributes:
+        position: Position of the global batch in its epoch, in rows.
+        size: Rows of the global batch, over all ranks.
+        num_rows: Rows of this rank's part.
+        weight: `num_rows * world size / size`. A mean loss over the part, times this weight, averaged over the ranks,
+            is the exact mean over the global batch. 0 for the one dummy row that a rank with an empty part gets.
+        epoch: Number of its epoch, from 0.
+        ends_epoch: True for the last batch of its epoch.
+        source: Number of the data set of each row, int16 [rows], in the order of the mixture's names. None for the
+            plan of one data set.
+        names: Names of the data sets that `source` counts.
+        lists: Names of the arrays without padding, as of `fb.Ragged(padded=False)`. Each holds the values of all rows,
+            [total], and NAME_lengths how many are of each row.
+        copied: CUDA event of the batch's copy to a GPU, else None. The stream that was current when the loader handed
+            the batch out waits for it. Another stream that uses the batch must wait for it too.
+    """
+
+    def __init__(
+        self, arrays: Any = (), *, position: int = 0, size: int = 0, num_rows: int = 0, weight: float = 1.0
+    ) -> None:
+        # Defaults, because torch rebuilds mappings that it moves between devices as type(batch)(items).
+        super().__init__(arrays)
+        self.position, self.size, self.num_rows, self.weight = position, size, num_rows, weight
+        self.epoch = 0
+        self.ends_epoch = False
+        self.source: Any = None
+        self.names: tuple[str, ...] = ()
+        self.lists: tuple[str, ...] = ()
+        self.copied: Any = None
+        self._windows: Any = None
+        self._file_rows: FileRows | FileWindows | Callable[[], FileRows | FileWindows] | None = None
+
+    def rows(self) -> FileRows | FileWindows:
+        """File, row group and number in the row group of each row, in the order of the arrays.
+
+        `rows()[0]` is a `FileRow`, as text `day=1/a.parquet:3:128`. With a filter or deleted rows, the number is still
+        that in the file. Computed from the plan at the first call, which no training loop needs.
+
+        Of windows, `rows()[0]` is a `FileWindow`: the spans of rows that the first window reads, as text
+        `day=1/a.parquet:3:128..223`. The call reads the columns of entity and time from the files.
+
+        Raises:
+            InvalidOption: A batch that no `Loader` made.
+            SourceChanged, ReadFailed, CorruptFile: Of windows.
+        """
+        if self._file_rows is None:
+            raise InvalidOption(
+                "rows() names rows of files, and this batch knows none. It works on batches of an fb.Loader, or of "
+                "worker.loader(). Copy them with batch.to(device)."
+            )
+        if callable(self._file_rows):
+            self._file_rows = self._file_rows()
+        return self._file_rows
+
+    def set_file_rows(self, make: Callable[[], FileRows | FileWindows]) -> None:
+        """Set the function that finds the rows of this batch."""
+        self._file_rows = make
+
+    @property
+    def windows(self) -> Any:
+        """Entity and first step of each window, int64 [rows, 2], to write predictions back. A padded window starts
+        below 0. None for rows. Made at the first use, which few training loops have.
+        """
+        if callable(self._windows):
+            self._windows = self._windows()
+        return self._windows
+
+    @windows.setter
+    def windows(self, windows: Any) -> None:
+        """Set the windows, or a function that makes them at the first use."""
+        self._windows = windows
+
+    def take_origin_of(self, other: Batch) -> None:
+        """Have the windows and rows of another batch, without making them."""
+        self._windows, self._file_rows = other._windows, other._file_rows
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Attributes for a pickle. The functions that make windows and rows hold their whole index, so they stay here,
+        and so does an event.
+        """
+        # To name the rows of windows, files are read: only a call of rows() does.
+        is_known = self._file_rows is not None and not (self._windows is not None and callable(self._file_rows))
+        return self.__dict__ | {
+            "_windows": self.windows,
+            "_file_rows": self.rows() if is_known else None,
+            "copied": None,
+        }
+
+    def to(self, device: torch.device | str) -> Batch:
+        """Copy of the batch on a device. Copies from page-locked memory overlap with work of the host.
+
+        Memory of this batch is not reused before its copy has ended, also if it is dropped at once.
+        """
+        PROCESS_RING.wait_for_slot()
+        moved = start_copy(self, device)
+        if moved.copied is not None:
+            PROCESS_RING.hold(moved.copied, self)
+        return moved
+
+    def take(self, rows: NDArray[np.int64], *, weight: float) -> Batch:
+        """Copy of some rows of a batch of tensors, as a part of `weight`."""
+        # Always a fresh contiguous copy: kernels also choose their algorithm by strides and alignment.
+        part = self.with_arrays({name: self._taken_array(name, rows) for name in self})
+        part.num_rows, part.weight = len(rows), weight
+        if self._file_rows is not None:
+            part.set_file_rows(partial(_taken, self._file_rows, rows))
+        if self.source is not None:
+            part.source = self.source[_index(rows, self.source)]
+        if self.windows is not None:
+            part.windows = self.windows[_index(rows, self.windows)]
+        return part
+
+    def with_arrays(self, arrays: dict[str, Any]) -> Batch:
+        """Batch of other arrays at the same place of the epoch."""
+        batch = Batch(arrays, position=self.position, size=self.size, num_rows=self.num_rows, weight=self.weight)
+        batch.epoch, batch.ends_epoch, batch.names, batch.lists = self.epoch, self.ends_epoch, self.names, self.lists
+        return batch
+
+    def _taken_array(self, name: str, rows: NDArray[np.int64]) -> torch.Tensor:
+        values: torch.Tensor = self[name]
+        if name not in self.lists:
+            return values[_index(rows, values)]
+        lengths = self[f"{name}_lengths"].long()
+        starts, index = lengths.cumsum(0) - lengths, _index(rows, values)
+        kept = lengths[index]
+        shifts = starts[index] - (kept.cumsum(0) - kept)
+        places = torch.repeat_interleave(shifts, kept)
+        return values[places + torch.arange(len(places), device=values.device)]
+
+    def __repr__(self) -> str:
+        shapes = {name: tuple(array.shape) for name, array in self.items()}
+        return (
+            f"Batch({shapes}, epoch={self.epoch}, position={self.position}, size={self.size}, weight={self.weight:g})"
+        )
+
+
+def start_copy(batch: Batch, device: torch.device | str) -> Batch:
+    """Start the copy of a batch to a device, in the current stream.
+
+    Where `copied` of the result is not None, the memory of `batch` must not change before that event has completed.
+    """
+    moved = batch.with_arrays(
+        {name: torch.as_tensor(each).to(device, non_blocking=True) for name, each in batch.items()}
+    )
+    if batch.source is not None:
+        moved.source = torch.as_tensor(batch.source).to(device, non_blocking=True)
+    # Read by the host, which names the series: it stays there, unmade until then.
+    moved.take_origin_of(batch)
+    if torch.device(device).type == "cuda":
+        moved.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        moved.copied.record(torch.cuda.current_stream(device))
+    return moved
+
+
+def _taken(
+    file_rows: FileRows | FileWindows | Callable[[], FileRows | FileWindows], numbers: NDArray[np.int64]
+) -> FileRows | FileWindows:
+    return (file_rows() if callable(file_rows) else file_rows).take(numbers)
+
+
+def _index(rows: NDArray[np.int64], values: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(rows).to(values.device)

@@ -1,0 +1,92 @@
+"""Copies of batches to a device, in a stream of their own where the device has streams."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+
+from forebay.data.loader.batch import Batch, start_copy
+from forebay.errors import InvalidOption
+
+
+class DeviceCopies(Protocol):
+    """Seam between the feed and a device.
+
+    Laws: `start` does not wait for the device. The host batch may change only after the event that `start` sets as
+    `copied` has completed. What the consumer enqueues after `hand_out` sees the whole batch.
+    """
+
+    def start(self, host: Batch) -> Batch:
+        """Start a copy. The batch on the device is incomplete until its `copied` has completed (None: it is)."""
+        ...
+
+    def hand_out(self, batch: Batch) -> Batch:
+        """Make the consumer's later work wait for the copy, without waiting here."""
+        ...
+
+
+class CudaCopies:
+    """Copies in a side stream of a GPU. The consumer is the stream that is current in the thread of `hand_out`."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+    def start(self, host: Batch) -> Batch:
+        with torch.cuda.stream(self._stream):
+            return start_copy(host, self._device)
+
+    def hand_out(self, batch: Batch) -> Batch:
+        consumer = torch.cuda.current_stream(self._device)
+        assert batch.copied is not None, "every copy to a GPU has an event"
+        consumer.wait_event(batch.copied)
+        for tensor in (*batch.values(), *(() if batch.source is None else (batch.source,))):
+            # Allocated in the side stream: the allocator must not reuse it before the consumer's work has ended.
+            tensor.record_stream(consumer)
+        return batch
+
+
+class PlainCopies:
+    """Copies that are complete when they return, for devices without streams."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def start(self, host: Batch) -> Batch:
+        return start_copy(host, self._device)
+
+    def hand_out(self, batch: Batch) -> Batch:
+        return batch
+
+
+def known_device(device: torch.device | str | None, *, as_numpy: bool) -> torch.device | None:
+    """Device of the batches, or None where they stay in main memory.
+
+    Raises:
+        InvalidOption: Not a device of this machine, or NumPy arrays on one.
+    """
+    if device is None:
+        return None
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise InvalidOption(f'device={device!r} is not a device. Give "cuda", "cuda:1" or None.') from error
+    if found.type == "cpu":
+        return None
+    if as_numpy:
+        raise InvalidOption(f"as_numpy=True and device={str(found)!r}: NumPy arrays are in main memory. Leave one out.")
+    if found.type == "cuda":
+        count = torch.cuda.device_count()
+        if (found.index or 0) >= count:
+            raise InvalidOption(
+                f"device={str(found)!r}: PyTorch finds {count} GPUs here. Give one of them, or leave device out."
+            )
+        # An index of its own: a thread's current device may change later.
+        return found if found.index is not None else torch.device("cuda", torch.cuda.current_device())
+    return found
+
+
+def open_copies(device: torch.device) -> DeviceCopies:
+    """Copies to a device."""
+    return CudaCopies(device) if device.type == "cuda" else PlainCopies(device)

@@ -1,0 +1,240 @@
+"""Batches of a loader, made in a thread ahead of the trainer, epoch after epoch."""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import closing
+
+from forebay.data.cache.source import JoinedSource
+from forebay.data.kernels import calls as kernels
+from forebay.data.loader.batch import Batch
+from forebay.data.loader.batch_queue import BatchQueue
+from forebay.data.loader.device.copies import DeviceCopies, open_copies
+from forebay.data.loader.device.feed import DeviceFeed
+from forebay.data.loader.gathered_epoch import GatheredEpoch, LoaderOptions
+from forebay.data.loader.rank_batches import SerialExecutor
+from forebay.data.manifest.streamed import StreamedManifest
+from forebay.data.transform.block import Block
+from forebay.errors import LoaderClosed
+from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.metrics import Counters
+
+_KEPT_S = 10.0
+"""Seconds for which the start of an epoch that may not come is kept. It saves 10 ms, and holds a lease on the cache."""
+_POLL_S = 0.2
+_CLOSE_S = 5.0
+
+live_pipelines: weakref.WeakSet[Pipeline] = weakref.WeakSet()
+
+
+class EpochBatches:
+    """Finished batches of one epoch, for the trainer.
+
+    Attributes:
+        start: Epoch, and position of the first batch.
+        is_sure: Whether it is known that the trainer will begin the epoch.
+        queue: Finished batches in main memory.
+        begun: Set once the trainer has begun the epoch, or the pipeline was closed.
+    """
+
+    def __init__(
+        self,
+        options: LoaderOptions,
+        tally: Counters,
+        copies: DeviceCopies | None,
+        *,
+        start: tuple[int, int],
+        is_sure: bool,
+    ) -> None:
+        self.start, self.is_sure, self._tally = start, is_sure, tally
+        self.queue = BatchQueue(options.prefetch_bytes // 2)
+        self.begun = threading.Event()
+        self._feed = None if copies is None else DeviceFeed(self.queue, copies, tally)
+
+    @property
+    def may_come(self) -> bool:
+        """Whether the trainer may never begin the epoch."""
+        return not (self.is_sure or self.begun.is_set())
+
+    def next(self) -> Batch | None:
+        """Return the next batch, or None after the last, and count it. Raises the error that ended the epoch early."""
+        # The trainer waits for all of this, with cold CPU caches: one call that counts all takes half of the time.
+        asked = time.perf_counter()
+        if self._feed is not None:
+            batch, counted = self._feed.next(), {}
+        else:
+            batch = self.queue.get()
+            counted = {"wait_s": time.perf_counter() - asked}
+        if batch is not None:
+            counted |= {"batches": 1, "rows": batch.num_rows}
+        self._tally.merge(counted)
+        return batch
+
+
+class Pipeline:
+    """Batches of one rank from a position on, epoch after epoch, by one thread and one source of blocks.
+
+    One thread gathers: a gather runs at memory speed without the GIL, and a second thread would take a core from the
+    trainer. It also calls the augment on rows that it gathered. Half of `prefetch_bytes` bounds the blocks requested
+    ahead of need, half the finished batches of an epoch.
+
+    Once an epoch is made, the thread goes on with the next one, at most one ahead of the trainer. If `options.epochs`
+    does not say that this one comes, it plans the first window, maps its blocks and gathers two batches, as far as
+    they are in the cache. Before the trainer begins, it reads no source, calls no function of the user and counts
+    nothing. It ends after 10 s without the trainer, or once `owner` returns None.
+
+    Args:
+        options: Options of the loader.
+        source: Blocks, closed by this pipeline.
+        pool: Memory of the batches.
+        tally: Receives the counters.
+        start: Epoch and position of the first batch.
+        owner: Weak reference to the user of this pipeline.
+    """
+
+    def __init__(
+        self,
+        options: LoaderOptions,
+        source: JoinedSource,
+        pool: BufferPool,
+        tally: Counters,
+        *,
+        start: tuple[int, int],
+        owner: Callable[[], object | None],
+    ) -> None:
+        self._options, self._source, self._pool, self._tally, self._owner = options, source, pool, tally, owner
+        self._pid = os.getpid()
+        # The source of a stream of files does not become that of the finished data set.
+        self._goes_on = not any(isinstance(manifest, StreamedManifest) for manifest in options.plan.manifests)
+        kernels.load()  # before the first thread
+        self._copies = None if options.device is None else open_copies(options.device)
+        self._lock = threading.Lock()
+        self._closed = self._source_closed = False
+        self._epochs: deque[EpochBatches] = deque(maxlen=2)
+        """That of the trainer, and the one that is made."""
+        self._making = self._add_epoch(*start, is_sure=True)
+        self._gathered = self._gather(self._making)
+        self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
+        live_pipelines.add(self)
+        self._thread.start()
+
+    def makes(self, epoch: int, position: int) -> bool:
+        """Whether a trainer can begin at a position."""
+        return any(each.start == (epoch, position) and not each.begun.is_set() for each in self._epochs)
+
+    def begin(self, epoch: int, position: int) -> EpochBatches | None:
+        """Batches from a position on, and the end of the iteration before. None if the thread does not make them."""
+        with self._lock:
+            if not self.makes(epoch, position):
+                return None
+            found = self._epochs[-1]
+            found.begun.set()
+            for earlier in [*self._epochs][:-1]:
+                earlier.queue.close()
+        return found
+
+    def request(self, index: int) -> Future[Block]:
+        """Request a block for the epoch that is made now. If it may not come: maps it, or waits for the trainer."""
+        if self._making.may_come:
+            # An augment is the user's function: its epoch waits at the first block.
+            block = self._source.peek(index, self._gathered.tally) if self._options.augment is None else None
+            if block is not None:
+                mapped: Future[Block] = Future()
+                mapped.set_result(block)
+                return mapped
+            self._wait_for_trainer()
+        return self._source.request(index)
+
+    def close(self, timeout_s: float) -> None:
+        """Stop within `timeout_s`, even if a read is stuck. A second call returns at once. So does one in a child."""
+        with self._lock:
+            if self._closed or self._pid != os.getpid():
+                return
+            self._closed = True
+            epochs = [*self._epochs]
+        deadline = time.monotonic() + timeout_s
+        for each in epochs:
+            each.queue.close()
+            each.begun.set()
+        self._close_source(timeout_s)
+        self._thread.join(max(deadline - time.monotonic(), 0))
+
+    def _run(self) -> None:
+        error = outcome_of(self._make_all).error
+        if error is not None and not isinstance(error, LoaderClosed) and not self._making.queue.closed:
+            self._making.queue.put(error)
+        # A trainer of the last batches still uses the cache for all who look at its leases.
+        while error is None and self._owner() is not None and not self._making.queue.wait_until_taken(_POLL_S):
+            pass
+        # Here, and not in the trainer's thread: it takes 1 ms.
+        self._close_source(_CLOSE_S)
+
+    def _make_all(self) -> None:
+        with closing(SerialExecutor()) as executor:
+            while (following := self._make_epoch(executor)) is not None:
+                self._making = following  # first: an error of the next line belongs to its epoch
+                self._gathered = self._gather(following)
+
+    def _make_epoch(self, executor: SerialExecutor) -> EpochBatches | None:
+        """Make all batches of an epoch. Returns the next one, if there is one."""
+        making, following = self._making, None
+        for batch, num_bytes in self._gathered.batches(executor):
+            # Of an epoch that may not come, one batch is in the queue and the next one in hand: that and the first step
+            # hide the rest.
+            if batch.ends_epoch or (making.may_come and making.queue.held_bytes):
+                self._wait_for_trainer()
+            if batch.ends_epoch and self._has_next(making.start[0]):
+                # Before the trainer gets the last batch: it begins the next epoch as soon as it likes.
+                following = self._add_epoch(making.start[0] + 1, 0, is_sure=self._options.epochs is not None)
+            making.queue.put(batch, num_bytes)
+            del batch  # the trainer's alone from here on
+        making.queue.put(None)
+        return following
+
+    def _wait_for_trainer(self) -> None:
+        """Wait until the trainer has begun the epoch that is made. Raises `LoaderClosed` if it does not."""
+        making = self._making
+        give_up = math.inf if making.is_sure else time.monotonic() + _KEPT_S
+        while not making.begun.wait(_POLL_S):
+            if self._owner() is None or time.monotonic() >= give_up:
+                with self._lock:
+                    if not making.begun.is_set():
+                        self._epochs.remove(making)
+                        raise LoaderClosed("The next epoch did not begin.")
+        if self._closed:
+            raise LoaderClosed("The loader was closed while it prepared a batch.")
+        if self._gathered.tally is not self._tally:
+            self._tally.merge(self._gathered.tally.as_dict())
+            self._gathered.tally = self._tally
+
+    def _has_next(self, epoch: int) -> bool:
+        return self._goes_on and (self._options.epochs is None or epoch + 1 < self._options.epochs)
+
+    def _add_epoch(self, epoch: int, position: int, *, is_sure: bool) -> EpochBatches:
+        added = EpochBatches(self._options, self._tally, self._copies, start=(epoch, position), is_sure=is_sure)
+        with self._lock:
+            if self._closed:
+                raise LoaderClosed("The loader was closed while it prepared a batch.")
+            self._epochs.append(added)
+        return added
+
+    def _gather(self, batches: EpochBatches) -> GatheredEpoch:
+        tally = Counters() if batches.may_come else self._tally
+        return GatheredEpoch(self._options, self, self._pool, tally, start=batches.start, is_closed=self._is_closed)
+
+    def _is_closed(self) -> bool:
+        return self._closed
+
+    def _close_source(self, timeout_s: float) -> None:
+        with self._lock:
+            closed, self._source_closed = self._source_closed, True
+        if not closed:
+            self._source.close(timeout_s)

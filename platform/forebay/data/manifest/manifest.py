@@ -1,0 +1,294 @@
+"""Manifest of a data set: every row group, with the file version it was found in. Pure data, no file access."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from forebay.data.manifest.row_mask import KeptRows
+from forebay.errors import InvalidOption
+from forebay.runtime.uris import split_options, with_options
+
+MANIFEST_VERSION = 1
+"""Part of every manifest id and of every saved manifest."""
+
+CONTENT_HASH = "xxh3:"
+"""Beginning of an `etag` that names the file's content, in a data set that Forebay wrote itself. Its time is 0."""
+
+_COLUMNS: dict[str, np.dtype[Any]] = {
+    "file_of": np.dtype(np.int32),
+    "group_of": np.dtype(np.int32),
+    "rows": np.dtype(np.int64),
+    "bytes": np.dtype(np.int64),
+    "source_bytes": np.dtype(np.int64),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class File:
+    """One version of one file. `path` is the part of the file's URI after the manifest's root.
+
+    With an `etag` that begins with `CONTENT_HASH`, every copy of equal content is the same version. `constants` are
+    columns that the file does not hold, with the text of their value: those of partitions, and columns that a table got
+    later. None is null. `stored` are columns that the file holds under another name or type: name in the table, name
+    and type in the file.
+    """
+
+    path: str
+    size: int
+    mtime_ns: int
+    etag: str = ""
+    constants: tuple[tuple[str, str | None], ...] = ()
+    stored: tuple[tuple[str, str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """One column. `type` is the text that Arrow prints, such as `int64` or `list<item: string>`."""
+
+    name: str
+    type: str
+    nullable: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroup:
+    """Everything that identifies the content of one row group. `bytes` counts the selected columns, uncompressed.
+
+    `constants` are name, type and value of the columns that the file does not hold. `stored` are those that it holds
+    under another name or type: name, type, name in the file, type in the file.
+    """
+
+    uri: str
+    index: int
+    rows: int
+    bytes: int
+    file_size: int
+    file_mtime_ns: int
+    file_etag: str = ""
+    constants: tuple[tuple[str, str, str | None], ...] = ()
+    stored: tuple[tuple[str, str, str, str], ...] = ()
+
+
+# Without slots: `cached_property` needs the instance's __dict__.
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Manifest:
+    """Row groups of a data set in (path, row group) order. Created by `scan`.
+
+    Columnar, so that a million row groups take 32 MB. The arrays have one entry per row group and are read-only:
+    - `file_of`, int32 [n]: row group `i` is in file `files[file_of[i]]`.
+    - `group_of`, int32 [n]: its number within that file.
+    - `rows`, int64 [n]: its number of rows in the file. `kept_rows` counts those that belong to the data set.
+    - `bytes` and `source_bytes`, int64 [n]: its uncompressed and compressed bytes, of the selected columns.
+
+    `root` is an absolute local path or a URI. With an empty root every path is a whole URI. `fields` describes the
+    selected columns. Two manifests are equal if their ids are. `kept` masks rows that a table has deleted or a filter
+    leaves out. None keeps all rows. `snapshot` names the version of a lake table, such as `delta 7`.
+
+    `access` holds what another process needs to open the files: credentials that came in a URI. Only its pickle
+    contains them. It is never saved, and does not count for equality.
+    """
+
+    root: str
+    files: tuple[File, ...]
+    fields: tuple[Field, ...]
+    columns: tuple[str, ...]
+    file_of: NDArray[np.int32]
+    group_of: NDArray[np.int32]
+    rows: NDArray[np.int64]
+    bytes: NDArray[np.int64]
+    source_bytes: NDArray[np.int64]
+    access: object = None
+    kept: KeptRows | None = None
+    snapshot: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("files", "fields", "columns"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, dtype in _COLUMNS.items():
+            column: NDArray[Any] = np.array(getattr(self, name)).astype(dtype)
+            column.setflags(write=False)
+            object.__setattr__(self, name, column)
+        shapes = {getattr(self, name).shape for name in _COLUMNS}
+        assert shapes == {(len(self.rows),)}, f"the columns must be equally long: {shapes}"
+        self._assert_sorted()
+        if self.kept:
+            assert np.array_equal(self.kept.mask.rows, self.rows), "the mask must be that of the row groups"
+            assert self.kept.mask.counts.all(), "a row group without a kept row must be left out"
+
+    def _assert_sorted(self) -> None:
+        paths = [file.path for file in self.files]
+        assert all(left < right for left, right in pairwise(paths)), "files must be sorted by path"
+        if len(self):
+            step = np.diff(self.file_of)
+            # A row group follows another one of its file, or begins the next file: no file has none.
+            assert np.all((step == 1) | ((step == 0) & (np.diff(self.group_of) > 0))), "row groups must be sorted"
+        used = (self.file_of[0], self.file_of[-1]) if len(self) else (0, -1)
+        assert used == (0, len(self.files) - 1), "each file must have a row group"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Through the constructor: NumPy forgets that an array was read-only when it is pickled.
+        return _rebuild, (
+            type(self),
+            {name: getattr(self, name) for name in self.__dataclass_fields__},
+        )
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> RowGroup:
+        file = self.files[self.file_of[index]]
+        return RowGroup(
+            uri=self.uri_of(file),
+            index=int(self.group_of[index]),
+            rows=int(self.rows[index]),
+            bytes=int(self.bytes[index]),
+            file_size=file.size,
+            file_mtime_ns=file.mtime_ns,
+            file_etag=file.etag,
+            constants=tuple((name, self._types[name], text) for name, text in file.constants if name in self._types),
+            stored=tuple((name, self._types[name], *in_file) for name, *in_file in file.stored if name in self._types),
+        )
+
+    def __iter__(self) -> Iterator[RowGroup]:
+        return (self[index] for index in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return self.id == other.id if isinstance(other, Manifest) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __repr__(self) -> str:
+        return (
+            f"Manifest({self.id[:8]}: {self.num_rows} rows in {len(self)} row groups of {len(self.files)} files, "
+            f"{len(self.columns)} columns, root={self.root!r})"
+        )
+
+    @cached_property
+    def _types(self) -> dict[str, str]:
+        return {field.name: field.type for field in self.fields}
+
+    @cached_property
+    def num_rows(self) -> int:
+        """Number of rows of the data set."""
+        return int(self.kept_rows.sum())
+
+    @property
+    def kept_rows(self) -> NDArray[np.int64]:
+        """Number of rows of each row group that belong to the data set, int64 [n]."""
+        return self.rows if self.kept is None else self.kept.mask.counts
+
+    def keeps(self, index: int) -> NDArray[np.bool_]:
+        """Whether each row of row group `index` belongs to the data set, bool [rows]."""
+        if self.kept is None:
+            return np.ones(int(self.rows[index]), dtype=np.bool_)
+        return self.kept.mask.keeps(index)
+
+    @cached_property
+    def num_bytes(self) -> int:
+        """Uncompressed bytes of the selected columns, over all row groups."""
+        return int(self.bytes.sum())
+
+    @cached_property
+    def id(self) -> str:
+        """SHA-256 (hex) of file versions, row groups, rows, and selected columns with their types.
+
+        The root is left out: a copy of the folder that keeps the modification times has the same id.
+        """
+        types = self._types
+        facts = {
+            "version": MANIFEST_VERSION,
+            "columns": [[name, types.get(name, "")] for name in self.columns],
+            "files": [[file.path, file.size, file.mtime_ns, file.etag] for file in self.files],
+            "row_groups": len(self),
+        }
+        if self.kept:
+            facts |= {"where": self.kept.where, "kept": self.kept.mask.digest}
+        constants = [[each for each in file.constants if each[0] in types] for file in self.files]
+        if any(constants):
+            facts["constants"] = constants
+        stored = [[each for each in file.stored if each[0] in types] for file in self.files]
+        if any(stored):
+            facts["stored"] = stored
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True, separators=(",", ":")).encode())
+        for name, dtype in (("file_of", "<i4"), ("group_of", "<i4"), ("rows", "<i8")):
+            digest.update(getattr(self, name).astype(dtype).data)
+        return digest.hexdigest()
+
+    def uri_of(self, file: File) -> str:
+        """URI by which `forebay.storage` opens `file`.
+
+        >>> location = "s3://bucket/clicks?region=eu-west-1"
+        >>> manifest = Manifest(root=location, files=(), fields=(), columns=(), **{name: [] for name in _COLUMNS})
+        >>> manifest.uri_of(File(path="day=1/a.parquet", size=1, mtime_ns=0))
+        's3://bucket/clicks/day=1/a.parquet?region=eu-west-1'
+        """
+        if self.root in ("", "/"):
+            return self.root + file.path
+        root, options = split_options(self.root)
+        return with_options(f"{root}/{file.path}", options)
+
+    def take(self, indices: Sequence[int] | ArrayLike) -> Manifest:
+        """Manifest of the row groups at `indices` (in any order, or a boolean mask), with only the files that hold
+        them.
+
+        Raises:
+            InvalidOption: An index is out of range or given twice.
+        """
+        mask_or_indices = np.asarray(indices)
+        chosen = np.flatnonzero(mask_or_indices) if mask_or_indices.dtype == bool else np.sort(mask_or_indices)
+        if len(chosen) and (chosen[0] < 0 or chosen[-1] >= len(self) or np.any(np.diff(chosen) == 0)):
+            raise InvalidOption(f"take() needs distinct row groups from 0 to {len(self) - 1}; got {indices!r}.")
+        chosen = chosen.astype(np.int64)
+        kept, file_of = np.unique(self.file_of[chosen], return_inverse=True)
+        columns = {name: getattr(self, name)[chosen] for name in _COLUMNS} | {"file_of": file_of}
+        rows = self.kept and replace(self.kept, mask=self.kept.mask.take(chosen))
+        return replace(self, files=tuple(self.files[index] for index in kept), kept=rows, **columns)
+
+    def split(self, fraction: float, seed: int = 0) -> tuple[Manifest, Manifest]:
+        """Hold out whole row groups. Returns (rest, held out), the latter with about `fraction` of the rows.
+
+        Row groups are taken in the order of a hash of (seed, index), until the share of rows is as close to `fraction`
+        as possible. Each side keeps at least one row group.
+
+        Raises:
+            InvalidOption: `fraction` is outside (0, 1), or there are fewer than two row groups.
+        """
+        if not 0 < fraction < 1:
+            raise InvalidOption(
+                f"fraction={fraction!r}: hold out a share between 0 and 1, e.g. 0.1.", fraction=fraction
+            )
+        if len(self) < 2:
+            raise InvalidOption(
+                f"{self.root} has {len(self)} row group, and a split holds out whole row groups. Write the data with "
+                "smaller row groups (row_group_size=...), or hold out a file of its own.",
+                row_groups=len(self),
+            )
+        order = np.argsort(_hashes(len(self), seed), kind="stable")
+        share = np.cumsum(self.kept_rows[order])[:-1] / self.num_rows
+        held_out = order[: int(np.argmin(np.abs(share - fraction))) + 1]
+        rest = np.ones(len(self), dtype=bool)
+        rest[held_out] = False
+        return self.take(rest), self.take(held_out)
+
+
+def _rebuild(kind: type[Manifest], values: dict[str, Any]) -> Manifest:
+    return kind(**values)
+
+
+def _hashes(count: int, seed: int) -> NDArray[np.uint64]:
+    """One 64-bit hash per index: the finaliser of splitmix64 (Steele et al., OOPSLA 2014), seeded through SHA-256."""
+    start = int.from_bytes(hashlib.sha256(f"split {seed}".encode()).digest()[:8], "little")
+    value = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
+    value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return value ^ (value >> np.uint64(31))

@@ -1,0 +1,126 @@
+"""Decoded row group whose columns of plain numbers are no objects of Arrow until they are asked for, and whose texts
+keep their dictionaries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from forebay.data.parquet.numbers import Numbers
+from forebay.data.parquet.parquet_columns import ParquetColumns
+
+_NO_COLUMNS = pa.table({})
+_NO_TEXTS: Mapping[str, pa.DictionaryArray] = {}
+
+
+class DecodedTable:
+    """Table of the columns `names`: `numbers` in one buffer, `texts` with dictionaries, and all others in `rest`.
+
+    Making an object of Arrow takes 5 us for each column, under the lock of Python. A transform that packs columns needs
+    only their addresses (docs/adr/0115-columns-without-arrow-objects.md). `there` knows the fields of the file.
+
+    A text of many rows is there once, and can get its id once: `encoded` gives a column as it is. All else gives it
+    without its dictionary, as the file has it.
+
+    Without `numbers`, the schema and the rows are those of `rest`, and there are no `texts`.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        rest: pa.Table = _NO_COLUMNS,
+        *,
+        numbers: Numbers | None = None,
+        texts: Mapping[str, pa.DictionaryArray] = _NO_TEXTS,
+        there: ParquetColumns | None = None,
+    ) -> None:
+        self.names = tuple(names)
+        self._rest = rest
+        self._numbers = numbers
+        self._texts = texts
+        self._there = there
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return self._numbers.rows if self._numbers else int(self._rest.num_rows)
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """Type of each column."""
+        found = {field.name: field.type for field in self._rest.schema}
+        if self._numbers:
+            found |= self._numbers.types
+        found |= {name: column.type.value_type for name, column in self._texts.items()}
+        return {name: found[name] for name in self.names}
+
+    def __getitem__(self, name: str) -> pa.ChunkedArray:
+        """Column of Arrow. One of numbers or texts is made at each call. Numbers keep the memory of all numbers."""
+        if name in self._texts:
+            return pa.chunked_array([self._texts[name].dictionary_decode()])
+        found = self._numbers.column(name) if self._numbers else None
+        return self._rest[name] if found is None else found
+
+    def encoded(self, name: str) -> pa.ChunkedArray:
+        """Column of Arrow. One of texts keeps its dictionary, if it has one."""
+        return pa.chunked_array([self._texts[name]]) if name in self._texts else self[name]
+
+    def addresses(self, names: tuple[str, ...], kind: pa.DataType) -> NDArray[np.int64]:
+        """Address of the values of each column of numbers of type `kind` without nulls, int64 [names]. 0 for others.
+
+        They are valid as long as this table is.
+        """
+        if not self._numbers:
+            return np.zeros(len(names), np.int64)
+        return self._numbers.addresses[self._numbers.layout.places(names, kind)]
+
+    def with_columns(self, added: Mapping[str, pa.Array | pa.ChunkedArray], names: Sequence[str]) -> DecodedTable:
+        """Table with more columns, which are then the columns `names`."""
+        rest = self._rest
+        for name, column in added.items():
+            field = pa.field(name, column.type)
+            rest = rest.append_column(field, column) if rest.num_columns else pa.table([column], pa.schema([field]))
+        return DecodedTable(names, rest, numbers=self._numbers, texts=self._texts, there=self._there)
+
+    def to_table(self) -> pa.Table:
+        """Table of Arrow, with all columns and the metadata of the file."""
+        if not self._numbers or not self._there:
+            return self._rest if self._rest.column_names == list(self.names) else self._rest.select(self.names)
+        if not self._rest.num_columns:
+            schema = self._there.schema_of(self.names)
+        else:
+            kept = {field.name: field for field in self._rest.schema}
+            fields = [kept.get(name) or self._there.schema.field(name) for name in self.names]
+            schema = pa.schema(fields, self._there.schema.metadata)
+        return pa.table([self[name] for name in self.names], schema)
+
+
+Columns: TypeAlias = pa.Table | DecodedTable
+"""Columns by name, and `num_rows`."""
+
+
+def as_table(columns: Columns) -> pa.Table:
+    """Table of Arrow with these columns."""
+    return columns.to_table() if isinstance(columns, DecodedTable) else columns
+
+
+def encoded(columns: Columns, name: str) -> pa.ChunkedArray:
+    """Column, with a dictionary where decoding gave one: for what does not depend on dictionaries."""
+    return columns.encoded(name) if isinstance(columns, DecodedTable) else columns[name]
+
+
+def names_of(columns: Columns) -> Sequence[str]:
+    """Names of the columns."""
+    return columns.names if isinstance(columns, DecodedTable) else columns.column_names
+
+
+def types_of(columns: Columns) -> dict[str, Any]:
+    """Type of each column."""
+    if isinstance(columns, DecodedTable):
+        return columns.types
+    return dict(zip(columns.schema.names, columns.schema.types, strict=True))

@@ -1,0 +1,149 @@
+"""Fetches the encoded pages of one row group. Only storage can make that fail."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from forebay.data.parquet.footer import Footer
+from forebay.runtime.memory.arrays import empty_array
+
+_REMOTE_HOLE_BYTES = 1 << 20
+"""Over a network, reading 1 MiB that is not needed takes less time than another request."""
+_PADDING_BYTES = 100
+"""Some old writers state column chunks up to this many bytes too short (PARQUET-816). The decoder reads past
+their end.
+"""
+
+
+class _Run(NamedTuple):
+    """Bytes of a file from `start` to `stop`."""
+
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pages:
+    """Fetched parts of a row group, enough to decode `columns`.
+
+    `leaves` are the numbers of their column chunks, and `places` where each starts and stops, int64 [leaves, 2].
+    `source_bytes` is the compressed size of these columns.
+    """
+
+    footer: Footer
+    index: int
+    columns: tuple[str, ...]
+    leaves: tuple[int, ...]
+    places: NDArray[np.int64]
+    source_bytes: int
+    file: FetchedFile
+
+
+class FetchedFile(io.RawIOBase):
+    """Fetched parts of a file, at their positions. Reading elsewhere raises `OSError`."""
+
+    def __init__(self, size: int, parts: Sequence[tuple[int, pa.Buffer]]) -> None:
+        self._size = size
+        self._parts = [(start, memoryview(part)) for start, part in parts]
+        self._memory = [(start, part.address, part.size) for start, part in parts]
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Return True, so that pyarrow reads from it."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True, so that pyarrow reads at any position."""
+        return True
+
+    def tell(self) -> int:
+        """Position in bytes."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move the position, as in `io`."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> memoryview:
+        """Bytes from the position on, without a copy."""
+        stop = self._size if size < 0 else min(self._at + size, self._size)
+        start, self._at = self._at, stop
+        for begin, part in self._parts:
+            if begin <= start and stop <= begin + len(part):
+                return part[start - begin : stop - begin]
+        raise OSError(f"the pages of this row group are not at bytes {start} to {stop}, according to its footer")
+
+    def addresses(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Addresses of the bytes from `places[i, 0]` to `places[i, 1]` of the file, int64 [n]. 0: not fetched."""
+        found = np.zeros(len(places), np.int64)
+        starts, stops = places.T
+        for begin, address, size in self._memory:
+            is_here = (starts >= begin) & (stops >= starts) & (stops <= begin + size)
+            found[is_here] = starts[is_here] + (address - begin)
+        return found
+
+
+def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str], *, local: bool) -> Pages:
+    """Read the pages of `columns` of row group `index`. Raises `OSError`, also if fewer bytes came than expected.
+
+    The footer must have passed `check_chunks`. From `local` files, the bytes between the columns are not read.
+    """
+    size = file.size()
+    leaves = footer.columns.leaves(columns)
+    places = _places(footer, index, leaves)
+    parts = []
+    for run in _runs(places, size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
+        part = _read(file, run, local=local) if file.seek(run.start) == run.start else None
+        if part is None or part.size != run.stop - run.start:
+            found = part.size if part else 0
+            raise OSError(f"{found} of {run.stop - run.start} bytes came from byte {run.start} on")
+        parts.append((run.start, part))
+    return Pages(
+        footer=footer,
+        index=index,
+        columns=tuple(columns),
+        leaves=leaves,
+        places=places,
+        source_bytes=int((places[:, 1] - places[:, 0]).sum()),
+        file=FetchedFile(size, parts),
+    )
+
+
+def _read(file: pa.NativeFile, run: _Run, *, local: bool) -> pa.Buffer:
+    """Read the bytes of `run` from the position on."""
+    if not local:
+        # Filesystems in Python return bytes of their own, which this takes without a copy.
+        return file.read_buffer(run.stop - run.start)
+    memory = empty_array((run.stop - run.start,), np.uint8)
+    return pa.py_buffer(memory[: file.readinto(memory)])
+
+
+def _places(footer: Footer, index: int, leaves: Sequence[int]) -> NDArray[np.int64]:
+    row_group = footer.metadata.row_group(index)
+    places = []
+    for leaf in leaves:
+        chunk = row_group.column(leaf)
+        start = chunk.data_page_offset
+        if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
+            start = chunk.dictionary_page_offset
+        places.append((start, start + chunk.total_compressed_size))
+    return np.array(places, np.int64).reshape(-1, 2)
+
+
+def _runs(places: NDArray[np.int64], size: int, *, hole_bytes: int) -> list[_Run]:
+    """Chunks at `places`, joined if no more than `hole_bytes` lie between them."""
+    if not len(places):
+        return []
+    starts, stops = places[np.argsort(places[:, 0], kind="stable")].T
+    stops = np.maximum.accumulate(np.minimum(stops + _PADDING_BYTES, size))
+    firsts = np.flatnonzero(starts[1:] > stops[:-1] + hole_bytes) + 1
+    begins, ends = starts[[0, *firsts]].tolist(), stops[[*(firsts - 1), -1]].tolist()
+    return [_Run(start, stop) for start, stop in zip(begins, ends, strict=True)]

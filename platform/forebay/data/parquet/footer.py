@@ -1,0 +1,182 @@
+"""Footer of a Parquet file. Fetching may fail because of storage. Decoding is separate, and fails only on bad
+content.
+"""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from forebay.data.parquet import page_kernels as kernels
+from forebay.data.parquet.parquet_columns import ParquetColumns
+from forebay.errors import CorruptFile
+
+MAGIC = b"PAR1"
+
+_FIRST_READ_BYTES = 1 << 16
+_TRAILER_BYTES = 8
+_OF_EXTENSIONS = (AttributeError, KeyError, TypeError, ValueError)
+"""Errors of the process's extension types, such as Ray Data's, when a footer names one but its metadata is invalid."""
+_MOST_CACHED_BYTES = 32 << 20
+
+
+def fetch_footer(uri: str, file: pa.NativeFile) -> pa.Buffer:
+    """Parquet file without pages that has the footer of `file`. Usually costs one read of the last 64 KiB.
+
+    Raises:
+        CorruptFile: The file has no footer.
+        OSError: Storage failed.
+    """
+    size = file.size()
+    tail = file.read_at(min(size, _FIRST_READ_BYTES), max(size - _FIRST_READ_BYTES, 0))
+    if len(tail) < _TRAILER_BYTES + len(MAGIC) or tail[-len(MAGIC) :] != MAGIC:
+        raise _corrupt(
+            uri, f"it has {size} bytes and does not end in {MAGIC.decode()}: it was cut off or is not a Parquet file"
+        )
+    needed = int.from_bytes(tail[-_TRAILER_BYTES : -len(MAGIC)], "little") + _TRAILER_BYTES
+    if needed > size - len(MAGIC):
+        raise _corrupt(uri, f"its footer claims {needed} bytes of a file of {size} bytes")
+    if needed > len(tail):
+        tail = file.read_at(needed, size - needed)
+    return pa.py_buffer(MAGIC + tail[-needed:])
+
+
+def decode_footer(uri: str, footer: pa.Buffer) -> pq.FileMetaData:
+    """Decode the result of `fetch_footer`. Raises `CorruptFile` if that is impossible."""
+    try:
+        return pq.read_metadata(pa.BufferReader(footer))
+    except (pa.ArrowException, OSError, UnicodeDecodeError, *_OF_EXTENSIONS) as error:
+        raise _corrupt(uri, f"its footer cannot be decoded ({error})") from error
+
+
+def _corrupt(uri: str, found: str) -> CorruptFile:
+    return CorruptFile(f"{uri} is corrupt: {found}. Write or copy the file again, or leave it out.", uri=uri)
+
+
+FileVersion: TypeAlias = tuple[str, int, int, str]
+"""URI, size, modification time and etag of a file."""
+
+
+@dataclass(frozen=True, eq=False)
+class Footer:
+    """Decoded footer of a file.
+
+    `codecs` [row groups, columns] are Parquet's numbers of the codecs. pyarrow (26.0.1) ends the process for a number
+    that it does not know. None in a process that has not loaded the kernels, and for a footer of another form.
+    """
+
+    metadata: pq.FileMetaData
+    codecs: NDArray[np.int64] | None
+
+    @cached_property
+    def columns(self) -> ParquetColumns:
+        """Facts about the columns, made at the first use."""
+        return ParquetColumns(self.metadata)
+
+
+def read_codecs(footer: pa.Buffer, metadata: pq.FileMetaData) -> NDArray[np.int64] | None:
+    """Codecs of the column chunks in the result of `fetch_footer`, if this process has loaded the kernels."""
+    if not kernels.is_loaded():
+        return None
+    start = footer.address + len(MAGIC)
+    return kernels.read_codecs(start, footer.size - len(MAGIC), metadata.num_row_groups, metadata.num_columns)
+
+
+class FooterCache:
+    """Most recently used footers, up to 32 MiB in serialized size (several times that decoded). Safe for threads."""
+
+    def __init__(self, most_bytes: int = _MOST_CACHED_BYTES) -> None:
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._footers: OrderedDict[FileVersion, Footer] = OrderedDict()
+        self._bytes = 0
+
+    def get(self, version: FileVersion) -> Footer | None:
+        """Footer of a file, or None if it is not in the cache."""
+        with self._lock:
+            if version in self._footers:
+                self._footers.move_to_end(version)
+            return self._footers.get(version)
+
+    def put(self, version: FileVersion, footer: Footer) -> None:
+        """Add a footer, and drop the least recently used ones."""
+        with self._lock:
+            if version in self._footers:
+                return
+            self._footers[version] = footer
+            self._bytes += footer.metadata.serialized_size
+            while self._bytes > self._most_bytes and len(self._footers) > 1:
+                _, dropped = self._footers.popitem(last=False)
+                self._bytes -= dropped.metadata.serialized_size
+
+
+class _FooterOnly(io.RawIOBase):
+    """File of some size without content. `was_read` is set once the decoder went past the footer.
+
+    It reports end of file instead of raising. pyarrow (26.0.1) never releases a Python exception: with it, the frames
+    on its way and the pages of a row group would stay in memory.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._at = 0
+        self.was_read = False
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, _: int = -1) -> bytes:
+        self.was_read = True
+        return b""
+
+
+def check_chunks(uri: str, footer: pq.FileMetaData, size: int) -> None:
+    """Raise `CorruptFile` if the footer's facts about a column chunk contradict each other or the file's size.
+
+    On such a chunk, `RowGroupMetaData.column()` of pyarrow (seen in 26.0.1) ends the whole process, because a C++
+    exception escapes. Reading does not. So this begins to read everything from a file without pages: that checks every
+    chunk, and stops at the first page.
+    """
+    for number in range(footer.num_row_groups):
+        chunks = footer.row_group(number).num_columns
+        if chunks != footer.num_columns:
+            raise _corrupt(uri, f"its footer gives row group {number} {chunks} chunks for {footer.num_columns} columns")
+    pages = _FooterOnly(size)
+    try:
+        pq.ParquetFile(pa.PythonFile(pages, mode="r"), metadata=footer, pre_buffer=True).read_row_groups(
+            range(footer.num_row_groups), use_threads=False
+        )
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        if pages.was_read:
+            return
+        raise _corrupt(uri, f"its footer contradicts itself ({error})") from error
+
+
+def check_types(uri: str, footer: pq.FileMetaData) -> None:
+    """Raise `CorruptFile` if a chunk is not of its column's type. Otherwise, pruning by statistics would end the
+    process.
+    """
+    types = [footer.schema.column(leaf).physical_type for leaf in range(footer.num_columns)]
+    for number in range(footer.num_row_groups):
+        row_group = footer.row_group(number)
+        if [row_group.column(leaf).physical_type for leaf in range(row_group.num_columns)] != types:
+            raise _corrupt(uri, f"its footer gives row group {number} columns of other types than its schema")

@@ -1,0 +1,240 @@
+"""Compiled decoder of the pages of Parquet columns: lists of numbers of 4 or 8 bytes, without nulls in the lists.
+
+Trusts nothing in the pages, as `pages` does. A null within a list, or whatever else it does not know, is a `False`
+(docs/adr/0117-own-decoder-of-lists.md).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numba import int32, int64, njit, types, uint8, uint64
+from numpy.typing import NDArray
+
+from forebay.data.kernels.intrinsics import items_at, lowest_one, ones_of
+from forebay.data.parquet.page_headers import (
+    COMPILED,
+    DEFINITION,
+    HEADER,
+    REPETITION,
+    RLE,
+    SIZE,
+    STORED_SIZE,
+    TYPE,
+    VALUES,
+    Int,
+    Ints,
+    read_header,
+)
+from forebay.data.parquet.pages import (
+    COLUMN_OPTIONS,
+    DATA_PAGE,
+    DICTIONARY_PAGE,
+    IS_OPTIONAL,
+    IS_SNAPPY,
+    ROOM,
+    ROWS,
+    SCRATCH,
+    SLACK,
+    Numbers,
+    levels_end,
+    next_run,
+    open_page,
+    read_dictionary,
+    read_encoded,
+)
+
+# Options of a list column behind those that `pages` has. Entries are the values, and the lists without any.
+_LEVEL, _ENTRIES, _OFFSETS, _NULLS, _TARGET, _MARKS, _MARK_BYTES = (COLUMN_OPTIONS + k for k in range(7))
+# Entries, lists and values so far, and whether the last entry was a value.
+_SEEN, _LISTS, _MADE, _IS_VALUE, _OPTIONS = (COLUMN_OPTIONS + k for k in range(7, 12))
+
+_BYTES = np.zeros(1, np.uint8)
+_SHORT = np.zeros(1, np.int32)
+_WORDS = np.zeros(1, np.uint64)
+_NONE, _ONE = np.uint64(0), np.uint64(1)
+_ALL = ~_NONE
+_WORD = 64
+_CHUNK = 32
+"""Levels that are compared at a time: they fill 64 bits if they have two bits."""
+_EVEN = np.uint64(0x5555555555555555)
+_SQUEEZES = (
+    (np.uint64(1), np.uint64(0x3333333333333333)),
+    (np.uint64(2), np.uint64(0x0F0F0F0F0F0F0F0F)),
+    (np.uint64(4), np.uint64(0x00FF00FF00FF00FF)),
+    (np.uint64(8), np.uint64(0x0000FFFF0000FFFF)),
+    (np.uint64(16), np.uint64(0x00000000FFFFFFFF)),
+)
+"""Shifts and masks that bring every second bit of 64 together."""
+
+
+def _lowest(count: Int) -> Any:
+    """A uint64 whose lowest `count` bits are 1."""
+    return _ALL if count >= _WORD else (_ONE << np.uint64(max(count, 0))) - _ONE
+
+
+def _equal_levels(word: Any, width: Int, wanted: Int) -> Any:
+    """A uint64 whose bit i is 1 where level i of 32 levels of `width` bits, packed into `word`, is `wanted`."""
+    if width == 1:
+        return word if wanted else ~word
+    other = word ^ (_EVEN * np.uint64(3 - wanted))  # both bits are 1 where the level is equal
+    found = other & (other >> _ONE) & _EVEN
+    for shift, mask in _SQUEEZES:
+        found = (found | found >> shift) & mask
+    return found
+
+
+def _mark_levels(at: Int, end: Int, count: Int, width: Int, wanted: Int, marks: Int) -> Int:
+    """Write a bit for each of `count` levels of 1 or 2 bits, in runs, to address `marks`: 1 where it is `wanted`.
+
+    Zeros follow up to 64 bits further. Returns the number of ones, or -1 for damaged runs. `SLACK` bytes after `end`
+    are readable.
+    """
+    place, ones = 0, _NONE
+    while place < count:
+        values, at, length, is_packed = next_run(at, end, width)
+        if values == 0:
+            return -1
+        level = np.int64(items_at(at, _BYTES)[0])
+        if not is_packed and level >> width:
+            return -1
+        word, stop = _ALL if level == wanted else _NONE, min(place + values, count)
+        source = at
+        while place < stop:
+            if is_packed:
+                word = equal_levels(items_at(source, _WORDS)[0], width, wanted)
+                source += _CHUNK // 8 * width
+            to = marks + (place >> 3)
+            kept = np.uint64(items_at(to, _BYTES)[0]) & lowest(place & 7)
+            word_here = word & lowest(min(_CHUNK, stop - place))
+            items_at(to, _WORDS)[0] = kept | word_here << np.uint64(place & 7)
+            ones += ones_of(word_here)
+            place = min(place + _CHUNK, stop)
+        at += length
+    to = marks + (place >> 3)
+    items_at(to, _WORDS)[0] = np.uint64(items_at(to, _BYTES)[0]) & lowest(place & 7)
+    items_at(to, _WORDS)[1] = _NONE
+    return np.int64(ones)
+
+
+def _mark_lists(begin: Int, count: Int, end: Int, options: Ints) -> tuple[Int, Int]:
+    """Mark the values and the lists that are null among `count` entries, by their levels. Number of both, or -1."""
+    width: Int = 1 if options[_LEVEL] == 1 else 2
+    marks, others = options[_MARKS] + options[_MARK_BYTES], options[_MARKS] + 2 * options[_MARK_BYTES]
+    values = mark_levels(begin, end, count, width, options[_LEVEL], marks)
+    if values in (count, -1):
+        return values, 0
+    left, nulls = count - values - mark_levels(begin, end, count, width, options[IS_OPTIONAL], others), 0
+    if left and options[IS_OPTIONAL]:
+        nulls = mark_levels(begin, end, count, width, 0, others)
+    return values if left == nulls else -1, nulls
+
+
+def _place_lists(count: Int, has_nulls: bool, options: Ints) -> bool:
+    """Write where each list begins among the values, from the marks of `count` entries."""
+    offsets, is_null = items_at(options[_OFFSETS], _SHORT), items_at(options[_NULLS], _BYTES)
+    starts, values = options[_MARKS], options[_MARKS] + options[_MARK_BYTES]
+    nulls = values + options[_MARK_BYTES]
+    row, made, before = options[_LISTS], options[_MADE], np.uint64(options[_IS_VALUE])
+    for place in range(0, count, _WORD):
+        at = place >> 3
+        begun, marked = items_at(starts + at, _WORDS)[0], items_at(values + at, _WORDS)[0]
+        # An entry that begins no list is a value, and follows one.
+        if ~begun & ~(marked & (marked << _ONE | before)) & lowest(count - place):
+            return False
+        before = marked >> np.uint64(_WORD - 1)
+        if np.int64(ones_of(begun)) > options[ROWS] - row:
+            return False
+        null_here = items_at(nulls + at, _WORDS)[0] if has_nulls else _NONE
+        while begun:
+            bit = lowest_one(begun)
+            offsets[row] = made + np.int64(ones_of(marked & ((_ONE << bit) - _ONE)))
+            is_null[row] = null_here >> bit & _ONE
+            begun &= begun - _ONE
+            row += 1
+        made += np.int64(ones_of(marked))
+    if count:
+        last = count - 1
+        before = items_at(values + (last >> 3), _BYTES)[0] >> np.uint64(last & 7) & _ONE
+    options[_LISTS], options[_MADE], options[_IS_VALUE] = row, made, before
+    return True
+
+
+def _read_lists(header: Ints, options: Ints, table: Numbers) -> bool:
+    """Decode the page in the scratch memory."""
+    begin, end, count = options[SCRATCH], options[SCRATCH] + header[SIZE], header[VALUES]
+    levels = levels_end(begin, end)
+    values = levels_end(levels, end) if levels else 0
+    if values == 0 or header[REPETITION] != RLE or header[DEFINITION] != RLE:
+        return False
+    if mark_levels(begin + 4, levels, count, 1, 0, options[_MARKS]) < 0:
+        return False
+    made, nulls = mark_lists(levels + 4, count, values, options)
+    target = options[_TARGET] + options[_MADE] * table.itemsize
+    if made < 0 or not place_lists(count, nulls > 0, options):
+        return False
+    return bool(read_encoded(values, made, header, options, table, target))
+
+
+def _decode_pages(at: Int, end: Int, options: Ints, table: Numbers) -> bool:
+    """Decode the column chunk from `at` to `end`."""
+    header, is_right = np.empty(HEADER, np.int64), True
+    while is_right and at < end:
+        at = read_header(at, end, header)
+        if at == 0:
+            return False
+        if header[TYPE] == DICTIONARY_PAGE and options[_SEEN] == 0:
+            is_right = read_dictionary(at, header, options, table)
+        elif header[TYPE] == DATA_PAGE and header[VALUES] <= options[_ENTRIES] - options[_SEEN]:
+            is_right = open_page(at, header, options, options[SCRATCH], options[ROOM])
+            is_right = is_right and read_lists(header, options, table)
+            options[_SEEN] += header[VALUES]
+        else:
+            return False
+        at += header[STORED_SIZE]
+    return bool(is_right and options[_SEEN] == options[_ENTRIES] and options[_LISTS] == options[ROWS])
+
+
+def _decode_lists(
+    chunk: Ints,
+    offsets: NDArray[Any],
+    is_null: NDArray[np.uint8],
+    marks: NDArray[np.uint8],
+    scratch: NDArray[np.uint8],
+    table: Numbers,
+) -> Int:
+    """Decode a column chunk of lists. Returns the number of its values, or -1 if it did not decode it.
+
+    `chunk` is (address, bytes, whether lists may be null, whether Snappy compressed it, level of a value, entries,
+    target). `offsets` [rows + 1] and `is_null` [rows] are of its lists. The target has room for as many values as
+    entries, and `marks` for three bits of each entry and 54 bytes more.
+    """
+    options = np.zeros(_OPTIONS, np.int64)
+    options[ROWS], options[SCRATCH], options[ROOM] = len(is_null), scratch.ctypes.data, len(scratch) - SLACK
+    options[IS_OPTIONAL], options[IS_SNAPPY], options[_LEVEL], options[_ENTRIES] = (
+        chunk[2],
+        chunk[3],
+        chunk[4],
+        chunk[5],
+    )
+    options[_OFFSETS], options[_NULLS], options[_TARGET] = offsets.ctypes.data, is_null.ctypes.data, chunk[6]
+    options[_MARKS], options[_MARK_BYTES] = marks.ctypes.data, len(marks) // 3
+    assert options[_MARK_BYTES] >= chunk[5] // 8 + 18
+    if not decode_pages(chunk[0], chunk[0] + chunk[1], options, table):
+        return -1
+    offsets[len(is_null)] = options[_MADE]
+    return options[_MADE]
+
+
+_sizes = (int32, int64)
+lowest = njit(uint64(int64), **COMPILED)(_lowest)
+equal_levels = njit(uint64(uint64, int64, int64), **COMPILED)(_equal_levels)
+mark_levels = njit(int64(int64, int64, int64, int64, int64, int64), **COMPILED)(_mark_levels)
+mark_lists = njit(types.UniTuple(int64, 2)(int64, int64, int64, int64[::1]), **COMPILED)(_mark_lists)
+place_lists = njit(types.boolean(int64, types.boolean, int64[::1]), **COMPILED)(_place_lists)
+read_lists = njit([types.boolean(int64[::1], int64[::1], item[::1]) for item in _sizes], **COMPILED)(_read_lists)
+decode_pages = njit([types.boolean(int64, int64, int64[::1], item[::1]) for item in _sizes], **COMPILED)(_decode_pages)
+decode_lists = njit(
+    [int64(int64[::1], int32[::1], uint8[::1], uint8[::1], uint8[::1], item[::1]) for item in _sizes], **COMPILED
+)(_decode_lists)

@@ -1,0 +1,332 @@
+"""Reads row groups as tables, from exactly the file versions in the manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay.data.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
+from forebay.data.manifest.streamed import require_named_files
+from forebay.data.parquet.arrow_types import parse_type
+from forebay.data.parquet.constants import cast_column, constant_array
+from forebay.data.parquet.decode import DECODE_ERRORS, decode, is_too_much_nested_text, nested_columns
+from forebay.data.parquet.decoded_table import DecodedTable
+from forebay.data.parquet.fetch import Pages, fetch
+from forebay.data.parquet.footer import (
+    FileVersion,
+    Footer,
+    FooterCache,
+    check_chunks,
+    decode_footer,
+    fetch_footer,
+    read_codecs,
+)
+from forebay.data.parquet.schemas import fields_of, missing_column, read_schema
+from forebay.data.parquet.struct_paths import held_steps, require_path, steps_of, top_column
+from forebay.errors import CorruptFile, ReadFailed, SourceChanged, UnsupportedColumn
+from forebay.runtime.at_exit import finished_before_exit
+from forebay.runtime.metrics import Counters
+from forebay.storage.deadline import Cancellation
+from forebay.storage.filesystem import resolve_source
+from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
+from forebay.storage.versions import etag_of, stat, stat_etag
+
+
+def open_input(uri: str) -> pa.NativeFile:
+    """Open a file for random access. Readers open every Parquet file with this function."""
+    location = resolve_source(uri)
+    return location.fs.open_input_file(location.path)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fetched:
+    """Result of `RowGroupReader.fetch` for row group `index` of the manifest: its pages, and the columns to decode.
+
+    A column of which only some fields were fetched is a struct of these.
+    """
+
+    index: int
+    pages: Pages
+    columns: tuple[str, ...]
+
+
+class _Selection(NamedTuple):
+    """Columns to decode from row groups, and their names and paths in the file."""
+
+    columns: tuple[str, ...]
+    stored: tuple[str, ...]
+
+
+class RowGroupReader:
+    """Reads the row groups of one manifest. Safe for threads.
+
+    Counts `parquet_opens`, `source_bytes` (compressed, of the columns read), `retries`, and the seconds of both steps.
+    Setting `cancelled` ends reads in progress with `forebay.errors.Cancelled`. Raises `InvalidOption` for a stream.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        policy: ReadPolicy = DEFAULT_POLICY,
+        tally: Counters | None = None,
+        *,
+        cancelled: Cancellation | None = None,
+        footers: FooterCache | None = None,
+    ) -> None:
+        require_named_files(manifest)
+        self.manifest = manifest
+        self._policy = policy
+        self._tally = tally or Counters()
+        self._cancelled = cancelled
+        self._footers = footers or FooterCache()
+        self._selections: dict[tuple[object, ...], _Selection] = {}
+
+    def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
+        """Rows of row group `index` that belong to the data set, in file order. `columns` as in `fetch`.
+
+        Same as `fetch` and then `decode`, without the rows that the manifest masks. Raises their errors.
+        """
+        table = self.decode(self.fetch(index, columns))
+        kept = self.manifest.kept
+        return table if kept is None else table.filter(pa.array(kept.mask.keeps(index)))
+
+    def fetch(self, index: int, columns: Sequence[str] | None = None) -> Fetched:
+        """Fetch the encoded pages of row group `index`. Takes storage time and hardly any processor time.
+
+        `columns` are decoded in the given order. None is for those of the manifest. A path, such as `user.age`, is for
+        one field of a struct: its column then has only the fields that were asked for.
+
+        Raises:
+            SourceChanged: The file no longer exists, or is not the version in the manifest.
+            CorruptFile: The footer cannot be decoded.
+            MissingColumn: The manifest does not select such a column, or its struct has no such field.
+            ReadFailed: Storage kept failing, or does not permit the read.
+        """
+        row_group = self.manifest[index]
+        tops, stored = self._selected(row_group, self.manifest.columns if columns is None else tuple(columns))
+        what = f"row group {row_group.index} of {row_group.uri}"
+        attempt = partial(self._fetch_once, row_group, stored)
+        try:
+            with self._tally.timed("remote_read_s"):
+                pages = read(what, attempt, self._policy, self._cancelled, self._count_retry)
+        except FileNotFoundError as error:
+            raise _changed(row_group, "no longer exists") from error
+        except PermissionError as error:
+            raise ReadFailed(f"{row_group.uri} may not be read ({error}). {REMEDY}", what=what) from error
+        self._tally.add("source_bytes", pages.source_bytes)
+        return Fetched(index, pages, tops)
+
+    def decode(self, fetched: Fetched) -> pa.Table:
+        """Same as `decode_lazily`, as a table of Arrow."""
+        return self.decode_lazily(fetched).to_table()
+
+    def decode_lazily(self, fetched: Fetched) -> DecodedTable:
+        """Decode all rows, in one thread: data workers run in parallel, and each should use one core.
+
+        Columns of plain numbers become objects of Arrow when they are asked for.
+
+        Raises:
+            CorruptFile: A page cannot be decoded. It may have been damaged in transit: fetch it once more. A flipped
+                bit is always found in files written with `write_page_checksum=True`. In other files it is found only if
+                it breaks the encoding.
+            UnsupportedColumn: A nested column holds more text in this row group than Arrow decodes (2 GiB).
+            Cancelled: The process is ending.
+        """
+        try:
+            with self._tally.timed("decode_s"), finished_before_exit():
+                row_group = self.manifest[fetched.index]
+                return _with_constants(_as_of_table(decode(fetched.pages), row_group), row_group, fetched.columns)
+        except DECODE_ERRORS as error:
+            row_group = self.manifest[fetched.index]
+            if is_too_much_nested_text(error):
+                raise _too_much_nested_text(row_group, fetched.pages) from error
+            problem = (
+                "needs more memory than there is, or is corrupt" if isinstance(error, MemoryError) else "is corrupt"
+            )
+            raise CorruptFile(
+                f"Row group {row_group.index} of {row_group.uri} {problem}: {error}. Write or copy the file again "
+                "and scan again, or leave the file out.",
+                uri=row_group.uri,
+                row_group=row_group.index,
+            ) from error
+
+    def _selected(self, row_group: RowGroup, names: tuple[str, ...]) -> _Selection:
+        """Selection of `names` from a row group. Computed once for all with the same columns elsewhere."""
+        elsewhere = tuple(name for name, *_ in row_group.constants)
+        key = (names, elsewhere, row_group.stored)
+        if key not in self._selections:
+            tops = self._tops(names)
+            there = {name: (name_there, kind) for name, _, name_there, kind in row_group.stored}
+            stored = tuple(
+                _path_there(name, top, *there[top]) if top in there else name
+                for name, top in tops.items()
+                if top not in elsewhere
+            )
+            self._selections[key] = _Selection(tuple(dict.fromkeys(tops.values())), stored)
+        return self._selections[key]
+
+    def _tops(self, names: tuple[str, ...]) -> dict[str, str]:
+        """Column that each of `names` begins with. Raises `MissingColumn`."""
+        known = frozenset(self.manifest.columns)
+        top_of = {name: top_column(name, known) for name in names}
+        for name in sorted(name for name, top in top_of.items() if top is None):
+            raise missing_column(name, self.manifest.columns, self.manifest.root)
+        tops = {name: str(top) for name, top in top_of.items()}
+        if paths := [name for name, top in tops.items() if name != top]:
+            types = {field.name: parse_type(field.type) for field in self.manifest.fields if field.name in known}
+            for path in paths:
+                require_path(path, types, self.manifest.root)
+        return tops
+
+    def _fetch_once(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
+        if not row_group.file_etag:  # with one, opening the file checks the version
+            _check_version(row_group)
+        try:
+            pages = self._fetch_pages(row_group, names)
+        except (OSError, CorruptFile):
+            # The file was rewritten meanwhile, or storage failed: the error does not show which.
+            _check_version(row_group)
+            raise
+        # Once more: a file replaced during the read may have given pages of both versions.
+        _check_version(row_group)
+        self._footers.put(_version(row_group), pages.footer)
+        return pages
+
+    def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
+        location = resolve_source(row_group.uri)
+        with self._open(row_group.uri) as file:
+            is_stored_version = row_group.file_etag and not _is_content(row_group)
+            _check_etag(row_group, etag_of(location, file) if is_stored_version else "")
+            footer = self._footers.get(_version(row_group))
+            if footer is None:
+                content = fetch_footer(row_group.uri, file)
+                metadata = decode_footer(row_group.uri, content)
+                check_chunks(row_group.uri, metadata, file.size())
+                _check_fields(row_group, metadata, self.manifest.fields)
+                footer = Footer(metadata, read_codecs(content, metadata))
+            _check_rows(row_group, footer.metadata)
+            return fetch(file, footer, row_group.index, names, local=location.is_local)
+
+    def _open(self, uri: str) -> pa.NativeFile:
+        self._tally.add("parquet_opens")
+        return open_input(uri)
+
+    def _count_retry(self) -> None:
+        self._tally.add("retries")
+
+
+def _path_there(path: str, top: str, name_there: str, kind_there: str) -> str:
+    """Path in a file that holds column `top` otherwise. It ends at the struct that lacks a field of a newer table."""
+    steps = steps_of(path, top)
+    held = held_steps(parse_type(kind_there), steps)[0] if steps else []
+    return ".".join([name_there, *held])
+
+
+def _as_of_table(decoded: DecodedTable, row_group: RowGroup) -> DecodedTable:
+    """Table whose columns have the names and types of the data set, which may be others than those of the file."""
+    if not row_group.stored:
+        return decoded
+    table = decoded.to_table()
+    of_table = {there: (name, kind, type_there) for name, kind, there, type_there in row_group.stored}
+    arrays, fields = [], []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        name, kind, type_there = of_table.get(field.name, (field.name, "", ""))
+        array = column if kind == type_there else cast_column(column, kind)
+        arrays.append(array)
+        fields.append(pa.field(name, array.type, field.nullable))
+    found = pa.table(arrays, pa.schema(fields))
+    return DecodedTable(found.column_names, found)
+
+
+def _with_constants(table: DecodedTable, row_group: RowGroup, columns: tuple[str, ...]) -> DecodedTable:
+    """Table with the columns that the file does not hold, in the order of `columns`."""
+    constants = [(name, kind, text) for name, kind, text in row_group.constants if name in columns]
+    if not constants:
+        return table
+    return table.with_columns(
+        {name: constant_array(kind, text, row_group.rows) for name, kind, text in constants}, columns
+    )
+
+
+def _too_much_nested_text(row_group: RowGroup, pages: Pages) -> UnsupportedColumn:
+    columns = nested_columns(pages)
+    return UnsupportedColumn(
+        f"Row group {row_group.index} of {row_group.uri} has {row_group.rows} rows, and more than 2 GiB of text in one "
+        f"of its nested columns {', '.join(map(repr, columns))}: Arrow does not decode that. Write the file with fewer "
+        "rows per row group (row_group_size=...) and scan again, or leave the column out (columns=[...]).",
+        uri=row_group.uri,
+        row_group=row_group.index,
+        columns=columns,
+    )
+
+
+def _version(row_group: RowGroup) -> FileVersion:
+    return row_group.uri, row_group.file_size, row_group.file_mtime_ns, row_group.file_etag
+
+
+def _is_content(row_group: RowGroup) -> bool:
+    """Whether the version is the content itself: then the file's name holds its hash, and a copy is as good."""
+    return row_group.file_etag.startswith(CONTENT_HASH)
+
+
+def _check_version(row_group: RowGroup) -> None:
+    if _is_content(row_group):
+        if (size := stat(row_group.uri).size) != row_group.file_size:
+            raise _changed(row_group, f"has {size} bytes", size=size)
+        return
+    if row_group.file_etag and (etag := stat_etag(row_group.uri)):
+        _check_etag(row_group, etag)
+        return
+    now = stat(row_group.uri)
+    if (now.size, now.mtime_ns) != (row_group.file_size, row_group.file_mtime_ns):
+        raise _changed(
+            row_group, f"has {now.size} bytes, modified at {now.mtime_ns} ns", size=now.size, mtime_ns=now.mtime_ns
+        )
+
+
+def _check_etag(row_group: RowGroup, etag: str) -> None:
+    """Compare the `etag`: times of object stores are whole seconds, so only it separates versions of one second."""
+    if etag and etag != row_group.file_etag:
+        raise _changed(row_group, f"is version {etag}, and was {row_group.file_etag}", etag=etag)
+
+
+def _check_rows(row_group: RowGroup, footer: pq.FileMetaData) -> None:
+    """Compare the row count: in stores without modification times, this finds some rewrites of equal size."""
+    groups = footer.num_row_groups
+    rows = footer.row_group(row_group.index).num_rows if row_group.index < groups else None
+    if rows != row_group.rows:
+        raise _changed(
+            row_group, f"has {groups} row groups; number {row_group.index} has {rows or 'no'} rows", rows=rows
+        )
+
+
+def _check_fields(row_group: RowGroup, footer: pq.FileMetaData, fields: tuple[Field, ...]) -> None:
+    """Compare the columns: every file of a data set has each column once, with one type."""
+    found: dict[str, list[str]] = {}
+    for field in fields_of(read_schema(row_group.uri, footer)):
+        found.setdefault(field.name, []).append(field.type)
+    elsewhere = {name for name, *_ in row_group.constants}
+    stored = {name: (there, type_there) for name, _, there, type_there in row_group.stored}
+    for field in fields:
+        if field.name in elsewhere:
+            continue
+        name, kind = stored.get(field.name, (field.name, field.type))
+        types = found.get(name, [])
+        if types != [kind]:
+            raise _changed(row_group, f"has column {name!r} as {', '.join(types) or 'nothing'}, not {kind}")
+
+
+def _changed(row_group: RowGroup, now: str, **facts: object) -> SourceChanged:
+    return SourceChanged(
+        f"{row_group.uri} changed since the scan: the manifest has {row_group.file_size} bytes, modified at "
+        f"{row_group.file_mtime_ns} ns, with {row_group.rows} rows in row group {row_group.index}; now the file {now}. "
+        "Scan again, and build the plan from the new manifest.",
+        uri=row_group.uri,
+        row_group=row_group.index,
+        found=facts,
+    )

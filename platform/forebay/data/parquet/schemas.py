@@ -1,0 +1,142 @@
+"""Schemas of many files: their columns, and whether the files agree."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forebay.data.manifest.manifest import Field
+from forebay.errors import CorruptFile, InvalidOption, MissingColumn, MixedSchemas
+
+_MOST_LISTED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class FileSchema:
+    """Columns of one file, in its order."""
+
+    uri: str
+    fields: tuple[Field, ...]
+
+    def find(self, column: str) -> Field | None:
+        """Column of that name, or None."""
+        return next((field for field in self.fields if field.name == column), None)
+
+
+def read_schema(uri: str, footer: pq.FileMetaData) -> pa.Schema:
+    """Columns in a footer, as Arrow types. Raises `CorruptFile` if Arrow cannot read the schema."""
+    try:
+        schema = footer.schema.to_arrow_schema()
+        fields_of(schema)  # a name may be no text
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        raise CorruptFile(
+            f"{uri} is corrupt: its schema cannot be read ({error}). Write the file again.", uri=uri
+        ) from error
+    return schema
+
+
+def fields_of(schema: pa.Schema) -> tuple[Field, ...]:
+    """Columns of a schema, with their types as text."""
+    return tuple(Field(name=field.name, type=str(field.type), nullable=field.nullable) for field in schema)
+
+
+def agree(schemas: Sequence[FileSchema], columns: Sequence[str] | None) -> tuple[Field, ...]:
+    """Selected columns, which all files must have with the same type. Their order within a file does not matter.
+
+    Args:
+        schemas: At least one. The others are compared with the first.
+        columns: The selection, in order. None for all columns of the first file; then no file may have more.
+
+    Raises:
+        MissingColumn: No file has a selected column.
+        MixedSchemas: Two files disagree on a selected column, or one has it twice.
+    """
+    first = schemas[0]
+    names = [field.name for field in first.fields] if columns is None else list(columns)
+    known: dict[tuple[Field, ...], FileSchema] = {}
+    for schema in schemas:
+        known.setdefault(schema.fields, schema)
+    distinct = list(known.values())
+    if columns is None:
+        names += sorted({field.name for schema in distinct for field in schema.fields} - set(names))
+    for schema in distinct:
+        _refuse_twice(schema, set(names))
+    return tuple(_agree_on(name, distinct) for name in names)
+
+
+def _agree_on(name: str, schemas: list[FileSchema]) -> Field:
+    found = [(schema, schema.find(name)) for schema in schemas]
+    holders = [(schema, field) for schema, field in found if field is not None]
+    if not holders:
+        raise missing_column(name, [field.name for field in schemas[0].fields], schemas[0].uri)
+    holder, chosen = holders[0]
+    for schema, field in found:
+        if field is None or field.type != chosen.type:
+            raise _mixed(name, (holder, chosen.type), (schema, field.type if field else None))
+    return Field(name=name, type=chosen.type, nullable=any(field.nullable for _, field in holders))
+
+
+def _mixed(name: str, one: tuple[FileSchema, str], other: tuple[FileSchema, str | None]) -> MixedSchemas:
+    found = f"is {other[1]}" if other[1] else "is absent"
+    return MixedSchemas(
+        f"Column {name!r} is {one[1]} in {one[0].uri}, but {found} in {other[0].uri}. Write the files with one schema, "
+        "select columns that they share (columns=[...]), or scan them apart.",
+        column=name,
+        files=(one[0].uri, other[0].uri),
+        types=(one[1], other[1]),
+    )
+
+
+def _refuse_twice(schema: FileSchema, names: set[str]) -> None:
+    seen: set[str] = set()
+    for field in schema.fields:
+        if field.name in seen and field.name in names:
+            raise MixedSchemas(
+                f"{schema.uri} has two columns {field.name!r}. Rename one, or select others (columns=[...]).",
+                column=field.name,
+                files=(schema.uri,),
+            )
+        seen.add(field.name)
+
+
+def selected_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Names of an option `columns`, each once. A text is one name, and None stays None. Raises `InvalidOption`."""
+    if columns is None:
+        return None
+    if isinstance(columns, AbstractSet):
+        raise InvalidOption(f"columns={columns!r} has no order, and every process would make another one. Give a list.")
+    names = (columns,) if isinstance(columns, str) else tuple(columns)
+    if not names or len(set(names)) < len(names):
+        raise InvalidOption(f"columns={columns!r}: select at least one column, and each once; None selects all.")
+    return names
+
+
+def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn:
+    """Error that `where` has no column `name`. It lists the columns and suggests similar names."""
+    listed = ", ".join(there[:_MOST_LISTED]) + (", ..." if len(there) > _MOST_LISTED else "")
+    meant_column = name.split(".", maxsplit=1)[0]  # the name may be a path
+    close = difflib.get_close_matches(name, there, n=3) or difflib.get_close_matches(meant_column, there, n=3)
+    meant = f"Did you mean {' or '.join(map(repr, close))}?" if close else "Choose among these, or add it to the files."
+    return MissingColumn(
+        f"There is no column {name!r} among the {len(there)} columns of {where}: {listed}. {meant}",
+        column=name,
+        columns=tuple(there),
+        close=tuple(close),
+    )
+
+
+def leaves(footer: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
+    """Numbers of the column chunks that hold `columns`. Chunks of a list or a struct have dotted names."""
+    wanted = set(columns)
+    paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
+    return [leaf for leaf, path in enumerate(paths) if path in wanted or _prefixes(path) & wanted]
+
+
+def _prefixes(path: str) -> set[str]:
+    parts = path.split(".")
+    return {".".join(parts[:end]) for end in range(1, len(parts))}

@@ -1,0 +1,167 @@
+"""Deal of rows into lanes, and order of one lane in one epoch (steps 1 and 2 of the order)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from forebay.data.plan.permute import Ints, derive, permutation
+
+# The first number of every key is its use, so that no two uses share a key.
+_DEAL, _PIECES, _ROWS, _LINE, _TURN = 1, 2, 3, 4, 5
+
+_FEW_PIECES = 4
+"""Pieces per lane below which their permutation alone would repeat. Then the lane also starts at a random row."""
+
+
+class LaneRows(NamedTuple):
+    """Rows of blocks, in order: `block` int64 [n] (number of the row group in the manifest), `row` int64 [n] in it."""
+
+    block: Ints
+    row: Ints
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Pieces:
+    """Runs of consecutive rows of one block: `block`, `first` (row within the block) and `rows`, each int64 [n]."""
+
+    block: Ints
+    first: Ints
+    rows: Ints
+
+    def select(self, index: Ints | slice) -> Pieces:
+        """Some of the pieces, in the order of `index`."""
+        return Pieces(block=self.block[index], first=self.first[index], rows=self.rows[index])
+
+    def turned(self, start: int) -> Pieces:
+        """The same rows from row number `start` of the line on, then those before it. Cuts one piece in two."""
+        ends = np.cumsum(self.rows)
+        cut = int(np.searchsorted(ends, start, side="right"))
+        done = start - int(ends[cut] - self.rows[cut])
+        index = np.concatenate([np.arange(cut, len(ends)), np.arange(cut + 1)])[: len(ends) + (done > 0)]
+        first, rows = self.first[index], self.rows[index]
+        if done:
+            first[0] += done
+            rows[0] -= done
+            rows[-1] = done
+        return Pieces(block=self.block[index], first=first, rows=rows)
+
+
+def lane_starts(num_rows: int, lanes: int) -> Ints:
+    """Start of each lane on the line of all rows, int64 [lanes + 1]. The first `num_rows % lanes` are longer."""
+    lane = np.arange(lanes + 1, dtype=np.int64)
+    return lane * (num_rows // lanes) + np.minimum(lane, num_rows % lanes)
+
+
+def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pieces, Ints]:
+    """Cut the line of all rows into lanes. Returns pieces in line order, and each lane's first, int64 [lanes + 1]."""
+    num_blocks = len(block_rows)
+    order = permutation(num_blocks, derive(_DEAL, seed)) if shuffle else np.arange(num_blocks, dtype=np.int64)
+    ends = np.cumsum(block_rows[order])
+    num_rows = int(ends[-1])
+    block_starts = ends - block_rows[order]
+    cuts = lane_starts(num_rows, lanes)
+    # Both are sorted, which makes this fast. np.unique hashes, and takes 20 times as long.
+    starts = np.sort(np.concatenate([block_starts, cuts]), kind="stable")
+    starts = starts[(np.diff(starts, prepend=-1) > 0) & (starts < num_rows)]
+    # side="right": a block without rows ends where the next one starts, and must own nothing.
+    place = np.searchsorted(ends, starts, side="right")
+    pieces = Pieces(
+        block=order[place],
+        first=starts - block_starts[place],
+        rows=np.diff(starts, append=num_rows),
+    )
+    return pieces, np.searchsorted(starts, cuts)
+
+
+def shuffled_line(block_rows: Ints, *, seed: int, epoch: int) -> LaneRows:
+    """All rows of all blocks in one random order, for data sets so small that a lane would hold only a few rows."""
+    line = permutation(int(block_rows.sum()), derive(_LINE, seed, epoch))
+    ends = np.cumsum(block_rows)
+    block = np.searchsorted(ends, line, side="right")
+    return LaneRows(block, line - (ends - block_rows)[block])
+
+
+def owned_order(lanes: int) -> Ints:
+    """Lanes in the order in which ranks own runs of them, int64 [lanes]: by their number's bits read backwards.
+
+    Positions go round the lanes, so a batch that is not a multiple of `lanes` has one row more in some lanes next to
+    each other. Any run of this order spreads over all lanes, so these rows spread over all ranks.
+
+    >>> owned_order(8).tolist(), owned_order(6).tolist()
+    ([0, 4, 2, 6, 1, 5, 3, 7], [0, 4, 2, 1, 5, 3])
+    """
+    order = np.zeros(1, dtype=np.int64)
+    while len(order) < lanes:
+        order = np.concatenate([2 * order, 2 * order + 1])
+    return order[order < lanes]
+
+
+@lru_cache(maxsize=64)
+def window_bounds(num_rows: int, window_rows: int) -> Ints:
+    """Bounds of a lane's windows, int64 [windows + 1]. The first three are smaller: the first batch comes early.
+
+    All lanes of a plan have one of two numbers of rows, so the bounds are kept.
+
+    >>> window_bounds(40, 16).tolist()
+    [0, 2, 6, 14, 30, 40]
+    """
+    ramp = np.cumsum([max(window_rows >> shift, 1) for shift in (3, 2, 1)])
+    full = np.arange(int(ramp[-1]) + window_rows, num_rows, window_rows, dtype=np.int64)
+    inner = np.concatenate([ramp, full])
+    bounds = np.concatenate([[0], inner[inner < num_rows], [num_rows]]).astype(np.int64)
+    bounds.setflags(write=False)
+    return bounds
+
+
+class LaneEpoch:
+    """Rows of one lane in the order of one epoch. A row's number in this order is its *lane row*.
+
+    Args:
+        pieces: Rows of the lane in order, before the shuffle of each window.
+        bounds: Lane rows at which windows start, and the number of rows, int64 [windows + 1].
+        key: Key of the windows' permutations. None keeps the rows in the order of the pieces.
+    """
+
+    def __init__(self, pieces: Pieces, bounds: Ints, key: int | None) -> None:
+        self._ends = np.cumsum(pieces.rows)
+        self._starts = self._ends - pieces.rows
+        self._blocks, self._shifts = pieces.block, pieces.first - self._starts
+        self._bounds = bounds
+        arrays = (self._ends, self._blocks, self._shifts, bounds)
+        assert all(array.dtype == np.int64 and array.flags.c_contiguous for array in arrays), "a kernel reads them"
+        self.facts = (
+            *(array.ctypes.data for array in arrays),
+            len(self._ends),
+            len(bounds) - 1,
+            key or 0,
+            key is not None,
+        )
+        """Lane of `forebay.data.kernels.calls.order_lanes`, valid as long as this object."""
+
+    @classmethod
+    def of(cls, pieces: Pieces, *, seed: int, epoch: int, lane: int, window_rows: int, shuffle: bool) -> LaneEpoch:
+        num_rows = int(pieces.rows.sum())
+        bounds = window_bounds(num_rows, window_rows)
+        if not shuffle:
+            return cls(pieces, bounds, None)
+        pieces = pieces.select(permutation(len(pieces.rows), derive(_PIECES, seed, epoch, lane)))
+        if len(pieces.rows) < _FEW_PIECES and len(bounds) > 2:
+            pieces = pieces.turned(derive(_TURN, seed, epoch, lane) % num_rows)
+        return cls(pieces, bounds, derive(_ROWS, seed, epoch, lane))
+
+    @classmethod
+    def of_rows(cls, rows: LaneRows) -> LaneEpoch:
+        """Lane of few rows, in the given order."""
+        ones = np.ones(len(rows.row), dtype=np.int64)
+        bounds = np.unique([0, len(ones)]).astype(np.int64)
+        return cls(Pieces(block=rows.block, first=rows.row, rows=ones), bounds, None)
+
+    def spans(self) -> tuple[Ints, Ints, Ints]:
+        """Block of each piece, and the lane rows of its first need and its release (whole windows)."""
+        first_window = np.searchsorted(self._bounds, self._starts, side="right") - 1
+        last_window = np.searchsorted(self._bounds, self._ends - 1, side="right") - 1
+        return self._blocks, self._bounds[first_window], self._bounds[last_window + 1]

@@ -1,0 +1,57 @@
+"""Progress of a preparation: sent to a listener, which the command line sets, or to the log."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+from forebay.data.manifest.prepared import Prepared
+from forebay.runtime.formatting import count_text, rate_text
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparationProgress:
+    """Rows of the data set `name` that are written so far, in `files` files, after `seconds`."""
+
+    name: str
+    rows: int
+    files: int
+    seconds: float
+
+    def __str__(self) -> str:
+        rate = rate_text(self.rows / self.seconds if self.seconds > 0 else None)
+        return f"{self.name}: {count_text(self.rows)} rows in {self.files} files, {rate}"
+
+
+Report = str | PreparationProgress | Prepared
+Listener = Callable[[Report], None]
+_listener: ContextVar[Listener | None] = ContextVar("preparation_listener", default=None)
+
+
+@contextmanager
+def preparation_listener(listener: Listener) -> Iterator[None]:
+    """Send messages and progress of preparations in this thread to `listener` for the length of the block."""
+    token = _listener.set(listener)
+    try:
+        yield
+    finally:
+        _listener.reset(token)
+
+
+def present_listener() -> Listener | None:
+    """Listener of this thread."""
+    return _listener.get()
+
+
+def tell(message: Report) -> None:
+    """Send a message, the progress or the result of a preparation to the listener, or to the log at level INFO."""
+    listener = _listener.get()
+    if listener is not None:
+        listener(message)
+    else:
+        log.info("%s", message)

@@ -1,0 +1,196 @@
+"""Request for a prepared data set, and its fingerprint: everything that decides the content."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import pyarrow.compute as pc
+
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.manifest.prepared import Prepared, PreparedOrigin
+from forebay.data.manifest.streamed import StreamedManifest
+from forebay.data.preparation.fits import Fit, Fits
+from forebay.data.preparation.parts import LAYOUT_VERSION, ROW_GROUPS_PER_FILE
+from forebay.data.sources.parquet_files import list_parquet
+from forebay.data.transform.fingerprint.function import function_identity, function_name
+from forebay.data.transform.fingerprint.values import Identity, NotPlain, canonical, digest, value_identity
+from forebay.errors import InvalidOption, Unfingerprintable, whole_number
+from forebay.storage.filesystem import below, resolve
+
+_MOST_NAMED_INPUTS = 10_000
+_FOLDER_DIGITS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparationOptions:
+    """Options of a preparation, checked. `inputs` None: the function's own arguments name them.
+
+    `stream_rows` is the number of rows of a stream. None if the data set is read only after it was sealed.
+    """
+
+    into: str
+    key: tuple[str, ...] = ()
+    row_group_rows: int = 65_536
+    fits: Fits = field(default_factory=Fits)
+    inputs: tuple[str, ...] | None = None
+    version: str | None = None
+    stream_rows: int | None = None
+
+    def __post_init__(self) -> None:
+        whole_number("row_group_rows", self.row_group_rows, least=1)
+        if self.stream_rows is not None:
+            whole_number("rows", self.stream_rows, least=1)
+        if len(set(self.key)) < len(self.key):
+            raise InvalidOption(f"key={self.key} names a column twice. Name each once.")
+
+
+def preparation_options(
+    *, key: str | Sequence[str], fit: Fit | Sequence[Fit], fit_on: Any, **others: Any
+) -> PreparationOptions:
+    """Options from arguments as users give them."""
+    if isinstance(others["inputs"], str):
+        others["inputs"] = (others["inputs"],)
+    if others["inputs"] is not None:
+        others["inputs"] = tuple(map(str, others["inputs"]))
+    return PreparationOptions(
+        key=(key,) if isinstance(key, str) else tuple(key),
+        fits=Fits(fits=tuple(fit) if isinstance(fit, Iterable) else (fit,), on=fit_on),
+        **others,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PreparationRequest:
+    """A function, its arguments and the options. `folder` is where the data set of this origin is sealed."""
+
+    function: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    options: PreparationOptions
+    origin: PreparedOrigin
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) of the origin."""
+        return digest(canonical(asdict(self.origin)).encode())
+
+    @property
+    def folder(self) -> str:
+        """Folder of the data set: the function's name and the beginning of the fingerprint."""
+        name = re.sub(r"[^A-Za-z0-9]+", "-", self.origin.name).strip("-") or "prepared"
+        return below(resolve(self.options.into).uri, f"{name}-{self.fingerprint[:_FOLDER_DIGITS]}")
+
+
+def plan_request(
+    function: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    options: PreparationOptions,
+) -> PreparationRequest:
+    """Request with its fingerprint. Lists the input files, and opens none.
+
+    Args:
+        function: The user's function.
+        arguments: Its arguments by name.
+        options: Key, layout, fits, inputs.
+
+    Raises:
+        Unfingerprintable: The function's source does not show everything it uses.
+        InvalidOption: An argument has no identity, or no input is named.
+        NoFiles: An input does not exist.
+    """
+    name = function_name(function)
+    origin = PreparedOrigin(
+        name=name.rpartition(".")[2],
+        function=_function_digest(function, options.version),
+        arguments={key: _argument_digest(name, key, value) for key, value in sorted(arguments.items())},
+        inputs=_input_versions(_inputs(name, arguments, options)),
+        options={
+            "key": repr(list(options.key)),
+            "row_group_rows": str(options.row_group_rows),
+            "fit": repr(options.fits.fits),
+            "fit_on": _expression_identity(options.fits.on),
+            "layout": f"{LAYOUT_VERSION} {ROW_GROUPS_PER_FILE}",
+        }
+        | ({} if options.stream_rows is None else {"rows": str(options.stream_rows)}),
+    )
+    return PreparationRequest(function=function, arguments=arguments, options=options, origin=origin)
+
+
+def _function_digest(function: Callable[..., Any], version: str | None) -> str:
+    try:
+        return digest(canonical(function_identity(function, version)).encode())
+    except Unfingerprintable as error:
+        variable = str(error.facts.get("variable"))
+        reason = str(error).partition(": ")[2].partition(". Give it")[0]
+        raise Unfingerprintable(
+            f"{function_name(function)} cannot be fingerprinted by its source: {reason}. Give the preparation "
+            'version="1", and raise it whenever the result changes.',
+            function=function_name(function),
+            variable=variable,
+        ) from error
+
+
+def _expression_identity(expression: pc.Expression | None) -> str:
+    """Text of an expression, and a digest of it. The text alone leaves out values of a long list and digits of float32
+    (pyarrow 26).
+    """
+    if expression is None:
+        return str(None)
+    _, (serialized,) = expression.__reduce__()
+    return f"{expression} {hashlib.sha256(serialized).hexdigest()}"
+
+
+def _argument_digest(function: str, name: str, value: Any) -> str:
+    if isinstance(value, StreamedManifest):
+        raise InvalidOption(
+            f"{function}({name}=...) is being prepared as a stream, and its files have no names yet. Wait for "
+            "them, and give stream.wait().manifest.",
+            argument=name,
+        )
+    if isinstance(value, Manifest):
+        return value.id
+    if isinstance(value, Prepared):
+        return value.manifest.id
+    try:
+        return digest(canonical(_plain_identity(value)).encode())
+    except NotPlain as error:
+        raise InvalidOption(
+            f"{function}({name}=...) is a {error}, whose content cannot be compared between runs. Give plain data, a "
+            "path, or what fb.scan and fb.prepare return.",
+            argument=name,
+        ) from error
+
+
+def _plain_identity(value: Any) -> Identity:
+    if isinstance(value, os.PathLike):
+        return ["path", os.fspath(value)]
+    return value_identity(value, _plain_identity)
+
+
+def _inputs(
+    function: str,
+    arguments: Mapping[str, Any],
+    options: PreparationOptions,
+) -> Sequence[str]:
+    if options.inputs is not None:
+        return options.inputs
+    if any(isinstance(value, Manifest | Prepared) for value in arguments.values()):
+        return ()
+    raise InvalidOption(
+        f"{function} has no known inputs, so a changed file would not be noticed. Name its files and folders in "
+        "inputs=[...], or give it fb.scan(...) as an argument. inputs=[] if it reads none."
+    )
+
+
+def _input_versions(uris: Sequence[str]) -> dict[str, str]:
+    """Version of each input file by URI. Beyond 10,000 files, one digest for each of `uris`."""
+    versions = {
+        uri: {file.uri: f"{file.size} {file.mtime_ns} {file.etag}" for file in list_parquet(uri)} for uri in uris
+    }
+    if sum(map(len, versions.values())) > _MOST_NAMED_INPUTS:
+        return {uri: digest(canonical(dict(files)).encode()) for uri, files in versions.items()}
+    return {file: version for files in versions.values() for file, version in files.items()}

@@ -1,0 +1,102 @@
+"""Calls of one function in several processes of this machine, one core each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, Pipe, wait
+from typing import Any, TypeVar
+
+from forebay.errors import PreparationFailed
+from forebay.runtime.pickling import pickled
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+# Each process has one core for itself: libraries that start a thread per core would spin at each other's expense.
+ONE_CORE = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+_END_S = 5.0
+
+
+def map_unordered(function: Callable[[T], R], tasks: Sequence[T], *, processes: int) -> Iterator[R]:
+    """Yield `function(task)` of each task, as they are done. One process: here, in order.
+
+    Raises what the function raised. An error that does not belong to Forebay is a `PreparationFailed` with its text, as
+    is the death of a process. The other processes end with the block that iterates.
+    """
+    if processes <= 1:
+        yield from map(function, tasks)
+        return
+    workers = [_WorkerProcess(number) for number in range(min(processes, len(tasks)))]
+    try:
+        payload = pickled(function)
+        for worker in workers:
+            worker.connection.send_bytes(payload)
+        waiting = iter(tasks)
+        busy = [worker for worker in workers if worker.give(waiting)]
+        while busy:
+            answered = wait([worker.connection for worker in busy])
+            for worker in [each for each in busy if each.connection in answered]:
+                found = worker.result()
+                if not worker.give(waiting):
+                    busy.remove(worker)
+                yield found
+    finally:
+        for worker in workers:
+            worker.end()
+
+
+class _WorkerProcess:
+    """One process, which calls the function for each task that it is sent."""
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self.connection, theirs = Pipe()
+        # Not multiprocessing.Process: its spawn imports the user's script again, which then needs a guard.
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}\n"
+            f"from forebay.data.preparation.spans.span_process import serve; serve({theirs.fileno()})"
+        )
+        self._process = subprocess.Popen(  # noqa: S603 - our own program
+            [sys.executable, "-c", program],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[theirs.fileno()],
+            env={**os.environ, **ONE_CORE},
+        )
+        theirs.close()
+
+    def give(self, tasks: Iterator[Any]) -> bool:
+        """Send the next task. False if there is none."""
+        for task in tasks:
+            with suppress(BrokenPipeError, ConnectionResetError):  # `result` says why it ended
+                self.connection.send(task)
+            return True
+        return False
+
+    def result(self) -> Any:
+        """Result of the task. Raises its error."""
+        try:
+            value, error = self.connection.recv()
+        except (EOFError, OSError) as lost:
+            code = self._process.wait()
+            raise PreparationFailed(
+                f"process {self._number} of the preparation ended with exit code {code} in the middle of a span. If "
+                "it ran out of memory, prepare with fewer processes. What is finished is kept: prepare again.",
+                exit_code=code,
+            ) from lost
+        if error is not None:
+            raise error
+        return value
+
+    def end(self) -> None:
+        """End the process. It ends by itself when its connection is closed, unless it is in the middle of a task."""
+        connection: Connection[Any, Any] = self.connection
+        connection.close()
+        try:
+            self._process.wait(0 if self._process.poll() is not None else _END_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

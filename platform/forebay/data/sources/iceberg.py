@@ -1,0 +1,276 @@
+"""Snapshots of Iceberg tables, read by the package pyiceberg."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from forebay.data.parquet.schemas import fields_of
+from forebay.data.sources.field_ids import FieldIds
+from forebay.data.sources.lake_table import LakeFile, LakeTable, stat_files
+from forebay.data.sources.partitions import Values
+from forebay.errors import ForebayError, InvalidOption, NoFiles
+from forebay.runtime.extras import extra_package
+from forebay.runtime.foreign_code import replaced_errors
+from forebay.storage.arrow_stores import ARROW_SCHEMES
+from forebay.storage.filesystem import below, resolve_source
+from forebay.storage.globs import children
+from forebay.storage.retry import ReadPolicy, read
+from forebay.storage.versions import is_there
+
+T = TypeVar("T")
+
+_SCHEME = "iceberg://"
+_METADATA = ".metadata.json"
+_SAME_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_NUMBER = re.compile(r"v?(\d+)")
+# The deadline covers one call, but a plan reads every manifest of a snapshot.
+_PATIENCE = 10
+_REWRITE = (
+    "Rewrite the table's files (in Spark: CALL system.rewrite_data_files(table => '...', options => "
+    "map('delete-file-threshold', '1'))), and scan the new snapshot."
+)
+
+
+def names_iceberg_table(uri: str) -> bool:
+    """Whether `uri` names an Iceberg table: one of a catalog, or the metadata file of one."""
+    return uri.startswith(_SCHEME) or uri.endswith(_METADATA)
+
+
+def iceberg_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
+    """Files of a snapshot of the table at `uri`, the current one by default.
+
+    Args:
+        uri: `iceberg://CATALOG/NAMESPACE.TABLE` with a catalog of pyiceberg's configuration, a metadata file
+            (`.../00003-<uuid>.metadata.json`), or the folder of a table whose `metadata/version-hint.text` names one.
+        version: Id of a snapshot.
+        policy: Attempts, deadline and waits of each read.
+
+    Raises:
+        MissingPackage: pyiceberg is missing or too old.
+        InvalidOption: There is no such table or snapshot, pyiceberg cannot read it, or it has equality deletes.
+        NoFiles: The snapshot has no row.
+        ReadFailed: Storage kept failing.
+    """
+    if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
+        raise InvalidOption(f"version={version!r}: give the id of a snapshot of the table, a whole number.")
+    patient = replace(policy, deadline_s=policy.deadline_s * _PATIENCE)
+    table = _call(f"The Iceberg table {uri}", "be opened", partial(_open, uri), patient)
+    snapshot = table.current_snapshot() if version is None else table.snapshot_by_id(version)
+    if snapshot is None and version is not None:
+        known = [each.snapshot_id for each in table.snapshots()]
+        raise InvalidOption(
+            f"The Iceberg table {uri} has no snapshot {version}: it never had, or it was expired. Its newest are "
+            f"{', '.join(map(str, known[-5:])) or 'none'}; the current one needs no version=.",
+            uri=uri,
+            version=version,
+        )
+    scan = table.scan(snapshot_id=version)
+    name = f"snapshot {snapshot.snapshot_id if snapshot else '(none)'} of the Iceberg table {uri}"
+    tasks = _call(name, "be planned", lambda: list(scan.plan_files()), patient, _REWRITE) if snapshot else []
+    if not tasks:
+        raise NoFiles(f"{name} has no row. Choose another snapshot.", uri=uri)
+    schema = _small(scan.projection().as_arrow())
+    files = stat_files([_uri(_parquet(task, name)) for task in tasks], name, policy)
+    deleted = _deleted(tasks, name, policy)
+    names = {field.field_id: field.name for field in scan.projection().fields}
+    constants = [_identity_partitions(table.specs()[task.file.spec_id], task.file, names, schema) for task in tasks]
+    return LakeTable(
+        files=tuple(
+            LakeFile(file, each, deleted.get(task.file.file_path))
+            for file, each, task in zip(files, constants, tasks, strict=True)
+        ),
+        fields=fields_of(schema),
+        partitions=(),
+        snapshot=f"iceberg {snapshot.snapshot_id}",
+        ids=_field_ids(table, scan.projection(), schema),
+        root=resolve_source(_uri(table.location())).uri,
+    )
+
+
+def _call(what: str, verb: str, call: Callable[[], T], policy: ReadPolicy, remedy: str = "") -> T:
+    """`call()`, retried if storage fails. Raises `InvalidOption` for errors of pyiceberg and its catalogs."""
+
+    def as_ours(error: Exception) -> Exception:
+        if isinstance(error, ForebayError) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
+            return error
+        text = f"{type(error).__name__}: {error}".strip().partition("\n")[0][:300]
+        return InvalidOption(f"{what} cannot {verb} ({text}). {remedy or 'Check its name and its catalog.'}")
+
+    def attempt() -> T:
+        with replaced_errors(as_ours):
+            return call()
+
+    return read(what, attempt, policy)
+
+
+def _open(uri: str) -> Any:
+    """Table of pyiceberg."""
+    with extra_package("pyiceberg", f"{uri} is an Iceberg table, which"):
+        from pyiceberg.catalog import load_catalog  # noqa: PLC0415
+        from pyiceberg.table import StaticTable  # noqa: PLC0415
+    if uri.startswith(_SCHEME):
+        catalog, _, table = uri.removeprefix(_SCHEME).partition("/")
+        if not (catalog and "." in table):
+            raise InvalidOption(f"{uri} names no table. Write it as {_SCHEME}CATALOG/NAMESPACE.TABLE.", uri=uri)
+        return load_catalog(catalog).load_table(table)
+    location = resolve_source(uri)
+    if "?" in location.uri:
+        raise InvalidOption(
+            f"{location.uri} has options. pyiceberg reads the metadata of a table, with the settings of a store from "
+            f"its own configuration. Set these, and give a URI without options, or {_SCHEME}CATALOG/NAMESPACE.TABLE.",
+            uri=location.uri,
+        )
+    if not uri.endswith(_METADATA):
+        _refuse_unnamed(location.uri)
+    return StaticTable.from_metadata(location.path if location.is_local else location.uri)
+
+
+def _refuse_unnamed(root: str) -> None:
+    """Refuse a folder that does not say which of its metadata files is current: the last may never have been
+    committed.
+    """
+    if is_there(below(root, "metadata/version-hint.text")):
+        return
+    folder = resolve_source(below(root, "metadata"))
+    names = [info.base_name for info in children(folder.fs, folder.path) if info.base_name.endswith(_METADATA)]
+    numbered = {int(match[1]): name for name in names if (match := _NUMBER.match(name))}
+    newest = numbered[max(numbered)] if numbered else "..." + _METADATA
+    raise InvalidOption(
+        f"The Iceberg table {root} belongs to a catalog, which knows the current one of its {len(names)} metadata "
+        f"files. Name the table by its catalog ({_SCHEME}CATALOG/NAMESPACE.TABLE), or a metadata file, such as "
+        f"{below(root, f'metadata/{newest}')}.",
+        uri=root,
+    )
+
+
+def _parquet(task: Any, name: str) -> str:
+    """Path of a data file. Raises `InvalidOption` for other formats."""
+    if task.file.file_format.value != "PARQUET":
+        raise InvalidOption(
+            f"{name} has files of format {task.file.file_format.value}, such as {task.file.file_path}. Forebay reads "
+            "Parquet: set write.format.default=parquet, and rewrite the table's files.",
+            uri=task.file.file_path,
+        )
+    path: str = task.file.file_path
+    return path
+
+
+def _uri(path: str) -> str:
+    """URI of a path as a table has it, which is not percent-encoded."""
+    scheme, mark, rest = path.partition("://")
+    if not mark:
+        return path.removeprefix("file:")
+    host, _, name = rest.partition("/")
+    if scheme == "file":
+        return f"/{name}"
+    scheme = _SAME_STORE.get(scheme, scheme)
+    # Arrow decodes the paths of its URIs. fsspec uses them as they are.
+    return f"{scheme}://{host}/{quote(name, safe='/=,:@+') if scheme in ARROW_SCHEMES else name}"
+
+
+def _small(schema: pa.Schema) -> pa.Schema:
+    """Schema with string, binary and list in place of their large forms, as files hold them."""
+    return pa.schema([_small_field(field) for field in schema])
+
+
+def _small_field(field: pa.Field) -> pa.Field:
+    kind = field.type
+    if pa.types.is_large_string(kind):
+        return field.with_type(pa.string())
+    if pa.types.is_large_binary(kind):
+        return field.with_type(pa.binary())
+    if pa.types.is_large_list(kind):
+        return field.with_type(pa.list_(_small_field(kind.value_field)))
+    if pa.types.is_struct(kind):
+        return field.with_type(pa.struct([_small_field(each) for each in kind]))
+    if pa.types.is_map(kind):
+        return field.with_type(pa.map_(_small_field(kind.key_field), _small_field(kind.item_field)))
+    return field
+
+
+def _field_ids(table: Any, projection: Any, schema: pa.Schema) -> FieldIds:
+    mapping = table.name_mapping()
+    defaults = {field.name: field.initial_default for field in projection.fields if field.initial_default is not None}
+    return FieldIds(
+        schema=schema,
+        names={name: each.field_id for each in mapping or () for name in each.names if each.field_id is not None},
+        defaults={name: _text(value, schema.field(name).type) for name, value in defaults.items()},
+    )
+
+
+def _identity_partitions(spec: Any, file: Any, names: Mapping[int, str], schema: pa.Schema) -> Values:
+    """Columns of a file by partition, which files that another system wrote may not hold."""
+    from pyiceberg.transforms import IdentityTransform  # noqa: PLC0415
+
+    found = []
+    for place, field in enumerate(spec.fields):
+        name = names.get(field.source_id)
+        if isinstance(field.transform, IdentityTransform) and name is not None:
+            value = file.partition[place]
+            found.append((name, None if value is None else _text(value, schema.field(name).type)))
+    return tuple(found)
+
+
+def _text(value: object, kind: pa.DataType) -> str:
+    """Value of pyiceberg as text that Arrow casts back. Dates and times are numbers there."""
+    try:
+        return str(pa.scalar(value, kind).cast(pa.string()))
+    except pa.ArrowException:
+        return str(value)
+
+
+def _deleted(tasks: Iterable[Any], name: str, policy: ReadPolicy) -> dict[str, NDArray[np.int64]]:
+    """Numbers of the deleted rows of each data file that has some, int64 [n]."""
+    positions: dict[str, Mapping[str, NDArray[np.int64]]] = {}
+    found: dict[str, NDArray[np.int64]] = {}
+    for task in tasks:
+        of_file = [found[task.file.file_path]] if task.file.file_path in found else []
+        for delete in task.delete_files:
+            if delete.file_path not in positions:
+                positions[delete.file_path] = _positions(delete, name, policy)
+            of_file.append(positions[delete.file_path].get(task.file.file_path, np.empty(0, np.int64)))
+        if of_file:
+            found[task.file.file_path] = np.unique(np.concatenate(of_file))
+    return found
+
+
+def _positions(delete: Any, name: str, policy: ReadPolicy) -> dict[str, NDArray[np.int64]]:
+    """Deleted rows of each data file that a delete file names."""
+    kind, uri = delete.file_format.value, _uri(delete.file_path)
+    readers = {"PARQUET": _of_parquet, "PUFFIN": _of_puffin}
+    if kind not in readers:
+        raise InvalidOption(
+            f"{name} has a delete file of unknown kind {kind}: {uri}. Parquet and Puffin are known. {_REWRITE}", uri=uri
+        )
+    return _call(f"The delete file {uri} of {name}", "be read", partial(readers[kind], uri), policy, _REWRITE)
+
+
+def _of_parquet(uri: str) -> dict[str, NDArray[np.int64]]:
+    location = resolve_source(uri)
+    with location.fs.open_input_file(location.path) as file:
+        table = pq.read_table(file, columns=["file_path", "pos"]).combine_chunks()
+    paths = table["file_path"].chunk(0).dictionary_encode() if len(table) else pa.DictionaryArray.from_arrays([], [])
+    numbers = paths.indices.to_numpy()
+    positions = table["pos"].to_numpy().astype(np.int64)[np.argsort(numbers, kind="stable")]
+    ends = np.cumsum(np.bincount(numbers, minlength=len(paths.dictionary)))[:-1]
+    return dict(zip(paths.dictionary.to_pylist(), np.split(positions, ends), strict=True))
+
+
+def _of_puffin(uri: str) -> dict[str, NDArray[np.int64]]:
+    from pyiceberg.table.deletion_vector import deletion_vectors_from_puffin_file  # noqa: PLC0415
+    from pyiceberg.table.puffin import PuffinFile  # noqa: PLC0415
+
+    location = resolve_source(uri)
+    with location.fs.open_input_file(location.path) as file:
+        vectors = deletion_vectors_from_puffin_file(PuffinFile(file.read()))
+    return {vector.referenced_data_file: vector.to_vector().to_numpy().astype(np.int64) for vector in vectors}

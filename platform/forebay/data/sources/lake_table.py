@@ -1,0 +1,66 @@
+"""One version of a lake table: its files, columns and deleted rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.data.manifest.manifest import Field
+from forebay.data.sources.field_ids import FieldIds
+from forebay.data.sources.partitions import Values
+from forebay.errors import InvalidOption
+from forebay.storage.retry import ReadPolicy, read
+from forebay.storage.versions import FoundFile, stat
+
+_MOST_THREADS = 16
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LakeFile:
+    """Data file of a table, its columns by partition, and the rows that are deleted, int64 [n]."""
+
+    file: FoundFile
+    constants: Values
+    deleted: NDArray[np.int64] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class LakeTable:
+    """Version of a table. `snapshot` names it. `partitions` are those of `fields` that files may not hold.
+
+    With `ids`, columns of files are found by id, and constants count only for files that do not hold the column.
+    """
+
+    files: tuple[LakeFile, ...]
+    fields: tuple[Field, ...]
+    partitions: tuple[Field, ...]
+    snapshot: str
+    root: str
+    ids: FieldIds | None = None
+
+
+def stat_files(uris: Sequence[str], table: str, policy: ReadPolicy) -> list[FoundFile]:
+    """Present versions of the data files of a table.
+
+    Raises:
+        InvalidOption: A file does not exist, as after a vacuum.
+        ReadFailed: Storage kept failing.
+    """
+
+    def found(uri: str) -> FoundFile:
+        try:
+            return read(uri, partial(stat, uri), policy)
+        except FileNotFoundError as error:
+            raise InvalidOption(
+                f"{table} needs the file {uri}, which is gone: the table was cleaned up since (VACUUM, or expired "
+                "snapshots). Choose a newer version.",
+                uri=uri,
+            ) from error
+
+    with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="forebay-stat") as pool:
+        return list(pool.map(found, uris))

@@ -1,0 +1,116 @@
+"""Files of a data set before their footers are read: a listing, or one version of a lake table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.data.manifest.manifest import Field
+from forebay.data.sources.delta import delta_table
+from forebay.data.sources.field_ids import FieldIds
+from forebay.data.sources.iceberg import iceberg_table, names_iceberg_table
+from forebay.data.sources.lake_table import LakeTable
+from forebay.data.sources.parquet_files import Listing, Uri, find_parquet
+from forebay.data.sources.partitions import Values, partition_fields, partition_values
+from forebay.errors import InvalidOption, NotPlainParquet
+from forebay.runtime.uris import split_options
+from forebay.storage.filesystem import resolve_source
+from forebay.storage.retry import ReadPolicy
+from forebay.storage.versions import FoundFile
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SourceFile:
+    """One file, the columns that it does not hold, and the rows that its table has deleted, int64 [n]."""
+
+    file: FoundFile
+    constants: Values = ()
+    deleted: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Sources:
+    """Files of a data set.
+
+    Attributes:
+        root: Folder of all files. Empty without a common one.
+        files: The files.
+        partitions: Columns that are constant in each file, with their types.
+        table: Columns of the lake table. None for plain files.
+        ids: Columns of the table by field id, if its files are read by id.
+        snapshot: Version of the lake table, such as `delta 7`.
+    """
+
+    root: str
+    files: tuple[SourceFile, ...]
+    partitions: tuple[Field, ...] = ()
+    table: tuple[Field, ...] | None = None
+    ids: FieldIds | None = None
+    snapshot: str = ""
+
+    @property
+    def place(self) -> str:
+        """Text for errors."""
+        return self.root or f"{len(self.files)} files without a common folder"
+
+
+_READERS = {"Delta Lake": delta_table, "Iceberg": iceberg_table}
+"""Readers of the table formats, by their names in `storage`."""
+
+
+def find_sources(uri: Uri | Sequence[Uri], policy: ReadPolicy, *, version: int | None, partitions: bool) -> Sources:
+    """Find the files of a data set. See `scan` for the arguments and errors."""
+    if isinstance(uri, str | PurePath) and names_iceberg_table(str(uri)):
+        return _of_table(iceberg_table(str(uri), version, policy))
+    try:
+        listing = find_parquet(uri, policy)
+    except NotPlainParquet as error:
+        if (name := _table_at(uri, error)) is None:
+            raise
+        return _of_table(_READERS[str(error.facts["format"])](name, version, policy))
+    if version is not None:
+        raise InvalidOption(
+            f"version={version}: {uri!r:.200} is no Delta Lake or Iceberg table. Name the folder that holds "
+            "_delta_log, or the table as iceberg://CATALOG/NAMESPACE.TABLE, or leave version out.",
+            version=version,
+        )
+    return _of_listing(listing) if partitions else Sources(root=listing.root, files=_files(listing))
+
+
+def _table_at(uri: Uri | Sequence[Uri], error: NotPlainParquet) -> str | None:
+    """URI of the table that `uri` names as a whole. None if it names one of another format, or a part."""
+    if error.facts["format"] not in _READERS or not isinstance(uri, str | PurePath):
+        return None
+    location = resolve_source(uri)
+    return location.uri if location.path.rstrip("/") == str(error.facts["table"]).rstrip("/") else None
+
+
+def _of_table(table: LakeTable) -> Sources:
+    root = table.root.rstrip("/")
+    is_below = all(each.file.uri.startswith(f"{root}/") for each in table.files)
+    return Sources(
+        root=root if is_below else "",
+        files=tuple(SourceFile(each.file, each.constants, each.deleted) for each in table.files),
+        partitions=table.partitions,
+        table=table.fields,
+        ids=table.ids,
+        snapshot=table.snapshot,
+    )
+
+
+def _files(listing: Listing) -> tuple[SourceFile, ...]:
+    return tuple(SourceFile(file) for file in listing.files)
+
+
+def _of_listing(listing: Listing) -> Sources:
+    skip = len(split_options(listing.root)[0])
+    values = [partition_values(split_options(file.uri)[0][skip:].lstrip("/")) for file in listing.files]
+    return Sources(
+        root=listing.root,
+        files=tuple(SourceFile(file, each) for file, each in zip(listing.files, values, strict=True)),
+        partitions=partition_fields(values),
+    )

@@ -1,0 +1,113 @@
+"""Augmentation: a user's function that changes the rows of a batch at random, after the cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from forebay.data.transform.block import Block, BlockArray
+from forebay.data.transform.fingerprint.function import function_identity, function_name
+from forebay.data.transform.fingerprint.values import canonical, digest
+from forebay.data.transform.row_random import RowRandom
+from forebay.errors import AugmentFailed, InvalidOption, TransformFailed, Unfingerprintable
+from forebay.runtime.foreign_code import message_of, replaced_errors
+
+AugmentFunction: TypeAlias = Callable[[dict[str, BlockArray], RowRandom], Mapping[str, Any]]
+"""`augment(batch, rng)`: gets arrays [rows, ...] by name and random numbers by row, and returns arrays by name."""
+
+
+@dataclass(frozen=True, init=False, slots=True, eq=False)
+class Augment:
+    """Function that changes batches at random, after rows were gathered from cached blocks.
+
+    ```python
+    def noisy(batch, rng):
+        batch["dense"] += rng.normal(0, 0.1, batch["dense"].shape[1:])
+        return batch
+    ```
+
+    `fn` may write into the arrays that it gets. It returns all of them or others in their place, and may add some.
+    Every array has one entry per row, in order. What it makes of a row must not depend on the other rows of the batch:
+    then results are equal at any number of workers. The loader's gathering thread calls it, off the trainer's thread.
+
+    It is no part of a block's fingerprint, so one cached block serves any augment. Immutable and picklable.
+
+    Raises `InvalidOption` if `fn` cannot be called, and `Unfingerprintable` for a `fn` that needs a `version` and has
+    none.
+    """
+
+    fn: AugmentFunction
+    version: str | None
+    fingerprint: str
+    """SHA-256, hex. Equal fingerprints change equal rows in the same way."""
+
+    def __init__(self, fn: AugmentFunction, *, version: str | None = None) -> None:
+        if not callable(fn):
+            raise InvalidOption(f"augment={fn!r:.200} cannot be called. Give a function augment(batch, rng).")
+        for name, value in (("fn", fn), ("version", version), ("fingerprint", _fingerprint(fn, version))):
+            object.__setattr__(self, name, value)
+
+    @property
+    def name(self) -> str:
+        """Name of the function."""
+        return function_name(self.fn)
+
+    def apply(self, arrays: Mapping[str, BlockArray], rng: RowRandom, *, place: Callable[[], str]) -> Block:
+        """Changed arrays of the `len(rng)` rows of a batch. `place()` says which rows these are, for an error.
+
+        Raises `AugmentFailed` if `fn` raises (the original is the cause), leaves out an array, or returns anything but
+        numeric arrays with one entry per row.
+        """
+        with replaced_errors(partial(self._raised, place)):
+            made = self.fn(dict(arrays), rng)
+        if not isinstance(made, Mapping):
+            raise self.failure(f"returned a {type(made).__name__} for {place()}. Return the batch, {{name: array}}.")
+        if missing := [name for name in arrays if name not in made]:
+            raise self.failure(
+                f"returned no {missing[0]!r} for {place()}, only {', '.join(map(repr, made))}. Return every array of "
+                "the batch: leave out features in the transform.",
+                array=missing[0],
+            )
+        rows = {name: len(array) for name, array in made.items() if hasattr(array, "__len__")}
+        if wrong := {name: length for name, length in rows.items() if length != len(rng)}:
+            name, length = next(iter(wrong.items()))
+            raise self.failure(
+                f"returned {length} rows of {name!r} for the {len(rng)} rows of {place()}. Keep every row, in order: "
+                "a filter belongs into fb.scan(..., where=...).",
+                array=name,
+                rows=length,
+                expected=len(rng),
+            )
+        try:
+            return Block.of(made, len(rng))
+        except TransformFailed as error:
+            raise self.failure(f"for {place()}: {error}", **error.facts) from error
+
+    def failure(self, what: str, **facts: Any) -> AugmentFailed:
+        """Error that begins with the name of the function."""
+        return AugmentFailed(f"augment {self.name} {what}", function=self.name, **facts)
+
+    def _raised(self, place: Callable[[], str], error: Exception) -> AugmentFailed:
+        return self.failure(
+            f"raised {type(error).__name__} in {place()}: {message_of(error)}. Mend the function, or leave "
+            "augment= out: cached rows stay valid."
+        )
+
+
+def as_augment(given: Augment | AugmentFunction | None) -> Augment | None:
+    """The value of an option `augment`: an `Augment`, or the function of one that needs no version."""
+    return given if given is None or isinstance(given, Augment) else Augment(given)
+
+
+def _fingerprint(fn: AugmentFunction, version: str | None) -> str:
+    try:
+        return digest(canonical(function_identity(fn, version)).encode())
+    except Unfingerprintable as error:
+        reason = str(error).partition(": ")[2].partition(". Give it")[0]
+        raise Unfingerprintable(
+            f"augment {function_name(fn)} cannot be fingerprinted by its source: {reason}. Give "
+            'fb.Augment(fn, version="1"), and raise the version whenever the result changes.',
+            **error.facts,
+        ) from error

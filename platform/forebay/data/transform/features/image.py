@@ -1,0 +1,105 @@
+"""Encoded images, decoded once to one size."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from forebay.data.parquet.decoded_table import Columns
+from forebay.data.transform.block import BlockArray
+from forebay.data.transform.features.categories import is_text, value_type
+from forebay.data.transform.features.columns import column_names, column_type, wrong_type
+from forebay.data.transform.features.groups import Schema
+from forebay.data.transform.fingerprint.values import Identity
+from forebay.errors import InvalidOption, TransformFailed
+from forebay.runtime.extras import extra_package
+from forebay.runtime.foreign_code import replaced_errors
+
+_CHANNELS = {"RGB": 3, "L": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """Encoded images (JPEG, PNG, WebP and what else Pillow reads), decoded and scaled to one size: array
+    [rows, channels, height, width] of uint8. A null is all 0.
+
+    Decoded once, when the row group enters the cache: later epochs read pixels. An image is turned as its EXIF
+    orientation says, scaled so that it covers the size, and cut at its centre (`PIL.ImageOps.fit`, bilinear).
+
+    Takes binary columns, also as a field of a struct, as data sets of Hugging Face have them (`image.bytes`). The
+    fingerprint covers the version of Pillow.
+
+    Raises `MissingPackage` without Pillow, `InvalidOption` for an unusable option, `WrongType` for other columns, and
+    `TransformFailed` for a value that is no image, with its row.
+    """
+
+    column: str
+    size: Sequence[int]
+    mode: str = "RGB"
+
+    def __post_init__(self) -> None:
+        column_names("Image", [self.column])
+        size = tuple(self.size) if isinstance(self.size, Sequence) else ()
+        if len(size) != 2 or not all(isinstance(side, int) and side > 0 for side in size):
+            raise InvalidOption(f"Image(size={self.size!r}) is invalid. Give height and width, such as (224, 224).")
+        if self.mode not in _CHANNELS:
+            raise InvalidOption(f"Image(mode={self.mode!r}) is not known. Give RGB, or L for shades of grey.")
+        object.__setattr__(self, "size", size)
+        _pillow()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        return (self.column,)
+
+    def array_names(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+    def check(self, name: str, schema: Schema) -> None:
+        found = column_type(f"Image {name!r}", self.column, schema)
+        if not (is_text(value_type(found)) or pa.types.is_null(found)):
+            raise wrong_type(f"Image {name!r}", self.column, found, "It takes encoded images as binary values.")
+
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
+        height, width = self.size
+        pixels = np.zeros((table.num_rows, _CHANNELS[self.mode], height, width), np.uint8)
+        row = 0
+        for chunk in table[self.column].chunks:
+            for value in chunk:
+                if value.is_valid:
+                    with replaced_errors(partial(self._not_an_image, name, row)):
+                        pixels[row] = self._decode(value.as_py())
+                row += 1
+        return {name: pixels}
+
+    def identity(self) -> Identity:
+        return ["Image", self.column, list(self.size), self.mode, _pillow().__version__]
+
+    def _decode(self, content: bytes) -> BlockArray:
+        pillow = _pillow()
+        height, width = self.size
+        with pillow.Image.open(io.BytesIO(content)) as image:
+            upright = pillow.ImageOps.exif_transpose(image).convert(self.mode)
+        fitted = pillow.ImageOps.fit(upright, (width, height), method=pillow.Image.Resampling.BILINEAR)
+        pixels: BlockArray = np.asarray(fitted).reshape(height, width, -1).transpose(2, 0, 1)
+        return pixels
+
+    def _not_an_image(self, name: str, row: int, error: Exception) -> Exception:
+        return TransformFailed(
+            f"Image {name!r} cannot decode column {self.column!r}, row {row} of its row group "
+            f"({type(error).__name__}: {error}). Write the image again, or leave the row out (where=...).",
+            column=self.column,
+            row=row,
+        )
+
+
+def _pillow() -> Any:
+    with extra_package("pillow", "fb.Image"):
+        import PIL.Image  # noqa: PLC0415
+        import PIL.ImageOps  # noqa: PLC0415
+    return PIL

@@ -1,0 +1,121 @@
+"""Points in time and durations as numbers of a stated unit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from forebay.data.parquet.decoded_table import Columns
+from forebay.data.transform.block import BlockArray
+from forebay.data.transform.features.columns import column_names, column_type, wrong_type
+from forebay.data.transform.features.groups import Schema
+from forebay.data.transform.features.numeric import whole
+from forebay.data.transform.fingerprint.values import Identity
+from forebay.errors import InvalidOption
+from forebay.runtime.memory.arrays import empty_array
+
+_NANOSECONDS = {
+    "ns": 1,
+    "us": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "min": 60 * 10**9,
+    "h": 3600 * 10**9,
+    "d": 86_400 * 10**9,
+}
+NULL_TIME = -(1 << 63)
+"""Null in an array of int64, which is NumPy's NaT."""
+
+
+@dataclass(frozen=True, slots=True)
+class Time:
+    """Timestamps, dates, times of day and durations as numbers: array [rows, len(columns)] of int64 or float64.
+
+    A timestamp or a date is the time since 1970-01-01T00:00 in `unit` (ns, us, ms, s, min, h or d): in UTC for a column
+    with a zone, and in the column's own clock for one without. A time of day counts from midnight.
+
+    int64 is rounded down to whole units, and null is -2**63, as NumPy's NaT. float64 keeps fractions, and null is NaN.
+    There is no float32: it holds the seconds since 1970 to 128 s. Subtract an origin from the tensor before you
+    cast it.
+
+    Raises `InvalidOption` for another unit or dtype, and `WrongType` for columns of other types.
+    """
+
+    columns: Sequence[str]
+    unit: str = "s"
+    dtype: str = "int64"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", column_names("Time", self.columns))
+        if self.unit not in _NANOSECONDS:
+            raise InvalidOption(f"Time(unit={self.unit!r}) is not known. Give one of {', '.join(_NANOSECONDS)}.")
+        if self.dtype not in ("int64", "float64"):
+            raise InvalidOption(
+                f"Time(dtype={self.dtype!r}): give int64 (whole units) or float64 (with fractions). Cast a difference "
+                "of times to another dtype in the model."
+            )
+
+    def array_names(self, name: str) -> tuple[str, ...]:
+        return (name,)
+
+    def check(self, name: str, schema: Schema) -> None:
+        for column in self.columns:
+            found = column_type(f"Time {name!r}", column, schema)
+            if _tick_ns(_without_dictionary(found)) is None:
+                raise wrong_type(
+                    f"Time {name!r}", column, found, "It takes timestamps, dates, times of day and durations."
+                )
+
+    def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
+        found = empty_array((table.num_rows, len(self.columns)), self.dtype)
+        for place, column in enumerate(self.columns):
+            found[:, place] = self._numbers(whole(table[column]))
+        return {name: found}
+
+    def identity(self) -> Identity:
+        return ["Time", list(self.columns), self.unit, self.dtype]
+
+    def _numbers(self, array: pa.Array) -> BlockArray:
+        array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+        tick, unit = _tick_ns(array.type), _NANOSECONDS[self.unit]
+        assert tick is not None, "check() takes no other types"
+        is_null = array.is_null().to_numpy(zero_copy_only=False)
+        if pa.types.is_null(array.type):
+            ticks = np.zeros(len(array), np.int64)
+        else:
+            stored = array.view(pa.int32() if array.type.bit_width == 32 else pa.int64())
+            ticks = pc.fill_null(stored, 0).to_numpy().astype(np.int64)
+        found: BlockArray
+        if self.dtype == "float64":
+            # One division: ticks / 3 and ticks * (1 / 3) differ.
+            found = ticks * float(tick // unit) if tick >= unit else ticks / float(unit // tick)
+            found[is_null] = np.nan
+            return found
+        found = ticks * (tick // unit) if tick >= unit else ticks // (unit // tick)
+        if tick > unit and len(ticks) and int(np.abs(ticks).max()) > (1 << 63) // (tick // unit) - 1:
+            raise InvalidOption(
+                f"Time(unit={self.unit!r}): a value of {array.type} does not fit 64 bits in this unit. Use a "
+                "larger one."
+            )
+        found[is_null] = NULL_TIME
+        return found
+
+
+def _without_dictionary(found: pa.DataType) -> pa.DataType:
+    return found.value_type if pa.types.is_dictionary(found) else found
+
+
+def _tick_ns(found: pa.DataType) -> int | None:
+    """Nanoseconds of 1 in a column of this type. None for a type without time."""
+    types = pa.types
+    if types.is_date32(found):
+        return _NANOSECONDS["d"]
+    if types.is_date64(found):
+        return _NANOSECONDS["ms"]
+    if types.is_timestamp(found) or types.is_time(found) or types.is_duration(found):
+        return _NANOSECONDS[found.unit]
+    return 1 if types.is_null(found) else None

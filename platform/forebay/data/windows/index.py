@@ -1,0 +1,230 @@
+"""Index of all windows of a split: which windows start in each block, and where each begins. O(runs) memory."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.data.kernels.calls import locate_windows
+from forebay.data.plan.order import Order
+from forebay.data.plan.permute import Ints, derive
+from forebay.data.windows.line import StepLine
+from forebay.data.windows.shape import WindowShape
+from forebay.errors import InvalidOption
+
+WINDOW_VERSION = 1
+"""Part of every id of an index. Raised whenever a window would get another number."""
+
+_SHIFT = 9  # Continues the uses of keys in plan/file_order.py.
+"""Use of a key: the shift of an epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TargetBounds:
+    """Part of a split: the steps of each entity that may be targets.
+
+    Attributes:
+        low: First target step of each entity, counted from its first step, int64 [entities].
+        high: End of the target steps, int64 [entities]. Not above `low`: no target.
+        own_context: Whether windows look back on steps from `low` only.
+    """
+
+    low: Ints
+    high: Ints
+    own_context: bool = False
+
+    @classmethod
+    def all_of(cls, line: StepLine) -> TargetBounds:
+        """All steps of all entities."""
+        steps = np.diff(line.entities)
+        return cls(low=np.zeros_like(steps), high=steps)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class WindowPlaces:
+    """Places of windows on the line: `start`, the first `real` step, and a `run` at or before that, each int64 [n].
+
+    Steps from `start` to `real` are padding.
+
+    Attributes:
+        table: The three as rows of one array, int64 [3, n], as the kernels read them.
+    """
+
+    table: Ints
+
+    @property
+    def start(self) -> Ints:
+        places: Ints = self.table[0]
+        return places
+
+    @property
+    def real(self) -> Ints:
+        places: Ints = self.table[1]
+        return places
+
+    @property
+    def run(self) -> Ints:
+        places: Ints = self.table[2]
+        return places
+
+
+class WindowIndex:
+    """Windows of one split, numbered within the block in which their first real step lies.
+
+    A plan orders them as it orders rows: those of a block are its rows.
+
+    Attributes:
+        line: Steps of all entities.
+        shape: Shape of a window.
+        bounds: Steps of each entity that may be targets.
+        data_id: Digest of the data, the entity and the time.
+        id: SHA-256 (hex) of everything that the numbers depend on.
+        rows: Number of windows that start in each block, int64 [blocks].
+    """
+
+    def __init__(
+        self, line: StepLine, shape: WindowShape, bounds: TargetBounds, *, num_blocks: int, data_id: str
+    ) -> None:
+        self.line, self.shape, self.bounds, self.data_id = line, shape, bounds, data_id
+        low, high, floor = _starts(line, shape, bounds)
+        segment = np.searchsorted(line.segments, line.starts[:-1], side="right") - 1
+        low, high, floor = low[segment], high[segment], floor[segment]
+        before = _windows_before(line.starts[:-1], low, high, floor, shape.stride)
+        count = _windows_before(line.starts[1:], low, high, floor, shape.stride) - before
+        order = np.argsort(line.block, kind="stable")
+        # Ascending by block, of each run: end of its windows, its number, start of its first window, first place read.
+        self._runs = np.empty((4, len(order)), dtype=np.int64)
+        self._runs[0] = np.cumsum(count[order])
+        self._runs[1] = order
+        self._runs[2] = (low + before * shape.stride)[order]
+        self._runs[3] = floor[order]
+        self.rows = np.bincount(line.block, count, minlength=num_blocks).astype(np.int64)
+        # Of each block: its first window and its first run.
+        self._blocks = np.zeros((2, num_blocks + 1), dtype=np.int64)
+        self._blocks[0, 1:] = np.cumsum(self.rows)
+        self._blocks[1, 1:] = np.cumsum(np.bincount(line.block, minlength=num_blocks))
+        self.id = _id_of(data_id, shape, bounds, line)
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        """Copy read-only arrays: Ray hands out views of its memory, which compiled loops refuse."""
+        for name, value in state.items():
+            is_shared = isinstance(value, np.ndarray) and not value.flags.writeable
+            self.__dict__[name] = np.array(value) if is_shared else value
+
+    @property
+    def num_windows(self) -> int:
+        return int(self._blocks[0, -1])
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index, with those of the line."""
+        own = (self._runs, self._blocks, self.rows, self.bounds.low, self.bounds.high)
+        line = (self.line.block, self.line.first, self.line.starts, self.line.segments, self.line.entities)
+        return sum(array.nbytes for array in own + line)
+
+    def locate(self, block: Ints, row: Ints, shift: int | Ints = 0) -> WindowPlaces:
+        """Places of windows `row` of `block`, moved by `shift` steps. One binary search each."""
+        windows = np.empty((3, len(row)), dtype=np.int64)
+        windows[0] = shift
+        locate_windows(windows, block, row, self._blocks, self._runs, self.shape.stride)
+        return WindowPlaces(windows)
+
+    def shift_of(self, seed: int, epoch: int) -> int:
+        """Shift of all windows in an epoch."""
+        return derive(_SHIFT, seed, epoch) % self.shape.stride if self.shape.shift else 0
+
+    def neighbours(self, block: int) -> list[int]:
+        """Blocks that windows starting in `block` also read, at any shift, ascending."""
+        ends, numbers, first_starts, _ = self._runs[:, self._runs_at(block)]
+        counts = np.diff(ends, prepend=self._blocks[0, block])
+        found: set[int] = set()
+        for run, start, count in zip(numbers.tolist(), first_starts.tolist(), counts.tolist(), strict=True):
+            if count:
+                stop = start + (count - 1) * self.shape.stride + self.shape.most_shift + self.shape.length
+                runs = self.line.runs_of(int(self.line.starts[run]), stop)
+                found.update(self.line.block[runs.start : runs.stop].tolist())
+        return sorted(found - {block})
+
+    def runs_in(self, block: int) -> Ints:
+        """Runs that lie in a block, int64 [n]."""
+        return self._runs[1, self._runs_at(block)]
+
+    def blocks_of(self, places: WindowPlaces) -> Ints:
+        """Blocks that windows read, and those that they are numbered in, ascending, each once."""
+        line = self.line
+        last = np.searchsorted(line.starts, places.start + self.shape.length - 1, side="right") - 1
+        counts = last - places.run + 1
+        runs = np.arange(int(counts.sum())) + np.repeat(places.run - np.cumsum(counts) + counts, counts)
+        return np.unique(line.block[runs])
+
+    def steps_of(self, places: WindowPlaces) -> tuple[Ints, Ints, Ints]:
+        """Window, block and step of the block, of each step that windows span, from the first real one, int64 [n] each.
+
+        Window by window, in the order of the line.
+        """
+        counts = places.start + self.shape.length - places.real
+        window = np.repeat(np.arange(len(counts)), counts)
+        place = np.arange(len(window)) + np.repeat(places.real - np.cumsum(counts) + counts, counts)
+        run = np.searchsorted(self.line.starts, place, side="right") - 1
+        return window, self.line.block[run], self.line.first[run] + place - self.line.starts[run]
+
+    def _runs_at(self, block: int) -> slice:
+        return slice(*self._blocks[1, block : block + 2].tolist())
+
+    def entity_steps(self, places: WindowPlaces) -> NDArray[np.int64]:
+        """Entity and its step at the start of each window, int64 [n, 2]. A padded window starts below 0."""
+        entity = np.searchsorted(self.line.entities, self.line.starts[places.run], side="right") - 1
+        return np.stack([entity, places.start - self.line.entities[entity]], axis=1)
+
+
+def _starts(line: StepLine, shape: WindowShape, bounds: TargetBounds) -> tuple[Ints, Ints, Ints]:
+    """First start, end of the starts, and first step to read, of each segment, as places on the line."""
+    begin, end = line.segments[:-1], line.segments[1:]
+    entity = np.searchsorted(line.entities, begin, side="right") - 1
+    low = np.clip(line.entities[entity] + bounds.low[entity], begin, end)
+    high = np.clip(line.entities[entity] + bounds.high[entity], begin, end)
+    # Without look-aheads all steps are targets.
+    floor = low if bounds.own_context or not shape.ahead else begin
+    first = floor + shape.least_steps - shape.past
+    if shape.ahead:
+        first = np.maximum(first, low - shape.first_target)
+    return first, high - shape.length - shape.most_shift + 1, floor
+
+
+def _windows_before(place: Ints, low: Ints, high: Ints, floor: Ints, stride: int) -> Ints:
+    """Number of windows of a segment whose first real step is before `place`."""
+    started = np.maximum(-(-(np.minimum(place, high) - low) // stride), 0)
+    return np.where(place > floor, started, 0)
+
+
+def _id_of(data_id: str, shape: WindowShape, bounds: TargetBounds, line: StepLine) -> str:
+    ahead = list(shape.ahead)
+    facts = [WINDOW_VERSION, data_id, shape.past, ahead, shape.gap, shape.stride, shape.least_steps, shape.shift]
+    digest = hashlib.sha256(json.dumps([*facts, bounds.own_context]).encode())
+    for array in (bounds.low, bounds.high, line.segments):
+        digest.update(np.ascontiguousarray(array, "<i8").data)
+    return digest.hexdigest()
+
+
+def window_indices(order: Order) -> tuple[WindowIndex, ...]:
+    """Index of the windows of each data set of an order, empty for rows of row groups."""
+    return tuple(cast(WindowIndex, index) for index in order.windows)
+
+
+def require_windows(index: WindowIndex, what: str) -> None:
+    """Raise `InvalidOption` for a split without a window. `what` names it."""
+    if index.num_windows:
+        return
+    longest = int(np.diff(index.line.segments).max(initial=0))
+    raise InvalidOption(
+        f"{what} holds no window: the longest series has {longest} steps, and a window needs "
+        f"{index.shape.needed_steps} of its split. Use fewer steps of past or future, a smaller min_steps, a larger "
+        "max_gap, or another cut.",
+        longest=longest,
+        needed=index.shape.needed_steps,
+    )

@@ -1,0 +1,69 @@
+"""Splits of series into parts: by a step, a share, a time or an entity. A window belongs to the part of its targets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.data.plan.permute import Ints
+from forebay.data.windows.index import TargetBounds
+from forebay.data.windows.line import StepLine
+from forebay.errors import InvalidOption, whole_number
+
+
+def step_cuts(line: StepLine, steps: Sequence[int]) -> Ints:
+    """Cuts at these steps of each entity, int64 [entities, cuts]. Raises `InvalidOption` unless they ascend."""
+    cuts = [whole_number("steps", step, least=1) for step in steps]
+    if not cuts or cuts != sorted(set(cuts)):
+        raise InvalidOption(f"steps={tuple(steps)!r}: give ascending steps, such as (8640, 11520).", steps=tuple(steps))
+    return np.tile(np.array(cuts, dtype=np.int64), (len(line.entities) - 1, 1))
+
+
+def fraction_cuts(line: StepLine, fractions: Sequence[float]) -> Ints:
+    """Cuts behind these shares of each entity's steps, int64 [entities, cuts]. The rest is the last part.
+
+    Raises `InvalidOption` unless each is above 0 and their sum is below 1.
+    """
+    # Of the decimal text: 0.6 + 0.2 is 0.8, where the sum of the floats is above it.
+    try:
+        shares = [Fraction(str(fraction)) for fraction in fractions]
+    except ValueError:
+        shares = []
+    if not shares or min(shares) <= 0 or sum(shares) >= 1:
+        raise InvalidOption(
+            f"fractions={tuple(fractions)!r}: give the shares of all parts but the last, each above 0 and together "
+            "below 1, such as (0.6, 0.2).",
+            fractions=tuple(fractions),
+        )
+    lengths = np.diff(line.entities).tolist()
+    ends = [sum(shares[: number + 1]) for number in range(len(shares))]
+    return np.array([[int(steps * end) for end in ends] for steps in lengths], dtype=np.int64).reshape(-1, len(ends))
+
+
+def parts_of_cuts(line: StepLine, cuts: Ints, *, gap: int = 0, own_context: bool = False) -> tuple[TargetBounds, ...]:
+    """Parts between `cuts`, int64 [entities, cuts] in ascending order. Each but the last ends `gap` steps earlier.
+
+    The gap is taken from the earlier part, so that a test set does not depend on it.
+    """
+    whole_number("gap", gap)
+    steps = np.diff(line.entities)
+    edges = np.concatenate([np.zeros_like(cuts[:, :1]), np.minimum(cuts, steps[:, None]), steps[:, None]], axis=1)
+    ends = edges[:, 1:].copy()
+    ends[:, :-1] = np.maximum(ends[:, :-1] - gap, 0)
+    return tuple(
+        TargetBounds(low=edges[:, part].copy(), high=ends[:, part].copy(), own_context=own_context)
+        for part in range(ends.shape[1])
+    )
+
+
+def parts_of_entities(line: StepLine, is_held_out: NDArray[np.bool_]) -> tuple[TargetBounds, TargetBounds]:
+    """Part of all other entities, and part of those that are held out."""
+    steps = np.diff(line.entities)
+    none = np.zeros_like(steps)
+    return (
+        TargetBounds(low=none, high=np.where(is_held_out, none, steps)),
+        TargetBounds(low=none, high=np.where(is_held_out, steps, none)),
+    )

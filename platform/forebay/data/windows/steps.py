@@ -1,0 +1,179 @@
+"""Steps of one row group, read from either layout and sorted by (entity, time, place in the file)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from forebay.data.transform.block import BlockArray
+from forebay.data.transform.features.numeric import cast_numbers, pack_rows, whole
+from forebay.data.transform.features.ragged import list_parts
+from forebay.data.windows.step_columns import StepColumns
+from forebay.data.windows.times import time_text
+from forebay.errors import BadSeries
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Steps:
+    """Steps of a row group in sorted order.
+
+    Attributes:
+        row: Row of the table that a step lies in, int64 [steps].
+        ends: End of each run on the sorted steps, int64 [runs]. A run holds all steps of one entity.
+        entities: Entity of each run, int64 or large_string [runs].
+        time: Time of each step in the column's own unit, int64 [steps]. Without a time column: place in the row group.
+        values: Array [steps, columns] by dtype.
+    """
+
+    row: Ints
+    ends: Ints
+    entities: pa.Array
+    time: Ints
+    values: dict[str, BlockArray]
+
+
+def sorted_steps(columns: StepColumns, table: pa.Table) -> Steps:
+    """Steps of `table`. Raises `BadSeries` for nulls in the entity or time, repeated steps, or unequal lists."""
+    row = _rows_of_steps(columns, table)
+    codes, entities = _entities(columns, table)
+    step_codes = codes[row]
+    time = _times(columns, table, row)
+    order = np.lexsort((time, step_codes))
+    is_sorted = bool(np.all(order[1:] > order[:-1]))
+    row, step_codes, time = (row, step_codes, time) if is_sorted else (row[order], step_codes[order], time[order])
+    last = np.flatnonzero(np.diff(step_codes, append=-1)) if len(row) else np.empty(0, np.int64)
+    used = entities.take(pa.array(step_codes[last]))
+    if columns.time is not None:
+        time_type = columns.time_type(dict(zip(table.schema.names, table.schema.types, strict=True)))
+        _refuse_repeated(columns, used, step_codes, time, row, time_type)
+    values = {
+        dtype: _packed(columns, table, names, dtype, None if is_sorted else order)
+        for dtype, names in columns.values.items()
+    }
+    return Steps(row=row, ends=last + 1, entities=used, time=time, values=values)
+
+
+def _rows_of_steps(columns: StepColumns, table: pa.Table) -> Ints:
+    """Row of each step, int64 [steps]. Raises `BadSeries` if two lists of a row have different lengths."""
+    if not columns.is_list:
+        return np.arange(table.num_rows, dtype=np.int64)
+    names = [name for group in columns.values.values() for name in group]
+    names += [columns.time] if columns.time is not None else []
+    lengths = {name: list_parts(whole(table[name]))[2].astype(np.int64) for name in names}
+    first = lengths[names[0]]
+    for name in names[1:]:
+        if (differs := np.flatnonzero(lengths[name] != first)).size:
+            at = int(differs[0])
+            raise BadSeries(
+                f"Row {at} has {first[at]} steps in column {names[0]!r} and {lengths[name][at]} in {name!r}. The lists "
+                "of a row hold the same steps: write them with equal lengths.",
+                row=at,
+                columns=(names[0], name),
+            )
+    return np.repeat(np.arange(table.num_rows, dtype=np.int64), first)
+
+
+def _entities(columns: StepColumns, table: pa.Table) -> tuple[Ints, pa.Array]:
+    """Number of each row's entity, int64 [rows], and the entities in ascending order."""
+    if columns.entity is None:
+        return np.zeros(table.num_rows, dtype=np.int64), pa.array([0], pa.int64())
+    column = whole(table[columns.entity])
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    refuse_nulls(f"the entity column {columns.entity!r}", column)
+    try:
+        column = column.cast(pa.int64() if pa.types.is_integer(column.type) else pa.large_string())
+    except pa.ArrowInvalid as error:
+        raise BadSeries(
+            f"The entity column {columns.entity!r} ({column.type}) holds a value that is no int64 or UTF-8 string: "
+            f"{error}. Cast it.",
+            column=columns.entity,
+        ) from error
+    encoded = column.dictionary_encode()
+    order = pc.sort_indices(encoded.dictionary).to_numpy()
+    rank = np.empty(len(order), dtype=np.int64)
+    rank[order] = np.arange(len(order))
+    return rank[encoded.indices.to_numpy()], encoded.dictionary.take(pa.array(order))
+
+
+def _times(columns: StepColumns, table: pa.Table, row: Ints) -> Ints:
+    if columns.time is None:
+        return np.arange(len(row), dtype=np.int64)
+    column = whole(table[columns.time])
+    if columns.is_list:
+        column = _items(column)
+    refuse_nulls(f"the time column {columns.time!r}", column, row)
+    if pa.types.is_date32(column.type):
+        column = column.view(pa.int32())
+    try:
+        return np.asarray(column.cast(pa.int64()).to_numpy(), dtype=np.int64)
+    except pa.ArrowInvalid as error:  # uint64 beyond int64
+        raise BadSeries(
+            f"The time column {columns.time!r} ({column.type}) does not fit int64: {error}. Write timestamps or int64.",
+            column=columns.time,
+        ) from error
+
+
+def refuse_nulls(what: str, column: pa.Array, row: Ints | None = None) -> None:
+    """Raise `BadSeries` for a null. `row` is the row of each value, if that is not its place."""
+    if column.null_count:
+        place = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        at = place if row is None else int(row[place])
+        raise BadSeries(
+            f"Row {at} has a null in {what}, as {column.null_count} of {len(column)} values. A step without them "
+            "belongs nowhere: fill them in, or filter such rows out before writing the files.",
+            row=at,
+            nulls=column.null_count,
+        )
+
+
+def _refuse_repeated(
+    columns: StepColumns, entities: pa.Array, codes: Ints, time: Ints, row: Ints, time_type: pa.DataType
+) -> None:
+    repeated = np.flatnonzero((np.diff(codes) == 0) & (np.diff(time) == 0))
+    if not repeated.size:
+        return
+    at = int(repeated[0])
+    run = int(np.flatnonzero(np.diff(codes[: at + 1])).size)
+    when = time_text(int(time[at]), time_type)
+    raise BadSeries(
+        f"Rows {row[at]} and {row[at + 1]} are both step {when} ({columns.time}) of entity "
+        f"{entities[run].as_py()!r}; {repeated.size} steps of the row group are repeated. Keep one of each: remove "
+        "duplicates before writing the files, or name the entity by one more column.",
+        rows=(int(row[at]), int(row[at + 1])),
+        time=int(time[at]),
+        entity=entities[run].as_py(),
+    )
+
+
+def _packed(
+    columns: StepColumns, table: pa.Table, names: tuple[str, ...], dtype: str, order: Ints | None
+) -> BlockArray:
+    arrays = []
+    for name in names:
+        column = whole(table[name])
+        column = cast_numbers("Sequences", name, _items(column) if columns.is_list else column, dtype)
+        if column.null_count and not dtype.startswith("float"):
+            raise BadSeries(
+                f"Column {name!r} has {column.null_count} nulls, which {dtype} cannot hold. Give a float dtype, where "
+                "a null is NaN, or fill them in before writing the files.",
+                column=name,
+                nulls=column.null_count,
+            )
+        if column.null_count:
+            column = pc.fill_null(column, pa.scalar(np.nan, pa.float64()).cast(column.type))
+        arrays.append(column)
+    packed = pack_rows(arrays, dtype)
+    # After packing: one take of whole rows is faster than a take per column.
+    return np.ascontiguousarray(packed if order is None else packed[order])
+
+
+def _items(lists: pa.Array) -> pa.Array:
+    """Items of all lists, in order. A null list has none."""
+    return pc.list_flatten(lists)

@@ -1,0 +1,153 @@
+"""Table of the blocks of sequences that a rank gathers windows from at this moment."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from forebay.data.kernels.calls import are_present, fill_windows, gather_scaled, gather_steps
+from forebay.data.plan.permute import Ints
+from forebay.data.transform.block import Block
+from forebay.data.windows.index import WindowIndex, WindowPlaces
+from forebay.data.windows.sequence_block import RUN_ENDS, STATIC, VALUES
+from forebay.data.windows.views import View, WindowViews
+from forebay.errors import SourceChanged
+from forebay.runtime.memory.buffers import BufferPool
+
+_NO_MASK = np.empty(0, dtype=np.uint8)
+
+Arrays = dict[str, NDArray[np.generic]]
+
+
+class ViewPart(NamedTuple):
+    """One range of consecutive steps of a view, as the kernels read it.
+
+    Attributes:
+        first: Number of the first step in the view.
+        facts: Argument `view` of the kernels.
+    """
+
+    first: int
+    facts: NDArray[np.int64]
+
+
+class WindowTable:
+    """Blocks by run. `gather` copies the steps of any windows into one buffer of the pool.
+
+    Args:
+        index: Windows of the plan.
+        views: Arrays of a batch.
+        block_rows: Rows of each row group, int64 [blocks].
+        pool: Memory of batches.
+    """
+
+    def __init__(self, index: WindowIndex, views: WindowViews, block_rows: NDArray[np.int64], pool: BufferPool) -> None:
+        self._index, self._views, self._block_rows, self._pool = index, views, block_rows, pool
+        self._blocks: dict[int, Block] = {}
+        self._dtypes = tuple(dict.fromkeys(view.dtype for view in views.views))
+        # One row of starts, and one of addresses per dtype: address of a step at place 0, if the run reached so far.
+        self._line = np.zeros((1 + len(self._dtypes), len(index.line.starts)), dtype=np.int64)
+        self._line[0] = index.line.starts
+        self._is_present = np.zeros(len(index.line.block), dtype=bool)
+        self._parts = [self._parts_of(view) for view in views.views]
+        self._static: Arrays = {}
+
+    def locate(self, block: Ints, row: Ints, shifts: Ints) -> WindowPlaces:
+        """Places of windows `row` of `block`, each moved by its shift. All arguments int64 [n]."""
+        return self._index.locate(block, row, shifts)
+
+    def has(self, places: WindowPlaces) -> bool:
+        """Whether no block is `missing`."""
+        return are_present(places.table, self._index.shape.length, self._line, self._is_present)
+
+    def missing(self, places: WindowPlaces) -> list[int]:
+        """Numbers of the blocks that windows read and that are not in the table."""
+        return [block for block in self._index.blocks_of(places).tolist() if block not in self._blocks]
+
+    def add(self, index: int, block: Block) -> None:
+        """Add a block. Raises `SourceChanged` if it does not have the rows of the plan."""
+        if block.rows != self._block_rows[index]:
+            raise SourceChanged(
+                f"Row group {index} has {block.rows} rows; the windows were made for {self._block_rows[index]}. Scan "
+                "the data again.",
+                row_group=index,
+            )
+        runs = self._index.runs_in(index)
+        first = self._index.line.first[runs]
+        for number, dtype in enumerate(self._dtypes, start=1):
+            steps = block.arrays[f"{VALUES}{dtype}"]
+            self._line[number, runs] = steps.ctypes.data + (first - self._line[0, runs]) * steps.strides[0]
+        own = np.searchsorted(block.arrays[RUN_ENDS], first, side="right")
+        for name in self._views.static:
+            values = block.arrays[f"{STATIC}{name}"]
+            if name not in self._static:
+                self._static[name] = np.zeros((len(self._index.line.block), *values.shape[1:]), values.dtype)
+            self._static[name][runs] = values[own]
+        self._blocks[index], self._is_present[runs] = block, True
+
+    def remove(self, index: int) -> Block | None:
+        """Remove and return a block, or None if it is not in the table."""
+        self._is_present[self._index.runs_in(index)] = False
+        return self._blocks.pop(index, None)
+
+    def gather(self, places: WindowPlaces) -> tuple[Arrays, int]:
+        """Copy windows, of which no block is `missing`, into one buffer. Returns the arrays and their bytes."""
+        arrays, end = self._buffers(len(places.start))
+        for view, parts in zip(self._views.views, self._parts, strict=True):
+            if view.scaling is None:
+                self._copy(view, parts, arrays[view.name], places.table)
+            else:
+                mask = arrays.get(f"{view.name}_observed")
+                self._scale(view.scaling, parts, arrays[view.name], mask, places.table)
+        if self._views.past is not None:
+            arrays["past_lengths"] = (places.start + self._views.past - places.real).astype(np.int32)
+        for name in self._views.static:
+            arrays[name] = self._static[name][places.run]
+        return {name: array.view(bool) if name.endswith("_observed") else array for name, array in arrays.items()}, end
+
+    def _buffers(self, count: int) -> tuple[Arrays, int]:
+        """Uninitialised arrays of all views and masks in one buffer, and its bytes."""
+        shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
+        for view in self._views.views:
+            shapes[view.name] = view.dtype, (count, len(view.steps), len(view.columns))
+            if self._views.observed and view.scaling is not None:
+                shapes[f"{view.name}_observed"] = "uint8", shapes[view.name][1]
+        return self._pool.lease_arrays(shapes)
+
+    def _parts_of(self, view: View) -> list[ViewPart]:
+        """Ranges of a view. Made once: a batch of 256 windows spent a fifth of its time on them."""
+        number = self._dtypes.index(view.dtype) + 1
+        if view.scaling is None:
+            step_bytes = view.width * np.dtype(view.dtype).itemsize
+            tail = [step_bytes, len(view.steps) * step_bytes, number]
+        else:
+            tail = [view.width, len(view.steps) * len(view.columns), number, *view.columns]
+        return [ViewPart(first, np.array([step, count, *tail])) for first, step, count in view.ranges()]
+
+    def _copy(self, view: View, parts: list[ViewPart], out: NDArray[np.generic], windows: NDArray[np.int64]) -> None:
+        whole = out if view.copies_rows else np.empty((*out.shape[:2], view.width), view.dtype)
+        for first, facts in parts:
+            gather_steps(whole.ctypes.data + first * whole.strides[1], facts, self._line, windows)
+        if whole is not out:
+            np.take(whole, view.columns, axis=2, out=out)
+
+    def _scale(
+        self,
+        scaling: NDArray[np.float32],
+        parts: list[ViewPart],
+        out: NDArray[np.generic],
+        mask: NDArray[np.generic] | None,
+        windows: NDArray[np.int64],
+    ) -> None:
+        # A view that came through Ray is read-only, which compiled loops refuse.
+        scaling = scaling if scaling.flags.writeable else scaling.copy()
+        width = out.shape[2]
+        flat, flat_mask = out.reshape(-1), None if mask is None else mask.reshape(-1)
+        for first, facts in parts:
+            part = flat[first * width :]
+            gather_scaled(part, facts, scaling, self._line, windows)  # type: ignore[arg-type]
+            if flat_mask is not None or scaling[3].any():
+                part_mask = _NO_MASK if flat_mask is None else flat_mask[first * width :]
+                fill_windows(part, part_mask, facts, scaling, self._line, windows)  # type: ignore[arg-type]

@@ -1,0 +1,105 @@
+"""Places that a submission can run on, behind one seam."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Protocol
+
+from forebay.errors import InvalidOption
+from forebay.fleet.client.submission import FLEET, VARIABLE, JobFiles, Submission
+
+
+class JobBackend(Protocol):
+    """Place that runs the tasks of submissions.
+
+    Laws:
+    - `start` is harmless when repeated: a submission of one id runs once.
+    - `is_alive` is None if the place does not answer within 10 s, which says nothing about the submission.
+    """
+
+    name: str
+    address: str
+
+    def start(self, submission: Submission) -> None:
+        """Start the process that runs the tasks. Raises `InvalidOption` if the place cannot be reached."""
+
+    def is_alive(self, submission: Submission) -> bool | None:
+        """Whether the process runs, or is about to. None if that cannot be known now."""
+
+    def end(self, submission: Submission) -> None:
+        """End the process without a checkpoint."""
+
+
+class LocalBackend:
+    """`JobBackend` on this machine: a process that outlives this one, with the local driver."""
+
+    name = "local"
+    address = ""
+
+    def start(self, submission: Submission) -> None:
+        environment = {**os.environ, VARIABLE: submission.to_json()}
+        subprocess.Popen(
+            [sys.executable, "-m", "forebay.fleet.client.runner"],
+            env=environment,
+            cwd=submission.folder or Path.cwd(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    def is_alive(self, submission: Submission) -> bool | None:
+        started = _files(submission).started(submission.number)
+        is_dead = None if started is None else started.is_dead()
+        # A suspended process answers nothing, and may go on.
+        return None if is_dead is None or (started is not None and started.is_suspended()) else not is_dead
+
+    def end(self, submission: Submission) -> None:
+        started = _files(submission).started(submission.number)
+        if started is not None and started.is_dead() is False:
+            os.killpg(started.pid, 15)
+
+
+class FleetBackend:
+    """`JobBackend` of a fleet of Kubernetes clusters: a controller finds the submission in its storage, and follows it.
+
+    Only the controller ends it, in storage.
+    """
+
+    name = FLEET
+    address = ""
+
+    def start(self, submission: Submission) -> None:
+        """Do nothing: `forebay controller` reads the submissions."""
+
+    def is_alive(self, submission: Submission) -> bool | None:  # noqa: ARG002 - of the protocol
+        """Return true: a submission that has not ended waits or runs."""
+        return True
+
+    def end(self, submission: Submission) -> None:
+        """Refuse. Raises `InvalidOption`: pods of a fleet are the controller's."""
+        raise InvalidOption(
+            f"job {submission.spec.name!r} runs in a fleet: leave out --now. Its controller deletes the pods when the "
+            "run has not ended by itself after 2 minutes.",
+            name=submission.spec.name,
+        )
+
+
+def backend_of(name: str, address: str = "") -> JobBackend:
+    """Backend called `name`. Raises `InvalidOption` if there is none."""
+    if name == "local":
+        return LocalBackend()
+    if name == FLEET:
+        return FleetBackend()
+    if name == "ray":
+        from forebay.fleet.client.ray_backend import RayBackend  # noqa: PLC0415 - Ray takes a second to import
+
+        return RayBackend(address)
+    raise InvalidOption(f"backend={name!r} is unknown. Choose 'local', 'ray' or 'fleet'.", backend=name)
+
+
+def _files(submission: Submission) -> JobFiles:
+    return JobFiles(storage=submission.spec.storage, name=submission.spec.name)

@@ -1,0 +1,138 @@
+"""Process that runs the tasks of a submission, on a machine of its backend: `python -m forebay.fleet.client.runner`.
+
+Tasks run one after the other, each in a process of its own. What they write goes to this process's output and into the
+job's storage.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from forebay.errors import Fenced, ForebayError
+from forebay.fleet.client.stored_log import StoredLog
+from forebay.fleet.client.submission import VARIABLE, JobFiles, Submission, SubmissionEnd
+from forebay.fleet.code.stored_code import fetch_code
+from forebay.fleet.rayjob.attempt import PlacedAttempt
+from forebay.fleet.spec.job_spec import Task, ordered
+
+FENCED_CODE = Fenced.exit_status
+FINAL_CODES = (ForebayError.exit_status, FENCED_CODE)
+"""Exit codes that another try would meet again: an error of the user's, and a run that was taken over."""
+LATE_CODE = -256
+"""Code of a command that did not end in its time. No process has it."""
+LONGEST_LINE = 1 << 16
+"""Bytes of a line of a log. A longer one is cut into several: a command may write a gigabyte without a line break."""
+FOREVER_S = 10 * 365 * 86_400
+
+
+class LogTee(StoredLog):
+    """Copies lines to this process's output, too."""
+
+    def append(self, line: bytes) -> None:
+        sys.stdout.buffer.write(line)
+        sys.stdout.flush()
+        super().append(line)
+
+
+def run_tasks(submission: Submission) -> SubmissionEnd:
+    """Run all tasks of a submission in the present folder. Returns how the last one ended."""
+    tee = LogTee(JobFiles(storage=submission.spec.storage, name=submission.spec.name).log_uri(submission))
+    try:
+        for line in submission.spec.launch.setup:
+            code = _run(["sh", "-c", line], {}, tee, limit_s=submission.spec.place.start_within)
+            if code == LATE_CODE:
+                return SubmissionEnd(how="failed", why=f"setup {line!r} did not end within place.start_within")
+            if code != 0:
+                return SubmissionEnd(how="failed", why=f"setup {line!r} ended with code {code}")
+        for task in ordered(submission.spec.task):
+            code = _run_task(submission, task, tee)
+            if code == FENCED_CODE:
+                return SubmissionEnd(how="fenced", why=f"another attempt has taken over the task {task.name!r}")
+            if code != 0:
+                return SubmissionEnd(how="failed", why=f"the task {task.name!r} ended with code {code}")
+    finally:
+        tee.flush()
+    return SubmissionEnd(how="succeeded")
+
+
+def _run_task(submission: Submission, task: Task, tee: LogTee) -> int:
+    """Exit code of a task, after its retries."""
+    attempt = PlacedAttempt(spec=submission.spec, task=task, number=submission.number, sku="")
+    environment = attempt.environment
+    environment.pop("FOREBAY_RUN_ATTEMPT")  # the run claims its own attempts
+    code = 0
+    for _ in range(task.retries + 1):
+        code = _run(_words(submission, attempt), environment, tee)
+        if code == 0 or code in FINAL_CODES:
+            break
+    return code
+
+
+def _words(submission: Submission, attempt: PlacedAttempt) -> list[str]:
+    if attempt.task.run is None:
+        return list(attempt.words)
+    unreachable = submission.spec.place.unreachable
+    silent_s = unreachable.after if unreachable.then == "fence" else FOREVER_S
+    driver = ["--driver", "local"] if submission.backend == "local" else []
+    words = [*attempt.words[1:], *driver, "--takeover-after", f"{silent_s:g}s"]
+    return [sys.executable, "-m", "forebay", *words]
+
+
+def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit_s: float | None = None) -> int:
+    """Exit code of a command, or `LATE_CODE` after `limit_s`. Its processes are ended then."""
+    is_late = threading.Event()
+    with subprocess.Popen(  # noqa: S603 - the user's own command, as words
+        words,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env={**os.environ, **environment},
+        # An end of the runner ends the whole group of a task, so only a command with a limit has its own.
+        start_new_session=limit_s is not None,
+    ) as process:
+
+        def end_late() -> None:
+            is_late.set()
+            with suppress(ProcessLookupError):  # it ended in this moment
+                os.killpg(process.pid, signal.SIGKILL)
+
+        limit = threading.Timer(limit_s or 0.0, end_late)
+        limit.daemon = True  # an interrupted runner does not wait for it
+        if limit_s is not None:
+            limit.start()
+        assert process.stdout is not None
+        while line := process.stdout.readline(LONGEST_LINE):
+            tee.append(line)
+        code = process.wait()
+        limit.cancel()
+        return LATE_CODE if is_late.is_set() else code
+
+
+def main() -> int:
+    """Run the submission of `FOREBAY_SUBMISSION`. Returns the exit code: 0, 75 for a fenced one, else 1."""
+    submission = Submission.from_json(os.environ.pop(VARIABLE))
+    files = JobFiles(storage=submission.spec.storage, name=submission.spec.name)
+    files.start(submission.number)
+    os.environ.update(submission.spec.launch.env)
+    with tempfile.TemporaryDirectory(prefix="forebay-code-") as folder:
+        if submission.code is not None:
+            fetch_code(submission.spec.storage, submission.code, folder)
+            os.chdir(folder)
+        try:
+            end = run_tasks(submission)
+        except (ForebayError, OSError) as error:
+            end = SubmissionEnd(how="failed", why=f"{type(error).__name__}: {error}")
+        os.chdir(Path.home())
+    files.end(submission.number, end)
+    return {"succeeded": 0, "fenced": FENCED_CODE}.get(end.how, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,194 @@
+"""One submission of a job to a backend, and its files in the job's storage, which outlive every cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from forebay.fleet.rayjob.attempt import PlacedAttempt
+from forebay.fleet.spec.canonical import facts_of, key_of
+from forebay.fleet.spec.job_spec import JobSpec, ordered
+from forebay.fleet.spec.job_toml import spec_of
+from forebay.storage.atomic import write_atomically
+from forebay.storage.exclusive import create_exclusively
+from forebay.storage.filesystem import below, resolve, resolve_source
+from forebay.storage.globs import children
+from forebay.storage.json_file import read_json_content
+from forebay.training.runs.attempts.claim import Claim
+
+FOLDER = "submissions"
+FLEET = "fleet"
+"""Name of the backend whose submissions a controller follows."""
+VARIABLE = "FOREBAY_SUBMISSION"
+"""Variable with the JSON of the submission, for the process that runs its tasks."""
+
+_TIME = re.compile(rb"^\d{4}-\d\d-\d\dT\S+ ?", re.MULTILINE)
+
+How = Literal["succeeded", "failed", "stopped", "fenced"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """Submission `number` of a job. `address` is that of the backend, `folder` holds the code, or `code` its digest.
+
+    `after` has the newest attempt of each run that earlier submissions made: their ends are not those of this one.
+    """
+
+    spec: JobSpec
+    number: int
+    backend: str
+    token: str
+    address: str = ""
+    folder: str = ""
+    code: str | None = None
+    after: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def id(self) -> str:
+        """Name of the submission: of the job, its key, and the number."""
+        return PlacedAttempt(spec=self.spec, task=self.spec.task[0], number=self.number, sku="").name
+
+    @property
+    def key(self) -> str:
+        """Key of the job."""
+        return key_of(self.spec)
+
+    def to_json(self) -> str:
+        """Text of the file. Specifications hold no secrets."""
+        facts = {name: value for name, value in _shallow(self).items() if name != "spec"}
+        return json.dumps(facts | {"spec": facts_of(self.spec)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Submission:
+        """Decode the text."""
+        facts: dict[str, Any] = json.loads(text)
+        return cls(spec=spec_of(facts.pop("spec")), **facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionEnd:
+    """End of a submission. `why` is its reason."""
+
+    how: How
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFiles:
+    """Files below `<storage>/<name>`: `submissions/000001.json`, `.started.json`, `.ended.json`, `logs/<id>.log`,
+    and in a fleet a log per attempt.
+    """
+
+    storage: str
+    name: str
+    folder: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", below(resolve(self.storage).uri, self.name))
+
+    def newest(self) -> Submission | None:
+        """Newest submission of the job, or None. Raises `OSError` if storage does not answer."""
+        place = resolve(below(self.folder, FOLDER))
+        try:
+            names = [info.base_name for info in children(place.fs, place.path)]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        numbers = [int(name[:6]) for name in names if len(name) == len("000001.json") and name[:6].isdecimal()]
+        content = self._read(f"{max(numbers):06d}.json") if numbers else None
+        return None if content is None else Submission.from_json(content)
+
+    def create(self, submission: Submission) -> bool:
+        """Record a submission. Returns false if another one has its number. Raises as `create_exclusively`."""
+        return create_exclusively(self._uri(f"{submission.number:06d}.json"), submission.to_json().encode())
+
+    def start(self, number: int) -> None:
+        """Record that this process runs the tasks."""
+        self._write(f"{number:06d}.started.json", Claim.of_this_process(number).to_json())
+
+    def started(self, number: int) -> Claim | None:
+        """Process that runs the tasks, or None before it has started."""
+        content = self._read(f"{number:06d}.started.json")
+        return None if content is None else Claim.from_json(content, self.folder)
+
+    def end(self, number: int, end: SubmissionEnd) -> None:
+        """Record the end of a submission."""
+        self._write(f"{number:06d}.ended.json", json.dumps(asdict(end)).encode())
+
+    def ended(self, number: int) -> SubmissionEnd | None:
+        """End of a submission, or None."""
+        content = self._read(f"{number:06d}.ended.json")
+        return None if content is None else SubmissionEnd(**json.loads(content))
+
+    def uri(self, number: int) -> str:
+        """URI of the record of submission `number`."""
+        return self._uri(f"{number:06d}.json")
+
+    def log_uri(self, submission: Submission) -> str:
+        """URI of the log of a submission."""
+        return below(below(self.folder, "logs"), f"{submission.id}.log")
+
+    def attempt_log_uri(self, attempt: str) -> str:
+        """URI of the log of an attempt in a fleet, by the name of its RayJob. Each line begins with its time."""
+        return below(below(self.folder, "logs"), f"{attempt}.log")
+
+    def logs(self, submission: Submission) -> Mapping[str, bytes]:
+        """What a submission has written until now, by process: one, or the attempts of a fleet in their order."""
+        if submission.backend != FLEET:
+            return {submission.id: _content(self.log_uri(submission)) or b""}
+        place = resolve(below(self.folder, "logs"))
+        try:
+            names = [info.base_name for info in children(place.fs, place.path)]
+        except (FileNotFoundError, NotADirectoryError):
+            return {}
+        found: dict[str, bytes] = {}
+        for task in ordered(submission.spec.task):
+            prefix = PlacedAttempt(spec=submission.spec, task=task, number=0, sku="").prefix
+            numbers = [each[1] for name in names if (each := re.fullmatch(rf"{prefix}-(\d+)\.log", name))]
+            for number in sorted(numbers, key=int):
+                content = _content(self.attempt_log_uri(f"{prefix}-{number}")) or b""
+                found[f"{task.name}, attempt {number}"] = _TIME.sub(b"", content)
+        return found
+
+    def _uri(self, name: str) -> str:
+        return below(below(self.folder, FOLDER), name)
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return read_json_content(resolve_source(self._uri(name)))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _write(self, name: str, content: bytes) -> None:
+        write_atomically(self._uri(name), content)
+
+
+def jobs_below(storage: str) -> list[JobFiles]:
+    """Jobs that were submitted with this storage, by name. Raises `OSError` if it does not answer."""
+    found = [JobFiles(storage=storage, name=name) for name in folders_below(storage)]
+    return [files for files in found if files.newest() is not None]
+
+
+def folders_below(storage: str) -> list[str]:
+    """Names of the folders of jobs and runs in a storage. Raises `OSError` if it does not answer."""
+    place = resolve(storage)
+    try:
+        names = sorted(info.base_name for info in children(place.fs, place.path))
+    except FileNotFoundError:
+        return []
+    return [name for name in names if not name.startswith(".")]
+
+
+def _shallow(submission: Submission) -> Mapping[str, Any]:
+    return {name: getattr(submission, name) for name in Submission.__dataclass_fields__}
+
+
+def _content(uri: str) -> bytes | None:
+    place = resolve_source(uri)
+    try:
+        with place.fs.open_input_stream(place.path, compression=None) as stream:
+            return bytes(stream.read())
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,126 @@
+"""Submission of a job: the same job submitted twice is one job."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from dataclasses import replace
+from pathlib import Path
+
+from forebay.errors import InvalidOption
+from forebay.fleet.client.backend import JobBackend, backend_of
+from forebay.fleet.client.submission import JobFiles, Submission
+from forebay.fleet.client.submitted_job import JobState, SubmittedJob
+from forebay.fleet.code.archive import pack
+from forebay.fleet.code.stored_code import store_code
+from forebay.fleet.spec.canonical import require_same
+from forebay.fleet.spec.job_spec import JobSpec
+from forebay.fleet.spec.job_toml import load_job_spec
+from forebay.fleet.spec.program import load_program
+from forebay.storage.atomic import write_failed
+from forebay.storage.credentials import redacted
+from forebay.storage.filesystem import resolve
+from forebay.training.runs.attempts.start import newest_attempt
+
+
+def submit(
+    spec: JobSpec | str | os.PathLike[str],
+    backend: str = "local",
+    *,
+    address: str = "",
+    folder: str | os.PathLike[str] | None = None,
+    replace_spec: bool = False,
+) -> SubmittedJob:
+    """Start a job on a backend, unless it is there, and return its handle.
+
+    Args:
+        spec: The job, or the path of its TOML file.
+        backend: `"local"` (a process of this machine) or `"ray"` (job submission of a Ray cluster).
+        address: Dashboard of the Ray cluster, such as `http://head:8265`.
+        folder: Folder with the code. By default that of the TOML file, or the working directory.
+        replace_spec: Accept another specification under the same name.
+
+    A second submission of the same name and specification starts nothing while the first runs or has succeeded. One
+    that has failed, was stopped or lost starts again, and continues from its newest checkpoint. So does one at another
+    address that does not answer: its run trains once (`place.unreachable`).
+
+    Raises:
+        InvalidJobSpec: The specification or its program cannot work.
+        SpecChanged: A job of this name exists with another specification.
+        NoExclusiveCreation: The storage cannot decide between two submissions.
+        WriteFailed: The storage refuses.
+    """
+    if not isinstance(spec, JobSpec):
+        folder = Path(spec).absolute().parent if folder is None else folder
+        spec = load_job_spec(Path(spec))
+    root = str(Path(folder or ".").absolute())
+    spec = _absolute(spec)
+    place = backend_of(backend, address)
+    files = JobFiles(storage=spec.storage, name=spec.name)
+    job = SubmittedJob(spec.storage, spec.name, place)
+    try:
+        earlier = files.newest()
+        if earlier is not None and not replace_spec:
+            require_same(earlier.spec, spec)
+        if earlier is not None and not _needs_start(state := job.status().state, earlier, place):
+            if state == "unreachable" and files.started(earlier.number) is None:
+                place.start(earlier)  # the place may not have answered before
+            return job
+        for task in spec.task:
+            load_program(spec, task, root)
+        _start(files, place, _next(spec, place, root, earlier))
+    except OSError as error:
+        raise write_failed(f"the job {spec.name!r}", files.folder, error) from redacted(error)
+    return job
+
+
+def resubmit(job: SubmittedJob, backend: JobBackend) -> None:
+    """Start the job once more, on `backend`, while an earlier submission may run elsewhere: its run trains once."""
+    earlier = job.submission
+    following = replace(
+        earlier, number=earlier.number + 1, backend=backend.name, address=backend.address, token=secrets.token_hex(8)
+    )
+    _start(JobFiles(storage=earlier.spec.storage, name=earlier.spec.name), backend, following)
+
+
+def _needs_start(state: JobState, earlier: Submission, place: JobBackend) -> bool:
+    """Whether the newest submission has ended without success, never began, or is at another place, which is silent."""
+    is_elsewhere = (earlier.backend, earlier.address) != (place.name, place.address)
+    return state in ("failed", "stopped", "lost") or (state == "unreachable" and is_elsewhere)
+
+
+def _next(spec: JobSpec, place: JobBackend, root: str, earlier: Submission | None) -> Submission:
+    code = None
+    if place.name != "local":
+        archive = pack(root)
+        store_code(spec.storage, archive)
+        code = archive.digest
+    return Submission(
+        spec=spec,
+        number=1 if earlier is None else earlier.number + 1,
+        backend=place.name,
+        address=place.address,
+        token=secrets.token_hex(8),
+        folder=root,
+        code=code,
+        after={} if earlier is None else _attempts(spec),
+    )
+
+
+def _attempts(spec: JobSpec) -> dict[str, int]:
+    """Newest attempt of each run of a job that has one. Raises `OSError` if storage does not answer."""
+    names = [spec.run_name(task) for task in spec.task]
+    return {name: claim.number for name in names if (claim := newest_attempt(spec.storage, name)) is not None}
+
+
+def _start(files: JobFiles, place: JobBackend, submission: Submission) -> None:
+    if files.create(submission):
+        place.start(submission)
+
+
+def _absolute(spec: JobSpec) -> JobSpec:
+    """Spec whose storage means the same place on every machine. Raises `InvalidOption` for credentials in it."""
+    uri = resolve(spec.storage).uri
+    if not uri:
+        raise InvalidOption(f"storage={spec.storage!r} names no place.")
+    return replace(spec, storage=uri) if "://" not in spec.storage else spec

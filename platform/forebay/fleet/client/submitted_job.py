@@ -1,0 +1,217 @@
+"""Job that was submitted: its state, logs and result, from its storage, and requests to it."""
+
+from __future__ import annotations
+
+import html
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from forebay.errors import InvalidOption, RunFailed
+from forebay.fleet.client.backend import JobBackend, backend_of
+from forebay.fleet.client.submission import FLEET, JobFiles, Submission
+from forebay.fleet.spec.job_spec import ordered
+from forebay.storage.filesystem import below, resolve
+from forebay.training.runs.attempts.files import AttemptFiles
+from forebay.training.runs.attempts.orders import give_orders
+from forebay.training.runs.result import Result, load_result
+
+POLL_S = 0.5
+STARTS_WITHIN_S = 60.0
+
+JobState = Literal["starting", "running", "unreachable", "lost", "succeeded", "failed", "stopped", "fenced"]
+OVER = ("succeeded", "failed", "stopped", "fenced", "lost")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobStatus:
+    """State of a job at one moment, as its storage and its backend show it. Epochs count from 0.
+
+    unreachable: the backend does not answer, which says nothing about the job. lost: its process left no record.
+    """
+
+    name: str
+    state: JobState
+    backend: str
+    address: str
+    submission: int
+    attempt: int = 0
+    host: str = ""
+    epoch: int = 0
+    epochs: int = 0
+    step: int = 0
+    workers: int = 0
+    why: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing of this submission runs any more."""
+        return self.state in OVER
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogLine:
+    """Line of a job's log. `part` is its submission, or in a fleet its task and attempt."""
+
+    part: str
+    line: str
+
+
+class SubmittedJob:
+    """Handle of a submitted job. It holds no connection: any process may make one, from the storage and the name."""
+
+    def __init__(self, storage: str, name: str, backend: JobBackend | None = None) -> None:
+        self._files = JobFiles(storage=storage, name=name)
+        self._backend = backend
+
+    @property
+    def name(self) -> str:
+        return self._files.name
+
+    @property
+    def path(self) -> str:
+        """Folder of the job in its storage."""
+        return self._files.folder
+
+    @property
+    def submission(self) -> Submission:
+        """Newest submission. Raises `InvalidOption` if there is none."""
+        newest = self._files.newest()
+        if newest is None:
+            raise InvalidOption(
+                f"no job {self.name!r} was submitted with the storage {resolve(self._files.storage).uri}. Check the "
+                "name and the storage: `forebay jobs --storage URI` lists them.",
+                name=self.name,
+            )
+        return newest
+
+    def status(self) -> JobStatus:
+        """State of the newest submission. Asks the backend only if storage does not know the end."""
+        submission = self.submission
+        ended = self._files.ended(submission.number)
+        state: JobState = ended.how if ended is not None else self._live_state(submission)
+        run = AttemptFiles(self._run_path)
+        claim = run.newest()
+        sign = None if claim is None else run.sign(claim.number)
+        result = load_result(self._run_path) if ended is not None and ended.how == "succeeded" else None
+        if result is not None:
+            state = "stopped" if result.stopped else "succeeded"
+        return JobStatus(
+            name=self.name,
+            state=state,
+            backend=submission.backend,
+            address=submission.address,
+            submission=submission.number,
+            attempt=0 if claim is None else claim.number,
+            host="" if claim is None else claim.host,
+            epoch=0 if sign is None else sign.epoch,
+            epochs=0 if sign is None else sign.epochs,
+            step=max(0 if sign is None else sign.step, _last_step(result)),
+            workers=0 if sign is None else sign.world_size,
+            why="" if ended is None else ended.why,
+        )
+
+    def logs(self, *, follow: bool = False) -> Iterator[str]:
+        """Lines that the newest submission has written. With `follow`, until it ends.
+
+        A submission to a fleet has the lines of each attempt behind a line with its number. What a job writes may have
+        control characters in it: `forebay logs` replaces them.
+        """
+        is_of_fleet, last = self.submission.backend == FLEET, ""
+        for each in self.log_lines(follow=follow):
+            if is_of_fleet and each.part != last:
+                yield f"== {each.part} =="
+            last = each.part
+            yield each.line
+
+    def log_lines(self, *, follow: bool = False) -> Iterator[LogLine]:
+        """Lines as `logs` has them, each with its part."""
+        submission, shown = self.submission, dict[str, int]()
+        while True:
+            is_over = not follow or self.status().is_over
+            for title, content in self._files.logs(submission).items():
+                end = len(content) if is_over else content.rfind(b"\n") + 1
+                # A file that was shortened is shown again.
+                begin = shown.get(title, 0) if end >= shown.get(title, 0) else 0
+                for line in content[begin:end].decode(errors="replace").splitlines():
+                    yield LogLine(part=title, line=line)
+                shown[title] = end
+            if is_over:
+                return
+            time.sleep(POLL_S)
+
+    def wait(self, timeout_s: float | None = None) -> Result | None:
+        """Wait for the end, and return the result: None for a job without runs. Raises `RunFailed`, `TimeoutError`."""
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while not (status := self.status()).is_over:
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"job {self.name!r} is {status.state} after {timeout_s:g} s")
+            time.sleep(POLL_S)
+        if status.state in ("succeeded", "stopped"):
+            return self.result()
+        raise RunFailed(
+            f"job {self.name!r}: {status.state}{': ' + status.why if status.why else ''}. `forebay logs {self.name}` "
+            "shows what it wrote. Submit it again to continue from its newest checkpoint.",
+            name=self.name,
+        )
+
+    def stop(self, reason: str = "forebay stop", *, now: bool = False) -> None:
+        """Ask the job to end after its next checkpoint, by an order in its storage. With `now`, end its process."""
+        submission = self.submission
+        if now:
+            self._backend_of(submission).end(submission)
+            return
+        give_orders(submission.spec.storage, self._run_name, stop=reason)
+
+    def result(self) -> Result | None:
+        """Result so far of the last task that trains, from storage: there also when the cluster is gone."""
+        return load_result(self._run_path)
+
+    @property
+    def _run_name(self) -> str:
+        spec = self.submission.spec
+        trained = [task for task in ordered(spec.task) if task.run is not None] or list(spec.task)
+        return spec.run_name(trained[-1])
+
+    @property
+    def _run_path(self) -> str:
+        return below(resolve(self._files.storage).uri, self._run_name)
+
+    def _live_state(self, submission: Submission) -> JobState:
+        has_started = self._files.started(submission.number) is not None
+        is_alive = self._backend_of(submission).is_alive(submission)
+        if is_alive is None:
+            return "unreachable" if has_started or submission.backend != "local" else "starting"
+        if is_alive:
+            return "running" if has_started else "starting"
+        ended = self._files.ended(submission.number)  # between the two questions
+        return "lost" if ended is None else ended.how
+
+    def _backend_of(self, submission: Submission) -> JobBackend:
+        given = self._backend
+        if given is not None and (given.name, given.address) == (submission.backend, submission.address):
+            return given
+        return backend_of(submission.backend, submission.address)
+
+    def _repr_html_(self) -> str:
+        """Card for notebooks."""
+        status = self.status()
+        facts = {
+            "state": status.state + (f": {status.why}" if status.why else ""),
+            "where": f"{status.backend} {status.address} {status.host}".strip(),
+            "progress": f"epoch {min(status.epoch + 1, status.epochs)} of {status.epochs}, step {status.step}"
+            if status.epochs
+            else "-",
+            "folder": self.path,
+        }
+        rows = "".join(f"<tr><th>{html.escape(k)}</th><td>{html.escape(v)}</td></tr>" for k, v in facts.items())
+        return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
+
+
+def _last_step(result: Result | None) -> int:
+    """Newest step of a result. A sign of life comes every few seconds: a short run ends before its second one."""
+    if result is None:
+        return 0
+    reported = [each.step for each in result.steps[-1:]]
+    return max([*reported, *(each.step for each in result.epochs[-1:])], default=0)

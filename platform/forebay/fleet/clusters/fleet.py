@@ -1,0 +1,160 @@
+"""The fleet: all clusters that a job may run on, read from one TOML file, and the checks of a job against it."""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
+from forebay.errors import InvalidJobSpec, InvalidOption
+from forebay.fleet.clusters.cluster import Cluster
+from forebay.fleet.spec.fields import fault, first_fault, settle_fields
+from forebay.fleet.spec.job_spec import JobSpec
+from forebay.fleet.spec.job_toml import line_of, refuse_unknown_keys
+
+_RAY_IMAGE = re.compile(r"(?:^|/)ray[\w-]*:(\d+\.\d+\.\d+)")
+"""Images of Ray's own repositories, such as `rayproject/ray-ml:2.60.0-py311`, name their version."""
+
+
+class SameCluster(InvalidOption):
+    """Two entries of a fleet are one namespace of one cluster: its room would be counted twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fleet:
+    """Clusters by their names. Raises `SameCluster` for two entries of one namespace of one server."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    cluster: tuple[Cluster, ...]
+    """Clusters of the fleet."""
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
+        if not self.cluster:
+            raise fault("a fleet has at least one cluster. Add [[cluster]].", "cluster")
+        seen: dict[object, str] = {}
+        for each in self.cluster:
+            for identity in (each.name, each.identity):
+                if identity in seen:
+                    raise SameCluster(
+                        f"the clusters {seen[identity]!r} and {each.name!r} are the same: {' '.join(each.identity)}. "
+                        "Remove one of them."
+                    )
+                seen[identity] = each.name
+
+    def named(self, name: str) -> Cluster:
+        """Cluster of this name. Raises `InvalidOption`."""
+        for each in self.cluster:
+            if each.name == name:
+                return each
+        raise InvalidOption(f"the fleet has no cluster {name!r}. It has {_listed(each.name for each in self.cluster)}.")
+
+    def check(self, spec: JobSpec) -> None:
+        """Raise `InvalidJobSpec` for a job that no cluster of the fleet could ever run. Sends no request."""
+        for number, task in enumerate(spec.task):
+            for sku in task.workers.sku:
+                _one_of(
+                    sku, {name for each in self.cluster for name in each.sku}, "SKU", "task", number, "workers", "sku"
+                )
+        place = spec.place
+        reasons = {each.name: each.is_allowed(place.clusters, place.deny) for each in self.cluster}
+        allowed = [each for each in self.cluster if reasons[each.name] is None]
+        if not allowed:
+            shown = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+            raise fault(f"no cluster of the fleet may be used ({shown}).", "place", "clusters")
+        _check_ray(spec, allowed)
+        if place.queue is not None:
+            _one_of(place.queue, {queue for each in allowed for queue in each.queues}, "queue", "place", "queue")
+        if place.priority != "normal":
+            known = {name for each in allowed for name in each.priorities}
+            _one_of(place.priority, known, "priority class", "place", "priority")
+        if place.cluster == "shared" and not any(each.shared_cluster for each in allowed):
+            raise fault('no allowed cluster has a shared Ray cluster. Write cluster = "own".', "place", "cluster")
+
+    def images_without_digest(self, spec: JobSpec) -> tuple[str, ...]:
+        """Images that a job may run, and that another push can replace."""
+        place = spec.place
+        allowed = [each for each in self.cluster if each.is_allowed(place.clusters, place.deny) is None]
+        images = [spec.launch.image] if spec.launch.image else [each.image for each in allowed]
+        return tuple(dict.fromkeys(image for image in images if "@sha256:" not in image))
+
+
+def load_fleet(path: str | Path) -> Fleet:
+    """Fleet of a TOML file. Raises `InvalidOption` with the line of the first fault."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"the fleet file {path} cannot be read ({error}). Give the path of a TOML file.") from error
+    return parse_fleet(text, str(path))
+
+
+def parse_fleet(text: str, file: str = "fleet.toml") -> Fleet:
+    """Fleet of a TOML text. Raises `InvalidOption`: `file` and the line are part of its message."""
+    try:
+        facts = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidOption(f"{file} is not TOML: {error}.") from None
+    try:
+        return _fleet_of(facts)
+    except InvalidJobSpec as error:
+        path: Any = error.facts.get("path", ())
+        raise InvalidOption(f"{file}, line {line_of(text, path)}: {error}") from None
+
+
+def _fleet_of(facts: Mapping[str, Any]) -> Fleet:
+    refuse_unknown_keys(Fleet, facts)
+    try:
+        return TypeAdapter(Fleet).validate_python(facts)
+    except ValidationError as error:
+        own = error.errors()[0].get("ctx", {}).get("error")
+        raise (own if isinstance(own, SameCluster) else first_fault(error)) from None
+
+
+def _check_ray(spec: JobSpec, allowed: Iterable[Cluster]) -> None:
+    """Refuse a job whose image, or all of whose clusters, have another minor version of Ray than this machine."""
+    here = client_ray()
+    found = {each.name: each.ray_version for each in allowed}
+    image = _RAY_IMAGE.search(spec.launch.image or "")
+    if image is not None:
+        found = {"launch.image": image[1]}
+    if here is None or any(_minor(ray) == _minor(here) for ray in found.values()):
+        return
+    shown = ", ".join(f"{name}: {ray}" for name, ray in found.items())
+    path = ("launch", "image") if image is not None else ("place", "clusters")
+    raise fault(
+        f"the image has another version of Ray ({shown}) than this machine ({here}). Install that version here, or "
+        "choose an image with this one.",
+        *path,
+    )
+
+
+def client_ray() -> str | None:
+    """Version of Ray on this machine, or None without it."""
+    try:
+        return version("ray")
+    except PackageNotFoundError:
+        return None
+
+
+def _minor(text: str) -> list[str]:
+    return text.split(".")[:2]
+
+
+def _one_of(found: str, known: Iterable[str], what: str, *path: str | int) -> None:
+    names = sorted(known)
+    if found not in names:
+        close = difflib.get_close_matches(found, names, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise fault(f"the fleet has no {what} {found!r}.{hint} It has {_listed(names)}.", *path)
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names)) or "none"

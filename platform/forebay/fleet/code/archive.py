@@ -1,0 +1,109 @@
+"""Archive of a job's code: the files of its folder that Git does not ignore, equal for equal files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import subprocess
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.errors import InvalidOption
+from forebay.runtime.formatting import bytes_text
+
+LARGEST_BYTES = 200 * 2**20
+"""Bytes of all files, before compression, above which a folder is refused: data does not belong into it."""
+SKIPPED = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints", "node_modules"})
+"""Folders that are left out where Git does not say what is ignored."""
+
+_SAME_TIME = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class CodeArchive:
+    """Zip file of a folder. `digest` is the SHA-256 of `content`, as 64 hexadecimal digits."""
+
+    content: bytes
+    digest: str
+
+
+def pack(folder: str | os.PathLike[str]) -> CodeArchive:
+    """Archive of `folder`. Links are followed where they stay inside.
+
+    Raises `InvalidOption` for a folder that is not there, has no files, or has more than 200 MiB.
+    """
+    root = Path(folder).resolve()
+    if not root.is_dir():
+        raise InvalidOption(f"{root} is not a folder. Give the folder of the job file.", folder=str(root))
+    files = sorted(each for each in _files(root) if each.is_file() and each.resolve().is_relative_to(root))
+    _check_size(root, files)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for each in files:
+            # The time of a file says nothing about its content, and would make two archives differ.
+            entry = zipfile.ZipInfo(each.relative_to(root).as_posix(), _SAME_TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = (0o755 if each.stat().st_mode & stat.S_IXUSR else 0o644) << 16
+            archive.writestr(entry, each.read_bytes())
+    content = buffer.getvalue()
+    return CodeArchive(content, hashlib.sha256(content).hexdigest())
+
+
+def unpack(content: bytes, digest: str, into: str | os.PathLike[str]) -> None:
+    """Write the files of an archive into the folder `into`.
+
+    Raises `InvalidOption` if the archive is not the one with this digest, or names a file outside of `into`.
+    """
+    found = hashlib.sha256(content).hexdigest()
+    if found != digest:
+        raise InvalidOption(
+            f"the archive of the code has the SHA-256 {found}, and the job was submitted with {digest}. "
+            "Submit it again.",
+            found=found,
+            digest=digest,
+        )
+    target = Path(into).resolve()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for entry in archive.infolist():
+            path = (target / entry.filename).resolve()
+            if not path.is_relative_to(target):
+                raise InvalidOption(f"the archive names a file outside of its folder: {entry.filename!r}.")
+            if entry.is_dir():
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(archive.read(entry))
+            path.chmod(entry.external_attr >> 16 & 0o777 or 0o644)
+
+
+def _files(root: Path) -> Iterator[Path]:
+    command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    try:
+        listed = subprocess.run(command, capture_output=True, check=True)  # noqa: S603 - words of this file
+    except (OSError, subprocess.CalledProcessError):
+        yield from _walked(root)
+        return
+    yield from (root / os.fsdecode(name) for name in listed.stdout.split(b"\0") if name)
+
+
+def _walked(root: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(root):
+        folders[:] = [each for each in folders if each not in SKIPPED]
+        yield from (Path(folder) / name for name in names)
+
+
+def _check_size(root: Path, files: list[Path]) -> None:
+    sizes = sorted(((each.stat().st_size, each) for each in files), reverse=True)
+    total = sum(size for size, _ in sizes)
+    if not files:
+        raise InvalidOption(f"{root} has no files that Git does not ignore. Give the folder of the job file.")
+    if total > LARGEST_BYTES:
+        largest = ", ".join(f"{path.relative_to(root)} ({bytes_text(size)})" for size, path in sizes[:5])
+        raise InvalidOption(
+            f"the code in {root} has {bytes_text(total)}, and at most {bytes_text(LARGEST_BYTES)} can be sent to the "
+            f"workers. The largest files: {largest}. Add what is no code to .gitignore, or start in a smaller folder.",
+            bytes=total,
+        )

@@ -1,0 +1,344 @@
+"""The federation: one round observes clusters and storage, decides on every live job, and acts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from forebay.errors import InvalidOption, ReadFailed, WriteFailed
+from forebay.fleet.clusters.cluster import Cluster
+from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.federation.ports import ClusterPort, ClusterView, StoragePort
+from forebay.fleet.kube.api_errors import KubeError, NamespaceEnds, ObjectInvalid, QuotaExceeded
+from forebay.fleet.kube.kuberay import NameTaken
+from forebay.fleet.lifecycle.decide import (
+    ENDED_PHASES,
+    AttemptRules,
+    ClaimAttempt,
+    CreateRayJob,
+    DeleteRayJob,
+    FleetAction,
+    FleetDecision,
+    JobObservation,
+    RecordEnd,
+    SeenClaim,
+    SeenRayJob,
+    decide,
+)
+from forebay.fleet.lifecycle.journal import JobJournal, JournalEntry
+from forebay.fleet.lifecycle.states import (
+    AttemptPlacing,
+    AttemptRunning,
+    AttemptStarting,
+    AttemptWithdrawing,
+    JobEnd,
+    JobFailed,
+    JobQueued,
+    JobSucceeded,
+    LiveAttempt,
+    Target,
+)
+from forebay.fleet.placement.capacity import Capacity
+from forebay.fleet.placement.history import PlacementHistory
+from forebay.fleet.placement.hold import Holds, WaitingTask, choose_holds
+from forebay.fleet.placement.place import FleetView, Placement, gang_of, place, taken
+from forebay.fleet.rayjob.attempt import PlacedAttempt
+from forebay.fleet.spec.canonical import key_of
+from forebay.fleet.spec.job_spec import JobSpec, Task
+
+KEEP_ENDED_S = 3600.0
+"""Time for which the RayJob of an ended attempt stays, with the log of its submitter. KubeRay deletes only its pods."""
+MOST_DELETED = 10
+"""Ended RayJobs that one round deletes at most: a deletion may take seconds."""
+ABSENT = SeenRayJob(phase="absent")
+REFUSALS = (QuotaExceeded, NamespaceEnds, ObjectInvalid, NameTaken, InvalidOption)
+"""Errors after which a RayJob goes to another cluster at once."""
+
+Placer: TypeAlias = Callable[[JobSpec, Task, FleetView, PlacementHistory, float], Placement]
+
+
+@dataclass(slots=True)
+class _Round:
+    """Facts of one round. `left` is the free room less everything that was placed and is not counted yet."""
+
+    now: float
+    views: Mapping[str, ClusterView]
+    left: dict[str, Capacity]
+    full: dict[object, Placement] = field(default_factory=dict)
+
+
+class Federation:
+    """Controller of the jobs of a fleet. Any number of them may run: claims in storage decide between them.
+
+    It may be ended at any point and started again, with its journal or without.
+    """
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        clusters: ClusterPort,
+        storage: StoragePort,
+        journal: JobJournal,
+        *,
+        placer: Placer = place,
+    ) -> None:
+        self._fleet, self._clusters, self._storage, self._journal = fleet, clusters, storage, journal
+        self._placer = placer
+        self._history: dict[str, PlacementHistory] = {}
+        self._holds: Holds = {}
+        self._waits: dict[str, tuple[str, ...]] = {}
+        self._prefixes: dict[str, str] = {}
+        self._ended_at: dict[tuple[str, str], float] = {}
+        # RayJobs that their clusters refused, with the words: no later round could create them there.
+        self._refused: dict[str, SeenRayJob] = {}
+        # Runs whose claims were read. Without a journal, attempts are followed also if they fill the fleet.
+        self._read: set[str] = set()
+
+    def submit(self, spec: JobSpec, now: float | None = None) -> None:
+        """Add a job. One of the same name stays as it is."""
+        self._journal.add(spec, time.time() if now is None else now)
+
+    def reasons(self, name: str) -> tuple[str, ...]:
+        """Reasons for which a queued job waits, one per cluster."""
+        return self._waits.get(name, ())
+
+    def step(self, now: float) -> None:
+        """One round over all live jobs, in the order of their submission."""
+        views = self._clusters.look_all(now)
+        entries = list(self._journal.entries(live=True))
+        round_ = _Round(now, views, {name: view.capacity for name, view in views.items()})
+        self._reserve(entries, round_)
+        self._hold(entries, round_)
+        for entry in entries:
+            decision = self._decide(entry, round_)
+            self._record(entry, decision, now)
+            for action in decision.actions:
+                self._act(entry, action)
+        self._delete_ended(entries, round_)
+
+    def _decide(self, entry: JournalEntry, round_: _Round) -> FleetDecision:
+        before = self._before(entry)
+        if before is not None:
+            return before
+        try:
+            observed = self._observe(entry, round_)
+        except InvalidOption as error:
+            # The run of this name was started by somebody else. The other jobs of the fleet go on.
+            return FleetDecision(state=JobFailed(number=0, why=str(error)), why=str(error))
+        return decide(entry.state, observed, rules_of(entry.spec, entry.task), round_.now)
+
+    def _before(self, entry: JournalEntry) -> FleetDecision | None:
+        """Decision on a task that has to wait for other tasks, or whose earlier task failed."""
+        for name in entry.task.after:
+            earlier = next(task for task in entry.spec.task if task.name == name)
+            found = self._journal.entry(entry.spec.run_name(earlier))
+            if found is None or isinstance(found.state, JobSucceeded):
+                continue
+            if isinstance(found.state, JobEnd):
+                why = f"its task {name} did not succeed"
+                return FleetDecision(state=JobFailed(number=0, why=why), why=why)
+            return FleetDecision(state=entry.state)
+        return None
+
+    def _observe(self, entry: JournalEntry, round_: _Round) -> JobObservation:
+        state = entry.state
+        ray_job, is_refused = None, False
+        if not isinstance(state, JobQueued | JobEnd):
+            # A cluster that was taken out of the fleet file is as silent as one that is cut off.
+            view = round_.views.get(state.target.cluster)
+            is_refused = view is not None and view.is_refused
+            if view is not None and view.ray_jobs is not None:
+                name = self._name(entry, state.number)
+                # A RayJob of a refused name is somebody else's.
+                ray_job = self._refused.get(name) or view.ray_jobs.get(name, ABSENT)
+        is_alive = ray_job is not None and ray_job.phase in ("starting", "running")
+        if is_alive and isinstance(state, AttemptStarting | AttemptRunning):
+            # Nothing in storage can change what is decided then.
+            return JobObservation(ray_job=ray_job, is_stopped=self._is_stopped(entry))
+        target, reasons = self._best(entry, round_) if isinstance(state, JobQueued) else (None, ())
+        if isinstance(state, JobQueued) and target is None and entry.name in self._read:
+            return JobObservation(reasons=reasons, is_stopped=self._is_stopped(entry))
+        try:
+            claim = self._storage.newest_claim(entry.spec, entry.task)
+            found = JobObservation(
+                claim=claim,
+                failures=self._failures(entry, claim),
+                ray_job=ray_job,
+                is_refused=is_refused,
+                target=target,
+                reasons=reasons,
+                is_stopped=self._storage.is_stopped(entry.spec, entry.task, _live_attempt(entry)),
+            )
+        except ReadFailed:
+            return JobObservation(storage_answers=False)
+        self._read.add(entry.name)
+        return found
+
+    def _failures(self, entry: JournalEntry, claim: SeenClaim | None) -> int:
+        """Failures of attempts that another controller made, or this one before it lost its journal."""
+        state = entry.state
+        if claim is None or claim.number <= state.number:
+            return 0
+        is_counted = isinstance(state, JobQueued | AttemptWithdrawing)
+        since = state.number + 1 if is_counted else state.number
+        return self._storage.failures(entry.spec, entry.task, since=since, before=claim.number)
+
+    def _is_stopped(self, entry: JournalEntry) -> bool:
+        try:
+            return self._storage.is_stopped(entry.spec, entry.task, _live_attempt(entry))
+        except ReadFailed:
+            return False
+
+    def _best(self, entry: JournalEntry, round_: _Round) -> tuple[Target | None, tuple[str, ...]]:
+        history = self._history.get(entry.name, PlacementHistory())
+        key = (repr(entry.task.workers), repr(entry.spec.place), entry.name in self._holds.values())
+        is_usual = history == PlacementHistory() and not key[-1]
+        if is_usual and key in round_.full:
+            return None, self._why(round_.full[key])
+        placement = self._placer(entry.spec, entry.task, self._view(round_), history, round_.now)
+        best = placement.best
+        if best is None:
+            if is_usual:
+                round_.full[key] = placement
+            return None, self._why(placement)
+        left = round_.left[best.cluster]
+        round_.left[best.cluster] = replace(left, nodes=taken(left.nodes, best.gang))
+        target = Target(
+            cluster=best.cluster,
+            sku=best.sku,
+            market=best.market,
+            workers=best.workers,
+            price_per_hour=best.price_per_hour,
+            is_head_apart=best.is_head_apart,
+        )
+        return target, ()
+
+    def _why(self, placement: Placement) -> tuple[str, ...]:
+        return tuple(f"{each.cluster}: {each.reason}" for each in placement.refusals)
+
+    def _view(self, round_: _Round) -> FleetView:
+        return FleetView(clusters=self._fleet.cluster, capacities=round_.left, held=self._holds)
+
+    def _reserve(self, entries: list[JournalEntry], round_: _Round) -> None:
+        """Take the room of attempts that are placed and whose pods are not in the figures yet."""
+        for entry in entries:
+            state = entry.state
+            if isinstance(state, AttemptPlacing | AttemptStarting):
+                view = round_.views.get(state.target.cluster)
+                if view is None or self._name(entry, state.number) in view.counted:
+                    continue
+                left = round_.left[state.target.cluster]
+                gang = gang_of(
+                    entry.spec, entry.task, self._cluster(state.target), state.target.sku, state.target.market
+                )
+                gang = replace(gang, workers=state.target.workers)
+                round_.left[state.target.cluster] = replace(left, nodes=taken(left.nodes, gang))
+
+    def _hold(self, entries: list[JournalEntry], round_: _Round) -> None:
+        waiting = [
+            WaitingTask(name=entry.name, spec=entry.spec, task=entry.task, submitted_at=entry.submitted_at)
+            for entry in entries
+            if isinstance(entry.state, JobQueued)
+        ]
+        self._holds = choose_holds(waiting, self._view(round_), self._holds, round_.now)
+
+    def _record(self, entry: JournalEntry, decision: FleetDecision, now: float) -> None:
+        if decision.turned_away is not None:
+            self._remember(entry.name, decision.turned_away, now)
+        if decision.failed_at is not None:
+            at, history = decision.failed_at, self._history.get(entry.name, PlacementHistory())
+            self._history[entry.name] = history.with_failure((at.cluster, at.sku, at.market), now)
+        if isinstance(decision.state, JobQueued) and decision.state.reasons:
+            self._waits[entry.name] = decision.state.reasons
+        if isinstance(decision.state, AttemptRunning) and not isinstance(entry.state, AttemptRunning):
+            history = self._history.get(entry.name, PlacementHistory())
+            self._history[entry.name] = replace(history, ran={**history.ran, decision.state.target.cluster: now})
+        if decision.state != entry.state and _is_news(decision, entry):
+            self._journal.record(entry.name, decision.state, now, decision.why)
+
+    def _remember(self, name: str, target: Target, now: float) -> None:
+        history = self._history.get(name, PlacementHistory())
+        away = {**history.turned_away, (target.cluster, target.sku, target.market): now}
+        self._history[name] = replace(history, turned_away=away)
+
+    def _act(self, entry: JournalEntry, action: FleetAction) -> None:
+        """Do one thing. What fails is found out by the next round."""
+        attempt = self._attempt(entry, action.number, action.target)
+        try:
+            match action:
+                case ClaimAttempt():
+                    self._storage.claim(entry.spec, entry.task, action.number, action.target)
+                case CreateRayJob():
+                    self._clusters.create(action.target.cluster, attempt)
+                case RecordEnd():
+                    self._storage.end(entry.spec, entry.task, action.number, action.how, action.why)
+                case DeleteRayJob():
+                    self._clusters.delete(action.target.cluster, attempt.name, key=key_of(entry.spec))
+        except (KubeError, ReadFailed, WriteFailed, InvalidOption) as error:
+            # The other jobs of the fleet go on.
+            self._waits[entry.name] = (str(error),)
+            if isinstance(action, CreateRayJob) and isinstance(error, REFUSALS):
+                self._refused[attempt.name] = SeenRayJob(phase="absent", words=str(error), is_unstartable=True)
+
+    def _delete_ended(self, entries: list[JournalEntry], round_: _Round) -> None:
+        """Delete RayJobs that ended long ago, unless they are attempts of jobs that were live in this round."""
+        live = {self._name(entry, entry.state.number) for entry in entries if not isinstance(entry.state, JobEnd)}
+        ended = {
+            (cluster, name)
+            for cluster, view in round_.views.items()
+            for name, ray_job in (view.ray_jobs or {}).items()
+            if ray_job.phase in ENDED_PHASES and name not in live
+        }
+        # A deletion that did not succeed is tried again after the same time.
+        self._ended_at = {each: self._ended_at.get(each, round_.now) for each in ended}
+        due = [each for each, at in self._ended_at.items() if round_.now - at >= KEEP_ENDED_S]
+        for cluster, name in sorted(due)[:MOST_DELETED]:
+            self._ended_at[cluster, name] = round_.now
+            with suppress(KubeError):
+                self._clusters.delete(cluster, name)
+
+    def _cluster(self, target: Target) -> Cluster:
+        return self._fleet.named(target.cluster)
+
+    def _name(self, entry: JournalEntry, number: int) -> str:
+        """Name of an attempt's RayJob. Its hash takes longer than the rest of a round."""
+        prefix = self._prefixes.get(entry.name)
+        if prefix is None:
+            placed = PlacedAttempt(spec=entry.spec, task=entry.task, number=number, sku="")
+            prefix = self._prefixes[entry.name] = placed.prefix
+        return f"{prefix}-{number}"
+
+    def _attempt(self, entry: JournalEntry, number: int, target: Target) -> PlacedAttempt:
+        return PlacedAttempt(
+            spec=entry.spec,
+            task=entry.task,
+            number=number,
+            sku=target.sku,
+            market=target.market,
+            workers=target.workers,
+            is_head_apart=target.is_head_apart,
+        )
+
+
+def _live_attempt(entry: JournalEntry) -> int:
+    """Number of the attempt whose RayJob may be there, or 0."""
+    return entry.state.number if isinstance(entry.state, LiveAttempt) else 0
+
+
+def rules_of(spec: JobSpec, task: Task) -> AttemptRules:
+    """Rules of a task for its attempts."""
+    place = spec.place
+    return AttemptRules(
+        start_within_s=place.start_within,
+        retries=task.retries,
+        unreachable_s=place.unreachable.after,
+        is_fenced=place.unreachable.then == "fence",
+    )
+
+
+def _is_news(decision: FleetDecision, entry: JournalEntry) -> bool:
+    """Whether a state is worth a line: reasons of waiting change with every round."""
+    return type(decision.state) is not type(entry.state) or decision.state.number != entry.state.number

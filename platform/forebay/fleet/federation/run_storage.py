@@ -1,0 +1,152 @@
+"""Claims and ends of runs in the storage of their jobs, for the federation."""
+
+from __future__ import annotations
+
+import time
+
+from forebay.errors import InvalidOption, ReadFailed, WriteFailed
+from forebay.fleet.clusters.cluster import Market
+from forebay.fleet.lifecycle.decide import SeenClaim
+from forebay.fleet.lifecycle.states import Target
+from forebay.fleet.spec.canonical import key_of
+from forebay.fleet.spec.job_spec import JobSpec, Task
+from forebay.storage.credentials import redact, redacted
+from forebay.storage.filesystem import below, resolve
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, How
+from forebay.training.runs.attempts.orders import load_orders
+from forebay.training.runs.attempts.start import create_attempt
+
+_MARKETS: dict[str, Market] = {"spot": "spot", "on-demand": "on-demand"}
+
+
+STOP_S = 120.0
+"""Time in which a run obeys an order to stop itself: it saves a checkpoint first."""
+
+
+class RunStorage:
+    """`StoragePort` over the files of attempts. The place of an attempt is part of its claim, for its next controller.
+
+    An order to stop counts after `stop_s` seconds: until then the run may end by itself.
+    """
+
+    def __init__(self, *, stop_s: float = STOP_S) -> None:
+        self._stop_s = stop_s
+        self._ordered_at: dict[str, float] = {}
+
+    def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None:
+        """Newest claim of a task's run, with its end. Raises `ReadFailed`."""
+        files = AttemptFiles(_run(spec, task))
+        try:
+            claim = files.newest()
+            end = None if claim is None else files.ended(claim.number)
+        except OSError as error:
+            raise _unread(spec, task, error) from redacted(error)
+        if claim is None:
+            return None
+        target = target_of(claim.cluster)
+        if end is None:
+            return SeenClaim(number=claim.number, target=target)
+        return SeenClaim(number=claim.number, target=target, how=end.how, why=end.why)
+
+    def failures(self, spec: JobSpec, task: Task, *, since: int, before: int) -> int:
+        """Number of attempts from `since` on and before `before` that recorded their failure. Raises `ReadFailed`."""
+        files = AttemptFiles(_run(spec, task))
+        try:
+            ends = [files.ended(number) for number in range(max(since, 1), before)]
+        except OSError as error:
+            raise _unread(spec, task, error) from redacted(error)
+        return sum(end is not None and end.how == "failed" for end in ends)
+
+    def is_stopped(self, spec: JobSpec, task: Task, live: int = 0) -> bool:
+        """Whether the newest attempt has had an order to stop for long enough. Raises `ReadFailed`.
+
+        An order that its attempt has obeyed counts only if that is the attempt `live`, whose RayJob is still there.
+        """
+        run = _run(spec, task)
+        files = AttemptFiles(run)
+        try:
+            orders, newest = load_orders(run), files.newest()
+            if orders is None or newest is None or orders.stop is None or orders.attempt != newest.number:
+                is_ordered = False
+            else:
+                # A queued job whose attempt has obeyed was submitted again since.
+                end = files.ended(newest.number)
+                is_ordered = end is None or end.how != "stopped" or newest.number == live
+        except OSError as error:
+            raise _unread(spec, task, error) from redacted(error)
+        if not is_ordered:
+            self._ordered_at.pop(run, None)
+            return False
+        now = time.monotonic()
+        return now - self._ordered_at.setdefault(run, now) >= self._stop_s
+
+    def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool:
+        """Claim attempt `number` of a task's run for a place. Returns false if another process has it.
+
+        Raises `WriteFailed`, and `NoExclusiveCreation` for a store that cannot decide.
+        """
+        try:
+            made = create_attempt(_run(spec, task), number, key=key_of(spec), cluster=text_of(target))
+        except OSError as error:
+            raise WriteFailed(
+                f"attempt {number} of {spec.name} could not be claimed in {spec.storage} ({redact(str(error))}). Check "
+                "that the storage answers.",
+                name=spec.name,
+            ) from redacted(error)
+        return made is not None
+
+    def end(self, spec: JobSpec, task: Task, number: int, how: How, why: str) -> None:
+        """Record how attempt `number` of a task's run ended, unless it did so itself. Raises `WriteFailed`."""
+        files = AttemptFiles(_run(spec, task))
+        try:
+            if files.ended(number) is None:
+                files.end(number, AttemptEnd(how=how, why=why))
+        except OSError as error:
+            raise WriteFailed(
+                f"the end of attempt {number} of {spec.name} could not be recorded in {spec.storage} "
+                f"({redact(str(error))}). Check that the storage answers.",
+                name=spec.name,
+            ) from redacted(error)
+
+    def token(self, spec: JobSpec, task: Task, number: int) -> str:
+        """Token of attempt `number`, which its process shows to adopt it. Raises `ReadFailed`."""
+        try:
+            claim = AttemptFiles(_run(spec, task)).newest()
+        except OSError as error:
+            raise _unread(spec, task, error) from redacted(error)
+        if claim is None or claim.number != number:
+            raise ReadFailed(f"attempt {number} of {spec.name} is not the newest one in {spec.storage}.")
+        return claim.token
+
+
+def text_of(target: Target) -> str:
+    """Place as one text, for a claim.
+
+    >>> text_of(Target(cluster="west", sku="h100", market="spot", workers=4))
+    'west/h100/spot/4'
+    """
+    return f"{target.cluster}/{target.sku}/{target.market}/{target.workers}"
+
+
+def target_of(text: str) -> Target:
+    """Place of a claim. Raises `InvalidOption` for the claim of a plain run, which no fleet has placed."""
+    parts = text.split("/")
+    if len(parts) != 4 or parts[2] not in _MARKETS or not parts[3].isdecimal():
+        raise InvalidOption(
+            f"the run was started outside of the fleet ({text or 'no place'} is in its claim). Give the job a name "
+            "that no plain run has.",
+            place=text,
+        )
+    return Target(cluster=parts[0], sku=parts[1], market=_MARKETS[parts[2]], workers=int(parts[3]))
+
+
+def _run(spec: JobSpec, task: Task) -> str:
+    return below(resolve(spec.storage).uri, spec.run_name(task))
+
+
+def _unread(spec: JobSpec, task: Task, error: OSError) -> ReadFailed:
+    return ReadFailed(
+        f"the attempts of {spec.run_name(task)} in {spec.storage} cannot be read ({redact(str(error))}). Check that "
+        "the storage answers.",
+        name=spec.name,
+    )

@@ -1,0 +1,126 @@
+"""Journal of a fleet's jobs: SQLite, a cache of what clusters and storage say, and the reasons of each decision."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.errors import WriteFailed
+from forebay.fleet.lifecycle.states import JobEnd, JobQueued, JobState, state_from_facts, state_to_facts
+from forebay.fleet.spec.canonical import facts_of
+from forebay.fleet.spec.job_spec import JobSpec, Task, ordered
+from forebay.fleet.spec.job_toml import spec_of
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS jobs (
+    name TEXT PRIMARY KEY, spec TEXT NOT NULL, task TEXT NOT NULL, state TEXT NOT NULL,
+    is_ended INTEGER NOT NULL, submitted_at REAL NOT NULL
+);
+CREATE INDEX IF NOT EXISTS live_jobs ON jobs (is_ended, submitted_at);
+CREATE TABLE IF NOT EXISTS reasons (job TEXT NOT NULL, at REAL NOT NULL, state TEXT NOT NULL, why TEXT NOT NULL);
+CREATE INDEX IF NOT EXISTS reasons_of ON reasons (job, at);
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEntry:
+    """A task of a job, as the journal has it."""
+
+    spec: JobSpec
+    task: Task
+    state: JobState
+    submitted_at: float
+
+    @property
+    def name(self) -> str:
+        """Name of its run."""
+        return self.spec.run_name(self.task)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why a job came into a state."""
+
+    at: float
+    state: str
+    why: str
+
+
+class JobJournal:
+    """Tasks of jobs, by the names of their runs. Losing it loses no job: storage and the clusters make it again.
+
+    Raises `WriteFailed` for a full or broken disk.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = str(path)
+        self._database = sqlite3.connect(self._path, isolation_level=None)
+        self._write("PRAGMA journal_mode=WAL")
+        self._write("PRAGMA synchronous=NORMAL")
+        self._database.executescript(_SCHEMA)
+
+    def add(self, spec: JobSpec, at: float) -> None:
+        """Add the tasks of a job, unless there is one of its name."""
+        text, state = json.dumps(facts_of(spec), sort_keys=True), json.dumps(state_to_facts(JobQueued(since=at)))
+        for task in ordered(spec.task):
+            values = (spec.run_name(task), text, task.name, state, 0, at)
+            self._write("INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", values)
+
+    def record(self, name: str, state: JobState, at: float, why: str) -> None:
+        """Write the new state of a job, and why."""
+        text = json.dumps(state_to_facts(state))
+        self._write("UPDATE jobs SET state = ?, is_ended = ? WHERE name = ?", (text, isinstance(state, JobEnd), name))
+        if why:
+            self._write("INSERT INTO reasons VALUES (?, ?, ?, ?)", (name, at, type(state).__name__, why))
+
+    def entry(self, name: str) -> JournalEntry | None:
+        """A job, or None."""
+        row = self._database.execute(
+            "SELECT spec, task, state, submitted_at FROM jobs WHERE name = ?", (name,)
+        ).fetchone()
+        return None if row is None else _entry(row)
+
+    def entries(self, *, live: bool = False) -> Iterator[JournalEntry]:
+        """Jobs in the order of their submission. With `live`, those that have not ended."""
+        where = "WHERE is_ended = 0" if live else ""
+        query = f"SELECT spec, task, state, submitted_at FROM jobs {where} ORDER BY submitted_at, rowid"  # noqa: S608 - fixed text
+        for row in self._database.execute(query).fetchall():
+            yield _entry(row)
+
+    def reasons(self, name: str) -> list[Reason]:
+        """All decisions on a job, the oldest first."""
+        rows = self._database.execute("SELECT at, state, why FROM reasons WHERE job = ? ORDER BY rowid", (name,))
+        return [Reason(at=at, state=state, why=why) for at, state, why in rows]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def _write(self, query: str, values: tuple[object, ...] = ()) -> None:
+        try:
+            self._database.execute(query, values)
+        except sqlite3.OperationalError as error:
+            raise WriteFailed(
+                f"the journal {self._path} cannot be written ({error}). Give its disk room, or remove the file: it is "
+                "made again from storage and the clusters.",
+                path=self._path,
+            ) from error
+
+
+@functools.lru_cache(maxsize=16_384)
+def _entry(row: tuple[str, str, str, float]) -> JournalEntry:
+    # A state changes a few times in hours, and every round reads all jobs.
+    spec_text, name, state, at = row
+    spec = _spec(spec_text)
+    task = next(each for each in spec.task if each.name == name)
+    return JournalEntry(spec=spec, task=task, state=state_from_facts(json.loads(state)), submitted_at=at)
+
+
+@functools.lru_cache(maxsize=4096)
+def _spec(text: str) -> JobSpec:
+    # The checks of a specification take a millisecond, and every round reads all jobs.
+    return spec_of(json.loads(text))

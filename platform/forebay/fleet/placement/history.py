@@ -1,0 +1,48 @@
+"""Earlier attempts of a job, as placement takes them into account. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from forebay.fleet.clusters.cluster import Market
+
+COOL_DOWN_S = 600.0
+"""Time for which a cluster that turned an attempt away is skipped, for machines of that kind."""
+BACK_OFF_S = 15.0
+"""Time for which machines are skipped after an attempt failed there. It doubles with each failure, to `COOL_DOWN_S`."""
+
+Pool: TypeAlias = tuple[str, str, Market]
+"""Cluster, SKU and market."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementHistory:
+    """Earlier attempts of a job: where they were turned away, failed, and ran. Times of the placing clock.
+
+    `ran` is by cluster.
+    """
+
+    turned_away: Mapping[Pool, float] = field(default_factory=dict)
+    failed: Mapping[Pool, tuple[float, ...]] = field(default_factory=dict)
+    ran: Mapping[str, float] = field(default_factory=dict)
+
+    def with_failure(self, pool: Pool, now: float) -> PlacementHistory:
+        """History after an attempt failed on a pool."""
+        return replace(self, failed={**self.failed, pool: (*self.failed.get(pool, ()), now)})
+
+    def refusal(self, pool: Pool, now: float) -> str | None:
+        """Reason why no attempt goes to a pool now, or None."""
+        away = self.turned_away.get(pool)
+        if away is not None and now - away < COOL_DOWN_S:
+            return f"turned an attempt away {now - away:.0f} s ago"
+        failures = self.failed.get(pool, ())
+        if failures and now - failures[-1] < min(BACK_OFF_S * 2 ** (len(failures) - 1), COOL_DOWN_S):
+            return f"had an attempt that failed {now - failures[-1]:.0f} s ago"
+        return None
+
+    def is_avoided(self, pool: Pool, now: float) -> bool:
+        """Whether an attempt failed on a pool some time ago: another pool with room is better."""
+        failures = self.failed.get(pool, ())
+        return bool(failures) and now - failures[-1] < COOL_DOWN_S

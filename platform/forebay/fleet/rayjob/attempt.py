@@ -1,0 +1,119 @@
+"""One attempt of a task: its number, its names, and the words of its entrypoint."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.fleet.clusters.cluster import Market
+from forebay.fleet.spec.canonical import key_of
+from forebay.fleet.spec.job_spec import JobSpec, Task
+
+MAX_OBJECT_NAME = 47
+"""Longest name of a RayJob: KubeRay accepts longer ones and fails them later."""
+DOMAIN = "forebay.dev"
+CODE_FOLDER = "/work/code"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacedAttempt:
+    """Attempt `number` of `task`, on `sku` machines of one market.
+
+    `workers` is the number that start at once, by default the smallest. `token` is that of the attempt's claim in
+    storage. `code` is the SHA-256 of the packed code. With `is_head_apart` the head keeps off the workers' nodes.
+    """
+
+    spec: JobSpec
+    task: Task
+    number: int
+    sku: str
+    market: Market = "on-demand"
+    workers: int | None = None
+    token: str = ""
+    code: str | None = None
+    is_head_apart: bool = False
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers that start at once."""
+        return self.task.workers.min if self.workers is None else self.workers
+
+    @property
+    def key(self) -> str:
+        """Key of the job."""
+        return key_of(self.spec)
+
+    @property
+    def prefix(self) -> str:
+        """Name of the objects of all attempts of the task, without the attempt's number."""
+        return f"fb-{self.spec.name}-{hashlib.sha256(f'{self.key} {self.task.name}'.encode()).hexdigest()[:6]}"
+
+    @property
+    def name(self) -> str:
+        """Name of the RayJob."""
+        return f"{self.prefix}-{self.number}"
+
+    @property
+    def labels(self) -> dict[str, str]:
+        """Labels of every object of the attempt."""
+        return {
+            "app.kubernetes.io/managed-by": "forebay",
+            f"{DOMAIN}/job": self.spec.name,
+            f"{DOMAIN}/task": self.task.name,
+            f"{DOMAIN}/attempt": str(self.number),
+        }
+
+    @property
+    def annotations(self) -> dict[str, str]:
+        """Annotations by which the attempt is recognized after a lost answer."""
+        return {
+            f"{DOMAIN}/key": self.key,
+            f"{DOMAIN}/attempt": str(self.number),
+            f"{DOMAIN}/fence": f"{self.number}/{self.token}" if self.token else str(self.number),
+            f"{DOMAIN}/sku": self.sku,
+        }
+
+    @property
+    def fetch_code(self) -> tuple[str, ...]:
+        """Words of the command that fetches the code into `CODE_FOLDER`. Empty if no code was packed."""
+        module = ("python", "-m", "forebay.fleet.code.fetch")
+        return (*module, self.spec.storage, self.code, CODE_FOLDER) if self.code else ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """Command of the attempt, as words."""
+        if self.task.run is None:
+            return self.task.command
+        given = [f"{name}={_text(value)}" for name, value in self.task.args.items()]
+        return ("forebay", "run", self.task.run, *given)
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that tell the run its name, its storage, its bounds and its attempt."""
+        workers = self.task.workers
+        return {
+            "FOREBAY_RUN_NAME": self.spec.run_name(self.task),
+            "FOREBAY_RUN_STORAGE": self.spec.storage,
+            "FOREBAY_RUN_WORKERS": f"{workers.min}..{workers.largest}",
+            "FOREBAY_RUN_ATTEMPT": self.annotations[f"{DOMAIN}/fence"],
+        }
+
+    @property
+    def entrypoint(self) -> str:
+        """Command of the attempt as one text.
+
+        Each of them is quoted for a shell. Kubernetes replaces `$(NAME)` in it, so each `$` is doubled.
+        """
+        return escaped(shlex.join(self.words))
+
+
+def escaped(text: str) -> str:
+    """Text that Kubernetes passes on as `text`: in commands and variables it replaces `$(NAME)`, and `$$` is a `$`."""
+    return text.replace("$", "$$")
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

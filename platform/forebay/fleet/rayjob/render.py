@@ -1,0 +1,233 @@
+"""RayJob of one attempt on one cluster: `render` is a pure function (ADR 0041)."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+from forebay.fleet.clusters.cluster import Cluster, Market, Sku
+from forebay.fleet.rayjob.attempt import CODE_FOLDER, DOMAIN, PlacedAttempt, escaped
+from forebay.fleet.rayjob.pod import (
+    GRACE_AFTER_DRAIN_S,
+    KubeObject,
+    container_security,
+    pod_security,
+    pod_spec,
+    ray_container,
+)
+from forebay.fleet.spec.quantity import nbytes
+
+CLUSTER_TTL_S = 0
+"""Time that KubeRay keeps the pods of a RayJob after its end. The RayJob and the log of its submitter stay."""
+IDLE_S = 60
+ALLOCATE_S = 300
+"""Time after which a machine that does not come is looked for in the next group. Ray's default is an hour."""
+START_GRACE_S = 60
+SUBMITTER = "ray-job-submitter"
+"""Container that submits the entrypoint, and prints what it writes."""
+SUBMITTER_LABEL = f"{DOMAIN}/submitter"
+"""Label of pods that the chart's NetworkPolicy lets reach the dashboard."""
+_PRIORITY_OF_MARKET: dict[Market, int] = {"spot": 10, "on-demand": 0}
+
+
+def render(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
+    """RayJob of `attempt` on `cluster`, as JSON."""
+    place = attempt.spec.place
+    spec: KubeObject = {
+        "entrypoint": attempt.entrypoint,
+        # Retries are attempts of their own: they may run elsewhere, and each has its number in storage.
+        "backoffLimit": 0,
+        "submissionMode": "K8sJobMode",
+        "submitterPodTemplate": _submitter(attempt, cluster),
+        "preRunningDeadlineSeconds": int(place.start_within) + START_GRACE_S,
+    }
+    if place.finish_within is not None:
+        spec["activeDeadlineSeconds"] = int(place.finish_within)
+    if place.cluster == "shared":
+        spec |= _on_shared(attempt, cluster)
+    else:
+        spec |= {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": CLUSTER_TTL_S}
+        spec["rayClusterSpec"] = ray_cluster_spec(attempt, cluster)
+        if cluster.scheduler == "kueue":
+            spec["suspend"] = True
+    if cluster.kind == "manager" and cluster.scheduler == "kueue":
+        spec["managedBy"] = "kueue.x-k8s.io/multikueue"
+    return {
+        "apiVersion": "ray.io/v1",
+        "kind": "RayJob",
+        "metadata": {
+            "name": attempt.name,
+            "namespace": cluster.namespace,
+            "labels": {**attempt.spec.launch.labels, **attempt.labels, **_queue_labels(attempt, cluster)},
+            "annotations": attempt.annotations,
+        },
+        "spec": spec,
+    }
+
+
+def ray_cluster_spec(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
+    """Ray cluster of one attempt: a head that trains nothing, and one group of workers for each market."""
+    sku, workers = cluster.sku[attempt.sku], attempt.task.workers
+    spec: KubeObject = {
+        "rayVersion": cluster.ray_version,
+        "authOptions": {"mode": "token"},
+        "headGroupSpec": _head(attempt, cluster),
+    }
+    markets = _markets(attempt, sku)
+    # Kueue counts the pods of a job once, so that its number cannot change.
+    is_elastic = (workers.largest > workers.min or len(markets) > 1) and cluster.scheduler != "kueue"
+    if is_elastic:
+        spec |= {"enableInTreeAutoscaling": True, "autoscalerOptions": _autoscaler()}
+    else:
+        markets = markets[:1]
+    spec["workerGroupSpecs"] = [
+        _group(attempt, cluster, market, is_first=number == 0, is_elastic=is_elastic)
+        for number, market in enumerate(markets)
+    ]
+    return spec
+
+
+def worker_resources(attempt: PlacedAttempt, cluster: Cluster) -> dict[str, str]:
+    """Resources that a worker pod requests."""
+    workers, sku = attempt.task.workers, cluster.sku[attempt.sku]
+    resources = {"cpu": workers.cpu, "memory": workers.memory or sku.memory}
+    if workers.gpus:
+        resources[sku.gpu_resource] = str(workers.gpus)
+    local = nbytes(workers.ephemeral) if workers.ephemeral else 0
+    if cluster.cache.mode == "emptyDir":
+        local += nbytes(cluster.cache.size)
+    return resources | ({"ephemeral-storage": str(local)} if local else {})
+
+
+def _markets(attempt: PlacedAttempt, sku: Sku) -> tuple[Market, ...]:
+    if attempt.market == "on-demand":
+        return ("on-demand",)
+    may_fall_back = attempt.task.workers.spot == "prefer" and "on-demand" in sku.markets
+    return ("spot", "on-demand") if may_fall_back else ("spot",)
+
+
+def _head(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
+    resources = {"cpu": cluster.head_cpu, "memory": cluster.head_memory}
+    container = ray_container(attempt, cluster, resources, has_cache=False)
+    spec = pod_spec(attempt, cluster, container, has_cache=False)
+    spec |= _nodes(cluster.head_node_selector, cluster.head_tolerations) | _priority(attempt, cluster)
+    selector = cluster.sku[attempt.sku].selector(attempt.market)
+    if attempt.is_head_apart and selector:
+        spec["affinity"] = _nodes_without(selector)
+    return {
+        # Nothing of a run is placed on the head: it is the pod whose loss ends the attempt.
+        "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - inside the pod's network
+        "template": {"metadata": _template_metadata(attempt), "spec": spec},
+    }
+
+
+def _group(attempt: PlacedAttempt, cluster: Cluster, market: Market, *, is_first: bool, is_elastic: bool) -> KubeObject:
+    sku = cluster.sku[attempt.sku]
+    replicas = attempt.world_size if is_first else 0
+    is_spot = market == "spot"
+    container = ray_container(attempt, cluster, worker_resources(attempt, cluster), has_cache=True)
+    spec = pod_spec(attempt, cluster, container, has_cache=True)
+    spec |= {"automountServiceAccountToken": False, **_priority(attempt, cluster)}
+    drain_s = cluster.spot_drain if is_spot else cluster.drain
+    spec["terminationGracePeriodSeconds"] = int(drain_s) + (3 if is_spot else GRACE_AFTER_DRAIN_S)
+    spec |= _nodes(sku.selector(market), (*sku.tolerations, *(sku.spot_tolerations if is_spot else ())))
+    group: KubeObject = {
+        "groupName": market,
+        "replicas": replicas,
+        "minReplicas": 0 if is_elastic else replicas,
+        "maxReplicas": attempt.task.workers.largest if is_elastic else replicas,
+        "rayStartParams": {},
+        "labels": {"ray.io/market-type": market, "ray.io/accelerator-type": sku.accelerator or attempt.sku},
+        "template": {"metadata": _template_metadata(attempt), "spec": spec},
+    }
+    if is_elastic:
+        group |= {"priority": _PRIORITY_OF_MARKET[market], "idleTimeoutSeconds": IDLE_S}
+    return group
+
+
+def _priority(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
+    """Priority class of pods, where no engine of the cluster reads it from a label."""
+    name = attempt.spec.place.priority
+    return {} if name == "normal" or cluster.scheduler != "default" else {"priorityClassName": name}
+
+
+def _nodes(selector: Any, tolerations: Any) -> KubeObject:
+    return {
+        **({"nodeSelector": dict(selector)} if selector else {}),
+        **({"tolerations": [dict(each) for each in tolerations]} if tolerations else {}),
+    }
+
+
+def _nodes_without(labels: dict[str, str]) -> KubeObject:
+    """Nodes on which at least one of `labels` has another value or is missing. Terms are joined by "or"."""
+    terms = [
+        {"matchExpressions": [{"key": name, "operator": "NotIn", "values": [value]}]} for name, value in labels.items()
+    ]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def _template_metadata(attempt: PlacedAttempt) -> KubeObject:
+    return {"labels": {**attempt.spec.launch.labels, **attempt.labels}}
+
+
+def _autoscaler() -> KubeObject:
+    return {
+        "version": "v2",
+        "upscalingMode": "Default",
+        "idleTimeoutSeconds": IDLE_S,
+        "env": [{"name": "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S", "value": str(ALLOCATE_S)}],
+        "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "500m", "memory": "512Mi"}},
+        "securityContext": container_security(),
+    }
+
+
+def _on_shared(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
+    """Part of a RayJob on the chart's Ray cluster, which KubeRay neither deletes nor suspends for a job."""
+    environment = {"env_vars": dict(attempt.environment) | dict(attempt.spec.launch.env)}
+    words = attempt.words
+    if attempt.code:
+        # Pods of the shared cluster have the code of many jobs.
+        words = (*attempt.fetch_code[:-1], f"{CODE_FOLDER}/{attempt.code}", "--", *words)
+    return {
+        "clusterSelector": {"ray.io/cluster": cluster.shared_cluster},
+        "shutdownAfterJobFinishes": False,
+        "entrypoint": escaped(shlex.join(words)),
+        "runtimeEnvYAML": escaped(json.dumps(environment)),
+    }
+
+
+def _submitter(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
+    """Pod that submits the entrypoint. KubeRay's own one is refused under the Pod Security level `restricted`."""
+    container: KubeObject = {
+        "name": SUBMITTER,
+        "image": attempt.spec.launch.image or cluster.image,
+        "resources": {"requests": {"cpu": "100m", "memory": "256Mi"}, "limits": {"cpu": "1", "memory": "1Gi"}},
+        "securityContext": container_security(),
+    }
+    spec: KubeObject = {
+        "restartPolicy": "Never",
+        "containers": [container],
+        "securityContext": pod_security(),
+        "automountServiceAccountToken": False,
+        **_nodes(cluster.head_node_selector, cluster.head_tolerations),
+    }
+    if cluster.pull_secrets:
+        spec["imagePullSecrets"] = [{"name": name} for name in cluster.pull_secrets]
+    labels = _template_metadata(attempt)["labels"] | {SUBMITTER_LABEL: "true"}
+    return {"metadata": {"labels": labels}, "spec": spec}
+
+
+def _queue_labels(attempt: PlacedAttempt, cluster: Cluster) -> dict[str, str]:
+    place = attempt.spec.place
+    labels: dict[str, str] = {}
+    if cluster.scheduler == "kueue":
+        labels |= (
+            {"kueue.x-k8s.io/queue-name": place.queue or cluster.queues[0]} if place.queue or cluster.queues else {}
+        )
+        labels |= {"kueue.x-k8s.io/priority-class": place.priority} if place.priority != "normal" else {}
+    elif cluster.scheduler == "volcano":
+        labels |= {"ray.io/scheduler-name": "volcano", "ray.io/gang-scheduling-enabled": "true"}
+        labels |= {"volcano.sh/queue-name": place.queue} if place.queue else {}
+        labels |= {"ray.io/priority-class-name": place.priority} if place.priority != "normal" else {}
+    return labels

@@ -1,0 +1,61 @@
+"""Canonical form of a JobSpec: the text behind its key, and the fields in which two specs differ."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from forebay.errors import SpecChanged
+from forebay.fleet.spec.job_spec import JobSpec
+
+
+def canonical(spec: JobSpec) -> str:
+    """JSON text of everything that is written in a spec but its key: equal specs have equal texts."""
+    facts = {name: value for name, value in facts_of(spec).items() if name != "key"}
+    return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+def key_of(spec: JobSpec) -> str:
+    """The spec's own key, or the SHA-256 of its canonical form."""
+    return spec.key or hashlib.sha256(canonical(spec).encode()).hexdigest()
+
+
+def facts_of(spec: JobSpec) -> dict[str, Any]:
+    """All fields of a spec as JSON values."""
+    facts: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(spec)))
+    return facts
+
+
+def changes(old: JobSpec, new: JobSpec) -> dict[str, tuple[object, object]]:
+    """Fields in which two specs differ, by their path, each with both values."""
+    before, after = dict(_leaves("", facts_of(old))), dict(_leaves("", facts_of(new)))
+    names = sorted(before.keys() | after.keys())
+    return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
+
+
+def require_same(old: JobSpec, new: JobSpec) -> None:
+    """Raise `SpecChanged`, with the fields that differ, if a job of this name exists with another spec."""
+    if key_of(old) == key_of(new):
+        return
+    differing = changes(old, new) or {"key": (old.key, new.key)}
+    shown = "\n".join(f"  {name}: {was!r} -> {now!r}" for name, (was, now) in differing.items())
+    raise SpecChanged(
+        f"the job {new.name!r} exists with another specification:\n{shown}\n"
+        "Give the new job another name, or submit it with --replace.",
+        name=new.name,
+        fields=list(differing),
+    )
+
+
+def _leaves(path: str, value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, Mapping) and value:
+        for name, each in value.items():
+            yield from _leaves(f"{path}.{name}" if path else str(name), each)
+    elif isinstance(value, list) and any(isinstance(each, Mapping) for each in value):
+        for number, each in enumerate(value):
+            yield from _leaves(f"{path}[{number}]", each)
+    else:
+        yield path, value

@@ -1,0 +1,318 @@
+"""JobSpec: what a user wants to run, on which machines and clusters. TOML and JSON Schema are derived from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Literal
+
+from pydantic import ConfigDict
+
+from forebay.fleet.spec.fields import (
+    Argument,
+    Bytes,
+    Count,
+    Cpus,
+    Duration,
+    EnvValue,
+    Price,
+    Words,
+    fault,
+    settle_fields,
+)
+from forebay.fleet.spec.names import check_dns_label, check_env_name, check_label, check_text
+from forebay.fleet.spec.secret_values import refuse_secrets
+from forebay.training.job.elastic import Elastic
+
+MAX_WORKERS = 10_000
+_REFERENCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
+_STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+Spot = Literal["never", "prefer", "only"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskWorkers:
+    """Workers of a task: how many, and what each of them needs."""
+
+    __pydantic_config__ = _STRICT
+
+    min: Count = 1
+    """Smallest number of workers that can train. The task starts when there is room for them."""
+    max: Count | None = None
+    """Largest number of workers. By default `min`."""
+    cpu: Cpus = "1"
+    """CPUs of one worker, for example 12 or 500m."""
+    memory: Bytes | None = None
+    """Memory of one worker, for example 96Gi. By default that of the SKU."""
+    gpus: Count = 0
+    """GPUs of one worker."""
+    sku: Words = ()
+    """SKUs of the fleet that may be used, the preferred one first. By default any."""
+    spot: Spot = "never"
+    """Whether workers may run on machines that can be taken away."""
+    ephemeral: Bytes | None = None
+    """Local disk of one worker, for example 100Gi."""
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
+        if self.max is None:
+            object.__setattr__(self, "max", self.min)
+        for name, count, least, most in (
+            ("min", self.min, 1, MAX_WORKERS),
+            ("max", self.largest, 1, MAX_WORKERS),
+            ("gpus", self.gpus, 0, 64),
+        ):
+            if not least <= count <= most:
+                raise fault(f"{count} cannot work. Give a whole number from {least} to {most}.", name)
+        if self.min > self.largest:
+            raise fault(f"min={self.min} is more than max={self.max}. Give 1 <= min <= max.", "min")
+        if len(set(self.sku)) < len(self.sku):
+            raise fault(f"a SKU is named twice in {list(self.sku)}. Name each once, the preferred one first.", "sku")
+
+    @property
+    def largest(self) -> int:
+        """Largest number of workers."""
+        return self.min if self.max is None else self.max
+
+    @property
+    def elastic(self) -> Elastic:
+        """Bounds of the job that the task runs."""
+        return Elastic(min_workers=self.min, max_workers=self.largest)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Task:
+    """One step of a job: a job file with its values, or a command, on its own workers."""
+
+    __pydantic_config__ = _STRICT
+
+    name: str = "main"
+    """Name of the task, unique in the job: lower-case letters, digits and '-'."""
+    after: tuple[str, ...] = ()
+    """Tasks that must succeed before this one starts."""
+    run: str | None = None
+    """Path of a job file with a function `job(...)` or `sweep(...)`."""
+    args: Mapping[str, Argument] = field(default_factory=dict)
+    """Values of the parameters of that function."""
+    command: tuple[str, ...] = ()
+    """Words of a command, instead of `run`. They are never joined into a shell line."""
+    workers: TaskWorkers = field(default_factory=TaskWorkers)
+    """Workers of the task."""
+    retries: Count = 3
+    """Number of further attempts, each of which may run on another cluster."""
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
+        check_dns_label("name", self.name)
+        if (self.run is None) == (not self.command):
+            found = "neither `run` nor `command`" if self.run is None else "both `run` and `command`"
+            raise fault(f"the task {self.name!r} has {found}. Give one of them.", "run")
+        if self.command and self.args:
+            raise fault("args belong to `run`. Write them as words of `command`.", "args")
+        if self.run is not None and (
+            "://" in self.run or self.run.startswith(("/", "~")) or ".." in self.run.split("/")
+        ):
+            raise fault(f"{self.run!r} is outside the folder of the job file. Give a path below it.", "run")
+        for name in self.args:
+            if not name.isidentifier():
+                raise fault(f"{name!r} is not a parameter of a Python function. Write name = value.", "args")
+        for number, text in enumerate(self.command):
+            check_text(text, "command", number)
+        if not 0 <= self.retries <= 1000:
+            raise fault(f"{self.retries} cannot work. Give a whole number from 0 to 1000.", "retries")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unreachable:
+    """Rule for an attempt whose cluster does not answer."""
+
+    __pydantic_config__ = _STRICT
+
+    after: Duration = 600.0
+    """Time without an answer, for example 10m."""
+    then: Literal["fence", "wait"] = "fence"
+    """`fence` starts the next attempt elsewhere. `wait` waits, for jobs with effects outside their storage."""
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
+        if self.after < 30:
+            raise fault("a cluster is asked every few seconds. Give 30s or more.", "after")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Clusters that a job may use, and the limits of its start, its end and its price."""
+
+    __pydantic_config__ = _STRICT
+
+    clusters: Words | Mapping[str, str] = ("any",)
+    """Names of clusters, with `*`, or labels that a cluster must have."""
+    deny: Words = ()
+    """Names of clusters that are never used, with `*`."""
+    cluster: Literal["own", "shared"] = "own"
+    """`own` makes a Ray cluster for each attempt. `shared` uses the one of the chart."""
+    queue: str | None = None
+    """Queue of Kueue in the cluster."""
+    priority: str = "normal"
+    """Priority class of the fleet, where `normal` sets none."""
+    start_within: Duration = 600.0
+    """Time in which the workers must run. After it, the next cluster is tried."""
+    finish_within: Duration | None = None
+    """Time after which an attempt is ended."""
+    max_price_per_hour: Price | None = None
+    """Highest price of the smallest world per hour, in the currency of the fleet."""
+    unreachable: Unreachable = field(default_factory=Unreachable)
+    """Rule for an attempt whose cluster does not answer."""
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
+        if not self.clusters:
+            raise fault('no cluster is allowed. Write clusters = ["any"], names, or labels.', "clusters")
+        for name, least in (("start_within", 10.0), ("finish_within", 60.0)):
+            seconds = getattr(self, name)
+            if seconds is not None and not least <= seconds <= 366 * 86_400:
+                raise fault(f"{seconds:g} s cannot work. Give a time from {least:g}s to 366d.", name)
+        if self.queue is not None:
+            check_dns_label("queue", self.queue, most=63)
+        check_dns_label("priority", self.priority, most=63)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mount:
+    """A Secret, a ConfigMap or a claim of the namespace, as files in every container."""
+
+    __pydantic_config__ = _STRICT
+
+    path: str
+    """Absolute path in the container."""
+    secret: str | None = None
+    """Name of a Secret."""
+    config_map: str | None = None
+    """Name of a ConfigMap."""
+    claim: str | None = None
+    """Name of a PersistentVolumeClaim, mounted read-only."""
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
+        given = [name for name in ("secret", "config_map", "claim") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise fault("a mount shows one thing. Give secret, config_map or claim, and its name.", *given[1:2])
+        if not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", self.source) or len(self.source) > 253:
+            raise fault(f"{self.source!r} is not the name of an object of Kubernetes.", given[0])
+        if not re.fullmatch(r"(/[A-Za-z0-9_][A-Za-z0-9._-]*)+", self.path):
+            raise fault(
+                f"{self.path!r} is not an absolute path of plain names. Write for example /secrets/krb.", "path"
+            )
+
+    @property
+    def source(self) -> str:
+        """Name of the object that is mounted."""
+        return self.secret or self.config_map or self.claim or ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The container of every node of the job, and what runs in it before Ray."""
+
+    __pydantic_config__ = _STRICT
+
+    image: str | None = None
+    """Image, best with its digest. By default that of the fleet."""
+    setup: Words = ()
+    """Shell lines that run before Ray starts. One that fails ends the pod, with its output."""
+    env: Mapping[str, EnvValue] = field(default_factory=dict)
+    """Environment variables that are no secrets."""
+    secret_env: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables from Secrets: `HF_TOKEN = "hf-token/token"` is the key `token` of the Secret `hf-token`."""
+    mounts: tuple[Mount, ...] = ()
+    """Secrets, ConfigMaps and claims as files."""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    """Further labels of the pods."""
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
+        for number, line in enumerate(self.setup):
+            check_text(line, "setup", number)
+        for table in ("env", "secret_env"):
+            for name in getattr(self, table):
+                check_env_name(name, table)
+        self._check_env()
+        for name, value in self.labels.items():
+            check_label(name, value)
+        paths = [mount.path for mount in self.mounts]
+        for number, path in enumerate(paths):
+            if path in paths[:number]:
+                raise fault(f"{path} is mounted twice. Give each mount its own path.", "mounts", number, "path")
+
+    def _check_env(self) -> None:
+        for name, value in self.env.items():
+            check_text(value, "env", name)
+            if name in self.secret_env:
+                raise fault(f"{name} is in env and in secret_env. Keep one of them.", "env", name)
+        for name, reference in self.secret_env.items():
+            if not _REFERENCE.fullmatch(reference):
+                raise fault('this is not a reference. Write "NAME/KEY" of a Secret.', "secret_env", name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobSpec:
+    """A job as its user wants it: its tasks, where it may run, and where its results are kept."""
+
+    __pydantic_config__ = _STRICT
+
+    name: str
+    """Name of the job and of its run: lower-case letters, digits and '-', at most 30 characters."""
+    storage: str
+    """Folder of all runs: a path or a URI. What the job saves is below `<storage>/<name>`."""
+    key: str | None = None
+    """Same name and key: the same job. By default a hash of everything that is written here."""
+    task: tuple[Task, ...]
+    """Tasks of the job, in the order of `after`."""
+    place: Place = field(default_factory=Place)
+    """Clusters, limits and deadlines."""
+    launch: Launch = field(default_factory=Launch)
+    """Image, environment and setup."""
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
+        check_dns_label("name", self.name)
+        if not self.storage.strip() or any(ord(letter) < 32 for letter in self.storage):
+            raise fault("this is not a path or a URI. Write for example s3://bucket/runs.", "storage")
+        if self.key is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", self.key):
+            raise fault("a key has letters, digits, '.', '_' and '-', at most 63.", "key")
+        _check_order(self.task)
+        refuse_secrets(asdict(self))
+
+    def run_name(self, task: Task) -> str:
+        """Name of the run of a task: the job's name, with the task's name if there are several."""
+        return self.name if len(self.task) == 1 else f"{self.name}.{task.name}"
+
+
+def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
+    """Tasks in an order in which each one comes after those that it names. Raises `InvalidJobSpec` for a cycle."""
+    left, done = list(tasks), list[Task]()
+    while left:
+        names = {task.name for task in done}
+        ready = next((task for task in left if names.issuperset(task.after)), None)
+        if ready is None:
+            circle = ", ".join(f"{task.name} after {' and '.join(task.after)}" for task in left)
+            place = ("task", tasks.index(left[0]), "after")
+            raise fault(f"these tasks wait for each other: {circle}. Remove one `after`.", *place)
+        left.remove(ready)
+        done.append(ready)
+    return tuple(done)
+
+
+def _check_order(tasks: tuple[Task, ...]) -> None:
+    if not tasks:
+        raise fault("a job has at least one task. Add [[task]] with run or command.", "task")
+    names = [task.name for task in tasks]
+    for number, task in enumerate(tasks):
+        if task.name in names[:number]:
+            raise fault(f"two tasks are called {task.name!r}. Give each its own name.", "task", number, "name")
+        for other in task.after:
+            if other not in names:
+                raise fault(f"there is no task {other!r}; there are {', '.join(names)}.", "task", number, "after")
+    ordered(tasks)

@@ -1,0 +1,52 @@
+"""Names and texts that Kubernetes accepts."""
+
+from __future__ import annotations
+
+import re
+
+from forebay.fleet.spec.fields import fault
+
+MAX_NAME = 30
+_DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_OURS = "FOREBAY_"
+
+
+def check_dns_label(field_name: str, name: str, most: int = MAX_NAME) -> None:
+    """Raise `InvalidJobSpec` for a name that is no label of DNS (RFC 1035), or too long."""
+    if len(name) > most:
+        raise fault(f"{name!r} has {len(name)} characters. Give at most {most}.", field_name)
+    if not _DNS_1035.fullmatch(name):
+        raise fault(
+            f"{name!r} cannot name an object of Kubernetes. Use lower-case letters, digits and '-', and begin with a "
+            "letter.",
+            field_name,
+        )
+
+
+def check_text(text: str, *path: str | int) -> None:
+    """Raise `InvalidJobSpec` for a text that no program can be given."""
+    if "\0" in text:
+        raise fault("it has a character of code 0, which no program can be given. Remove it.", *path)
+
+
+def check_env_name(name: str, table: str) -> None:
+    """Raise `InvalidJobSpec` for a name that no environment variable can have, or that Forebay sets."""
+    if not _ENV_NAME.fullmatch(name):
+        raise fault(f"{name!r} cannot name an environment variable. Use letters, digits and '_'.", table)
+    if name.startswith(_OURS):
+        raise fault(f"names that begin with {_OURS} are set by Forebay. Choose another name.", table, name)
+
+
+def check_label(name: str, value: str) -> None:
+    """Raise `InvalidJobSpec` for a label that Kubernetes refuses, or that belongs to an operator."""
+    prefix, slash, short = name.rpartition("/")
+    if not _LABEL.fullmatch(short) or (slash and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", prefix)):
+        raise fault(f"{name!r} cannot name a label of Kubernetes.", "labels")
+    if prefix.endswith(("forebay.dev", "ray.io", "kubernetes.io", "k8s.io")):
+        raise fault(f"labels of {prefix} are set by Forebay and its operators. Choose another prefix.", "labels", name)
+    if value and not _LABEL.fullmatch(value):
+        raise fault(
+            f"{value!r} cannot be the value of a label: at most 63 letters, digits, '-', '_', '.'.", "labels", name
+        )

@@ -1,0 +1,137 @@
+"""Output folder of a scoring run: one Parquet file per shard, whose name is its number."""
+
+from __future__ import annotations
+
+import io
+import re
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import xxhash
+from pyarrow import fs
+
+from forebay.errors import ScoringFailed
+from forebay.storage.atomic import write_atomically, write_failed
+from forebay.storage.filesystem import Location, below, resolve
+from forebay.storage.globs import children
+
+_NAME = re.compile(r"shard-(\d{8})\.parquet")
+_DIGEST, _PLAN = b"forebay.digest", b"forebay.data.plan"
+_OBJECT_STORES = ("s3://", "gs://", "gcs://", "abfs://", "abfss://")
+"""Stores in which a file appears when it is closed, and whole."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerFolder:
+    """Folder of one plan. Any number of processes may write to it.
+
+    Attributes:
+        uri: Folder.
+        plan: Fingerprint of the plan.
+        is_exact: Whether every process that answers a shard gives equal bytes.
+    """
+
+    uri: str
+    plan: str
+    is_exact: bool = True
+
+    def existing(self) -> set[int]:
+        """Numbers of the shards that are written. Only complete files have such a name."""
+        place = resolve(self.uri)
+        if not place.fs.get_file_info(place.path).type:
+            return set()
+        names = (info.base_name for info in children(place.fs, place.path))
+        return {int(found[1]) for name in names if (found := _NAME.fullmatch(name))}
+
+    def write(self, shard: int, table: pa.Table) -> bool:
+        """Write a shard, unless it is there. Returns whether it was missing.
+
+        The file gets its name last, so that a process that is killed leaves none, or a whole one.
+
+        Raises:
+            WriteFailed: The storage refuses.
+            ScoringFailed: The shard is there with other answers, and the engine's are exact.
+        """
+        uri = below(self.uri, shard_name(shard))
+        digest = _digest(table)
+        if (found := _found_digest(uri)) is not None:
+            self._compare(uri, found, digest)
+            return False
+        content = io.BytesIO()
+        facts = {_DIGEST: digest.encode(), _PLAN: self.plan.encode()}
+        with pq.ParquetWriter(content, table.schema.with_metadata(facts), compression="zstd") as writer:
+            writer.write_table(table.replace_schema_metadata(facts))
+        try:
+            _write_whole(uri, content.getvalue())
+        except OSError as error:
+            raise write_failed(f"Shard {shard} of the answers", uri, error) from error
+        return True
+
+    def read(self) -> Iterator[pa.Table]:
+        """Tables of all shards that are there, in the order of the source."""
+        for shard in sorted(self.existing()):
+            place = resolve(below(self.uri, shard_name(shard)))
+            with place.fs.open_input_file(place.path) as file:
+                yield pq.read_table(file)
+
+    def _compare(self, uri: str, found: str, digest: str) -> None:
+        if self.is_exact and found != digest:
+            raise ScoringFailed(
+                f"{uri} is there with answers of digest {found}, and this process has digest {digest} for the same "
+                "rows of the same plan. Another process of this run changed its software or its device: remove the "
+                "folder, and score again with equal machines.",
+                found=found,
+                digest=digest,
+            )
+
+
+def shard_name(shard: int) -> str:
+    """File name of a shard."""
+    return f"shard-{shard:08d}.parquet"
+
+
+def _write_whole(uri: str, content: bytes) -> None:
+    """Write a file that appears at once, with all its content."""
+    place = resolve(uri)
+    if place.is_local or place.uri.startswith(_OBJECT_STORES):
+        write_atomically(uri, content)
+        return
+    folder, _, name = place.path.rpartition("/")
+    draft = f"{folder}/.{name}.{uuid.uuid4().hex}"
+    place.fs.create_dir(folder, recursive=True)
+    with place.fs.open_output_stream(draft) as stream:
+        stream.write(content)
+    _rename(place, draft)
+
+
+def _rename(place: Location, draft: str) -> None:
+    try:
+        place.fs.move(draft, place.path)
+    except OSError:
+        # HDFS refuses to replace a file: another process was first.
+        if not place.fs.get_file_info(place.path).type == fs.FileType.File:
+            raise
+        place.fs.delete_file(draft)
+
+
+def _found_digest(uri: str) -> str | None:
+    place = resolve(uri)
+    try:
+        with place.fs.open_input_file(place.path) as file:
+            facts = pq.read_schema(file).metadata or {}
+    except FileNotFoundError:
+        return None
+    return str(facts.get(_DIGEST, b"").decode())
+
+
+def _digest(table: pa.Table) -> str:
+    """Hash of names, types and values."""
+    state = xxhash.xxh3_128(str(table.schema.remove_metadata()).encode())
+    for column in table.columns:
+        # In one chunk: equal values in other chunks have other bytes.
+        whole = pa.RecordBatch.from_arrays([column.combine_chunks()], names=["column"])
+        state.update(whole.serialize())
+    return state.hexdigest()

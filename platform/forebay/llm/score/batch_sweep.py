@@ -1,0 +1,88 @@
+"""Throughput of an engine over batch sizes, on the first rows of the data."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from forebay.errors import InvalidOption, ScoringFailed, whole_number
+from forebay.llm.chat import InvalidConversation
+from forebay.llm.score.engines.engine import Prompt
+from forebay.llm.score.request import ScoreRequest
+from forebay.llm.score.scoring import ScoreSetup, set_up
+
+LEAST_ROWS, ROWS_PER_BATCH = 64, 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchThroughput:
+    """Rates of one batch size, per second of one engine, without the time to open it."""
+
+    batch: int
+    rows: int
+    input_tokens: int
+    output_tokens: int
+    seconds: float
+
+    @property
+    def requests_per_s(self) -> float:
+        """Rows per second."""
+        return self.rows / self.seconds
+
+    @property
+    def output_tokens_per_s(self) -> float:
+        """Generated tokens per second."""
+        return self.output_tokens / self.seconds
+
+
+def sweep_batches(request: ScoreRequest, batches: Sequence[int]) -> Iterator[BatchThroughput]:
+    """Rates of each batch size, as they are measured, with one engine in this process. Writes no answers.
+
+    A batch size is measured on `ROWS_PER_BATCH` batches, and at least `LEAST_ROWS` rows, after one batch to warm up.
+
+    Raises as `score_rows`, and `InvalidOption` for sizes below 1.
+    """
+    if not batches:
+        raise InvalidOption("no batch size is given. Give some, such as 1,8,16,32,64,128.")
+    for batch in batches:
+        whole_number("batch", batch, least=1)
+    setup = set_up(request)
+    prompts = _prompts(setup, max(LEAST_ROWS, ROWS_PER_BATCH * max(batches)))
+    if not prompts:
+        raise ScoringFailed(f"none of the first rows of {request.data} has a prompt.")
+    for batch in batches:
+        yield _measured(replace(request, batch=batch), setup, prompts[: max(LEAST_ROWS, ROWS_PER_BATCH * batch)])
+
+
+def _measured(request: ScoreRequest, setup: ScoreSetup, prompts: list[Prompt]) -> BatchThroughput:
+    engine = request.engine_spec().open()
+    try:
+        setup.spec.task.ask(engine, prompts[: request.batch])
+        began = time.perf_counter()
+        answers = setup.spec.task.ask(engine, prompts)
+        seconds = time.perf_counter() - began
+    finally:
+        engine.close()
+    return BatchThroughput(
+        batch=request.batch,
+        rows=len(prompts),
+        input_tokens=sum(each.input_tokens for each in answers),
+        output_tokens=sum(each.output_tokens for each in answers),
+        seconds=seconds,
+    )
+
+
+def _prompts(setup: ScoreSetup, count: int) -> list[Prompt]:
+    """First `count` prompts of the data. Rows without one are left out, and a small data set is repeated."""
+    stop = min(count, setup.layout.rows)
+    found = []
+    block = setup.spec.source.open(setup.spec.columns, ()).read(0, stop)
+    for row, values in enumerate(block.rows):
+        if row in block.errors:
+            continue
+        try:
+            found.append(setup.spec.prompts.prompt(row, values))
+        except InvalidConversation:
+            continue
+    return (found * (count // max(len(found), 1) + 1))[:count]

@@ -1,0 +1,40 @@
+"""Generated tokens as an answer: the text, and why it ended. The same for every engine that sees tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.llm.score.engines.engine import RowAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerText:
+    """Text of generated tokens, up to the first of the texts `stop`."""
+
+    tokenizer: Any
+    stop: tuple[str, ...]
+
+    def answer(self, input_tokens: int, ids: Sequence[int], *, is_ended: bool) -> RowAnswer:
+        """RowAnswer of the tokens. `is_ended`: the last one is an end token, which is not part of the text."""
+        text = self._decoded(ids[:-1] if is_ended else ids)
+        cut = self._cut(text)
+        return RowAnswer(
+            text=text if cut is None else text[:cut],
+            finish_reason="stop" if is_ended or cut is not None else "length",
+            input_tokens=input_tokens,
+            output_tokens=len(ids),
+        )
+
+    def has_stop(self, ids: Sequence[int]) -> bool:
+        """Whether a stop text is in the text of the tokens."""
+        return bool(self.stop) and self._cut(self._decoded(ids)) is not None
+
+    def _cut(self, text: str) -> int | None:
+        """Place of the first stop text, None if there is none."""
+        found = [place for stop in self.stop if (place := text.find(stop)) >= 0]
+        return min(found, default=None)
+
+    def _decoded(self, ids: Sequence[int]) -> str:
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=True))

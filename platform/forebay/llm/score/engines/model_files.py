@@ -1,0 +1,33 @@
+"""Identity of a model's folder: content of its small files, version of its weights."""
+
+from __future__ import annotations
+
+from pyarrow import fs
+
+from forebay.data.transform.fingerprint.values import Identity, canonical, digest
+from forebay.storage.filesystem import below, resolve
+from forebay.storage.globs import children
+from forebay.storage.versions import stat_etag
+
+_SMALL_BYTES = 16 << 20
+_NOT_THE_MODEL = (".md", ".txt", ".gitattributes", ".png", ".jpg", ".html")
+
+
+def model_identity(folder: str) -> str:
+    """Digest of the files of a model: contents up to 16 MiB, and size, time and etag of larger ones."""
+    place = resolve(folder)
+    files = sorted((info for info in children(place.fs, place.path) if info.type == fs.FileType.File), key=_name)
+    facts: list[Identity] = []
+    for info in files:
+        if info.base_name.startswith(".") or info.base_name.endswith(_NOT_THE_MODEL):
+            continue
+        if info.size <= _SMALL_BYTES:
+            with place.fs.open_input_stream(info.path, compression=None) as stream:
+                facts.append([info.base_name, digest(stream.read())])
+        else:
+            facts.append([info.base_name, info.size, info.mtime_ns or 0, stat_etag(below(place.uri, info.base_name))])
+    return digest(canonical(facts).encode())[:32]
+
+
+def _name(info: fs.FileInfo) -> str:
+    return str(info.base_name)

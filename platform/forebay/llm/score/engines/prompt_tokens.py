@@ -1,0 +1,112 @@
+"""Prompts as token ids: conversations by the chat template, texts as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from forebay.errors import InvalidOption
+from forebay.llm.chat import (
+    Document,
+    InvalidConversation,
+    Rendered,
+    TrainOn,
+    encode,
+    encode_marked,
+    has_generation_marks,
+    prompt_and_completion,
+    render,
+)
+from forebay.llm.score.engines.engine import Prompt, RowAnswer
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptTokens:
+    """Tokenizer of an engine. `positions` is the most tokens of a prompt and its answer together, None without limit.
+
+    The begin token stands before a text if the tokenizer puts it there itself. A chat template writes its own.
+    """
+
+    tokenizer: Any
+    name: str
+    positions: int | None
+
+    def questions(self, prompts: Sequence[Prompt]) -> list[list[int] | RowAnswer]:
+        """Token ids of each prompt, or an answer with an error: a prompt without tokens, or one that is too long."""
+        texts, kinds = [self._text(prompt) for prompt in prompts], [isinstance(each.content, str) for each in prompts]
+        ids: list[list[int]] = [[] for _ in prompts]
+        for is_plain in (True, False):
+            chosen = [number for number, kind in enumerate(kinds) if kind == is_plain]
+            if chosen:
+                found = self.tokenizer([texts[number] for number in chosen], add_special_tokens=is_plain)["input_ids"]
+                for number, each in zip(chosen, found, strict=True):
+                    ids[number] = self._without_end(list(each))
+        return [self._refusal(len(each), room=1) or each for each in ids]
+
+    def documents(self, prompts: Sequence[Prompt]) -> list[Document | RowAnswer]:
+        """Token ids and targets of each prompt with its completion: as training sees them."""
+        ready = [self._ready(prompt) for prompt in prompts]
+        encoded = encode(self.tokenizer, [each for each in ready if isinstance(each, Rendered)])
+        found = [next(encoded) if isinstance(each, Rendered) else each for each in ready]
+        return [each if isinstance(each, RowAnswer) else self._checked(each) for each in found]
+
+    def _text(self, prompt: Prompt) -> str:
+        if isinstance(prompt.content, str):
+            return prompt.content
+        self._need_template()
+        return str(self.tokenizer.apply_chat_template(prompt.content, tokenize=False, add_generation_prompt=True))
+
+    def _ready(self, prompt: Prompt) -> Rendered | Document | RowAnswer:
+        content, begin, end = prompt.content, self._begin(), self.tokenizer.eos_token
+        if isinstance(content, str):
+            if prompt.completion is None:
+                return Rendered(begin + content + end, None)
+            return prompt_and_completion(begin + content, prompt.completion + end)
+        self._need_template()
+        if prompt.completion is not None:
+            content = [*content, {"role": "assistant", "content": prompt.completion}]
+        train_on: TrainOn = "assistant" if prompt.completion is None else "last"
+        try:
+            if has_generation_marks(self.tokenizer):
+                return encode_marked(self.tokenizer, content, train_on)
+            return render(self.tokenizer, content, train_on)
+        except InvalidConversation as error:
+            return RowAnswer(error=str(error))
+
+    def _checked(self, document: Document) -> Document | RowAnswer:
+        if not document.is_target[1:].any():
+            return RowAnswer(error="nothing of the text counts: it has no token behind the first one")
+        return self._refusal(len(document.ids), room=0) or document
+
+    def _refusal(self, length: int, *, room: int) -> RowAnswer | None:
+        if length == 0:
+            return RowAnswer(error="the prompt is empty")
+        if self.positions is not None and length + room > self.positions:
+            return RowAnswer(
+                error=f"the prompt has {length} tokens, and the model has {self.positions} positions",
+                input_tokens=length,
+            )
+        return None
+
+    def _need_template(self) -> None:
+        if not self.tokenizer.chat_template:
+            raise InvalidOption(
+                f"the data holds conversations, and the tokenizer of {self.name} has no chat template. Set "
+                'chat_template="chatml", or the template that the model was trained with as a Jinja text.'
+            )
+
+    def _begin(self) -> str:
+        """Text of the token that this tokenizer puts before a text, or none."""
+        before: Sequence[int] = self.tokenizer("")["input_ids"]
+        is_begin = bool(before) and before[0] == self.tokenizer.bos_token_id
+        return str(self.tokenizer.bos_token) if is_begin else ""
+
+    def _without_end(self, ids: list[int]) -> list[int]:
+        """The same ids without the end token that some tokenizers add, after which there is nothing to continue."""
+        is_added = (
+            len(ids) > 1
+            and ids[-1] == self.tokenizer.eos_token_id
+            and self.tokenizer("")["input_ids"][-1:] == [ids[-1]]
+        )
+        return ids[:-1] if is_added else ids

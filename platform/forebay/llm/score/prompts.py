@@ -1,0 +1,154 @@
+"""Rows of a source as prompts: which columns there are, or a function, decides what is asked."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from forebay.data.parquet.schemas import missing_column
+from forebay.data.transform.fingerprint.function import function_identity
+from forebay.data.transform.fingerprint.values import Identity
+from forebay.errors import InvalidOption
+from forebay.llm.chat import InvalidConversation, Messages, check_turns
+from forebay.llm.score.engines.engine import Prompt
+from forebay.llm.source.columns import SHAREGPT_ROLES
+
+Row: TypeAlias = Mapping[str, Any]
+PromptFunction: TypeAlias = Callable[[dict[str, Any]], Any]
+"""Function of a row, as a dictionary, that returns a text or a conversation."""
+KNOWN = ("messages", "conversations", "prompt", "instruction", "text")
+"""Columns that are looked for, in this order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PromptSource:
+    """Rule by which a row becomes a prompt.
+
+    Attributes:
+        column: Column of the prompt, None with a template or a function.
+        template: Text with `{column}` fields.
+        function: Function of the row.
+        completion: Column of the text whose log-likelihood is asked for.
+        is_chat: Whether a text is asked as the turn of a user, by the chat template.
+        with_answer: Whether a conversation keeps its last turn if that is the assistant's.
+    """
+
+    column: str | None = None
+    template: str | None = None
+    function: PromptFunction | None = None
+    completion: str | None = None
+    is_chat: bool = False
+    with_answer: bool = False
+
+    def columns(self, present: Sequence[str]) -> tuple[str, ...]:
+        """Columns that a prompt needs. A function may need all."""
+        if self.function is not None:
+            return tuple(present)
+        names: list[str | None] = [self.column] if self.template is None else [*_fields(self.template)]
+        if self.column == "instruction" and "input" in present:
+            names.append("input")
+        return tuple(dict.fromkeys(name for name in (*names, self.completion) if name is not None))
+
+    def identity(self) -> Identity:
+        """Everything that decides the prompts of given rows."""
+        facts: dict[str, Identity] = {
+            "column": self.column,
+            "template": self.template,
+            "function": None if self.function is None else function_identity(self.function, None),
+            "completion": self.completion,
+            "chat": self.is_chat,
+            "with_answer": self.with_answer,
+        }
+        return {name: fact for name, fact in facts.items() if fact not in (None, False)}
+
+    def prompt(self, number: int, row: Row) -> Prompt:
+        """Prompt of row `number`. Raises `InvalidConversation` for a row that has none."""
+        completion = None if self.completion is None else _completion(row[self.completion], self.completion)
+        return Prompt(row=number, content=self._content(row), completion=completion)
+
+    def question(self, row: Row) -> str | None:
+        """Text of the prompt of a row: the last turn of a conversation. None for a row that has no prompt."""
+        try:
+            content = self._content(row)
+        except InvalidConversation:
+            return None
+        return content if isinstance(content, str) else str(content[-1]["content"])
+
+    def _content(self, row: Row) -> str | Messages:
+        if self.function is not None:
+            return self._checked(self.function(dict(row)), "the prompt function's result")
+        if self.template is not None:
+            for name in _fields(self.template):
+                if row[name] is None:
+                    raise InvalidConversation(f"column {name!r} is null")
+            return self._checked(self.template.format(**row), "the template's result")
+        assert self.column is not None
+        value = row[self.column]
+        if self.column == "conversations" and isinstance(value, list):
+            value = [
+                {"role": SHAREGPT_ROLES.get(str(turn.get("from")), turn.get("from")), "content": turn.get("value")}
+                for turn in value
+            ]
+        if self.column == "instruction" and row.get("input"):
+            value = f"{value}\n\n{row['input']}"
+        return self._checked(value, f"column {self.column!r}")
+
+    def _checked(self, value: object, what: str) -> str | Messages:
+        is_chat = self.is_chat or self.column == "instruction"
+        if isinstance(value, str):
+            if not value.strip():
+                raise InvalidConversation(f"{what} is empty")
+            return [{"role": "user", "content": value}] if is_chat else value
+        if value is None:
+            raise InvalidConversation(f"{what} is null")
+        turns = check_turns(value)
+        if not self.with_answer and turns[-1]["role"] == "assistant":
+            turns = turns[:-1]
+        if not turns:
+            raise InvalidConversation(f"{what} has no turn but the assistant's")
+        return turns
+
+
+def find_prompt(source: PromptSource, present: Sequence[str], where: str) -> PromptSource:
+    """`source` with the column that the data has, if it names none.
+
+    Raises `InvalidOption` if none of `KNOWN` is there, `MissingColumn` for a named one that is not.
+    """
+    if source.column is None and source.template is None and source.function is None:
+        found = [name for name in KNOWN if name in present]
+        if not found:
+            raise InvalidOption(
+                f"{where} has the columns {', '.join(map(repr, present))}, and none of {', '.join(KNOWN)}. Name the "
+                'column of the prompts: prompt=NAME, or give template="... {column} ...".',
+                columns=tuple(present),
+            )
+        source = PromptSource(
+            column=found[0], completion=source.completion, is_chat=source.is_chat, with_answer=source.with_answer
+        )
+    for name in source.columns(present):
+        if name not in present:
+            raise missing_column(name, present, where)
+    return source
+
+
+def _fields(template: str) -> list[str]:
+    try:
+        names = [name for _, name, _, _ in string.Formatter().parse(template) if name is not None]
+    except ValueError as error:
+        raise InvalidOption(
+            f"template={template!r} is not a template ({error}). Double the braces of a text."
+        ) from error
+    if not names or not all(name.isidentifier() for name in names):
+        raise InvalidOption(
+            f"template={template!r} needs fields that are names of columns, such as {{question}}. Double the braces of "
+            "a text: {{ and }}."
+        )
+    return list(dict.fromkeys(names))
+
+
+def _completion(value: object, name: str) -> str:
+    if not isinstance(value, str) or not value:
+        raise InvalidConversation(f"column {name!r} is {str(value)[:60]!r}, not text")
+    return value

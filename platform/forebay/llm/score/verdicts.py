@@ -1,0 +1,59 @@
+"""Verdicts of a judge: JSON in the text of an answer, checked against a schema."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from forebay.errors import InvalidOption
+from forebay.runtime.extras import extra_package
+
+_FENCED = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
+
+
+class InvalidVerdict(ValueError):
+    """A text that is no verdict: its message says why."""
+
+
+def check_schema(schema: Mapping[str, Any]) -> None:
+    """Raise `InvalidOption` for a schema that is not one, and if the package that checks it is missing."""
+    checker, errors = _import_jsonschema()
+    try:
+        checker.check_schema(schema)
+    except errors.SchemaError as error:
+        raise InvalidOption(f"schema= is not a JSON schema: {error.message}.") from error
+
+
+def verdict_of(text: str, schema: Mapping[str, Any]) -> Any:
+    """JSON value of `text`: the whole of it, or its first block between ``` marks. Raises `InvalidVerdict`."""
+    fenced = _FENCED.search(text)
+    try:
+        value = json.loads(fenced[1] if fenced else text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidVerdict(f"the answer is not JSON ({error}): {text[:80]!r}") from error
+    checker, _ = _import_jsonschema()
+    for found in checker(schema).iter_errors(value):
+        place = "".join(f"[{each!r}]" for each in found.absolute_path) or "the verdict"
+        raise InvalidVerdict(f"the answer does not fit the schema: {place}: {found.message}"[:300])
+    return value
+
+
+def read_schema(text: str) -> dict[str, Any]:
+    """Schema of a JSON text. Raises `InvalidOption`."""
+    try:
+        schema = json.loads(text)
+    except ValueError as error:
+        raise InvalidOption(
+            f"schema= is not JSON ({error}): {text[:80]!r}. Give a JSON schema, or a file of one."
+        ) from error
+    if not isinstance(schema, dict):
+        raise InvalidOption(f"schema= is a JSON {type(schema).__name__}, not an object.")
+    return schema
+
+
+def _import_jsonschema() -> tuple[Any, Any]:
+    with extra_package("jsonschema", "A judge"):
+        import jsonschema  # noqa: PLC0415 - an extra
+    return jsonschema.Draft202012Validator, jsonschema.exceptions

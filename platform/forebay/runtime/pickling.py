@@ -1,0 +1,50 @@
+"""Pickling of the user's own code for processes that cannot import it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import cloudpickle
+
+from forebay.runtime.installed import package_of
+
+
+@contextmanager
+def own_code_by_value(pickler: Any = cloudpickle) -> Iterator[None]:
+    """Pickle the user's own modules (a job loaded by path, a notebook's neighbours, a test) by value in the block.
+
+    Modules of Python, of installed packages and of Forebay are pickled by name. cloudpickle pickles `__main__` by value
+    anyway. `pickler` is the module that pickles: Ray has a cloudpickle of its own, with its own list.
+    """
+    already = pickler.list_registry_pickle_by_value()
+    own = [
+        module
+        for name, module in list(sys.modules.items())
+        if getattr(module, "__file__", None)
+        and getattr(module, "__name__", None) == name
+        and name.partition(".")[0] not in ("__main__", "forebay")
+        and name not in already
+        and package_of(name) is None
+    ]
+    for module in own:
+        pickler.register_pickle_by_value(module)
+    try:
+        yield
+    finally:
+        for module in own:
+            pickler.unregister_pickle_by_value(module)
+
+
+def pickled(value: object) -> bytes:
+    """Pickle of `value` for another process of this program. The user's own code goes by value."""
+    with own_code_by_value():
+        data: bytes = cloudpickle.dumps(value)
+    return data
+
+
+def unpickled(data: bytes) -> Any:
+    """Value of a pickle that another process of this program has sent."""
+    return cloudpickle.loads(data)

@@ -1,0 +1,175 @@
+"""Callback that shows the progress of a run on a terminal, or as a few lines in a log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn
+from rich.progress import Progress as Bars
+
+from forebay.events import (
+    EpochEnded,
+    Event,
+    Failed,
+    Finished,
+    Preempted,
+    Preparing,
+    Reported,
+    Resized,
+    RolledBack,
+    Started,
+    Warned,
+)
+from forebay.runtime.formatting import metric_text, metrics_text, rate_text, share_text, time_text
+from forebay.training.callbacks.throughput import Throughput
+from forebay.training.run_report.stages import stages_text
+from forebay.training.runs.control import Control
+
+FIRST_LINE_EVERY_S = 5.0
+LAST_LINE_EVERY_S = 60.0
+
+
+class Progress:
+    """Callback that shows epoch, step, loss, rows/s, share of time waiting for data, and the time left.
+
+    On a terminal it updates one bar. Elsewhere (a CI log, a file) it writes a line every five seconds, and less often
+    as the run gets longer. The summary of each epoch stays on the screen. `console` is the output, standard
+    error by default. `clock` returns monotonic seconds.
+    """
+
+    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._clock = clock
+        self._began = clock()
+        self._pace = Throughput()
+        self._started: Started | None = None
+        self._first_batch = 0
+        self._bar: _Bar | None = None
+        self._line_due: float | None = None
+
+    def __call__(self, event: Event, control: Control) -> None:  # noqa: ARG002 - a `Callback`
+        match event:
+            case Preparing():
+                self._say(f"{event.what} ...")
+            case Started():
+                self._start(event)
+            case Reported():
+                self._first_batch = self._first_batch or event.global_batch
+                self._pace.read(event, self._clock())
+                self._show(event)
+            case EpochEnded():
+                self._say(self._epoch_text(event))
+                if stages := stages_text(event):
+                    self._say(f"  by stage: {stages}")
+            case Resized() | Preempted() | RolledBack() | Warned():
+                self._say(_steering_text(event))
+            case Failed(will_retry=True):
+                self._end_bar()
+                self._say(f"{event.error}. Starting again from the newest checkpoint (failure {event.failures}).")
+            case Failed():
+                self._end_bar()
+                self._say(f"{event.error}. The run has ended.")
+            case Finished():
+                self._end_bar()
+                reason = f"stopped: {event.stopped}" if event.stopped else "finished"
+                self._say(f"{event.name} {reason} after {time_text(self._clock() - self._began)}.")
+
+    def _start(self, event: Started) -> None:
+        self._end_bar()
+        self._started, self._pace = event, Throughput()
+        self._say(f"{event.name}: {_workers(event.world_size)}, {event.epochs} epochs of {event.num_batches} steps.")
+        self._line_due = None
+        if self._console.is_terminal:
+            self._bar = _Bar(self._console, steps=event.epochs * event.num_batches)
+
+    def _show(self, event: Reported) -> None:
+        text = self._step_text(event)
+        if self._bar is not None:
+            self._bar.show(event.step, event.step + self._steps_left(event), text)
+        elif self._line_due is None:
+            self._line_due = self._clock() + FIRST_LINE_EVERY_S
+        elif self._clock() >= self._line_due:
+            self._say(text)
+            elapsed = self._clock() - self._began
+            self._line_due = self._clock() + min(max(FIRST_LINE_EVERY_S, elapsed / 20), LAST_LINE_EVERY_S)
+
+    def _step_text(self, event: Reported) -> str:
+        epochs, left = self._started.epochs if self._started else 1, self._steps_left(event)
+        loss = event.metrics.get("loss")
+        return ", ".join(
+            [
+                f"epoch {event.epoch + 1}/{epochs}",
+                f"step {event.step}/{event.step + left}",
+                *([] if loss is None else [f"loss {metric_text(loss)}{_sources_text(event)}"]),
+                rate_text(self._pace.rows_per_s),
+                f"{share_text(self._pace.wait_share)} waiting",
+                f"{time_text(self._pace.left_s(left))} left",
+            ]
+        )
+
+    def _steps_left(self, event: Reported) -> int:
+        """Number of remaining steps at the current global batch. `Started` counts those at the first one."""
+        if self._started is None:
+            return 0
+        steps = self._started.epochs * self._started.num_batches
+        if event.global_batch == self._first_batch:
+            return max(steps - event.step, 0)
+        passed = event.epoch * self._started.num_batches + event.position / self._first_batch
+        return max(round((steps - passed) * self._first_batch / event.global_batch), 0)
+
+    def _epoch_text(self, event: EpochEnded) -> str:
+        epochs = self._started.epochs if self._started else event.epoch + 1
+        facts = [metrics_text(event.metrics), rate_text(event.rows_per_s), f"{share_text(event.wait_share)} waiting"]
+        return f"epoch {event.epoch + 1}/{epochs} took {time_text(event.seconds)}: {', '.join(filter(None, facts))}"
+
+    def _say(self, text: str) -> None:
+        self._console.print(text, markup=False, soft_wrap=True)
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.end()
+            self._bar = None
+
+
+def _steering_text(event: Resized | Preempted | RolledBack | Warned) -> str:
+    match event:
+        case Resized():
+            return f"after step {event.step} the run continues with {_workers(event.new)} instead of {event.old}."
+        case Preempted():
+            return f"node {event.node} is being taken away, with {_workers(event.workers)} on it."
+        case RolledBack():
+            again = f"without {event.skipped_rows} rows" if event.skipped_rows else "once more"
+            return f"{event.reason}. Back from step {event.from_step} to step {event.to_step}, {again}."
+        case Warned():
+            return f"{event.reason} (step {event.step})."
+
+
+def _workers(count: int) -> str:
+    return f"{count} worker{'s' if count > 1 else ''}"
+
+
+class _Bar:
+    """Live line at the bottom of the terminal."""
+
+    def __init__(self, console: Console, steps: int) -> None:
+        columns = (
+            BarColumn(bar_width=min(max(console.width - 86, 4), 40)),
+            TextColumn("{task.fields[text]}", markup=False),
+        )
+        self._bars = Bars(*columns, console=console, transient=True)
+        self._task: TaskID = self._bars.add_task("", total=steps, text="the first step is on its way")
+        self._bars.start()
+
+    def show(self, step: int, steps: int, text: str) -> None:
+        self._bars.update(self._task, completed=step, total=steps, text=text)
+
+    def end(self) -> None:
+        self._bars.stop()
+
+
+def _sources_text(event: Reported) -> str:
+    """Loss of each data set of a mixture: ` (code 1.21, web 0.4312)`."""
+    losses = [f"{name[5:]} {metric_text(value)}" for name, value in event.metrics.items() if name.startswith("loss/")]
+    return f" ({', '.join(losses)})" if losses else ""

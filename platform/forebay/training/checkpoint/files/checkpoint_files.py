@@ -1,0 +1,334 @@
+"""Checkpoints in storage, one folder per step. Independent of their content, so it needs no PyTorch."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from pyarrow.fs import FileType
+
+from forebay.errors import CursorMismatch, Fenced
+from forebay.storage.credentials import redacting
+from forebay.storage.filesystem import resolve
+from forebay.storage.globs import children
+from forebay.storage.retry import ReadPolicy, read
+from forebay.storage.versions import is_there
+from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.checkpoint.encoded import (
+    METADATA,
+    VERSION,
+    Bytes,
+    CorruptCheckpoint,
+    EncodedCheckpoint,
+    Metadata,
+    PartFacts,
+    ShardSums,
+    parse_metadata,
+    part_facts,
+    verify_metadata,
+    verify_shard,
+)
+from forebay.training.checkpoint.files.names import (
+    STEP_FORM,
+    SavedStep,
+    file_names,
+    lineage,
+    part_file,
+    saved_step,
+    title_of,
+)
+
+SPOOLS = "~/.cache/forebay-checkpoints"
+
+# A state of many gigabytes takes minutes.
+READ_POLICY = ReadPolicy(deadline_s=900.0)
+_PIECE_BYTES = 8 << 20
+
+
+def fenced_error(claim_uri: str, attempt: int) -> Fenced:
+    """Error for `attempt`, whose run a later attempt has claimed with the file `claim_uri`."""
+    return Fenced(
+        f"a later attempt has taken over this run ({claim_uri}): attempt {attempt} ends and keeps nothing more. It "
+        "gave no sign for too long, or was replaced. The later attempt continues; nothing has to be started.",
+        attempt=attempt,
+        claim=claim_uri,
+    )
+
+
+def spool_of(uri: str, spools: str | None = None) -> Path:
+    """Folder on this machine's disk for checkpoints of a local run that are on their way to the storage `uri`."""
+    return Path(spools or SPOOLS).expanduser() / hashlib.sha256(uri.encode()).hexdigest()[:16]
+
+
+class CheckpointFiles:
+    """Folder per step: `shard-00000.pt` and so on, then `checkpoint.json`. A step without the latter is incomplete.
+
+    Attempts from the second on have their number before the step, so that a late write of an attempt that was taken
+    over replaces nothing. An attempt restores its own checkpoints, and those of earlier ones that were complete when it
+    was claimed. A reader sees what the newest attempt may restore (`readable_checkpoints`). With neither, all are seen.
+    Those written without an attempt have plain names.
+
+    Of a checkpoint in parts, each rank writes the file `part-00001` and so on of its own. Then `write` adds the rest.
+    One process writes at a time, with one exception: a store that is about to be replaced, and its successor. So a
+    write does not delete later steps that appeared during it. There is no fsync: checksums find data corrupted by a
+    crash of the machine, and the previous checkpoint is still there.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self._config = config
+        self._place = resolve(config.uri)
+        self._fs = self._place.fs
+
+    @property
+    def uri(self) -> str:
+        """URI of the folder, without credentials."""
+        return self._place.uri
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the folder is on a file system of this machine."""
+        return self._place.is_local
+
+    def check_fence(self) -> None:
+        """Raise `Fenced` if a later attempt has taken over the run, and `OSError` if storage does not answer."""
+        claim = self._config.next_claim
+        if claim is not None and is_there(claim):
+            raise fenced_error(claim, self._own)
+
+    @property
+    def _own(self) -> int:
+        return 1 if self._config.attempt is None else self._config.attempt
+
+    def write(self, encoded: EncodedCheckpoint) -> None:
+        """Write a checkpoint, then delete the steps it supersedes. Raises `OSError`.
+
+        Parts that `encoded` does not have were written before. Deletes nothing and raises `Fenced` if a later attempt
+        has taken over meanwhile.
+        """
+        if part_facts(encoded.metadata).keys() - encoded.shards.keys():
+            self._seal(encoded)
+            return
+        there_before = set(self._all_names())
+        folder = self._folder(encoded.step)
+        if self._fs.get_file_info(folder).type != FileType.NotFound:
+            self._delete(SavedStep(self._own, encoded.step))
+        self._fs.create_dir(folder, recursive=True)
+        self._write_shards(encoded)
+        self._retain(encoded.step, there_before)
+
+    def write_part(self, step: int, number: int, content: Bytes) -> None:
+        """Write part `number` of a checkpoint that is sealed later, in any process. Raises `OSError`."""
+        folder = self._folder(step)
+        self._fs.create_dir(folder, recursive=True)
+        # What lies here is corrupt, or of a future that was given up. It must not be complete with another part.
+        with suppress(FileNotFoundError):
+            if self._exists(f"{folder}/{METADATA}"):
+                self._fs.delete_file(f"{folder}/{METADATA}")
+        self._write(f"{folder}/{part_file(number)}", content)
+
+    def has_part(self, step: int, part: PartFacts) -> bool:
+        """Whether a file has the name and the size of this part."""
+        info = self._fs.get_file_info(f"{self._folder(step)}/{part_file(part.number)}")
+        return bool(info.type == FileType.File and info.size == part.num_bytes)
+
+    def _seal(self, encoded: EncodedCheckpoint) -> None:
+        there_before = set(self._all_names())
+        names = {*file_names(encoded.metadata).values(), METADATA}
+        for info in children(self._fs, self._folder(encoded.step)):
+            if info.base_name not in names:  # a part of an earlier, larger world
+                self._fs.delete_file(info.path)
+        self._write_shards(encoded)
+        self._retain(encoded.step, there_before)
+
+    def part_readers(self, step: int, number: int) -> list[Callable[[int, int], bytes]]:
+        """Functions that read a span of part `number`, one for each attempt that may have it, the newest first.
+
+        They raise `CorruptCheckpoint` if it is missing, and `ReadFailed`.
+        """
+        attempts = [self._saved(step).attempt]
+        if self._own > 1:
+            attempts += [name.attempt for name in self.names() if name.step == step and name.attempt != self._own]
+        return [partial(self._read_part, SavedStep(attempt, step), number) for attempt in attempts]
+
+    def _read_part(self, name: SavedStep, number: int, begin: int, end: int) -> bytes:
+        return self._read(name, part_file(number), slice(begin, end))
+
+    def _write_shards(self, encoded: EncodedCheckpoint) -> None:
+        folder, names = self._folder(encoded.step), file_names(encoded.metadata)
+        for number, content in encoded.shards.items():
+            self._write(f"{folder}/{names[number]}", content)
+        # Last: without it the checkpoint is incomplete.
+        self._write(f"{folder}/{METADATA}", encoded.metadata_bytes)
+
+    def read(self, step: int, shards: Collection[int] | None = None) -> EncodedCheckpoint:
+        """Read one of `steps()`, as `read_saved` does."""
+        return self.read_saved(self._saved(step), shards)
+
+    def read_saved(self, name: SavedStep, shards: Collection[int] | None = None) -> EncodedCheckpoint:
+        """Read a checkpoint with those of `shards` that it has, or all. Does not verify checksums.
+
+        Raises:
+            CorruptCheckpoint: A file is missing, even of a shard that is not read.
+            ReadFailed: Storage does not answer.
+            CursorMismatch: The checkpoint was written by another release.
+        """
+        metadata = parse_metadata(self._read(name, METADATA))
+        if metadata.get("version", VERSION) != VERSION:
+            raise CursorMismatch(
+                f"The checkpoint in {self.uri_of_saved(name)} has version {metadata['version']}; this release reads "
+                f"version {VERSION}. Use the Forebay that wrote it, or give the run a new name.",
+                step=name.step,
+            )
+        verify_metadata(metadata)
+        content = {}
+        for number, file in file_names(metadata).items():
+            if shards is None or number in shards:
+                content[number] = self._read(name, file)
+            elif not self._exists(f"{self._place.path}/{title_of(name)}/{file}"):
+                raise CorruptCheckpoint(f"it has no {file}")
+        return EncodedCheckpoint(metadata=metadata, shards=content)
+
+    @contextmanager
+    def verified_shard(self, step: int, number: int, metadata: Metadata) -> Iterator[Path]:
+        """Give the file of a shard, whose checksum is right, on this machine: the file itself, or a copy for the block.
+
+        Needs little memory. Raises `CorruptCheckpoint` and `ReadFailed`.
+        """
+        name, folder = file_names(metadata)[number], title_of(self._saved(step))
+        path = f"{self._place.path}/{folder}/{name}"
+        with ExitStack() as copied:
+            target = None if self.is_local else Path(copied.enter_context(TemporaryDirectory(prefix="forebay-"))) / name
+            try:
+                sums = read(f"{self.uri}/{folder}/{name}", lambda: self._copy(path, target), READ_POLICY)
+            except FileNotFoundError:
+                raise CorruptCheckpoint(f"it has no {name}") from None
+            verify_shard(metadata, number, sums)
+            yield target or Path(path)
+
+    def _copy(self, path: str, target: Path | None) -> ShardSums:
+        sums = ShardSums()
+        with ExitStack() as files:
+            stream = files.enter_context(self._fs.open_input_stream(path, compression=None))
+            out = None if target is None else files.enter_context(target.open("wb"))
+            while piece := stream.read(_PIECE_BYTES):
+                sums.add(piece)
+                if out is not None:
+                    out.write(piece)
+        return sums
+
+    def names(self) -> list[SavedStep]:
+        """All checkpoints that have a folder and that this attempt may restore, newest first."""
+        return self._restorable(self._all_names())
+
+    def complete_names(self) -> list[SavedStep]:
+        """Those of `names()` that were written completely. A crash may have corrupted one of them since."""
+        return [name for name in self.names() if self._is_complete(name)]
+
+    def _restorable(self, names: list[SavedStep]) -> list[SavedStep]:
+        """Those of `names` that this attempt wrote, or that were there when it was claimed."""
+        pinned = self._config.restorable
+        if pinned is None:
+            return names
+        # A reader takes what attempts have written that came after its look at the claims.
+        first = self._config.attempt or self._config.claimed
+        own = [name for name in names if name.attempt >= first]
+        earlier = [name for name in names if name.attempt < first]
+        kept = [name for name in earlier if title_of(name) in pinned]
+        newest = max((saved_step(each) for each in pinned), default=None)
+        if newest is None or newest in earlier or any(self._is_complete(name) for name in own):
+            return [*own, *kept]
+        # The earlier attempt has deleted it between the listing and the claim. It does so only if it finds no claim
+        # after a later one is complete: the oldest of those was complete before the claim.
+        later = [name for name in earlier if name > newest and self._is_complete(name)]
+        return [*own, *later[-1:], *kept]
+
+    def _all_names(self) -> list[SavedStep]:
+        """All checkpoints of this attempt and of earlier ones that have a folder, newest first."""
+        try:
+            found = children(self._fs, self._place.path)
+        except FileNotFoundError:  # pyarrow looks twice. The folder was made in between, and counts as empty.
+            return []
+        folders = [info.base_name for info in found if info.type == FileType.Directory]
+        saved = [saved_step(name) for name in folders if STEP_FORM.fullmatch(name)]
+        last = self._config.attempt
+        return sorted((name for name in saved if last is None or name.attempt <= last), reverse=True)
+
+    def steps(self) -> list[int]:
+        """Steps of this attempt that have a folder, newest first. Without an attempt, those of the newest lineage."""
+        return [name.step for name in self.own_names()]
+
+    def own_names(self) -> list[SavedStep]:
+        """Checkpoints whose steps are `steps()`."""
+        if self._config.attempt is None:
+            return lineage(self.names())
+        return [name for name in self.names() if name.attempt == self._own]
+
+    def complete_steps(self) -> list[int]:
+        """Those of `steps()` that were written completely. A crash may have corrupted one of them since."""
+        if self._config.attempt is None:
+            return [name.step for name in lineage([name for name in self.names() if self._is_complete(name)])]
+        return [step for step in self.steps() if self._is_complete(SavedStep(self._own, step))]
+
+    def uri_of(self, step: int) -> str:
+        """URI of one of `steps()`, for messages."""
+        return self.uri_of_saved(self._saved(step))
+
+    def uri_of_saved(self, name: SavedStep) -> str:
+        """URI of a checkpoint, for messages."""
+        return f"{self.uri}/{title_of(name)}"
+
+    def _saved(self, step: int) -> SavedStep:
+        own = SavedStep(self._own, step)
+        if self._config.attempt is not None:
+            return own
+        return next((name for name in self.names() if name.step == step and self._is_complete(name)), own)
+
+    def _is_complete(self, name: SavedStep) -> bool:
+        return self._exists(f"{self._place.path}/{title_of(name)}/{METADATA}")
+
+    def _retain(self, newest: int, there_before: set[SavedStep]) -> None:
+        # After the write: a later attempt restores what was there when it claimed the run.
+        self.check_fence()
+        # Delete later steps first: as long as they exist, they would be taken for the newest.
+        names = [name for name in self._all_names() if name.attempt <= self._own]
+        ours = set(self._restorable(names))
+        past = lineage([name for name in names if name in ours and name.step <= newest and self._is_complete(name)])
+        steps = self._config.superseded([name.step for name in past], newest)
+        superseded = {name for name in past if name.step in steps} | (set(names) - set(past)) & there_before
+        for name in sorted(superseded, reverse=True):
+            self._delete(name)
+
+    def _delete(self, name: SavedStep) -> None:
+        folder = f"{self._place.path}/{title_of(name)}"
+        # Delete the metadata first: an interrupted deletion must leave an incomplete checkpoint.
+        if self._exists(f"{folder}/{METADATA}"):
+            self._fs.delete_file(f"{folder}/{METADATA}")
+        self._fs.delete_dir(folder)
+
+    def _exists(self, path: str) -> bool:
+        return bool(self._fs.get_file_info(path).type == FileType.File)
+
+    def _read(self, name: SavedStep, file: str, span: slice | None = None) -> bytes:
+        path = f"{self._place.path}/{title_of(name)}/{file}"
+        try:
+            return read(f"{self.uri_of_saved(name)}/{file}", lambda: self._contents(path, span), READ_POLICY)
+        except FileNotFoundError:
+            raise CorruptCheckpoint(f"it has no {file}") from None
+
+    def _contents(self, path: str, span: slice | None) -> bytes:
+        if span is None:
+            with self._fs.open_input_stream(path) as stream:
+                return bytes(stream.read())
+        with self._fs.open_input_file(path) as file:
+            return bytes(file.read_at(span.stop - span.start, span.start))
+
+    def _write(self, path: str, contents: Bytes) -> None:
+        with redacting(), self._fs.open_output_stream(path) as stream:
+            stream.write(contents)
+
+    def _folder(self, step: int) -> str:
+        return f"{self._place.path}/{title_of(SavedStep(self._own, step))}"

@@ -1,0 +1,238 @@
+"""`CheckpointStore` for the local driver: first on this machine's disk, and from there to storage elsewhere."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import uuid
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import IO
+
+from forebay.errors import WriteFailed
+from forebay.storage.atomic import write_atomically, write_failed
+from forebay.storage.filesystem import below, resolve
+from forebay.storage.retry import read
+from forebay.training.checkpoint.buffer import ReusableBuffer
+from forebay.training.checkpoint.checkpoint import (
+    Checkpoint,
+    CheckpointStore,
+    DirectoryStore,
+    Encoder,
+    Tier,
+    found_in,
+    newest_of,
+)
+from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.checkpoint.encoded import Bytes, EncodedCheckpoint, PartFacts
+from forebay.training.checkpoint.files.checkpoint_files import SPOOLS, CheckpointFiles, spool_of
+from forebay.training.checkpoint.files.names import file_names
+from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
+from forebay.training.checkpoint.parts.verified_part import ReadBytes
+from forebay.training.checkpoint.uploader import Uploader
+
+OWNER = "spooled-by"
+
+
+def open_local_checkpoints(config: CheckpointConfig) -> CheckpointStore:
+    """Open the store of a run whose workers are processes of this machine.
+
+    A checkpoint on this machine's own disk outlives every process as soon as it is written. Writing is as fast as
+    memory: the kernel keeps it until the disk has it. Storage elsewhere receives checkpoints through such a folder.
+    """
+    if resolve(config.uri).is_local:
+        return DirectStore(config)
+    return SpooledStore(config)
+
+
+class DirectStore(DirectoryStore):
+    """Store that writes directly to storage. A refused write ends the run: its user must make room.
+
+    Asks before each checkpoint whether a later attempt has taken over, and raises `Fenced` then.
+    """
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        super().__init__(config.uri, keep_last=config.keep_last, keep_every=config.keep_every)
+        self._files = CheckpointFiles(config)
+
+    def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
+        """Return once `checkpoint` is in storage. Raises `WriteFailed`."""
+        try:
+            self._files.check_fence()
+            super().save(checkpoint, parts)
+        except OSError as error:
+            raise self._refused(checkpoint.step, error) from error
+
+    def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
+        """Return once the part is in storage. Raises `WriteFailed`."""
+        try:
+            return super().save_part(step, number, chunks)
+        except OSError as error:
+            raise self._refused(step, error) from error
+
+    def _refused(self, step: int, error: OSError) -> WriteFailed:
+        """Error for a refused write. Raises `Fenced` if a later attempt has removed the folder during the write."""
+        with suppress(OSError):  # storage does not answer: then that is the error
+            self._files.check_fence()
+        return write_failed(
+            f"the checkpoint of step {step}",
+            self._files.uri,
+            error,
+            "Those before it are kept: make room or give access, and run the same name again to continue.",
+            step=step,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Spool:
+    """Folder between a worker and storage, while it is in use."""
+
+    folder: Path
+    files: CheckpointFiles
+    uploader: Uploader
+
+
+class SpooledStore:
+    """`CheckpointStore` on this machine's disk, uploaded every `storage_every_s`. A killed process loses no checkpoint.
+
+    A lost machine loses the checkpoints since the last upload. The folder belongs to the run in storage, and to no
+    other of the same name. If a run was started again there, or continued from another machine, the folder here is out
+    of date. The file `spooled-by` beside the checkpoints in storage names the owner.
+    """
+
+    def __init__(self, config: CheckpointConfig, spools: str = SPOOLS) -> None:
+        self._config = config
+        self._spools = spools
+        self._encoder, self._buffer = Encoder(), ReusableBuffer()
+        self._opened: _Spool | None = None
+
+    def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
+        """Return once `checkpoint` is on this machine's disk."""
+        spool = self._spool()
+        encoded = self._encoder.encode(checkpoint, self._buffer, parts)
+        try:
+            spool.files.write(encoded)
+            mapped = self._mapped(encoded)
+        except FileNotFoundError:
+            spool.uploader.files.check_fence()  # a later attempt on this machine has emptied the folder
+            raise
+        spool.uploader.offer(mapped)
+
+    def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
+        """Return once the part is on this machine's disk. All ranks share the folder, and rank 0 uploads it."""
+        receipt = write_part(number, chunks, self._buffer)
+        self._spooled.write_part(step, number, self._buffer.written())
+        return receipt
+
+    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
+        """Return a reader of this machine's disk, and one of storage."""
+        return [reader for files in (self._spooled, self._stored) for reader in files.part_readers(step, part.number)]
+
+    def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
+        """Return the newest complete checkpoint of this machine's disk or of storage."""
+        spool = self._spool()
+        found = [*found_in(spool.files, Tier.THIS_NODE), *found_in(spool.uploader.files)]
+        return newest_of(found, shards, before=before)
+
+    def flush(self) -> None:
+        """Return once the newest checkpoint is in storage. Raises `WriteFailed`."""
+        self._spool().uploader.flush()
+
+    def close(self) -> None:
+        """End the uploads. The folder stays if storage lacks a part of it."""
+        if self._opened is None:
+            return
+        uploader = self._opened.uploader
+        uploader.close()
+        if uploader.is_done:
+            shutil.rmtree(self._opened.folder, ignore_errors=True)
+        self._opened = None
+
+    def _spool(self) -> _Spool:
+        if self._opened is None:
+            uploader, folder = Uploader(self._config), self._folder
+            self._own(folder, uploader.files.uri)
+            self._opened = _Spool(folder=folder, files=self._spooled, uploader=uploader)
+            self._offer_remains()
+        return self._opened
+
+    @cached_property
+    def _stored(self) -> CheckpointFiles:
+        return CheckpointFiles(self._config)
+
+    @cached_property
+    def _folder(self) -> Path:
+        return spool_of(self._stored.uri, self._spools)
+
+    @cached_property
+    def _spooled(self) -> CheckpointFiles:
+        config = self._config
+        return CheckpointFiles(
+            CheckpointConfig(
+                uri=str(self._folder),
+                keep_last=config.keep_last,
+                attempt=config.attempt,
+                restorable=config.restorable,
+            )
+        )
+
+    def _own(self, folder: Path, uri: str) -> None:
+        """Empty the folder, unless this folder was the last to upload checkpoints of the run in storage."""
+        here, place = folder / OWNER, resolve(below(uri, OWNER))
+        owner = here.read_bytes() if here.exists() else b""
+        if owner and owner == _read(place.uri):
+            return
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, mode=0o700)
+        owner = uuid.uuid4().hex.encode()
+        try:
+            place.fs.create_dir(place.path.rpartition("/")[0], recursive=True)
+            write_atomically(place.uri, owner)
+        except OSError as error:
+            raise write_failed("the owner of the checkpoints", place.uri, error) from error
+        here.write_bytes(owner)
+
+    def _offer_remains(self) -> None:
+        """Offer the uploader the checkpoint that a killed process had saved."""
+        assert self._opened is not None
+        files = self._opened.files
+        left = newest_of(found_in(files))
+        stored = self._opened.uploader.files.names()
+        name = None if left is None else next(each for each in files.names() if each.step == left.step)
+        if name is not None and (not stored or name >= stored[0]):
+            self._opened.uploader.offer(files.read_saved(name))
+
+    def _mapped(self, encoded: EncodedCheckpoint) -> EncodedCheckpoint:
+        """Map the same checkpoint from the disk, because the buffer is needed for the next one.
+
+        A mapped file stays after its deletion.
+        """
+        assert self._opened is not None
+        folder = Path(self._opened.files.uri_of(encoded.step))
+        shards: dict[int, Bytes] = {}
+        for number, name in file_names(encoded.metadata).items():
+            with (folder / name).open("rb") as file:
+                mapped = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) if _size(file) else b""
+                shards[number] = mapped
+        return EncodedCheckpoint(metadata=encoded.metadata, shards=shards)
+
+
+def _size(file: IO[bytes]) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _read(uri: str) -> bytes | None:
+    place = resolve(uri)
+
+    def contents() -> bytes:
+        with place.fs.open_input_stream(place.path) as stream:
+            return bytes(stream.read())
+
+    try:
+        return read(uri, contents)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,148 @@
+"""Parts of a run's checkpoints in the memory of one node: kept for the next workers, copied, and uploaded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+
+import numpy as np
+import numpy.typing as npt
+
+from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.checkpoint.encoded import PartFacts
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.training.checkpoint.shared_buffer import BufferHandle, SharedBuffer, SharedBufferWriter
+
+MOST_PERMANENT = 3
+"""Steps that are kept permanently in storage and wait here for their upload, at most."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptPart:
+    """Part of the checkpoint of `step`. `sealed` is the newest complete checkpoint before it, None if there is none."""
+
+    step: int
+    sealed: int | None
+    facts: PartFacts
+
+
+CopyPart = Callable[[KeptPart, memoryview], Awaitable[None]]
+"""Function that copies a part to another node, if there is one. Never raises."""
+
+
+class PartStore:
+    """Store of parts that runs as an actor without CPUs, but is independent of Ray.
+
+    A rank writes its part into a buffer, and calls `keep`. Parts of two checkpoints are kept: the one that is written
+    now, and the newest complete one. Others stay only while an upload reads them. Checkpoints that storage keeps
+    permanently stay until they are uploaded.
+    """
+
+    def __init__(self, config: CheckpointConfig, copy: CopyPart) -> None:
+        self._config, self._copy = config, copy
+        self._buffers: dict[int, SharedBuffer] = {}
+        self._numbers = count()
+        self._kept: dict[tuple[int, int], tuple[KeptPart, int]] = {}
+        self._readers: Counter[int] = Counter()
+        self._given: dict[int, int] = {}
+        self._copying: dict[int, asyncio.Task[None]] = {}
+        self._uploaded: set[int] = set()
+
+    async def acquire(self, step: int, number: int, sealed: int | None) -> BufferHandle:
+        """Return a buffer for part `number` of `step`, once the copy of the part before it is made."""
+        if (before := self._copying.pop(number, None)) is not None:
+            await before
+        self._forget(step, sealed)
+        if (abandoned := self._given.pop(number, None)) is not None:
+            del self._buffers[abandoned]  # Its worker is dead, or about to be, and may still write there.
+        buffer = self._free_buffer()
+        self._given[number] = buffer.number
+        return buffer.handle
+
+    async def keep(self, part: KeptPart, buffer: int) -> None:
+        """Keep a part that was written into `buffer`, and start its copy."""
+        number = part.facts.number
+        if self._given.get(number) != buffer:
+            return  # A successor of the worker has a buffer of its own.
+        del self._given[number]
+        self._kept[part.step, number] = part, buffer
+        self._copying[number] = asyncio.create_task(self._copy_part(part, buffer))
+
+    async def keep_copy(self, part: KeptPart, content: npt.NDArray[np.uint8]) -> None:
+        """Keep a copy of a part that a worker of another node wrote."""
+        self._forget(part.step, part.sealed)
+        buffer = self._free_buffer()
+        with self._reading(buffer.number):
+            await asyncio.to_thread(_fill, buffer, content)
+        self._kept[part.step, part.facts.number] = part, buffer.number
+
+    async def locate(self, step: int, facts: PartFacts) -> str | None:
+        """Path of the buffer with a part, for a process of this node. None if it is not here."""
+        found = self._find(step, facts)
+        return None if found is None else self._buffers[found].path
+
+    async def fetch(self, step: int, facts: PartFacts, begin: int, end: int) -> npt.NDArray[np.uint8] | None:
+        """Bytes `begin` to `end` of a part, for a process of another node. None if it is not here."""
+        found = self._find(step, facts)
+        return None if found is None else np.frombuffer(self._buffers[found].view(facts.num_bytes)[begin:end], np.uint8)
+
+    async def upload(self, step: int, parts: Sequence[PartFacts], config: CheckpointConfig) -> tuple[int, ...] | str:
+        """Write those of `parts` that are here to the storage of `config`. Returns their numbers, or the error as text.
+
+        The options are those of this attempt, or of the later one that takes them over.
+        """
+        files = CheckpointFiles(config)
+        here = {facts.number: (facts, found) for facts in parts if (found := self._find(step, facts)) is not None}
+        for number, (facts, found) in here.items():
+            with self._reading(found):
+                try:
+                    content = self._buffers[found].view(facts.num_bytes)
+                    await asyncio.to_thread(files.write_part, step, number, content)
+                except OSError as error:
+                    return f"{type(error).__name__}: {error}"
+        self._uploaded.add(step)
+        return tuple(here)
+
+    async def _copy_part(self, part: KeptPart, buffer: int) -> None:
+        with self._reading(buffer):
+            await self._copy(part, self._buffers[buffer].view(part.facts.num_bytes))
+
+    def _find(self, step: int, facts: PartFacts) -> int | None:
+        part, buffer = self._kept.get((step, facts.number), (None, -1))
+        return buffer if part is not None and part.facts == facts else None
+
+    def _forget(self, step: int, sealed: int | None) -> None:
+        """Forget parts that no restore needs once that of `step` is written."""
+        permanent = sorted(
+            {at for at, _ in self._kept if at < step and self._config.is_permanent(at) and at not in self._uploaded}
+        )
+        wanted = {step, sealed, *permanent[-MOST_PERMANENT:]}
+        self._kept = {key: value for key, value in self._kept.items() if key[0] in wanted}
+
+    def _free_buffer(self) -> SharedBuffer:
+        in_use = {buffer for _, buffer in self._kept.values()} | set(self._given.values()) | set(+self._readers)
+        for buffer in self._buffers.values():
+            if buffer.number not in in_use:
+                return buffer
+        buffer = SharedBuffer(next(self._numbers))
+        self._buffers[buffer.number] = buffer
+        return buffer
+
+    @contextmanager
+    def _reading(self, buffer: int) -> Iterator[None]:
+        self._readers[buffer] += 1
+        try:
+            yield
+        finally:
+            self._readers[buffer] -= 1
+
+
+def _fill(buffer: SharedBuffer, content: npt.NDArray[np.uint8]) -> None:
+    SharedBufferWriter(buffer.path).write(content.data)

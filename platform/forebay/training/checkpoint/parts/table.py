@@ -1,0 +1,123 @@
+"""Head of a checkpoint in parts: a state that names tensors instead of holding them, and the table of these."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from forebay.training.checkpoint.encoded import Bytes, CorruptCheckpoint, PartFacts, sum_of
+from forebay.training.checkpoint.parts.contents import StoredTensor, from_plain, merged, to_plain
+from forebay.training.checkpoint.parts.part import PartReceipt, read_region
+from forebay.training.checkpoint.parts.verified_part import ReadBytes, VerifiedPart
+
+TABLE = "parts"
+_NAME, _SCALAR = "tensor in parts", "scalar"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartsTable:
+    """Tensors of a checkpoint by logical name, and the size and block checksums of each part by number."""
+
+    tensors: Mapping[str, StoredTensor]
+    parts: Mapping[int, tuple[int, Sequence[int]]]
+
+    @classmethod
+    def in_state(cls, state: Mapping[str, Any]) -> PartsTable | None:
+        """Return the table that a head has, or None for a state with all of its tensors."""
+        if TABLE not in state:
+            return None
+        text = state[TABLE]
+        plain = json.loads(text) if isinstance(text, str) else text  # Containers, in heads of former commits.
+        parts = {int(number): (facts["bytes"], tuple(facts["sums"])) for number, facts in plain["parts"].items()}
+        return cls(tensors=from_plain(plain["tensors"]), parts=parts)
+
+    def facts(self) -> list[PartFacts]:
+        """Return the facts of all parts."""
+        return [
+            PartFacts(number=number, num_bytes=size, checksum=sum_of(sums))
+            for number, (size, sums) in self.parts.items()
+        ]
+
+    def open(self, copies_of: Callable[[PartFacts], Sequence[ReadBytes]]) -> dict[int, VerifiedPart]:
+        """Return a verified reader of every part, by number."""
+        return {
+            facts.number: VerifiedPart(facts, self.parts[facts.number][1], copies_of(facts)) for facts in self.facts()
+        }
+
+
+def table_text(receipts: Sequence[PartReceipt]) -> str:
+    """Return the table of all ranks' receipts as JSON, for a head. Raises `CorruptCheckpoint`.
+
+    As containers, it would take most of the time of writing the head.
+    """
+    parts = {each.number: {"bytes": each.num_bytes, "sums": each.sums} for each in receipts}
+    tensors = _tensors_text(tuple(each.contents for each in receipts))
+    return f'{{"tensors": {tensors}, "parts": {json.dumps(parts)}}}'
+
+
+@lru_cache(maxsize=1)
+def _tensors_text(contents: tuple[str, ...]) -> str:
+    return json.dumps(to_plain(merged(contents).values()))
+
+
+def scalar(value: Tensor) -> dict[str, tuple[str, Any]]:
+    """Return what a head holds in place of a tensor without dimensions.
+
+    An optimizer has one for each parameter. As tensors, they would take most of the time of writing the head.
+    """
+    return {_SCALAR: (str(value.dtype).removeprefix("torch."), value.item())}
+
+
+def scalar_tensor(leaf: object) -> Tensor | None:
+    """Return the tensor in whose place a head holds `leaf`, as `scalar` made it. None for any other value."""
+    if not (isinstance(leaf, Mapping) and leaf.keys() == {_SCALAR}):
+        return None
+    dtype, value = leaf[_SCALAR]
+    return torch.tensor(value, dtype=getattr(torch, dtype))
+
+
+def named(name: str) -> dict[str, str]:
+    """Return what a head holds in place of the tensor `name`."""
+    return {_NAME: name}
+
+
+def tensor_name(leaf: object) -> str | None:
+    """Return the name of a tensor in parts from what a head holds in its place. None for any other value."""
+    return str(leaf[_NAME]) if isinstance(leaf, Mapping) and leaf.keys() == {_NAME} else None
+
+
+def filled(state: Any, tensor_of: Callable[[str], Any]) -> Any:
+    """Return `state` with `tensor_of(name)` in each place of a named tensor."""
+    if isinstance(state, Mapping):
+        if state.keys() == {_NAME}:
+            return tensor_of(state[_NAME])
+        if (number := scalar_tensor(state)) is not None:
+            return number
+        return {key: filled(value, tensor_of) for key, value in state.items()}
+    if isinstance(state, list | tuple) and any(isinstance(each, Mapping | list | tuple) for each in state):
+        return type(state)(filled(each, tensor_of) for each in state)
+    return state
+
+
+def whole_state(state: Mapping[str, Any], parts: Mapping[int, Bytes]) -> Mapping[str, Any]:
+    """Return the head `state` with all of its tensors, from parts in memory. Raises `CorruptCheckpoint`."""
+    table = PartsTable.in_state(state)
+    if table is None:
+        return state
+    if missing := table.parts.keys() - parts.keys():
+        raise CorruptCheckpoint(f"parts {sorted(missing)} were not read")
+    opened = table.open(lambda facts: [lambda begin, end: memoryview(parts[facts.number])[begin:end]])
+
+    def whole(name: str) -> Tensor:
+        tensor = table.tensors[name]
+        return read_region(tensor, ((0,) * len(tensor.shape), tensor.shape), opened)
+
+    rest = {key: value for key, value in state.items() if key != TABLE}
+    found: Mapping[str, Any] = filled(rest, whole)
+    return found

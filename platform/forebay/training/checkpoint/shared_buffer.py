@@ -1,0 +1,160 @@
+"""Memory into which a worker writes a checkpoint and which the store of its node keeps. The bytes are never sent."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import sys
+import tempfile
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from forebay.training.checkpoint.buffer import ReusableBuffer
+from forebay.training.checkpoint.encoded import (
+    Bytes,
+    EncodedCheckpoint,
+    Metadata,
+    parse_metadata,
+    split_shards,
+    whole_sizes,
+)
+
+METADATA_ROOM = 1 << 16
+"""Bytes before the shards: the metadata's length, which is written last, and the metadata."""
+_LENGTH_BYTES = 8
+_STEP_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BufferHandle:
+    """Buffer that a worker may write next: its number in the store, and a file that any process of the node can open.
+
+    `pid` is the store's process.
+    """
+
+    number: int
+    path: str
+    pid: int
+
+
+class SharedBuffer:
+    """Memory of a store, as large as the largest checkpoint written to it.
+
+    It needs no clean-up. On Linux it is a file without a name, which ends with the store and the processes that have
+    mapped it.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._mapped = memoryview(b"")
+        if sys.platform == "linux":
+            self._file = os.memfd_create("forebay-checkpoint")
+            self.path = f"/proc/{os.getpid()}/fd/{self._file}"
+        else:
+            self._file, self.path = tempfile.mkstemp(prefix="forebay-checkpoint-")
+            weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
+        weakref.finalize(self, os.close, self._file)
+
+    @property
+    def handle(self) -> BufferHandle:
+        """Handle for the worker."""
+        return BufferHandle(number=self.number, path=self.path, pid=os.getpid())
+
+    def clear(self) -> None:
+        """Prepare for a new writer: the present metadata belongs to an earlier checkpoint."""
+        os.pwrite(self._file, bytes(_LENGTH_BYTES), 0)
+
+    def read(self) -> EncodedCheckpoint | None:
+        """Return a worker's checkpoint without a copy, or None without metadata. Raises `CorruptCheckpoint`."""
+        length = int.from_bytes(os.pread(self._file, _LENGTH_BYTES, 0), "little")
+        if length == 0:
+            return None
+        metadata = parse_metadata(os.pread(self._file, length, _LENGTH_BYTES))
+        return EncodedCheckpoint(metadata=metadata, shards=self._shards(metadata))
+
+    def fill(self, metadata: Metadata, shards: Mapping[int, Bytes]) -> EncodedCheckpoint:
+        """Copy all shards of a checkpoint into the buffer. Returns views of them there."""
+        writer = SharedBufferWriter(self.path)
+        for number in whole_sizes(metadata):
+            writer.write(shards[number])
+        return EncodedCheckpoint(metadata=metadata, shards=self._shards(metadata))
+
+    def view(self, num_bytes: int) -> memoryview:
+        """First `num_bytes` bytes after the room for metadata, which were written before, without a copy."""
+        if len(self._mapped) < num_bytes:
+            self._mapped = memoryview(mmap.mmap(self._file, METADATA_ROOM + num_bytes)).toreadonly()[METADATA_ROOM:]
+        return self._mapped[:num_bytes]
+
+    def _shards(self, metadata: Metadata) -> dict[int, memoryview]:
+        return split_shards(metadata, self.view(sum(whole_sizes(metadata).values())))
+
+
+class SharedBufferWriter(ReusableBuffer):
+    """Shared buffer in the process that writes a checkpoint into it."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._file = os.open(path, os.O_RDWR)
+        weakref.finalize(self, os.close, self._file)
+        if (size := os.fstat(self._file).st_size) > METADATA_ROOM:
+            self._memory = memoryview(mmap.mmap(self._file, size))[METADATA_ROOM:]
+
+    def grow(self, num_bytes: int) -> memoryview:
+        """Extend the same memory. Written data stays."""
+        whole = METADATA_ROOM + -(-num_bytes // _STEP_BYTES) * _STEP_BYTES
+        os.ftruncate(self._file, max(whole, os.fstat(self._file).st_size))
+        return memoryview(mmap.mmap(self._file, whole))[METADATA_ROOM:]
+
+    def finish(self, encoded: EncodedCheckpoint) -> None:
+        """Add the metadata of the written shards. Then the checkpoint is complete, even if this process dies."""
+        metadata = encoded.metadata_bytes
+        assert len(metadata) <= METADATA_ROOM - _LENGTH_BYTES, "a checkpoint has at most some hundred shards"
+        os.pwrite(self._file, metadata, _LENGTH_BYTES)
+        # Last: without its length there is no metadata.
+        os.pwrite(self._file, len(metadata).to_bytes(_LENGTH_BYTES, "little"), 0)
+
+
+class SharedBufferClient:
+    """Access of a worker to the buffers of one store, which is process `pid`. Raises `OSError` when that has ended."""
+
+    def __init__(self, pid: int) -> None:
+        self._writers: dict[int, SharedBufferWriter] = {}
+        self._life: select.poll | None = None
+        if (process := _open_process(pid)) is not None:
+            weakref.finalize(self, os.close, process)
+            self._life = select.poll()
+            self._life.register(process, select.POLLIN)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the store's process is certainly alive. Always False if the system cannot tell."""
+        return self._life is not None and not self._life.poll(0)
+
+    def writer(self, handle: BufferHandle) -> SharedBufferWriter:
+        """Open the buffer to write into. Raises `OSError` when the store has ended."""
+        if handle.number not in self._writers:
+            self._writers[handle.number] = SharedBufferWriter(handle.path)
+        return self._writers[handle.number]
+
+
+def _open_process(pid: int) -> int | None:
+    """Open a descriptor that becomes readable when the process ends. None if the system cannot do this or refuses."""
+    if not hasattr(os, "pidfd_open"):  # Some builds of Python for Linux lack it too.
+        return None
+    try:
+        return os.pidfd_open(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        return None
+
+
+def read_shared_buffer(path: str, metadata: Metadata) -> EncodedCheckpoint:
+    """Map the checkpoint with this metadata, without a copy. Raises `OSError` when the store has ended."""
+    num_bytes = sum(whole_sizes(metadata).values())
+    with Path(path).open("rb") as file:
+        content = memoryview(mmap.mmap(file.fileno(), METADATA_ROOM + num_bytes, access=mmap.ACCESS_READ))
+    return EncodedCheckpoint(metadata=metadata, shards=split_shards(metadata, content[METADATA_ROOM:]))

@@ -1,0 +1,92 @@
+"""`Driver` protocol, and the function that runs a job on a driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol
+
+from forebay.errors import InvalidOption
+from forebay.ray_cluster.private_names import EVERYTHING, RAY_TRAIN, check_ray
+from forebay.runtime.extras import missing_package
+from forebay.training.job.job import Job
+from forebay.training.run_report.at_end import ReportAtEnd
+from forebay.training.runs.callback import Callback
+from forebay.training.runs.result import Result
+
+
+class Driver(Protocol):
+    """Starts the workers of a job, watches them, replaces lost ones, and changes their number.
+
+    Laws of every driver:
+    - `job.check()` is called before any worker starts.
+    - Callbacks are called in this process, in the order of events, from the thread that called `run`.
+    - A train function that raises ends the run at once. A `ForebayError` is raised as itself, any other exception as a
+      `RunFailed` with its traceback. A train function that hangs ends the run with `Hung`.
+    - Only dead workers are replaced, at most `job.max_failures` times. Training continues from the newest checkpoint.
+    - A run of the same name continues. A finished run returns its result without training. A name whose run is under
+      way anywhere is refused with `UnderWay`, or followed, as `job.start` says.
+    - A run that a later attempt has taken over ends with `Fenced`, and keeps nothing more.
+    - A train function that returns before the last epoch without a request to stop is a `BadJob`.
+    - No process, actor, placement group or environment variable is left behind, also after an exception.
+
+    Laws for elastic jobs:
+    - The world changes only at a checkpoint. A request on `EpochEnded` takes effect at the checkpoint that ends the
+      epoch.
+    - A requested change repeats no step and counts as no failure. The target stays within the job's bounds.
+    - While the target cannot be reached, training continues with the present workers.
+    - `Started.world_size` is always the world size that trains. After a requested change, `Resized` comes before
+      `Started`.
+    """
+
+    def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result: ...
+
+
+# By name: the local driver must import without Ray.
+_DRIVERS = {
+    "local": ("forebay.training.driver.local.driver", "LocalDriver"),
+    "ray": ("forebay.training.driver.ray_train.driver", "RayTrainDriver"),
+    "horovod": ("forebay.training.driver.horovod.driver", "HorovodDriver"),
+}
+_PRIVATE = {"ray": RAY_TRAIN, "horovod": EVERYTHING}
+"""What a driver uses of Ray beyond its documents."""
+
+
+def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = ()) -> Result:
+    """Train `job` and return its result.
+
+    `driver` is `"ray"`, `"horovod"`, `"local"` or an object that implements `Driver`:
+    - `"ray"`: Ray Train. Connects to `RAY_ADDRESS` if that is set, else starts Ray on this machine.
+    - `"horovod"`: Elastic Horovod in Ray actors. Connects in the same way.
+    - `"local"`: processes of this machine, without Ray.
+
+    At the end of the run, also of one that fails, `report.html` is written into its folder.
+
+    Raises `InvalidOption` for an unknown driver, another `ForebayError` for invalid input, and `RunFailed` for a run
+    that ends without finishing.
+    """
+    found = named_driver(driver) if isinstance(driver, str) else driver
+    return found.run(job, [*callbacks, ReportAtEnd(job.storage)])
+
+
+def named_driver(name: str) -> Driver:
+    """Driver called `name`.
+
+    Raises `InvalidOption` if the name is unknown, its package is not installed, or the installed Ray cannot carry it.
+    """
+    if name not in _DRIVERS:
+        raise InvalidOption(
+            f"driver={name!r} is unknown. Choose one of {', '.join(map(repr, _DRIVERS))}, or give an object with "
+            "run(job, callbacks).",
+            driver=name,
+        )
+    module, kind = _DRIVERS[name]
+    try:
+        if name in _PRIVATE:
+            check_ray(_PRIVATE[name])
+        driver: Driver = getattr(import_module(module), kind)()
+    except ImportError as error:
+        if missing := missing_package(error, f"driver={name!r} (driver='local' does not)"):
+            raise missing from error
+        raise
+    return driver

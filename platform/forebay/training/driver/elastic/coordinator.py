@@ -1,0 +1,393 @@
+"""State shared by a run's driver and workers: its phase, the requests made of it, and its events."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from forebay.events import Commands, EpochEnded, Event, Failed, Preempted, Reported, Started
+from forebay.training.driver.elastic.phase import (
+    Aborted,
+    AtWork,
+    Cause,
+    Completed,
+    Ended,
+    Phase,
+    Raised,
+    Resizing,
+    Starting,
+    Stopping,
+    TooManyFailures,
+    Training,
+)
+from forebay.training.driver.worker_error import WorkerError
+from forebay.training.runs.status import RunState, RunStatus
+
+RATE_OVER_S = 5.0
+DRIVER = "driver"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Updates:
+    """Events that the driver has not taken yet, in order, and the requests that are open now.
+
+    `count` is the number of all events of the run up to these. The driver passes it to `Coordinator.noted` once the
+    callbacks have seen them.
+    """
+
+    events: Sequence[Event]
+    count: int
+    target: int
+    stop: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """The run as the controller of its workers sees it. `world_size` is the size of the present attempt."""
+
+    target: int
+    world_size: int
+    phase: Phase
+
+    @property
+    def resize_to(self) -> int | None:
+        """World size for which the workers were asked to pause, if any."""
+        return self.phase.resize_to if isinstance(self.phase, Resizing) else None
+
+    @property
+    def has_paused(self) -> bool:
+        """Whether every worker of the attempt has paused."""
+        return _num_paused(self.phase) >= self.world_size
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One world. `workers` holds the actor handle of each rank that joined, `waited` the ranks that wait for others."""
+
+    number: int
+    world_size: int
+    workers: dict[int, Any] = field(default_factory=dict)
+    waited: set[int] = field(default_factory=set)
+
+
+class Coordinator:
+    """Named actor without CPUs, on the driver's node. No method computes for long. Some wait for one condition.
+
+    It does not use Ray: worker handles are opaque to it. It keeps the events until the driver takes them, the phase of
+    the run, the ranks of the present attempt, and the open requests: target, stop, global batch.
+
+    A resize goes through these steps:
+    1. A caller sets the target.
+    2. The controller gets the next workers ready. Then it calls `resize`. A shrink of a world that trains needs no new
+       worker, so `set_target` does this at once.
+    3. `commands` passes the new size on, and all ranks pause at the next commit. Under Ray Train each rank calls
+       `pause`.
+    4. When all ranks have paused, `begin` opens the next attempt.
+    """
+
+    def __init__(self, start: RunStatus, max_failures: int = 0) -> None:
+        self._status, self._max_failures = start, max_failures
+        self._changed = asyncio.Condition()
+        self._phase: Phase = Starting()
+        self._attempt = Attempt(number=1, world_size=start.target)
+        self._events: list[Event] = []
+        self._num_events, self._num_noted = 0, 0
+        self._num_failures, self._num_preempted = 0, 0
+        self._stop: str | None = None
+        self._global_batch: int | None = None
+        self._asked_by_others = False
+        self._reported_rows: deque[tuple[float, int]] = deque()
+        self._committed_at: float | None = None
+
+    # Called by workers.
+
+    async def report(self, event: Event) -> int:
+        """Keep an event for the driver. Returns the event's number."""
+        async with self._changed:
+            self._events.append(event)
+            self._num_events += 1
+            self._observe(event)
+            self._changed.notify_all()
+        return self._num_events
+
+    async def commands(self) -> Commands:
+        """Commands to the workers now. Rank 0 reads them at each commit."""
+        await self.committed()
+        return self._commands
+
+    async def committed(self) -> None:
+        """Record that rank 0 commits and knows the commands."""
+        self._committed_at = time.monotonic()
+        self._status = replace(self._status, last_commit_step=self._status.step or None)
+
+    async def changed(self, known: Commands) -> None:
+        """Return once the commands differ from `known`, or the attempt is over."""
+        number = self._attempt.number
+        await self._until(lambda: self._commands != known or self._is_over(number))
+
+    async def synced_commands(self, count: int) -> Commands:
+        """Same as `commands`, but waits until the driver's callbacks have seen all events up to number `count`."""
+        await self._until(lambda: self._num_noted >= count or self._has_ended)
+        return await self.commands()
+
+    async def join(self, rank: int, worker: Any) -> int | None:
+        """Enter the present attempt. Returns its number once all ranks have joined. None if it or the run ends
+        before.
+        """
+        async with self._changed:
+            attempt = self._attempt
+            attempt.workers[rank] = worker
+            self._changed.notify_all()
+        await self._until(lambda: len(attempt.workers) >= attempt.world_size or self._is_over(attempt.number))
+        return None if self._is_over(attempt.number) else attempt.number
+
+    async def workers(self) -> dict[int, Any]:
+        """Workers of the present attempt, by rank. After a failure: those of the failed attempt until the next
+        begins.
+        """
+        return dict(self._attempt.workers)
+
+    async def pause(self, rank: int) -> None:
+        """Record that `rank` has paused: it does not train until the next attempt begins."""
+        async with self._changed:
+            if isinstance(self._phase, AtWork):
+                self._phase = replace(self._phase, paused=self._phase.paused | {rank})
+            self._changed.notify_all()
+
+    async def missing(self, rank: int, wait_s: float) -> list[int]:
+        """Ranks that did not arrive: those that have not called `missing` within `wait_s` seconds of this call."""
+        async with self._changed:
+            attempt = self._attempt
+            attempt.waited.add(rank)
+            self._changed.notify_all()
+        await self._until(lambda: len(attempt.waited) >= attempt.world_size or self._is_over(attempt.number), wait_s)
+        return sorted(attempt.workers.keys() - attempt.waited)
+
+    async def complete(self, stopped: str | None) -> None:
+        """Record that rank 0's train function has returned. `stopped` is the reason if it returned early."""
+        await self._end(Completed(stopped=stopped))
+
+    async def raise_error(self, error: WorkerError, attempt: int | None = None) -> None:
+        """Record what a worker raised in `attempt`, or outside of any attempt if None.
+
+        The first error counts as the cause, because later ones follow from it. Errors of an attempt that is being
+        replaced are ignored: most likely they followed from the lost worker.
+        """
+        if attempt in (None, self._attempt.number):
+            await self._end(Raised(error=error))
+
+    # Called by the driver.
+
+    async def take(self, wait_s: float) -> Updates:
+        """All events since the last call. Waits up to `wait_s` seconds for an event, or for a request from outside."""
+        await self._until(lambda: bool(self._events) or self._asked_by_others, wait_s)
+        events, self._events, self._asked_by_others = self._events, [], False
+        return Updates(events=events, count=self._num_events, target=self._status.target, stop=self._stop)
+
+    async def noted(self, count: int) -> None:
+        """Record that the callbacks have seen all events up to number `count`, and that their requests were
+        passed on.
+        """
+        async with self._changed:
+            self._num_noted = max(self._num_noted, count)
+            self._changed.notify_all()
+
+    async def cause(self) -> Cause | None:
+        """Cause of the run's end, or None while it has not ended."""
+        return self._phase.cause if isinstance(self._phase, Ended) else None
+
+    async def give_up(self) -> bool:
+        """Abort a run that was asked to stop while no rank trains: none could save a checkpoint. Returns whether it was
+        aborted.
+        """
+        is_at_work = isinstance(self._phase, AtWork) and _num_paused(self._phase) < self._attempt.world_size
+        if self._stop is not None and not is_at_work:
+            await self._end(Aborted())
+        return self._phase == Ended(cause=Aborted())
+
+    async def abort(self) -> dict[int, Any]:
+        """End the run on behalf of the driver: no attempt follows. Returns the workers to kill."""
+        await self._end(Aborted())
+        return dict(self._attempt.workers)
+
+    # Called by the run's callbacks, `forebay scale` and sweeps.
+
+    async def set_target(self, target: int, who: str = DRIVER) -> int:
+        """Ask for another world size. Returns the target that was set, within the run's bounds.
+
+        A smaller world needs no new worker, so the ranks pause for it at their next commit. A request that a callback
+        makes at the end of an epoch takes effect at the commit that ends the epoch. A larger world waits for `resize`.
+        """
+        async with self._changed:
+            target = min(max(target, self._status.min_workers), self._status.max_workers)
+            self._asked_by_others |= who != DRIVER and target != self._status.target
+            requested = target if who == DRIVER else self._status.callback_target
+            self._status = replace(self._status, target=target, callback_target=requested)
+            if target < self._attempt.world_size:
+                self._pause_for(target)
+            self._changed.notify_all()
+        return target
+
+    async def target(self) -> int:
+        """World size that is requested now."""
+        return self._status.target
+
+    async def request_stop(self, reason: str, who: str = DRIVER) -> None:
+        """Ask the run to end at the next commit. The first reason is kept."""
+        async with self._changed:
+            if self._stop is None:
+                self._stop = reason
+                self._asked_by_others |= who != DRIVER
+                if isinstance(self._phase, AtWork):
+                    self._phase = Stopping(paused=self._phase.paused)
+            self._changed.notify_all()
+
+    async def set_batch(self, rows: int) -> None:
+        """Ask for another global batch from the next commit on."""
+        async with self._changed:
+            self._global_batch = rows
+            self._changed.notify_all()
+
+    async def status(self) -> RunStatus:
+        """The run's status for callers from outside."""
+        age_s = None if self._committed_at is None else time.monotonic() - self._committed_at
+        return replace(self._status, state=self._state, rows_per_s=self._rows_per_s(), last_commit_age_s=age_s)
+
+    # Called by the controller of the workers.
+
+    async def view(self) -> RunView:
+        """The target, the world and the phase."""
+        return RunView(target=self._status.target, world_size=self._attempt.world_size, phase=self._phase)
+
+    async def resize(self, resize_to: int | None) -> None:
+        """Ask the present workers to pause, because the next world of `resize_to` is ready. None takes that back.
+
+        Workers that have seen the request already pause all the same.
+        """
+        async with self._changed:
+            self._pause_for(resize_to)
+            self._changed.notify_all()
+
+    async def all_paused(self, wait_s: float) -> bool:
+        """Whether every worker of the attempt has paused. Waits up to `wait_s` seconds for it."""
+        return await self._until(lambda: _num_paused(self._phase) >= self._attempt.world_size, wait_s)
+
+    async def begin(self, world_size: int) -> int:
+        """Open the next attempt, which no rank has joined yet. Returns its number."""
+        async with self._changed:
+            after = self._phase.after if isinstance(self._phase, Starting) else "resize"
+            self._close_attempt(Starting(after=after))
+            self._attempt = Attempt(number=self._attempt.number, world_size=world_size)
+        return self._attempt.number
+
+    async def record_failure(self, error: str, *, world_goes_on: bool = False, is_preempted: bool = False) -> bool:
+        """Count lost workers. Returns whether they may be replaced. If so, the callbacks receive `Failed`.
+
+        With `world_goes_on` the lost worker did not train yet. The others continue, and pause as requested. Without it,
+        `begin` opens the next attempt. Returns False after the run has ended, and when there were more than
+        `max_failures` losses. Preemptions do not count towards that number.
+        """
+        if self._has_ended:
+            return False
+        self._num_failures += 1
+        self._num_preempted += is_preempted
+        if not is_preempted and self._num_failures - self._num_preempted > self._max_failures:
+            await self._end(TooManyFailures(error=error))
+            return False
+        if not world_goes_on:
+            async with self._changed:
+                # Its workers stay known: a survivor that notices late still has to find out which one died.
+                self._close_attempt(Starting(after="failure"))
+        await self.report(Failed(error=error, failures=self._num_failures, will_retry=True))
+        return True
+
+    async def draining(self, node: str, workers: int, deadline_s: float | None) -> None:
+        """Report that `node`, with `workers` of the run on it, will be taken away."""
+        await self.report(Preempted(node=node, workers=workers, deadline_s=deadline_s))
+
+    @property
+    def _has_ended(self) -> bool:
+        return isinstance(self._phase, Ended)
+
+    def _is_over(self, attempt: int) -> bool:
+        return self._has_ended or self._attempt.number != attempt
+
+    @property
+    def _commands(self) -> Commands:
+        resize_to = self._phase.resize_to if isinstance(self._phase, Resizing) else None
+        moves = resize_to is not None
+        return Commands(stop=self._stop, target=resize_to, global_batch=self._global_batch, moves=moves)
+
+    @property
+    def _state(self) -> RunState:
+        match self._phase:
+            case Starting(after="failure"):
+                return "failed-over"
+            case Stopping() | Ended():
+                return "stopping"
+            case _ if self._stop is not None:
+                return "stopping"
+            case Starting(after="resize") | Resizing():
+                return "resizing"
+            case Starting():
+                return "starting"
+        return "training"
+
+    async def _until(self, is_so: Callable[[], bool], wait_s: float | None = None) -> bool:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s), self._changed:
+                await self._changed.wait_for(is_so)
+        return is_so()
+
+    async def _end(self, cause: Cause) -> None:
+        async with self._changed:
+            if not self._has_ended:
+                self._phase = Ended(cause=cause)
+            self._changed.notify_all()
+
+    def _close_attempt(self, phase: Starting) -> None:
+        """Close the present attempt. Later calls of its workers are ignored."""
+        self._attempt = replace(self._attempt, number=self._attempt.number + 1, waited=set())
+        if not self._has_ended:
+            self._phase = phase
+        self._changed.notify_all()
+
+    def _pause_for(self, resize_to: int | None) -> None:
+        """Ask a world that trains to pause for another one. An earlier request to stop has priority."""
+        match self._phase:
+            case Training(paused=paused) | Resizing(paused=paused):
+                going_on = Training(paused=paused)
+                self._phase = going_on if resize_to is None else Resizing(resize_to=resize_to, paused=paused)
+
+    def _observe(self, event: Event) -> None:
+        """Update the phase and the status from an event."""
+        match event:
+            case Started():
+                self._status = replace(self._status, world_size=event.world_size, epochs=event.epochs)
+                if isinstance(self._phase, Starting):
+                    self._phase = Training() if self._stop is None else Stopping()
+                self._reported_rows.clear()
+            case Reported():
+                self._status = replace(self._status, step=event.step, epoch=event.epoch, position=event.position)
+                self._reported_rows.append((time.monotonic(), event.rows))
+            case EpochEnded():
+                self._status = replace(self._status, epoch=event.epoch + 1, position=0, step=event.step)
+
+    def _rows_per_s(self) -> float:
+        since = time.monotonic() - RATE_OVER_S
+        while len(self._reported_rows) > 1 and self._reported_rows[0][0] < since:
+            self._reported_rows.popleft()
+        if len(self._reported_rows) < 2:
+            return 0.0
+        (began, before), (_, after) = self._reported_rows[0], self._reported_rows[-1]
+        # Up to now, and not up to the last step: so the rate falls when a run makes no progress.
+        return (after - before) / max(time.monotonic() - began, 1e-9)
+
+
+def _num_paused(phase: Phase) -> int:
+    return len(phase.paused) if isinstance(phase, AtWork) else 0

@@ -1,0 +1,84 @@
+"""The coordinator of a run as a named Ray actor, beside its driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from forebay.errors import UnderWay
+from forebay.ray_cluster.actors import ANSWER_S, NAMESPACE, RUN_PREFIX, find
+from forebay.training.driver.elastic.coordinator import Coordinator
+from forebay.training.runs.run import Run
+from forebay.training.runs.status import RunStatus
+
+END_S = 10.0
+
+
+@contextmanager
+def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
+    """Start the coordinator of `run`, and kill it at the end of the block.
+
+    Ends the coordinator of an earlier attempt at this run, which has been taken over. Raises `UnderWay` if a run of
+    this name in another storage is under way on this cluster.
+    """
+    node = ray.get_runtime_context().get_node_id()
+    placed = ray.remote(Coordinator).options(
+        name=f"{RUN_PREFIX}{run.name}",
+        namespace=NAMESPACE,
+        num_cpus=0,
+        scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
+    )
+    status = _status(run, driver, node)
+    try:
+        coordinator = placed.remote(status, run.job.max_failures)
+    except ValueError as error:
+        if not _end_earlier(run):
+            raise UnderWay(
+                f"a run named {run.name!r} is under way on this cluster. Wait for its end, or give this one another "
+                "name.",
+                name=run.name,
+            ) from error
+        coordinator = placed.remote(status, run.job.max_failures)
+    try:
+        yield coordinator
+    finally:
+        ray.kill(coordinator)
+
+
+def _end_earlier(run: Run) -> bool:
+    """End the coordinator of an earlier attempt at `run`. Returns whether its name is free."""
+    earlier = find(RUN_PREFIX, run.name)
+    if earlier is None:
+        return True
+    try:
+        status: RunStatus = ray.get(earlier.status.remote(), timeout=ANSWER_S)
+        if run.attempt is None or status.path != run.path:
+            return False
+        ray.kill(earlier)
+    except RayError:
+        return False
+    deadline = time.monotonic() + END_S
+    while find(RUN_PREFIX, run.name) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return find(RUN_PREFIX, run.name) is None
+
+
+def _status(run: Run, driver: str, node: str) -> RunStatus:
+    return RunStatus(
+        name=run.name,
+        driver=driver,
+        target=run.job.start_workers,
+        min_workers=run.job.min_workers,
+        max_workers=run.job.max_workers,
+        epoch=run.result.epochs_done,
+        epochs=run.job.epochs,
+        started_at=time.time(),
+        node=node,
+        path=run.path,
+    )

@@ -1,0 +1,100 @@
+"""Event loop of a driver on Ray: passes events of the workers to the run, and requests of callbacks to the
+coordinator.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import ray
+from ray.actor import ActorHandle
+
+from forebay.events import Commands, Event, Failed, Preempted, Preparing, Started
+from forebay.training.checkpoint.ray_store import flush_stores
+from forebay.training.driver.elastic.coordinator import Updates
+from forebay.training.runs.control import Control
+from forebay.training.runs.run import Run
+
+POLL_S = 0.5
+FIRST_WAIT_S = 30.0
+NEXT_WAIT_S = 60.0
+
+
+def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) -> str | None:
+    """Pass events and requests on until the run has ended and its last events were taken.
+
+    Returns the reason of a stop that was requested while no worker trained: then the run does not wait for workers.
+    Raises `Fenced` if a later attempt has taken over.
+    """
+    watch = _StartWatch(run)
+    # Requests made before the first worker started: the coordinator does not know them yet.
+    made_with = Commands(target=run.job.start_workers if run.control.is_elastic else None)
+    known = _pass_on(run.control, made_with, coordinator)
+    goes_on, gave_up = True, None
+    while goes_on or gave_up is not None:
+        run.check_fence()
+        goes_on = is_training()  # read before the events are taken, so that none of the last events is missed
+        updates: Updates = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
+        known = _take_over(run.control, updates, known)
+        for event in updates.events:
+            watch.see(event)
+            run.tell(event)
+            if isinstance(event, Preempted):
+                # In a thread: callbacks learn of the next step while the newest checkpoint is being uploaded.
+                threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True).start()
+        known = _pass_on(run.control, known, coordinator)
+        coordinator.noted.remote(updates.count)
+        watch.tell_if_late()
+        if gave_up is not None:
+            return gave_up
+        if goes_on and known.stop is not None and ray.get(coordinator.give_up.remote()):
+            # One more round, for the events reported until now.
+            gave_up = known.stop
+    return gave_up
+
+
+def _take_over(control: Control, updates: Updates, known: Commands) -> Commands:
+    """Apply requests from outside to `control`. Requests of the run's own callbacks were passed on before."""
+    if control.is_elastic and updates.target != known.target:
+        control.follow(target=updates.target)
+    if updates.stop is not None:
+        control.stop(updates.stop)
+    return replace(known, target=updates.target, stop=updates.stop)
+
+
+def _pass_on(control: Control, known: Commands, coordinator: ActorHandle) -> Commands:
+    resized, commands = control.take_resize(), control.commands
+    if resized is not None:
+        # Also if the target is the same: a sweep that shares workers among runs then gives this run no more.
+        ray.get(coordinator.set_target.remote(resized))
+    if commands.global_batch is not None and commands.global_batch != known.global_batch:
+        ray.get(coordinator.set_batch.remote(commands.global_batch))
+    if commands.stop is not None and known.stop is None:
+        ray.get(coordinator.request_stop.remote(commands.stop))
+    return commands
+
+
+class _StartWatch:
+    """Reports that workers are late, most often because the cluster has no room for them."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._is_training = False
+        self._due = time.monotonic() + FIRST_WAIT_S
+
+    def see(self, event: Event) -> None:
+        if isinstance(event, Started | Failed):
+            self._is_training = isinstance(event, Started)
+            self._due = time.monotonic() + FIRST_WAIT_S
+
+    def tell_if_late(self) -> None:
+        if self._is_training or time.monotonic() < self._due:
+            return
+        self._due = time.monotonic() + NEXT_WAIT_S
+        job, free = self._run.job, ray.available_resources()
+        asked = f"{job.min_workers} workers of {job.resources.cpus:g} CPUs and {job.resources.gpus:g} GPUs"
+        left = f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free in the cluster"
+        self._run.tell(Preparing(what=f"still waiting for {asked}; {left}"))

@@ -1,0 +1,77 @@
+"""Phases of a run: named states that carry their own data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from forebay.training.driver.worker_error import WorkerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Starting:
+    """The ranks of an attempt are joining, and no rank trains. `after` says why the attempt was opened."""
+
+    after: Literal["begin", "resize", "failure"] = "begin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Training:
+    """Steps are made. `paused` are the ranks that left at a commit for a resize that was taken back since."""
+
+    paused: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resizing:
+    """Every rank pauses at the next commit, so that a world of `resize_to` can follow. `paused` are those that have."""
+
+    resize_to: int
+    paused: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopping:
+    """Every rank ends at the next commit. `paused` are the ranks that were asked to pause before the stop."""
+
+    paused: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """Rank 0's train function has returned. `stopped` is the reason if it returned early."""
+
+    stopped: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Raised:
+    """A train function raised `error`, and no worker's death explains it."""
+
+    error: WorkerError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TooManyFailures:
+    """More workers were lost than the job allows. `error` is one line about the last loss."""
+
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Aborted:
+    """The driver has given up on the run."""
+
+
+Cause: TypeAlias = Completed | Raised | TooManyFailures | Aborted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """No attempt follows. The first cause is kept."""
+
+    cause: Cause
+
+
+AtWork: TypeAlias = Training | Resizing | Stopping
+Phase: TypeAlias = Starting | AtWork | Ended

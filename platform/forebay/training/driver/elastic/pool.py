@@ -1,0 +1,275 @@
+"""Worker processes of a run. Each has its own place in the cluster, and is warm before it is needed.
+
+A place is a placement group of one bundle. A group for all workers would have to be removed and requested again at
+every resize, and every process with it. A place that the cluster has no room for stays requested: Ray's autoscaler sees
+it as demand, while training goes on without it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import queue
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
+
+from forebay.ray_cluster.placement import new_place
+from forebay.training.driver.elastic.policy import PoolWorker
+from forebay.training.driver.worker_error import WorkerError
+from forebay.world import World
+
+RETRY_S = 1.0
+"""Pause after a failed start, times the failed starts in a row. A process may fail within milliseconds."""
+KILLED_S = 5.0
+"""A dismissed worker whose process still runs after this time is asked to end itself."""
+CLOSE_S = 10.0
+CLOSE_POLL_S = 0.1
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ready:
+    """Answer of a worker that has done all it can do without the others. `error` is what it raised instead."""
+
+    node: str
+    error: WorkerError | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpawnedWorker:
+    """Worker process as it was requested: its actor, and the reference of its `Ready`."""
+
+    actor: ActorHandle
+    ready: Any
+
+
+class Message(Protocol):
+    """Message from the worker `name`. Backends add messages of their own."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connected:
+    """The worker's process has started, on `node`."""
+
+    name: str
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmed:
+    """The worker is ready to train, or has raised during its warm-up."""
+
+    name: str
+    ready: Ready
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lost:
+    """The worker's process has ended. `why` holds more if it is known."""
+
+    name: str
+    why: str = ""
+
+
+class Processes(Protocol):
+    """How a backend starts its worker processes, and how it watches them.
+
+    Laws: `spawn` does not block. `running` names processes that are known to run, even after Ray has declared them
+    dead. `stop` returns at once, and the process ends itself.
+    """
+
+    def spawn(self, name: str, place: PlacementGroup) -> SpawnedWorker: ...
+
+    @property
+    def running(self) -> Collection[str]: ...
+
+    def stop(self, name: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class WorkerPool:
+    """All workers of one run: those of the present world, by rank, and those that are coming. Used by one thread."""
+
+    def __init__(
+        self,
+        run: str,
+        bundle: Mapping[str, float],
+        inbox: queue.SimpleQueue[Message],
+        processes: Processes,
+    ) -> None:
+        self._run, self._bundle = run, {kind: amount for kind, amount in bundle.items() if amount}
+        self._inbox, self._processes = inbox, processes
+        self._actors: dict[str, ActorHandle] = {}
+        self._places: dict[str, PlacementGroup] = {}
+        self._dismissed_at: dict[str, float] = {}
+        self._num_spawned, self._num_failed_starts, self._spawn_at = 0, 0, 0.0
+        self.workers: dict[str, PoolWorker] = {}
+        self.world: tuple[str, ...] = ()
+
+    def spawn(self, count: int) -> None:
+        """Request more workers, unless the last ones have just failed to start.
+
+        Each gets a placement group of its own, because its state shows whether the cluster has room. An actor shows
+        that only after its process has started.
+        """
+        if time.monotonic() >= self._spawn_at:
+            for _ in range(count):
+                self._start(new_place(self._run, self._bundle))
+
+    def dismiss(self, names: Iterable[str]) -> None:
+        """End workers, and free their places. Removes them from the pool at once."""
+        for name in list(names):
+            self._forget(name)
+            if name not in self._processes.running:
+                self._free_place(name)
+
+    def replace(self, names: Iterable[str]) -> None:
+        """End workers, and start another process in the place of each. A place whose node is lost moves to another
+        node.
+        """
+        for name in list(names):
+            self._forget(name)
+            self._start(self._places.pop(name))
+
+    def give_way(self, pause_s: float) -> None:
+        """Free the places of all workers that do not train, and request none for `pause_s` seconds."""
+        self.dismiss(name for name in self.workers if name not in self.world)
+        self._spawn_at = time.monotonic() + pause_s
+
+    def form_world(self, names: Sequence[str]) -> list[World]:
+        """Make `names`, in the order of their ranks, the present world. Returns the `World` of each rank."""
+        assert not self.world, "one world after the other"
+        self.rank_world(names)
+        nodes = [self.workers[name].node for name in names]
+        return [
+            World(rank=rank, size=len(names), local_rank=nodes[:rank].count(node), node=node)
+            for rank, node in enumerate(nodes)
+        ]
+
+    def rank_world(self, names: Sequence[str]) -> None:
+        """Set the order of the present world's ranks. A backend may have an order of its own."""
+        self.world = tuple(names)
+        veterans = {name: replace(self.workers[name], is_veteran=True) for name in names}
+        self.workers = veterans | {name: each for name, each in self.workers.items() if name not in veterans}
+
+    def end_world(self) -> tuple[str, ...]:
+        """Record that no worker trains. Returns the workers of the ended world, by rank."""
+        world, self.world = self.world, ()
+        return world
+
+    def actor(self, name: str) -> ActorHandle:
+        """Actor of a worker of the pool."""
+        return self._actors[name]
+
+    def kill(self, name: str) -> None:
+        """End a worker that does not leave its world. `Lost` follows."""
+        ray.kill(self._actors[name])
+
+    def hear(self, wait_s: float) -> list[Message]:
+        """Messages of the pool's workers, also recorded in `workers`. Waits up to `wait_s` seconds for the first."""
+        self._look_for_places()
+        self._stop_dismissed()
+        heard: list[Message] = []
+        try:
+            heard.append(self._inbox.get(timeout=wait_s) if wait_s else self._inbox.get_nowait())
+            while True:
+                heard.append(self._inbox.get_nowait())
+        except queue.Empty:
+            return [message for message in heard if self._note(message)]
+
+    def listen(self, name: str, reference: Any, message: Callable[[Any], Message]) -> None:
+        """Put `message(answer)` into the inbox once the worker `name` has answered, or `Lost` if it dies before."""
+
+        def done(future: Any) -> None:
+            # Ray reports a death here too, though often later than a connection does.
+            error = future.exception()
+            self._inbox.put(Lost(name=name, why=str(error)) if error else message(future.result()))
+
+        reference.future().add_done_callback(done)
+
+    @property
+    def is_half_placed(self) -> bool:
+        """Whether some of the coming workers have a place in the cluster while others wait for one."""
+        coming = [worker for name, worker in self.workers.items() if name not in self.world]
+        return len({worker.state == "requested" for worker in coming}) == 2
+
+    def close(self) -> None:
+        """End all workers, and wait until the processes that are known to run have ended."""
+        for name in list(self.workers):
+            self._forget(name)
+        deadline = time.monotonic() + CLOSE_S
+        while self._processes.running and time.monotonic() < deadline:
+            self.hear(CLOSE_POLL_S)
+        for name in list(self._places):
+            self._free_place(name)
+        self._processes.close()
+
+    def _start(self, place: PlacementGroup) -> None:
+        name = f"worker-{self._num_spawned}"
+        self._num_spawned += 1
+        spawned = self._processes.spawn(name, place)
+        self._actors[name], self._places[name] = spawned.actor, place
+        self.workers[name] = PoolWorker(name=name, since=time.monotonic())
+        self.listen(name, spawned.ready, lambda ready: Warmed(name=name, ready=ready))
+
+    def _note(self, message: Message) -> bool:
+        """Whether the message is new: its worker was not dismissed or lost before."""
+        name = message.name
+        if isinstance(message, Lost) and name not in self.workers and name not in self._processes.running:
+            self._free_place(name)
+        if name not in self.workers:
+            return False
+        match message:
+            case Connected():
+                self.workers[name] = replace(self.workers[name], node=message.node)
+            case Warmed():
+                self._num_failed_starts = 0
+                warm = replace(self.workers[name], state="warm", node=message.ready.node, since=time.monotonic())
+                self.workers[name] = warm
+            case Lost():
+                if not self.workers[name].is_warm:
+                    self._start_failed(message.why)
+                self.dismiss([name])
+        return True
+
+    def _start_failed(self, why: str) -> None:
+        log.warning("A worker process failed while it started: %s", why)
+        self._num_failed_starts += 1
+        self._spawn_at = time.monotonic() + RETRY_S * self._num_failed_starts
+
+    def _look_for_places(self) -> None:
+        for name, worker in self.workers.items():
+            if worker.state == "requested" and placement_group_table(self._places[name]).get("state") == "CREATED":
+                self.workers[name] = replace(worker, state="placed", since=time.monotonic())
+
+    def _stop_dismissed(self) -> None:
+        """Stop processes that Ray declared dead but left alive: each still holds memory and GPU of its node."""
+        latest = time.monotonic() - KILLED_S
+        for name in self._processes.running:
+            if self._dismissed_at.get(name, math.inf) < latest:
+                self._processes.stop(name)
+
+    def _forget(self, name: str) -> None:
+        """End a worker, even if only its connection was lost."""
+        del self.workers[name]
+        self._dismissed_at[name] = time.monotonic()
+        ray.kill(self._actors.pop(name))
+
+    def _free_place(self, name: str) -> None:
+        """Remove a placement group, once its process has ended: otherwise Ray would kill the process again, and
+        log it.
+        """
+        place = self._places.pop(name, None)
+        if place is not None:
+            remove_placement_group(place)

@@ -1,0 +1,101 @@
+"""Horovod as a backend of the elastic core: starts its processes, and connects the ranks of a world."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Collection, Mapping, Sequence
+from functools import partial
+
+import ray
+from ray.actor import ActorHandle
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from forebay.training.driver.elastic.controller import WorldEnd
+from forebay.training.driver.elastic.pool import Lost, Message, SpawnedWorker, WorkerPool
+from forebay.training.driver.horovod.failure_detector import Answered, FailureDetector
+from forebay.training.driver.horovod.liveness import Entered, LivenessServer
+from forebay.training.driver.horovod.rendezvous import Rendezvous
+from forebay.training.driver.horovod.worker import Answer, HorovodWorker, SpawnRequest
+from forebay.training.driver.horovod.world import RankAssignment
+
+
+class HorovodProcesses:
+    """`Processes` that keep a connection to the driver. When the driver or a process dies, the connection closes."""
+
+    def __init__(
+        self, coordinator: ActorHandle, payload: bytes, bundle: Mapping[str, float], inbox: queue.SimpleQueue[Message]
+    ) -> None:
+        self.address = ray.util.get_node_ip_address()
+        self._server = LivenessServer(self.address, inbox.put)
+        self._coordinator, self._payload, self._bundle = coordinator, ray.put(payload), bundle
+
+    def spawn(self, name: str, place: PlacementGroup) -> SpawnedWorker:
+        request = SpawnRequest(
+            name=name, coordinator=self._coordinator, payload=[self._payload], address=self._server.address
+        )
+        actor = (
+            ray.remote(HorovodWorker)
+            .options(
+                num_cpus=self._bundle["CPU"],
+                num_gpus=self._bundle["GPU"],
+                scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=place),
+            )
+            .remote(request)
+        )
+        return SpawnedWorker(actor=actor, ready=actor.warm_up.remote())
+
+    @property
+    def running(self) -> Collection[str]:
+        return self._server.names
+
+    def stop(self, name: str) -> None:
+        self._server.end(name)
+
+    def close(self) -> None:
+        self._server.close()
+
+
+class HorovodBackend:
+    """`Backend` whose worlds meet at a rendezvous server on the driver's node. Every world gets a new server."""
+
+    def __init__(self, run: str, pool: WorkerPool, address: str, hang_timeout_s: float) -> None:
+        self._run, self._pool, self._address, self._hang_timeout_s = run, pool, address, hang_timeout_s
+        self._number = 0
+        self._rendezvous: Rendezvous | None = None
+        self._detector = FailureDetector(run, (), hang_timeout_s)
+
+    def begin(self, names: Sequence[str]) -> None:
+        self.close()
+        self._number += 1
+        self._detector = FailureDetector(self._run, names, self._hang_timeout_s)
+        self._rendezvous = Rendezvous(self._address, names) if len(names) > 1 else None
+        place = None if self._rendezvous is None else self._rendezvous.place
+        for name, world in zip(names, self._pool.form_world(names), strict=True):
+            assignment = RankAssignment(number=self._number, world=world, host=name, rendezvous=place)
+            answer = self._pool.actor(name).train.remote(assignment)
+            self._pool.listen(name, answer, partial(_answered, name, self._number))
+
+    def note(self, message: Message) -> None:
+        match message:
+            case Entered(world=number) | Answered(world=number) if number != self._number:
+                return
+            case Entered() | Answered() | Lost():
+                self._detector.note(message)
+        if self._detector.has_met:
+            self.close()
+
+    def end_of_world(self) -> WorldEnd | None:
+        for name in self._detector.stuck():
+            self._pool.kill(name)
+        return self._detector.end()
+
+    def close(self) -> None:
+        """Close the rendezvous of the present world: no rank can join it any more."""
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+            self._rendezvous = None
+
+
+def _answered(name: str, world: int, answer: Answer) -> Answered:
+    return Answered(name=name, world=world, answer=answer)

@@ -1,0 +1,123 @@
+"""One Horovod world: initialised and shut down within a process, which may go through many worlds in turn."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from forebay.training.collectives.collective import Collective, SingleProcessCollective
+from forebay.training.driver.horovod.collective import HorovodCollective
+from forebay.training.driver.horovod.watchdog import CollectiveWatchdog
+from forebay.world import World
+
+# Settings that Horovod reads from the environment, besides the ranks. A variable that is already set is kept.
+SETTINGS: Mapping[str, str] = {
+    # Horovod fuses tensors in the order in which they happen to arrive, which no later run repeats. Our buckets are
+    # fixed.
+    "HOROVOD_FUSION_THRESHOLD": "0",
+    # Otherwise it logs every lost peer; the driver reports those.
+    "HOROVOD_LOG_LEVEL": "fatal",
+}
+_RENDEZVOUS = "HOROVOD_GLOO_RENDEZVOUS_ADDR"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankAssignment:
+    """A worker's place in one world. `number` counts the worlds of a run. `rendezvous` is the address where its ranks
+    meet.
+
+    `host` is the name by which Horovod knows the worker. Each worker is a host of its own with one slot, so that it
+    comes and leaves alone.
+    """
+
+    number: int
+    world: World
+    host: str
+    rendezvous: tuple[str, int] | None
+
+
+@contextmanager
+def horovod_world(place: RankAssignment, device: torch.device, hang_timeout_s: float) -> Iterator[Collective]:
+    """Connect to the other ranks, and disconnect at the end of the block. A world of one needs no Horovod.
+
+    Raises Horovod's own error if the world breaks. If a rank dies while the others wait for it here, Horovod ends their
+    processes, because it cannot cancel the wait.
+    """
+    if place.world.size == 1:
+        yield SingleProcessCollective(device)
+        return
+    import horovod.torch as hvd  # noqa: PLC0415 - an extra
+
+    os.environ.update(_environment(place, hang_timeout_s))
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    hvd.init()
+    # Same as `hvd.shutdown()`, but keeps the handles of operations, which the waiting thread still uses.
+    patience = CollectiveWatchdog(hang_timeout_s, hvd.mpi_ops._basics.shutdown)  # noqa: SLF001 - no public way
+    is_whole = False
+    try:
+        yield HorovodCollective(place.world, device, patience)
+        is_whole = True
+    finally:
+        patience.close()
+        hvd.shutdown()
+        if not is_whole:
+            _close_connections(hvd)
+
+
+def _close_connections(hvd: Any) -> None:
+    """Close this process's connections to the ranks of the world that it has left, by a world of its own.
+
+    Horovod 0.28.1 keeps them until another world takes their place: `GlooContext::Finalize` of a process set does
+    nothing, because only the global context is enabled. A rank that waits for this one would not notice that it has
+    left, and would wait for the whole time limit: so in 4 of 9 runs with tables of which a worker was killed.
+    """
+    os.environ.pop(_RENDEZVOUS, None)
+    os.environ.update({"HOROVOD_ELASTIC": "0", **_rank_variables(World(rank=0, size=1))})
+    hvd.init()
+    hvd.shutdown()
+
+
+def _environment(place: RankAssignment, hang_timeout_s: float) -> dict[str, str]:
+    assert place.rendezvous is not None, "ranks must meet"
+    address, port = place.rendezvous
+    return {
+        **{name: value for name, value in SETTINGS.items() if name not in os.environ},
+        "HOROVOD_ELASTIC": "1",
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",
+        _RENDEZVOUS: address,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(hang_timeout_s)),
+        "HOROVOD_HOSTNAME": place.host,
+        **_rank_variables(place.world),
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+    }
+
+
+def _rank_variables(world: World) -> dict[str, str]:
+    scopes = ("", "CROSS_")
+    return {
+        f"HOROVOD_{scope}{name}": str(value)
+        for scope in scopes
+        for name, value in (("RANK", world.rank), ("SIZE", world.size))
+    }
+
+
+def use_interface_of(address: str) -> None:
+    """Bind this process's gloo to the network interface that has `address`, the node's address in Ray.
+
+    Otherwise gloo would look up the host name, which may resolve to an address that no other node can reach.
+    """
+    import psutil  # noqa: PLC0415 - Horovod brings it
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(entry.address == address for entry in addresses):
+            os.environ.setdefault("HOROVOD_GLOO_IFACE", name)

@@ -1,0 +1,145 @@
+"""Worker process of the local driver: trains as one rank, with one connection to its driver."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from contextlib import closing
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import torch
+
+from forebay.data.cache.local_source import LocalCache
+from forebay.events import Commands, Event
+from forebay.runtime.foreign_code import outcome_of
+from forebay.training.checkpoint.local_store import open_local_checkpoints
+from forebay.training.collectives.torch_collective import process_group
+from forebay.training.driver.worker_error import WorkerError
+from forebay.training.driver.worker_main import Outcome, work
+from forebay.training.runs.worker_spec import device_of, unpack
+from forebay.training.worker.worker import Worker
+from forebay.world import World
+
+NODE = "local"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """The driver's first message: the rank of the worker, the rendezvous of the ranks, and the pickled `WorkerSpec`."""
+
+    world: World
+    rendezvous: str
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SyncRequest:
+    """Request of the worker for its commands, once callbacks have seen all events that it reported before."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Synced:
+    """The driver's answer."""
+
+    commands: Commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """The worker's last message when its train function has returned."""
+
+    outcome: Outcome
+
+
+Message = Event | SyncRequest | Done | WorkerError
+Instruction = Start | Commands | Synced
+"""Messages of the driver: first the rank of the worker, then the commands at each change and on request."""
+
+
+class DriverLink:
+    """The worker's end of the connection. Implements `Reporter`. Ends this process when the driver has ended."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._commands = Commands()
+        self._synced: queue.SimpleQueue[Commands] = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        # A thread sends, so that a slow driver never holds up a training step.
+        self._sender = threading.Thread(target=self._send, name="forebay-send", daemon=True)
+        self._sender.start()
+        threading.Thread(target=self._listen, name="forebay-listen", daemon=True).start()
+
+    def report(self, event: Message) -> None:
+        self._outbox.put(event)
+
+    def commands(self) -> Commands:
+        return self._commands
+
+    def synced_commands(self) -> Commands:
+        # On the same connection, behind all earlier events: the driver processes messages in order.
+        self._outbox.put(SyncRequest())
+        return self._synced.get()
+
+    def close(self) -> None:
+        """Return when everything reported has left this process."""
+        self._outbox.put(None)
+        self._sender.join()
+
+    def _send(self) -> None:
+        try:
+            while (message := self._outbox.get()) is not None:
+                self._connection.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            os._exit(1)  # the driver has ended, as in `_listen`
+
+    def _listen(self) -> None:
+        try:
+            while True:
+                match self._connection.recv():
+                    case Synced(commands=commands):
+                        self._synced.put(commands)
+                    case Commands() as commands:
+                        self._commands = commands
+        except (EOFError, OSError):
+            os._exit(1)  # the driver has ended: no process would read this one's results
+
+
+def main(descriptor: int) -> None:
+    """Entry of the process. `descriptor` is the inherited socket."""
+    connection = Connection(descriptor)
+    try:
+        start = connection.recv()
+    except (EOFError, OSError):
+        os._exit(1)  # the driver was interrupted while it started this process
+    assert isinstance(start, Start)
+    with closing(DriverLink(connection)) as link:
+        # Catches everything, SystemExit too: the driver judges it.
+        if error := outcome_of(lambda: link.report(Done(outcome=_train(start, link)))).error:
+            _tell_and_stay(error, start, link)
+
+
+def _train(start: Start, link: DriverLink) -> Outcome:
+    spec = unpack(start.payload)
+    torch.set_num_threads(max(1, int(spec.resources.cpus)))
+    cache = None if spec.cache is None else LocalCache(spec.cache, num_processes=start.world.size)
+    device = device_of(spec.resources, start.world.local_rank)
+    ranks = process_group(start.world, start.rendezvous, device=device, timeout_s=spec.hang_timeout_s)
+    with closing(open_local_checkpoints(spec.checkpoint_config)) as checkpoints, ranks as collective:
+        outcome = outcome_of(lambda: work(spec, Worker(spec.train_spec, collective, cache, checkpoints, link), link))
+        if outcome.error is not None:  # reported before the process group is left
+            _tell_and_stay(outcome.error, start, link)
+        return outcome.result()
+
+
+def _tell_and_stay(error: BaseException, start: Start, link: DriverLink) -> NoReturn:
+    """Report the error, then wait until the driver ends this process.
+
+    If this process left, or only left the process group, the connections of the other ranks would break. Their errors
+    would then hide this one.
+    """
+    link.report(WorkerError.of(error, start.world.rank))
+    while True:
+        threading.Event().wait()

@@ -1,0 +1,117 @@
+"""Local driver: one worker in this process, or several in processes of this machine. Needs no Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+
+import torch
+
+from forebay.data.cache.local_source import LocalCache
+from forebay.errors import ForebayError
+from forebay.events import Commands, Event, Preparing
+from forebay.training.checkpoint.local_store import open_local_checkpoints
+from forebay.training.collectives.collective import SingleProcessCollective
+from forebay.training.driver.local.child import SyncRequest
+from forebay.training.driver.local.fork_server import ForkServer
+from forebay.training.driver.local.processes import RankProcesses, WorkerLost, WorkerRaised, worker_processes
+from forebay.training.driver.worker_error import WorkerError
+from forebay.training.driver.worker_main import work
+from forebay.training.job.job import Job
+from forebay.training.runs.callback import Callback
+from forebay.training.runs.result import Result
+from forebay.training.runs.run import Run
+from forebay.training.runs.worker_spec import device_of, pack
+from forebay.training.state import rng
+from forebay.training.worker.worker import Worker
+
+
+class LocalDriver:
+    """`Driver` without Ray, for notebooks, tests and single machines."""
+
+    def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result:
+        """Train `job` here. Raises `RunFailed` when its train function raises, or workers die too often."""
+        with Run(job, callbacks) as run:
+            if run.is_finished:
+                return run.result
+            # In processes if the job is elastic: its only worker may have to be replaced by two, which cannot happen in
+            # this process.
+            return _run_here(run) if job.elastic is None and job.workers == 1 else _run_processes(run)
+
+
+class DirectReporter:
+    """`Reporter` of a worker in the driver's own process. The worker waits while callbacks run."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+
+    def report(self, event: Event) -> None:
+        self._run.tell(event)
+
+    def commands(self) -> Commands:
+        return self._run.control.commands
+
+    def synced_commands(self) -> Commands:
+        return self._run.control.commands
+
+
+def _run_here(run: Run) -> Result:
+    spec = run.worker_spec
+    device = device_of(spec.resources, local_rank=0)
+    cache = None if spec.cache is None else LocalCache(spec.cache)
+    try:
+        with _generators_put_back(device), closing(open_local_checkpoints(spec.checkpoint_config)) as checkpoints:
+            reporter = DirectReporter(run)
+            worker = Worker(spec.train_spec, SingleProcessCollective(device), cache, checkpoints, reporter)
+            outcome = work(spec, worker, reporter)
+    except ForebayError:
+        raise
+    except (Exception, SystemExit) as error:  # sys.exit() would end this process without an error
+        raise WorkerError.of(error, rank=0).as_error(run.name) from error
+    return run.finish(outcome.stopped)
+
+
+@contextmanager
+def _generators_put_back(device: torch.device) -> Iterator[None]:
+    """Restore this process's random generators, which the run seeds, so that the notebook around it does not notice."""
+    state = rng.capture(device)
+    try:
+        yield
+    finally:
+        rng.restore(state, device)
+
+
+def _run_processes(run: Run) -> Result:
+    with closing(ForkServer()) as server:
+        return _run_worlds(run, server)
+
+
+def _run_worlds(run: Run, server: ForkServer) -> Result:
+    payload = pack(run.worker_spec)
+    while True:
+        size = run.control.target
+        run.tell(Preparing(what=f"starting {size} worker process{'es' if size > 1 else ''}"))
+        try:
+            with worker_processes(server, size, payload) as workers:
+                _follow(run, workers)
+            if workers.outcome.resize_to is None:
+                return run.finish(workers.outcome.stopped)
+        except WorkerLost as lost:
+            if not run.lost_workers(str(lost)):
+                raise run.too_many_failures(str(lost)) from lost
+        except WorkerRaised as failure:
+            error = failure.raised.as_error(run.name)
+            raise error from error.__cause__
+
+
+def _follow(run: Run, workers: RankProcesses) -> None:
+    for event in workers.events():
+        run.check_fence()
+        match event:
+            case SyncRequest():
+                workers.answer_sync(run.control.commands)
+            case None:
+                pass
+            case _:
+                run.tell(event)
+        workers.send_commands(run.control.commands)

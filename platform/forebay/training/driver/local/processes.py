@@ -1,0 +1,159 @@
+"""Worker processes of the local driver, from their start to the cause of their end."""
+
+from __future__ import annotations
+
+import socket
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from forebay.events import Commands, Event
+from forebay.training.driver.local.child import NODE, Done, Instruction, Message, Start, Synced, SyncRequest
+from forebay.training.driver.local.fork_server import ForkServer, ForkServerLost, describe_exit
+from forebay.training.driver.worker_error import WorkerError
+from forebay.training.driver.worker_main import Outcome
+from forebay.world import World
+
+EXIT_S = 10.0
+# A rank whose peer was killed raises too, and its error may arrive first. The peer's end of file follows within this
+# time.
+PEER_S = 1.0
+POLL_S = 0.1
+
+
+class WorkerLost(Exception):
+    """A worker process ended without a result."""
+
+
+class WorkerRaised(Exception):
+    """A train function raised, while all workers were alive."""
+
+    def __init__(self, raised: WorkerError) -> None:
+        super().__init__(raised.summary)
+        self.raised = raised
+
+
+class WorkerProcess:
+    """One rank: its process and the driver's end of the connection."""
+
+    def __init__(self, rank: int, server: ForkServer, folder: str) -> None:
+        self.rank = rank
+        self._server = server
+        ours, theirs = socket.socketpair()
+        self.connection = Connection(ours.detach())
+        try:
+            with theirs:
+                self.pid = server.fork(theirs.fileno(), folder)
+        except ForkServerLost as lost:
+            self.connection.close()
+            raise WorkerLost(str(lost)) from None
+        except BaseException:
+            # Ctrl-C. A notebook keeps the frame of this call, and a worker that was forked would wait for its start.
+            self.connection.close()
+            raise
+
+    def send(self, message: Instruction) -> None:
+        """Send to the worker. Its death is found by `RankProcesses.events`, not here."""
+        try:
+            self.connection.send(message)
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+    def how_it_ended(self) -> str:
+        """Exit code or signal of a process whose connection closed, as text for a message."""
+        code = self._server.wait(self.pid, EXIT_S)
+        return "closed its connection" if code is None else describe_exit(code)
+
+    def end(self) -> None:
+        """Kill the process unless it has ended, and wait for it. Leaves no zombie."""
+        self.connection.close()
+        self._server.kill(self.pid)
+
+    def leave(self) -> None:
+        """Wait for a process to end that has finished its work. If a thread of the train function hangs, `end` follows
+        after `EXIT_S`.
+        """
+        self._server.wait(self.pid, EXIT_S)
+
+
+class RankProcesses:
+    """All ranks of one attempt."""
+
+    def __init__(self, members: list[WorkerProcess]) -> None:
+        self._members = members
+        self._sent = Commands()
+        self.outcome = Outcome()
+
+    def send_commands(self, commands: Commands) -> None:
+        """Send commands to rank 0. All ranks obey them at the next checkpoint."""
+        if commands != self._sent:
+            self._sent = commands
+            self._members[0].send(commands)
+
+    def answer_sync(self, commands: Commands) -> None:
+        """Answer rank 0, which has asked for its commands and waits for them."""
+        self._members[0].send(Synced(commands=commands))
+
+    def events(self) -> Iterator[Event | SyncRequest | None]:
+        """Yield the events of the workers until all are done. Yields None when there is none for a while.
+
+        Raises `WorkerLost` when a process died, and `WorkerRaised` when a train function raised.
+        """
+        silent = {member.connection: member for member in self._members}
+        raised: list[WorkerError] = []
+        deadline = float("inf")
+        while silent:
+            for ready in wait(list(silent), timeout=POLL_S):
+                assert isinstance(ready, Connection)
+                match _receive(ready, silent[ready]):
+                    case WorkerError() as failure:
+                        raised.append(failure)
+                        deadline = min(deadline, time.monotonic() + (PEER_S if len(silent) > 1 else 0))
+                        del silent[ready]
+                    case Done() as done:
+                        # All ranks have the same outcome.
+                        self.outcome = done.outcome
+                        del silent[ready]
+                    case event:
+                        yield event
+            if raised and (time.monotonic() >= deadline or not silent):
+                raise WorkerRaised(_cause(raised))
+            yield None
+        # After a resize, a rank that leaves has nothing left to do, and the next world waits.
+        for member in self._members if self.outcome.resize_to is None else ():
+            member.leave()
+
+
+def _cause(raised: list[WorkerError]) -> WorkerError:
+    """The first error, unless another one is Forebay's own: that one is the cause, and the others lost their
+    connection.
+    """
+    return next((each for each in raised if each.summary.startswith("forebay.errors.")), raised[0])
+
+
+def _receive(connection: Connection, member: WorkerProcess) -> Message:
+    try:
+        return connection.recv()  # type: ignore[no-any-return]
+    except (EOFError, ConnectionResetError):
+        raise WorkerLost(f"worker {member.rank} {member.how_it_ended()}") from None
+
+
+@contextmanager
+def worker_processes(server: ForkServer, size: int, payload: bytes) -> Iterator[RankProcesses]:
+    """Fork `size` workers on this machine. All have ended when the block is left, also by an exception."""
+    members: list[WorkerProcess] = []
+    with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
+        rendezvous = (Path(folder) / "ranks").as_uri()
+        server.start()
+        try:
+            members.extend(WorkerProcess(rank, server, folder) for rank in range(size))
+            for rank, member in enumerate(members):
+                world = World(rank=rank, size=size, local_rank=rank, node=NODE)
+                member.send(Start(world=world, rendezvous=rendezvous, payload=payload))
+            yield RankProcesses(members)
+        finally:
+            for member in members:
+                member.end()

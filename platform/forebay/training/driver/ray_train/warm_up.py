@@ -1,0 +1,26 @@
+"""First call of each worker process. It imports little itself, so that the rest is imported without the collector."""
+
+from __future__ import annotations
+
+import logging
+
+import ray
+
+from forebay.runtime.foreign_code import error_of
+from forebay.training.driver.elastic.pool import Ready
+from forebay.training.driver.startup import without_gc
+
+log = logging.getLogger(__name__)
+
+
+def warm_up(payload: bytes) -> Ready:
+    """Do what takes time before the first step and needs no other worker. Called while the others train."""
+    with without_gc():
+        from forebay.training.driver.elastic.warm_up import make_a_step  # noqa: PLC0415 - imported without the collector
+        from forebay.training.driver.ray_train.worker import open_job  # noqa: PLC0415 - as above
+
+        make_a_step()
+        # Errors are only logged: the train loop will raise the same error, and report it.
+        if error := error_of(lambda: open_job(payload)):
+            log.warning("A worker could not be warmed up.", exc_info=error)
+    return Ready(node=ray.get_runtime_context().get_node_id())

@@ -1,0 +1,144 @@
+"""Worker process of Ray Train: runs Forebay's worker in the process group that Ray Train has created."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing
+from functools import partial
+from typing import Any
+
+import ray
+import ray.train
+import ray.train.torch  # imported here because the first step needs it: 1 s
+import torch
+from ray.actor import ActorHandle
+from ray.exceptions import RayActorError
+
+from forebay.data.cache.node.client import attach
+from forebay.errors import Hung
+from forebay.ray_cluster.actors import NODE_DIGITS
+from forebay.ray_cluster.metrics_export import exported
+from forebay.runtime.foreign_code import outcome_of
+from forebay.training.checkpoint.ray_store import open_ray_checkpoints
+from forebay.training.collectives.collective import Collective, SingleProcessCollective
+from forebay.training.collectives.torch_collective import TorchCollective
+from forebay.training.driver.elastic.coordinator_client import CoordinatorReporter
+from forebay.training.driver.ray_train.attempt import PeerLost, attempt
+from forebay.training.driver.worker_error import WorkerError
+from forebay.training.driver.worker_main import Outcome, work
+from forebay.training.runs.worker_spec import device_of, unpack
+from forebay.training.worker.worker import Worker
+from forebay.world import World
+
+PEER_TIMEOUT_S = 5.0
+"""A killed process is known within milliseconds. One that is silent for longer is most likely busy: a train function
+that holds the interpreter's lock cannot answer.
+"""
+NODE_TIMEOUT_S = 60.0
+"""A lost node is known only as fast as the cluster checks its health. Only a rank whose connection to another broke
+waits this long.
+"""
+SAME_TIME_S = 0.1
+LAST_WORD_S = 5.0
+
+
+class RunEnding(Exception):
+    """The driver has given up on the run, or another worker was lost, while this worker was starting."""
+
+
+def open_job(payload: bytes) -> None:
+    """Import what the job needs, and attach to the node's cache."""
+    spec = unpack(payload)
+    if spec.cache is not None:
+        attach(spec.cache)
+
+
+def train_loop(config: dict[str, Any]) -> None:
+    """Train function given to Ray Train. `config` holds the coordinator and a reference to the packed `WorkerSpec`."""
+    attempt.begin()
+    coordinator: ActorHandle = config["coordinator"]
+    world = _world()
+    number: int | None = ray.get(coordinator.join.remote(world.rank, ray.get_runtime_context().current_actor))
+    if number is None:
+        raise RunEnding
+    call = outcome_of(lambda: _train(ray.get(config["payload"]), world, coordinator))
+    if (error := call.error) is not None:  # any exception, SystemExit too: the driver judges it
+        if lost := _lost_peers(coordinator, world, PEER_TIMEOUT_S if _is_its_own(error) else NODE_TIMEOUT_S):
+            raise PeerLost(f"rank {world.rank} could not go on without rank {', '.join(map(str, lost))}") from error
+        ray.get(coordinator.raise_error.remote(_told(error, world, coordinator), number))
+        raise error
+    outcome = call.result()
+    if outcome.resize_to is not None:
+        ray.get(coordinator.pause.remote(world.rank))
+        attempt.wait_for_end()
+    elif world.is_first:
+        ray.get(coordinator.complete.remote(outcome.stopped))
+
+
+def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:
+    spec = unpack(payload)
+    device = device_of(spec.resources, world.local_rank)
+    collective: Collective = SingleProcessCollective(device)
+    if world.size > 1:
+        collective = TorchCollective(world, device, timeout_s=spec.hang_timeout_s)
+    cache = None if spec.cache is None else attach(spec.cache)
+    tags = {"role": "trainer", "run": spec.name, "node": world.node[:NODE_DIGITS]}
+    with closing(open_ray_checkpoints(spec.name, spec.checkpoint_config, coordinator)) as checkpoints:
+        reporter = CoordinatorReporter(coordinator)
+        worker = Worker(spec.train_spec, collective, cache, checkpoints, reporter)
+        return work(spec, worker, reporter, partial(exported, tags))
+
+
+def _world() -> World:
+    context = ray.train.get_context()
+    return World(
+        rank=context.get_world_rank(),
+        size=context.get_world_size(),
+        local_rank=context.get_local_rank(),
+        node=ray.get_runtime_context().get_node_id(),
+    )
+
+
+def _told(error: BaseException, world: World, coordinator: ActorHandle) -> WorkerError:
+    """Report of an error raised here. An error that follows from another rank's waits, so that the cause is reported
+    first.
+    """
+    if isinstance(error, Hung) or not _is_its_own(error):
+        missing = ray.get(coordinator.missing.remote(world.rank, LAST_WORD_S))
+        if isinstance(error, Hung) and missing:
+            error = _naming(error, missing)
+    return WorkerError.of(error, world.rank)
+
+
+def _naming(error: Hung, missing: list[int]) -> Hung:
+    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    named = Hung(f"{ranks} did not arrive. {error}", **error.facts, missing=missing)
+    return named.with_traceback(error.__traceback__)
+
+
+def _is_its_own(error: BaseException) -> bool:
+    """Whether `error` came from this rank's own code, and not from a broken connection to another rank."""
+    text = str(error)
+    is_collective = isinstance(error, torch.distributed.DistError) or "gloo" in text or "NCCL" in text
+    return not (is_collective or isinstance(error, Hung))
+
+
+def _lost_peers(coordinator: ActorHandle, world: World, wait_s: float) -> list[int]:
+    """Ranks of this attempt whose process has died: then the error at hand only follows from their loss."""
+    workers: dict[int, ActorHandle] = ray.get(coordinator.workers.remote())
+    answers = {peer.__ray_ready__.remote(): rank for rank, peer in workers.items() if rank != world.rank}
+    give_up, lost = time.monotonic() + wait_s, list[int]()
+    while answers and not lost and (left_s := give_up - time.monotonic()) > 0:
+        ray.wait(list(answers), num_returns=1, timeout=left_s)
+        answered, _ = ray.wait(list(answers), num_returns=len(answers), timeout=SAME_TIME_S)
+        lost = sorted(answers[answer] for answer in answered if not _is_alive(answer))
+        answers = {answer: rank for answer, rank in answers.items() if answer not in answered}
+    return lost
+
+
+def _is_alive(answer: Any) -> bool:
+    try:
+        ray.get(answer)
+    except RayActorError:
+        return False
+    return True

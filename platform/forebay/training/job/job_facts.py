@@ -1,0 +1,82 @@
+"""Facts of a job for people and trackers: its parameters and its numbers, without secrets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from forebay.data.transform.augment import as_augment
+from forebay.storage.credentials import redact, without_credentials
+from forebay.storage.json_file import to_json
+from forebay.training.job.job import Job
+
+Fact: TypeAlias = str | int | float | bool | None
+
+HIDDEN = "***"
+SWEEP_FACT = "sweep.name"
+"""Name of the fact that a job is a trial of a sweep."""
+_SECRET_NAME = re.compile(
+    r"(^|_)(secret|token|passw\w*|passphrase|pwd|credentials?|(access|account|api|private)_?key|key|auth|bearer|jwt)(_|$)",
+    re.IGNORECASE,
+)
+
+
+def job_facts(job: Job) -> dict[str, Fact]:
+    """Parameters of the job function by name, and the job's own numbers as `job.<name>`.
+
+    `job.augment` is the name and the fingerprint of the data's augment, if it has one.
+
+    Credentials in URIs are left out, and a parameter whose name says that it is a secret has the value `***`. Values
+    other than numbers and texts become JSON.
+    """
+    own: dict[str, Fact] = {
+        "epochs": job.epochs,
+        "global_batch": job.data.global_batch,
+        "seed": job.seed,
+        "checkpoint_every": job.checkpoint_every,
+        "reduction": job.reduction,
+        "min_workers": job.min_workers,
+        "max_workers": job.max_workers,
+        "plan": job.data.plan.id,
+    }
+    if augment := as_augment(job.data.augment):
+        own["augment"] = f"{augment.name} {augment.fingerprint}"
+    return {
+        **{name: public_fact(name, value) for name, value in job.parameters.items()},
+        **{f"job.{name}": value for name, value in own.items()},
+    }
+
+
+def public_fact(name: str, value: object) -> Fact:
+    """`value` of the parameter `name`, as it may be shown and stored.
+
+    >>> public_fact("data", "s3://AKIA:sesame@bucket/chats")
+    's3://bucket/chats'
+    >>> public_fact("api_key", "sesame")
+    '***'
+    >>> public_fact("mix", {"a": 0.5})
+    '{"a": 0.5}'
+    """
+    if _SECRET_NAME.search(name) and value is not None:
+        return HIDDEN
+    public = _without_credentials(value)
+    if public is None or isinstance(public, str | int | float):
+        return public
+    return to_json(public)
+
+
+def _without_credentials(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {_without_credentials(str(name)): _entry(str(name), each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_without_credentials(each) for each in value]
+    if isinstance(value, str):
+        return redact(without_credentials(value) if "://" in value else value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return redact(str(value))
+
+
+def _entry(name: str, value: Any) -> Any:
+    return HIDDEN if _SECRET_NAME.search(name) and value is not None else _without_credentials(value)

@@ -1,0 +1,163 @@
+"""Recipes: functions `job(...) -> Job` of job files. They are loaded by path and called with texts as arguments."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.machinery
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import CodeType, ModuleType
+from typing import Any
+
+from forebay.errors import BadJob, ForebayError
+from forebay.runtime.foreign_code import message_of
+from forebay.training.job.coercion import coerce, name_of_type
+from forebay.training.job.job import Job
+
+Recipe = Callable[..., Any]
+
+FUNCTION = "job"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Parameter:
+    """Parameter of a recipe. Texts are converted to the type `annotation`."""
+
+    name: str
+    annotation: Any
+    required: bool
+    default: Any
+
+    def __str__(self) -> str:
+        known = f"{self.name}: {name_of_type(self.annotation)}"
+        return f"{known} (required)" if self.required else f"{known} = {self.default!r}"
+
+
+def load_recipe(path: str, functions: Sequence[str] = (FUNCTION,)) -> Recipe:
+    """Load the function `job` of the Python file at `path`, or the first existing one of `functions`.
+
+    The module is named after the file and its whole path, so that it never hides an installed one, and stays in
+    `sys.modules`. Raises `BadJob` for a file that is missing, raises when it is run, or defines no such function.
+    """
+    file = Path(path).expanduser().absolute()
+    if not file.is_file():
+        raise BadJob(f"there is no job file {path!r}. Give the path of a Python file with a function job(...) -> Job.")
+    module = _run_file(file)
+    found = [recipe for name in functions if inspect.isfunction(recipe := getattr(module, name, None))]
+    if not found:
+        raise BadJob(
+            f"{path} defines no function {' or '.join(map(repr, functions))}. Add `def job(...) -> Job:` to it; its "
+            "parameters are what the command line takes.",
+            path=str(file),
+        )
+    return found[0]
+
+
+def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
+    """Parameters of `recipe`. Raises `BadJob` for annotations that cannot be resolved, for *args and **kwargs."""
+    try:
+        signature = inspect.signature(recipe, eval_str=True)
+    except (NameError, AttributeError, SyntaxError) as error:
+        raise BadJob(
+            f"an annotation of {recipe.__name__}() does not evaluate ({error}). Import its names at the top of the job "
+            "file, not under TYPE_CHECKING."
+        ) from error
+    return tuple(_parameter(each) for each in signature.parameters.values())
+
+
+def call_recipe(recipe: Recipe, values: Mapping[str, object]) -> Job:
+    """Call `recipe` with `values`. Texts are converted to the types of the annotations. Returns its job.
+
+    Raises `BadJob` for an unknown or missing parameter, a value of a wrong type, or a result that is not a `Job`.
+    Exceptions of the recipe itself are not caught.
+    """
+    made: Job = call_for((Job,), recipe, values)
+    return made
+
+
+def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, object], *, called: str = "this job") -> Any:
+    """Call a recipe that makes one of `kinds`. As `call_recipe`. Errors name it as `called`."""
+    known = {parameter.name: parameter for parameter in parameters(recipe)}
+    for name in values:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise BadJob(
+                f"{called} has no parameter {name!r}.{hint} It takes:{_listing(known.values())}", parameter=name
+            )
+    missing = [name for name, parameter in known.items() if parameter.required and name not in values]
+    if missing:
+        raise BadJob(
+            f"{called} needs {', '.join(f'{name}=...' for name in missing)}. It takes:{_listing(known.values())}",
+            parameter=missing[0],
+        )
+    given = {name: coerce(name, value, known[name].annotation) for name, value in values.items()}
+    made = recipe(**given)
+    if not isinstance(made, kinds):
+        wanted = " or a ".join(kind.__name__ for kind in kinds)
+        ending = " or ".join(f"`return {kind.__name__}(...)`" for kind in kinds)
+        raise BadJob(f"{recipe.__name__}() returned {type(made).__name__}, not a {wanted}. End it with {ending}.")
+    return with_parameters(made, recipe, given) if isinstance(made, Job) else made
+
+
+def with_parameters(job: Job, recipe: Recipe, given: Mapping[str, object]) -> Job:
+    """The job that `recipe` made, with its parameters: those given, and the defaults of the others."""
+    defaults = {each.name: each.default for each in parameters(recipe) if not each.required}
+    return replace(job, parameters={**defaults, **given, **job.parameters})
+
+
+class FreshSource(importlib.machinery.SourceFileLoader):
+    """Loader that always compiles the file.
+
+    Cached bytecode is matched by size and second, but a job file may change within a second.
+    """
+
+    def get_code(self, fullname: str) -> CodeType:  # noqa: ARG002 - importlib's signature
+        return self.source_to_code(self.get_data(self.path), self.path)
+
+
+def _run_file(file: Path) -> ModuleType:
+    name = f"forebay_job_{file.stem}_{hashlib.sha256(str(file).encode()).hexdigest()[:8]}"
+    spec = importlib.util.spec_from_file_location(name, file, loader=FreshSource(name, str(file)))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # dataclasses and pickles of the job file look up their module here
+    try:
+        spec.loader.exec_module(module)
+    except ForebayError:
+        del sys.modules[name]
+        raise
+    except (Exception, SystemExit) as error:  # a job file may raise any exception
+        del sys.modules[name]
+        place = f"{file}{_line_of(error, file)}"
+        raise BadJob(f"{place} does not load: {type(error).__name__}: {message_of(error)}.", path=str(file)) from error
+    return module
+
+
+def _line_of(error: BaseException, file: Path) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(file)]
+    if isinstance(error, SyntaxError):
+        lines.append(error.lineno)
+    return f", line {lines[-1]}," if lines else ""
+
+
+def _parameter(parameter: inspect.Parameter) -> Parameter:
+    if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
+        raise BadJob(
+            f"the job function takes {parameter}. Give every parameter a name: the names are its command line."
+        )
+    required, annotation = parameter.default is inspect.Parameter.empty, parameter.annotation
+    if annotation is inspect.Parameter.empty:
+        annotation = str if required or parameter.default is None else type(parameter.default)
+    return Parameter(name=parameter.name, annotation=annotation, required=required, default=parameter.default)
+
+
+def _listing(known: Any) -> str:
+    return "".join(f"\n  {parameter}" for parameter in known) or " no parameters."

@@ -1,0 +1,61 @@
+"""Columns of tables with one row per epoch, in a terminal and on a page."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from forebay.events import EpochEnded
+from forebay.report.columns import Column, column
+from forebay.runtime.formatting import bytes_text, count_text, metric_text_of, seconds_text, share_text, time_text
+from forebay.training.run_report.stages import stage_s, stages_of
+from forebay.training.runs.result import Result
+
+EpochColumn = Column[EpochEnded]
+
+
+def epoch_columns(result: Result) -> list[EpochColumn]:
+    """Columns of the table of epochs."""
+    bypassed = any(epoch.tally.get("bypasses") for epoch in result.epochs)
+    return [EPOCH, *map(_metric, metric_names(result)), *COSTS, *([UNCACHED] if bypassed else [])]
+
+
+def stage_columns(result: Result) -> list[EpochColumn]:
+    """Columns of the table of stages."""
+    return [EPOCH, *map(_stage, stages_of(result.epochs))]
+
+
+def metric_names(result: Result) -> list[str]:
+    """Names of all metrics of all epochs: the loss first, the others in order of appearance."""
+    names = {name: None for epoch in result.epochs for name in epoch.metrics}
+    return sorted(names, key=lambda name: name != "loss")
+
+
+def _hits(epoch: EpochEnded) -> str:
+    hits, stores, bypasses = (epoch.tally.get(name, 0) for name in ("hits", "stores", "bypasses"))
+    return f"{hits:.0f}/{hits + stores + bypasses:.0f}"
+
+
+EPOCH: EpochColumn = column("epoch", lambda epoch: epoch.epoch + 1)
+COSTS: tuple[EpochColumn, ...] = (
+    column("rows/s", lambda epoch: epoch.rows_per_s, count_text),
+    column("time", lambda epoch: epoch.seconds, time_text),
+    column("wait", lambda epoch: epoch.wait_share, share_text),
+    column("hits", _hits),
+    column("cached", lambda epoch: epoch.tally.get("hit_bytes", 0), bytes_text),
+    column("stored", lambda epoch: epoch.tally.get("stored_bytes", 0), bytes_text),
+    column("opens", lambda epoch: epoch.tally.get("parquet_opens", 0), "{:.0f}".format),
+)
+UNCACHED: EpochColumn = column("uncached", lambda epoch: epoch.tally.get("bypass_bytes", 0), bytes_text)
+
+
+def _metric(name: str) -> EpochColumn:
+    return column(name, lambda epoch: epoch.metrics.get(name), partial(metric_text_of, name))
+
+
+def _stage(name: str) -> EpochColumn:
+    return column(name, lambda epoch: stage_s(epoch, name), _short_seconds)
+
+
+def _short_seconds(seconds: float) -> str:
+    """Text of at most five characters, so that the columns of all ten stages fit into 80."""
+    return seconds_text(seconds) if seconds < 99_999.5 else count_text(seconds)

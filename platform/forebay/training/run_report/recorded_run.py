@@ -1,0 +1,131 @@
+"""Everything that is recorded about a run, read from its folder."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from forebay.errors import InvalidOption
+from forebay.events import EpochEnded
+from forebay.storage.filesystem import resolve
+from forebay.training.runs.result import Result, load_result
+from forebay.training.runs.timeline.origin import StartOrigin
+from forebay.training.runs.timeline.timeline import ProgressPoint, RunStart, TimedEvent, Timeline, load_timeline
+
+RECENT_S = 120.0
+"""Age of the last record up to which a run without an end may be running. Drivers record every 15 s."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedRun:
+    """Result and timeline of a run. A run that was killed before its first epoch ended has no result."""
+
+    name: str
+    path: str
+    result: Result | None = None
+    timeline: Timeline = field(default_factory=Timeline)
+    read_at: float = 0.0
+
+    @property
+    def epochs(self) -> tuple[EpochEnded, ...]:
+        """Completed epochs."""
+        return self.result.epochs if self.result else ()
+
+    @property
+    def newest(self) -> RunStart | None:
+        """Newest start, or None if no timeline was recorded."""
+        return self.timeline.starts[-1] if self.timeline.starts else None
+
+    @property
+    def origin(self) -> StartOrigin:
+        """StartOrigin of the newest start."""
+        return self.newest.origin if self.newest else StartOrigin()
+
+    @property
+    def state(self) -> str:
+        """`finished`, `stopped`, `failed`, or for a run without an end `under way` or `cut off`."""
+        if self.result is not None and self.result.is_finished:
+            return "finished"
+        if self.newest is None:
+            return "stopped" if self.result is not None and self.result.stopped else "cut off"
+        if self.newest.how:
+            return self.newest.how
+        age_s = self.read_at - self.newest.at - self.newest.last_s
+        return "under way" if age_s < RECENT_S else "cut off"
+
+    @property
+    def seconds(self) -> float:
+        """Running time of all starts. Without a timeline that of its epochs."""
+        return sum(start.last_s for start in self.timeline.starts) or sum(epoch.seconds for epoch in self.epochs)
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the last completed epoch."""
+        return self.result.metrics if self.result else {}
+
+    @property
+    def rows_per_s(self) -> float | None:
+        """Rows per second of the completed epochs, or None without any."""
+        seconds = sum(epoch.seconds for epoch in self.epochs)
+        return sum(epoch.rows for epoch in self.epochs) / seconds if seconds else None
+
+    @property
+    def wait_share(self) -> float | None:
+        """Share of the completed epochs that training waited for data."""
+        seconds = sum(epoch.seconds for epoch in self.epochs)
+        return sum(epoch.wait_s for epoch in self.epochs) / seconds if seconds else None
+
+    @property
+    def hit_share(self) -> float | None:
+        """Share of the blocks that came from the cache. None if no block was counted."""
+        hits = self.counted("hits")
+        blocks = hits + self.counted("stores") + self.counted("bypasses")
+        return hits / blocks if blocks else None
+
+    def counted(self, counter: str) -> float:
+        """Sum of a counter of `forebay.runtime.metrics` over all epochs."""
+        return sum(epoch.tally.get(counter, 0.0) for epoch in self.epochs)
+
+    def num_events(self, kind: str) -> int:
+        """Number of recorded events of a kind."""
+        return sum(event.kind == kind for _, event in self.events())
+
+    def events(self) -> Iterator[tuple[float, TimedEvent]]:
+        """Each event with its time in seconds of running time. Starts follow each other without a gap."""
+        for begin_s, start in self.starts():
+            yield from ((begin_s + event.at_s, event) for event in start.events)
+
+    def progress(self) -> Iterator[tuple[float, ProgressPoint]]:
+        """Each recorded point of progress with its time in seconds of running time."""
+        for begin_s, start in self.starts():
+            yield from ((begin_s + point.at_s, point) for point in start.progress)
+
+    def starts(self) -> Iterator[tuple[float, RunStart]]:
+        """Each start with the running time at which it began."""
+        begin_s = 0.0
+        for start in self.timeline.starts:
+            yield begin_s, start
+            begin_s += start.last_s
+
+
+def recorded(result: Result) -> RecordedRun:
+    """The run of `result`, with the timeline in its folder."""
+    timeline = load_timeline(result.path) or Timeline()
+    return RecordedRun(name=result.name, path=result.path, result=result, timeline=timeline, read_at=time.time())
+
+
+def load_run(path: str) -> RecordedRun:
+    """Run in the folder `path`, ended or not.
+
+    Raises `InvalidOption` if no run was started there, and for files of another version.
+    """
+    result, timeline = load_result(path), load_timeline(path)
+    if result is None and timeline is None:
+        raise InvalidOption(
+            f"{path} is not the folder of a run or a sweep: it has no result.json, timeline.json or sweep.json. Give "
+            "the folder that `forebay run` printed, which is the job's storage and the run's name.",
+            path=path,
+        )
+    name = result.name if result else resolve(path).uri.partition("?")[0].rstrip("/").rpartition("/")[2]
+    return RecordedRun(name=name, path=path, result=result, timeline=timeline or Timeline(), read_at=time.time())

@@ -1,0 +1,42 @@
+"""Report: one HTML page about one run, or about several side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from forebay.errors import InvalidOption
+from forebay.report.page import document, fragment, write_page
+from forebay.storage.filesystem import below
+from forebay.training.run_report.comparison import comparison
+from forebay.training.run_report.recorded_run import RecordedRun
+from forebay.training.run_report.sections import run_sections
+from forebay.training.runs.result import REPORT_FILE
+
+MAX_RUNS = 5
+"""Runs of a comparison: as many as there are colours that differ enough."""
+
+
+def write_report(run: RecordedRun) -> str:
+    """Write `report.html` into the run's folder, and return its URI. Raises `WriteFailed` if storage refuses."""
+    return write_page(below(run.path, REPORT_FILE), report_of([run]), f"the report of run {run.name!r}")
+
+
+def report_of(runs: Sequence[RecordedRun], script: str = "") -> str:
+    """HTML document about `runs`, with a script or without. Raises `InvalidOption` for more than `MAX_RUNS`."""
+    if not 1 <= len(runs) <= MAX_RUNS:
+        raise InvalidOption(f"a report compares up to {MAX_RUNS} runs, and {len(runs)} were given. Give fewer runs.")
+    title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
+    sections = run_sections(runs[0]) if len(runs) == 1 else [comparison(runs)]
+    return document(title, fragment(title, *sections, under=_line(runs)), script)
+
+
+def _line(runs: Sequence[RecordedRun]) -> str:
+    if len(runs) > 1:
+        return ", ".join(run.name for run in runs)
+    run = runs[0]
+    if run.newest is None:
+        return run.state
+    began = datetime.fromtimestamp(run.timeline.starts[0].at, UTC)
+    starts = len(run.timeline.starts) + run.timeline.omitted
+    return f"{run.state}, began {began:%Y-%m-%d %H:%M} UTC{f', {starts} starts' if starts > 1 else ''}"

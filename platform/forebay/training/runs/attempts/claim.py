@@ -1,0 +1,126 @@
+"""Claim of a process on a run: the file that makes it the run's next attempt, and facts by which its end is known."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import sys
+import time
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+
+from forebay.errors import InvalidOption
+from forebay.training.checkpoint.files.names import checkpoint_names
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """One attempt at a run. `token` is unique, so that a process recognizes its own.
+
+    `restorable` names the complete checkpoints of earlier attempts, as they were found just before the claim. What
+    those attempts write later is not restored. None for the first attempt, and in claims of earlier releases.
+
+    `key` and `cluster` are those of the submitter, if there is one. `kernel`, `namespace`, `pid` and `started` name the
+    process: its end is known at once to processes of the same kernel. `time` is for people: no decision compares the
+    clocks of two machines.
+    """
+
+    number: int
+    token: str
+    host: str
+    kernel: str = ""
+    namespace: str = ""
+    pid: int = 0
+    started: int = 0
+    key: str = ""
+    cluster: str = ""
+    time: float = 0.0
+    restorable: tuple[str, ...] | None = None
+
+    @classmethod
+    def of_this_process(
+        cls, number: int, *, key: str = "", cluster: str = "", restorable: tuple[str, ...] | None = None
+    ) -> Claim:
+        """Claim on attempt `number` by this process."""
+        return cls(
+            number=number,
+            token=secrets.token_hex(8),
+            host=socket.gethostname(),
+            kernel=_kernel(),
+            namespace=_pid_namespace(),
+            pid=os.getpid(),
+            started=_started(os.getpid()) or 0,
+            key=key,
+            cluster=cluster,
+            time=time.time(),
+            restorable=restorable,
+        )
+
+    def to_json(self) -> bytes:
+        """Content of the file."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def from_json(cls, content: bytes, uri: str) -> Claim:
+        """Decode a file. Raises `InvalidOption` for anything that `to_json` did not write."""
+        try:
+            facts = json.loads(content)
+            if facts.get("restorable") is not None:
+                facts["restorable"] = checkpoint_names(facts["restorable"])
+            return cls(**facts)
+        except (ValueError, TypeError, AttributeError) as error:
+            raise InvalidOption(
+                f"{uri} is not a claim of a Forebay run ({error}). Give the run another name, or another storage.",
+                uri=uri,
+            ) from error
+
+    @property
+    def is_of_this_kernel(self) -> bool:
+        """Whether the process ran under the kernel that runs here, in any container, since its last boot."""
+        return self.kernel != "" and self.kernel == _kernel()
+
+    def is_dead(self) -> bool | None:
+        """Whether the process has ended. None if that cannot be known here."""
+        if not self.is_of_this_kernel or not self.pid or self.namespace != _pid_namespace():
+            return None
+        return _started(self.pid) != self.started
+
+    def is_suspended(self) -> bool:
+        """Whether the process is a suspended one of this machine (SIGSTOP)."""
+        return self.is_dead() is False and _stat(self.pid)[0] == "T"
+
+    @property
+    def title(self) -> str:
+        """Name of the process for messages."""
+        return f"attempt {self.number} (process {self.pid} on {self.host})" if self.pid else f"attempt {self.number}"
+
+
+@cache
+def _kernel() -> str:
+    """Identity of the running kernel, from its last boot. Empty where the system does not tell."""
+    path = Path("/proc/sys/kernel/random/boot_id")
+    return path.read_text().strip() if sys.platform == "linux" and path.exists() else ""
+
+
+def _pid_namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        return ""
+
+
+def _started(pid: int) -> int | None:
+    """Start time of a process in ticks since boot: a number may be given to a second process. None if it has ended."""
+    fields = _stat(pid)
+    return None if fields[0] in ("Z", "X") else int(fields[19])
+
+
+def _stat(pid: int) -> list[str]:
+    """State and further facts of a process, as Linux has them. The state of one that has ended is X."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["X"]

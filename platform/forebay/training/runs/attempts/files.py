@@ -1,0 +1,165 @@
+"""Files of a run's attempts, in the folder `attempts` of the run: claims, signs of life, ends, and the finish."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from forebay.storage.atomic import write_atomically
+from forebay.storage.exclusive import create_exclusively, create_locked
+from forebay.storage.file_lock import FileLock, try_lock
+from forebay.storage.filesystem import below, resolve, resolve_source
+from forebay.storage.globs import children
+from forebay.storage.json_file import read_json_content
+from forebay.storage.versions import is_there
+from forebay.training.checkpoint.config import ATTEMPTS, CLAIM_FORM, CheckpointConfig
+from forebay.training.checkpoint.config import FOLDER as CHECKPOINTS
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, spool_of
+from forebay.training.checkpoint.files.names import title_of
+from forebay.training.runs.attempts.claim import Claim
+
+How = Literal["finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """Regular end of an attempt. `why` is the reason of a stop, or the error."""
+
+    how: How
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sign:
+    """Sign of life of an attempt, with its progress. `number` grows with each sign."""
+
+    number: int
+    driver: str = ""
+    epoch: int = 0
+    epochs: int = 0
+    step: int = 0
+    world_size: int = 0
+
+
+class AttemptFiles:
+    """Claims of a run: `000001.json` and so on. Beside each, `.alive.json` while it runs and `.ended.json` after."""
+
+    def __init__(self, run: str) -> None:
+        uri = resolve(run).uri
+        self._run, self._folder = uri, below(uri, ATTEMPTS)
+        self.run_name = uri.partition("?")[0].rpartition("/")[2]
+        self.is_local = resolve(run).is_local
+
+    @property
+    def uri(self) -> str:
+        return self._folder
+
+    def claim_uri(self, number: int) -> str:
+        """URI of the claim on attempt `number`."""
+        return below(self._folder, f"{number:06d}.json")
+
+    def newest(self) -> Claim | None:
+        """Claim of the newest attempt, or None. Raises `OSError`, and `InvalidOption` for a file that is no claim."""
+        place = resolve(self._folder)
+        try:
+            names = [CLAIM_FORM.fullmatch(info.base_name) for info in children(place.fs, place.path)]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        number = max((int(name[1]) for name in names if name), default=None)
+        return None if number is None else self.claim(number)
+
+    def claim(self, number: int) -> Claim | None:
+        """Claim of attempt `number`, or None. Raises as `newest`."""
+        content = self._read(f"{number:06d}.json")
+        return None if content is None else Claim.from_json(content, self.claim_uri(number))
+
+    def restorable_by(self, number: int) -> tuple[str, ...] | None:
+        """Folders of the checkpoints that attempt `number` may restore if it is claimed now. None for the first one.
+
+        Those in storage, and those of a local run on this machine's disk. Raises `OSError`.
+        """
+        before = self.claim(number - 1) if number > 1 else None
+        if before is None:
+            return None
+        pinned = None if before.restorable is None else frozenset(before.restorable)
+        stored = below(self._run, CHECKPOINTS)
+        folders = [stored, str(spool_of(resolve(stored).uri))]
+        configs = [CheckpointConfig(uri=uri, attempt=before.number, restorable=pinned) for uri in folders]
+        found = {name for config in configs for name in CheckpointFiles(config).complete_names()}
+        return tuple(title_of(name) for name in sorted(found))
+
+    def create(self, claim: Claim) -> FileLock | bool:
+        """Create the claim. Returns false if another process has that number. Raises as `create_exclusively`.
+
+        On a file system of this machine, returns the lock on it, which ends with this process.
+        """
+        uri = self.claim_uri(claim.number)
+        if self.is_local:
+            return create_locked(uri, claim.to_json()) or False
+        return create_exclusively(uri, claim.to_json())
+
+    def has(self, number: int) -> bool:
+        """Whether attempt `number` was created: one request. Raises `OSError` if storage does not answer."""
+        return is_there(self.claim_uri(number))
+
+    def is_locked(self, number: int) -> bool | None:
+        """Whether a process of this kernel holds the claim. None on a file system without locks."""
+        place = resolve(self.claim_uri(number))
+        try:
+            lock = try_lock(Path(place.path), flags=0)
+        except OSError:
+            return None
+        if lock is None:
+            return True
+        lock.release()
+        return False
+
+    def start(self, claim: Claim) -> bool:
+        """Mark an attempt that another process has created as started. Returns false if it was started before."""
+        return create_exclusively(below(self._folder, f"{claim.number:06d}.started.json"), claim.to_json())
+
+    def give_sign(self, number: int, sign: Sign) -> None:
+        """Write a sign of life. Raises `OSError`."""
+        write_atomically(below(self._folder, f"{number:06d}.alive.json"), json.dumps(asdict(sign)).encode())
+
+    def sign(self, number: int) -> Sign | None:
+        """Newest sign of life of an attempt. Raises `OSError`."""
+        facts = self._facts(f"{number:06d}.alive.json")
+        return None if facts is None else Sign(**facts)
+
+    def end(self, number: int, end: AttemptEnd) -> None:
+        """Record the regular end of an attempt. Raises `OSError`."""
+        write_atomically(below(self._folder, f"{number:06d}.ended.json"), json.dumps(asdict(end)).encode())
+
+    def ended(self, number: int) -> AttemptEnd | None:
+        """Regular end of an attempt, or None. Raises `OSError`."""
+        facts = self._facts(f"{number:06d}.ended.json")
+        return None if facts is None else AttemptEnd(**facts)
+
+    def finish(self, epochs: int, result: str) -> bool:
+        """Record the result of all `epochs` epochs. Returns false if another attempt has recorded it before.
+
+        Raises as `create_exclusively`.
+        """
+        return create_exclusively(below(self._folder, _finished(epochs)), result.encode())
+
+    def finished(self, epochs: int) -> bytes | None:
+        """Result of the first attempt that trained `epochs` epochs, or None. Raises `OSError`."""
+        return self._read(_finished(epochs))
+
+    def _facts(self, name: str) -> dict[str, Any] | None:
+        content = self._read(name)
+        return None if content is None else json.loads(content)
+
+    def _read(self, name: str) -> bytes | None:
+        place = resolve_source(below(self._folder, name))
+        try:
+            return read_json_content(place)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+
+def _finished(epochs: int) -> str:
+    return f"finished-{epochs:06d}.json"

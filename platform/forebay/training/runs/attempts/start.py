@@ -1,0 +1,196 @@
+"""Start of an attempt: one process claims a run, others follow it or are refused, and a silent one is taken over."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from forebay.errors import Fenced, InvalidOption, UnderWay
+from forebay.storage.exclusive import NoExclusiveCreation
+from forebay.storage.file_lock import FileLock
+from forebay.storage.filesystem import below, resolve
+from forebay.training.checkpoint.files.checkpoint_files import fenced_error
+from forebay.training.job.start_policy import StartPolicy
+from forebay.training.runs.attempts.claim import Claim
+from forebay.training.runs.attempts.fence import ASK_S, Fence
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, Sign
+
+POLL_S = 1.0
+
+log = logging.getLogger(__name__)
+
+OnProgress = Callable[[str], None]
+"""Called with a line about the attempt that is followed, when it changes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowedEnd:
+    """Regular end of the attempt that this start has followed."""
+
+    claim: Claim
+    end: AttemptEnd
+
+
+def start_attempt(run: str, policy: StartPolicy, on_progress: OnProgress) -> Fence | FollowedEnd:
+    """Claim the run in folder `run`. With `policy.follow`, may return the end of the attempt that was followed instead.
+
+    Raises:
+        UnderWay: Another attempt is alive, and `policy` does not follow.
+        Fenced: The attempt that `policy` names was taken over, or has been started before.
+        OSError: Storage does not answer.
+    """
+    files = AttemptFiles(run)
+    if policy.attempt is not None:
+        return _adopt(files, policy.attempt)
+    try:
+        return _Starter(files, policy, on_progress).start()
+    except NoExclusiveCreation as error:
+        log.warning("%s Start this run in one place at a time.", error)
+        return Fence(None, None)
+
+
+class _Starter:
+    """Watches the newest attempt, by this machine's clock alone, until it is gone or silent for too long."""
+
+    def __init__(self, files: AttemptFiles, policy: StartPolicy, on_progress: OnProgress) -> None:
+        self._files, self._policy, self._on_progress = files, policy, on_progress
+        self._watched: Claim | None = None
+        self._first = self._last = _NO_SIGN
+        self._heard_at = 0.0
+        self._said = ""
+
+    def start(self) -> Fence | FollowedEnd:
+        while True:
+            newest = self._files.newest()
+            if newest is None:
+                number = 1
+            elif (end := self._files.ended(newest.number)) is not None:
+                if self._watched is not None and self._policy.follow:
+                    return FollowedEnd(claim=newest, end=end)
+                number = newest.number + 1
+            elif self._may_take_over(newest):
+                number = newest.number + 1
+            else:
+                time.sleep(POLL_S)
+                continue
+            if (fence := self._claim(number)) is not None:
+                return fence
+
+    def _claim(self, number: int) -> Fence | None:
+        claim = Claim.of_this_process(number, restorable=self._files.restorable_by(number))
+        created = self._files.create(claim)
+        if isinstance(created, FileLock):
+            return Fence(self._files, claim, created)
+        return Fence(self._files, claim) if created else None
+
+    def _may_take_over(self, newest: Claim) -> bool:
+        """Whether the attempt is known to have ended, or silent for too long. Raises `UnderWay`."""
+        is_dead = self._is_dead(newest)
+        if is_dead:
+            log.info("%s has ended without a record of it. This start takes over.", newest.title)
+            return True
+        silent_s = self._listen(newest)
+        is_alive = is_dead is False or self._last != self._first
+        if is_alive and not self._policy.follow:
+            raise UnderWay(
+                f"a run named {self._files.run_name!r} is under way: {newest.title} in {self._files.uri}. Wait for its "
+                "end, follow it (`forebay run --follow`, start=StartPolicy(follow=True)), or give this one another "
+                "name.",
+                name=self._files.run_name,
+                attempt=newest.number,
+                host=newest.host,
+            )
+        if silent_s >= self._policy.takeover_s:
+            log.warning(
+                "%s has given no sign for %.0f s. This start takes over; the other ends when it reaches storage.",
+                newest.title,
+                silent_s,
+            )
+            return True
+        self._say(newest, silent_s)
+        return False
+
+    def _is_dead(self, claim: Claim) -> bool | None:
+        if self._files.is_local and claim.is_of_this_kernel:
+            is_locked = self._files.is_locked(claim.number)
+            if is_locked is not None:
+                return not is_locked
+        return claim.is_dead()
+
+    def _listen(self, newest: Claim) -> float:
+        """Seconds since the last new sign of the attempt."""
+        sign = self._files.sign(newest.number) or _NO_SIGN
+        if self._watched is None or self._watched.token != newest.token:
+            self._watched, self._first, self._last, self._heard_at = newest, sign, sign, time.monotonic()
+        elif sign != self._last:
+            self._last, self._heard_at = sign, time.monotonic()
+        return time.monotonic() - self._heard_at
+
+    def _say(self, newest: Claim, silent_s: float) -> None:
+        sign = self._last
+        where = f": epoch {min(sign.epoch + 1, sign.epochs)} of {sign.epochs}, step {sign.step}" if sign.epochs else ""
+        text = f"following {newest.title}{where}"
+        if silent_s > 2 * ASK_S:
+            text += f"; no sign of it for {silent_s // 10 * 10:.0f} s, taken over after {self._policy.takeover_s:g} s"
+        if text != self._said:
+            self._said = text
+            self._on_progress(text)
+
+
+_NO_SIGN = Sign(number=0)
+
+
+def _adopt(files: AttemptFiles, attempt: str) -> Fence:
+    """Take the attempt `NUMBER/TOKEN`, which another process has created for this one."""
+    number, _, token = attempt.partition("/")
+    claim = files.newest() if number.isdecimal() else None
+    if claim is None or claim.number < int(number):
+        raise InvalidOption(
+            f"attempt={attempt!r} is not in {files.uri}. Give the number and the token of its file there.",
+            attempt=attempt,
+        )
+    if claim.number > int(number) or claim.token != token:
+        raise fenced_error(files.claim_uri(claim.number), int(number))
+    if not files.start(Claim.of_this_process(claim.number)):
+        raise Fenced(
+            f"attempt {claim.number} in {files.uri} was started before: a second process of it ends. Its submitter "
+            "makes a new attempt where one is needed.",
+            attempt=claim.number,
+        )
+    return Fence(files, claim)
+
+
+def create_attempt(run: str, number: int, *, key: str = "", cluster: str = "") -> Claim | None:
+    """Create attempt `number` of a run for a process elsewhere, which adopts it. None if another one created it.
+
+    Args:
+        run: Folder of the run, a path or URI.
+        number: 1, or one more than an attempt that is known to be gone, or was unreachable for long enough.
+        key: Idempotency key of the job.
+        cluster: Name of the cluster that gets it.
+
+    Raises `OSError`, and `NoExclusiveCreation` for a store that cannot decide.
+    """
+    files = AttemptFiles(run)
+    submitter = Claim.of_this_process(number, key=key, cluster=cluster)
+    # The process of the submitter may end: it is no evidence about the attempt.
+    claim = Claim(
+        number=number,
+        token=submitter.token,
+        host=submitter.host,
+        key=key,
+        cluster=cluster,
+        time=submitter.time,
+        restorable=files.restorable_by(number),
+    )
+    created = files.create(claim)
+    if isinstance(created, FileLock):
+        created.release()
+    return claim if created else None
+
+
+def newest_attempt(storage: str, name: str) -> Claim | None:
+    """Newest attempt of the run `name` below `storage`, or None. Raises `OSError`."""
+    return AttemptFiles(below(resolve(storage).uri, name)).newest()

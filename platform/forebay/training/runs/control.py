@@ -1,0 +1,173 @@
+"""Requests that the callbacks of a run may make."""
+
+from __future__ import annotations
+
+import operator
+import threading
+from collections.abc import Mapping
+
+from forebay.errors import BatchTooSmall, InvalidOption, whole_number
+from forebay.events import Commands
+from forebay.training.job.elastic import Elastic
+from forebay.training.job.job import Job
+from forebay.training.job.job_facts import Fact, job_facts
+
+
+class Control:
+    """Requests of a callback. The driver carries them out at the next checkpoint.
+
+    A stop, a global batch or a smaller target may be requested on `EpochEnded`. Then it takes effect at exactly the
+    checkpoint that ends the epoch, in every run alike. A larger target takes effect at the first checkpoint after the
+    new workers are warm. Any thread may read and request.
+
+    >>> control = Control(elastic=Elastic(min_workers=1, max_workers=4))
+    >>> control.resize(16)
+    4
+    >>> control.stop("loss is low enough")
+    >>> control.commands.stop
+    'loss is low enough'
+    """
+
+    def __init__(
+        self,
+        *,
+        elastic: Elastic | None = None,
+        workers: int = 1,
+        global_batch: int = 1,
+        epochs: int = 1,
+        epoch: int = 0,
+        facts: Mapping[str, Fact] | None = None,
+    ) -> None:
+        self._elastic, self._epochs, self._epoch = elastic, epochs, epoch
+        self._facts = dict(facts or {})
+        self._target = self._world_size = workers if elastic is None else elastic.target
+        self._batch = global_batch
+        self._stop: str | None = None
+        self._requested: int | None = None
+        self._requested_batch: int | None = None
+        self._lock = threading.Lock()
+
+    @classmethod
+    def of(cls, job: Job, epoch: int = 0) -> Control:
+        """Control of `job`, whose training begins with epoch `epoch`, from 0."""
+        return cls(
+            elastic=job.elastic,
+            workers=job.workers,
+            global_batch=job.data.global_batch,
+            epochs=job.epochs,
+            epoch=epoch,
+            facts=job_facts(job),
+        )
+
+    def stop(self, reason: str) -> None:
+        """End the run after its next checkpoint. The first reason is kept."""
+        with self._lock:
+            if self._stop is None:
+                self._stop = reason
+
+    def resize(self, workers: int) -> int:
+        """Set the target to `workers`, clamped to the job's bounds. Returns the new target.
+
+        Of several calls the last one counts. Raises `InvalidOption` if the job is not elastic.
+        """
+        if self._elastic is None:
+            raise InvalidOption(
+                f"resize({workers}) needs an elastic job: this one has a fixed number of workers ({self._target}). "
+                "Give it elastic=Elastic(min_workers=..., max_workers=...)."
+            )
+        with self._lock:
+            self._target = self._requested = self._elastic.clamp(operator.index(workers))
+            return self._target
+
+    def global_batch(self, rows: int) -> None:
+        """Train on `rows` rows per step, over all workers. From then on this overrides the job's own batch policy.
+
+        Raises `BatchTooSmall` for fewer rows than the job's maximum of workers, and `InvalidOption` for fewer than 1.
+        """
+        rows = whole_number("global_batch", rows, least=1)
+        if rows < self.max_workers:
+            raise BatchTooSmall(
+                f"global_batch({rows}) has fewer rows than the job may have workers ({self.max_workers}). "
+                f"Ask for {self.max_workers} rows or more.",
+                global_batch=rows,
+                max_workers=self.max_workers,
+            )
+        with self._lock:
+            self._requested_batch = rows
+
+    def follow(self, *, target: int | None = None, world_size: int | None = None, batch: int | None = None) -> None:
+        """For drivers: update the present state, and the target if it was set elsewhere (`forebay scale`)."""
+        with self._lock:
+            if target is not None:
+                self._target = target
+            if world_size is not None:
+                self._world_size = world_size
+            if batch:
+                self._batch = batch
+
+    def begin_with(self, epoch: int) -> None:
+        """For drivers: set the epoch that training begins with, from 0."""
+        self._epoch = epoch
+
+    def take_resize(self) -> int | None:
+        """For drivers: target of the last `resize` since the previous call, or None."""
+        with self._lock:
+            requested, self._requested = self._requested, None
+            return requested
+
+    @property
+    def commands(self) -> Commands:
+        """All requests, as commands to the workers."""
+        with self._lock:
+            target = None if self._elastic is None else self._target
+            return Commands(stop=self._stop, target=target, global_batch=self._requested_batch)
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Reason of the requested stop, or None."""
+        return self._stop
+
+    @property
+    def target(self) -> int:
+        """Number of workers that the run should have."""
+        return self._target
+
+    @property
+    def world_size(self) -> int:
+        """Number of workers that train now, or trained last."""
+        return self._world_size
+
+    @property
+    def min_workers(self) -> int:
+        """Smallest target of the job."""
+        return self._target if self._elastic is None else self._elastic.min_workers
+
+    @property
+    def max_workers(self) -> int:
+        """Largest target of the job."""
+        return self._target if self._elastic is None else self._elastic.max_workers
+
+    @property
+    def is_elastic(self) -> bool:
+        """Whether `resize` is possible."""
+        return self._elastic is not None
+
+    @property
+    def job_epochs(self) -> int:
+        """Number of epochs of the job."""
+        return self._epochs
+
+    @property
+    def job_facts(self) -> Mapping[str, Fact]:
+        """Parameters of the job function and numbers of the job, by name, without secrets."""
+        return self._facts
+
+    @property
+    def first_epoch(self) -> int:
+        """Epoch that training began with, from 0. Before there are workers, the expected one."""
+        return self._epoch
+
+    @property
+    def batch(self) -> int:
+        """Rows per step, as of the newest reported step."""
+        return self._batch

@@ -1,0 +1,106 @@
+"""Result of a run, and the file that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from forebay.events import EpochEnded, Reported
+from forebay.storage.atomic import ADVICE, write_failed
+from forebay.storage.credentials import redacted
+from forebay.storage.filesystem import resolve
+from forebay.storage.json_file import from_json, numbers, read_json_file, to_json, write_json_file
+from forebay.training.runs.attempts.files import AttemptFiles
+
+FILE_NAME = "result.json"
+REPORT_FILE = "report.html"
+VERSION = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """Result of a run so far: every completed epoch, and some of its steps.
+
+    `path` is the folder of the run. `plan_id` is the hash that names the order of its rows. `num_epochs` is the number
+    of epochs of the job, and `stopped` the reason for an earlier end. `failures` is the number of times that workers
+    were lost and replaced. `steps` are at most 4,096 reported steps, spread over the run. `statistics` are those that
+    values were scaled and filled by, as a checkpoint holds them: `id`, `scale`, `fill`, and `columns` by name. Empty
+    without such.
+    """
+
+    name: str
+    path: str
+    plan_id: str
+    num_epochs: int
+    epochs: tuple[EpochEnded, ...] = ()
+    steps: tuple[Reported, ...] = ()
+    failures: int = 0
+    stopped: str | None = None
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all epochs were trained."""
+        return self.epochs_done >= self.num_epochs
+
+    @property
+    def epochs_done(self) -> int:
+        """Number of completed epochs, including those without recorded metrics."""
+        return self.epochs[-1].epoch + 1 if self.epochs else 0
+
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the last completed epoch. Empty before the first one."""
+        return self.epochs[-1].metrics if self.epochs else {}
+
+    def _repr_html_(self) -> str | None:
+        """The report in the run's folder, for a notebook. None if it was not written."""
+        page = read_json_file(self.path, REPORT_FILE, "run")
+        return None if page is None else page.decode().partition("<body>")[2].partition("</body>")[0]
+
+    def to_json(self) -> str:
+        """Encode as the text of `result.json`: strict JSON, NaN and the infinities as strings."""
+        return to_json({"version": VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Result:
+        """Decode the text. Raises `InvalidOption` for anything that `to_json` of this version did not write."""
+        return from_json(text, cls._of_facts, version=VERSION, owner="run", file_name=FILE_NAME)
+
+    @classmethod
+    def _of_facts(cls, facts: dict[str, Any]) -> Result:
+        epochs = tuple(EpochEnded(**numbers(epoch)) for epoch in facts.pop("epochs"))
+        steps = tuple(Reported(**numbers(step)) for step in facts.pop("steps"))
+        statistics = facts.pop("statistics", {})
+        columns = {name: numbers(column) for name, column in statistics.get("columns", {}).items()}
+        if statistics:
+            statistics = statistics | {"columns": columns}
+        return cls(epochs=epochs, steps=steps, statistics=statistics, **facts)
+
+
+def save_result(result: Result) -> None:
+    """Write `result.json` into the run's folder. Atomic: after a crash, the file is the earlier or the new one.
+
+    Raises `WriteFailed` if the storage refuses.
+    """
+    uri = resolve(result.path).uri
+    try:
+        write_json_file(result.path, FILE_NAME, result.to_json())
+    except OSError as error:
+        advice = f"{ADVICE} The newest checkpoint is kept: run {result.name!r} again to continue."
+        what = f"the result of run {result.name!r}"
+        raise write_failed(what, uri, error, advice, name=result.name) from redacted(error)
+
+
+def load_result(path: str) -> Result | None:
+    """Result in the run folder `path`. None if no run has been saved there. Raises `InvalidOption` if it is a file.
+
+    An attempt that was taken over may write `result.json` late. The first result of all epochs counts, and stays.
+    """
+    content = read_json_file(path, FILE_NAME, "run")
+    if content is None:
+        return None
+    result = Result.from_json(content)
+    finished = None if result.is_finished else AttemptFiles(path).finished(result.num_epochs)
+    return result if finished is None else Result.from_json(finished)

@@ -1,0 +1,176 @@
+"""`order.json` in the run's folder, with a manifest of each data set: all that the order of a run's rows depends on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+from pyarrow.fs import FileType
+
+from forebay.data.loader.data import Data
+from forebay.data.manifest.manifest import Field, Manifest
+from forebay.data.manifest.saved import load_manifest, save_manifest
+from forebay.data.manifest.streamed import StreamedManifest, StreamLayout
+from forebay.data.plan.mixture.mixture import Mixture
+from forebay.data.plan.order import Last, Order
+from forebay.data.plan.plan import Plan, build_plan
+from forebay.data.plan.sampled import Sampled
+from forebay.data.provenance.order_rows import step_keys
+from forebay.data.windows.index import WindowIndex, window_indices
+from forebay.data.windows.step_columns import StepColumns
+from forebay.errors import InvalidOption
+from forebay.storage.atomic import ADVICE, write_failed
+from forebay.storage.credentials import Access, redacted
+from forebay.storage.filesystem import below, resolve
+from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
+from forebay.training.runs.rows.window_record import load_index, save_index
+
+FILE_NAME = "order.json"
+# Hidden from scans: a run folder may lie below a folder of data.
+FOLDER = "_manifests"
+VERSION = 1
+_UNKNOWN: Mapping[str, str] = {
+    "windows": "windows of series by an earlier release, which did not record them",
+    "stream": "a stream by an earlier release, which did not record it",
+    "other": "an order of another class than Plan, Sampled and Mixture",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedOrder:
+    """Order of a run's rows, and what became of the rows at the end of an epoch that fill no batch.
+
+    `keys` are the columns that sort the steps of each data set of windows. Empty for rows.
+    """
+
+    order: Order
+    last: Last
+    keys: tuple[StepColumns, ...] = ()
+
+
+def record_order(data: Data, path: str, name: str) -> None:
+    """Write the order of `data` into the folder `path` of the run `name`. Raises `WriteFailed` if storage refuses.
+
+    A manifest that is there is not written again, nor an index of windows.
+    """
+    facts: dict[str, Any] = {"version": VERSION, "plan": data.plan.id, "last": data.last, "order": _facts(data.plan)}
+    if keys := step_keys(data.datasets):
+        facts["keys"] = [_key_facts(each) for each in keys]
+    try:
+        for manifest in _manifests(data.plan):
+            _save_once(save_manifest, manifest, _manifest_uri(path, manifest.id))
+        for index in window_indices(data.plan):
+            _save_once(save_index, index, _index_uri(path, index.id))
+        write_json_file(path, FILE_NAME, to_json(facts))
+    except OSError as error:
+        what = f"the order of run {name!r}"
+        raise write_failed(what, resolve(path).uri, error, ADVICE, name=name) from redacted(error)
+
+
+def load_order(path: str) -> RecordedOrder:
+    """Order in the run folder `path`. Reads no data, but the column of a `Sampled`.
+
+    Raises:
+        InvalidOption: None was recorded, or the order of something else than rows.
+        SourceChanged: A file of a `Sampled` is not the version that the run was trained on.
+    """
+    content = read_json_file(path, FILE_NAME, "run")
+    if content is None:
+        raise InvalidOption(
+            f"{path} has no {FILE_NAME}, which says in which order a run reads its rows. Give the folder of a run, "
+            "which `forebay run` printed. Runs of earlier releases have none.",
+            path=path,
+        )
+    facts: Mapping[str, Any] = from_json(content, dict, version=VERSION, owner="run", file_name=FILE_NAME)
+    order = _order(facts["order"], path)
+    if order.id != facts["plan"]:
+        raise InvalidOption(
+            f"{path} was trained with plan {facts['plan'][:12]}, and this release builds plan {order.id[:12]} from its "
+            "record. Use the release of Forebay that trained it.",
+            path=path,
+        )
+    keys = tuple(StepColumns(**each) for each in facts.get("keys", ()))
+    return RecordedOrder(order=order, last=facts["last"], keys=keys)
+
+
+def _facts(order: Order) -> dict[str, Any]:
+    match order:
+        case Plan():
+            options = {"seed": order.seed, "lanes": order.lanes, "window_rows": order.window_rows}
+            windows = {"windows": order.windows[0].id} if order.windows else {}
+            return {"kind": "plan", **_manifest_facts(order.manifest), **windows, **options, "shuffle": order.shuffle}
+        case Sampled():
+            return {"kind": "sampled", "plan": _facts(order.plan), **order.options}
+        case Mixture():
+            plans = {name: _facts(plan) for name, plan in zip(order.names, order.plans, strict=True)}
+            return {"kind": "mixture", "plans": plans, **order.options}
+    return {"kind": "other"}
+
+
+def _order(facts: Mapping[str, Any], path: str) -> Order:
+    options = dict(facts)
+    kind = options.pop("kind")
+    if kind == "plan":
+        return _plan(options, path)
+    if kind == "sampled":
+        plan = _order(options.pop("plan"), path)
+        assert isinstance(plan, Plan), "no other order can be sampled"
+        return Sampled(plan, **options)
+    if kind == "mixture":
+        plans = {name: _order(each, path) for name, each in options.pop("plans").items()}
+        return Mixture(plans, **options)
+    raise InvalidOption(f"{path} was trained on {_UNKNOWN[kind]}.", path=path)
+
+
+def _plan(options: dict[str, Any], path: str) -> Plan:
+    stream, manifest_id, index_id = (options.pop(name, None) for name in ("stream", "manifest", "windows"))
+    manifest = _streamed(stream) if stream else load_manifest(_manifest_uri(path, manifest_id))
+    if index_id is None:
+        return build_plan(manifest, **options)
+    return build_plan(_Windows(manifest, load_index(_index_uri(path, index_id))), **options)
+
+
+class _Windows(NamedTuple):
+    """Recorded windows over the series of a data set."""
+
+    manifest: Manifest
+    windows: WindowIndex
+
+
+def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
+    """Id of a manifest, or all of a stream: it has some numbers and no entry per file."""
+    if not isinstance(manifest, StreamedManifest):
+        return {"manifest": manifest.id}
+    fields = [asdict(each) for each in manifest.fields]
+    return {"stream": {"root": manifest.root, "fields": fields, "layout": asdict(manifest.layout)}}
+
+
+def _streamed(facts: Mapping[str, Any]) -> StreamedManifest:
+    layout = facts["layout"] | {"row_group_bytes": tuple(facts["layout"]["row_group_bytes"])}
+    fields = [Field(**each) for each in facts["fields"]]
+    return StreamLayout(**layout).manifest(facts["root"], fields, Access([facts["root"]]))
+
+
+def _key_facts(keys: StepColumns) -> dict[str, Any]:
+    names = ("entity", "time", "is_list")
+    return {name: getattr(keys, name) for name in names} | {"values": {k: list(v) for k, v in keys.values.items()}}
+
+
+def _save_once(save: Callable[[Any, str], None], value: object, uri: str) -> None:
+    place = resolve(uri)
+    if place.fs.get_file_info(place.path).type == FileType.NotFound:
+        save(value, uri)
+
+
+def _manifests(order: Order) -> tuple[Manifest, ...]:
+    """Manifests of the order, without those of a stream."""
+    return tuple(each for each in order.manifests if not isinstance(each, StreamedManifest))
+
+
+def _manifest_uri(path: str, manifest_id: str) -> str:
+    return below(path, f"{FOLDER}/{manifest_id[:16]}.parquet")
+
+
+def _index_uri(path: str, index_id: str) -> str:
+    return below(path, f"{FOLDER}/{index_id[:16]}.windows.parquet")

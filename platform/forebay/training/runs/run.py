@@ -1,0 +1,309 @@
+"""One run as its driver sees it: name and folder, events so far, and callbacks."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from datetime import datetime
+from typing import Self
+
+from forebay.errors import CursorMismatch, Fenced, RunFailed, WriteFailed
+from forebay.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Resized, Started
+from forebay.storage.atomic import write_failed
+from forebay.storage.credentials import Access, redact, redacted
+from forebay.storage.filesystem import below
+from forebay.training.checkpoint.config import FOLDER, CheckpointConfig
+from forebay.training.job.job import Job
+from forebay.training.runs.attempts.fence import Fence
+from forebay.training.runs.attempts.files import AttemptEnd
+from forebay.training.runs.attempts.orders import OrderReader
+from forebay.training.runs.attempts.start import start_attempt
+from forebay.training.runs.callback import Callback, notify
+from forebay.training.runs.control import Control
+from forebay.training.runs.history import History
+from forebay.training.runs.job_record import check_identity, record_job
+from forebay.training.runs.result import Result, load_result, save_result
+from forebay.training.runs.rows.order_record import record_order
+from forebay.training.runs.run_folder import RunFolder, new_run_folder, run_folder
+from forebay.training.runs.timeline.origin import origin_of
+from forebay.training.runs.timeline.recorder import TimelineRecorder
+from forebay.training.runs.timeline.timeline import RunStart, load_timeline
+from forebay.training.runs.worker_spec import WorkerSpec, title_of
+
+log = logging.getLogger(__name__)
+
+
+class Run:
+    """Records the events of `job`'s workers, calls `callbacks`, and keeps `result.json` up to date.
+
+    A name that was run before continues: its earlier epochs are part of the result. Until the end of the `with` block
+    this process has the run's newest attempt. If a later one takes over, `tell` and `check_fence` raise `Fenced`.
+
+    Raises the errors of `job.check()`. Raises `CursorMismatch` if the earlier run was made with another plan
+    or with other statistics, and `JobMismatch` if it was begun by a job of another identity. Raises `InvalidOption` if
+    the run is under way or its folder cannot be used.
+    """
+
+    def __init__(self, job: Job, callbacks: Sequence[Callback] = ()) -> None:
+        job.check()
+        if advice := job.data.shuffle_advice:
+            log.warning("%s", advice)
+        self.job = job
+        self._callbacks = tuple(callbacks)
+        self._failures, self._step = 0, 0
+        self._world_size: int | None = None
+        folder = new_run_folder(job.storage, _title(job)) if job.name is None else run_folder(job.storage, job.name)
+        self.name, self.path = folder.name, folder.path
+        self.control = Control.of(job)
+        self._fence = Fence(None, None)
+        self._was_followed = False
+        self._timeline: TimelineRecorder | None = None
+        # Before the plan: other rows are a consequence of another seq_len, and the error names the cause.
+        check_identity(job, self.path, self.name)
+        self._load()
+        if self.is_finished:
+            return
+        self._start(folder)
+        with ExitStack() as undo:
+            undo.callback(self._fence.release, None)
+            record_job(job, self.path, self.name)
+            record_order(job.data, self.path, self.name)
+            # Another attempt may have ended meanwhile.
+            self._load()
+            start = RunStart(at=time.time(), attempt=self.attempt, origin=origin_of(job))
+            self._timeline = TimelineRecorder(self.path, start, load_timeline(self.path))
+            undo.pop_all()
+        self._orders = OrderReader(self.path, self._fence.number, self.control)
+        self._fence.watch(self._each_round)
+
+    def _each_round(self) -> None:
+        self._orders.obey()
+        self._save_timeline()
+
+    def _save_timeline(self) -> None:
+        if self._timeline is not None:
+            self._timeline.save()
+
+    def _load(self) -> None:
+        self._history = History(self._earlier_result() or self._empty_result())
+        self.control.begin_with(self.result.epochs_done)
+
+    def _start(self, folder: RunFolder) -> None:
+        """Claim the run for this process, or follow the attempt that has it to its end."""
+        try:
+            started = start_attempt(folder.path, self.job.start, self._tell_progress)
+        except OSError as error:
+            raise write_failed(f"the claim on run {self.name!r}", self.path, error) from redacted(error)
+        if isinstance(started, Fence):
+            self._fence = started
+            return
+        if started.end.how == "failed":
+            raise RunFailed(
+                f"{started.claim.title} of run {self.name!r}, which this start has followed, failed: "
+                f"{started.end.why}. Run {self.name!r} again to continue from its newest checkpoint.",
+                name=self.name,
+                summary=started.end.why,
+            )
+        self._was_followed = True
+
+    def _tell_progress(self, text: str) -> None:
+        notify(self._callbacks, Preparing(what=text), self.control)
+
+    def _earlier_result(self) -> Result | None:
+        earlier = load_result(self.path)
+        plan = self.job.data.plan
+        if earlier is not None and earlier.plan_id not in (plan.id, *plan.continues):
+            raise CursorMismatch(
+                f"the run {self.name!r} was made with plan {earlier.plan_id[:12]}; this job builds plan "
+                f"{plan.id[:12]}. Use the same data, seed, lanes and window_rows, or give the run a new "
+                "name.",
+                name=self.name,
+                found=earlier.plan_id,
+                wanted=plan.id,
+            )
+        if earlier is None:
+            return None
+        self.job.data.validate_statistics(earlier.statistics, owner=f"the run {self.name!r}")
+        return replace(earlier, plan_id=plan.id, num_epochs=max(self.job.epochs, earlier.epochs_done))
+
+    def _empty_result(self) -> Result:
+        data = self.job.data
+        return Result(
+            name=self.name,
+            path=self.path,
+            plan_id=data.plan.id,
+            num_epochs=self.job.epochs,
+            statistics=data.statistics,
+        )
+
+    @property
+    def worker_spec(self) -> WorkerSpec:
+        """Specification for the workers of the run."""
+        return WorkerSpec(
+            name=self.name,
+            train=self.job.train,
+            train_spec=replace(self.job.train_spec, run=self.path),
+            resources=self.job.resources,
+            cache=self.job.cache,
+            checkpoint_config=self.checkpoint_config,
+            hang_timeout_s=self.job.hang_timeout_s,
+        )
+
+    @property
+    def checkpoint_config(self) -> CheckpointConfig:
+        """Options of the checkpoints of this attempt."""
+        return CheckpointConfig(
+            uri=below(self.path, FOLDER),
+            keep_last=self.job.keep_last,
+            keep_every=self.job.keep_every,
+            storage_every_s=self.job.storage_every_s,
+            store_timeout_s=self.job.hang_timeout_s / 2,
+            access=Access([self.path]),
+            attempt=self.attempt,
+            next_claim=self._fence.next_claim_uri,
+            restorable=self._fence.restorable,
+        )
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is nothing to train: every epoch is trained, or the attempt that was followed was stopped."""
+        return self._was_followed or self.result.epochs_done >= self.job.epochs
+
+    @property
+    def result(self) -> Result:
+        return self._history.result
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
+        """Release the claim. If the run raised, call the callbacks with `Failed`, so that each can close its files."""
+        end = AttemptEnd(how="stopped" if self.result.stopped else "finished", why=self.result.stopped or "")
+        try:
+            if error is not None:
+                end = AttemptEnd(how="failed", why=redact(_summary(error)))
+                self._tell_end(error)
+        finally:
+            self._fence.release(end)
+
+    def _tell_end(self, error: BaseException) -> None:
+        event = Failed(error=_summary(error), failures=self._failures + 1, will_retry=False)
+        self._record(event)
+        try:
+            self._save()
+        except (WriteFailed, Fenced) as unsaved:
+            # A run often ends because the storage is full. Then the run's own error says so.
+            log.log(logging.INFO if isinstance(unsaved, Fenced) else logging.WARNING, "%s", unsaved)
+        try:
+            notify(self._callbacks, event, self.control)
+        except RunFailed:
+            log.warning("A callback raised on the end of a run that had failed already.", exc_info=True)
+
+    def tell(self, event: Event) -> None:
+        """Record `event` and call the callbacks. Raises `RunFailed` if one of them raises.
+
+        A worker that resumes reports earlier epochs again. An unchanged report is not passed on. Raises `Fenced` if a
+        later attempt has taken over.
+        """
+        self._fence.check()
+        if isinstance(event, EpochEnded) and self._history.knows(event):
+            return
+        match event:
+            case Started():
+                self._fence.show(epochs=event.epochs, world_size=event.world_size)
+                self._tell_resize(event)
+            case Reported():
+                self._step = event.step
+                self._fence.show(step=event.step, epoch=event.epoch)
+                self.control.follow(batch=event.global_batch)
+            case Failed():
+                self._failures, self._world_size = event.failures, None
+        self._record(event)
+        if isinstance(event, EpochEnded | Finished):
+            self._save()
+        elif isinstance(event, Started):
+            self._save_timeline()
+        notify(self._callbacks, event, self.control)
+
+    @property
+    def attempt(self) -> int | None:
+        """Number of this attempt at the run. None on a store that cannot tell attempts apart."""
+        return self._fence.number
+
+    def check_fence(self) -> None:
+        """Raise `Fenced` if a later attempt has taken over. Sends no request."""
+        self._fence.check()
+
+    def ask_fence(self) -> None:
+        """Look for a later attempt now, which may be the cause of an error. Raises `Fenced`."""
+        with suppress(OSError):  # storage does not answer: the error stays what it is
+            self._fence.ask()
+
+    def _record(self, event: Event) -> None:
+        self._history.record(event)
+        if self._timeline is not None:
+            self._timeline.record(event)
+
+    def _save(self) -> None:
+        self.ask_fence()
+        self._save_timeline()
+        save_result(self.result)
+
+    def _tell_resize(self, started: Started) -> None:
+        """Report a change of the world size. Workers report only their start, but the run knows the size before."""
+        before, self._world_size = self._world_size, started.world_size
+        self.control.follow(world_size=started.world_size)
+        if before not in (None, started.world_size):
+            self.tell(Resized(old=before, new=started.world_size, step=self._step))
+
+    def lost_workers(self, error: str) -> bool:
+        """Record lost workers. Returns whether they may be replaced once more."""
+        will_retry = self._failures < self.job.max_failures
+        if will_retry:
+            self.tell(Failed(error=error, failures=self._failures + 1, will_retry=True))
+        return will_retry
+
+    def too_many_failures(self, last_error: str) -> RunFailed:
+        """Error that ends the run, for lost workers that may not be replaced again."""
+        lost = self._failures + 1
+        return RunFailed(
+            f"run {self.name!r} lost workers {lost} time{'s' if lost > 1 else ''}, and max_failures="
+            f"{self.job.max_failures} allows no more. The last time: {last_error}. An unexpected SIGKILL "
+            f"mostly means too little memory. The newest checkpoint is kept: run {self.name!r} again to continue.",
+            name=self.name,
+            failures=lost,
+            summary=last_error,
+        )
+
+    def finish(self, stopped: str | None) -> Result:
+        """Record that all workers have returned. `stopped` is the reason if they returned early.
+
+        Waits until storage confirms that no later attempt has taken over. Of several attempts that train all epochs,
+        the first one's result is the result.
+        """
+        self._fence.confirm()
+        if stopped is None and self.is_finished:
+            earlier = self._fence.finish(self.result.num_epochs, self.result.to_json())
+            if earlier is not None:
+                self._history = History(Result.from_json(earlier))
+        self.tell(Finished(name=self.name, path=self.path, stopped=stopped))
+        return self.result
+
+
+def _title(job: Job) -> str:
+    """Name of a run that was given none: the train function and the time, in letters that a folder name may have."""
+    title = re.sub(r"[^A-Za-z0-9_]+", "-", title_of(job.train)).strip("-_") or "run"
+    return f"{title}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def _summary(error: BaseException) -> str:
+    """One line about `error`. Its traceback is for people, not for callbacks."""
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
+    if isinstance(error, RunFailed) and "summary" in error.facts:
+        return str(error.facts["summary"])
+    return f"{type(error).__name__}: {error}".partition("\n")[0]

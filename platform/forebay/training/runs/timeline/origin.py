@@ -1,0 +1,141 @@
+"""StartOrigin of a start: the code, the packages, the config and the data that a run was started with."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import inspect
+import os
+import platform
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forebay.data.loader.data import Data
+from forebay.training.job.job import Job
+from forebay.training.job.job_facts import Fact, job_facts, public_fact
+
+_ID_DIGITS = 12
+_OF_TESTS = re.compile(r"extra == .test.")
+_REF = re.compile(r"ref: (\S+)")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOrigin:
+    """Config, data, code and packages of a start. All of it is public: without credentials, and secrets as `***`.
+
+    `config` are the facts of the job, `data` those of its plan and data sets. `code` names the file of the train
+    function, its SHA-256 and the commit of its repository. `packages` are the installed ones that Forebay knows of, in
+    the driver's environment.
+    """
+
+    config: Mapping[str, Fact] = field(default_factory=dict)
+    data: Mapping[str, Fact] = field(default_factory=dict)
+    code: Mapping[str, Fact] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, Fact] = field(default_factory=dict)
+
+
+def origin_of(job: Job) -> StartOrigin:
+    """StartOrigin of a start of `job` in this process."""
+    resources = job.resources
+    config = job_facts(job) | {"job.strategy": job.strategy, "job.cpus": resources.cpus, "job.gpus": resources.gpus}
+    return StartOrigin(
+        config=config,
+        data=data_facts(job.data),
+        code=code_facts(job.train),
+        packages=installed_packages(),
+        machine={"host": socket.gethostname(), "cpus": os.cpu_count(), "system": _system()},
+    )
+
+
+def data_facts(data: Data) -> dict[str, Fact]:
+    """Facts of the plan, and of each data set under its name if there are several."""
+    plan = data.plan
+    found: dict[str, Fact] = {"plan": plan.id[:_ID_DIGITS], "rows": plan.num_rows, "lanes": plan.lanes}
+    for number, manifest in enumerate(plan.manifests):
+        before = f"{plan.names[number]}." if plan.names else ""
+        own: dict[str, Any] = {
+            "source": manifest.root or manifest.files[0].path,
+            "manifest": manifest.id[:_ID_DIGITS],
+            "files": len(manifest.files),
+            "row_groups": len(manifest),
+            "rows_of_files": int(manifest.rows.sum()),
+            "bytes": int(manifest.bytes.sum()),
+            "columns": len(manifest.columns),
+        }
+        if kept := manifest.kept:
+            counts = ("deleted_rows", "filtered_rows", "skipped_rows", "rejected_rows")
+            own |= {"where": kept.where, "rules": ", ".join(kept.rules)}
+            own |= {name: getattr(kept, name) for name in counts}
+        found |= {f"{before}{name}": public_fact(name, value) for name, value in own.items()}
+    return found
+
+
+def code_facts(train: Callable[..., Any]) -> dict[str, Fact]:
+    """File of the train function, SHA-256 of the file or of the source, and the commit that is checked out there."""
+    while isinstance(train, partial):
+        train = train.func
+    found: dict[str, Fact] = {"function": getattr(train, "__qualname__", type(train).__qualname__)}
+    try:
+        path = Path(inspect.getsourcefile(train) or "")
+        text = path.read_bytes() if path.is_file() else inspect.getsource(train).encode()
+    except (OSError, TypeError):  # built in, or typed into a process that keeps no source
+        return found
+    commit = commit_of(path.parent) if path.is_file() else None
+    found |= {"file": path.name, "sha256": hashlib.sha256(text).hexdigest()[:_ID_DIGITS]}
+    return found | ({"commit": commit[:_ID_DIGITS]} if commit else {})
+
+
+def commit_of(folder: Path) -> str | None:
+    """Commit that the Git repository around `folder` has checked out, from its files. None without one.
+
+    No process is started: a run may start where `git` is not installed.
+    """
+    root = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
+    if root is None:
+        return None
+    try:
+        git = root / ".git"
+        if git.is_file():  # a second working tree
+            git = root / git.read_text().partition("gitdir: ")[2].strip()
+        head = (git / "HEAD").read_text().strip()
+        ref = _REF.fullmatch(head)
+        return head if ref is None else _ref(git, ref[1])
+    except OSError:
+        return None
+
+
+def _ref(git: Path, name: str) -> str | None:
+    shared = git / "commondir"
+    home = git / shared.read_text().strip() if shared.is_file() else git
+    loose = home / name
+    if loose.is_file():
+        return loose.read_text().strip()
+    packed = (home / "packed-refs").read_text().splitlines()
+    return next((line.split()[0] for line in packed if line.endswith(f" {name}")), None)
+
+
+@functools.cache
+def installed_packages() -> dict[str, str]:
+    """Version of Forebay, and of each installed package that it or one of its extras requires, but for tests."""
+    required = importlib.metadata.requires("forebay") or []
+    used = [line for line in required if not _OF_TESTS.search(line)]
+    names = sorted({re.split(r"[^\w.-]", line, maxsplit=1)[0].lower() for line in used})
+    found = {"python": platform.python_version(), "forebay": importlib.metadata.version("forebay")}
+    for name in names:
+        try:
+            found.setdefault(name, importlib.metadata.version(name))
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+@functools.cache
+def _system() -> str:
+    return f"{platform.system()} {platform.release()} {platform.machine()}"

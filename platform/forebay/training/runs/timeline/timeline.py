@@ -1,0 +1,123 @@
+"""Timeline of a run: what each of its starts ran with, and what happened when. Kept as `timeline.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, NamedTuple
+
+from forebay.events import BatchesCut
+from forebay.storage.json_file import from_json, numbers, read_json_file, to_json, write_json_file
+from forebay.training.runs.timeline.origin import StartOrigin
+
+FILE_NAME = "timeline.json"
+VERSION = 1
+MAX_STARTS = 32
+"""Number of newest starts that are kept."""
+
+
+class ProgressPoint(NamedTuple):
+    """Progress at one moment of a start: seconds since it began, and the numbers of `Reported`. `loss` may be None."""
+
+    at_s: float
+    step: int
+    rows: int
+    wait_s: float
+    world_size: int
+    global_batch: int
+    loss: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimedEvent:
+    """Event of a run, `at_s` seconds after its start began. `kind` is the event's class, `facts` are its fields.
+
+    `Started` has also `gap_s`, the seconds between the last reported step before it and the first one after it, and
+    `repeated_steps`, the steps that were trained again.
+    """
+
+    at_s: float
+    kind: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def with_facts(self, **facts: Any) -> TimedEvent:
+        """Copy with more facts."""
+        return replace(self, facts={**self.facts, **facts})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """One start of a run, from `at` (Unix seconds) on. `how` is how it ended. It is empty while it runs, and stays so
+    for a process that was killed: then `last_s` is the age at which it was recorded last. `omitted` counts events that
+    are left out. `cuts` say which rows its steps trained on: one of 0 `batches` stands for cuts that are left out.
+    """
+
+    at: float
+    attempt: int | None
+    origin: StartOrigin
+    events: tuple[TimedEvent, ...] = ()
+    progress: tuple[ProgressPoint, ...] = ()
+    last_s: float = 0.0
+    how: str = ""
+    omitted: int = 0
+    cuts: tuple[BatchesCut, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """All starts of a run, the oldest first. `omitted` counts older ones that are left out."""
+
+    starts: tuple[RunStart, ...] = ()
+    omitted: int = 0
+
+    def with_start(self, start: RunStart) -> Timeline:
+        """Copy with a new start."""
+        kept = (*self.starts, start)[-MAX_STARTS:]
+        return Timeline(starts=kept, omitted=self.omitted + len(self.starts) + 1 - len(kept))
+
+    @property
+    def last_step(self) -> int:
+        """Newest step that any start has reported. 0 before the first."""
+        return next((start.progress[-1].step for start in reversed(self.starts) if start.progress), 0)
+
+    @property
+    def cuts(self) -> tuple[BatchesCut, ...]:
+        """Cuts of all starts, of the steps that shaped the model: a step that is trained again counts once."""
+        found: list[BatchesCut] = []
+        for cut in (each for start in self.starts for each in start.cuts):
+            while found and found[-1].step >= cut.step:
+                found.pop()
+            found.append(cut)
+        return tuple(found)
+
+    def to_json(self) -> str:
+        """Encode as the text of `timeline.json`."""
+        return to_json({"version": VERSION, **asdict(self)})
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Timeline:
+        """Decode the text. Raises `InvalidOption` for anything that `to_json` of this version did not write."""
+        return from_json(text, cls._of_facts, version=VERSION, owner="run", file_name=FILE_NAME)
+
+    @classmethod
+    def _of_facts(cls, facts: dict[str, Any]) -> Timeline:
+        return cls(starts=tuple(_start(each) for each in facts.pop("starts")), **facts)
+
+
+def _start(facts: dict[str, Any]) -> RunStart:
+    events = tuple(TimedEvent(**{**each, "facts": numbers(each["facts"])}) for each in facts.pop("events"))
+    progress = tuple(ProgressPoint(*each[:-1], **numbers({"loss": each[-1]})) for each in facts.pop("progress"))
+    # A timeline of an earlier release has no cuts.
+    cuts = tuple(BatchesCut(**each) for each in facts.pop("cuts", ()))
+    return RunStart(origin=StartOrigin(**facts.pop("origin")), events=events, progress=progress, cuts=cuts, **facts)
+
+
+def save_timeline(timeline: Timeline, path: str) -> None:
+    """Write or replace `timeline.json` in the run folder `path`. Raises `OSError`."""
+    write_json_file(path, FILE_NAME, timeline.to_json())
+
+
+def load_timeline(path: str) -> Timeline | None:
+    """Timeline in the run folder `path`. None if there is none. Raises `InvalidOption` for another version."""
+    content = read_json_file(path, FILE_NAME, "run")
+    return None if content is None else Timeline.from_json(content)

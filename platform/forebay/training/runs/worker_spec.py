@@ -1,0 +1,103 @@
+"""Specification of a run's workers, and its way to another process."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from functools import partial
+
+import cloudpickle
+import torch
+
+from forebay.data.cache.spec import CacheSpec
+from forebay.errors import BadJob, InvalidOption
+from forebay.runtime.foreign_code import error_of, replaced_errors
+from forebay.runtime.pickling import own_code_by_value
+from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.job.job import Resources
+from forebay.training.worker.spec import TrainSpec
+from forebay.training.worker.worker import TrainFunction
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec:
+    """Everything that a worker needs, except its `World`."""
+
+    name: str
+    train: TrainFunction
+    train_spec: TrainSpec
+    resources: Resources
+    cache: CacheSpec | None
+    checkpoint_config: CheckpointConfig
+    hang_timeout_s: float = 120.0
+
+
+def pack(spec: WorkerSpec) -> bytes:
+    """Pickle `spec` for another process.
+
+    Code of installed packages is pickled by name. Code of the user's own files (a job loaded by path, a notebook, a
+    test) is pickled by value: the other process may be unable to import it. Raises `BadJob`, naming the parts that
+    cannot be pickled.
+    """
+    with own_code_by_value(), replaced_errors(partial(_not_pickled, spec)):
+        return bytes(cloudpickle.dumps(spec))
+
+
+def _not_pickled(spec: WorkerSpec, error: Exception) -> BadJob:
+    parts = {"the data": spec.train_spec, "the cache": spec.cache, **_parts_of(spec.train)}
+    stuck = [f"{name} ({reason})" for name, part in parts.items() if (reason := _why_not_pickled(part))]
+    title = title_of(spec.train)
+    return BadJob(
+        f"the train function {title} cannot be sent to a worker process: "
+        f"{', '.join(stuck) or f'{type(error).__name__}: {error}'}. Make locks, connections, open files and "
+        f"the like within {title}, or use workers=1 and driver='local'.",
+        train=title,
+    )
+
+
+def unpack(payload: bytes) -> WorkerSpec:
+    """Load the specification from the result of `pack`."""
+    spec = cloudpickle.loads(payload)
+    assert isinstance(spec, WorkerSpec)
+    return spec
+
+
+def title_of(train: object) -> str:
+    """Name of a train function."""
+    while isinstance(train, partial):
+        train = train.func
+    return str(getattr(train, "__name__", type(train).__name__))
+
+
+def device_of(resources: Resources, local_rank: int) -> torch.device:
+    """GPU of this worker if it needs one, else the CPU. Raises `InvalidOption` if PyTorch finds no GPU."""
+    if resources.gpus == 0:
+        return torch.device("cpu")
+    found = torch.cuda.device_count()
+    if found == 0:
+        raise InvalidOption(
+            f"Resources(gpus={resources.gpus}) is set, but PyTorch finds no GPU here. Set gpus=0, or install a "
+            "build of PyTorch for this machine's GPUs.",
+            gpus=resources.gpus,
+        )
+    return torch.device("cuda", local_rank % found)
+
+
+def _parts_of(train: object) -> dict[str, object]:
+    """Parts that are pickled with a train function: arguments of a `partial`, and the outer variables that it uses."""
+    if isinstance(train, partial):
+        given = {f"argument {number + 1}": value for number, value in enumerate(train.args)}
+        given |= {f"argument {name!r}": value for name, value in train.keywords.items()}
+        return given | _parts_of(train.func)
+    if not inspect.isfunction(train):
+        return {title_of(train): train}
+    try:
+        around = inspect.getclosurevars(train)
+    except ValueError:  # a variable around it has no value yet
+        return {title_of(train): train}
+    return {f"variable {name!r}": value for name, value in {**around.globals, **around.nonlocals}.items()}
+
+
+def _why_not_pickled(part: object) -> str | None:
+    error = error_of(partial(cloudpickle.dumps, part))
+    return f"{type(error).__name__}: {error}" if error else None

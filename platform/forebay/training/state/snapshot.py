@@ -1,0 +1,80 @@
+"""Complete state of a run at a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from forebay.data.plan.cursor import Cursor
+from forebay.events import EpochEnded
+from forebay.training.checkpoint.checkpoint import Checkpoint
+from forebay.training.checkpoint.parts.table import whole_state
+from forebay.training.state.data_progress import Span
+from forebay.training.state.epoch_totals import EpochFacts
+from forebay.world import World
+
+WHOLE = 0
+"""Shard with all of a run's state, or with all but the tensors that lie in parts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """State that a worker saves in a checkpoint and resumes from.
+
+    - `objects`: states of model, optimizer and other tracked objects
+    - `rng`: random generators of every rank
+    - `rows`: global rows trained since the start of the run
+    - `facts`: totals of the current epoch
+    - `ended`: every ended epoch, in order, because a follower of the run may have missed any of them
+    - `monitors`, `batching`: states of monitors and batch policy
+    - `skipped`: rows to skip from here on
+    - `statistics`: statistics that values are scaled and filled by, if any
+    """
+
+    step: int
+    cursor: Cursor
+    objects: Mapping[str, Any]
+    rng: Sequence[Mapping[str, Any]]
+    rows: int
+    facts: EpochFacts
+    ended: Sequence[EpochEnded]
+    monitors: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    batching: Mapping[str, Any] = field(default_factory=dict)
+    skipped: tuple[Span, ...] = ()
+    statistics: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_checkpoint(self, world: World) -> Checkpoint:
+        """Return a checkpoint of plain containers, which `torch.load(weights_only=True)` accepts."""
+        state = {
+            "objects": dict(self.objects),
+            "rng": list(self.rng),
+            "rows": self.rows,
+            "facts": asdict(self.facts),
+            "ended": [asdict(epoch) for epoch in self.ended],
+            "monitors": dict(self.monitors),
+            "batching": dict(self.batching),
+            "skipped": list(self.skipped),
+        }
+        if self.statistics:
+            state["statistics"] = dict(self.statistics)
+        return Checkpoint(step=self.step, cursor=self.cursor, world=world, shards={WHOLE: state})
+
+    @classmethod
+    def from_checkpoint(cls, checkpoint: Checkpoint) -> Snapshot:
+        """Return the snapshot from which `to_checkpoint` made this checkpoint."""
+        state = whole_state(checkpoint.shards[WHOLE], checkpoint.parts)
+        return cls(
+            step=checkpoint.step,
+            cursor=checkpoint.cursor,
+            objects=state["objects"],
+            rng=state["rng"],
+            rows=state["rows"],
+            facts=EpochFacts(**state["facts"]),
+            ended=tuple(EpochEnded(**epoch) for epoch in state["ended"]),
+            # Checkpoints of a run that started without these do not contain them.
+            monitors=state.get("monitors", {}),
+            batching=state.get("batching", {}),
+            skipped=tuple(tuple(span) for span in state.get("skipped", ())),
+            statistics=state.get("statistics", {}),
+        )

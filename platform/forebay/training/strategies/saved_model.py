@@ -1,0 +1,112 @@
+"""States of models without what follows from their start: frozen parameters, and second names of tied ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import xxhash
+from torch import Tensor, nn
+
+from forebay.training.state.stateful import Stateful
+
+BLOCK = 1 << 20
+"""Elements of a frozen parameter that are added up at a time."""
+FACTOR = 1_000_003
+Agree = Callable[[set[str]], set[str]]
+"""Function that returns the union of the names on all ranks that call it."""
+
+
+class FrozenBase:
+    """`Stateful` of the frozen parameters that a model starts with: their checksums. `model` has whole parameters.
+
+    A run continues with the parameters that it started with, or not at all.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._sums = {name: _checksum(parameter) for name, parameter in _frozen(model).items()}
+
+    def __bool__(self) -> bool:
+        return bool(self._sums)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"xxh3_128": dict(self._sums)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        found = state_dict["xxh3_128"]
+        other = [name for name, value in self._sums.items() if found.get(name, value) != value]
+        if other:
+            raise ValueError(
+                f"{len(other)} frozen parameters, such as {other[0]}, are not those that the run started with: build "
+                "the model from the same weights"
+            )
+
+
+class SavedModel:
+    """`Stateful` of a model. `inner` has the state of all of it.
+
+    Frozen parameters are left out of the state while they are what they were at the start. `value_of` returns this
+    rank's part of a parameter, and `agree` makes ranks that save together leave out the same.
+    """
+
+    def __init__(self, model: nn.Module, inner: Stateful, value_of: Callable[[Tensor], Tensor], agree: Agree) -> None:
+        self._inner, self._value_of, self._agree = inner, value_of, agree
+        names: dict[int, str] = {}
+        tensors = model.state_dict(keep_vars=True)
+        self._tied = {
+            name: first for name, tensor in tensors.items() if (first := names.setdefault(id(tensor), name)) != name
+        }
+        self._frozen = {name: each for name, each in _frozen(model).items() if name not in self._tied}
+        self._marks = self._marked()
+
+    def state_dict(self) -> dict[str, Any]:
+        left_out = self._tied.keys() | (self._frozen.keys() - self._agree(self._changed()) if self._frozen else set())
+        return {name: value for name, value in self._inner.state_dict().items() if name not in left_out}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        lacking = self._frozen.keys() - state_dict.keys()
+        if stale := sorted(lacking & self._changed()):
+            raise ValueError(
+                f"{stale[0]} was frozen when the checkpoint was saved, and has changed since. Let the optimizer train "
+                "it, or make it a buffer"
+            )
+        own = self._inner.state_dict() if lacking else {}
+        whole = {**state_dict, **{name: own[name] for name in lacking}}
+        for name, first in self._tied.items():
+            if first in whole:
+                whole.setdefault(name, whole[first])
+        self._inner.load_state_dict(whole)
+
+    def _changed(self) -> set[str]:
+        return {name for name, mark in self._marked().items() if mark != self._marks[name]}
+
+    def _marked(self) -> Mapping[str, str | int]:
+        return {name: _mark(self._value_of(each).detach()) for name, each in self._frozen.items()}
+
+
+def _frozen(model: nn.Module) -> dict[str, Tensor]:
+    tensors = model.state_dict(keep_vars=True).items()
+    return {name: each for name, each in tensors if isinstance(each, nn.Parameter) and not each.requires_grad}
+
+
+def _mark(values: Tensor) -> str | int:
+    """Return a number that changes with values: on a CPU their checksum, which is fast there, or else a sum."""
+    return _checksum(values) if values.device.type == "cpu" else sum_of_bits(values)
+
+
+def _checksum(values: Tensor) -> str:
+    return xxhash.xxh3_128_hexdigest(values.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+
+
+def sum_of_bits(values: Tensor) -> int:
+    """Return a weighted sum of the bits of `values`, computed on their device: order and signs count too.
+
+    It takes one block at a time: all values as int64 could take the memory of a parameter twice.
+    """
+    size = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[values.element_size()]
+    total = torch.zeros((), dtype=torch.int64, device=values.device)
+    weights = torch.arange(1, 2 * BLOCK, 2, device=values.device)
+    for block in torch.split(values.contiguous().reshape(-1).view(size), BLOCK):
+        total = total * FACTOR + (block * weights[: len(block)]).sum()
+    return int(total)

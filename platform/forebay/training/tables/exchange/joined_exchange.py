@@ -1,0 +1,97 @@
+"""Exchange of the rows of several lookups between ranks in one message."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import torch
+from torch import Tensor
+
+from forebay.training.collectives.tensor_collectives import TensorCollectives
+
+_COUNT_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingRows:
+    """`rows` [n, ...] of one lookup: the first `send[0]` of them are for rank 0, the next ones for rank 1, and so on.
+
+    `receive` has the number of rows from each rank, if this rank knows it.
+    """
+
+    rows: Tensor
+    send: Sequence[int]
+    receive: Sequence[int] | None = None
+
+    @property
+    def width(self) -> int:
+        """Bytes of a row."""
+        return self.rows.element_size() * self.rows.shape[1:].numel()
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRows:
+    """`rows` [n, ...] in the order of the ranks that sent them, and their numbers."""
+
+    rows: Tensor
+    receive: Sequence[int]
+
+
+def exchange_together(tensors: TensorCollectives, outgoing: Sequence[OutgoingRows]) -> list[ReceivedRows]:
+    """Exchange all `outgoing` at once. Returns what an exchange of each one alone does, to the bit.
+
+    All ranks give as many, with equal dtypes and shapes of a row, in the same order. All of them know `receive`, or
+    none does. Then the numbers travel before the rows, in the same message.
+    """
+    if len(outgoing) < 2:  # A single one needs no copies into the message and out of it.
+        return [ReceivedRows(*tensors.exchange(each.rows, each.send, each.receive)) for each in outgoing]
+    known = [each.receive for each in outgoing if each.receive is not None]
+    parts = [torch.split(_bytes_of(each.rows), [count * each.width for count in each.send]) for each in outgoing]
+    if not known:
+        parts.insert(0, _packed_counts([each.send for each in outgoing], outgoing[0].rows.device))
+    by_rank = list(zip(*parts, strict=True))
+    send = [sum(map(len, pieces)) for pieces in by_rank]
+    receive = _message_bytes(outgoing, known) if known else None
+    received, sizes = tensors.exchange(torch.cat(list(chain(*by_rank))), send, receive)
+    return _unpacked(torch.split(received, list(sizes)), outgoing, known)
+
+
+def _unpacked(
+    messages: Sequence[Tensor], outgoing: Sequence[OutgoingRows], known: Sequence[Sequence[int]]
+) -> list[ReceivedRows]:
+    """Return what the messages [bytes] of all ranks have, for each of `outgoing`."""
+    if not known:
+        head = _COUNT_BYTES * len(outgoing)
+        heads = torch.cat([message[:head] for message in messages]).view(torch.int64)
+        known = heads.view(len(messages), len(outgoing)).T.tolist()
+        messages = [message[head:] for message in messages]
+    widths = [each.width for each in outgoing]
+    by_rank = [
+        torch.split(message, [count * width for count, width in zip(counts, widths, strict=True)])
+        for message, counts in zip(messages, zip(*known, strict=True), strict=True)
+    ]
+    found = []
+    for each, receive, pieces in zip(outgoing, known, zip(*by_rank, strict=True), strict=True):
+        # A new tensor is aligned for every dtype, so the message needs no padding.
+        rows = torch.cat(pieces).view(each.rows.dtype).view(sum(receive), *each.rows.shape[1:])
+        found.append(ReceivedRows(rows, receive))
+    return found
+
+
+def _packed_counts(counts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
+    """Return, for each rank, the bytes of the numbers of rows that it is sent."""
+    return torch.tensor(counts, device=device).T.contiguous().view(torch.uint8).unbind()
+
+
+def _message_bytes(outgoing: Sequence[OutgoingRows], known: Sequence[Sequence[int]]) -> list[int]:
+    """Return the bytes from each rank."""
+    widths = [each.width for each in outgoing]
+    return [
+        sum(count * width for count, width in zip(counts, widths, strict=True)) for counts in zip(*known, strict=True)
+    ]
+
+
+def _bytes_of(rows: Tensor) -> Tensor:
+    return rows.contiguous().view(-1).view(torch.uint8)

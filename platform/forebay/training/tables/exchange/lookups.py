@@ -1,0 +1,73 @@
+"""Lookups of rows, fetched together from the ranks that own them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from forebay.training.tables.exchange.joined_exchange import OutgoingRows, ReceivedRows, exchange_together
+from forebay.training.tables.exchange.pending_lookup import PendingLookup
+from forebay.training.tables.shared_rows import SharedRows
+from forebay.training.tables.vocabulary.open_rows import OpenRows
+from forebay.training.tables.wire import from_wire, to_wire
+
+
+def fetch_together(lookups: Sequence[tuple[SharedRows | OpenRows, Tensor]]) -> list[Tensor]:
+    """Return the rows of valid ids [n] of each table, float32 [n, dim], as of one lookup after the other, to the bit.
+
+    One message has the ids of all lookups, and one all rows. Each row is fetched once per lookup. A backward pass
+    reaches it. All ranks call it alike.
+    """
+    is_trained = torch.is_grad_enabled()
+    if is_trained:
+        _count_calls([shared for shared, _ in lookups])
+    with torch.no_grad():
+        begun = [_BegunLookup(shared, ids) for shared, ids in lookups]
+        exchanged = [each for each in begun if each.shared.is_exchanged]
+        for each, asked in zip(exchanged, _exchange(exchanged, [each.question for each in exchanged]), strict=True):
+            each.asked = asked
+        answers = {each: each.shared.answer(each.asked.rows, is_trained=is_trained) for each in begun}
+        sent = [each.answer_sent(answers[each]) for each in exchanged]
+        for each, received in zip(exchanged, _exchange(exchanged, sent), strict=True):
+            answers[each] = from_wire(received.rows, each.shared.facts.dim, each.shared.wire)
+    return [each.finish(rows, is_trained=is_trained) for each, rows in answers.items()]
+
+
+def _count_calls(tables: Sequence[SharedRows | OpenRows]) -> None:
+    for shared in tables:
+        shared.use.calls += 1
+        shared.use.own_calls += 1 / len(tables)
+
+
+class _BegunLookup:
+    """Lookup of `ids` [n] of one table, on its way to the owners of the rows and back."""
+
+    def __init__(self, shared: SharedRows | OpenRows, ids: Tensor) -> None:
+        self.shared, self._routed = shared, shared.route(ids)
+        self.asked = ReceivedRows(self._routed.asked, ())
+        """What all ranks ask this one for. Before an exchange, it is what this rank asks for."""
+
+    @property
+    def question(self) -> OutgoingRows:
+        return OutgoingRows(self._routed.asked, self._routed.send)
+
+    def answer_sent(self, rows: Tensor) -> OutgoingRows:
+        """Return the answer to all ranks, and count what this rank sends to others for the lookup."""
+        send, receive, here = self._routed.send, self.asked.receive, self.shared.tensors.rank
+        answer = OutgoingRows(to_wire(rows, self.shared.wire), receive, send)
+        # A gradient is as wide as the row.
+        self.shared.use.sent_bytes += (sum(send) - send[here]) * (self.question.width + answer.width)
+        self.shared.use.sent_bytes += (sum(receive) - receive[here]) * answer.width
+        return answer
+
+    def finish(self, rows: Tensor, *, is_trained: bool) -> Tensor:
+        if is_trained:
+            pending = PendingLookup(rows.requires_grad_(), self.asked.rows, self._routed.send, self.asked.receive)
+            self.shared.add_pending(pending)
+        return rows.index_select(0, self._routed.inverse)
+
+
+def _exchange(lookups: Sequence[_BegunLookup], outgoing: Sequence[OutgoingRows]) -> list[ReceivedRows]:
+    return exchange_together(lookups[0].shared.tensors, outgoing) if lookups else []

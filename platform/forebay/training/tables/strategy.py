@@ -1,0 +1,146 @@
+"""Strategy of models with tables: any other one for the parameters, and shared rows beside it."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from forebay.data.loader.batch import Batch
+from forebay.errors import InvalidOption
+from forebay.training.checkpoint.parts.contents import Region
+from forebay.training.collectives.collective import Collective
+from forebay.training.collectives.micro_batches import LossOf, MicroBatches
+from forebay.training.state.setup import LocalParts
+from forebay.training.state.stateful import Stateful
+from forebay.training.strategies.flat_part import FlatPart
+from forebay.training.strategies.strategy import BuildOptimizer, Strategy, StrategyOptions
+from forebay.training.tables.metrics.table_metrics import TableMetrics
+from forebay.training.tables.model_tables import ModelTables
+from forebay.training.tables.optimizers import RowOptimizer
+from forebay.training.tables.options import Tables
+from forebay.training.tables.table import Table
+
+TablesOption = Tables | RowOptimizer | None
+"""Options of tables, or their optimizer alone. None for a model without tables."""
+
+_PREFIX = "tables.rows."
+_CLIP_EPS = 1e-6
+"""Number that torch adds to a norm before it divides by it."""
+
+
+def with_tables(
+    inner: Strategy,
+    name: str,
+    model: nn.Module,
+    tables: TablesOption,
+    collective: Collective,
+    options: StrategyOptions,
+) -> Strategy:
+    """Return `inner`, of strategy `name`, as one that also trains the tables of `model` if it has some.
+
+    Raises `InvalidOption` for tables without options, and for what tables cannot be combined with.
+    """
+    found = [each for each, module in model.named_modules() if isinstance(module, Table)]
+    if not found and tables is None:
+        return inner
+    if not found or tables is None:
+        raise InvalidOption(
+            f"tables={tables!r} was given, and the model has {len(found)} tables: {', '.join(found)}. "
+            "A model with fb.Table modules, and no other, needs worker.setup(..., tables=fb.RowWiseAdagrad(lr=0.05)).",
+            tables=found,
+        )
+    if options.reduction != "mean":
+        raise InvalidOption(
+            f"reduction={options.reduction!r} needs whole gradients, and a rank has those of its own rows of a table. "
+            "Set reduction='mean'.",
+            reduction=options.reduction,
+        )
+    if name not in {"ddp", "fsdp2"}:
+        raise InvalidOption(
+            f"strategy={name!r} and fb.Table modules were both given. Tables are sharded by themselves: set "
+            "strategy='ddp' or 'fsdp2' for the other parameters.",
+            strategy=name,
+        )
+    chosen = Tables(tables) if isinstance(tables, RowOptimizer) else tables
+    return TableStrategy(inner, collective, chosen, options)
+
+
+class TableStrategy:
+    """`Strategy` that leaves parameters to `inner` and trains tables after each step of its optimizer."""
+
+    is_sharded = True
+
+    def __init__(self, inner: Strategy, collective: Collective, tables: Tables, facts: StrategyOptions) -> None:
+        self._inner, self._collective, self._options, self._facts = inner, collective, tables, facts
+        self._tables: ModelTables | None = None
+
+    def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
+        facts = self._facts
+        tables = self._tables = ModelTables(
+            model, self._options, self._collective, seed=facts.seed, rows_done=facts.rows_done
+        )
+        self._metrics = TableMetrics(lambda: tables.shared, self._collective)
+        model, built = self._inner.prepare(model, optimizer)
+        start = built.param_groups[0]["lr"]
+
+        def train_tables(trained: Optimizer, _args: Any, _kwargs: Any) -> None:
+            tables.step(float(trained.param_groups[0]["lr"] / start) if start else 1.0)
+
+        built.register_step_post_hook(train_tables)
+        _forget_with(built, tables)
+        return model, built
+
+    def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
+        return {**self._inner.states(model, optimizer), "tables": self._live}
+
+    def restored(self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor | FlatPart:
+        if name.startswith(_PREFIX):
+            return self._live.restored(name.removeprefix(_PREFIX), shape, read)
+        return self._inner.restored(name, shape, read)
+
+    def local_parts(self) -> LocalParts:
+        return replace(self._inner.local_parts(), tables=self._live.local_tables(), metrics=self._metrics.pop)
+
+    def wrap(self, model: nn.Module) -> nn.Module:
+        started = self._live.start()
+        if self._collective.world.is_first:
+            print(*self._live.lines(), *started, sep="\n", file=sys.stderr, flush=True)
+        return self._inner.wrap(model)
+
+    def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches) -> Tensor:
+        return self._inner.backward(batch, loss_of, passes)
+
+    def clip_grad_norm(self, max_norm: float) -> Tensor:
+        dense = self._inner.clip_grad_norm(math.inf)
+        norm = torch.sqrt(dense.double().square() + self._live.squared_norm().to(dense.device))
+        factor = (max_norm / (norm + _CLIP_EPS)).clamp(max=1.0)
+        self._live.scale(factor.float())
+        # The limit at which torch finds this factor for the gradients of parameters alone.
+        self._inner.clip_grad_norm(float(factor * (dense.double() + _CLIP_EPS)))
+        return norm.to(dense.dtype)
+
+    def close(self) -> None:
+        self._inner.close()
+
+    @property
+    def _live(self) -> ModelTables:
+        assert self._tables is not None, "prepare() comes first"
+        return self._tables
+
+
+def _forget_with(optimizer: Optimizer, tables: ModelTables) -> None:
+    """Make `optimizer.zero_grad()` forget the gradients of tables too. torch has hooks for steps, and none for this."""
+    zero_grad = optimizer.zero_grad
+
+    def zero_all(set_to_none: bool = True) -> None:
+        zero_grad(set_to_none)
+        tables.zero_grad()
+
+    optimizer.zero_grad = zero_all  # type: ignore[method-assign]

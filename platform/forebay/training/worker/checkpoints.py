@@ -1,0 +1,104 @@
+"""Checkpoints of a run as its ranks save and find them together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from torch import Tensor
+
+from forebay.training.checkpoint.checkpoint import Checkpoint, CheckpointStore
+from forebay.training.checkpoint.encoded import CorruptCheckpoint
+from forebay.training.checkpoint.parts.part import PartReceipt, read_region
+from forebay.training.checkpoint.parts.table import TABLE, PartsTable, filled, table_text
+from forebay.training.collectives.collective import Collective
+from forebay.training.state.snapshot import WHOLE, Snapshot
+from forebay.training.strategies.flat_part import FlatPart
+from forebay.training.strategies.sharded_state import split_shards
+from forebay.training.strategies.strategy import Strategy
+from forebay.training.worker.rank_zero import broadcast_from_rank_zero, gathered_from_all
+
+log = logging.getLogger(__name__)
+
+
+class RankCheckpoints:
+    """Checkpoints of one rank. All ranks call every method alike.
+
+    Rank 0 saves and reads what all ranks have. Of sharded tensors, each rank saves its own part, and reads what it
+    needs of the parts of any world.
+    """
+
+    def __init__(self, collective: Collective, store: CheckpointStore) -> None:
+        self._collective, self._store = collective, store
+        self._contents: dict[int, str] = {}
+        self.strategy: Strategy | None = None
+        """Strategy that lays out the tensors that are read."""
+
+    def save(self, snapshot_of: Callable[[], Snapshot]) -> None:
+        """Save the snapshot that `snapshot_of` returns."""
+        world = self._collective.world
+        is_sharded = self.strategy is not None and self.strategy.is_sharded
+        if not (world.is_first or is_sharded):
+            return
+        snapshot = snapshot_of()
+        rest, chunks = split_shards(snapshot.objects) if is_sharded else (snapshot.objects, {})
+        if not chunks:
+            if world.is_first:
+                self._store.save(snapshot.to_checkpoint(world))
+            return
+        receipts = self._exchange(partial(self._store.save_part, snapshot.step, world.rank + 1, chunks))
+        if world.is_first:
+            checkpoint = replace(snapshot, objects=rest).to_checkpoint(world)
+            state = {**checkpoint.shards[WHOLE], TABLE: table_text(receipts)}
+            self._store.save(replace(checkpoint, shards={WHOLE: state}), receipts)
+
+    def newest(self) -> Checkpoint | None:
+        """Return the newest complete checkpoint, with tensors as this rank holds them, or None.
+
+        Raises as `CheckpointStore.newest`.
+        """
+        before: int | None = None
+        while True:
+            # In a thread of rank 0: storage may take longer than a collective's timeout.
+            read = partial(self._store.newest, {WHOLE}, before=before)
+            checkpoint = broadcast_from_rank_zero(read, self._collective)
+            table = None if checkpoint is None else PartsTable.in_state(checkpoint.shards[WHOLE])
+            if checkpoint is None or table is None:
+                return checkpoint
+            found: dict[str, Tensor | FlatPart] = {}
+            lost = gathered_from_all(partial(self._read_tensors, checkpoint.step, table, found), self._collective)
+            if not any(lost):
+                state = {key: value for key, value in checkpoint.shards[WHOLE].items() if key != TABLE}
+                return replace(checkpoint, shards={WHOLE: filled(state, found.__getitem__)})
+            reason = next(each for each in lost if each)
+            before = checkpoint.step
+            log.warning("The checkpoint of step %d is corrupt (%s); looking for the one before it.", before, reason)
+
+    def flush(self) -> None:
+        """Return once the newest saved checkpoint is in storage. Raises `WriteFailed`."""
+        broadcast_from_rank_zero(self._store.flush, self._collective)
+
+    def _exchange(self, write: Callable[[], PartReceipt]) -> list[PartReceipt]:
+        """Return the receipts of all ranks. Contents that are those of the checkpoint before are not sent again."""
+
+        def written() -> PartReceipt:
+            receipt = write()
+            return replace(receipt, contents="") if receipt.contents == self._contents.get(receipt.number) else receipt
+
+        found = gathered_from_all(written, self._collective)
+        self._contents |= {each.number: each.contents for each in found if each.contents}
+        return [replace(each, contents=self._contents[each.number]) for each in found]
+
+    def _read_tensors(self, step: int, table: PartsTable, found: dict[str, Tensor | FlatPart]) -> str:
+        """Add what this rank needs to `found`, by name. Returns the reason if a part is corrupt, or an empty text."""
+        assert self.strategy is not None, "setup() comes first"
+        try:
+            parts = table.open(lambda facts: self._store.read_part(step, facts))
+            for name, tensor in table.tensors.items():
+                read = partial(read_region, tensor, parts=parts)
+                found[name] = self.strategy.restored(name, tensor.shape, read)
+        except CorruptCheckpoint as error:
+            return str(error)
+        return ""

@@ -1,0 +1,75 @@
+"""Values that the ranks exchange at a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from forebay.events import Commands
+from forebay.training.monitors.monitor import Action, Verdict
+from forebay.training.monitors.monitor_set import gravest
+from forebay.training.monitors.rows_at_fault import rows_text
+from forebay.training.state.data_progress import DataProgress
+from forebay.training.state.epoch_totals import EpochFacts, over_ranks
+from forebay.world import World
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitVote:
+    """Contribution of one rank to the single exchange at a checkpoint. It is sent pickled, so it is kept small.
+
+    `rng` holds the states of its random generators, as `rng.light` makes them. `measured` is for the batch policy. Only
+    rank 0's `commands` count.
+    """
+
+    facts: EpochFacts
+    rng: Mapping[str, Any]
+    verdict: Verdict
+    measured: tuple[float, ...]
+    commands: Commands
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CommitDecision:
+    """Result of the exchange: the same on every rank. `at_fault` are the ranks whose rows the verdict is about."""
+
+    facts: EpochFacts
+    rng: Sequence[Mapping[str, Any]]
+    verdict: Verdict
+    measured: Sequence[tuple[float, ...]]
+    commands: Commands
+    at_fault: tuple[World, ...]
+
+    @classmethod
+    def of(cls, votes: Sequence[CommitVote]) -> CommitDecision:
+        """Combine the votes of all ranks, in order of ranks."""
+        return cls(
+            facts=over_ranks([vote.facts for vote in votes]),
+            rng=[vote.rng for vote in votes],
+            verdict=gravest([vote.verdict for vote in votes]),
+            measured=[vote.measured for vote in votes],
+            commands=votes[0].commands,
+            at_fault=_at_fault([vote.verdict for vote in votes]),
+        )
+
+    def naming_rows(self, progress: DataProgress, *, run: str) -> CommitDecision:
+        """Copy whose verdict names rows of its step: a pure function of the order, the same on every rank."""
+        verdict = self.verdict
+        if verdict.action is Action.GO_ON or verdict.rows == "none":
+            return self
+        spans = progress.spans_of(verdict.step)
+        text = rows_text(verdict, spans, progress.data.plan, self.at_fault, run)
+        return replace(self, verdict=replace(verdict, reason=f"{verdict.reason}{text}"))
+
+
+def _at_fault(verdicts: Sequence[Verdict]) -> tuple[World, ...]:
+    """Ranks whose own rows show what the verdict of all is about. All ranks, if none says so."""
+    chosen = gravest(verdicts)
+    ranks = [World(rank=rank, size=len(verdicts)) for rank in range(len(verdicts))]
+    own = [
+        world
+        for world, each in zip(ranks, verdicts, strict=True)
+        if each.rows == "own" and (each.action, each.step) == (chosen.action, chosen.step)
+    ]
+    return tuple(own or ranks)

@@ -1,0 +1,66 @@
+"""Results that ranks wait for without a limit, such as storage or commands at the end of an epoch, on all ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from threading import Thread
+from typing import TypeVar
+
+from forebay.events import Commands, Reporter
+from forebay.runtime.foreign_code import outcome_of
+from forebay.training.collectives.collective import Collective
+
+BEAT_S = 1.0
+"""Interval of broadcasts. Without them, ranks that wait longer than a collective's timeout would call rank 0 hung."""
+
+T = TypeVar("T")
+
+
+def synced_commands(reporter: Reporter, collective: Collective) -> Commands:
+    """Return `reporter.synced_commands()` of rank 0 on all ranks."""
+    return broadcast_from_rank_zero(reporter.synced_commands, collective)
+
+
+def broadcast_from_rank_zero(call: Callable[[], T], collective: Collective) -> T:
+    """Return the result of `call()` on rank 0 on all ranks, however long it takes.
+
+    Rank 0 calls it in a thread, and informs the other ranks every `BEAT_S` seconds that it is still running.
+    """
+    if collective.world.size == 1:
+        return call()
+    pending = _start(call) if collective.world.is_first else None
+    while True:
+        answer: tuple[T] | None = collective.broadcast_object(None if pending is None else _answer(pending))
+        if answer is not None:
+            return answer[0]
+
+
+def _start(call: Callable[[], T]) -> Future[T]:
+    answer: Future[T] = Future()
+
+    # An exception is raised again where the result is read.
+    Thread(target=lambda: outcome_of(call).settle(answer), name="forebay-rank-zero", daemon=True).start()
+    return answer
+
+
+def _answer(pending: Future[T]) -> tuple[T] | None:
+    try:
+        return (pending.result(timeout=BEAT_S),)
+    except TimeoutError:
+        # The call may have raised this error itself, or ended just now.
+        return (pending.result(),) if pending.done() else None
+
+
+def gathered_from_all(call: Callable[[], T], collective: Collective) -> list[T]:
+    """Return the results of `call()` on all ranks, by rank, however long each of them takes.
+
+    A rank on which it raises leaves with the exception.
+    """
+    if collective.world.size == 1:
+        return [call()]
+    pending = _start(call)
+    while True:
+        answers = collective.all_gather_object(_answer(pending))
+        if (done := [answer[0] for answer in answers if answer is not None]) and len(done) == len(answers):
+            return done

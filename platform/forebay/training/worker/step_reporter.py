@@ -1,0 +1,46 @@
+"""Events of rank 0: step reports, at most 10 per second, and the cuts of the order into steps."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from forebay.events import Event, Reported, Reporter
+from forebay.training.state.data_progress import PendingBatches
+from forebay.training.state.metric import Metric, scalar, weighted
+from forebay.training.state.step_cuts import StepCuts
+from forebay.world import World
+
+REPORT_EVERY_S = 0.1
+"""Minimum seconds between reports. Reading a loss waits for the device."""
+
+
+class StepReports:
+    """Events of one rank, of which only those of rank 0 are sent.
+
+    Of step reports it sends those that are due, and at most one of the others every `REPORT_EVERY_S`.
+    """
+
+    def __init__(self, reporter: Reporter, world: World) -> None:
+        self._reporter, self._is_first = reporter, world.is_first
+        self._cuts = StepCuts(world.size)
+        self._reported_at = float("-inf")
+
+    def emit(self, event: Event) -> None:
+        """Report `event`."""
+        if self._is_first:
+            self._reporter.report(event)
+
+    def count(self, step: int, drawn: PendingBatches, global_batch: int) -> None:
+        """Report how batches become steps if it changes with this step."""
+        if (cut := self._cuts.next_cut(step, drawn, global_batch)) is not None:
+            self.emit(cut)
+
+    def report(self, metrics: Mapping[str, Metric], *, due: bool, place: Mapping[str, float]) -> None:
+        """Report `metrics` as a `Reported`. `place` holds its other fields."""
+        now = time.monotonic()
+        if self._is_first and (due or now - self._reported_at >= REPORT_EVERY_S):
+            self._reported_at = now
+            given = {name: value for name, value in metrics.items() if weighted(name, value)[1] > 0}
+            numbers = {name: float(scalar(name, value)) for name, value in given.items()}
+            self._reporter.report(Reported(metrics=numbers, **place))  # type: ignore[arg-type]

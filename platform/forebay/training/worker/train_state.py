@@ -1,0 +1,142 @@
+"""Training state of one rank: everything a checkpoint saves and restores."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from forebay.events import EpochEnded
+from forebay.runtime.metrics import Counters
+from forebay.training.batch_size.controller import BatchSizeController
+from forebay.training.batch_size.policy import TrainPosition
+from forebay.training.monitors.monitor import Verdict
+from forebay.training.monitors.monitor_set import MonitorSet
+from forebay.training.state.data_progress import DataProgress, PendingBatches
+from forebay.training.state.epoch_totals import EpochFacts, EpochTotals
+from forebay.training.state.metric import Metric
+from forebay.training.state.setup import LocalParts, TrainSetup
+from forebay.training.state.snapshot import Snapshot
+from forebay.training.state.stateful import Stateful, StatefulObjects
+from forebay.training.worker.spec import TrainSpec
+
+
+class TrainState:
+    """State of a run on one rank: the same on every rank, except for the totals.
+
+    It does not communicate with other ranks or storage. `restored` is the snapshot that was restored, until the next
+    step.
+    """
+
+    def __init__(self, spec: TrainSpec) -> None:
+        self.progress = DataProgress(spec.data)
+        self.objects = StatefulObjects()
+        self.monitors = MonitorSet(spec.monitors)
+        self.batch_size = BatchSizeController(spec.batch, spec.rate, base=spec.data.global_batch)
+        self.tally, self.held_out_tally = Counters(), Counters()
+        self.step, self.rows = 0, 0
+        self.ended: tuple[EpochEnded, ...] = ()
+        self.restored: Snapshot | None = None
+        self._parts = LocalParts()
+        self.totals = self._new_totals(EpochFacts())
+
+    @property
+    def global_batch(self) -> int:
+        return self.progress.data.global_batch
+
+    def place(self, epoch: int, position: int) -> dict[str, float]:
+        """Return where the run is, for a report of a step in `epoch` that ends at `position`."""
+        place: dict[str, float] = {"step": self.step, "epoch": epoch, "position": position, "rows": self.rows}
+        return place | {"global_batch": self.global_batch, "wait_s": self.tally["wait_s"]}
+
+    def attach(self, setup: TrainSetup, states: Mapping[str, Stateful]) -> None:
+        """Track the states of model and optimizer, and attach monitors, batch policy and rate scaling to both."""
+        self.objects.add(**states)
+        self.monitors.attach(setup)
+        self.batch_size.attach(setup)
+        self._parts = setup.parts
+
+    def count_step(self, metrics: Mapping[str, Metric]) -> PendingBatches:
+        """Count one step, and return its batches. Raises `BadJob` if there are none."""
+        drawn = self.progress.pop_pending(self.step + 1)
+        self.step, self.rows = self.step + 1, self.rows + drawn.size
+        self.restored = None
+        self.totals.add_rows(drawn.size)
+        self.totals.add_metrics(metrics)
+        self.monitors.step(self.step, metrics)
+        self.batch_size.step(rows=drawn.rows, size=drawn.size)
+        return drawn
+
+    def evaluate_monitors(self) -> tuple[Verdict, dict[str, Metric]]:
+        """Return the verdict of this rank's monitors on the steps since the last checkpoint, their metrics, and those
+        of the strategy.
+        """
+        began = time.perf_counter()
+        verdict, measured = self.monitors.verdict(), {**self.monitors.metrics(), **self._parts.metrics()}
+        self.totals.add_metrics(measured)
+        self.totals.add_time("checkpoint_s", time.perf_counter() - began)
+        return verdict, measured
+
+    def decide_batch(self, requested: int | None, measured: Sequence[tuple[float, ...]]) -> None:
+        """Choose the global batch from here on. A size `requested` by a callback or command overrides the
+        job's policy.
+        """
+        cursor = self.progress.cursor
+        place = TrainPosition(
+            epoch=cursor.epoch, position=cursor.position, step=self.step, global_batch=cursor.global_batch
+        )
+        decided = self.batch_size.decide(place, measured)
+        self.progress.set_global_batch(requested or decided)
+        self.scale_rate()
+
+    def scale_rate(self) -> None:
+        """Set the learning rate of the next step."""
+        self.batch_size.scale_rate(self.global_batch, step=self.step)
+
+    def close_epoch(self, epoch: int, position: int, facts: EpochFacts) -> EpochEnded:
+        """Return the results of `epoch`, which ends at `position`, and start new totals."""
+        dropped = self.progress.data.plan.num_rows - position
+        ended = facts.epoch_ended(epoch=epoch, step=self.step, dropped_rows=dropped)
+        self.ended = (*self.ended, ended)
+        self.totals = self._new_totals(EpochFacts())
+        return ended
+
+    def add_to_last_epoch(self, checkpoint_s: float) -> EpochEnded:
+        """Add the time of the checkpoint that ended the last epoch to that epoch."""
+        last = self.ended[-1]
+        last = replace(last, seconds=last.seconds + checkpoint_s, checkpoint_s=last.checkpoint_s + checkpoint_s)
+        self.ended = (*self.ended[:-1], last)
+        return last
+
+    def snapshot(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> Snapshot:
+        """Return all of the state, with the totals and the random generators of all ranks."""
+        return Snapshot(
+            step=self.step,
+            cursor=self.progress.cursor,
+            objects=self.objects.state(),
+            rng=states,
+            rows=self.rows,
+            facts=facts,
+            ended=self.ended,
+            monitors=self.monitors.state(),
+            batching=self.batch_size.state(),
+            skipped=self.progress.skipped,
+            statistics=self.progress.data.statistics,
+        )
+
+    def restore(self, snapshot: Snapshot, *, rank: int) -> None:
+        """Return to the state in `snapshot`. Raises `CursorMismatch` if it was trained with other statistics."""
+        owner = f"the checkpoint of step {snapshot.step}"
+        self.progress.data.validate_statistics(snapshot.statistics, owner=owner)
+        self.objects.restore(snapshot.objects, step=snapshot.step)
+        self.monitors.restore(snapshot.monitors)
+        self.step, self.rows = snapshot.step, snapshot.rows
+        self.progress.restore(snapshot.cursor, snapshot.skipped)
+        self.progress.set_global_batch(self.batch_size.restore(snapshot.batching))
+        self.totals = self._new_totals(snapshot.facts.for_rank(rank))
+        self.ended = tuple(snapshot.ended)
+        self.restored = snapshot
+
+    def _new_totals(self, start: EpochFacts) -> EpochTotals:
+        return EpochTotals(self.tally, self.held_out_tally, start)

@@ -1,0 +1,395 @@
+"""Object that a train function receives: its rank in the run, its data, and the step boundary that saves its state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.source import SourceProvider
+from forebay.data.loader.batch import Batch
+from forebay.data.loader.data import Data
+from forebay.data.loader.loader import Loader
+from forebay.data.loader.worker_loaders import WorkerLoaders
+from forebay.errors import BadJob
+from forebay.events import Commands, Reporter, RolledBack, Warned
+from forebay.training.checkpoint.checkpoint import CheckpointStore
+from forebay.training.collectives.collective import Collective
+from forebay.training.collectives.micro_batches import LossOf, MicroBatches
+from forebay.training.monitors.monitor import Action, Verdict
+from forebay.training.state import rng
+from forebay.training.state.data_progress import PendingBatches, num_rows
+from forebay.training.state.epoch_totals import EpochFacts, counted_together
+from forebay.training.state.metric import Metric
+from forebay.training.state.setup import TrainSetup
+from forebay.training.state.snapshot import Snapshot
+from forebay.training.state.stateful import Stateful
+from forebay.training.strategies.strategy import BuildOptimizer, Strategies, Strategy, build_strategy
+from forebay.training.strategies.torch_strategies import TORCH_STRATEGIES
+from forebay.training.tables.strategy import TablesOption, with_tables
+from forebay.training.worker.checkpoints import RankCheckpoints
+from forebay.training.worker.commit_vote import CommitDecision, CommitVote
+from forebay.training.worker.rank_zero import synced_commands
+from forebay.training.worker.spec import TrainSpec
+from forebay.training.worker.step_reporter import StepReports
+from forebay.training.worker.train_state import TrainState
+from forebay.world import World
+
+TrainFunction = Callable[["Worker"], None]
+
+
+class Worker:
+    """One rank of a run, as its train function sees it.
+
+    ```python
+    def train(worker: Worker) -> None:
+        model, optimizer = worker.setup(Model(), partial(torch.optim.Adam, lr=1e-3))
+        for batch in worker.loader():
+            loss = criterion(model(batch), batch["label"]) * batch.weight
+            loss.backward(); optimizer.step(); optimizer.zero_grad()
+            worker.commit(loss=loss)
+    ```
+
+    All ranks must call every method alike. `stopped` is the reason of an end before the last epoch, or None.
+    `resize_to` is the world size with which the run continues from the newest checkpoint, or None.
+    Then this worker ends, or trains in the next world.
+    """
+
+    def __init__(
+        self,
+        spec: TrainSpec,
+        collective: Collective,
+        cache: DiskCache | SourceProvider | None,
+        checkpoints: CheckpointStore,
+        reporter: Reporter,
+        strategies: Strategies = TORCH_STRATEGIES,
+    ) -> None:
+        self._spec, self._collective, self._reporter = spec, collective, reporter
+        self._checkpoints = RankCheckpoints(collective, checkpoints)
+        spec.data.validate_world_size(collective.world.size)
+        self._loaders = WorkerLoaders(collective.world, collective.device, cache)
+        self._step_reports = StepReports(reporter, collective.world)
+        self._state = TrainState(spec)
+        self._progress = self._state.progress
+        self._is_displaced, self._strategies = True, strategies
+        self._strategy: Strategy | None = None
+        self.stopped: str | None = None
+        self.resize_to: int | None = None
+
+    @property
+    def world(self) -> World:
+        """Rank of this worker and number of ranks."""
+        return self._collective.world
+
+    @property
+    def device(self) -> torch.device:
+        """Device of this rank's model and batches."""
+        return self._collective.device
+
+    @property
+    def epochs(self) -> int:
+        """Number of epochs of the job."""
+        return self._spec.epochs
+
+    @property
+    def seed(self) -> int:
+        """Seed of the job. All generators were seeded with it before the train function was called."""
+        return self._spec.seed
+
+    @property
+    def step(self) -> int:
+        """Number of steps so far, over the whole run."""
+        return self._state.step
+
+    @property
+    def epoch(self) -> int:
+        """Epoch of the next step, from 0. Equal to `epochs` when all are done."""
+        return self._progress.cursor.epoch
+
+    @property
+    def global_batch(self) -> int:
+        """Rows of the next step, over all ranks. The last batches of an epoch may be smaller."""
+        return self._state.global_batch
+
+    @property
+    def progress(self) -> float:
+        """Share of the rows of all epochs that is trained on, 0 to 1. The same in every world."""
+        return self._progress.share_of(self.epochs)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all epochs are trained."""
+        return self.epoch >= self.epochs and self.stopped is None
+
+    def run(self, train: TrainFunction) -> None:
+        """Call `train`, after seeding all generators so that every rank builds the same model. Closes its loaders."""
+        rng.seed_everything(self.seed)
+        try:
+            train(self)
+            if self.is_finished or self.stopped is not None:
+                self._checkpoints.flush()
+        finally:
+            self.close()
+
+    def setup(
+        self, model: nn.Module, optimizer: BuildOptimizer, *, strategy: str | None = None, tables: TablesOption = None
+    ) -> tuple[nn.Module, Optimizer]:
+        """Make `model` ready to train on this rank's device. The returned one reduces gradients over ranks.
+
+        Restores model and optimizer from the newest checkpoint.
+
+        Args:
+            model: Any module, with the same parameters on every rank.
+            optimizer: Called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`.
+            strategy: Name of the way in which ranks train together. None: that of the job.
+            tables: Optimizer of the rows of all `fb.Table` modules of the model, or `fb.Tables` with more options.
+
+        Raises as `restore`, and `InvalidOption`, before anything is built, if the driver does not have this strategy.
+        """
+        name = strategy or self._spec.strategy
+        options = self._spec.options_of(name, lambda: self._state.rows)
+        inner = build_strategy(name, self._strategies, self._collective, options)
+        chosen = with_tables(inner, name, model, tables, self._collective, options)
+        self._strategy = self._checkpoints.strategy = chosen
+        model, built = chosen.prepare(model, optimizer)
+        size, parts = self.world.size, chosen.local_parts()
+        setup = TrainSetup(model=model, optimizer=built, device=self.device, world_size=size, parts=parts)
+        self._state.attach(setup, chosen.states(model, built))
+        self.restore()
+        self._state.scale_rate()
+        return chosen.wrap(model), built
+
+    def track(self, **others: Stateful) -> None:
+        """Save and restore more objects: schedulers, gradient scalers. Call it between `setup` and the loop."""
+        if not self._is_displaced:
+            raise BadJob("track() was called in the training loop. Call it between setup() and worker.loader().")
+        self._state.objects.add(**others)
+        if self._state.restored is not None:
+            # Restore everything again: building a scheduler changes the learning rates of the optimizer.
+            self._restore(self._state.restored)
+
+    def loader(self) -> Iterator[Batch]:
+        """Yield this rank's batches of all remaining epochs, on its device, from the last commit on.
+
+        A batch maps array names to tensors [rows, ...]. Ends early after a commit at which the run must stop or
+        continue with another world size. Raises `BadJob` if an epoch ends uncommitted.
+        """
+        self._progress.discard_pending()
+        while self._goes_on:
+            data = self._progress.data
+            with self._loaders.loader(data, self._state.tally, self.epochs) as loader:
+                loader.seek(self._progress.cursor)
+                yield from self._batches(loader, data)
+
+    def backward(
+        self, batch: Batch, loss_of: LossOf, *, weigh_by: str | None = None, micro_rows: int | None = None
+    ) -> torch.Tensor:
+        """Leave the gradient of the global batch's loss in `.grad`. Returns the loss, for `commit(loss=...)`.
+
+        `loss_of` returns the mean loss over the rows of the batch it is called with. With `weigh_by`, an array [rows],
+        it returns a sum, and the loss is the sum over the global batch divided by that of the array. It is called once,
+        for each lane of this rank with `reduction="exact"` (which requires this method), or for `micro_rows` rows.
+        """
+        passes = MicroBatches(rows=micro_rows, weigh_by=weigh_by)
+        if self._strategy is None:
+            return passes.over_ranks(batch, loss_of, self._collective, self._spec.data.plan)
+        return self._strategy.backward(batch, loss_of, passes)
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        """Scale the gradient of the global batch to a norm of `max_norm` at most. Returns the norm before, a scalar.
+
+        Call it between the backward pass and `optimizer.step()`. It means the same under every strategy.
+        """
+        assert self._strategy is not None, "setup() comes first"
+        return self._strategy.clip_grad_norm(max_norm)
+
+    def held_out(self) -> Iterator[Batch] | None:
+        """Yield this rank's part of the held-out data once, on its device. Returns None if the job has none.
+
+        The row of a batch with `weight == 0` is a dummy and must not be counted.
+        """
+        held_out = self._spec.held_out
+        return None if held_out is None else self._evaluation(held_out)
+
+    def commit(self, **metrics: Metric) -> None:
+        """Count one step. Call it after every `optimizer.step()`.
+
+        Every `checkpoint_every` steps, and at the end of an epoch, a checkpoint of all state is saved. Other steps wait
+        for no device. `EpochEnded` reports each metric's mean over the epoch's commits and all ranks. If a monitor
+        rejects the steps since the newest checkpoint, all state returns to that checkpoint, as `restore` does.
+
+        Raises `BadJob` if no batch was drawn since the last commit, `InvalidOption` for a metric that is not a single
+        number, `Diverged` if a monitor rejects the steps after the newest checkpoint several times in a row.
+        """
+        drawn = self._state.count_step(metrics)
+        self._step_reports.count(self.step, drawn, self.global_batch)
+        if self.epoch > drawn.epoch:
+            self._end_epoch(drawn.epoch, drawn.position, metrics)
+        elif self.step % self._spec.checkpoint_every == 0:
+            self._save(drawn, metrics)
+        else:
+            self._report(drawn.epoch, drawn.position, metrics, due=False)
+        self._state.scale_rate()
+
+    def report(self, **metrics: Metric) -> None:
+        """Report metrics at once. Like those of `commit`, they count for the current epoch.
+
+        Raises `InvalidOption` for a metric that is not a single number.
+        """
+        self._state.totals.add_metrics(metrics)
+        self._report(self._progress.cursor.epoch, self._progress.cursor.position, metrics, due=True)
+
+    def all_reduce(self, values: np.ndarray) -> np.ndarray:
+        """Return the element-wise sum over ranks of an int64 or float64 array, in its shape, on every rank."""
+        return self._collective.all_reduce(values)
+
+    def counted(self) -> dict[str, float]:
+        """Return this rank's counters since its process started, with held-out data (`runtime.metrics.METRICS`)."""
+        return counted_together(self._state.tally.as_dict(), self._state.held_out_tally.as_dict())
+
+    def restore(self) -> bool:
+        """Restore all state from the newest checkpoint, including the position in the data. Returns False without one.
+
+        `setup` calls it. In the training loop, the next batch is then the first one after that checkpoint.
+        Raises `CursorMismatch` for a checkpoint of another plan, `BadJob` for one that does not fit the model.
+        """
+        checkpoint = self._checkpoints.newest()
+        if checkpoint is None:
+            return False
+        self._spec.data.validate_cursor(checkpoint.cursor, step=checkpoint.step)
+        snapshot = Snapshot.from_checkpoint(checkpoint)
+        self._restore(snapshot)
+        # Report them again: the driver may have died before it received them, and the workers trained on.
+        for ended in snapshot.ended:
+            self._step_reports.emit(ended)
+        return True
+
+    def close(self) -> None:
+        """End the threads of all loaders, also after an exception in the training loop, and leave the strategy."""
+        self._loaders.close()
+        if self._strategy is not None:
+            self._strategy.close()
+            self._strategy = None
+
+    @property
+    def _goes_on(self) -> bool:
+        return self.epoch < self.epochs and self.stopped is None and self.resize_to is None
+
+    def _batches(self, loader: Loader, data: Data) -> Iterator[Batch]:
+        """Yield batches until `data` is used up or replaced by a commit."""
+        while self._goes_on and self._progress.data is data:
+            if self._is_displaced:
+                self._start_here(loader)
+            if (end := self._progress.end_of_skipped_epoch()) is not None:
+                self._end_epoch(self._progress.start_next_epoch(), end, {})
+                loader.seek(self._progress.cursor)
+                continue
+            for batch in self._progress.batches(loader):
+                yield batch
+                if self._is_displaced or not self._goes_on or self._progress.data is not data:
+                    break
+            self._progress.require_committed()
+
+    def _start_here(self, loader: Loader) -> None:
+        """Seek to the cursor, and set the random generators to their states in an undisturbed run."""
+        if self._state.monitors.is_on and self.step == 0 and self._state.restored is None:
+            # A monitor that rejects the very first steps needs a checkpoint to return to.
+            self._save_checkpoint(EpochFacts(), ())
+        loader.seek(self._progress.cursor)
+        states = self._state.restored.rng if self._state.restored else ()
+        if len(states) == self.world.size:
+            rng.restore(states[self.world.rank], self.device)
+        else:
+            rng.seed_everything(self.seed, self.step, self.world.rank)
+        self._state.totals.start_clock()
+        self._is_displaced = False
+
+    def _save(self, drawn: PendingBatches, metrics: Mapping[str, Metric]) -> None:
+        verdict, measured = self._state.evaluate_monitors()
+        began = time.perf_counter()
+        decision = self._exchange_votes(verdict, self._reporter.commands() if self.world.is_first else Commands())
+        if self._is_rejected(decision.verdict):
+            return
+        self._apply(decision, decision.commands)
+        self._report(drawn.epoch, drawn.position, {**metrics, **measured}, due=not self._goes_on)
+        self._save_checkpoint(decision.facts, decision.rng)
+        self._state.totals.add_time("checkpoint_s", time.perf_counter() - began)
+
+    def _end_epoch(self, epoch: int, position: int, metrics: Mapping[str, Metric]) -> None:
+        """Save a checkpoint after callbacks have run: their requests take effect here."""
+        verdict, measured = self._state.evaluate_monitors()
+        began = time.perf_counter()
+        decision = self._exchange_votes(verdict, Commands())
+        if self._is_rejected(decision.verdict):
+            return
+        self._report(epoch, position, {**metrics, **measured}, due=True)
+        self._state.close_epoch(epoch, position, decision.facts)
+        if not self._goes_on:
+            # A run whose end is known to callbacks must be complete in storage.
+            self._save_checkpoint(EpochFacts(), decision.rng)
+            self._checkpoints.flush()
+        closed = time.perf_counter()
+        self._step_reports.emit(self._state.add_to_last_epoch(closed - began))
+        if self._goes_on:
+            self._apply(decision, synced_commands(self._reporter, self._collective))
+            self._save_checkpoint(EpochFacts(), decision.rng)
+            self._state.totals.add_time("checkpoint_s", time.perf_counter() - closed)
+
+    def _exchange_votes(self, verdict: Verdict, commands: Commands) -> CommitDecision:
+        """Run the one exchange of a checkpoint."""
+        facts, states = self._state.totals.facts(), rng.light(rng.capture(self.device))
+        measured = self._state.batch_size.measured()
+        vote = CommitVote(facts=facts, rng=states, verdict=verdict, measured=measured, commands=commands)
+        votes = self._collective.all_gather_object(vote)
+        return CommitDecision.of(votes).naming_rows(self._progress, run=self._spec.run)
+
+    def _apply(self, decision: CommitDecision, commands: Commands) -> None:
+        self._state.decide_batch(commands.global_batch, decision.measured)
+        self.stopped = commands.stop
+        if commands.stop is None:
+            self.resize_to = commands.resize_to(self.world.size)
+
+    def _is_rejected(self, verdict: Verdict) -> bool:
+        """Return whether the steps since the newest checkpoint are rejected. Then none is saved."""
+        match verdict.action:
+            case Action.GO_ON:
+                return False
+            case Action.WARN:
+                self._step_reports.emit(Warned(reason=verdict.reason, step=verdict.step or self.step))
+                return False
+            case Action.STOP:
+                self.stopped = verdict.reason
+                self.report()
+            case _:
+                self._roll_back(verdict)
+        return True
+
+    def _roll_back(self, verdict: Verdict) -> None:
+        from_step = verdict.step or self.step
+        skipped = self._progress.skip(verdict.step) if verdict.action is Action.SKIP else ()
+        restored = self.restore()
+        assert restored, "the first checkpoint is saved before the first step"
+        self._state.monitors.count_roll_back(verdict, to_step=self.step)
+        at: dict[str, Any] = {"from_step": from_step, "to_step": self.step, "skipped": skipped}
+        self._step_reports.emit(RolledBack(reason=verdict.reason, skipped_rows=num_rows(skipped), **at))
+
+    def _save_checkpoint(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
+        self._checkpoints.save(lambda: self._state.snapshot(facts, [rng.whole(state) for state in states]))
+        self._progress.mark_saved()
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        self._state.restore(snapshot, rank=self.world.rank)
+        self._is_displaced = True
+
+    def _report(self, epoch: int, position: int, metrics: Mapping[str, Metric], *, due: bool) -> None:
+        self._step_reports.report(metrics, due=due, place=self._state.place(epoch, position))
+
+    def _evaluation(self, data: Data) -> Iterator[Batch]:
+        with self._state.totals.timed("eval_s"):
+            yield from self._loaders.one_epoch(data, self._state.held_out_tally)

@@ -1,0 +1,100 @@
+"""Refusals of the system raise `CacheUnusable`, which names the directory and the remedy."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from forebay.data.cache.disk.directory import CacheDirectory, new_part
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.transform.block import Block
+from forebay.errors import CacheUnusable
+from forebay.runtime.metrics import Counters
+from forebay.storage.file_lock import try_lock
+
+
+@contextmanager
+def no_descriptors(*, but: int = 0) -> Iterator[None]:
+    """Let this process open no more files than `but`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    free = [os.open("/dev/null", os.O_RDONLY) for _ in range(but + 1)]
+    for fd in free:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (free[-1], hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_without_descriptors_a_lock_says_so(cache: DiskCache, key_of: Callable[[object], str]) -> None:
+    with no_descriptors(), pytest.raises(CacheUnusable, match="Too many open files.*ulimit -n") as raised:  # noqa: SIM117
+        with cache.single_flight(key_of(1), 1.0):
+            pass
+    assert str(cache.path) in str(raised.value)
+
+
+def test_a_lock_in_a_removed_directory(cache: DiskCache, key_of: Callable[[object], str]) -> None:
+    shutil.rmtree(cache.path)
+    with pytest.raises(CacheUnusable, match="Name another directory"), cache.single_flight(key_of(1), 1.0):
+        pass
+
+
+def test_a_damaged_block_that_cannot_be_set_aside(
+    cache: DiskCache, block_of: Callable[..., Block], key_of: Callable[[object], str]
+) -> None:
+    key = key_of(1)
+    cache.put(key, "data", block_of())
+    path = cache.path_of(key)
+    path.write_bytes(path.read_bytes()[:-1])
+    shutil.rmtree(cache.path / "quarantine")
+    with pytest.raises(CacheUnusable, match="Name another directory"):
+        cache.get(key, Counters())
+
+
+def test_a_lease_that_cannot_be_listed_holds_nothing(
+    cache: DiskCache, block_of: Callable[..., Block], key_of: Callable[[object], str]
+) -> None:
+    cache.put(key_of(1), "data", block_of())
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    with no_descriptors(but=1), pytest.raises(CacheUnusable):
+        cache.lease("data")
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    lock = try_lock(CacheDirectory(cache.path).use_lock("data"))
+    assert lock, "the lock of the lease is still held"
+    lock.release()
+
+
+def test_a_part_file_that_cannot_be_removed_is_let_go(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folder that became read-only. The next sweep removes the file, which needs its lock to be free."""
+    part = new_part(CacheDirectory(cache.path), "0" * 40, 1)
+
+    def refuse(self: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted", str(self))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        with pytest.raises(PermissionError):
+            part.discard()
+    assert (cache.path / "temp" / part.path.name).exists()
+    DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0).verify()
+    assert list((cache.path / "temp").iterdir()) == []
+
+
+def test_directory_removed_while_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    prepare = CacheDirectory.prepare
+
+    def prepare_and_lose(directory: CacheDirectory) -> None:
+        prepare(directory)
+        shutil.rmtree(directory.temp)
+
+    monkeypatch.setattr(CacheDirectory, "prepare", prepare_and_lose)
+    with pytest.raises(CacheUnusable, match="was removed while it was being opened.*temp is missing"):
+        DiskCache(tmp_path / "cache", quota_bytes=1 << 20, min_free_bytes=0)

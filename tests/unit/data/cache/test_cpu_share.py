@@ -1,0 +1,235 @@
+"""CPU share of data workers: number of cores, order, and the limits of this process."""
+
+from __future__ import annotations
+
+import math
+import os
+import pickle
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from forebay.data.cache import cpu_share
+from forebay.data.cache.cpu_share import NICENESS, CpuShare, DataWorkers, NumReads, lower_thread_priority, usable_cores
+from forebay.data.cache.reads_in_flight import ReadBounds
+from forebay.errors import Cancelled, InvalidOption
+
+
+@pytest.mark.parametrize(
+    ("share", "usable", "expected"),
+    [
+        (0.4, 1, 1),
+        (0.4, 2, 1),
+        (0.4, 4, 2),
+        (0.4, 8, 3),
+        (0.4, 16, 6),
+        (0.4, 96, 38),
+        (1, 8, 8),
+        (0.01, 8, 1),
+        (1, 0.5, 1),
+    ],
+)
+def test_share_of_the_cores_and_at_least_one(share: float, usable: float, expected: int) -> None:
+    assert DataWorkers(core_share=share).num_cores(usable) == expected
+
+
+def test_processes_side_by_side_share_what_there_is() -> None:
+    one_of_four = DataWorkers(core_share=0.5, num_reads=10).divided_by(4)
+    assert (one_of_four.num_cores(32), one_of_four.num_reads) == (4, 3)
+    assert DataWorkers(num_reads=1).divided_by(8).num_reads == 1
+    auto = DataWorkers(num_reads="auto").divided_by(4)
+    assert (auto.num_reads, auto.read_bounds) == ("auto", ReadBounds().divided_by(4))
+
+
+@pytest.mark.parametrize(("num_reads", "twice"), [(3, 6), ("auto", "auto")])
+def test_twice_the_workers_have_twice_what_does_not_choose_itself(num_reads: NumReads, twice: NumReads) -> None:
+    workers = DataWorkers(core_share=0.3, num_reads=num_reads, auto_reads=ReadBounds(most=16))
+    assert workers.times(2) == DataWorkers(core_share=0.6, num_reads=twice, auto_reads=ReadBounds(most=16))
+    assert workers.times(4).core_share == 1.0
+
+
+@pytest.mark.parametrize(("share", "least"), [(0.01, 2), (1.0, 4)])
+def test_local_files_begin_with_few_reads(share: float, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_share, "usable_cores", lambda: 64.0)
+    bounds = DataWorkers(core_share=share).for_local_files().read_bounds
+    assert (bounds.start, bounds.least, bounds.most) == (least, least, ReadBounds().most)
+    assert DataWorkers(num_reads=6).for_local_files().read_bounds.start == 6, "a given number counts"
+
+
+@pytest.mark.parametrize("core_share", [0, -0.1, 1.1, math.nan, "0.4", None, True])
+def test_a_share_is_above_nothing_and_at_most_everything(core_share: float) -> None:
+    with pytest.raises(InvalidOption, match="core_share="):
+        DataWorkers(core_share=core_share)
+
+
+@pytest.mark.parametrize("num_reads", [0, 1.5, True])
+def test_at_least_one_thread_reads(num_reads: int) -> None:
+    with pytest.raises(InvalidOption, match="num_reads="):
+        DataWorkers(num_reads=num_reads)
+
+
+def test_data_workers_travel() -> None:
+    workers = DataWorkers(core_share=0.25, num_reads=3)
+    assert pickle.loads(pickle.dumps(workers)) == workers
+
+
+class Queue:
+    """Threads that take tickets of `cores` in a given order and record their admission. Each stays until released."""
+
+    def __init__(self, cores: CpuShare) -> None:
+        self.cores = cores
+        self.entered: list[int] = []
+        self.refused: list[int] = []
+        self.leave = [threading.Event() for _ in range(8)]
+        self.threads: list[threading.Thread] = []
+
+    def add(self, number: int, rounds: int = 1) -> None:
+        lined_up = threading.Event()
+
+        def visit() -> None:
+            self.cores.take_ticket()
+            lined_up.set()
+            for _ in range(rounds):
+                try:
+                    with self.cores:
+                        self.entered.append(number)
+                        self.leave[number].wait(120)
+                except Cancelled:
+                    self.refused.append(number)
+
+        self.threads.append(threading.Thread(target=visit))
+        self.threads[-1].start()
+        assert lined_up.wait(60)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + 60
+        while not condition():
+            assert time.monotonic() < deadline, (self.entered, self.refused)
+            time.sleep(0.001)
+
+    def join(self) -> None:
+        for event in self.leave:
+            event.set()
+        for thread in self.threads:
+            thread.join(60)
+
+
+def num_waiting(queue: Queue) -> int:
+    return len(queue.cores._waiting)
+
+
+def test_no_more_than_so_many_at_once_and_the_first_in_line_comes_next() -> None:
+    queue = Queue(CpuShare(2))
+    for number in range(6):
+        queue.add(number)
+        queue.until(lambda wanted=number + 1: len(queue.entered) + num_waiting(queue) == wanted)
+    assert queue.entered == [0, 1]
+    for number in range(4):
+        queue.leave[number].set()
+        queue.until(lambda wanted=number + 3: len(queue.entered) == wanted)
+    assert queue.entered == [0, 1, 2, 3, 4, 5]
+    queue.join()
+
+
+def test_a_thread_that_returns_for_its_task_precedes_later_ones() -> None:
+    """A built block is written before another block is decoded."""
+    queue = Queue(CpuShare(1))
+    queue.add(0, rounds=2)
+    queue.until(lambda: queue.entered == [0])
+    queue.add(1, rounds=2)
+    queue.until(lambda: num_waiting(queue) == 1)
+    queue.add(2)
+    queue.until(lambda: num_waiting(queue) == 2)
+    queue.leave[0].set()
+    queue.until(lambda: len(queue.entered) == 3)
+    assert sorted(queue.entered) == [0, 0, 1], "2 came last and waits, whenever 0 got in again"
+    queue.join()
+    assert queue.entered[-1] == 2
+
+
+def test_more_are_let_in_after_it_was_made_larger() -> None:
+    queue = Queue(CpuShare(1))
+    for number in range(3):
+        queue.add(number)
+    queue.until(lambda: len(queue.entered) + num_waiting(queue) == 3)
+    assert len(queue.entered) == 1
+    queue.cores.resize(3)
+    queue.until(lambda: len(queue.entered) == 3)
+    queue.join()
+
+
+def test_close_ends_all_waits() -> None:
+    queue = Queue(CpuShare(1))
+    for number in range(3):
+        queue.add(number)
+    queue.until(lambda: num_waiting(queue) == 2)
+    queue.cores.close()
+    queue.until(lambda: len(queue.refused) == 2)
+    with pytest.raises(Cancelled), queue.cores:
+        pass
+    queue.join()
+    assert len(queue.entered) == 1
+
+
+def test_an_error_inside_gives_the_core_back() -> None:
+    cores = CpuShare(1)
+    with pytest.raises(ValueError, match="boom"), cores:
+        raise ValueError("boom")
+    with cores:
+        pass
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to the process")
+def test_only_the_thread_itself_becomes_nicer_and_never_less_nice() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    seen: list[int] = []
+
+    def look() -> None:
+        lower_thread_priority()
+        seen.append(os.getpriority(os.PRIO_PROCESS, 0))
+        os.setpriority(os.PRIO_PROCESS, 0, 19)
+        lower_thread_priority()
+        seen.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    thread.join(60)
+    assert seen == [max(NICENESS, before), 19]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before
+
+
+def test_a_system_that_forbids_it_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbid(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "setpriority", forbid)
+    lower_thread_priority()
+
+
+def test_cores_are_those_it_may_run_on(tmp_path: Path) -> None:
+    assert usable_cores(str(tmp_path)) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"sys/fs/cgroup/cpu.max": "50000 100000", "proc/self/cgroup": "0::/"}, 0.5),
+        ({"sys/fs/cgroup/cpu.max": "max 100000", "proc/self/cgroup": "0::/"}, None),
+        ({"sys/fs/cgroup/a/cpu.max": "25000 100000", "proc/self/cgroup": "0::/a/b"}, 0.25),
+        ({"sys/fs/cgroup/other/cpu.max": "25000 100000", "proc/self/cgroup": "0::/a/b"}, None),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "75000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, 0.75),
+        ({"sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000"}, None),
+        ({"sys/fs/cgroup/cpu.max": "of no sense", "proc/self/cgroup": "0::/"}, None),
+        ({"sys/fs/cgroup/cpu.max": "100000 0", "proc/self/cgroup": "0::/"}, None),
+    ],
+)
+def test_quota_of_a_container_counts(tmp_path: Path, files: dict[str, str], expected: float | None) -> None:
+    for name, content in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content + "\n")
+    assert usable_cores(str(tmp_path)) == (len(os.sched_getaffinity(0)) if expected is None else expected)

@@ -1,0 +1,97 @@
+"""Blocks are requested before they are needed, within the budget, and released after use."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forebay.data.loader.prefetch import Prefetcher
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.plan.plan import build_plan
+from forebay.data.transform.block import Block
+from forebay.world import World
+
+ROW_BYTES = 10
+
+
+class RequestRecorder:
+    """Records requests."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def request(self, index: int) -> Future[Block]:
+        self.asked.append(index)
+        return Future()
+
+
+def learn(demand: Prefetcher, rows: int, row_bytes: int = ROW_BYTES) -> None:
+    demand.record_block_size(Block(rows, {"x": np.zeros((rows, row_bytes), np.uint8)}))
+
+
+@settings(max_examples=80)
+@given(
+    rows=st.lists(st.integers(1, 60), min_size=1, max_size=15),
+    lanes=st.integers(1, 6),
+    window_rows=st.integers(1, 50),
+    rank=st.integers(0, 5),
+    budget=st.integers(0, 2000),
+    start=st.integers(0, 40),
+)
+def test_the_needed_is_there_and_the_rest_within_budget(
+    memory_manifest: Callable[..., Manifest],
+    rows: list[int],
+    lanes: int,
+    window_rows: int,
+    rank: int,
+    budget: int,
+    start: int,
+) -> None:
+    manifest = memory_manifest(rows)
+    plan = build_plan(manifest, seed=1, lanes=lanes, window_rows=window_rows)
+    owned = plan.owned_lanes(World(rank=rank % lanes, size=lanes))
+    recorder, held = RequestRecorder(), set[int]()
+    position = min(start, plan.num_rows - 1)
+    demand = Prefetcher(plan, recorder, epoch=2, position=position, lanes=owned, budget_bytes=budget)
+    while size := plan.batch_size(position, 16):
+        before = len(recorder.asked)
+        held -= set(demand.advance(position, position + size))
+        held |= set(recorder.asked[before:])
+        assert all(demand.is_needed(block) for block in held)
+        assert set(plan.rows(2, position, position + size, owned).block.tolist()) <= held
+        assert 0 <= demand.ahead_bytes <= budget or demand.num_ahead <= 2
+        learn(demand, 1 + size)
+        position += size
+    held -= set(demand.advance(plan.num_rows + lanes * plan.num_rows, 0))
+    assert not held
+    assert (demand.num_ahead, demand.ahead_bytes) == (0, 0)
+
+
+def test_a_block_is_asked_for_once_per_stay(memory_manifest: Callable[..., Manifest]) -> None:
+    plan = build_plan(memory_manifest([50] * 8), seed=1, lanes=1, window_rows=20)
+    recorder = RequestRecorder()
+    demand = Prefetcher(plan, recorder, epoch=0, position=0, lanes=range(1), budget_bytes=1 << 30)
+    for position in range(0, 400, 10):
+        demand.advance(position, position + 10)
+        learn(demand, 1)
+    assert sorted(recorder.asked) == list(range(8))
+
+
+def test_read_ahead_is_measured_in_what_blocks_take(memory_manifest: Callable[..., Manifest]) -> None:
+    """The manifest says 8 bytes a row. Blocks may take a hundred times that, or a hundredth."""
+    plan = build_plan(memory_manifest([100] * 50), seed=1, lanes=1, window_rows=100)
+    asked = {}
+    for row_bytes in (1, 100):
+        recorder = RequestRecorder()
+        demand = Prefetcher(plan, recorder, epoch=0, position=0, lanes=range(1), budget_bytes=30_000)
+        demand.advance(0, 10)
+        first = len(recorder.asked)
+        assert demand.num_ahead == 2, "nothing is known yet: two, so that the next is under way"
+        learn(demand, 100, row_bytes)
+        demand.request_ahead()  # without a wait for the rest of what is needed now
+        asked[row_bytes] = len(recorder.asked) - first
+    assert asked == {1: 47, 100: 1}

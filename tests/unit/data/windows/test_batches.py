@@ -1,0 +1,253 @@
+"""Batches of windows equal pandas to the bit, over random layouts, shapes, fills, scales and splits."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from numpy.typing import NDArray
+from tests.unit.data.windows.conftest import random_series, write_series
+from tests.unit.data.windows.oracle import ExpectedWindow, windows_of
+
+import forebay as fb
+
+NUM_CASES, NUM_USUAL = 300, 60
+LAYOUTS = ("entity", "day", "lists", "interleaved")
+NEUTRAL = np.array([[0.0, 0.0], [1.0, 1.0]], np.float32)
+
+
+def random_options(rng: np.random.Generator) -> dict[str, Any]:
+    past = int(rng.integers(1, 10))
+    ahead = int(rng.integers(1, 6)) if rng.random() < 0.6 else tuple(sorted({int(s) for s in rng.integers(1, 9, 3)}))
+    return {
+        "past": fb.Past(["load", "temp"] if rng.random() < 0.7 else ["temp"], steps=past),
+        "future": fb.Future(["load"], steps=ahead, gap=int(rng.integers(0, 3)), known=["hour"])
+        if rng.random() < 0.8
+        else None,
+        "stride": int(rng.integers(1, 4)),
+        "min_steps": int(rng.integers(1, past + 1)) if rng.random() < 0.5 else None,
+        "max_gap": "3h" if rng.random() < 0.4 else None,
+        "fill": [None, "forward", "both"][rng.integers(3)],
+        "scale": [None, "standard", "minmax", "robust"][rng.integers(4)],
+        "observed": bool(rng.random() < 0.3),
+        "context": "own" if rng.random() < 0.3 else "any",
+        "static": fb.Dense(["region"], dtype="int64"),
+    }
+
+
+def random_cuts(rng: np.random.Generator) -> dict[str, Any]:
+    day = f"2020-01-0{rng.integers(1, 3)}T{rng.integers(10, 20)}:00"
+    gap = int(rng.integers(0, 3))
+    cuts: list[dict[str, Any]] = [
+        {"time": (day,), "gap": gap},
+        {"steps": (int(rng.integers(3, 30)),), "gap": gap},
+        {"fractions": (0.7,)},
+        {"entities": 0.4},
+    ]
+    return cuts[rng.integers(4)]
+
+
+def cases(count: int, usual: int) -> list[Any]:
+    """Numbers of random cases. Those from `usual` on are variations."""
+    return [pytest.param(case, marks=pytest.mark.variation if case >= usual else ()) for case in range(count)]
+
+
+@pytest.mark.parametrize("case", cases(NUM_CASES, NUM_USUAL))
+def test_batches_equal_pandas(case: int, tmp_path: Path) -> None:
+    rng = np.random.default_rng(case)
+    frame = random_series(rng)
+    manifest = write_series(tmp_path / "data", frame, LAYOUTS[case % 4], rng)
+    options = random_options(rng)
+    cache = fb.DiskCache(tmp_path / "cache", quota_bytes=64 << 20, min_free_bytes=0)
+    series = fb.Sequences(manifest, entity="meter", time="ts", cache=cache, **options)
+    try:
+        parts = series.split(**random_cuts(rng))
+    except fb.errors.InvalidOption:
+        parts = (series.whole,)
+        if not sum(len(list(_expected(frame, series, part))) for part in parts):
+            return
+    for part in parts:
+        expected = {(window.entity, window.start): window for window in _expected(frame, series, part)}
+        found = []
+        with fb.Loader(fb.build_plan(part, seed=case), part.transform, cache, global_batch=16, as_numpy=True) as loader:
+            for batch in loader:
+                for row in range(batch.num_rows):
+                    entity, start = batch.windows[row].tolist()
+                    found.append((entity, start))
+                    steps = frame[frame.meter == series.entity_names([entity])[0]]
+                    _check_window(batch, row, steps, expected[entity, start], series, part)
+        assert sorted(found) == sorted(expected), "each window once"
+
+
+def _expected(frame: pd.DataFrame, series: fb.Sequences, part: Any) -> list[ExpectedWindow]:
+    found: list[ExpectedWindow] = []
+    for entity, (_, steps) in enumerate(frame.groupby("meter")):
+        low, high = int(part.bounds.low[entity]), int(part.bounds.high[entity])
+        own, hours = series.context == "own" and part is not series.whole, steps.hours.to_numpy()
+        gap = 3 if series.max_gap else None
+        found += windows_of(hours, entity, series.shape, low=low, high=high, own=own, max_gap=gap)
+    return found
+
+
+def _check_window(
+    batch: Any, row: int, steps: pd.DataFrame, window: ExpectedWindow, series: fb.Sequences, part: Any
+) -> None:
+    assert batch["static"][row].tolist() == [steps.region.iloc[0]]
+    if "past_lengths" in batch:
+        assert batch["past_lengths"][row] == len(window.past)
+    parts = {"past": (series.past.columns, window.past)}
+    if series.future is not None:
+        parts |= {"future": (series.future.columns, window.targets), "known": (series.future.known, window.targets)}
+    for name, (columns, own) in parts.items():
+        for number, column in enumerate(columns):
+            statistics = part.statistics[column]
+            values, seen = _values(steps[column].to_numpy(np.float32), window, own, name, series, statistics.mean)
+            shift, factor = _scaling(statistics, series.scale)
+            scaled = (values - shift) * factor
+            padding = batch[name].shape[1] - len(own)
+            np.testing.assert_array_equal(batch[name][row, padding:, number], scaled)
+            assert not batch[name][row, :padding, number].any()
+            if series.observed:
+                assert batch[f"{name}_observed"][row, padding:, number].tolist() == seen
+
+
+def _values(
+    values: NDArray[np.float32], window: ExpectedWindow, own: tuple[int, ...], name: str, series: Any, mean: float
+) -> tuple[NDArray[np.float32], list[bool]]:
+    """Filled values by the definition: the last one before, then, in the past, the next one, then the mean."""
+    seen = [not np.isnan(values[step]) for step in own]
+    found = []
+    for step, is_seen in zip(own, seen, strict=True):
+        value = values[step]
+        if not is_seen and series.fill:
+            before = [values[at] for at in range(step, window.past[0] - 1, -1) if not np.isnan(values[at])]
+            after = [values[at] for at in own if at > step and not np.isnan(values[at])]
+            after = after if name == "past" and series.fill == "both" else []
+            value = before[0] if before else (after[0] if after else np.float32(np.nan_to_num(mean)))
+        found.append(value)
+    return np.array(found, np.float32), seen
+
+
+def _scaling(statistics: Any, scale: str | None) -> tuple[np.float32, np.float32]:
+    if scale is None or not statistics.count:
+        return np.float32(0), np.float32(1)
+    shift, width = {
+        "standard": (statistics.mean, statistics.std),
+        "minmax": (statistics.min, statistics.max - statistics.min),
+        "robust": tuple((statistics.quantiles or {}).get(share, 0.0) for share in (0.5, 0.75)),
+    }[scale]
+    if scale == "robust":
+        width = statistics.quantile(0.75) - statistics.quantile(0.25)
+    return np.float32(shift), np.float32(1 / width if width > 0 else 1.0)
+
+
+@pytest.mark.parametrize("case", cases(32, 8))
+def test_statistics_are_those_of_the_training_part(case: int, tmp_path: Path) -> None:
+    """1.5.5: counts, extremes and quantiles exact, mean and deviation within 1e-12 of those in long double."""
+    rng = np.random.default_rng(case)
+    frame = random_series(rng)
+    wild = np.where(rng.random(len(frame)) < 0.1, np.inf, rng.lognormal(3, 3, len(frame)))
+    frame["temp"] = [frame.temp, 5.0, np.nan, wild][case // 4 % 4]
+    frame["temp"] = frame.temp.astype(np.float32)
+    manifest = write_series(tmp_path / "data", frame, LAYOUTS[case % 4], rng)
+    options: dict[str, Any] = {"past": fb.Past(["load"], steps=2), "future": fb.Future(["temp"], steps=1)}
+    shares = (0.0, 0.25, 0.5, 0.99, 1.0)
+    series = fb.Sequences(manifest, entity="meter", time="ts", quantiles=shares, **options)
+    train, test = series.split(fractions=(0.7,), gap=2)
+    step, steps = frame.groupby("meter").cumcount(), frame.groupby("meter").ts.transform("size")
+    own = frame[step < (steps * 7 // 10 - 2)]
+    for column in ("load", "temp"):
+        values = np.sort(own[column].dropna().to_numpy())
+        found = train.statistics[column]
+        assert (found.count, found.nulls) == (len(values), len(own) - len(values))
+        finite = values[np.isfinite(values)].astype(np.longdouble)
+        assert found.infinite == len(values) - len(finite)
+        if not len(finite):
+            assert math.isnan(found.mean) and math.isnan(found.quantile(0.5))
+            continue
+        assert abs(found.mean - finite.mean()) <= 1e-12 * abs(finite).max()
+        assert abs(found.std - finite.std()) <= 1e-12 * abs(finite).max()
+        assert (found.min, found.max) == (values[0], values[-1])
+        assert found.quantiles == {share: values[round(share * (len(values) - 1))] for share in shares}
+    assert test.statistics == train.statistics
+
+
+@pytest.mark.parametrize("case", cases(24, 6))
+def test_nothing_after_the_cut_reaches_training(case: int, tmp_path: Path) -> None:
+    """1.5.4: other values after the cut change no bit of the training batches and of the statistics."""
+    rng = np.random.default_rng(case)
+    frame = random_series(rng)
+    cuts: dict[str, Any] = [{"time": ("2020-01-02",)}, {"steps": (20,)}, {"fractions": (0.6,)}][case % 3]
+    options = random_options(rng) | {"future": fb.Future(["load"], steps=2), "fill": "both", "scale": "robust"}
+    step, steps = frame.groupby("meter").cumcount(), frame.groupby("meter").ts.transform("size")
+    later = [frame.ts >= "2020-01-02", step >= 20, step >= (steps * 0.6).astype(int)][case % 3]
+    changed = frame.assign(
+        load=np.where(later, 1e6, frame.load).astype(np.float32), temp=np.where(later, np.nan, frame.temp)
+    )
+    made = []
+    for number, each in enumerate((frame, changed)):
+        manifest = write_series(tmp_path / str(number), each, LAYOUTS[case % 4], np.random.default_rng(5))
+        train, _ = fb.Sequences(manifest, entity="meter", time="ts", **options).split(**cuts)
+        plan = fb.build_plan(train, shuffle=False)
+        with fb.Loader(plan, train.transform, global_batch=16, as_numpy=True) as loader:
+            arrays = [(batch.windows.tobytes(), *(batch[name].tobytes() for name in sorted(batch))) for batch in loader]
+        made.append((arrays, repr(train.statistics)))
+    assert made[0] == made[1]
+    assert made[0][0], "there are batches"
+
+
+@pytest.mark.parametrize("case", cases(24, 6))
+def test_targets_of_a_part_come_before_those_of_the_next(case: int, tmp_path: Path) -> None:
+    """1.5.4: by the windows' own ids, for every entity and pair of parts, with the gap between them."""
+    rng = np.random.default_rng(case)
+    manifest = write_series(tmp_path / "data", random_series(rng), LAYOUTS[case % 4], rng)
+    gap, past = int(rng.integers(0, 4)), int(rng.integers(1, 6))
+    options: dict[str, Any] = {"past": fb.Past(["load"], steps=past), "stride": int(rng.integers(1, 4))}
+    future = fb.Future(["load"], steps=int(rng.integers(1, 4)), gap=int(rng.integers(0, 3)))
+    series = fb.Sequences(manifest, entity="meter", time="ts", future=future, min_steps=1, **options)
+    parts = series.split(fractions=(0.5, 0.25), gap=gap)
+    spans: list[dict[int, tuple[int, int]]] = []
+    for part in parts:
+        found: dict[int, tuple[int, int]] = {}
+        with fb.Loader(fb.build_plan(part), part.transform, global_batch=16, as_numpy=True) as loader:
+            for entity, start in np.concatenate([batch.windows for batch in loader]).tolist():
+                first = start + past + future.gap
+                low, high = found.get(entity, (first, first))
+                found[entity] = min(low, first), max(high, first + future.ahead[-1] - 1)
+        spans.append(found)
+    pairs = [(left[entity], right[entity]) for left, right in pairwise(spans) for entity in left.keys() & right.keys()]
+    assert pairs and all(before[1] + gap < after[0] for before, after in pairs)
+
+
+def test_a_batch_travels_with_its_windows_and_not_with_their_index(tmp_path: Path) -> None:
+    rng = np.random.default_rng(3)
+    manifest = write_series(tmp_path / "data", random_series(rng), "day", rng)
+    series = fb.Sequences(manifest, entity="meter", time="ts", past=fb.Past(["load"], steps=4))
+    with fb.Loader(fb.build_plan(series.whole), series.transform, global_batch=16) as loader:
+        batch = next(iter(loader))
+    copies = [pickle.loads(pickle.dumps(batch)), batch.to("cpu"), batch.take(np.arange(16), weight=1.0)]
+    assert len(pickle.dumps(batch)) < 8192
+    for copy in copies:
+        assert copy.windows.tolist() == batch.windows.tolist()
+        assert copy.position == batch.position
+    assert batch.windows is batch.windows
+
+
+def test_only_columns_that_can_be_nan_are_filled(tmp_path: Path) -> None:
+    """A scaled infinity may become NaN: "minmax" subtracts it from itself."""
+    rng = np.random.default_rng(3)
+    frame = random_series(rng, nulls=0).assign(hour=1.0)
+    frame.loc[5, "load"], frame.loc[9, "temp"] = np.nan, -np.inf
+    manifest = write_series(tmp_path / "data", frame, "day", rng)
+    past = fb.Past(["hour", "load", "temp"], steps=4)
+    series = fb.Sequences(manifest, entity="meter", time="ts", past=past, scale="minmax")
+    (view,) = series.transform.views.views
+    assert view.scaling is not None and view.scaling[3].tolist() == [0, 1, 1]
+    with fb.Loader(fb.build_plan(series.whole), series.transform, global_batch=16, as_numpy=True) as loader:
+        assert not any(np.isnan(batch["past"]).any() for batch in loader)

@@ -1,0 +1,47 @@
+"""The catalogue of the chart is a cluster of the fleet."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from tests.unit.fleet.chart.conftest import VALUES, Objects
+
+from forebay.errors import InvalidOption
+from forebay.fleet.clusters.catalogue import load_catalogue, parse_catalogue
+from forebay.fleet.clusters.cluster import Cluster
+
+
+def catalogue(objects: Objects) -> Cluster:
+    (found,) = (each for each in objects if each["metadata"]["name"] == "forebay-catalogue")
+    return parse_catalogue(found["data"]["catalogue.json"], "the ConfigMap")
+
+
+@pytest.mark.parametrize("values", VALUES)
+def test_values_are_read(render: Callable[..., Objects], values: str) -> None:
+    found = catalogue(render(values))
+    assert (found.name, found.namespace, found.service_account) == ("here", "ml", "forebay-ray")
+
+
+def test_every_value_arrives(render: Callable[..., Objects]) -> None:
+    found = catalogue(render("gpu-spot"))
+    h100 = found.sku["h100"]
+    assert (h100.gpus, h100.most_nodes, h100.price("spot"), h100.price("on-demand")) == (8, 16, 8.2, 24.5)
+    assert h100.markets == ("spot", "on-demand")
+    assert h100.spot_node_selector == {"cloud.google.com/gke-spot": "true"}
+    assert h100.tolerations[0]["key"] == "nvidia.com/gpu"
+    hdfs = catalogue(render("hdfs")).hdfs
+    assert hdfs is not None
+    assert (hdfs.principal, hdfs.renew_every) == ("train@CORP", 4 * 3600)
+    assert catalogue(render("claim")).cache.storage_class == "local-ssd"
+    assert catalogue(render("shared")).shared_cluster == "shared"
+    assert catalogue(render("shared")).secret_env == {"AWS_SECRET_ACCESS_KEY": "lake/secret-key"}
+    assert catalogue(render("kueue-quota")).scheduler == "kueue"
+
+
+@pytest.mark.parametrize("text", ["no JSON", "{}", '{"name": "a", "imagee": ""}', "[]"])
+def test_other_texts_are_refused(text: str, tmp_path) -> None:
+    path = tmp_path / "catalogue.json"
+    path.write_text(text)
+    with pytest.raises(InvalidOption, match="is no catalogue of a cluster: .*Install the chart again"):
+        load_catalogue(path)

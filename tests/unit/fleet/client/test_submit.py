@@ -1,0 +1,255 @@
+"""Jobs on the local backend: submitted twice they are one job, and their logs and results are in storage."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import forebay as fb
+from forebay.cli.app import main
+from forebay.errors import InvalidOption, RunFailed, SpecChanged
+from forebay.events import EpochEnded
+from forebay.fleet.client import runner
+from forebay.fleet.client.backend import LocalBackend, backend_of
+from forebay.fleet.client.submission import JobFiles, Submission, SubmissionEnd
+from forebay.fleet.client.submitted_job import SubmittedJob
+from forebay.testing.data.click_log import write_click_log
+from forebay.training.runs.result import Result, save_result
+
+ROOT = Path(__file__).parents[4]
+
+JOB = """
+name = "{name}"
+storage = "{storage}"
+[[task]]
+name = "first"
+command = ["python", "-c", "print('one', flush=True)"]
+[[task]]
+name = "second"
+after = ["first"]
+command = {command}
+retries = 1
+"""
+
+
+@pytest.fixture
+def write_job(tmp_path: Path) -> Callable[..., str]:
+    def write(code: str = "print('\\x1b[31mtwo')", name: str = "words") -> str:
+        path = tmp_path / "job.toml"
+        command = json.dumps(["python", "-c", code])
+        path.write_text(JOB.format(name=name, storage=tmp_path / "runs", command=command))
+        return str(path)
+
+    return write
+
+
+class Quiet(LocalBackend):
+    """Local backend that runs tasks in this process, on request."""
+
+    def __init__(self) -> None:
+        self.begun: list[Submission] = []
+
+    def start(self, submission: Submission) -> None:
+        self.begun.append(submission)
+
+    def run(self) -> SubmissionEnd:
+        submission = self.begun[-1]
+        files = JobFiles(storage=submission.spec.storage, name=submission.spec.name)
+        files.start(submission.number)
+        end = runner.run_tasks(submission)
+        files.end(submission.number, end)
+        return end
+
+
+@pytest.fixture
+def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
+    backend = Quiet()
+    monkeypatch.setattr("forebay.fleet.client.submit.backend_of", lambda *_: backend)
+    return backend
+
+
+def test_submitted_twice_is_one_job(
+    write_job: Callable[..., str], quiet: Quiet, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    first = fb.submit(write_job())
+    assert first.status().state == "starting"
+    again = fb.submit(write_job())
+    assert quiet.run().how == "succeeded"
+    assert fb.submit(write_job()).status().state == "succeeded"
+    assert len(quiet.begun) == 1 and again.submission == first.submission
+    assert list(first.logs(follow=True)) == ["one", "\x1b[31mtwo"]
+    assert first.wait() is None, "commands have no result"
+    assert "succeeded" in first._repr_html_()
+    with pytest.raises(SpecChanged, match=r"task\[1\].command"):
+        fb.submit(write_job("print(3)"))
+    capfd.readouterr()
+    storage = str(tmp_path / "runs")
+    with pytest.raises(SystemExit) as ended:
+        main(["logs", "words", "--storage", storage])
+    assert ended.value.code == 0
+    assert capfd.readouterr().out == "one\n�[31mtwo\n", "a job steers the terminal"
+    with pytest.raises(SystemExit) as ended:
+        main(["watch", "words", "--storage", storage, "--json"])
+    *lines, last = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
+    assert lines == [{"part": first.submission.id, "line": line} for line in ("one", "\x1b[31mtwo")]
+    assert (last["status"]["name"], last["status"]["state"], ended.value.code) == ("words", "succeeded", 0)
+    with pytest.raises(SystemExit):
+        main(["jobs", "--storage", storage])
+    table = capfd.readouterr().out
+    assert "words" in table and "succeeded" in table and all(len(line) <= 80 for line in table.splitlines())
+
+
+def test_a_job_that_ended_between_two_signs_of_life_shows_its_last_step(
+    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path
+) -> None:
+    job = fb.submit(write_job())
+    quiet.run()
+    assert job.status().step == 0, "commands have no steps"
+    spec = job.submission.spec
+    epoch = EpochEnded(epoch=0, step=12, metrics={}, rows=96, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
+    path = str(tmp_path / "runs" / spec.run_name(spec.task[-1]))
+    save_result(Result(name="words", path=path, plan_id="", num_epochs=1, epochs=(epoch,)))
+    assert job.status().step == 12
+
+
+def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
+    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path
+) -> None:
+    marker = tmp_path / "tries"
+    code = f"import pathlib, sys; p = pathlib.Path({str(marker)!r}); p.open('a').write('x'); sys.exit(3)"
+    job = fb.submit(write_job(code))
+    end = quiet.run()
+    assert end == SubmissionEnd(how="failed", why="the task 'second' ended with code 3")
+    assert marker.read_text() == "xx", "retries = 1"
+    with pytest.raises(RunFailed, match=r"job 'words': failed: the task 'second' ended with code 3"):
+        job.wait()
+    assert fb.submit(write_job(code)).submission.number == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("exit 3", "setup 'exit 3' ended with code 3"),
+        ("sleep 600", "setup 'sleep 600' did not end within place.start_within"),
+    ],
+)
+def test_a_setup_that_fails_or_hangs_ends_the_job(
+    write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch, line: str, why: str
+) -> None:
+    path = Path(write_job())
+    path.write_text(f"{path.read_text()}\n[launch]\nsetup = [{json.dumps(line)}]\n")
+    spec = fb.load_job_spec(path)
+    # The shortest time that a file may give is 10 s.
+    object.__setattr__(spec.place, "start_within", 0.2)
+    fb.submit(spec)
+    assert quiet.run() == SubmissionEnd(how="failed", why=why)
+
+
+def test_a_setup_that_writes_without_an_end_fills_no_memory(
+    write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longest: list[int] = []
+    monkeypatch.setattr(runner.LogTee, "append", lambda _, line: longest.append(len(line)))
+    path = Path(write_job())
+    path.write_text(f"{path.read_text()}\n[launch]\nsetup = ['head -c 1000000 /dev/zero']\n")
+    fb.submit(str(path))
+    assert quiet.run().how == "succeeded"
+    assert max(longest) == runner.LONGEST_LINE and sum(longest) > 1_000_000
+
+
+def test_fenced_task_is_not_tried_again(write_job: Callable[..., str], quiet: Quiet) -> None:
+    job = fb.submit(write_job("import sys; sys.exit(75)"))
+    assert quiet.run().how == "fenced"
+    assert list(job.logs()) == ["one"]
+
+
+def test_job_of_another_machine_says_nothing_of_its_end(write_job: Callable[..., str], quiet: Quiet) -> None:
+    job = fb.submit(write_job())
+    files = JobFiles(storage=job.submission.spec.storage, name="words")
+    files.start(1)
+    assert job.status().state == "running"
+    claim = json.loads(Path(files.folder, "submissions", "000001.started.json").read_text())
+    for facts, state, number in (({"kernel": "another"}, "unreachable", 1), ({"started": 1}, "lost", 2)):
+        Path(files.folder, "submissions", "000001.started.json").write_text(json.dumps(claim | facts))
+        assert job.status().state == state
+        assert fb.submit(write_job()).submission.number == number, "a lost job is started again, a silent one may run"
+
+
+def test_silent_job_starts_at_another_place(write_job: Callable[..., str], quiet: Quiet) -> None:
+    job = fb.submit(write_job())
+    files = JobFiles(storage=job.submission.spec.storage, name="words")
+    files.start(1)
+    started = Path(files.folder, "submissions", "000001.started.json")
+    started.write_text(json.dumps(json.loads(started.read_text()) | {"kernel": "another"}))
+    quiet.address = "elsewhere"
+    assert fb.submit(write_job()).submission.address == "elsewhere"
+
+
+def test_job_that_its_place_did_not_take_is_started_there(
+    write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    quiet.name = "ray"
+    monkeypatch.setattr(quiet, "is_alive", lambda _: None)
+    first, again = fb.submit(write_job()), fb.submit(write_job())
+    assert first.status().state == "unreachable"
+    assert [each.id for each in quiet.begun] == [again.submission.id] * 2
+
+
+@pytest.mark.parametrize(
+    ("is_placed", "says"),
+    [(True, "words was placed and goes on.\nforebay watch words --storage"), (False, "not placed")],
+)
+def test_ctrl_c_says_whether_the_job_was_placed(
+    write_job: Callable[..., str],
+    quiet: Quiet,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    is_placed: bool,
+    says: str,
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(*((quiet, "start") if is_placed else (JobFiles, "create")), interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["submit", write_job()])
+    assert ended.value.code == 130
+    assert says in capsys.readouterr().err
+
+
+def test_wrong_names_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="backend='k9s' is unknown"):
+        backend_of("k9s")
+    with pytest.raises(InvalidOption, match="address='head' is not that of a dashboard"):
+        backend_of("ray", "head")
+    with pytest.raises(InvalidOption, match="no job 'x' was submitted with the storage"):
+        SubmittedJob(str(tmp_path), "x").status()
+
+
+@pytest.mark.variation("a process of its own; the tests above run tasks in theirs")
+def test_local_backend_trains_and_stops_by_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`forebay stop` leaves an order in storage. The same job, submitted again, continues to its end."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    write_click_log(tmp_path / "clicks", rows=40_000)
+    args: dict[str, str | int] = {
+        "epochs": 2,
+        "data": str(tmp_path / "clicks"),
+        "global_batch": 256,
+        "checkpoint_every": 5,
+    }
+    train = fb.Task(name="train", run="train_ctr.py", args=args | {"cache": str(tmp_path / "cache")})
+    spec = fb.JobSpec(name="demo", storage=str(tmp_path / "runs"), task=(train,))
+    job = fb.submit(spec, folder=ROOT / "jobs")
+    while job.status().attempt == 0:
+        time.sleep(0.2)
+    job.stop("enough")
+    stopped = job.wait(600)
+    assert stopped is not None and stopped.stopped == "enough" and job.status().state == "stopped"
+    result = fb.submit(spec, folder=ROOT / "jobs").wait(600)
+    assert result is not None and result.is_finished
+    assert job.status().attempt == 2
+    assert any("finished" in line for line in job.logs())

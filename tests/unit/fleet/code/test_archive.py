@@ -1,0 +1,118 @@
+"""Archives of code: equal for equal files, and never more than the folder."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import InvalidOption
+from forebay.fleet.code import archive as archives
+from forebay.fleet.code.archive import CodeArchive, pack, unpack
+from forebay.fleet.code.stored_code import fetch_code, store_code
+
+
+def write(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_py", ".py")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def test_equal_files_have_equal_archives(tmp_path: Path) -> None:
+    first = write(tmp_path / "a", job_py="x = 1", jobs__more_py="y = 2")
+    second = write(tmp_path / "b", jobs__more_py="y = 2", job_py="x = 1")
+    os.utime(second / "job.py", (0, 0))
+    assert pack(first) == pack(second)
+    write(second, job_py="x = 2")
+    assert pack(first).digest != pack(second).digest
+
+
+def test_code_is_stored_once_and_comes_back(tmp_path: Path) -> None:
+    folder = write(tmp_path / "code", job_py="x = 1", sub__tool="#!/bin/sh")
+    (folder / "sub" / "tool").chmod(0o755)
+    archive = pack(folder)
+    storage = str(tmp_path / "runs")
+    uri = store_code(storage, archive)
+    before = Path(uri).stat().st_mtime_ns
+    assert store_code(storage, archive) == uri
+    assert Path(uri).stat().st_mtime_ns == before
+    fetch_code(storage, archive.digest, tmp_path / "pod")
+    assert (tmp_path / "pod" / "job.py").read_text() == "x = 1"
+    assert os.access(tmp_path / "pod" / "sub" / "tool", os.X_OK)
+
+
+def test_half_an_archive_is_written_again(tmp_path: Path) -> None:
+    archive = pack(write(tmp_path / "code", job_py="x = 1"))
+    uri = store_code(str(tmp_path), archive)
+    Path(uri).write_bytes(archive.content[:10])
+    with pytest.raises(InvalidOption, match="Submit it again"):
+        fetch_code(str(tmp_path), archive.digest, tmp_path / "pod")
+    store_code(str(tmp_path), archive)
+    fetch_code(str(tmp_path), archive.digest, tmp_path / "pod")
+
+
+def test_what_git_ignores_stays_out(tmp_path: Path) -> None:
+    folder = write(tmp_path / "code", job_py="x = 1", data__big="0" * 100, sub__notes="n")
+    (folder / ".gitignore").write_text("data/\n")
+    subprocess.run(["git", "init", "-q", folder], check=True)
+    assert names(pack(folder)) == [".gitignore", "job.py", "sub/notes"]
+    assert names(pack(folder / "sub")) == ["notes"]
+
+
+def test_folders_of_tools_stay_out_without_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    folder = write(tmp_path / "code", job_py="x = 1", __pycache__x="0")
+    write(folder / ".venv", python="0")
+    write(folder / "__pycache__", job="0")
+    found = names(pack(folder))
+    assert "job.py" in found
+    assert not [each for each in found if each.startswith((".venv", "__pycache__/"))]
+
+
+def test_link_that_leads_outside_stays_out(tmp_path: Path) -> None:
+    write(tmp_path / "other", secret="s")
+    folder = write(tmp_path / "code", job_py="x = 1")
+    (folder / "link").symlink_to(tmp_path / "other" / "secret")
+    assert names(pack(folder)) == ["job.py"]
+
+
+def test_too_much_is_refused_with_the_largest_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archives, "LARGEST_BYTES", 1000)
+    folder = write(tmp_path / "code", job_py="x = 1", weights="0" * 5000, more="0" * 400)
+    with pytest.raises(InvalidOption, match=r"The largest files: weights .*, more"):
+        pack(folder)
+
+
+@pytest.mark.parametrize("folder", ["nothing", "empty"])
+def test_folder_without_files_is_refused(tmp_path: Path, folder: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InvalidOption, match="Give the folder of the job file"):
+        pack(tmp_path / folder)
+
+
+def test_archive_that_names_a_file_outside_writes_nothing_there(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("../outside.py", "x")
+    content = buffer.getvalue()
+    from hashlib import sha256
+
+    with pytest.raises(InvalidOption, match="outside of its folder"):
+        unpack(content, sha256(content).hexdigest(), tmp_path / "pod")
+    assert not (tmp_path / "outside.py").exists()
+
+
+def test_code_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="Submit the job again"):
+        fetch_code(str(tmp_path), "0" * 64, tmp_path / "pod")
+
+
+def names(archive: CodeArchive) -> list[str]:
+    with zipfile.ZipFile(io.BytesIO(archive.content)) as found:
+        return found.namelist()

@@ -1,0 +1,70 @@
+"""The journal keeps jobs, their states and every reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+import forebay as fb
+from forebay.errors import InvalidOption, WriteFailed
+from forebay.fleet.lifecycle.cost import AttemptUse, job_cost
+from forebay.fleet.lifecycle.journal import JobJournal
+from forebay.fleet.lifecycle.states import AttemptPlacing, JobQueued, JobSucceeded, Target, state_from_facts
+
+
+def job(name: str) -> fb.JobSpec:
+    return fb.JobSpec(name=name, storage="s3://a/b", task=(fb.Task(run="a.py", args={"x": [1, "b"]}),))
+
+
+def test_jobs_survive_the_process(tmp_path: Path) -> None:
+    placing = AttemptPlacing(number=1, failures=0, target=Target(cluster="a", sku="s", market="spot", workers=2))
+    journal = JobJournal(tmp_path / "jobs.db")
+    for number, name in enumerate(("one", "two", "one")):
+        journal.add(job(name), at=float(number))
+    journal.record("one", placing, 5.0, "room")
+    journal.record("two", JobSucceeded(number=1), 6.0, "its result is there")
+    journal.close()
+    again = JobJournal(tmp_path / "jobs.db")
+    (one,) = again.entries(live=True)
+    assert (one.spec, one.state, one.submitted_at) == (job("one"), placing, 0.0)
+    assert [each.name for each in again.entries()] == ["one", "two"]
+    assert [(each.at, each.state, each.why) for each in again.reasons("one")] == [(5.0, "AttemptPlacing", "room")]
+    assert again.entry("three") is None
+    again.close()
+
+
+def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
+    journal = JobJournal(tmp_path / "jobs.db")
+    blocker = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
+    blocker.execute("DROP TABLE reasons")
+    with pytest.raises(WriteFailed, match="made again from storage"):
+        journal.record("one", JobQueued(since=0.0), 1.0, "why")
+    blocker.close()
+    journal.close()
+
+
+def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:
+    journal = JobJournal(tmp_path / "jobs.db")
+    journal.add(job("one"), at=0.0)
+    journal._database.execute("PRAGMA max_page_count = 1")  # as a disk without room for another page
+    large = dataclasses.replace(job("two"), task=(fb.Task(command=("x" * 100_000,)),))
+    with pytest.raises(WriteFailed, match="database or disk is full"):
+        journal.add(large, at=1.0)
+    assert journal.entry("one") is not None
+    journal.close()
+
+
+def test_a_state_of_another_version_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="Rebuild the journal"):
+        state_from_facts({"state": "Vanished"})
+
+
+def test_cost_adds_up_over_attempts() -> None:
+    uses = [
+        AttemptUse(number=n, seconds=3600, workers=2, gpus=2, price_per_hour=price) for n, price in ((1, 3.0), (2, 1.0))
+    ]
+    assert (job_cost(uses).gpu_hours, job_cost(uses).amount) == (4.0, 4.0)
+    assert job_cost([*uses, AttemptUse(number=3, seconds=1, workers=1, gpus=0)]).amount is None

@@ -1,0 +1,134 @@
+"""Rules of the operator: each is broken once."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+from tests.unit.fleet.rayjob.made import attempt, cluster
+
+from forebay.errors import InvalidOption
+from forebay.fleet.rayjob.preflight import faults, preflight
+from forebay.fleet.rayjob.render import render
+
+HEAD = "spec.rayClusterSpec.headGroupSpec"
+GROUP = "spec.rayClusterSpec.workerGroupSpecs.0"
+RAY = "spec.rayClusterSpec"
+POD = "template.spec"
+ABSENT = object()
+ENV = f"{HEAD}.{POD}.containers.0.env"
+SHARED = {"spec.clusterSelector": {"ray.io/cluster": "c"}}
+QUEUED = {"metadata.labels": {"kueue.x-k8s.io/queue-name": "q"}}
+V2 = {ENV: [{"name": "RAY_enable_autoscaler_v2", "value": "1"}]}
+KEPT: dict[str, Any] = {f"{RAY}.gcsFaultToleranceOptions": {}}
+NO_STOP = {"spec.shutdownAfterJobFinishes": False, "spec.ttlSecondsAfterFinished": 0}
+BROKEN: list[tuple[str, dict[str, Any]]] = [
+    ("has 48 characters", {"metadata.name": "a" * 48}),
+    ("not a label of DNS", {"metadata.name": "7a"}),
+    ("entrypoint is empty", {"spec.entrypoint": " "}),
+    (
+        "suspended job needs",
+        {"spec.suspend": True, "spec.shutdownAfterJobFinishes": False, "spec.ttlSecondsAfterFinished": 0},
+    ),
+    ("is negative", {"spec.ttlSecondsAfterFinished": -1}),
+    ("ttlSecondsAfterFinished needs", {"spec.shutdownAfterJobFinishes": False, "spec.ttlSecondsAfterFinished": 5}),
+    ("backoffLimit is not 0", {"spec.backoffLimit": 3}),
+    ("activeDeadlineSeconds is not above 0", {"spec.activeDeadlineSeconds": 0}),
+    ("preRunningDeadlineSeconds is not above 0", {"spec.preRunningDeadlineSeconds": -5}),
+    ("neither rayClusterSpec nor", {RAY: ABSENT}),
+    ("names no cluster", {"spec.clusterSelector": {"app": "x"}}),
+    ("cannot be suspended", {**SHARED, "spec.suspend": True}),
+    (
+        "cannot be submitted by a sidecar",
+        {**SHARED, "spec.submissionMode": "SidecarMode"},
+    ),
+    (
+        "cannot wait in a queue",
+        {**SHARED, **QUEUED},
+    ),
+    ("takes no submitterPodTemplate", {"spec.submissionMode": "SidecarMode"}),
+    ("takes no submitterConfig", {"spec.submissionMode": "SidecarMode", "spec.submitterConfig": {}}),
+    ("not a mapping", {"spec.runtimeEnvYAML": "[1]"}),
+    ("deletionRules exclude", {"spec.deletionStrategy": {"deletionRules": [{"policy": "DeleteSelf"}]}}),
+    ("DeleteWorkers excludes", {"spec.deletionStrategy": {"onSuccess": {"policy": "DeleteWorkers"}}}),
+    (
+        "shared cluster cannot be deleted",
+        {
+            **SHARED,
+            "spec.deletionStrategy": {"onSuccess": {"policy": "DeleteCluster"}},
+        },
+    ),
+    ("two groups have one name", {f"{GROUP}.groupName": "on-demand"}),
+    ("head has no container", {f"{HEAD}.{POD}.containers": []}),
+    ("spot has no container", {f"{GROUP}.{POD}.containers": []}),
+    ("also num-cpus", {f"{HEAD}.resources": {"CPU": "1"}}),
+    ("labels in rayStartParams", {f"{GROUP}.rayStartParams": {"labels": "a=b"}}),
+    ("invalid label", {f"{GROUP}.labels": {"a b": "c"}}),
+    ("minReplicas <= maxReplicas", {f"{GROUP}.minReplicas": 17}),
+    ("minReplicas <= maxReplicas", {f"{GROUP}.maxReplicas": ABSENT}),
+    ("more replicas", {f"{GROUP}.replicas": 17}),
+    (
+        "there is no autoscaler",
+        {
+            f"{RAY}.enableInTreeAutoscaling": False,
+            **V2,
+        },
+    ),
+    ("are both set", {**V2}),
+    ("cannot be suspended under", {f"{GROUP}.suspend": True}),
+    ("feature gate", {f"{GROUP}.suspend": True, f"{RAY}.enableInTreeAutoscaling": False}),
+    ("group head restart", {f"{HEAD}.{POD}.restartPolicy": "Always"}),
+    ("group spot restart", {f"{GROUP}.{POD}.restartPolicy": "OnFailure"}),
+    ("Kueue takes no job", {**QUEUED}),
+    ("needs rayVersion, and it is ''", {f"{RAY}.rayVersion": ABSENT}),
+    ("rayVersion is 2.51.1", {f"{RAY}.rayVersion": "2.51.1"}),
+    ("user of Redis", {f"{HEAD}.rayStartParams": {"redis-username": "x"}}),
+    (
+        "without gcsFaultToleranceOptions",
+        {ENV: [{"name": "RAY_REDIS_ADDRESS", "value": "r"}]},
+    ),
+    (
+        "REDIS_PASSWORD is set beside",
+        {
+            **KEPT,
+            ENV: [{"name": "REDIS_PASSWORD", "value": "r"}],
+        },
+    ),
+    (
+        "redis-password is set beside",
+        {**KEPT, f"{HEAD}.rayStartParams": {"redis-password": "x"}},
+    ),
+    (
+        "annotation ray.io/ft-enabled",
+        {**KEPT, "metadata.annotations": {"ray.io/ft-enabled": "true"}},
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def good() -> dict[str, Any]:
+    job = render(attempt(), cluster())
+    assert faults(job) == []
+    return job
+
+
+@pytest.mark.parametrize(("fault", "changes"), BROKEN)
+def test_a_broken_rule_is_named(good: dict[str, Any], fault: str, changes: dict[str, Any]) -> None:
+    job = copy.deepcopy(good)
+    for path, value in changes.items():
+        *parents, last = path.split(".")
+        place: Any = job
+        for part in parents:
+            place = place[int(part)] if part.isdigit() else place[part]
+        if value is ABSENT:
+            del place[last]
+        else:
+            place[last] = value
+    with pytest.raises(InvalidOption, match=r"KubeRay's operator would refuse the RayJob") as error:
+        preflight(job)
+    assert fault in str(error.value)
+
+
+def test_there_are_enough_rules() -> None:
+    assert len({fault for fault, _ in BROKEN}) >= 25

@@ -1,0 +1,149 @@
+"""One bar on a terminal, few lines in a log. Both show epoch, step, loss, speed, waiting and time left."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+from rich.console import Console
+
+from forebay.events import (
+    EpochEnded,
+    Event,
+    Failed,
+    Finished,
+    Preempted,
+    Reported,
+    Resized,
+    RolledBack,
+    Started,
+    Warned,
+)
+from forebay.training.callbacks.progress import Progress
+from forebay.training.runs.control import Control
+
+STARTED = Started(name="ctr", world_size=2, epochs=3, num_batches=1000)
+
+
+class Show:
+    """A progress bar whose clock the test sets."""
+
+    def __init__(self, *, terminal: bool) -> None:
+        self.now = 0.0
+        self.screen = io.StringIO()
+        console = Console(file=self.screen, force_terminal=terminal, width=120, highlight=False)
+        self.progress = Progress(console, clock=lambda: self.now)
+
+    def tell(self, *events: Event) -> list[str]:
+        """Lines on the screen after `events`."""
+        for event in events:
+            self.progress(event, Control())
+        return self.screen.getvalue().splitlines()
+
+
+def reported(step: int) -> Reported:
+    return Reported(
+        step=step, epoch=step // 1000, position=0, metrics={"loss": 0.43123}, rows=step * 8192, wait_s=step * 0.001
+    )
+
+
+def ended(epoch: int) -> EpochEnded:
+    metrics = {"loss": 0.4, "auc": 0.75}
+    return EpochEnded(
+        epoch=epoch, step=1000, metrics=metrics, rows=8_192_000, seconds=100.0, wait_s=3.0, eval_s=0.0, checkpoint_s=0.0
+    )
+
+
+def test_log_line_has_everything() -> None:
+    show = Show(terminal=False)
+    show.tell(STARTED)
+    for step in range(1, 101):
+        show.now = step * 0.1
+        lines = show.tell(reported(step))
+    assert lines[0] == "ctr: 2 workers, 3 epochs of 1000 steps."
+    assert lines[1] == "epoch 1/3, step 51/3000, loss 0.4312, 81.9k rows/s, 1 % waiting, 4:55 left"
+    assert len(lines) == 2
+
+
+def test_log_is_no_flood_however_long_the_run() -> None:
+    show = Show(terminal=False)
+    show.tell(STARTED)
+    for second in range(8 * 3600):
+        show.now = float(second)
+        show.tell(reported(second + 1))
+    lines = show.tell(Finished(name="ctr", path="/runs/ctr"))
+    assert 8 * 60 < len(lines) < 8 * 60 + 60
+    assert lines[-1] == "ctr finished after 7:59:59."
+
+
+def test_epochs_failures_and_end_stay_in_the_log() -> None:
+    show = Show(terminal=False)
+    lines = show.tell(
+        STARTED,
+        ended(0),
+        Failed(error="worker 1 was killed by SIGKILL", failures=1, will_retry=True),
+        STARTED,
+        Finished(name="ctr", path="/runs/ctr", stopped="loss is low"),
+    )
+    assert lines[1] == "epoch 1/3 took 1:40: loss 0.4000, auc 0.7500, 81.9k rows/s, 3 % waiting"
+    assert lines[2] == "worker 1 was killed by SIGKILL. Starting again from the newest checkpoint (failure 1)."
+    assert lines[-1].startswith("ctr stopped: loss is low after 0:00")
+
+
+def test_an_epoch_says_where_its_time_went() -> None:
+    show = Show(terminal=False)
+    tally = {"remote_read_s": 2.1, "decode_s": 118.3, "map_s": 0.3, "gather_s": 2.2, "wait_s": 3.0}
+    lines = show.tell(STARTED, replace(ended(0), tally=tally))
+    text = "  by stage: read 2.10, decode 118, transform 0, write 0, map 0.30, gather 2.20, copy 0, wait 3.00 s"
+    assert lines[-1] == text
+    assert len(text) <= 110
+
+
+def test_terminal_has_one_bar_and_puts_it_away() -> None:
+    show = Show(terminal=True)
+    show.tell(STARTED, reported(1))
+    show.now = 1.0
+    show.tell(reported(11))
+    assert show.progress._bar is not None
+    text = "\n".join(show.tell(Failed(error="ValueError: boom on rank 0", failures=1, will_retry=False)))
+    assert "step 11/3000" in text
+    assert "ValueError: boom on rank 0. The run has ended." in text
+    assert show.progress._bar is None
+    assert text.endswith("\x1b[?25h") or "\x1b[?25h" in text, "the cursor was not given back"
+
+
+def test_job_without_a_loss_is_shown_too() -> None:
+    show = Show(terminal=False)
+    show.tell(STARTED, Reported(step=1, epoch=0, position=0, metrics={}, rows=1))
+    show.now = 6.0
+    lines = show.tell(Reported(step=2, epoch=0, position=0, metrics={}, rows=2))
+    assert "loss" not in lines[-1] and "step 2/3000" in lines[-1]
+
+
+def test_what_steers_a_run_is_told() -> None:
+    show = Show(terminal=False)
+    lines = show.tell(
+        STARTED,
+        Resized(old=2, new=1, step=800),
+        Preempted(node="n3", workers=2),
+        RolledBack(reason="NanGuard: loss of step 7 not finite", from_step=7, to_step=4, skipped_rows=64),
+        RolledBack(reason="a spike", from_step=7, to_step=4),
+        Warned(reason="EmbeddingNorms: users grows", step=12),
+    )
+    assert lines[1:] == [
+        "after step 800 the run continues with 1 worker instead of 2.",
+        "node n3 is being taken away, with 2 workers on it.",
+        "NanGuard: loss of step 7 not finite. Back from step 7 to step 4, without 64 rows.",
+        "a spike. Back from step 7 to step 4, once more.",
+        "EmbeddingNorms: users grows (step 12).",
+    ]
+
+
+def test_steps_left_follow_the_global_batch() -> None:
+    """Three epochs: 1000 steps of 10 rows, then steps of 40 rows from the second epoch on."""
+    show = Show(terminal=False)
+    first = Reported(step=1, epoch=0, position=10, metrics={}, rows=10, global_batch=10)
+    show.tell(STARTED, first)
+    show.now = 6.0
+    lines = show.tell(replace(first, step=1010, epoch=1, position=400, rows=10_400, global_batch=40))
+    assert "step 1010/1500, " in lines[-1]

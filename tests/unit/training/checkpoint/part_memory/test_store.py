@@ -1,0 +1,132 @@
+"""Part store of one node, without Ray: what it keeps, which buffers it hands out, and what it uploads."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.checkpoint.encoded import PartFacts, block_sums, sum_of
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.training.checkpoint.part_memory.store import KeptPart, PartStore
+from forebay.training.checkpoint.shared_buffer import SharedBufferWriter
+
+SIZE = 1000
+
+
+class PartNode:
+    """A part store, and workers of its node that write to it."""
+
+    def __init__(self, config: CheckpointConfig) -> None:
+        self.copied: list[tuple[int, int, bytes]] = []
+        self.hold = asyncio.Event()
+        self.hold.set()
+        self.store = PartStore(config, self._copy)
+        self.buffers: set[int] = set()
+
+    async def save(self, step: int, number: int, sealed: int | None) -> PartFacts:
+        handle = await self.store.acquire(step, number, sealed)
+        self.buffers.add(handle.number)
+        content = content_of(step, number)
+        SharedBufferWriter(handle.path).write(content)
+        facts = facts_of(step, number)
+        await self.store.keep(KeptPart(step=step, sealed=sealed, facts=facts), handle.number)
+        return facts
+
+    async def has(self, step: int, number: int) -> bool:
+        found = await self.store.fetch(step, facts_of(step, number), 0, SIZE)
+        assert found is None or found.tobytes() == content_of(step, number)
+        return found is not None
+
+    async def _copy(self, part: KeptPart, content: memoryview) -> None:
+        await self.hold.wait()
+        self.copied.append((part.step, part.facts.number, bytes(content)))
+
+
+def content_of(step: int, number: int) -> bytes:
+    return bytes([step % 251, number]) * (SIZE // 2)
+
+
+def facts_of(step: int, number: int) -> PartFacts:
+    return PartFacts(number=number, num_bytes=SIZE, checksum=sum_of(block_sums(content_of(step, number))))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> CheckpointConfig:
+    return CheckpointConfig(uri=str(tmp_path), keep_every=10)
+
+
+def test_the_complete_checkpoint_stays_until_the_next_is_complete(config: CheckpointConfig) -> None:
+    async def run() -> None:
+        node = PartNode(config)
+        for step in range(1, 9):
+            for number in (1, 2):
+                await node.save(step, number, step - 1 or None)
+                assert await node.has(step, number)
+            assert [await node.has(at, 1) for at in (step - 1, step - 2)] == [step > 1, False]
+        assert len(node.buffers) <= 7, "memory is used again: two checkpoints of two parts, and copies"
+        await asyncio.sleep(0)
+        assert {(8, 1, content_of(8, 1)), (7, 2, content_of(7, 2))} <= set(node.copied)
+        # The run goes back to 7 in another world, whose checkpoint 9 does not become complete before 10 is tried.
+        await node.save(9, 3, 7)
+        assert [await node.has(at, 1) for at in (7, 8)] == [True, False]
+        await node.save(10, 3, 7)
+        assert await node.has(7, 1) and not await node.has(9, 3)
+
+    asyncio.run(run())
+
+
+def test_the_next_part_waits_for_the_copy_of_the_one_before(config: CheckpointConfig) -> None:
+    async def run() -> None:
+        node = PartNode(config)
+        node.hold.clear()
+        await node.save(1, 1, None)
+        waiting = asyncio.create_task(node.save(2, 1, 1))
+        await asyncio.sleep(0.05)
+        assert not waiting.done()
+        node.hold.set()
+        await waiting
+        assert node.copied[0] == (1, 1, content_of(1, 1))
+
+    asyncio.run(run())
+
+
+def test_a_buffer_of_a_dead_worker_is_not_handed_out_again(config: CheckpointConfig) -> None:
+    async def run() -> None:
+        node = PartNode(config)
+        dead = await node.store.acquire(1, 1, None)
+        late = SharedBufferWriter(dead.path)
+        for step in (1, 2, 3, 4):
+            await node.save(step, 1, step - 1 or None)
+            late.reset()
+            late.write(b"\xff" * SIZE)
+        assert dead.number not in node.buffers
+        await node.store.keep(KeptPart(step=9, sealed=4, facts=facts_of(9, 1)), dead.number)
+        assert await node.has(4, 1) and not await node.has(9, 1)
+
+    asyncio.run(run())
+
+
+def test_uploads_write_what_is_here_and_permanent_steps_wait_for_theirs(config: CheckpointConfig) -> None:
+    async def run() -> None:
+        node, copy = PartNode(config), PartNode(config)
+        for step in range(9, 14):
+            await node.save(step, 1, step - 1)
+        assert await node.has(10, 1), "storage keeps it permanently, and does not have it yet"
+        asked = [facts_of(10, 1), facts_of(10, 2)]
+        part = KeptPart(step=10, sealed=None, facts=asked[1])
+        await copy.store.keep_copy(part, np.frombuffer(content_of(10, 2), np.uint8))
+        assert (await node.store.upload(10, asked, config), await copy.store.upload(10, asked, config)) == ((1,), (2,))
+        files = CheckpointFiles(config)
+        assert [files.has_part(10, facts) for facts in asked] == [True, True]
+        assert files.part_readers(10, 2)[0](1, 3) == content_of(10, 2)[1:3]
+        await node.save(14, 1, 13)
+        assert not await node.has(10, 1), "uploaded"
+        assert await node.store.upload(11, [facts_of(11, 1)], config) == (), "given up"
+        stale = PartFacts(number=1, num_bytes=SIZE, checksum="of another future")
+        assert await node.store.locate(14, stale) is None
+
+    asyncio.run(run())

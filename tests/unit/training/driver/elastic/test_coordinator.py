@@ -1,0 +1,341 @@
+"""Messages pass once and in order. An attempt begins once all its workers are there, and ends once all have left."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from forebay.events import Commands, EpochEnded, Failed, Finished, Preempted, Reported, Started
+from forebay.training.driver.elastic.coordinator import Coordinator, Updates
+from forebay.training.driver.elastic.phase import Aborted, Ended, Raised, Resizing, Starting
+from forebay.training.driver.worker_error import WorkerError
+from forebay.training.runs.status import RunStatus
+
+EVENTS = [Finished(name=name, path="/runs") for name in "abc"]
+
+
+def coordinator_of(workers: int, least: int = 1, most: int = 8, max_failures: int = 3) -> Coordinator:
+    return Coordinator(
+        RunStatus(
+            name="a",
+            driver="ray",
+            target=workers,
+            min_workers=least,
+            max_workers=most,
+            epochs=4,
+            started_at=1.0,
+            node="n",
+            path="/runs/a",
+        ),
+        max_failures,
+    )
+
+
+async def waits(doing: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    """Start a task and check that it does not finish at once."""
+    task = asyncio.create_task(doing)
+    await asyncio.sleep(0.01)
+    assert not task.done()
+    return task
+
+
+async def joined(workers: int) -> Coordinator:
+    coordinator = coordinator_of(workers)
+    await asyncio.gather(*(coordinator.join(rank, f"worker {rank}") for rank in range(workers)))
+    await coordinator.report(Started(name="a", world_size=workers, epochs=4, num_batches=8))
+    await coordinator.take(0)
+    return coordinator
+
+
+def test_events_are_taken_once_in_order() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(1)
+        assert [await coordinator.report(event) for event in EVENTS] == [1, 2, 3]
+        assert await coordinator.take(0) == Updates(events=EVENTS, count=3, target=1, stop=None)
+        assert list((await coordinator.take(0)).events) == []
+
+    asyncio.run(talk())
+
+
+def test_taking_waits_for_the_first_event_only() -> None:
+    async def talk() -> float:
+        coordinator = coordinator_of(1)
+        taking = await waits(coordinator.take(600.0))
+        began = time.monotonic()
+        await coordinator.report(EVENTS[0])
+        assert list((await taking).events) == EVENTS[:1]
+        assert list((await coordinator.take(0.05)).events) == []
+        return time.monotonic() - began
+
+    assert asyncio.run(talk()) < 60.0
+
+
+def test_what_others_ask_is_news_to_the_driver_and_what_it_asked_itself_is_not() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        assert await coordinator.set_target(3) == 3
+        taking = await waits(coordinator.take(5.0))
+        assert await coordinator.set_target(99, "cli") == 8, "beyond the bounds of the run"
+        assert (await taking).target == 8
+        taking = await waits(coordinator.take(5.0))
+        await coordinator.request_stop("enough", "cli")
+        await coordinator.request_stop("again", "cli")
+        assert (await taking).stop == "enough"
+        assert (await coordinator.status()).state == "stopping"
+        assert await coordinator.target() == 8
+
+    asyncio.run(talk())
+
+
+def test_run_that_is_to_stop_is_given_up_where_nobody_trains() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        assert not await coordinator.give_up(), "nobody asked for a stop"
+        joining = await waits(coordinator.join(0, "worker 0"))
+        await coordinator.request_stop("enough")
+        assert await coordinator.give_up()
+        assert await joining is None and isinstance((await coordinator.view()).phase, Ended)
+        coordinator = await joined(2)
+        await coordinator.request_stop("enough")
+        assert not await coordinator.give_up(), "they are to commit first"
+        await coordinator.record_failure("worker 1 died")
+        assert await coordinator.give_up()
+        coordinator = await joined(2)
+        await coordinator.complete(None)
+        await coordinator.request_stop("enough")
+        await coordinator.record_failure("worker 1 died")
+        assert not await coordinator.give_up(), "it has come to its end"
+
+    asyncio.run(talk())
+
+
+def test_attempt_begins_when_all_have_joined() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        first = await waits(coordinator.join(0, "worker 0"))
+        assert await coordinator.join(1, "worker 1")
+        assert await first
+        assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
+
+    asyncio.run(talk())
+
+
+def test_next_attempt_has_other_workers_and_may_have_another_size() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        await coordinator.record_failure("lost worker 1")
+        await coordinator.begin(2)
+        waiting = await waits(coordinator.join(1, "new 1"))
+        assert await coordinator.join(0, "new 0"), "an old worker was counted"
+        assert await waiting
+        assert list((await coordinator.take(0)).events) == [Failed(error="lost worker 1", failures=1, will_retry=True)]
+        await coordinator.begin(1)
+        assert await coordinator.join(0, "alone")
+
+    asyncio.run(talk())
+
+
+def test_survivor_that_notices_late_still_finds_its_peers_and_its_error_does_not_end_the_run() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        number, _ = await asyncio.gather(coordinator.join(0, "worker 0"), coordinator.join(1, "worker 1"))
+        assert number is not None
+        asking = await waits(coordinator.missing(0, 5.0))
+        await coordinator.record_failure("lost worker 1")
+        await asyncio.wait_for(asking, 1.0)
+        assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
+        late = WorkerError(rank=0, summary="RuntimeError: gloo", traceback="", pickled=None)
+        await coordinator.raise_error(late, number)
+        assert await coordinator.cause() is None
+        await coordinator.begin(1)
+        assert await coordinator.workers() == {}
+        await coordinator.raise_error(late, number)
+        assert await coordinator.cause() is None
+        following = await coordinator.join(0, "worker 0")
+        assert following is not None
+        await coordinator.raise_error(late, following)
+        assert await coordinator.cause() == Raised(error=late)
+
+    asyncio.run(talk())
+
+
+def test_worker_does_not_wait_for_one_that_was_lost_before_it_joined() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        waiting = await waits(coordinator.join(0, "worker 0"))
+        await coordinator.record_failure("lost worker 1")
+        assert await asyncio.wait_for(waiting, 1.0) is None
+        assert await coordinator.abort() == {0: "worker 0"}, "not ended with the run"
+
+    asyncio.run(talk())
+
+
+def test_growing_waits_for_the_next_workers_and_shrinking_for_nobody() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        await coordinator.set_target(3)
+        assert await coordinator.commands() == Commands(), "told to part before the next workers were ready"
+        await coordinator.resize(3)
+        assert (await coordinator.commands()).resize_to(2) == 3
+        assert (await coordinator.status()).state == "resizing"
+        await coordinator.resize(None)
+        assert (await coordinator.commands()).resize_to(2) is None
+        assert (await coordinator.status()).state == "training"
+        await coordinator.set_target(1)
+        assert (await coordinator.commands()).resize_to(2) == 1
+        assert (await coordinator.status()).state == "resizing"
+
+    asyncio.run(talk())
+
+
+def test_shrink_asked_at_the_end_of_an_epoch_is_obeyed_there_by_workers_that_never_join() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(4)
+        await coordinator.begin(3)
+        await coordinator.set_target(2)
+        assert await coordinator.commands() == Commands(), "told to part before it trained"
+        await coordinator.report(Started(name="a", world_size=3, epochs=4, num_batches=8))
+        ended = EpochEnded(epoch=0, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
+        number = await coordinator.report(ended)
+        syncing = await waits(coordinator.synced_commands(number))
+        await coordinator.set_target(1)
+        await coordinator.noted(number)
+        assert (await syncing).resize_to(3) == 1
+        await coordinator.begin(1)
+        assert await coordinator.commands() == Commands()
+
+    asyncio.run(talk())
+
+
+def test_loss_of_a_waiting_worker_leaves_those_alone_who_train() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        await coordinator.resize(3)
+        await coordinator.record_failure("lost a waiting worker", world_goes_on=True)
+        lost = Failed(error="lost a waiting worker", failures=1, will_retry=True)
+        assert list((await coordinator.take(0)).events) == [lost]
+        assert (await coordinator.commands()).resize_to(2) == 3
+        assert (await coordinator.status()).state == "resizing"
+        assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
+
+    asyncio.run(talk())
+
+
+def test_workers_may_resize_a_world_of_the_same_size() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        await coordinator.resize(2)
+        assert (await coordinator.commands()).resize_to(2) == 2
+        assert not await coordinator.all_paused(0)
+        await coordinator.pause(1)
+        waiting = await waits(coordinator.all_paused(5.0))
+        await coordinator.pause(0)
+        assert await waiting
+        view = await coordinator.view()
+        assert view.has_paused and view.phase == Resizing(resize_to=2, paused=frozenset({0, 1}))
+        await coordinator.begin(2)
+        assert (await coordinator.view()).phase == Starting(after="resize")
+        assert (await coordinator.commands()).resize_to(2) is None
+
+    asyncio.run(talk())
+
+
+def test_synced_commands_wait_until_callbacks_have_heard_what_was_reported() -> None:
+    async def talk() -> None:
+        coordinator = await joined(1)
+        number = await coordinator.report(EVENTS[0])
+        syncing = await waits(coordinator.synced_commands(number))
+        news = await coordinator.take(0)
+        await coordinator.set_batch(64)
+        await coordinator.noted(news.count)
+        assert await syncing == Commands(global_batch=64)
+
+    asyncio.run(talk())
+
+
+def test_a_bell_rings_when_something_else_is_asked_or_the_attempt_is_over() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        asks: list[tuple[Callable[[], Awaitable[None]], Commands]] = [
+            (lambda: coordinator.set_batch(64), Commands()),
+            (lambda: coordinator.resize(3), Commands(global_batch=64)),
+            (lambda: coordinator.resize(None), Commands(global_batch=64, target=3, moves=True)),
+            (lambda: coordinator.request_stop("enough"), Commands(global_batch=64)),
+            (lambda: coordinator.begin(2), Commands(global_batch=64, stop="enough")),
+        ]
+        for ask, known in asks:
+            assert await coordinator.commands() == known
+            bell = await waits(coordinator.changed(known))
+            await coordinator.report(EVENTS[0])
+            assert not bell.done()
+            await ask()
+            await asyncio.wait_for(bell, 5.0)
+        await asyncio.wait_for(coordinator.changed(Commands()), 5.0)
+
+    asyncio.run(talk())
+
+
+def test_ending_run_turns_workers_away_and_is_not_retried() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        waiting = await waits(coordinator.join(0, "worker 0"))
+        syncing = await waits(coordinator.synced_commands(1))
+        assert await coordinator.abort() == {0: "worker 0"}
+        assert not await waiting
+        await syncing
+        assert not await coordinator.join(1, "worker 1")
+        assert (await coordinator.view()).phase == Ended(cause=Aborted())
+        await coordinator.record_failure("lost worker 0")
+        assert not await coordinator.join(0, "worker 0")
+
+    asyncio.run(talk())
+
+
+def test_first_exception_is_the_cause() -> None:
+    async def talk() -> None:
+        coordinator = coordinator_of(1)
+        number = await coordinator.join(0, "worker 0")
+        assert number is not None
+        assert await coordinator.cause() is None
+        for rank in (1, 0):
+            error = WorkerError(rank=rank, summary="ValueError", traceback="", pickled=None)
+            await coordinator.raise_error(error, number)
+        cause = await coordinator.cause()
+        assert isinstance(cause, Raised) and cause.error.rank == 1
+
+    asyncio.run(talk())
+
+
+def test_ranks_that_wait_in_vain_find_out_for_whom() -> None:
+    async def talk() -> None:
+        coordinator = await joined(3)
+        answers = await asyncio.gather(coordinator.missing(0, 0.1), coordinator.missing(2, 0.1))
+        assert answers == [[1], [1]]
+
+    asyncio.run(talk())
+
+
+def test_status_follows_the_events() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        status = await coordinator.status()
+        assert (status.state, status.world_size, status.last_commit_step) == ("training", 2, None)
+        for step, rows in ((1, 16), (2, 32)):
+            await coordinator.report(Reported(step=step, epoch=1, position=rows, metrics={}, rows=rows))
+        await coordinator.commands()
+        status = await coordinator.status()
+        assert (status.epoch, status.step, status.position, status.last_commit_step) == (1, 2, 32, 2)
+        assert status.rows_per_s > 0
+        assert status.last_commit_age_s is not None and status.last_commit_age_s < 10
+        ended = EpochEnded(epoch=1, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
+        await coordinator.report(ended)
+        status = await coordinator.status()
+        assert (status.epoch, status.position, status.step) == (2, 0, 3)
+        await coordinator.record_failure("lost worker 1")
+        assert (await coordinator.status()).state == "failed-over"
+        await coordinator.draining("node", 1, 5.0)
+        assert (await coordinator.take(0)).events[-1] == Preempted(node="node", workers=1, deadline_s=5.0)
+
+    asyncio.run(talk())

@@ -1,0 +1,31 @@
+"""Actions of the Ray Train driver at the end of a run."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import RaySystemError
+
+from forebay.training.driver.ray_train import driver as ray_driver
+from forebay.training.driver.ray_train.driver import _clear_away
+
+
+def test_what_cannot_be_removed_hides_no_error(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    def unanswered(_: Any) -> None:
+        raise RaySystemError("no answer from Ray")
+
+    def unreachable(_: Any) -> None:
+        raise OSError("no answer from storage")
+
+    run: Any = SimpleNamespace(name="a", path=str(tmp_path))
+    monkeypatch.setattr(ray_driver, "remove_places", unanswered)
+    monkeypatch.setattr(ray_driver, "_remove_ray_folder", unreachable)
+    with caplog.at_level(logging.WARNING):
+        _clear_away(run)
+    assert "no answer from Ray" in caplog.text and "no answer from storage" in caplog.text

@@ -1,0 +1,62 @@
+"""Any exception of a train function arrives with its traceback."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+
+from forebay.errors import ForebayError, NullLabel, RunFailed
+from forebay.training.driver.worker_error import WorkerError
+
+
+class Unpicklable(Exception):
+    def __init__(self) -> None:
+        super().__init__("holds a lock")
+        self.lock = threading.Lock()
+
+
+class TwoArguments(Exception):
+    """Can be pickled, but not built again from its `args`."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{code}: {text}")
+
+
+def caught(error: BaseException) -> WorkerError:
+    def train_function() -> None:
+        raise error
+
+    try:
+        train_function()
+    except BaseException as again:  # noqa: BLE001 - that is what is tested
+        return pickle.loads(pickle.dumps(WorkerError.of(again, rank=1)))  # type: ignore[no-any-return]
+    raise AssertionError
+
+
+def test_exception_is_the_cause_of_a_failed_run() -> None:
+    error = caught(ValueError("boom")).as_error("ctr")
+    assert isinstance(error, RunFailed)
+    assert isinstance(error.__cause__, ValueError)
+    assert "raised ValueError: boom on rank 1" in str(error)
+    assert "in train_function\n    raise error" in str(error)
+    assert "run 'ctr' again" in str(error)
+    assert (error.name, error.rank, error.summary) == ("ctr", 1, "ValueError: boom on rank 1")
+
+
+def test_forebay_error_arrives_as_itself() -> None:
+    error = caught(NullLabel("column 'clicked' has 3 nulls", column="clicked")).as_error("ctr")
+    assert isinstance(error, NullLabel)
+    assert error.column == "clicked"
+    assert "in train_function" in str(error.__cause__)
+
+
+def test_what_cannot_be_pickled_still_shows_its_traceback() -> None:
+    for exception in (Unpicklable(), TwoArguments(7, "lost")):
+        error = caught(exception).as_error("ctr")
+        assert isinstance(error, ForebayError)
+        assert type(exception).__name__ in str(error)
+        assert "in train_function" in str(error)
+
+
+def test_system_exit_is_told_apart_from_an_end() -> None:
+    assert "SystemExit: 3" in str(caught(SystemExit(3)).as_error("ctr"))

@@ -1,0 +1,162 @@
+"""The report shows everything that was recorded about a run, and says what is missing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.unit.training.run_report.made import EVIL, write_run
+
+from forebay.errors import InvalidOption
+from forebay.report.bars import MAX_BARS
+from forebay.training.run_report.incidents import incidents_of
+from forebay.training.run_report.pictures import rate_points
+from forebay.training.run_report.recorded_run import RecordedRun, load_run, recorded
+from forebay.training.run_report.report_page import MAX_RUNS, report_of, write_report
+from forebay.training.run_report.summary import differences, facts_of
+from forebay.training.runs.result import Result, load_result
+from forebay.training.runs.timeline.timeline import FILE_NAME, load_timeline
+
+SECTIONS = ["Curves", "Where the time went", "Throughput and events", "Cache, reads and retries", "What was run"]
+
+
+def titles(page: str) -> list[str]:
+    return re.findall("<h2>(.*?)</h2>", page)
+
+
+def test_a_run_has_every_section_and_its_texts_are_escaped(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path))
+    page = report_of([run])
+    assert titles(page) == SECTIONS
+    assert EVIL not in page and "<script" not in page and "alert(&#39;x&#39;)" in page
+    for known in ("0.7900", "epoch 3", "train_ctr.py", "2.13.0", "120/120", "reads tried again", "3fa1" * 16):
+        assert known in page
+    assert (
+        page.count("<svg")
+        == page.count('role="img"')
+        == page.count("</title></")
+        + page.count("</title><")
+        - 1
+        - (
+            page.count("<g><title>")
+            + page.count("</title></path>")
+            + page.count("</title></circle>")
+            + page.count("</title></rect>")
+        )
+        or page.count("<svg") == 6
+    )
+
+
+def test_incidents_say_what_they_cost(tmp_path: Path) -> None:
+    found = incidents_of(load_run(write_run(tmp_path)))
+    told = [(each.what.partition(":")[0], each.gap_s, each.repeated_steps) for each in found]
+    assert told == [
+        ("start 1 on node-7", None, None),
+        ("training begins on 2 workers", 2.6, 0),
+        ("resized from 2 to 4 workers", 1.65, 0),
+        ("workers were lost (failure 1)", 2.56, 20),
+        ("warning", None, None),
+        ("back to step 250, 20000 rows skipped", None, 10),
+        ("finished", None, None),
+    ]
+
+
+def test_the_rate_is_zero_while_nothing_trains(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path))
+    lost = next(each for each in incidents_of(run) if each.kind == "bad")
+    points = rate_points(run)
+    assert [rate for at_s, rate in points if at_s < lost.at_s + 1][-1] == 0
+    assert max(rate for at_s, rate in points if at_s > lost.at_s + 5) > 300_000
+
+
+def test_a_killed_run_shows_what_there_is(tmp_path: Path) -> None:
+    path = write_run(tmp_path, is_killed=True)
+    run = load_run(path)
+    assert run.result is None and run.state == "cut off"
+    page = report_of([run])
+    assert "The record is cut off" in page and "No epoch has ended" in page and "resized from 2 to 4" in page
+    assert ">loss<" in page
+    newest = run.newest
+    assert newest is not None
+    assert replace(run, read_at=newest.at + newest.last_s + 1).state == "under way"
+    write_run(tmp_path)
+    both = load_run(path)
+    assert both.state == "finished" and len(both.timeline.starts) == 2
+    kinds = [each.what for each in incidents_of(both) if "without a word" in each.what]
+    assert len(kinds) == 1 and ", 2 starts" in report_of([both])
+
+
+def test_a_result_without_a_timeline_says_so(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    (Path(path) / FILE_NAME).unlink()
+    page = report_of([load_run(path)])
+    assert "There is no timeline.json" in page and "Where the time went" in titles(page)
+    nothing = RecordedRun(name="none", path=path, result=Result(name="none", path=path, plan_id="p", num_epochs=1))
+    assert "No metric was reported" in report_of([nothing])
+
+
+def test_errors_name_the_folder_and_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(InvalidOption, match="not the folder of a run or a sweep"):
+        load_run(str(tmp_path / "none"))
+    path = write_run(tmp_path)
+    (Path(path) / FILE_NAME).write_text('{"version": 99}')
+    with pytest.raises(InvalidOption, match=r"timeline\.json of a Forebay run of version 1"):
+        load_run(path)
+    run = RecordedRun(name="a", path=path)
+    with pytest.raises(InvalidOption, match=f"up to {MAX_RUNS} runs"):
+        report_of([run] * (MAX_RUNS + 1))
+
+
+def test_runs_side_by_side_say_what_differed(tmp_path: Path) -> None:
+    runs = [load_run(write_run(tmp_path, "a")), load_run(write_run(tmp_path, "b", lr=0.003, dim=32))]
+    assert differences(runs) == {"config": {"lr": [0.01, 0.003], "dim": [None, 32]}}
+    page = report_of(runs)
+    assert titles(page)[:2] == ["Side by side", "What differed"]
+    assert re.search("<td>lr</td><td>0.01</td><td>0.003</td>", page)
+    assert "Nothing that was recorded" in report_of([runs[0], runs[0]]) and "a (2)" in report_of([runs[0], runs[0]])
+    facts = facts_of(runs[0])
+    assert facts["metrics"] == {"loss": 0.46, "auc": 0.79} and facts["resizes"] == 1 and facts["epochs"] == "3 of 3"
+
+
+def test_runs_side_by_side_show_all_that_the_report_of_one_shows(tmp_path: Path) -> None:
+    made = [write_run(tmp_path, "a"), write_run(tmp_path, "b", lr=0.003), write_run(tmp_path, "c", is_killed=True)]
+    page = report_of([load_run(path) for path in made])
+    assert titles(page) == [
+        *("Side by side", "What differed", "Curves", "Where the time went", "Throughput"),
+        *("Cache, reads and retries", "Events", "Equal in all runs", "Runs"),
+    ]
+    for row in (
+        "<td>time without steps</td><td>0:07</td><td>0:07</td><td>0:04</td>",
+        "<td>repeated steps</td><td>30</td><td>30</td><td>0</td>",
+        "<td>reads tried again</td><td>2</td><td>2</td><td>0</td>",
+        "<dt>plan</dt><dd>3fa13fa13fa1</dd>",
+        "<dt>commit</dt><dd>9e8d9e8d9e8d</dd>",
+        "<dt>torch</dt><dd>2.13.0</dd>",
+    ):
+        assert row in page, row
+    assert "<dt>lr</dt>" not in page and page.count("resized from 2 to 4 workers") == 3
+    assert "Seconds of data workers and loaders in an epoch" in page and "Equal in all runs" not in report_of(
+        [load_run(made[0]), RecordedRun(name="none", path="none")]
+    )
+
+
+def test_many_epochs_become_few_bars(tmp_path: Path) -> None:
+    result = load_result(write_run(tmp_path))
+    timeline = load_timeline(str(tmp_path / "ctr"))
+    assert result is not None and timeline is not None
+    epochs = tuple(replace(result.epochs[0], epoch=number) for number in range(1000))
+    page = report_of([recorded(replace(result, epochs=epochs, num_epochs=1000))])
+    assert page.count("waiting for data 3.10") == 0 and len(page) < 100_000
+    assert len(re.findall(r">\d+ to [\d.k]+</text>", page)) <= 2 * MAX_BARS
+
+
+def test_a_notebook_shows_the_report_of_a_result(tmp_path: Path) -> None:
+    path = write_run(tmp_path)
+    result = load_result(path)
+    assert result is not None and result._repr_html_() is None
+    write_report(load_run(path))
+    shown = result._repr_html_()
+    assert shown is not None and shown.startswith("<style>") and shown.endswith("</div>") and "<body" not in shown
+    assert titles(shown) == SECTIONS

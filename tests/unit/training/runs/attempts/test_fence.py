@@ -1,0 +1,127 @@
+"""Fence of a running attempt: later attempts, storage that does not answer, orders, and the first result."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from forebay.errors import Fenced, InvalidOption, WriteFailed
+from forebay.training.job.elastic import Elastic
+from forebay.training.job.start_policy import StartPolicy
+from forebay.training.runs.attempts import fence as fence_module
+from forebay.training.runs.attempts.fence import Fence
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles
+from forebay.training.runs.attempts.orders import OrderReader, Orders, give_orders
+from forebay.training.runs.attempts.start import create_attempt, start_attempt
+from forebay.training.runs.control import Control
+from forebay.training.runs.result import Result, load_result, save_result
+
+WAIT_S = 10.0
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> str:
+    return str(tmp_path / "ctr")
+
+
+@pytest.fixture
+def held(run: str) -> Fence:
+    fence = start_attempt(run, StartPolicy(), print)
+    assert isinstance(fence, Fence)
+    return fence
+
+
+def until(is_so: object) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not is_so():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def is_fenced(fence: Fence) -> bool:
+    try:
+        fence.check()
+    except Fenced:
+        return True
+    return False
+
+
+def test_thread_gives_signs_and_finds_the_later_attempt(run: str, held: Fence, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fence_module, "ASK_S", 0.01)
+    rounds: list[int] = []
+    held.show(step=7, epochs=2)
+    held.watch(lambda: rounds.append(1))
+    files = AttemptFiles(run)
+    until(lambda: (sign := files.sign(1)) is not None and sign.step == 7 and rounds)
+    held.check()
+    create_attempt(run, 2)
+    until(lambda: is_fenced(held))
+    held.release(AttemptEnd(how="finished"))
+    assert files.ended(1) is None
+
+
+def test_result_waits_until_storage_answers(run: str, held: Fence, monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([OSError("no answer"), OSError("no answer"), False])
+
+    def has(_self: AttemptFiles, _number: int) -> bool:
+        answer = next(answers)
+        if isinstance(answer, OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(AttemptFiles, "has", has)
+    monkeypatch.setattr(fence_module, "AGAIN_S", 0.0)
+    held.confirm()
+    assert list(answers) == []
+    answers = iter([OSError("silent")])
+    monkeypatch.setattr(fence_module, "CONFIRM_S", -1.0)
+    with pytest.raises(WriteFailed, match=r"the result could not be written to .* \(OSError: silent\)"):
+        held.confirm()
+    held.release(None)
+
+
+def result(run: str, *, failures: int = 0, num_epochs: int = 0) -> Result:
+    return Result(name="ctr", path=run, plan_id="p", num_epochs=num_epochs, failures=failures)
+
+
+def test_first_result_of_all_epochs_stays(run: str, held: Fence) -> None:
+    first, late = result(run, failures=1), result(run, failures=2)
+    assert held.finish(0, first.to_json()) is None
+    kept = held.finish(0, late.to_json())
+    assert kept is not None and Result.from_json(kept) == first
+    held.release(None)
+
+
+def test_late_write_of_an_older_attempt_does_not_hide_the_result(run: str, held: Fence) -> None:
+    """`result.json` shows progress, so it is replaced. The result of all epochs is in a file that is never replaced."""
+    done = result(run, failures=1)
+    held.finish(2, done.to_json())
+    save_result(result(run, num_epochs=2))
+    assert load_result(run) == done
+    held.release(None)
+
+
+def test_orders_reach_their_attempt_and_no_later_one(run: str, held: Fence) -> None:
+    storage = str(Path(run).parent)
+    control = Control(elastic=Elastic(min_workers=1, max_workers=4))
+    reader = OrderReader(run, held.number, control)
+    reader.obey()
+    assert give_orders(storage, "ctr", target=2) == Orders(attempt=1, target=2)
+    reader.obey()
+    assert control.target == 2 and control.stop_reason is None
+    control.resize(3)
+    reader.obey()
+    assert control.target == 3, "an order was obeyed twice"
+    assert give_orders(storage, "ctr", stop="enough") == Orders(attempt=1, target=2, stop="enough")
+    reader.obey()
+    assert control.stop_reason == "enough" and control.target == 3
+    later = Control()
+    OrderReader(run, 2, later).obey()
+    assert later.stop_reason is None
+    held.release(AttemptEnd(how="stopped", why="enough"))
+    with pytest.raises(InvalidOption, match=r"run 'ctr' has ended \(stopped: enough\): nothing was changed"):
+        give_orders(storage, "ctr", stop="again")
+    with pytest.raises(InvalidOption, match="there is no run 'ctx' in"):
+        give_orders(storage, "ctx", stop="again")
