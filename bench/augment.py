@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 import forebay as fb
+from forebay.data.transform.row_random import RowRandom
 
 ROWS, WIDTH, BATCH = 8192, 100, 2048
 Draw = Callable[[Any], Any]
@@ -83,10 +84,10 @@ def numbers(rounds: int) -> dict[str, tuple[float, float]]:
 
 
 def _drawn(draw: Draw, rows: NDArray[np.uint64]) -> Any:
-    return draw(fb.RowRandom(1, rows))
+    return draw(RowRandom(1, rows))
 
 
-def add_noise(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+def add_noise(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
     """Augment of the measured loader."""
     batch["x"] += rng.normal(0.0, 0.1, WIDTH)
     batch["x"] *= ~rng.bernoulli(0.1, WIDTH)

@@ -57,7 +57,7 @@ class EpochCost:
     """Sums over the batches of an epoch."""
 
     loading_s: float = 0.0
-    """CPU seconds of all threads, but for the calls of `fb.jagged`."""
+    """CPU seconds of all threads, but for the calls of `fb.bridges.jagged`."""
     jagged_s: float = 0.0
     """CPU seconds of these."""
     batches: int = 0
@@ -69,7 +69,7 @@ def epoch(loader: fb.Loader) -> EpochCost:
     cost, start = EpochCost(), process_time()
     for batch in loader:
         begin = thread_time()
-        fb.jagged(batch, "items")
+        fb.bridges.jagged(batch, "items")
         cost.jagged_s += thread_time() - begin
         cost.batches += 1
         cost.nbytes += sum(array.nbytes for array in batch.values())
@@ -92,7 +92,7 @@ def measure(folder: Path, rows: int) -> None:
     for _ in range(ROUNDS):
         for kind, loader in loaders.items():
             costs[kind].append(epoch(loader))
-    print("bytes of a row in the cache, in batches; CPU ms of a batch: loading, fb.jagged; CPU s of the first epoch")
+    print("bytes of a row in the cache, in batches; CPU ms of a batch: loading, jagged; CPU s of the first epoch")
     for kind, each in costs.items():
         loaders[kind].close()
         stored = sum(file.stat().st_size for file in (folder / kind).rglob("*.block"))

@@ -49,7 +49,7 @@ def job(
     """
     source, letters = to_parquet(Path(text), Path(storage) / "data")
     blocks = fb.CacheSpec(path=cache)
-    past = fb.Past(["token"], steps=steps + 1, dtype="uint16")
+    past = fb.History(["token"], steps=steps + 1, dtype="uint16")
     series = fb.Sequences(fb.scan(source), past=past, stride=steps, shift=True, cache=blocks)
     training, held_out = series.split(fractions=(0.9,))
     plan = fb.build_plan(training, seed=seed)

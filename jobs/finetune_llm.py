@@ -149,7 +149,7 @@ def job(
 def prepare_tokens(data: str, *, tokenizer: llm.TokenizerSpec, storage: str, **options: object) -> llm.PreparedTokens:
     """Token rows of `data`, prepared once: by the nodes at RAY_ADDRESS, or by processes of this machine."""
     source = llm.TokenSource(data, tokenizer, **options)
-    prepare = fb.prepare_on_ray if os.environ.get("RAY_ADDRESS") else fb.prepare
+    prepare = fb.preparation.prepare_on_ray if os.environ.get("RAY_ADDRESS") else fb.prepare
     return llm.prepared_tokens(prepare(source, into=f"{storage}/prepared"))
 
 

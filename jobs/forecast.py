@@ -58,8 +58,8 @@ def job(
     series = fb.Sequences(
         fb.scan(source),
         time="date",
-        past=fb.Past(columns, steps=past),
-        future=fb.Future(columns, steps=horizon),
+        past=fb.History(columns, steps=past),
+        future=fb.Horizon(columns, steps=horizon),
         scale="standard",
         cache=blocks,
     )

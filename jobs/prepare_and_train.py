@@ -84,14 +84,14 @@ def job(
     Args:
         csv: File `adult.data` of the UCI data set.
     """
-    prepared = fb.from_ray_data(
+    prepared = fb.preparation.from_ray_data(
         census,
         csv=str(Path(csv).absolute()),
         inputs=[csv],
         into=f"{storage}/prepared",
         key="person",
         row_group_rows=512,
-        fit=[fb.Vocabulary(CATEGORIES), fb.Moments(NUMBERS)],
+        fit=[fb.Vocabulary(CATEGORIES), fb.preparation.Moments(NUMBERS)],
     )
     training, evaluation = prepared.manifest.split(0.2, seed=seed)
     categories = fb.Categorical(CATEGORIES, vocabulary=prepared.vocabularies)

@@ -71,7 +71,7 @@ def job(
     )
     training, evaluation = manifest.split(held_out, seed=seed)
     plan = fb.build_plan(training, seed=seed, lanes=lanes)
-    tables = fb.Tables(fb.RowWiseAdagrad(lr=table_lr), placement=placement, wire=wire)
+    tables = fb.tables.Tables(fb.tables.RowWiseAdagrad(lr=table_lr), placement=placement, wire=wire)
     build = partial(DLRM, len(dense), len(categories), buckets, dim)
     return fb.Job(
         train=partial(train, build=build, lr=lr, tables=tables),
@@ -91,7 +91,7 @@ def job(
     )
 
 
-def train(worker: fb.Worker, build: partial[DLRM], lr: float, tables: fb.Tables) -> None:
+def train(worker: fb.Worker, build: partial[DLRM], lr: float, tables: fb.tables.Tables) -> None:
     optimizer = partial(torch.optim.Adam, lr=lr)
     fb.fit(worker, build(), optimizer, nn.BCEWithLogitsLoss(), fb.evaluate_auc, tables=tables)
 

@@ -91,7 +91,7 @@ def job(
 
 def train(worker: fb.Worker, options: dict[str, Any], lr: float, table_lr: float, k: int, index: str) -> None:
     towers = TwoTowers(**options)
-    tables = fb.RowWiseAdagrad(lr=table_lr)
+    tables = fb.tables.RowWiseAdagrad(lr=table_lr)
     model, optimizer = worker.setup(towers, partial(torch.optim.Adam, lr=lr), tables=tables)
     for batch in worker.loader():
         loss = worker.backward(batch, lambda part: in_batch_loss(*model(part["user"], part["item"]), part["item"]))
@@ -123,7 +123,9 @@ class TwoTowers(nn.Module):
         self.temperature = temperature
 
     def forward(self, users: Tensor, items: Tensor) -> tuple[Tensor, Tensor]:
-        user_rows, item_rows = fb.look_up(fb.Lookup(self.users, users), fb.Lookup(self.items, items))
+        user_rows, item_rows = fb.tables.look_up(
+            fb.tables.Lookup(self.users, users), fb.tables.Lookup(self.items, items)
+        )
         return unit(self.user_layer(user_rows)) / self.temperature, unit(self.item_layer(item_rows))
 
     def user_vectors(self, ids: Tensor) -> Tensor:

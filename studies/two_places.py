@@ -98,8 +98,8 @@ def demo(folder: Path, name: str, silent_s: float = 30.0) -> fb.JobSpec:
     """Job of three epochs over a click log of 60,000 rows, whose silent place is given up after `silent_s` seconds."""
     args: dict[str, str | int] = {"epochs": 3, "global_batch": 256, "checkpoint_every": 20, "workers": 1}
     args |= {"data": str(folder / "clicks"), "cache": str(folder / "cache")}
-    train = fb.Task(name="train", run="train_ctr.py", args=args)
-    place = fb.Place(unreachable=fb.Unreachable(after=silent_s))
+    train = fb.fleet.Task(name="train", run="train_ctr.py", args=args)
+    place = fb.fleet.Place(unreachable=fb.fleet.Unreachable(after=silent_s))
     return fb.JobSpec(name=name, storage=str(folder / "runs"), task=(train,), place=place)
 
 
@@ -128,7 +128,7 @@ def move(folder: Path, places: tuple[StudyPlace, StudyPlace]) -> Moved:
     return Moved(undisturbed=undisturbed, moved=result, first=first, attempts=job.status().attempt)
 
 
-def _submitted(spec: fb.JobSpec, backend: JobBackend) -> fb.SubmittedJob:
+def _submitted(spec: fb.JobSpec, backend: JobBackend) -> fb.fleet.SubmittedJob:
     """Submit. A Ray cluster that has just started accepts no jobs for some seconds."""
     give_up = time.monotonic() + 60
     while True:

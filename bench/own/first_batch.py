@@ -19,6 +19,7 @@ import forebay as fb
 from bench.loader.data import make
 from bench.own import narrow
 from bench.own.verdict import Figure, main, measure, spread
+from forebay.runtime.metrics import Counters
 
 MOST_S = 0.3
 MOST_GROWTH = 1.5
@@ -29,7 +30,7 @@ LANES = 16  # Lanes of one rank. bench.own.lanes measures more of them.
 def warm(data: str, manifest: str, cache: str) -> int:
     """Scan, save the manifest, and cache what the first batches need. Returns the number of row groups."""
     found = fb.scan(data)
-    fb.save_manifest(found, manifest)
+    found.save(manifest)
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
     with fb.Loader(fb.build_plan(found, lanes=LANES), _transform(found), disk, global_batch=GLOBAL_BATCH) as loader:
         for _, _ in zip(range(40), loader, strict=False):  # More batches than a first batch prefetches.
@@ -43,19 +44,19 @@ def warm(data: str, manifest: str, cache: str) -> int:
 
 def first_batch(manifest: str, cache: str) -> dict[str, float]:
     """Seconds until the first batch, in total and by part. The numba kernels are compiled before."""
-    names = (fb.load_manifest, fb.build_plan, fb.DiskCache, fb.Loader, fb.Transform, fb.Counters)
+    names = (fb.Manifest.load, fb.build_plan, fb.DiskCache, fb.Loader, fb.Transform, Counters)
     assert all(names)
     marks = [time.perf_counter()]
 
     def mark() -> None:
         marks.append(time.perf_counter())
 
-    found = fb.load_manifest(manifest)
+    found = fb.Manifest.load(manifest)
     mark()
     plan = fb.build_plan(found, lanes=LANES)
     mark()
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
-    tally = fb.Counters()
+    tally = Counters()
     with fb.Loader(plan, _transform(found), disk, global_batch=GLOBAL_BATCH, tally=tally) as loader:
         batch = next(iter(loader))
         mark()

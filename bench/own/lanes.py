@@ -21,6 +21,7 @@ import forebay as fb
 from bench.own.plan import simulated
 from bench.own.verdict import Figure, main, measure
 from bench.processes import peak_bytes
+from forebay.runtime.metrics import Counters
 
 LANES = (16, 64, 256, 1024)
 GROUPS = (100, 10_000, 1_000_000)
@@ -125,7 +126,7 @@ def first_batch(data: str, cache: str, lanes: int) -> dict[str, float]:
     names = [name for name in manifest.columns if name != "label"]
     transform = fb.Transform(x=fb.Dense(names), label=fb.Label("label"))
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
-    tally = fb.Counters()
+    tally = Counters()
     before = peak_bytes()
     busy, start = time.process_time(), time.perf_counter()
     with fb.Loader(plan, transform, disk, global_batch=BATCH, tally=tally) as loader:

@@ -28,7 +28,7 @@ PREFETCH_BYTES = 64 << 20
 def fill(data: str, cache: str) -> int:
     """Cache the whole data set. Returns its number of rows."""
     manifest = fb.scan(data)
-    fb.save_manifest(manifest, f"{data}.manifest.parquet")
+    manifest.save(f"{data}.manifest.parquet")
     with _loader(manifest, cache, window_rows=1 << 16) as loader:
         return sum(batch.num_rows for batch in loader)
 
@@ -39,7 +39,7 @@ def train(data: str, cache: str, window_rows: int, pause_s: float) -> dict[str, 
     model = torch.nn.Sequential(*layers)
     optimizer = torch.optim.Adam(model.parameters())
     x, label = torch.randn(GLOBAL_BATCH, len(narrow.COLUMNS)), torch.ones(GLOBAL_BATCH)
-    manifest = fb.load_manifest(f"{data}.manifest.parquet")
+    manifest = fb.Manifest.load(f"{data}.manifest.parquet")
 
     def step(x: torch.Tensor, label: torch.Tensor) -> None:
         torch.nn.functional.binary_cross_entropy_with_logits(model(x).squeeze(1), label).backward()

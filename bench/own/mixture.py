@@ -19,6 +19,7 @@ import numpy as np
 import forebay as fb
 from bench.loader.data import FILES, make
 from bench.own.verdict import Figure, interleaved, main, measure, spread
+from forebay.data.plan.order import Order
 
 LEAST_RATE = 0.9
 MOST_FIRST = 2.0
@@ -27,7 +28,7 @@ EPOCHS = 5
 ORDERS = ("one", "mixed")
 
 
-def plan_of(manifest: fb.Manifest, order: str) -> fb.Order:
+def plan_of(manifest: fb.Manifest, order: str) -> Order:
     """Plan of all rows, or mixture of the plans of each file, with the weights of their sizes."""
     if order == "one":
         return fb.build_plan(manifest)
@@ -38,7 +39,7 @@ def plan_of(manifest: fb.Manifest, order: str) -> fb.Order:
     return fb.Mixture(parts, until="once")
 
 
-def loader_of(plan: fb.Order, manifest: fb.Manifest, cache: str, **options: Any) -> fb.Loader:
+def loader_of(plan: Order, manifest: fb.Manifest, cache: str, **options: Any) -> fb.Loader:
     """Loader through a cache. The transform is that of all data sets."""
     names = [name for name in manifest.columns if name != "label"]
     transform = fb.Transform(x=fb.Dense(names), label=fb.Label("label"))

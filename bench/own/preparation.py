@@ -2,7 +2,7 @@
 
 python -m bench.own.preparation --json preparation.json [--quick]
 
-`fb.from_ray_data`: a join, an aggregate, a sort, a vocabulary and moments over ten times the object store, compared as
+`from_ray_data`: a join, an aggregate, a sort, a vocabulary and moments over ten times the object store, compared as
 a set with the same work done by pyarrow, file by file. `fb.prepare`: a sort of x rows and of ten times as many, in runs
 of 32 MiB. Each in a process of its own, whose peak memory the operating system tells.
 """
@@ -50,7 +50,7 @@ def prepare_out_of_core(data: str, into: str, cpus: int, store_bytes: int) -> di
         logging_level=logging.ERROR,
     )
     before, began = peak_bytes(), time.perf_counter()
-    prepared = fb.from_ray_data(
+    prepared = fb.preparation.from_ray_data(
         _clicks,
         root=data,
         version="1",
@@ -58,7 +58,7 @@ def prepare_out_of_core(data: str, into: str, cpus: int, store_bytes: int) -> di
         into=into,
         key="row",
         row_group_rows=65_536,
-        fit=[fb.Moments(NUMBERS), fb.Vocabulary(CATEGORY)],
+        fit=[fb.preparation.Moments(NUMBERS), fb.Vocabulary(CATEGORY)],
     )
     return {
         "seconds": time.perf_counter() - began,
@@ -87,7 +87,7 @@ def compare_with_pyarrow(data: str, folder: str) -> dict[str, Any]:
     items = pa.concat_tables(counted).group_by("item").aggregate([("cents_count", "sum"), ("cents_sum", "sum")])
     items = items.rename_columns(["item", "clicks", "cents"]).sort_by("item")
     expected = _set_digest(transformed(pq.read_table(path), users, items) for path in files)
-    reader = RowGroupReader(fb.load_prepared(folder).manifest)
+    reader = RowGroupReader(fb.Prepared.load(folder).manifest)
     found = _set_digest(reader.read(index) for index in range(len(reader.manifest)))
     return {"expected": expected, "found": found}
 

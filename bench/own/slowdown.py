@@ -28,6 +28,7 @@ from bench.processes import command, environment
 from forebay.data.cache import cpu_share as cores
 from forebay.data.cache import local_source as fetch
 from forebay.data.cache.cpu_share import DataWorkers
+from forebay.runtime.metrics import Counters
 
 MOST_SLOWDOWN = 0.10
 WARM_UP_STEPS = 20
@@ -65,7 +66,7 @@ class Fill:
         fetch.lower_thread_priority = lambda: _take_place(variant)
         self._cache = fb.DiskCache(cache, quota_bytes=8 << 30, min_free_bytes=0)
         manifest = fb.scan(data)
-        self._tally, columns = fb.Counters(), [name for name in manifest.columns if name != "label"]
+        self._tally, columns = Counters(), [name for name in manifest.columns if name != "label"]
         self._options = {"tally": self._tally, "workers": DataWorkers(core_share=variant.core_share)}
         self._dataset = fb.Dataset(manifest, fb.Transform(x=fb.Dense(columns), label=fb.Label("label")))
         self._closed = threading.Event()

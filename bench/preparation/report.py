@@ -27,7 +27,7 @@ The server answers at once and at memory speed.
 Slower storage would cost systems that read more even more.
 *Wall time* is from the start of the process to the end of training, including imports and the start of Ray.
 *CPU time* is that of all processes of the run, Ray's own included.
-*Prepare* is the time until training could be started: Forebay's call of `fb.from_ray_data`, and in Ray Data the \
+*Prepare* is the time until training could be started: Forebay's call of `from_ray_data`, and in Ray Data the \
 aggregate, the fits and, if materialized, the transform.
 Each run checks the numbers of its rows: `bench/preparation/work.py`.
 Each system's file in `bench/preparation/systems/` names the documentation of its configuration.

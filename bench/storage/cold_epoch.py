@@ -29,7 +29,7 @@ from forebay.data.cache.cpu_share import DataWorkers
 from forebay.data.cache.local_source import LocalSource
 from forebay.data.kernels import calls as kernels
 from forebay.data.loader.loader import Loader
-from forebay.data.parquet import reading
+from forebay.data.parquet import page_kernels, reading
 from forebay.data.transform.dataset import Dataset
 from forebay.runtime.metrics import Counters
 
@@ -129,6 +129,7 @@ def epoch(
     tally = Counters()
     plan = fb.build_plan(manifest)
     kernels.load()  # once in a process
+    page_kernels.load()
     start, cpu_s = time.monotonic(), time.process_time()
     with Loader(
         plan,

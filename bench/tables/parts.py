@@ -87,7 +87,7 @@ def run(folder: str, rows: int) -> dict[str, Any]:
 def train(answer: str, rows: int, worker: fb.Worker) -> None:
     """Train some rows in each step, and measure in turns."""
     built = LargeTable(rows)
-    tables = fb.Tables(fb.RowWiseAdagrad(lr=0.1), placement="rows")
+    tables = fb.tables.Tables(fb.tables.RowWiseAdagrad(lr=0.1), placement="rows")
     model, optimizer = worker.setup(built, partial(torch.optim.SGD, lr=0.01), tables=tables)
     assert built.table.shared is not None, "set by setup()"
     copy = RawCopy(list(built.table.shared.owned.tensors.values()))

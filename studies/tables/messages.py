@@ -105,7 +105,7 @@ def page(found: Found) -> str:
         "",
         f"- *{APART}*: a message for each lookup, and one for its gradient",
         f"- *{GRADIENTS}*: one message for the gradients of all tables",
-        f"- *{TOGETHER}*: lookups by `fb.look_up` as well",
+        f"- *{TOGETHER}*: lookups by `fb.tables.look_up` as well",
         "",
         "All three have the same losses, to the bit. They run one after the other in one world, in",
         f"{found['turns']} turns, each of which begins with another one. Times are means of the faster half of",

@@ -9,8 +9,10 @@ def test_platform_is_a_folder_and_no_package(repository: Path) -> None:
     assert not (repository / "platform" / "__init__.py").exists()
 
 
-def test_package_files_of_subpackages_are_empty(repository: Path) -> None:
-    """Names are imported from the file that owns them. Only the package, `callbacks`, `llm` and `score` export them."""
+def test_package_files_of_subpackages_hold_names_only(repository: Path) -> None:
+    """Names are imported from the file that owns them. Packages that are public as a whole have a table of theirs."""
     package = repository / "platform" / "forebay"
-    filled = [str(path.relative_to(package)) for path in package.glob("*/**/__init__.py") if path.stat().st_size]
-    assert sorted(filled) == ["llm/__init__.py", "llm/score/__init__.py", "training/callbacks/__init__.py"]
+    filled = [path for path in package.glob("*/**/__init__.py") if path.stat().st_size]
+    assert len(filled) > 5
+    others = [path.parent.name for path in filled if "lazy_names(" not in path.read_text()]
+    assert others == ["testing"]

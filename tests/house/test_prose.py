@@ -12,7 +12,7 @@ from tests.house.prose import CODE_ROOTS, PAGES, TEST_ROOTS, Passage, docstrings
 BUDGET_PER_1000 = 0.2
 """Unwanted expressions per 1,000 words."""
 # Modules that jobs, docs and notebooks may import: user code depends on nothing else.
-PUBLIC = re.compile(r"forebay(\.(events|errors|callbacks|testing)(\.\w+)*)?")
+PUBLIC = re.compile(r"forebay(\.(events|errors|llm|testing)(\.\w+)*)?")
 IMPORT = re.compile(r"^\s*(?:>>> )?(?:import|from)\s+(forebay[\w.]*)", re.MULTILINE)
 
 

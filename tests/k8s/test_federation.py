@@ -58,8 +58,8 @@ class FleetOfPlanes:
         self.federation = Federation(self.fleet, clusters, self.storage, self.journal)
 
     def submit(self, name: str, **place: object) -> fb.JobSpec:
-        task = fb.Task(command=("true",), workers=fb.TaskWorkers(cpu="2", memory="1Gi", gpus=4))
-        spec = fb.JobSpec(name=name, storage=str(self.folder), task=(task,), place=fb.Place(**place))
+        task = fb.fleet.Task(command=("true",), workers=fb.fleet.TaskWorkers(cpu="2", memory="1Gi", gpus=4))
+        spec = fb.JobSpec(name=name, storage=str(self.folder), task=(task,), place=fb.fleet.Place(**place))
         self.federation.submit(spec, self.now)
         return spec
 
@@ -129,7 +129,7 @@ def test_controller_without_its_journal_adopts_what_runs(bench: FleetOfPlanes) -
 
 
 def test_job_of_a_frozen_cluster_goes_on_in_the_other(bench: FleetOfPlanes, planes: dict[str, ControlPlane]) -> None:
-    spec = bench.submit("moves", clusters=("west", "east"), unreachable=fb.Unreachable(after=60))
+    spec = bench.submit("moves", clusters=("west", "east"), unreachable=fb.fleet.Unreachable(after=60))
     bench.until(lambda: bench.count("AttemptRunning") == 1)
     state = bench.states()["moves"]
     assert isinstance(state, AttemptRunning)
@@ -184,7 +184,7 @@ def test_submitted_job_is_placed_and_its_end_is_in_storage(
     code = tmp_path / "code"
     code.mkdir()
     (code / "train.py").write_text("print('hello')")
-    task = fb.Task(command=("python", "train.py"), workers=fb.TaskWorkers(cpu="2", memory="1Gi", gpus=4))
+    task = fb.fleet.Task(command=("python", "train.py"), workers=fb.fleet.TaskWorkers(cpu="2", memory="1Gi", gpus=4))
     spec = fb.JobSpec(name="sent", storage=str(tmp_path), task=(task,))
     job = fb.submit(spec, "fleet", folder=code)
     assert job.status().state == "starting"

@@ -108,7 +108,9 @@ def generated(number: int) -> GeneratedCase:
             "gpus": rng.choice((1, 2)) if gpus else 0,
         }
     workers = rng.randint(1, len(nodes)) * (1 if is_whole_node else rng.randint(1, 4))
-    task = fb.Task(command=("true",), workers=fb.TaskWorkers(min=workers, sku=("box",), spot="never", **shape))
+    task = fb.fleet.Task(
+        command=("true",), workers=fb.fleet.TaskWorkers(min=workers, sku=("box",), spot="never", **shape)
+    )
     spec = fb.JobSpec(name=f"case-{number}", storage="s3://a/b", task=(task,))
     return GeneratedCase(number, cluster, nodes, pods, spec, is_whole_node)
 

@@ -14,6 +14,7 @@ import forebay as fb
 from forebay.data.cache.cpu_share import DataWorkers
 from forebay.data.cache.disk.accounts import INDEX_BYTES
 from forebay.data.cache.local_source import LocalSource
+from forebay.runtime.metrics import Counters
 from forebay.storage.retry import ReadPolicy
 
 TAGS = 3
@@ -29,7 +30,7 @@ class Disk:
     workers: DataWorkers
     policy: ReadPolicy
 
-    def source(self, dataset: fb.Dataset, tally: fb.Counters) -> LocalSource:
+    def source(self, dataset: fb.Dataset, tally: Counters) -> LocalSource:
         return LocalSource(dataset, self.disk, tally=tally, workers=self.workers, policy=self.policy)
 
 
@@ -66,7 +67,7 @@ class SoakSetting:
         """The Parquet files, sorted."""
         return sorted(self.data.glob("*.parquet"))
 
-    def loader(self, rank: int = 0, ranks: int | None = None, tally: fb.Counters | None = None) -> fb.Loader:
+    def loader(self, rank: int = 0, ranks: int | None = None, tally: Counters | None = None) -> fb.Loader:
         return fb.Loader(
             self.plan,
             self.transform,
@@ -197,7 +198,7 @@ def _quota_bytes(quota: str, groups: list[int]) -> int:
 def _warm(rng: random.Random, setting: SoakSetting) -> None:
     blocks = range(len(setting.plan.manifest))
     chosen = {"cold": [], "warm": list(blocks), "partial": rng.sample(blocks, len(blocks) // 2)}[setting.warmth]
-    source = setting.cache.source(setting.dataset, fb.Counters())
+    source = setting.cache.source(setting.dataset, Counters())
     try:
         for future in [source.request(block) for block in chosen]:
             future.result(timeout=30)

@@ -14,6 +14,7 @@ from tests.soak.dataset import SoakSetting, row_of
 import forebay as fb
 from forebay.data.plan.digest import order_digest
 from forebay.errors import ForebayError
+from forebay.runtime.metrics import Counters
 
 OnStep = Callable[[int], object]
 """Called with the number of the global step, before it is taken."""
@@ -24,7 +25,7 @@ class Seen:
     """Batches of all ranks in one epoch: (position, size, arrays of each rank) for each global batch."""
 
     steps: list[tuple[int, int, list[dict[str, np.ndarray]]]] = field(default_factory=list)
-    tally: fb.Counters = field(default_factory=fb.Counters)
+    tally: Counters = field(default_factory=Counters)
 
 
 def epoch(setting: SoakSetting, on_step: OnStep = lambda step: None, *, ranks: int | None = None) -> Seen:

@@ -27,6 +27,7 @@ import pytest
 from tests.storage.servers.hdfs import HdfsServers, NoHadoop, running
 
 import forebay as fb
+from forebay.runtime.metrics import Counters
 from forebay.storage import credentials
 from forebay.storage.filesystem import resolve
 from forebay.storage.retry import ReadPolicy
@@ -309,7 +310,7 @@ def read_epochs(manifest: fb.Manifest, cache: fb.DiskCache | None, num_epochs: i
     """Digest of the row order of each epoch, and the counters at its end."""
     plan = fb.build_plan(manifest, seed=5, lanes=3, window_rows=60)
     transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense(["x0", "c0"]))
-    digests, sums, tally = [], [], fb.Counters()
+    digests, sums, tally = [], [], Counters()
     with fb.Loader(plan, transform, cache, global_batch=16, as_numpy=True, tally=tally) as loader:
         for _ in range(num_epochs):
             rows = [np.asarray(batch[name]).tobytes() for batch in loader for name in ("id", "x")]

@@ -13,6 +13,7 @@ import pytest
 import forebay as fb
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import ReadFailed
+from forebay.runtime.metrics import Counters
 from forebay.storage.retry import ReadPolicy
 
 Folder = Callable[..., Path]
@@ -30,8 +31,8 @@ def manifest(s3: Any, faulty: Any, parquet_folder: Folder) -> fb.Manifest:
     return fb.scan(faulty.uri("faults"))
 
 
-def ids_read(manifest: fb.Manifest, policy: ReadPolicy, index: int = 0) -> tuple[list[int], fb.Counters]:
-    tally = fb.Counters()
+def ids_read(manifest: fb.Manifest, policy: ReadPolicy, index: int = 0) -> tuple[list[int], Counters]:
+    tally = Counters()
     return RowGroupReader(manifest, policy, tally).read(index, ["id"])["id"].to_pylist(), tally
 
 

@@ -23,8 +23,8 @@ def numbers(count: int) -> Iterator[pa.Table]:
 def test_prepared_once_read_and_removed(store: Any) -> None:
     into = store.uri("prepared")
     options: dict[str, Any] = {"count": 500, "into": into, "inputs": [], "key": "row", "row_group_rows": 64}
-    first = fb.prepare(numbers, **options, fit=fb.Moments("half"))
-    again = fb.prepare(numbers, **options, fit=fb.Moments("half"))
+    first = fb.prepare(numbers, **options, fit=fb.preparation.Moments("half"))
+    again = fb.prepare(numbers, **options, fit=fb.preparation.Moments("half"))
     assert again.sealed_at == first.sealed_at
     assert again.statistics["half"].mean == 124.75
     assert not any(secret in repr(again) + again.folder for secret in store.secrets)
@@ -35,8 +35,8 @@ def test_prepared_once_read_and_removed(store: Any) -> None:
     assert found is not None and found.manifest == first.manifest
     store.delete(f"prepared/{folder.partition('?')[0].rpartition('/')[2]}/{SEAL}")
     with pytest.raises(InvalidOption, match=r"has no prepared\.json"):
-        fb.load_prepared(folder)
-    remade = fb.prepare(numbers, **options, fit=fb.Moments("half"))
+        fb.Prepared.load(folder)
+    remade = fb.prepare(numbers, **options, fit=fb.preparation.Moments("half"))
     assert remade.manifest == first.manifest
     remove_prepared(remade.folder)
     assert [found for _, found in list_prepared(into) if found] == []

@@ -51,8 +51,8 @@ def test_nothing_shown_or_stored_holds_them(
 ) -> None:
     manifest = fb.scan(store.upload(local_files, "secret"))
     epochs_of(manifest, cache)
-    fb.save_manifest(manifest, tmp_path / "kept/m.json")
-    fb.save_manifest(manifest, tmp_path / "kept/m.parquet")
+    manifest.save(tmp_path / "kept/m.json")
+    manifest.save(tmp_path / "kept/m.parquet")
     place = resolve(store.uri("secret"))
     shown = [repr(manifest), str(manifest[0]), repr(place), place.uri, manifest.root, repr(fb.build_plan(manifest))]
     shown += [repr(vars(manifest)), repr(RowGroupReader(manifest)), repr(DirectoryStore(store.uri("c"))), printed()]
@@ -166,11 +166,11 @@ def test_credentials_of_the_environment(s3: Any, local_files: Path, monkeypatch:
 def test_a_saved_manifest_is_opened_with_whatever_this_process_was_given(
     s3: Any, local_files: Path, tmp_path: Path
 ) -> None:
-    fb.save_manifest(fb.scan(s3.upload(local_files, "loaded")), tmp_path / "m.json")
+    fb.scan(s3.upload(local_files, "loaded")).save(tmp_path / "m.json")
     code = (
         "import forebay as fb, sys; from forebay.data.parquet.reading import RowGroupReader as R\n"
         "from forebay.storage.filesystem import resolve\n"
-        "resolve(sys.argv[2]); print(R(fb.load_manifest(sys.argv[1])).read(0).num_rows)"
+        "resolve(sys.argv[2]); print(R(fb.Manifest.load(sys.argv[1])).read(0).num_rows)"
     )
     command = [sys.executable, "-c", code, str(tmp_path / "m.json"), s3.uri("")]
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip() == "40"

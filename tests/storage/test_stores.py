@@ -135,8 +135,8 @@ def test_a_manifest_saved_there_reads_the_same_in_another_process(
     store: Any, local_files: Path, tmp_path: Path
 ) -> None:
     manifest = fb.scan(store.upload(local_files, "saved"))
-    fb.save_manifest(manifest, store.uri("saved/manifest.json"))
-    assert fb.load_manifest(store.uri("saved/manifest.json")) == manifest
+    manifest.save(store.uri("saved/manifest.json"))
+    assert fb.Manifest.load(store.uri("saved/manifest.json")) == manifest
     (tmp_path / "pickled").write_bytes(pickle.dumps(manifest.take([1])))
     code = (
         "import pickle, sys; from forebay.data.parquet.reading import RowGroupReader as R\n"

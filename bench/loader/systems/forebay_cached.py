@@ -16,12 +16,14 @@ from forebay import CacheSpec, Categorical, Dense, Label, Loader, Ragged, Transf
 from forebay.data.cache.cpu_share import usable_cores
 from forebay.data.cache.local_source import LocalCache
 from forebay.data.kernels import calls as kernels
+from forebay.data.parquet import page_kernels
 from forebay.runtime.metrics import Counters
 
 _QUOTA_BYTES = 20 << 30
 
 # Imports count in no system's time. Forebay imports Numba and its kernels (0.55 s) at the first epoch of a process.
 kernels.load()
+page_kernels.load()
 
 
 class Forebay:

@@ -15,6 +15,7 @@ import forebay as fb
 from bench.loader.features import pack
 from bench.loader.setting import LoaderFacts, LoaderSetting
 from forebay.data.kernels.loops import gather
+from forebay.data.manifest.manifest import RowGroup
 
 _NUM_BUFFERS = 4
 
@@ -73,7 +74,7 @@ class BareGather:
             position += size
 
 
-def _read(row_group: fb.RowGroup, kind: str) -> dict[str, np.ndarray]:
+def _read(row_group: RowGroup, kind: str) -> dict[str, np.ndarray]:
     table = pq.ParquetFile(row_group.uri).read_row_group(row_group.index)
     return {name: np.array(array, order="C") for name, array in pack(table, kind).items()}
 

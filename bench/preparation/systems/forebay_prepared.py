@@ -1,4 +1,4 @@
-"""Forebay: `fb.from_ray_data` once, then `fb.run` on the prepared data set, with the driver "ray".
+"""Forebay: `fb.preparation.from_ray_data` once, then `fb.run` on the prepared data set, with the driver "ray".
 
 Scales are applied in the model's buffers, ids by `fb.Categorical` with the fitted vocabulary.
 """
@@ -36,14 +36,14 @@ def facts(setting: PreparationSetting) -> PreparationFacts:  # noqa: ARG001 - of
 def run_job(setting: PreparationSetting) -> dict[str, Any]:
     """Prepare and train. Returns when preparation began and ended."""
     began = time.time()
-    prepared = fb.from_ray_data(
+    prepared = fb.preparation.from_ray_data(
         partial(clicks_with_users, setting),
         version="1",
         inputs=[setting.uri],
         into=f"{setting.folder}/prepared",
         key="row",
         row_group_rows=_ROW_GROUP_ROWS,
-        fit=[fb.Moments(NUMBERS), fb.Vocabulary(CATEGORY)],
+        fit=[fb.preparation.Moments(NUMBERS), fb.Vocabulary(CATEGORY)],
     )
     ready = time.time()
     categories = fb.Categorical([CATEGORY], vocabulary=prepared.vocabularies)

@@ -51,7 +51,7 @@ def sweep(setting: SweepSetting) -> dict[str, Any]:
     # Scan once, so that all trials train on the same files and none of them reads footers.
     options = f"endpoint_override={setting.endpoint}&scheme=http&region=us-east-1&anonymous=true"
     manifest = fb.scan(f"s3://bucket/{setting.prefix}?{options}", columns=[*COLUMNS, "label"])
-    fb.save_manifest(manifest, _manifest_path(setting))
+    manifest.save(_manifest_path(setting))
     space: dict[str, Any] = {"lr": tune.loguniform(*LEARNING_RATES)}
     if setting.variant == "two transforms":
         space["num_quantiles"] = {"grid_search": [256, 1000]}
@@ -77,7 +77,7 @@ def sweep(setting: SweepSetting) -> dict[str, Any]:
 def job(told: str, lr: float = 1e-3, num_quantiles: int = 1000) -> fb.Job:
     """Job of a trial. `told` is the bench's setting as JSON. Two values of `num_quantiles` make two sets of blocks."""
     setting = SweepSetting(**json.loads(told))
-    manifest = fb.load_manifest(_manifest_path(setting))
+    manifest = fb.Manifest.load(_manifest_path(setting))
     fn = partial(transform, log=setting.transforms_log, num_quantiles=num_quantiles)
     return fb.Job(
         train=partial(train, setting=setting, lr=lr),

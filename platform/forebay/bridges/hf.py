@@ -23,7 +23,7 @@ class TrainerMixin(TrainerMethods):  # type: ignore[misc]
     """Mixin for a `Trainer` that trains on `train_loader` and keeps its cursor in the Trainer's checkpoints.
 
     ```python
-    class ClickTrainer(fb.hf.TrainerMixin, Trainer): ...
+    class ClickTrainer(fb.bridges.hf.TrainerMixin, Trainer): ...
     ClickTrainer(model, TrainingArguments("out", ignore_data_skip=True), train_loader=loader).train()
     ```
 

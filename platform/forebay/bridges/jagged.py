@@ -16,7 +16,7 @@ def jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> tuple[Tensor
     """Values [total] and lengths, int32 [features * rows], of features of a batch: the lists without their padding.
 
     The lists of the first feature come first, in the order of the rows, then those of the second one: the layout of
-    torchrec. With one feature they are the arguments of `fb.Table`: `table(*fb.jagged(batch, "items"), pool="sum")`.
+    torchrec. With one feature they are the arguments of `fb.Table`: `table(*jagged(batch, "items"), pool="sum")`.
 
     A feature is `fb.Ragged`, `fb.Bytes` (a null is an empty list), or an array [rows, k] without lengths, as of
     `fb.Categorical`: k values in each row. The tensors are on the device of the batch. Taking padding out copies the
@@ -52,7 +52,7 @@ def keyed_jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> Any:
     except ModuleNotFoundError as error:
         raise MissingPackage(
             f"keyed_jagged(...) needs the package {error.name}. Run: pip install torchrec fbgemm-gpu, in the versions "
-            "for your torch. Without torchrec, fb.jagged gives the same values and lengths.",
+            "for your torch. Without torchrec, fb.bridges.jagged gives the same values and lengths.",
             package=error.name,
         ) from error
     values, lengths = jagged(batch, names)

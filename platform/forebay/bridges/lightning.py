@@ -23,7 +23,7 @@ def data_module(data: Data, cache: DiskCache | SourceProvider | None = None) -> 
 
     ```python
     data = fb.Data(plan=plan, transform=transform, global_batch=8192, last="drop")
-    Trainer(...).fit(model, datamodule=fb.lightning.data_module(data, cache), ckpt_path="last")
+    Trainer(...).fit(model, datamodule=fb.bridges.lightning.data_module(data, cache), ckpt_path="last")
     ```
 
     `global_batch` are the rows of a step over all devices, of any number: rank and number come from the `Trainer`.

@@ -63,7 +63,7 @@ class DataConfig(ray.train.DataConfig):  # type: ignore[misc]
     """Configuration with which `TorchTrainer(datasets={"train": fb.Dataset(...)}, dataset_config=...)` uses Forebay.
 
     ```python
-    config = fb.ray_train.DataConfig(global_batch=8192, seed=7, cache=fb.CacheSpec(path="/ssd/forebay"))
+    config = fb.bridges.ray_train.DataConfig(global_batch=8192, seed=7, cache=fb.CacheSpec(path="/ssd/forebay"))
     TorchTrainer(train, datasets={"train": fb.Dataset(manifest, transform)}, dataset_config=config)
     ```
 

@@ -61,7 +61,7 @@ def as_dataset(loader: Loader) -> LoaderDataset:
 
     ```python
     loader = fb.Loader(plan, transform, cache, world=fb.World(rank=rank, size=size), global_batch=8192, last="drop")
-    for batch in DataLoader(fb.torch.as_dataset(loader), batch_size=None): ...
+    for batch in DataLoader(fb.bridges.torch.as_dataset(loader), batch_size=None): ...
     ```
 
     Raises:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
+from forebay.runtime.late_import import lazy_names
+
 if TYPE_CHECKING:
+    from forebay.llm import score as score
     from forebay.llm.adapters import Lora as Lora
     from forebay.llm.cost.flops import count_flops as count_flops
     from forebay.llm.cost.known_models import model_config as model_config
@@ -37,46 +39,39 @@ if TYPE_CHECKING:
     from forebay.llm.training.evaluation import evaluate_tokens as evaluate_tokens
     from forebay.llm.training.token_loss import token_loss as token_loss
 
-_HOMES = {
-    "MemoryPlan": "cost.memory",
-    "Meter": "cost.meter",
-    "check_memory": "cost.memory_check",
-    "count_flops": "cost.flops",
-    "estimate_memory": "cost.memory",
-    "memory_plan": "cost.memory_check",
-    "model_config": "cost.known_models",
-    "ExportedModel": "hf_folder.exporting",
-    "Lora": "adapters",
-    "ModelOrigin": "hf_folder.model_origin",
-    "ModelSpec": "models",
-    "PreparedTokens": "source.prepared_tokens",
-    "Recipe": "recipe",
-    "TokenSource": "source.token_source",
-    "TokenizerSpec": "source.tokenizers",
-    "check_model": "models",
-    "document_numbers": "token_batch",
-    "evaluate_tokens": "training.evaluation",
-    "export": "hf_folder.exporting",
-    "finetune": "fine_tuning",
-    "pair_rows": "token_batch",
-    "prepared_tokens": "source.prepared_tokens",
-    "run_identity": "identity",
-    "pinned_model": "source.hub_model",
-    "smollm2": "hf_folder.smollm2",
-    "token_loss": "training.token_loss",
-    "token_rows": "token_batch",
-    "tokenizer": "source.tokenizers",
-    "train_dpo": "preference_tuning",
-    "unpack": "token_batch",
-}
-
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - derived from the table, so that no name is forgotten
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name on first use: tokenizers and models need large libraries."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'forebay.llm' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"forebay.llm.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __all__ = lazy_names(
+    __name__,
+    {
+        "ExportedModel": "forebay.llm.hf_folder.exporting",
+        "Lora": "forebay.llm.adapters",
+        "MemoryPlan": "forebay.llm.cost.memory",
+        "Meter": "forebay.llm.cost.meter",
+        "ModelOrigin": "forebay.llm.hf_folder.model_origin",
+        "ModelSpec": "forebay.llm.models",
+        "PreparedTokens": "forebay.llm.source.prepared_tokens",
+        "Recipe": "forebay.llm.recipe",
+        "TokenSource": "forebay.llm.source.token_source",
+        "TokenizerSpec": "forebay.llm.source.tokenizers",
+        "check_memory": "forebay.llm.cost.memory_check",
+        "check_model": "forebay.llm.models",
+        "count_flops": "forebay.llm.cost.flops",
+        "document_numbers": "forebay.llm.token_batch",
+        "estimate_memory": "forebay.llm.cost.memory",
+        "evaluate_tokens": "forebay.llm.training.evaluation",
+        "export": "forebay.llm.hf_folder.exporting",
+        "finetune": "forebay.llm.fine_tuning",
+        "memory_plan": "forebay.llm.cost.memory_check",
+        "model_config": "forebay.llm.cost.known_models",
+        "pair_rows": "forebay.llm.token_batch",
+        "pinned_model": "forebay.llm.source.hub_model",
+        "prepared_tokens": "forebay.llm.source.prepared_tokens",
+        "run_identity": "forebay.llm.identity",
+        "score": "forebay.llm.score:",
+        "smollm2": "forebay.llm.hf_folder.smollm2",
+        "token_loss": "forebay.llm.training.token_loss",
+        "token_rows": "forebay.llm.token_batch",
+        "tokenizer": "forebay.llm.source.tokenizers",
+        "train_dpo": "forebay.llm.preference_tuning",
+        "unpack": "forebay.llm.token_batch",
+    },
+)

@@ -56,6 +56,15 @@ class SweepResult:
             record=record,
         )
 
+    @classmethod
+    def load(cls, path: str) -> SweepResult | None:
+        """Load the result of the sweep in the folder `path`, finished or not. None if no sweep was started there.
+
+        Raises `InvalidOption` for a `path` that is a file, and for a record that this version cannot read.
+        """
+        record = load_record(path)
+        return None if record is None else cls.of(record, path)
+
     @property
     def table(self) -> pd.DataFrame:
         """Table with one row per trial, the best first. Swept parameters are in the columns `config/...`.
@@ -80,15 +89,6 @@ class SweepResult:
 
     def _repr_html_(self) -> str:
         return body(self.record)
-
-
-def load_sweep(path: str) -> SweepResult | None:
-    """Load the result of the sweep in the folder `path`, finished or not. None if no sweep was started there.
-
-    Raises `InvalidOption` for a `path` that is a file, and for a record that this version cannot read.
-    """
-    record = load_record(path)
-    return None if record is None else SweepResult.of(record, path)
 
 
 def _run_path(path: str, run: str) -> str:

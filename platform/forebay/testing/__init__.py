@@ -1,0 +1,1 @@
+"""Data sets for tests, and the laws of drivers as tests."""

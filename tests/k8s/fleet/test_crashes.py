@@ -49,14 +49,14 @@ class Scenario:
         (self.folder / "code").mkdir(parents=True)
         (self.folder / "code" / "a.py").write_text("print('hello')")
         self.storage = str(self.folder / "runs")
-        shape = fb.TaskWorkers(cpu="1", memory="1Gi", sku="small")
+        shape = fb.fleet.TaskWorkers(cpu="1", memory="1Gi", sku="small")
         tasks = {
-            "again": (fb.Task(command=("true",), workers=shape, retries=1),),
+            "again": (fb.fleet.Task(command=("true",), workers=shape, retries=1),),
             "chain": (
-                fb.Task(name="a", command=("true",), workers=shape),
-                fb.Task(name="b", command=("true",), workers=shape, after=("a",)),
+                fb.fleet.Task(name="a", command=("true",), workers=shape),
+                fb.fleet.Task(name="b", command=("true",), workers=shape, after=("a",)),
             ),
-            "stop": (fb.Task(command=("sleep", "1h"), workers=shape),),
+            "stop": (fb.fleet.Task(command=("sleep", "1h"), workers=shape),),
         }
         for name, task in tasks.items():
             spec = fb.JobSpec(name=name, storage=self.storage, task=task)

@@ -42,8 +42,8 @@ def test_sixty_of_a_hundred_jobs_run_and_the_others_wait_with_their_reason(
     names = [f"storm-{number:02d}" for number in range(JOBS)]
 
     def submit(name: str) -> None:
-        shape = fb.TaskWorkers(cpu="1", memory="1Gi", gpus=1, sku="storm")
-        spec = fb.JobSpec(name=name, storage=storage, task=(fb.Task(command=("true",), workers=shape),))
+        shape = fb.fleet.TaskWorkers(cpu="1", memory="1Gi", gpus=1, sku="storm")
+        spec = fb.JobSpec(name=name, storage=storage, task=(fb.fleet.Task(command=("true",), workers=shape),))
         fb.submit(spec, "fleet", folder=code)
 
     code = tmp_path / "code"

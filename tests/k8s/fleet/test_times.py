@@ -54,8 +54,8 @@ def test_time_to_place_and_time_of_the_table(
 
     def place(name: str) -> None:
         """Submit a job, and wait until its RayJob is there."""
-        shape = fb.TaskWorkers(cpu="1", memory="1Gi", sku="small")
-        spec = fb.JobSpec(name=name, storage=files.storage, task=(fb.Task(command=("true",), workers=shape),))
+        shape = fb.fleet.TaskWorkers(cpu="1", memory="1Gi", sku="small")
+        spec = fb.JobSpec(name=name, storage=files.storage, task=(fb.fleet.Task(command=("true",), workers=shape),))
         fb.submit(spec, "fleet", folder=code)
         wait_for(lambda: any(name in job for each in created.values() for job in each.in_namespace("times")), 120)
 

@@ -21,6 +21,7 @@ from ray.train import Checkpoint, RunConfig, ScalingConfig
 from ray.train.torch import TorchTrainer
 
 import forebay as fb
+from forebay.data.transform.row_random import RowRandom
 from forebay.errors import InvalidOption
 
 PAGE = Path(__file__).parents[3] / "docs" / "own-loop.md"
@@ -46,13 +47,13 @@ def restored_sigint(ray_session: None) -> Iterator[None]:
     gc.collect()
 
 
-def add_thousands(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+def add_thousands(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
     return {"id": batch["id"] + 1000 * rng.integers(1, 1000)}
 
 
 def configured(dataset: fb.Dataset, size: int) -> list[Any]:
     """Shards as the workers get them: pickled by Ray."""
-    config = fb.ray_train.DataConfig(global_batch=GLOBAL_BATCH, seed=7)
+    config = fb.bridges.ray_train.DataConfig(global_batch=GLOBAL_BATCH, seed=7)
     found = config.configure({"train": dataset}, size, worker_handles=None, worker_node_ids=None)
     return [cloudpickle.loads(cloudpickle.dumps(shards["train"])) for shards in found]
 
@@ -117,7 +118,7 @@ def train(config: dict[str, Any]) -> None:
 def test_a_trainer_goes_on_with_other_workers(
     restored_sigint: None, dataset: fb.Dataset, calm_ids: list[list[int]], tmp_path: Path
 ) -> None:
-    config = fb.ray_train.DataConfig(
+    config = fb.bridges.ray_train.DataConfig(
         global_batch=GLOBAL_BATCH, seed=7, cache=fb.CacheSpec(path=str(tmp_path / "cache"), quota_bytes=64 << 20)
     )
     found: list[list[list[int]]] = []

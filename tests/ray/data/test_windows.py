@@ -29,8 +29,8 @@ def job(source: str, cache: str, steps: int, storage: str = "runs") -> fb.Job:
         fb.scan(source),
         entity="meter",
         time="hour",
-        past=fb.Past(["load"], steps=steps),
-        future=fb.Future(["load"], steps=AHEAD),
+        past=fb.History(["load"], steps=steps),
+        future=fb.Horizon(["load"], steps=AHEAD),
         stride=24,
         scale="standard",
         cache=spec,
@@ -120,7 +120,7 @@ def batches_of(loader: fb.Loader) -> list[bytes]:
 def test_a_ray_worker_reads_the_same_batches(meters: Path, tmp_path: Path) -> None:
     """1.5.10, with a pickle of at most 64 KiB and the index."""
     cache = fb.DiskCache(tmp_path / "cache", quota_bytes=64 << 20, min_free_bytes=0)
-    past = fb.Past(["load"], steps=96)
+    past = fb.History(["load"], steps=96)
     series = fb.Sequences(fb.scan(str(meters)), entity="meter", time="hour", past=past, scale="standard", cache=cache)
     plan = fb.build_plan(series, seed=3)
     with fb.Loader(plan, series.transform, cache, global_batch=64, as_numpy=True) as loader:

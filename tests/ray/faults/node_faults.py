@@ -24,6 +24,7 @@ from tests.soak.epoch import clear_error, compare, epoch
 import forebay as fb
 from forebay.data.cache.node import client as node
 from forebay.errors import CacheUnusable
+from forebay.runtime.metrics import Counters
 
 
 def _take_away(rng: random.Random, node_id: str) -> None:
@@ -108,7 +109,7 @@ def node_lost_under_warming(rng: random.Random, folder: Path) -> CaseOutcome:
     with staged(rng, folder, own_disks=True, warmth="cold", quota="enough", drag_s=0.1) as stage:
         doomed = here().others[0]
         client = node.NodeCacheClient(stage.setting.cache.spec(doomed), doomed, is_here=False)
-        source = client.source(stage.setting.dataset, fb.Counters())
+        source = client.source(stage.setting.dataset, Counters())
         try:
             futures = [source.request(index) for index in range(len(stage.setting.plan.manifest))]
             time.sleep(rng.uniform(0, 0.5))

@@ -25,6 +25,7 @@ from forebay.data.cache.node import client as node
 from forebay.data.cache.source import BlockSource
 from forebay.data.cache.spec import CacheSpec
 from forebay.ray_cluster.actors import NAMESPACE
+from forebay.runtime.metrics import Counters
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Attached:
             path += f"-{(node_id or ray.get_runtime_context().get_node_id())[:12]}"
         return CacheSpec(path=path, quota_bytes=self.disk.quota_bytes, min_free_bytes=self.disk.min_free_bytes)
 
-    def source(self, dataset: fb.Dataset, tally: fb.Counters) -> BlockSource:
+    def source(self, dataset: fb.Dataset, tally: Counters) -> BlockSource:
         return node.attach(self.spec()).source(dataset, tally)
 
 

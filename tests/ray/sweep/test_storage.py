@@ -22,7 +22,7 @@ from tests.storage.conftest import forgotten as forgotten
 from forebay.errors import InvalidOption, WriteFailed
 from forebay.storage.filesystem import resolve
 from forebay.sweep.record.record import load_record
-from forebay.sweep.result import load_sweep
+from forebay.sweep.result import SweepResult
 from forebay.sweep.run_sweep import run_sweep
 from forebay.training.runs.result import load_result
 
@@ -84,7 +84,7 @@ def test_sweep_in_a_bucket_is_interrupted_and_goes_on(
     assert small.steps("a") == list(range(STEPS)), "a finished trial was trained again"
     assert small.steps("b") == list(range(STEPS)), "an unfinished trial did not go on from its last step"
     assert result.path == s3.shown("sweeps/tiny")
-    read = load_sweep(result.path)
+    read = SweepResult.load(result.path)
     assert read is not None and read.best_value == result.best_value and read.stopped is None
     assert result.best_run is not None
     best = load_result(result.best_run)
@@ -150,7 +150,7 @@ def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: S
     small.hasten("a")
 
     def is_under_way() -> bool:
-        written = load_sweep(str(small_disk / "tiny"))
+        written = SweepResult.load(str(small_disk / "tiny"))
         return written is not None and "finished" in list(written.table["state"]) and len(small.steps("b")) >= 3
 
     with filled(small_disk, once=is_under_way):
@@ -161,7 +161,7 @@ def test_full_storage_is_named_and_the_sweep_goes_on_when_there_is_room(small: S
     assert small.steps("a") == list(range(STEPS))
     assert 3 <= len(small.steps("b")) < STEPS
     small.hasten("b")
-    read = load_sweep(str(small_disk / "tiny"))
+    read = SweepResult.load(str(small_disk / "tiny"))
     assert read is not None and "finished" in list(read.table["state"])
 
     result = run_sweep(sweep, show=False)

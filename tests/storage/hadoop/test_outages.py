@@ -20,6 +20,7 @@ from tests.storage.servers.silent_line import SilentLine
 import forebay as fb
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import ReadFailed, SourceChanged
+from forebay.runtime.metrics import Counters
 from forebay.storage.filesystem import resolve
 from forebay.storage.hadoop import clients
 from forebay.storage.retry import ReadPolicy
@@ -61,7 +62,7 @@ def test_name_node_that_is_down_is_no_missing_file(
     uri = hdfs.upload(parquet_folder({"a.parquet": [3]}), "down")
     manifest = fb.scan(uri)
     all_there.signal("namenode", signal.SIGKILL)
-    tally = fb.Counters()
+    tally = Counters()
     with pytest.raises(ReadFailed, match=f"127.0.0.1:{all_there.port}.*4 attempts"):
         RowGroupReader(manifest, quick, tally).read(0)
     assert tally["retries"] == 3
@@ -95,7 +96,7 @@ def test_silent_connection_is_replaced(
     manifest = fb.scan(f"hdfs://127.0.0.1:{line.port}/bucket/silent")
     before = reading_threads()
     line.silence()
-    tally = fb.Counters()
+    tally = Counters()
     reader = RowGroupReader(manifest, impatient, tally)
     assert [reader.read(index).num_rows for index in range(2)] == [30, 20]
     assert tally["retries"] > 0
@@ -112,7 +113,7 @@ def test_frozen_name_node_is_waited_for(
     all_there: HdfsServers, hdfs: ObjectStore, parquet_folder: Folder, impatient: ReadPolicy
 ) -> None:
     manifest = fb.scan(hdfs.upload(parquet_folder({"a.parquet": [30, 20]}), "frozen"))
-    tally = fb.Counters()
+    tally = Counters()
     all_there.signal("namenode", signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as pool:
@@ -131,8 +132,8 @@ import sys
 import forebay as fb
 from forebay.data.parquet.reading import RowGroupReader
 
-tally = fb.Counters()
-for ask in (lambda: fb.scan(sys.argv[2]), lambda: RowGroupReader(fb.load_manifest(sys.argv[1]), tally=tally).read(0)):
+tally = Counters()
+for ask in (lambda: fb.scan(sys.argv[2]), lambda: RowGroupReader(fb.Manifest.load(sys.argv[1]), tally=tally).read(0)):
     try:
         ask()
     except fb.errors.ReadFailed as error:
@@ -143,7 +144,7 @@ print(tally["retries"])
 
 def test_refusal_is_told_after_one_attempt(hdfs: ObjectStore, parquet_folder: Folder, tmp_path: Path) -> None:
     uri = hdfs.upload(parquet_folder({"a.parquet": [3]}), "forbidden/inner")
-    fb.save_manifest(fb.scan(uri), tmp_path / "m.json")
+    fb.scan(uri).save(tmp_path / "m.json")
     folder = resolve(hdfs.uri("forbidden"))
     clients.ask_name_node(folder.fs.handler.fs._address, lambda client: client.set_permission(folder.path, 0o700))
     command = [sys.executable, "-c", READ_AS_ANOTHER, str(tmp_path / "m.json"), uri]

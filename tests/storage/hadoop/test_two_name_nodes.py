@@ -12,6 +12,7 @@ from tests.storage.servers.hdfs_pair import NameNodePair
 
 import forebay as fb
 from forebay.data.parquet.reading import RowGroupReader
+from forebay.runtime.metrics import Counters
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import resolve
 
@@ -42,7 +43,7 @@ def test_reads_follow_the_active_one(pair: NameNodePair, parquet_folder: Callabl
     place = resolve("hdfs://ns/data/a.parquet")
     place.fs.create_dir("/data", recursive=True)
     write_atomically(place.uri, content)
-    tally = fb.Counters()
+    tally = Counters()
     reader = RowGroupReader(fb.scan("hdfs://ns/data"), tally=tally)
     assert reader.read(0).num_rows == 30
     pair.make_active("nn1")

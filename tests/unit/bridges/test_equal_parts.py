@@ -70,15 +70,15 @@ def test_unequal_parts_bias_the_mean_over_ranks(
     assert np.allclose(np.mean(means, axis=0), whole, atol=1e-9) == is_exact
     with open_loader(0, size, global_batch=rows) as loader:
         if is_exact:
-            fb.torch.as_dataset(loader)
+            fb.bridges.torch.as_dataset(loader)
         else:
             with pytest.raises(InvalidOption, match="without batch.weight"):
-                fb.torch.as_dataset(loader)
+                fb.bridges.torch.as_dataset(loader)
 
 
 def test_worker_processes_are_refused(open_loader: Callable[..., fb.Loader]) -> None:
     with open_loader() as loader:
-        batches = DataLoader(fb.torch.as_dataset(loader), batch_size=None, num_workers=1)
+        batches = DataLoader(fb.bridges.torch.as_dataset(loader), batch_size=None, num_workers=1)
         iterator: Any = iter(batches)
         with pytest.raises(InvalidOption, match="num_workers=1"):
             next(iterator)
@@ -87,11 +87,11 @@ def test_worker_processes_are_refused(open_loader: Callable[..., fb.Loader]) -> 
 
 def test_only_a_loader_becomes_a_data_set(data: fb.Data) -> None:
     with pytest.raises(InvalidOption, match=r"give an fb\.Loader"):
-        fb.torch.as_dataset(data)  # type: ignore[arg-type]
+        fb.bridges.torch.as_dataset(data)  # type: ignore[arg-type]
 
 
 def by_torch(loader: fb.Loader, _: fb.Data) -> Any:
-    return fb.torch.as_dataset(loader)
+    return fb.bridges.torch.as_dataset(loader)
 
 
 def by_hf(loader: fb.Loader, _: fb.Data) -> Any:
@@ -112,12 +112,12 @@ def by_hf(loader: fb.Loader, _: fb.Data) -> Any:
             self.seek(fb.Cursor.from_dict(state))  # type: ignore[attr-defined]
 
     pytest.importorskip("transformers")
-    return type("BegunTrainer", (fb.hf.TrainerMixin, Begun), {})(train_loader=loader)
+    return type("BegunTrainer", (fb.bridges.hf.TrainerMixin, Begun), {})(train_loader=loader)
 
 
 def by_lightning(loader: fb.Loader, data: fb.Data) -> Any:
     pytest.importorskip("lightning")
-    module = fb.lightning.data_module(data)
+    module = fb.bridges.lightning.data_module(data)
     module.trainer = SimpleNamespace(global_rank=loader.world.rank, world_size=loader.world.size, global_step=3)
     if loader.world.size > 1:
         module.train_dataloader()
@@ -129,7 +129,9 @@ def by_lightning(loader: fb.Loader, data: fb.Data) -> Any:
 def by_petastorm(loader: fb.Loader, _: fb.Data) -> Any:
     folder, size = loader.plan.manifests[0].root, loader.world.size  # type: ignore[attr-defined]
     options = {"cur_shard": loader.world.rank, "shard_count": size} if size > 1 else {}
-    return fb.petastorm.make_batch_reader(folder, ["id"], batch_size=-(-loader.global_batch // size), seed=7, **options)
+    return fb.bridges.petastorm.make_batch_reader(
+        folder, ["id"], batch_size=-(-loader.global_batch // size), seed=7, **options
+    )
 
 
 BRIDGES = [by_torch, by_hf, by_lightning, by_petastorm]

@@ -31,7 +31,7 @@ class Linear(torch.nn.Module):
         return {"loss": (self.layer(batch["x"] / 400)[:, 0] - batch["labels"]).square().mean()}
 
 
-class LoaderTrainer(fb.hf.TrainerMixin, transformers.Trainer):
+class LoaderTrainer(fb.bridges.hf.TrainerMixin, transformers.Trainer):
     """As users write it."""
 
 
@@ -112,7 +112,7 @@ def test_accelerate_saves_and_restores_the_cursor(
 
     accelerator = Accelerator(cpu=True)
     with open_loader() as loader, open_loader() as other:
-        dataset = fb.torch.as_dataset(loader)
+        dataset = fb.bridges.torch.as_dataset(loader)
         accelerator.register_for_checkpointing(dataset)
         batches = iter(torch.utils.data.DataLoader(dataset, batch_size=None))
         assert [sorted(next(batches)["id"].tolist()) for _ in range(3)] == calm_ids[:3]

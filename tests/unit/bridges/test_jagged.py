@@ -51,7 +51,7 @@ def test_lists_of_every_rank_are_those_of_the_file(
     for rank in range(size):
         with open_lists(world=fb.World(rank=rank, size=size), **output) as loader:
             for batch in loader:
-                values, lengths = fb.jagged(batch, "items")
+                values, lengths = fb.bridges.jagged(batch, "items")
                 ids = np.asarray(batch["id"]).tolist()
                 assert (values.dtype, lengths.dtype) == (torch.int64, torch.int32)
                 assert lists_of(values, lengths) == [ITEMS[row] or [] for row in ids]
@@ -67,7 +67,7 @@ def test_values_are_those_of_arrow_key_by_key(lists: list[list[int] | None], oth
     batch = {}
     for name in ("a", "b"):
         batch |= fb.Ragged(name, max_len=MAX_LEN).arrays(name, table)
-    values, lengths = fb.jagged(batch, ["b", "a"])
+    values, lengths = fb.bridges.jagged(batch, ["b", "a"])
     assert values.tolist() == second.flatten().to_pylist() + column.flatten().to_pylist()
     assert lengths.tolist() == [len(each or []) for each in second.to_pylist() + column.to_pylist()]
 
@@ -75,7 +75,7 @@ def test_values_are_those_of_arrow_key_by_key(lists: list[list[int] | None], oth
 def test_what_has_no_padding_is_not_copied(open_lists: Callable[..., fb.Loader]) -> None:
     with open_lists() as loader:
         for batch in loader:
-            values, lengths = fb.jagged(batch, "items")
+            values, lengths = fb.bridges.jagged(batch, "items")
             if batch.lists:
                 assert values is batch["items"] and lengths is batch["items_lengths"]
             assert (values.dim(), batch["items"].dim()) == (1, 1 if batch.lists else 2)
@@ -85,23 +85,23 @@ def test_a_batch_without_any_value(open_lists: Callable[..., fb.Loader]) -> None
     with open_lists(global_batch=8) as loader:
         batch = next(iter(loader))
     empty = batch.take(np.flatnonzero(batch["items_lengths"] == 0), weight=1.0)
-    values, lengths = fb.jagged(empty, "items")
+    values, lengths = fb.bridges.jagged(empty, "items")
     assert values.shape == (0,) and lengths.tolist() == [0, 0, 0]
 
 
 def test_texts_and_categories_are_lists_too(open_lists: Callable[..., fb.Loader]) -> None:
     with open_lists(global_batch=8) as loader:
         batch = next(iter(loader))
-    texts = [bytes(each) for each in lists_of(*fb.jagged(batch, "key"))]
+    texts = [bytes(each) for each in lists_of(*fb.bridges.jagged(batch, "key"))]
     assert texts == [b"" if row == 2 else b"k" * row for row in batch["id"].tolist()]
-    assert lists_of(*fb.jagged(batch, "country")) == batch["country"].tolist()
+    assert lists_of(*fb.bridges.jagged(batch, "country")) == batch["country"].tolist()
 
 
 @pytest.mark.parametrize("pool", ["sum", "mean"])
 def test_bags_of_a_table_are_those_of_an_embedding_bag(open_lists: Callable[..., fb.Loader], pool: str) -> None:
     with open_lists(global_batch=8) as loader:
         batch = next(iter(loader))
-    values, lengths = fb.jagged(batch, "items")
+    values, lengths = fb.bridges.jagged(batch, "items")
     weight = torch.randn(10, 4)
     pooled = bags_of(values, lengths, None, pool).pooled(weight[values], None)
     expected = torch.nn.functional.embedding_bag(values, weight, lengths.cumsum(0) - lengths, mode=pool)
@@ -134,20 +134,20 @@ PADDED = torch.zeros(2, 3, dtype=torch.int64)
 )
 def test_what_does_not_fit_is_refused(batch: dict[str, Any], names: Any, said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
-        fb.jagged(batch, names)
+        fb.bridges.jagged(batch, names)
 
 
 def test_torchrec_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torchrec", None)
     with pytest.raises(MissingPackage, match="pip install torchrec fbgemm-gpu"):
-        fb.keyed_jagged({"a": PADDED}, "a")
+        fb.bridges.keyed_jagged({"a": PADDED}, "a")
 
 
 def test_the_keyed_tensor_of_torchrec(open_lists: Callable[..., fb.Loader]) -> None:
     pytest.importorskip("torchrec")
     with open_lists(global_batch=8) as loader:
         batch = next(iter(loader))
-    keyed = fb.keyed_jagged(batch, ["country", "items"])
+    keyed = fb.bridges.keyed_jagged(batch, ["country", "items"])
     assert keyed.keys() == ["country", "items"] and keyed.stride() == 8
     for key in ("country", "items"):
-        assert lists_of(keyed[key].values(), keyed[key].lengths()) == lists_of(*fb.jagged(batch, key))
+        assert lists_of(keyed[key].values(), keyed[key].lengths()) == lists_of(*fb.bridges.jagged(batch, key))

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import forebay as fb
+from forebay.data.transform.row_random import RowRandom
 from forebay.errors import InvalidOption, MissingPackage
 
 STOP_AFTER = 8
@@ -16,13 +17,13 @@ STOP_AFTER = 8
 
 def test_lightning_is_named_when_it_is_missing(data: fb.Data) -> None:
     with pytest.raises(InvalidOption, match=r"give fb\.Data"):
-        fb.lightning.data_module(data.plan)  # type: ignore[arg-type]
+        fb.bridges.lightning.data_module(data.plan)  # type: ignore[arg-type]
     if importlib.util.find_spec("lightning") is None:
         with pytest.raises(MissingPackage, match=r"pip install 'forebay\[lightning\]'"):
-            fb.lightning.data_module(data)
+            fb.bridges.lightning.data_module(data)
 
 
-def add_noise(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+def add_noise(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
     """Augment. A row with other noise after the resume would change the model."""
     return {**batch, "noise": rng.normal(size=2)}
 
@@ -57,7 +58,7 @@ def test_a_checkpoint_continues_in_mid_epoch(
         options: dict[str, Any] = {"accelerator": "cpu", "logger": False, "enable_progress_bar": False}
         saver = ModelCheckpoint(tmp_path, filename=f"{{step}}-of-{max_steps}", every_n_train_steps=4, save_top_k=-1)
         trainer = lightning.Trainer(max_epochs=2, max_steps=max_steps, callbacks=[saver], **options)
-        trainer.fit(model, datamodule=fb.lightning.data_module(data), ckpt_path=checkpoint)
+        trainer.fit(model, datamodule=fb.bridges.lightning.data_module(data), ckpt_path=checkpoint)
         return model
 
     last = str(tmp_path / f"step={STOP_AFTER}-of-{STOP_AFTER + 1}.ckpt")

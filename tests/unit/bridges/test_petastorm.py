@@ -18,7 +18,7 @@ def doubled(frame: Any) -> Any:
 
 def test_columns_of_numbers_come_as_they_are(folder: str, tmp_path: Path) -> None:
     cache = {"cache_type": "local-disk", "cache_location": str(tmp_path / "cache"), "cache_size_limit": 64 << 20}
-    with fb.petastorm.make_batch_reader(folder, ["id", "x0"], num_epochs=2, workers_count=4, **cache) as reader:
+    with fb.bridges.petastorm.make_batch_reader(folder, ["id", "x0"], num_epochs=2, workers_count=4, **cache) as reader:
         batches = list(reader)
     ids = np.concatenate([batch.id for batch in batches])
     assert batches[0]._fields == ("id", "x0") and ids.dtype == np.int64 and batches[0].x0.dtype == np.float32
@@ -27,7 +27,7 @@ def test_columns_of_numbers_come_as_they_are(folder: str, tmp_path: Path) -> Non
 
 def test_a_transform_spec_gets_frames(folder: str) -> None:
     spec = SimpleNamespace(func=doubled, selected_fields=["id", "twice"], removed_fields=[])
-    with fb.petastorm.make_batch_reader(folder, ["id", "x0"], transform_spec=spec) as reader:
+    with fb.bridges.petastorm.make_batch_reader(folder, ["id", "x0"], transform_spec=spec) as reader:
         for batch in reader:
             assert batch.twice.tolist() == [2.0 * row_id for row_id in batch.id]
 
@@ -43,4 +43,4 @@ def test_a_transform_spec_gets_frames(folder: str) -> None:
 )
 def test_what_has_no_counterpart_is_refused(folder: str, options: dict[str, Any], kind: type, said: str) -> None:
     with pytest.raises(kind, match=said):
-        fb.petastorm.make_batch_reader(folder, **({"schema_fields": ["id"]} | options))
+        fb.bridges.petastorm.make_batch_reader(folder, **({"schema_fields": ["id"]} | options))

@@ -26,7 +26,7 @@ class TorchRank:
 
     def __init__(self, data: fb.Data, folder: str, world: fb.World, state: Mapping[str, Any] | None) -> None:
         self.loader = fb.Loader(data.plan, data.transform, world=world, global_batch=data.global_batch, last=data.last)
-        self.dataset = fb.torch.as_dataset(self.loader)
+        self.dataset = fb.bridges.torch.as_dataset(self.loader)
         self.batches = self.open()
         if state:
             (self.dataset if type(self) is TorchRank else self.batches).load_state_dict(state)
@@ -61,7 +61,7 @@ class PetastormRank:
     """A reader with petastorm's arguments."""
 
     def __init__(self, data: fb.Data, folder: str, world: fb.World, state: Mapping[str, Any] | None) -> None:
-        self.reader = fb.petastorm.make_batch_reader(
+        self.reader = fb.bridges.petastorm.make_batch_reader(
             folder,
             batch_size=data.global_batch // world.size,
             transform=data.transform,
@@ -123,7 +123,7 @@ import forebay as fb
 folder, global_batch = sys.argv[1], int(sys.argv[2])
 transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense(["x0", "x1"]), labels=fb.Label("x1"))
 plan = fb.build_plan(fb.scan(folder), seed=7)
-dataset = fb.torch.as_dataset(fb.Loader(plan, transform, global_batch=global_batch, last="drop"))
+dataset = fb.bridges.torch.as_dataset(fb.Loader(plan, transform, global_batch=global_batch, last="drop"))
 for batch in DataLoader(dataset, batch_size=None):
     print(json.dumps([sorted(batch["id"].tolist()), dataset.state_dict()]), flush=True)
     sys.stdin.readline()

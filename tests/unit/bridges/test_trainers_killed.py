@@ -46,7 +46,7 @@ class Linear(torch.nn.Module):
 HUGGING_FACE = """
 import transformers
 
-class Noted(fb.hf.TrainerMixin, transformers.Trainer):
+class Noted(fb.bridges.hf.TrainerMixin, transformers.Trainer):
     def training_step(self, model, inputs, *rest, **options):
         note(inputs)
         return super().training_step(model, inputs, *rest, **options)
@@ -79,7 +79,7 @@ lightning.Trainer(
     callbacks=[ModelCheckpoint(out, filename="{step}", every_n_train_steps=4, save_top_k=-1)],
 ).fit(
     Module(),
-    datamodule=fb.lightning.data_module(fb.Data(plan=plan, transform=transform, global_batch=32, last="drop")),
+    datamodule=fb.bridges.lightning.data_module(fb.Data(plan=plan, transform=transform, global_batch=32, last="drop")),
     ckpt_path=None if kill else str(out / "step=4.ckpt"),
 )
 """

@@ -31,7 +31,7 @@ def test_a_fine_tune_continues_in_mid_epoch(tmp_path: Path, monkeypatch: pytest.
     plan = fb.build_plan(fb.scan(str(tmp_path / "tokens")), seed=7)
     seen: list[list[list[int]]] = []
 
-    class NotedTrainer(fb.hf.TrainerMixin, trl.SFTTrainer):  # type: ignore[misc, name-defined]
+    class NotedTrainer(fb.bridges.hf.TrainerMixin, trl.SFTTrainer):  # type: ignore[misc, name-defined]
         def training_step(self, model: Any, inputs: fb.Batch, *rest: Any, **options: Any) -> Any:
             seen.append(inputs["input_ids"].tolist())
             return super().training_step(model, inputs, *rest, **options)

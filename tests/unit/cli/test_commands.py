@@ -26,18 +26,18 @@ def manifest(forebay: Call, parquet_folder: Callable[..., Path], tmp_path: Path)
 def test_scan_writes_the_manifest(
     forebay: Call, manifest: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert fb.load_manifest(manifest) == fb.scan(str(tmp_path / "data"))
+    assert fb.Manifest.load(manifest) == fb.scan(str(tmp_path / "data"))
     monkeypatch.chdir(tmp_path)
     said = forebay("scan", "data", "--columns", "x0,clicked", "--json")
     facts = json.loads(said.out)
     assert (facts["rows"], facts["row_groups"], facts["files"]) == (100, 3, 2)
     assert {column["name"]: column["type"] for column in facts["schema"]} == {"x0": "float", "clicked": "int8"}
-    assert fb.load_manifest("data.manifest.json").columns == ("x0", "clicked")
+    assert fb.Manifest.load("data.manifest.json").columns == ("x0", "clicked")
     assert "row_groups" in forebay("scan", "data").out
 
 
 def test_plan_shows_what_a_rank_reads(forebay: Call, manifest: Path) -> None:
-    plan = fb.build_plan(fb.load_manifest(manifest), seed=3, lanes=4)
+    plan = fb.build_plan(fb.Manifest.load(manifest), seed=3, lanes=4)
     parts = []
     for rank in range(3):
         options = ("--seed", 3, "--lanes", 4, "--world", 3, "--rank", rank, "--batch", 33, "--step", 2, "--epoch", 1)

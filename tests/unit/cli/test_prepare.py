@@ -34,7 +34,7 @@ def train(worker):
 
 def job(storage: str, cache: str, rows: int = 200, name: str = "prepared") -> fb.Job:
     prepared = fb.prepare(numbers, rows=rows, into=f"{storage}/prepared", key="row", row_group_rows=32, inputs=[],
-                          fit=fb.Moments("x"))
+                          fit=fb.preparation.Moments("x"))
     transform = fb.Transform(x=fb.Dense(["x"]), label=fb.Label("label"))
     plan = fb.build_plan(prepared.manifest, lanes=4)
     return fb.Job(train=train, data=fb.Data(plan=plan, transform=transform, global_batch=20), epochs=1,
@@ -105,7 +105,7 @@ def test_only_prepared_data_is_removed(forebay: Callable[..., Any], tmp_path: Pa
 def test_a_job_without_preparation(forebay: Callable[..., Any], job_words: Callable[..., list[str]]) -> None:
     said = forebay("prepare", *job_words())
     assert said.code == 0
-    assert "nothing: this job calls neither fb.prepare nor fb.from_ray_data" in said.out
+    assert "nothing: this job calls neither fb.prepare nor fb.preparation.from_ray_data" in said.out
 
 
 def test_errors_come_without_a_traceback(forebay: Callable[..., Any], words: list[str], tmp_path: Path) -> None:

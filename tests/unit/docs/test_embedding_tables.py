@@ -25,7 +25,7 @@ def test_models_of_the_page_look_up_rows_and_bags(name: str) -> None:
     model = names[name]()
     for table_name, table in (("user", model.user), ("sites", model.sites)):  # Ten million rows take no memory here.
         facts = TableFacts(name=table_name, rows=table.rows, dim=table.dim, scale=table.scale)
-        table.shared = CountedRows(facts, fb.RowWiseAdagrad(lr=0.05), [2])
+        table.shared = CountedRows(facts, fb.tables.RowWiseAdagrad(lr=0.05), [2])
     batch = {
         "user": torch.tensor([9_999_999, 5]),
         "sites": torch.tensor([[3, 4, 0], [9, 0, 0]]),

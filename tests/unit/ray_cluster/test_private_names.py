@@ -33,14 +33,14 @@ from forebay.training.driver.driver import named_driver
 ROOT = Path(__file__).resolve().parents[3]
 PACKAGE = ROOT / "platform" / "forebay"
 FEATURES = {
-    "driver/ray_train": RAY_TRAIN,
+    "training/driver/ray_train": RAY_TRAIN,
     "sweep": SWEEP,
-    "preparation": RAY_DATA,
+    "data/preparation": RAY_DATA,
     "testing": SMALL_NODES,
     "": EVERYTHING,
 }
 # Needs a package that may be missing here. It uses none of these names, as the other tests of this file would show.
-NOT_IMPORTED = "driver/horovod"
+NOT_IMPORTED = "training/driver/horovod"
 # A setting of `ray.init`, and what some searchers have, which is looked for with a default.
 NO_NAMES = {"_system_config", "_space"}
 

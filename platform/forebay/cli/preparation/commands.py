@@ -50,7 +50,7 @@ def job(job: JobFile, parameters: Parameters = None, as_json: AsJson = False) ->
         print_json({"prepared": [_facts(prepared) for prepared in found]})
         return
     if not found:
-        print_facts({"prepared": "nothing: this job calls neither fb.prepare nor fb.from_ray_data"})
+        print_facts({"prepared": "nothing: this job calls neither fb.prepare nor fb.preparation.from_ray_data"})
     for prepared in found:
         print_facts(
             {

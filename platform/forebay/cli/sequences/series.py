@@ -21,7 +21,7 @@ from forebay.data.transform.features.ragged import is_list
 from forebay.data.windows.sequence_part import SequencePart
 from forebay.data.windows.sequences import Sequences
 from forebay.data.windows.times import duration_text, duration_ticks
-from forebay.data.windows.views import Future, Past
+from forebay.data.windows.views import History, Horizon
 from forebay.errors import InvalidOption
 from forebay.runtime.formatting import bytes_text
 
@@ -57,8 +57,8 @@ def series(
         manifest,
         entity=entity,
         time=time,
-        past=Past(names, steps=past),
-        future=Future(names, steps=future, gap=gap) if future else None,
+        past=History(names, steps=past),
+        future=Horizon(names, steps=future, gap=gap) if future else None,
         stride=stride,
         min_steps=min_steps,
         max_gap=int(max_gap) if max_gap and max_gap.isdigit() else max_gap,

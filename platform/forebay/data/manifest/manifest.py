@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -15,6 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from forebay.data.manifest.row_mask import KeptRows
 from forebay.errors import InvalidOption
+from forebay.runtime.late_import import late
 from forebay.runtime.uris import split_options, with_options
 
 MANIFEST_VERSION = 1
@@ -254,15 +256,23 @@ class Manifest:
         rows = self.kept and replace(self.kept, mask=self.kept.mask.take(chosen))
         return replace(self, files=tuple(self.files[index] for index in kept), kept=rows, **columns)
 
-    def split(self, fraction: float, seed: int = 0) -> tuple[Manifest, Manifest]:
+    def split(self, fraction: float, seed: int = 0, *, stratify: str | None = None) -> tuple[Manifest, Manifest]:
         """Hold out whole row groups. Returns (rest, held out), the latter with about `fraction` of the rows.
 
         Row groups are taken in the order of a hash of (seed, index), until the share of rows is as close to `fraction`
-        as possible. Each side keeps at least one row group.
+        as possible. Each side keeps at least one row group. With `stratify`, a column or a path into a struct, row
+        groups then move until the shares of its values are as equal as row groups allow; nulls count as a value.
 
         Raises:
-            InvalidOption: `fraction` is outside (0, 1), or there are fewer than two row groups.
+            InvalidOption: `fraction` is outside (0, 1), there are fewer than two row groups, or each row has its own
+                value of `stratify`.
+            MissingColumn, SourceChanged: The column cannot be read.
         """
+        if stratify is not None:
+            parts: tuple[Manifest, Manifest] = late("forebay.data.filters.stratified_split:stratified_split")(
+                self, fraction, by=stratify, seed=seed
+            )
+            return parts
         if not 0 < fraction < 1:
             raise InvalidOption(
                 f"fraction={fraction!r}: hold out a share between 0 and 1, e.g. 0.1.", fraction=fraction
@@ -279,6 +289,59 @@ class Manifest:
         rest = np.ones(len(self), dtype=bool)
         rest[held_out] = False
         return self.take(rest), self.take(held_out)
+
+    def keep(
+        self,
+        rule: object,
+        columns: str | Sequence[str] | None = None,
+        *,
+        version: str | None = None,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Manifest:
+        """Keep the rows that `rule` accepts.
+
+        Reads the rule's columns once, in this process, so all counts are exact. The result counts the other rows in
+        `kept.rejected_rows`, and names the rule with its fingerprint in `kept.rules`. Rows left out before are not
+        judged.
+
+        Args:
+            rule: A function from a `pyarrow.RecordBatch` of `columns` to one bool per row: a NumPy or Arrow array,
+                whose nulls count as False. It judges each row by itself, and several threads call it at once. Or an
+                `fb.Transform`, whose rejected rows are left out: null labels, images that cannot be decoded.
+            columns: Columns and paths into structs that the function gets. All columns by default.
+            version: Stands for the function's source in its fingerprint, as in `fb.Transform`.
+            progress: Called with (row groups done, their number), from the calling thread.
+
+        Raises:
+            NoFiles: No row is left.
+            TransformFailed: The function raised, or returned something else.
+            Unfingerprintable: The function needs a `version`.
+            InvalidOption: The rule is neither, or a transform is given with `columns` or `version`.
+            MissingColumn, WrongType: A column does not exist, or does not suit the transform.
+            CorruptFile, SourceChanged, ReadFailed: A row group cannot be read.
+        """
+        keep_rows = late("forebay.data.transform.row_rules:keep_rows")
+        kept: Manifest = keep_rows(self, rule, columns, version=version, progress=progress)
+        return kept
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the manifest atomically to a path or URI that ends in `.json` or `.parquet`.
+
+        Raises:
+            InvalidOption: The path has another suffix.
+            OSError: Storage refuses the write.
+        """
+        late("forebay.data.manifest.saved:save_manifest")(self, path)
+
+    @staticmethod
+    def load(path: str | os.PathLike[str]) -> Manifest:
+        """Load a manifest that `save` wrote. Its content shows whether it is JSON or Parquet.
+
+        Raises:
+            InvalidOption: The file does not exist, is not a manifest, has another version, or was changed since.
+        """
+        manifest: Manifest = late("forebay.data.manifest.saved:load_manifest")(path)
+        return manifest
 
 
 def _rebuild(kind: type[Manifest], values: dict[str, Any]) -> Manifest:

@@ -90,7 +90,7 @@ class FittedColumn:
         if probability not in self.quantiles:
             raise InvalidOption(
                 f"quantile({probability}) was not fitted; fitted are {sorted(self.quantiles)}. Add it to "
-                "fb.Quantiles(columns, probabilities)."
+                "fb.preparation.Quantiles(columns, probabilities)."
             )
         return self.quantiles[probability]
 
@@ -98,11 +98,11 @@ class FittedColumn:
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """Sealed data set, with what was fitted on it. Made by `fb.prepare`, `fb.from_ray_data` and `fb.load_prepared`.
+    """Sealed data set, with what was fitted on it. Made by `fb.prepare` and `from_ray_data`, or loaded.
 
     `folder` is its path or URI. `fingerprint` is the SHA-256 (hex) of its origin. `key` names the columns that order
     its rows; without any, the files are in order of arrival. `files` are in the order of their rows, which is that of
-    their paths. `statistics` has an entry per column of `fb.Moments` and `fb.Quantiles`, `vocabularies` per column of
+    their paths. `statistics` has an entry per column of `Moments` and `Quantiles`, `vocabularies` per column of
     `fb.Vocabulary`. `preprocessors` are Ray Data's, as the function returned them: their class, their options and what
     they fitted. `facts` are counts and other facts of a source of spans.
     """
@@ -119,6 +119,21 @@ class Prepared:
     facts: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     sealed_at: float = field(default_factory=time.time)
+
+    @staticmethod
+    def load(folder: str) -> Prepared:
+        """Load a prepared data set from its folder: one small file is read.
+
+        Raises `InvalidOption` if the folder has no seal, or one that is damaged.
+        """
+        found = find_prepared(folder)
+        if found is None:
+            raise InvalidOption(
+                f"{resolve(folder).uri} has no {SEAL}: it is not a prepared data set, or its preparation did not end. "
+                "`forebay prepare ls` lists those that are whole.",
+                path=folder,
+            )
+        return found
 
     @cached_property
     def manifest(self) -> Manifest:
@@ -162,21 +177,6 @@ def prepared_file(facts: Mapping[str, Any]) -> PreparedFile:
     """File from its facts in JSON."""
     lists: dict[str, tuple[int, ...]] = {name: tuple(facts[name]) for name in ("rows", "bytes", "source_bytes")}
     return PreparedFile(path=facts["path"], size=facts["size"], content_hash=facts["content_hash"], **lists)
-
-
-def load_prepared(folder: str) -> Prepared:
-    """Load a prepared data set from its folder: one small file is read.
-
-    Raises `InvalidOption` if the folder has no seal, or one that is damaged.
-    """
-    found = find_prepared(folder)
-    if found is None:
-        raise InvalidOption(
-            f"{resolve(folder).uri} has no {SEAL}: it is not a prepared data set, or its preparation did not end. "
-            "`forebay prepare ls` lists those that are whole.",
-            path=folder,
-        )
-    return found
 
 
 def find_prepared(folder: str) -> Prepared | None:

@@ -101,7 +101,9 @@ class Fits:
 
     def __post_init__(self) -> None:
         if not all(isinstance(each, Fit) for each in self.fits):
-            raise InvalidOption(f"fit={self.fits!r}: give fb.Vocabulary, fb.Moments and fb.Quantiles.")
+            raise InvalidOption(
+                f"fit={self.fits!r}: give fb.Vocabulary, fb.preparation.Moments and fb.preparation.Quantiles."
+            )
         if self.on is not None and not isinstance(self.on, pc.Expression):
             raise InvalidOption(
                 f"fit_on={self.on!r} is not a pyarrow expression. Write it as "

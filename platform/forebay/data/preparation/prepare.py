@@ -52,7 +52,7 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
         key: Columns that order the rows, ascending. Rows of equal key keep their order. Without it, rows stay in the
             order of the tables.
         row_group_rows: Rows per row group. Default: 65,536, or the choice of a source of spans.
-        fit: `fb.Vocabulary`, `fb.Moments` and `fb.Quantiles` to fit on the rows.
+        fit: `fb.Vocabulary`, `fb.preparation.Moments` and `fb.preparation.Quantiles` to fit on the rows.
         fit_on: A pyarrow expression. Only rows for which it is true are fitted on.
         inputs: Files, folders and patterns that the function reads. Their versions are part of the fingerprint. May be
             left out if an argument is a `Manifest` or a `Prepared`.

@@ -67,7 +67,7 @@ def from_ray_data(  # noqa: PLR0913 - public options, all keyword-only
         key: Columns that together tell rows apart, by which they are sorted. Without it, files are in order of arrival:
             a second preparation gives another data set, and cursors of the first do not fit it.
         row_group_rows: Rows per row group.
-        fit: `fb.Vocabulary`, `fb.Moments` and `fb.Quantiles` to fit on the rows.
+        fit: `fb.Vocabulary`, `fb.preparation.Moments` and `fb.preparation.Quantiles` to fit on the rows.
         fit_on: A pyarrow expression. Only rows for which it is true are fitted on.
         inputs: Files, folders and patterns that the function reads. Their versions are part of the fingerprint. May be
             left out if an argument is a `Manifest` or a `Prepared`. Ray 2.60 does not know the files of a pipeline

@@ -60,7 +60,7 @@ class Block:
             if len(array) != expected:
                 raise RowCountChanged(
                     f"Array {name!r} has {len(array)} rows where the row group has {expected}. A transform must keep "
-                    "every row, in order: leave rows out before, by fb.scan(where=...) or by fb.keep_rows(manifest, "
+                    "every row, in order: leave rows out before, by fb.scan(where=...) or by manifest.keep("
                     "transform).",
                     array=name,
                     rows=len(array),

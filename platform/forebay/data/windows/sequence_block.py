@@ -156,7 +156,7 @@ def _static_arrays(
                 raise BadSeries(
                     f"Static feature {name!r} ({', '.join(feature.columns)}) changes within entity "
                     f"{steps.entities[run].as_py()!r}, between rows {steps.row[at]} and {steps.row[at + 1]}. A static "
-                    "value holds for all steps of an entity: use it as a column of fb.Past instead.",
+                    "value holds for all steps of an entity: use it as a column of fb.History instead.",
                     rows=(int(steps.row[at]), int(steps.row[at + 1])),
                 )
             kept[f"{STATIC}{name}"] = per_step[first]

@@ -35,7 +35,7 @@ from forebay.data.windows.step_columns import StepColumns
 from forebay.data.windows.summary import INFINITE, NULLS, Summary
 from forebay.data.windows.times import duration_ticks, ticks_of
 from forebay.data.windows.training_part import TrainingPart, validate_quantiles
-from forebay.data.windows.views import Fill, FillOptions, Future, Past, View, WindowViews
+from forebay.data.windows.views import Fill, FillOptions, History, Horizon, View, WindowViews
 from forebay.errors import InvalidOption
 
 log = logging.getLogger(__name__)
@@ -77,10 +77,10 @@ class Sequences:
 
     manifest: Manifest
     _: KW_ONLY
-    past: Past
+    past: History
     entity: str | None = None
     time: str | None = None
-    future: Future | None = None
+    future: Horizon | None = None
     static: Feature | Mapping[str, Feature] | None = None
     stride: int = 1
     min_steps: int | None = None
@@ -299,7 +299,7 @@ class Sequences:
             time=self.time,
             values={dtype: tuple(names) for dtype, names in values.items()},
             static=self._static,
-            is_list=is_list(column_type("Past", self.past.columns[0], self._schema)),
+            is_list=is_list(column_type("History", self.past.columns[0], self._schema)),
         )
         return SequenceTransform(columns)
 

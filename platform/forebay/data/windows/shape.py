@@ -46,7 +46,7 @@ class WindowShape:
             )
         if self.gap and not self.ahead:
             raise InvalidOption(
-                f"gap={self.gap} lies before a future, but there is none. Give fb.Future.", gap=self.gap
+                f"gap={self.gap} lies before a future, but there is none. Give fb.Horizon.", gap=self.gap
             )
 
     @property

@@ -44,7 +44,7 @@ class StepColumns:
             check_dtype("Sequences", dtype): column_names("Sequences", names) for dtype, names in self.values.items()
         }
         if not named:
-            raise InvalidOption("Sequences has no column of steps. Name at least one in fb.Past.")
+            raise InvalidOption("Sequences has no column of steps. Name at least one in fb.History.")
         object.__setattr__(self, "values", named)
         for name, feature in self.static.items():
             if isinstance(feature, Ragged) and not feature.padded:

@@ -20,7 +20,7 @@ _FILLS: dict[str | None, int] = {None: 0, "forward": 1, "both": 2}
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class History:
     """Columns that a model looks back on: array `past` [rows, steps, columns] of `dtype`.
 
     Raises `InvalidOption` for no column, a repeated one, or no steps.
@@ -31,13 +31,13 @@ class Past:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", column_names("Past", self.columns))
-        object.__setattr__(self, "steps", whole_number("Past(steps)", self.steps, least=1))
-        object.__setattr__(self, "dtype", check_dtype("Past", self.dtype))
+        object.__setattr__(self, "columns", column_names("History", self.columns))
+        object.__setattr__(self, "steps", whole_number("History(steps)", self.steps, least=1))
+        object.__setattr__(self, "dtype", check_dtype("History", self.dtype))
 
 
 @dataclass(frozen=True, slots=True)
-class Future:
+class Horizon:
     """Columns to predict: array `future` [rows, steps, columns] of `dtype`.
 
     Attributes:
@@ -57,16 +57,16 @@ class Future:
     dtype: str = "float32"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "columns", column_names("Future", self.columns))
-        object.__setattr__(self, "known", column_names("Future(known)", self.known) if self.known else ())
-        object.__setattr__(self, "dtype", check_dtype("Future", self.dtype))
+        object.__setattr__(self, "columns", column_names("Horizon", self.columns))
+        object.__setattr__(self, "known", column_names("Horizon(known)", self.known) if self.known else ())
+        object.__setattr__(self, "dtype", check_dtype("Horizon", self.dtype))
 
     @property
     def ahead(self) -> tuple[int, ...]:
         """Look-aheads, from 1."""
         if isinstance(self.steps, Sequence):
-            return tuple(whole_number("Future(steps)", step, least=1) for step in self.steps)
-        return tuple(range(1, whole_number("Future(steps)", self.steps, least=1) + 1))
+            return tuple(whole_number("Horizon(steps)", step, least=1) for step in self.steps)
+        return tuple(range(1, whole_number("Horizon(steps)", self.steps, least=1) + 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

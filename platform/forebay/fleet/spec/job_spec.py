@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from pydantic import ConfigDict
@@ -23,6 +24,7 @@ from forebay.fleet.spec.fields import (
 )
 from forebay.fleet.spec.names import check_dns_label, check_env_name, check_label, check_text
 from forebay.fleet.spec.secret_values import refuse_secrets
+from forebay.runtime.late_import import late
 from forebay.training.job.elastic import Elastic
 
 MAX_WORKERS = 10_000
@@ -274,6 +276,12 @@ class JobSpec:
     """Clusters, limits and deadlines."""
     launch: Launch = field(default_factory=Launch)
     """Image, environment and setup."""
+
+    @staticmethod
+    def load(path: str | Path) -> JobSpec:
+        """Load a job file (TOML). Raises `InvalidJobSpec` with the line of the first fault."""
+        spec: JobSpec = late("forebay.fleet.spec.job_toml:load_job_spec")(path)
+        return spec
 
     def __post_init__(self) -> None:
         settle_fields(self)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
+
+from forebay.runtime.late_import import lazy_names
 
 if TYPE_CHECKING:
     from forebay.llm.score.engines.engine import Engine as Engine
@@ -16,25 +17,17 @@ if TYPE_CHECKING:
     from forebay.llm.score.result import ScoreResult as ScoreResult
     from forebay.llm.score.scoring import score_rows as score_rows
 
-_HOMES = {
-    "RowAnswer": "engines.engine",
-    "Engine": "engines.engine",
-    "EngineSpec": "engines.engine",
-    "HfEngineSpec": "engines.hf",
-    "Prompt": "engines.engine",
-    "Sampling": "engines.engine",
-    "ScoreRequest": "request",
-    "ScoreResult": "result",
-    "score_rows": "scoring",
-}
-
-__all__ = sorted(_HOMES)  # noqa: PLE0605 - derived from the table, so that no name is forgotten
-
-
-def __getattr__(name: str) -> object:
-    """Import a public name on first use: engines need large libraries."""
-    if name not in _HOMES:
-        raise AttributeError(f"module 'forebay.llm.score' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"forebay.llm.score.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __all__ = lazy_names(
+    __name__,
+    {
+        "Engine": "forebay.llm.score.engines.engine",
+        "EngineSpec": "forebay.llm.score.engines.engine",
+        "HfEngineSpec": "forebay.llm.score.engines.hf",
+        "Prompt": "forebay.llm.score.engines.engine",
+        "RowAnswer": "forebay.llm.score.engines.engine",
+        "Sampling": "forebay.llm.score.engines.engine",
+        "ScoreRequest": "forebay.llm.score.request",
+        "ScoreResult": "forebay.llm.score.result",
+        "score_rows": "forebay.llm.score.scoring",
+    },
+)

@@ -70,7 +70,7 @@ class NoiseScale:
             names = ", ".join(table.name for table in setup.parts.tables)
             raise InvalidOption(
                 f"NoiseScale compares gradients of parameters, and the rows of {names} are none: the scale would leave "
-                "them out. Use fb.BatchSchedule, or nn.Embedding for these tables."
+                "them out. Use fb.batch_size.BatchSchedule, or nn.Embedding for these tables."
             )
         return LiveNoiseScale(self, setup)
 

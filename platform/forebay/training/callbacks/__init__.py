@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from types import ModuleType
 from typing import TYPE_CHECKING
+
+from forebay.runtime.late_import import lazy_names
 
 if TYPE_CHECKING:
     from forebay.training.callbacks import comet as comet
@@ -14,12 +14,18 @@ if TYPE_CHECKING:
     from forebay.training.callbacks import tensorboard as tensorboard
     from forebay.training.callbacks import throughput as throughput
     from forebay.training.callbacks import wandb as wandb
+    from forebay.training.runs.callback import optional_callback as optional_callback
 
-__all__ = ["comet", "mlflow", "progress", "scaling", "tensorboard", "throughput", "wandb"]
-
-
-def __getattr__(name: str) -> ModuleType:
-    """Import a module on first use: most runs need one or none of them."""
-    if name not in __all__:
-        raise AttributeError(f"module 'forebay.training.callbacks' has no attribute {name!r}")
-    return importlib.import_module(f"forebay.training.callbacks.{name}")
+__getattr__, __all__ = lazy_names(
+    __name__,
+    {
+        "comet": "forebay.training.callbacks.comet:",
+        "mlflow": "forebay.training.callbacks.mlflow:",
+        "optional_callback": "forebay.training.runs.callback",
+        "progress": "forebay.training.callbacks.progress:",
+        "scaling": "forebay.training.callbacks.scaling:",
+        "tensorboard": "forebay.training.callbacks.tensorboard:",
+        "throughput": "forebay.training.callbacks.throughput:",
+        "wandb": "forebay.training.callbacks.wandb:",
+    },
+)

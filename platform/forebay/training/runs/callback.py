@@ -56,7 +56,7 @@ def _failure_of(callback: Callback, event: Event, control: Control) -> RunFailed
     failure = RunFailed(
         f"the callback {name_of(callback)} raised {type(error).__name__}: {error} on {type(event).__name__}. "
         "The run was stopped; its checkpoints are kept. Correct the callback, or wrap it in "
-        "fb.optional_callback if the run can do without it.",
+        "fb.callbacks.optional_callback if the run can do without it.",
         callback=name_of(callback),
         event=type(event).__name__,
     )

@@ -10,7 +10,7 @@ from forebay.training.runs.result import Result
 MAX_STEPS = 4096
 
 
-class History:
+class RunHistory:
     """Keeps the epochs, and at most `MAX_STEPS` of the reported steps, of the attempts that shaped the model.
 
     When workers are lost, training goes back to the newest checkpoint and reports steps again. The later report

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forebay.events import EpochEnded, Reported
+from forebay.runtime.late_import import late
 from forebay.storage.atomic import ADVICE, write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import resolve
@@ -53,6 +54,13 @@ class Result:
     def metrics(self) -> Mapping[str, float]:
         """Metrics of the last completed epoch. Empty before the first one."""
         return self.epochs[-1].metrics if self.epochs else {}
+
+    def show(self) -> None:
+        """Print the tables of epochs and stages, write the run's report, and print its path.
+
+        Raises `WriteFailed` if the folder cannot be written.
+        """
+        late("forebay.training.run_report.run_table:show_report")(self)
 
     def _repr_html_(self) -> str | None:
         """The report in the run's folder, for a notebook. None if it was not written."""

@@ -24,7 +24,7 @@ from forebay.training.runs.attempts.orders import OrderReader
 from forebay.training.runs.attempts.start import start_attempt
 from forebay.training.runs.callback import Callback, notify
 from forebay.training.runs.control import Control
-from forebay.training.runs.history import History
+from forebay.training.runs.history import RunHistory
 from forebay.training.runs.job_record import check_identity, record_job
 from forebay.training.runs.result import Result, load_result, save_result
 from forebay.training.runs.rows.order_record import record_order
@@ -89,7 +89,7 @@ class Run:
             self._timeline.save()
 
     def _load(self) -> None:
-        self._history = History(self._earlier_result() or self._empty_result())
+        self._history = RunHistory(self._earlier_result() or self._empty_result())
         self.control.begin_with(self.result.epochs_done)
 
     def _start(self, folder: RunFolder) -> None:
@@ -289,7 +289,7 @@ class Run:
         if stopped is None and self.is_finished:
             earlier = self._fence.finish(self.result.num_epochs, self.result.to_json())
             if earlier is not None:
-                self._history = History(Result.from_json(earlier))
+                self._history = RunHistory(Result.from_json(earlier))
         self.tell(Finished(name=self.name, path=self.path, stopped=stopped))
         return self.result
 

@@ -53,7 +53,8 @@ def with_tables(
     if not found or tables is None:
         raise InvalidOption(
             f"tables={tables!r} was given, and the model has {len(found)} tables: {', '.join(found)}. "
-            "A model with fb.Table modules, and no other, needs worker.setup(..., tables=fb.RowWiseAdagrad(lr=0.05)).",
+            "A model with fb.Table modules, and no other, needs worker.setup(..., "
+            "tables=fb.tables.RowWiseAdagrad(lr=0.05)).",
             tables=found,
         )
     if options.reduction != "mean":

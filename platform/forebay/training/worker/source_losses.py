@@ -22,7 +22,7 @@ def losses_by_source(batch: Batch, losses: Tensor, *, name: str = "loss") -> dic
     ```python
     losses = F.cross_entropy(model(batch), batch["label"], reduction="none")
     ...
-    worker.commit(loss=loss, **fb.losses_by_source(batch, losses))
+    worker.commit(loss=loss, **fb.monitors.losses_by_source(batch, losses))
     ```
 
     `EpochEnded` has the mean over all rows of the epoch. The dummy row of a batch of weight 0 does not count. Returns

@@ -148,7 +148,7 @@ class Worker:
             model: Any module, with the same parameters on every rank.
             optimizer: Called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`.
             strategy: Name of the way in which ranks train together. None: that of the job.
-            tables: Optimizer of the rows of all `fb.Table` modules of the model, or `fb.Tables` with more options.
+            tables: Optimizer of the rows of all `fb.Table` modules of the model, or `fb.tables.Tables`.
 
         Raises as `restore`, and `InvalidOption`, before anything is built, if the driver does not have this strategy.
         """

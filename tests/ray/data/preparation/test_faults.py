@@ -26,7 +26,7 @@ from forebay.data.manifest.prepared import list_prepared
 from forebay.testing.drivers.nodes import SmallNodes
 
 ROWS, FILES, WAIT_S = 6000, 12, 120.0
-FITS = (fb.Vocabulary("city"), fb.Moments(["price"]))
+FITS = (fb.Vocabulary("city"), fb.preparation.Moments(["price"]))
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def by_hand(root: Path) -> Iterator[pa.Table]:
 
 
 def make(root: Path, into: Path, pause_s: float = 0.0, notes: str = "") -> fb.Prepared:
-    return fb.from_ray_data(
+    return fb.preparation.from_ray_data(
         features,
         root=root,
         pause_s=pause_s,

@@ -60,12 +60,12 @@ def by_hand(root: Path, by: float) -> Iterator[pa.Table]:
     yield table.append_column("price", pc.multiply(pc.cast(table["row"], pa.float64()), by))
 
 
-FITS = (fb.Vocabulary("city"), fb.Moments(["price"]), fb.Quantiles("price", (0.1, 0.9)))
+FITS = (fb.Vocabulary("city"), fb.preparation.Moments(["price"]), fb.preparation.Quantiles("price", (0.1, 0.9)))
 
 
 def make(root: Path, into: Path, **options: Any) -> fb.Prepared:
     given = {"key": "row", "row_group_rows": 256, "fit": FITS, "inputs": [root]} | options
-    return fb.from_ray_data(features, root=root, into=str(into), **given)
+    return fb.preparation.from_ray_data(features, root=root, into=str(into), **given)
 
 
 def test_files_are_those_of_the_same_rows_prepared_without_ray_and_are_found_again(
@@ -96,36 +96,38 @@ def standardised(root: Path) -> tuple[ray.data.Dataset, dict[str, object]]:
 
 def test_preprocessors_of_ray_are_saved_with_what_they_fitted(ray_session: None, lake: Path, tmp_path: Path) -> None:
     into = str(tmp_path / "into")
-    made = fb.from_ray_data(standardised, root=lake, into=into, key="row", row_group_rows=1000, inputs=[lake])
-    found = fb.load_prepared(made.folder)
+    made = fb.preparation.from_ray_data(
+        standardised, root=lake, into=into, key="row", row_group_rows=1000, inputs=[lake]
+    )
+    found = fb.Prepared.load(made.folder)
     assert list(found.preprocessors) == ["scaler", "encoder"]
     served = pq.read_table(lake)  # not a data frame: before Ray 2.59, the encoder gives text for it under pandas 3
     for name in found.preprocessors:
-        served = fb.load_preprocessor(found, name).transform_batch(served)
+        served = fb.preparation.load_preprocessor(found, name).transform_batch(served)
     reader = RowGroupReader(found.manifest)
     trained = pa.concat_tables(reader.read(index) for index in range(len(found.manifest))).to_pandas()
     served = served.sort_by("row").to_pandas()
     assert served["city"].tolist() == trained["city"].tolist()
     np.testing.assert_allclose(served["user"], trained["user"], rtol=1e-12)
     with pytest.raises(InvalidOption, match=r"holds no preprocessor 'sclaer', but \['encoder', 'scaler'\]"):
-        fb.load_preprocessor(found, "sclaer")
+        fb.preparation.load_preprocessor(found, "sclaer")
 
 
 def test_what_the_driver_says(ray_session: None, lake: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     into = tmp_path / "into"
     with pytest.raises(InvalidOption, match="A Dataset has no source"):
-        fb.from_ray_data(ray.data.range(3), into=str(into))
+        fb.preparation.from_ray_data(ray.data.range(3), into=str(into))
     with pytest.raises(InvalidOption, match=r"has no known inputs.*inputs=\[\] if it reads none"):
-        fb.from_ray_data(lambda: ray.data.range(3), into=str(into), version="1")
+        fb.preparation.from_ray_data(lambda: ray.data.range(3), into=str(into), version="1")
     with pytest.raises(InvalidOption, match="returned a list, not a ray.data.Dataset"):
-        fb.from_ray_data(lambda: [1], into=str(into), version="1", inputs=[])
+        fb.preparation.from_ray_data(lambda: [1], into=str(into), version="1", inputs=[])
     with pytest.raises(MissingColumn, match="Did you mean 'city'"):
-        fb.from_ray_data(plain, root=lake, into=str(into), inputs=[lake], fit=fb.Vocabulary("citty"))
+        fb.preparation.from_ray_data(plain, root=lake, into=str(into), inputs=[lake], fit=fb.Vocabulary("citty"))
     caplog.clear()
     with caplog.at_level(logging.WARNING):
         given = {"root": lake, "into": str(into), "inputs": [lake], "key": "user", "row_group_rows": 256}
-        assert fb.from_ray_data(plain, **given).rows == ROWS
-        assert fb.from_ray_data(ray.data.from_arrow(TEN), into=str(into), version="1", inputs=[]).rows == 10
+        assert fb.preparation.from_ray_data(plain, **given).rows == ROWS
+        assert fb.preparation.from_ray_data(ray.data.from_arrow(TEN), into=str(into), version="1", inputs=[]).rows == 10
     said = [record.getMessage() for record in caplog.records if record.name.startswith("forebay")]
     assert said[0].startswith(f"plain: {ROWS - 41} rows have the key of the row before them")
     assert "has no key: its rows stay in order of arrival" in said[1]

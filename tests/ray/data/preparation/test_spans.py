@@ -82,16 +82,16 @@ def test_files_are_those_of_local_processes_and_finished_spans_stay(
         (InvalidOption("give another cube"), InvalidOption, "^give another cube$"),
     ):
         with pytest.raises(kind, match=text):
-            fb.prepare_on_ray(Cubes(str(notes), fails_at=11, error=error), into=into)
+            fb.preparation.prepare_on_ray(Cubes(str(notes), fails_at=11, error=error), into=into)
     before = spans_read(notes)
-    made = fb.prepare_on_ray(Cubes(str(notes)), into=into)
+    made = fb.preparation.prepare_on_ray(Cubes(str(notes)), into=into)
     assert contents(made) == contents(expected)
     assert made.manifest.id == expected.manifest.id
     assert made.facts == expected.facts == {"spans": 12}
     # The other spans were finished by then.
     assert len(spans_read(notes)) - len(before) < 12
     assert not (Path(made.folder) / "_spans").exists()
-    fb.prepare_on_ray(Cubes(str(notes), fails_at=0, error=ValueError("read again")), into=into)
+    fb.preparation.prepare_on_ray(Cubes(str(notes), fails_at=0, error=ValueError("read again")), into=into)
 
 
 @pytest.mark.variation
@@ -100,7 +100,7 @@ def test_token_rows_are_the_same_on_ray(ray_session: None, tmp_path: Path, monke
     chats.write_text("".join(json.dumps({"messages": each}) + "\n" for each in unique_chats(120, 0)))
     monkeypatch.setattr(text_files.cut_spans, "__defaults__", (4000,))
     source = fb.llm.TokenSource(str(chats), fb.llm.tokenizer("tiny"), seq_len=128)
-    made = fb.prepare_on_ray(source, into=str(tmp_path / "ray"))
+    made = fb.preparation.prepare_on_ray(source, into=str(tmp_path / "ray"))
     assert len(made.files) > 4
     assert contents(made) == contents(fb.prepare(source, into=str(tmp_path / "local"), processes=1))
 
@@ -128,7 +128,7 @@ def test_spans_of_a_lost_node_are_prepared_again_and_no_others(nodes: SmallNodes
 
     losing = threading.Thread(target=lose)
     losing.start()
-    made = fb.prepare_on_ray(Cubes(str(notes), pause_s=0.5), into=str(tmp_path / "ray"))
+    made = fb.preparation.prepare_on_ray(Cubes(str(notes), pause_s=0.5), into=str(tmp_path / "ray"))
     losing.join()
     read = [path.name.split("-") for path in notes.iterdir()]
     assert {threads for _, _, _, threads, _ in read} == {"1"}

@@ -37,7 +37,7 @@ def windows_run(parquet_folder: Callable[..., Path], tmp_path: Path) -> str:
     """Folder of a run on windows of 4 steps of interleaved series, and on such of all rows in the order of the file."""
     data = parquet_folder({"day=1/a.parquet": [40, 24]}, folder="series")
     parts = {
-        name: fb.Sequences(fb.scan(data), past=fb.Past(["x1", "x2"], steps=4), entity=entity, time="id").whole
+        name: fb.Sequences(fb.scan(data), past=fb.History(["x1", "x2"], steps=4), entity=entity, time="id").whole
         for name, entity in (("apart", "c0"), ("one", None))
     }
     plan = fb.Mixture({name: fb.build_plan(part, lanes=4) for name, part in parts.items()}, rows=64)

@@ -24,12 +24,14 @@ class Served(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.user = fb.Table(ROWS, DIM)
-        self.site = fb.Table(1000, DIM, admission=fb.Admission(min_count=1))
+        self.site = fb.Table(1000, DIM, admission=fb.tables.Admission(min_count=1))
         self.out = nn.Linear(DIM, 1)
 
 
 def train(worker: fb.Worker, rows: str) -> None:
-    model, optimizer = worker.setup(Served(), partial(SGD, lr=0.1), tables=fb.RowWiseAdagrad(lr=0.5, weight_decay=0.1))
+    model, optimizer = worker.setup(
+        Served(), partial(SGD, lr=0.1), tables=fb.tables.RowWiseAdagrad(lr=0.5, weight_decay=0.1)
+    )
     for batch in worker.loader():
         model.out(model.user(batch["user"]) + model.site(batch["user"] * -7)).square().mean().backward()
         optimizer.step()

@@ -20,7 +20,7 @@ class Model(nn.Module):
         super().__init__()
         self.user = fb.Table(10_000_000_000, 16)
         self.site = fb.Table(10, 4, bad_ids="row 0")
-        self.ad = fb.Table(6_400, 4, admission=fb.Admission(min_count=2))
+        self.ad = fb.Table(6_400, 4, admission=fb.tables.Admission(min_count=2))
         self.out = nn.Linear(24, 1)
     def forward(self, batch):
         user = batch["user"]
@@ -30,7 +30,7 @@ class Model(nn.Module):
 
 def train(worker, has_tables):
     model = Model() if has_tables else nn.Sequential(nn.Flatten(), nn.Linear(1, 1))
-    tables = fb.RowWiseAdagrad(lr=0.1) if has_tables else None
+    tables = fb.tables.RowWiseAdagrad(lr=0.1) if has_tables else None
     fb.fit(worker, model, partial(torch.optim.SGD, lr=0.01), nn.BCEWithLogitsLoss(), tables=tables)
 
 def job(data: str, storage: str, has_tables: bool = True) -> fb.Job:

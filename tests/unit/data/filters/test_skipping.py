@@ -81,14 +81,14 @@ def test_all_other_rows_come_exactly_once(source: tuple[Path, dict[str, Any]], s
     again = fb.scan(path, **options, skip=[*uris, skip[0]])
     assert again == manifest != whole
     assert fb.build_plan(again).id == fb.build_plan(manifest).id != fb.build_plan(whole).id
-    fb.save_manifest(manifest, tmp_path / "saved.json")
-    loaded = fb.load_manifest(tmp_path / "saved.json")
+    manifest.save(tmp_path / "saved.json")
+    loaded = fb.Manifest.load(tmp_path / "saved.json")
     assert loaded == manifest and loaded.kept.skipped_rows == len(skip)  # type: ignore[union-attr]
 
 
 def test_rows_of_spans_and_windows_are_left_out(parquet_folder: Folder) -> None:
     path = parquet_folder(FILES | {"day=3/odd:0:3 name.parquet": [5]})
-    series = fb.Sequences(fb.scan(path), past=fb.Past(["x1"], steps=9), entity="c0", time="id")
+    series = fb.Sequences(fb.scan(path), past=fb.History(["x1"], steps=9), entity="c0", time="id")
     with fb.Loader(fb.build_plan(series), series.transform, global_batch=4) as loader:
         windows = next(iter(loader)).rows()
     assert isinstance(windows, FileWindows) and max(len(each.spans) for each in windows) > 1
@@ -182,7 +182,7 @@ def test_the_command_reads_a_file_of_names(
         main(["scan", str(path), "--skip", str(names), "--out", str(out), "--json"])
     facts = json.loads(capsys.readouterr().out)
     assert not ended.value.code and (facts["rows"], facts["skipped_rows"]) == (150, 2)
-    assert fb.load_manifest(out).num_rows == 150
+    assert fb.Manifest.load(out).num_rows == 150
     with pytest.raises(SystemExit):
         main(["scan", str(path), "--skip", str(tmp_path / "missing.txt")])
     assert "missing.txt cannot be read" in capsys.readouterr().err

@@ -29,12 +29,12 @@ def classes_of(manifest: fb.Manifest, root: Path) -> Counter[str | None]:
 
 @pytest.mark.parametrize("seed", [0, 1, *(pytest.param(seed, marks=pytest.mark.variation) for seed in (2, 3, 4))])
 def test_every_class_has_its_share(manifest: fb.Manifest, tmp_path: Path, seed: int) -> None:
-    rest, held_out = fb.stratified_split(manifest, 0.25, by="label", seed=seed)
+    rest, held_out = manifest.split(0.25, stratify="label", seed=seed)
     assert classes_of(held_out, tmp_path) == {"many": 875, None: 350, "few": 25}
     assert classes_of(rest, tmp_path) + classes_of(held_out, tmp_path) == classes_of(manifest, tmp_path)
-    again = fb.stratified_split(manifest, 0.25, by="label", seed=seed)
+    again = manifest.split(0.25, stratify="label", seed=seed)
     assert (rest.id, held_out.id) == (again[0].id, again[1].id)
-    assert len({fb.stratified_split(manifest, 0.25, by="label", seed=other)[1].id for other in range(5)}) == 5
+    assert len({manifest.split(0.25, stratify="label", seed=other)[1].id for other in range(5)}) == 5
 
 
 def test_a_plain_split_misses_the_small_class(manifest: fb.Manifest, tmp_path: Path) -> None:
@@ -45,13 +45,13 @@ def test_a_plain_split_misses_the_small_class(manifest: fb.Manifest, tmp_path: P
 def test_each_side_keeps_a_row_group(manifest: fb.Manifest) -> None:
     two = manifest.take([0, 199])
     for fraction in (0.01, 0.5, 0.99):
-        assert [len(part) for part in fb.stratified_split(two, fraction, by="label")] == [1, 1]
+        assert [len(part) for part in two.split(fraction, stratify="label")] == [1, 1]
 
 
 def test_impossible_splits_are_refused(manifest: fb.Manifest) -> None:
     with pytest.raises(InvalidOption, match="fraction=1"):
-        fb.stratified_split(manifest, 1, by="label")
+        manifest.split(1, stratify="label")
     with pytest.raises(InvalidOption, match="another value in each of 5000 rows"):
-        fb.stratified_split(manifest, 0.1, by="id")
+        manifest.split(0.1, stratify="id")
     with pytest.raises(MissingColumn, match="lable"):
-        fb.stratified_split(manifest, 0.1, by="lable")
+        manifest.split(0.1, stratify="lable")

@@ -20,6 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import forebay as fb
+from forebay.data.plan.order import Order
+from forebay.data.transform.row_random import RowRandom
 from forebay.errors import AugmentFailed
 
 SIZES = (1, 2, 3, 5)
@@ -33,7 +35,7 @@ def small(small: Any) -> Any:
     return replace(small, transform=fb.Transform(**features))
 
 
-def noisy(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+def noisy(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
     batch["dense"] += rng.normal(0, 0.1, 2)
     return {**batch, "id": batch["id"].copy(), "drawn": np.column_stack([rng.integers(1 << 31), rng.bernoulli()])}
 
@@ -105,7 +107,7 @@ def test_epochs_and_seeds_differ_and_blocks_are_shared(small: Any, cache: fb.Dis
         assert {tuple(row) for batch in loader for row in batch["dense"].tolist()} == plain
 
 
-def repeating(small: Any, kind: str) -> fb.Order:
+def repeating(small: Any, kind: str) -> Order:
     if kind == "sampled":
         return fb.Sampled(small.plan, balance="clicked", rows=3 * small.plan.num_rows)
     return fb.Mixture({"a": small.plan, "b": fb.build_plan(small.manifest.take([0]), seed=7)}, {"a": 1.0, "b": 1.0})
@@ -131,9 +133,9 @@ def test_windows_have_numbers_of_their_own(tmp_path: Path) -> None:
     table = pa.table({"meter": ["a"] * 60 + ["b"] * 60, "ts": [*times, *times], "load": np.arange(120.0)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=50)
     manifest = fb.scan(str(tmp_path))
-    part = fb.Sequences(manifest, entity="meter", time="ts", past=fb.Past(["load"], steps=4))
+    part = fb.Sequences(manifest, entity="meter", time="ts", past=fb.History(["load"], steps=4))
 
-    def jittered(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+    def jittered(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
         return {**batch, "moved": batch["past"][:, :, 0] + rng.uniform(size=1)}
 
     found: list[dict[float, float]] = []
@@ -152,7 +154,7 @@ def test_windows_have_numbers_of_their_own(tmp_path: Path) -> None:
 def test_it_runs_in_the_gathering_thread_and_its_memory_is_its_own(small: Any) -> None:
     threads, kept = set(), np.zeros((1000, 1))
 
-    def counted(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+    def counted(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
         threads.add(threading.current_thread().name)
         own = kept[: len(rng)]
         own += 1
@@ -165,19 +167,19 @@ def test_it_runs_in_the_gathering_thread_and_its_memory_is_its_own(small: Any) -
     assert threads == {"forebay-gather"}
 
 
-def wider(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+def wider(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
     return {**batch, "dense": batch["dense"].astype(np.float64 if 3 in batch["id"] else np.float32)}
 
 
-def narrower(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+def narrower(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
     return {**batch, "dense": batch["dense"][:, : 1 if 3 in batch["id"] else 2]}
 
 
-def richer(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+def richer(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
     return batch | ({"extra": batch["id"]} if 3 in batch["id"] else {})
 
 
-def fails(batch: dict[str, Any], rng: fb.RowRandom) -> dict[str, Any]:
+def fails(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
     if 3 in batch["id"]:
         raise ZeroDivisionError("by three")
     return batch

@@ -246,7 +246,7 @@ def test_corrupt_pages_reach_the_trainer(small: Any) -> None:
         ({"cache": "/tmp/x"}, InvalidOption, "DiskCache"),
         ({"prefetch_bytes": 0}, InvalidOption, "prefetch_bytes=0"),
         ({"world": 3}, InvalidOption, r"world=3: give fb\.World\(rank"),
-        ({"tally": 3}, InvalidOption, r"tally=3: give forebay\.metrics\.Counters"),
+        ({"tally": 3}, InvalidOption, r"tally=3: give forebay\.runtime\.metrics\.Counters"),
     ],
 )
 def test_bad_options_fail_before_any_thread(small: Any, options: Any, error: Any, words: str) -> None:

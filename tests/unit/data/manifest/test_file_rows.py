@@ -13,6 +13,7 @@ import pytest
 
 import forebay as fb
 from forebay.data.manifest.file_rows import FileRow
+from forebay.data.plan.order import Order
 from forebay.errors import InvalidOption
 
 FILES = {"day=1/a.parquet": [30, 1, 0, 50], "day=2/b.parquet": [7, 64]}
@@ -24,24 +25,24 @@ def planned(manifest: fb.Manifest) -> fb.Plan:
     return fb.build_plan(manifest, seed=7, lanes=6, window_rows=16)
 
 
-def plain(folder: Folder) -> fb.Order:
+def plain(folder: Folder) -> Order:
     return planned(fb.scan(folder(FILES)))
 
 
-def filtered(folder: Folder) -> fb.Order:
+def filtered(folder: Folder) -> Order:
     return planned(fb.scan(folder(FILES), where="c1 < 600 and id != 3 and day != 3"))
 
 
-def several_roots(folder: Folder) -> fb.Order:
+def several_roots(folder: Folder) -> Order:
     paths = [folder({"a.parquet": [9, 4]}, folder="one"), folder({"a.parquet": [20]}, seed=1, folder="two")]
     return planned(fb.scan([str(path / "a.parquet") for path in paths]))
 
 
-def sampled(folder: Folder) -> fb.Order:
+def sampled(folder: Folder) -> Order:
     return fb.Sampled(planned(fb.scan(folder(FILES), where="c1 < 900")), balance="c0", rows=90)
 
 
-def mixed(folder: Folder) -> fb.Order:
+def mixed(folder: Folder) -> Order:
     plans = {
         "web": filtered(folder),
         "code": planned(fb.scan(folder({"a.parquet": [20, 25]}, seed=1, folder="code"))),
@@ -49,11 +50,11 @@ def mixed(folder: Folder) -> fb.Order:
     return fb.Mixture(plans, {"web": 0.7, "code": 0.3}, rows=101)
 
 
-def few_rows(folder: Folder) -> fb.Order:
+def few_rows(folder: Folder) -> Order:
     return fb.build_plan(fb.scan(folder({"a.parquet": [3, 2]})), seed=1, lanes=6)
 
 
-def lake(folder: Folder) -> fb.Order:
+def lake(folder: Folder) -> Order:
     deltalake = pytest.importorskip("deltalake")
     table = pq.read_table(folder({"a.parquet": [40]}, folder="rows"))
     path = folder({}, folder="lake")
@@ -63,7 +64,7 @@ def lake(folder: Folder) -> fb.Order:
     return planned(fb.scan(path))
 
 
-def prepared(folder: Folder) -> fb.Order:
+def prepared(folder: Folder) -> Order:
     data = fb.scan(folder({"a.parquet": [40, 30]}, folder="rows"))
     return planned(fb.prepare(rows_backwards, into=str(folder({}, folder="into")), data=data).manifest)
 
@@ -75,7 +76,7 @@ def rows_backwards(data: fb.Manifest) -> pa.Table:
 KINDS = (plain, filtered, several_roots, sampled, mixed, few_rows, lake, prepared)
 
 
-def values_at(order: fb.Order, rows: Sequence[FileRow]) -> list[int]:
+def values_at(order: Order, rows: Sequence[FileRow]) -> list[int]:
     """Ids of rows, read by pyarrow from the files that are named."""
     roots = {name: Path(manifest.root) for name, manifest in zip(order.names or [""], order.manifests, strict=True)}
     groups = {(row.source, row.file, row.row_group) for row in rows}
@@ -89,7 +90,7 @@ def values_at(order: fb.Order, rows: Sequence[FileRow]) -> list[int]:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 4])
 def test_rows_are_those_whose_values_are_in_the_batch(
-    kind: Callable[[Folder], fb.Order], size: int, parquet_folder: Folder
+    kind: Callable[[Folder], Order], size: int, parquet_folder: Folder
 ) -> None:
     order = kind(parquet_folder)
     for rank in range(size):
@@ -103,7 +104,7 @@ def test_rows_are_those_whose_values_are_in_the_batch(
 
 
 @pytest.mark.parametrize("kind", [filtered, mixed])
-def test_copies_and_parts_have_their_rows(kind: Callable[[Folder], fb.Order], parquet_folder: Folder) -> None:
+def test_copies_and_parts_have_their_rows(kind: Callable[[Folder], Order], parquet_folder: Folder) -> None:
     with fb.Loader(kind(parquet_folder), TRANSFORM, global_batch=16) as loader:
         batch = next(iter(loader))
     part = batch.take(np.array([5, 0, 11]), weight=1.0).take(np.array([2, 1]), weight=1.0)

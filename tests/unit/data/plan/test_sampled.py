@@ -14,6 +14,7 @@ import pytest
 
 import forebay as fb
 from forebay.data.plan.digest import order_digest
+from forebay.data.plan.order import Order
 from forebay.errors import InvalidOption, MissingColumn, WrongType
 
 GROUPS = (70, 1, 130, 49)
@@ -56,7 +57,7 @@ def column(tmp_path: Path) -> Callable[[str], np.ndarray]:
     return lambda name: pq.read_table(tmp_path / "a.parquet")[name].to_numpy()
 
 
-def ids_of(order: fb.Order, epoch: int) -> list[int]:
+def ids_of(order: Order, epoch: int) -> list[int]:
     first = np.cumsum((0, *GROUPS))
     _, block, row = order.positioned_rows(epoch, 0, order.num_rows, range(order.lanes))
     return (first[block] + row).tolist()
@@ -122,7 +123,7 @@ def test_a_path_is_as_its_column(plan: fb.Plan, manifest: fb.Manifest, option: s
     name = {"balance": "kind", "weight": "weight"}[option]
     by_column, by_path = (fb.Sampled(plan, **{option: each}) for each in (name, f"in.{name}"))
     assert (by_path.id, by_path.class_rows) == (by_column.id, by_column.class_rows)
-    halves = (fb.stratified_split(manifest, 0.4, by=each) for each in ("kind", "in.kind"))
+    halves = (manifest.split(0.4, stratify=each) for each in ("kind", "in.kind"))
     assert len({tuple(part.id for part in half) for half in halves}) == 1
 
 

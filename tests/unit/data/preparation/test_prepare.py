@@ -49,7 +49,11 @@ def make(clicks: Path, into: Path, **options: object) -> fb.Prepared:
 
 
 def test_rows_are_cut_in_order_of_the_key(clicks: Path, tmp_path: Path) -> None:
-    prepared = make(clicks, tmp_path / "into", fit=[fb.Vocabulary("user"), fb.Moments("price"), fb.Quantiles("price")])
+    prepared = make(
+        clicks,
+        tmp_path / "into",
+        fit=[fb.Vocabulary("user"), fb.preparation.Moments("price"), fb.preparation.Quantiles("price")],
+    )
     assert prepared.rows == prepared.manifest.num_rows == 1000
     assert prepared.manifest.rows.tolist() == [64] * 15 + [40]
     assert [len(file.rows) for file in prepared.files] == [4, 4, 4, 4]
@@ -100,7 +104,9 @@ def test_the_log_names_what_changed(clicks: Path, tmp_path: Path, messages: list
 def test_rows_to_fit_on_are_compared_to_the_last_value(clicks: Path, tmp_path: Path) -> None:
     def mean(rows: list[int]) -> float:
         chosen = pc.field("row").isin(rows)
-        return make(clicks, tmp_path / "into", fit=fb.Moments("price"), fit_on=chosen).statistics["price"].mean
+        return (
+            make(clicks, tmp_path / "into", fit=fb.preparation.Moments("price"), fit_on=chosen).statistics["price"].mean
+        )
 
     # The text of an expression leaves out the middle of a long list.
     assert mean(list(range(100))) == 24.75
@@ -201,10 +207,10 @@ def test_an_unsealed_or_damaged_folder_is_never_read(clicks: Path, tmp_path: Pat
     text = seal.read_text()
     seal.write_text(text.replace('"rows": [64', '"rows": [63', 1))
     with pytest.raises(InvalidOption, match="its files are not those of its manifest"):
-        fb.load_prepared(prepared.folder)
+        fb.Prepared.load(prepared.folder)
     seal.unlink()
     with pytest.raises(InvalidOption, match=r"has no prepared\.json"):
-        fb.load_prepared(prepared.folder)
+        fb.Prepared.load(prepared.folder)
     assert [found for _, found in list_prepared(str(tmp_path / "into"))] == [None]
 
 
@@ -283,6 +289,6 @@ def test_two_processes_at_once_prepare_once(
 def test_a_moved_folder_is_the_same_data_set(clicks: Path, tmp_path: Path) -> None:
     prepared = make(clicks, tmp_path / "into")
     shutil.copytree(prepared.folder, tmp_path / "elsewhere")
-    moved = fb.load_prepared(str(tmp_path / "elsewhere"))
+    moved = fb.Prepared.load(str(tmp_path / "elsewhere"))
     assert moved.manifest == prepared.manifest
     assert read_all(moved).equals(read_all(prepared))

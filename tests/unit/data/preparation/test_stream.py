@@ -78,7 +78,7 @@ def streamed(gate: RowGate, tmp_path: Path) -> Iterator[Start]:
                 row_group_rows=FILE_ROWS // 4,
                 inputs=[],
                 version="1",
-                fit=fb.Moments("number"),
+                fit=fb.preparation.Moments("number"),
             )
         )
         return started[-1]
@@ -267,7 +267,7 @@ def test_what_reads_files_itself_refuses_a_stream(streamed: Start, gate: RowGate
     gate.open_to()
     stream = streamed()
     plan = fb.build_plan(stream.manifest)
-    series = fb.Sequences(stream.manifest, time="number", past=fb.Past(["number"], steps=3))
+    series = fb.Sequences(stream.manifest, time="number", past=fb.History(["number"], steps=3))
     reads: list[Callable[[], object]] = [
         lambda: fb.fit_vocabulary(stream.manifest, ["number"]),
         lambda: fb.Sampled(plan, balance="number"),

@@ -16,6 +16,8 @@ import pytest
 from tests.unit.data.conftest import FILES, NUM_ROWS
 
 import forebay as fb
+from forebay.data.plan.order import Order
+from forebay.data.transform.row_random import RowRandom
 from forebay.errors import NoFiles
 
 LISTS = fb.Transform(id=fb.Label("id", dtype="int64"), all_tags=fb.Ragged("tags", padded=False))
@@ -41,7 +43,7 @@ def is_no_third(batch: pa.RecordBatch) -> np.ndarray:
     return batch["id"].to_numpy() % 3 != 0
 
 
-def with_noise(batch: dict[str, np.ndarray], rng: fb.RowRandom) -> dict[str, np.ndarray]:
+def with_noise(batch: dict[str, np.ndarray], rng: RowRandom) -> dict[str, np.ndarray]:
     return batch | {"noise": rng.integers(1 << 30)}
 
 
@@ -50,7 +52,7 @@ class RowsCase:
     """One combination, drawn with `rng`."""
 
     rng: np.random.Generator
-    order: fb.Order
+    order: Order
     ids: list[int]
     cache: fb.DiskCache | None
     augment: Any
@@ -110,14 +112,14 @@ def drawn(seed: int, folder: Path) -> RowsCase | None:
     try:
         manifest = fb.scan(folder, where=text, skip=skip)
         if rng.random() < 0.4:
-            manifest = fb.keep_rows(manifest, is_no_third, columns="id")
+            manifest = manifest.keep(is_no_third, columns="id")
             ids = [row for row in ids if row % 3]
     except NoFiles:
         assert not ids
         return None
     assert manifest.num_rows == len(ids)
     options: dict[str, Any] = {"seed": seed, "lanes": int(rng.integers(1, 7)), "window_rows": int(rng.integers(1, 40))}
-    order: fb.Order = fb.build_plan(manifest, shuffle=bool(rng.random() < 0.8), **options)
+    order: Order = fb.build_plan(manifest, shuffle=bool(rng.random() < 0.8), **options)
     kind = rng.choice(["plan", "sampled", "mixture"])
     if kind == "sampled":
         order = fb.Sampled(order, weight="x0", rows=len(ids), replacement=True)

@@ -22,13 +22,13 @@ from forebay.errors import SourceChanged
 
 LAYOUTS = ("entity", "day", "interleaved", "lists")
 OPTIONS: list[dict[str, Any]] = [
-    {"future": fb.Future(["load"], steps=(1, 3), gap=2), "min_steps": 4, "max_gap": "3h"},
+    {"future": fb.Horizon(["load"], steps=(1, 3), gap=2), "min_steps": 4, "max_gap": "3h"},
     {"future": None, "stride": 5, "shift": True},
 ]
 
 
 def windows_over(manifest: fb.Manifest, **options: Any) -> Any:
-    past = fb.Past(["load", "temp"], steps=6)
+    past = fb.History(["load", "temp"], steps=6)
     return fb.Sequences(manifest, past=past, entity="meter", time="ts", fill=None, **options).whole
 
 
@@ -110,7 +110,7 @@ def test_steps_in_the_order_of_the_files_are_named_without_reading(tmp_path: Pat
     for number, file in enumerate("ab"):
         table = pa.table({"token": pa.array(np.arange(100) + 100 * number, pa.uint16())})
         pq.write_table(table, tmp_path / f"{file}.parquet", row_group_size=30)
-    text = fb.Sequences(fb.scan(tmp_path), past=fb.Past(["token"], steps=65, dtype="uint16"), stride=32, shift=True)
+    text = fb.Sequences(fb.scan(tmp_path), past=fb.History(["token"], steps=65, dtype="uint16"), stride=32, shift=True)
     with fb.Loader(fb.build_plan(text), text.transform, global_batch=3, epoch=1) as loader:
         batches = list(loader)
     for file in "ab":
@@ -148,7 +148,7 @@ def three_series(steps: int) -> Iterator[pa.Table]:
 
 def test_windows_of_a_stream_name_the_rows_of_the_prepared_data(tmp_path: Path) -> None:
     stream = fb.prepare_stream(three_series, steps=200, rows=200, into=str(tmp_path), row_group_rows=16, inputs=[])
-    past = fb.Past(["load"], steps=6)
+    past = fb.History(["load"], steps=6)
     part = fb.Sequences(stream.manifest, past=past, entity="meter", time="ts").whole
     with fb.Loader(fb.build_plan(part), part.transform, global_batch=16) as loader:
         batch = next(iter(loader))

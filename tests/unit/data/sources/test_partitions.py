@@ -41,8 +41,8 @@ def test_they_are_typed_columns_of_each_row(root: Path, tmp_path: Path) -> None:
     assert sorted(tuple(row.values()) for row in rows_of(manifest)) == expected
     assert sorted(row["site"] or 0 for row in rows_of(manifest, ["site"])) == [-7, -7, 0, 0, 3, 3, 5]
     for name in ("m.json", "m.parquet"):
-        fb.save_manifest(manifest, tmp_path / name)
-        again = fb.load_manifest(tmp_path / name)
+        manifest.save(tmp_path / name)
+        again = fb.Manifest.load(tmp_path / name)
         assert (again, rows_of(again)) == (manifest, rows_of(manifest))
 
 

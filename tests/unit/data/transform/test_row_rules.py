@@ -66,7 +66,7 @@ def test_every_accepted_row_comes_once_and_the_others_are_counted(
 ) -> None:
     rule, accepts = RULES[name]
     whole = fb.scan(parquet_folder(FILES), where=where)
-    manifest = fb.keep_rows(whole, rule)
+    manifest = whole.keep(rule)
     before = range(20 if where else 0, 152)
     left = [number for number in before if accepts(number)]
     transform = rule if name == "transform" else IDS
@@ -75,8 +75,8 @@ def test_every_accepted_row_comes_once_and_the_others_are_counted(
     assert kept is not None and kept.where == (where or "")
     assert (manifest.num_rows, kept.rejected_rows) == (len(left), len(before) - len(left))
     for path in (tmp_path / "m.json", tmp_path / "m.parquet"):
-        fb.save_manifest(manifest, path)
-        loaded = fb.load_manifest(path)
+        manifest.save(path)
+        loaded = fb.Manifest.load(path)
         assert loaded == manifest and loaded.kept is not None
         assert (loaded.kept.rules, loaded.kept.rejected_rows) == (kept.rules, kept.rejected_rows)
     facts = data_facts(Data(plan=fb.build_plan(manifest), transform=transform, global_batch=8))
@@ -86,13 +86,13 @@ def test_every_accepted_row_comes_once_and_the_others_are_counted(
 def test_rules_join_and_the_rows_decide_the_plan(parquet_folder: Folder) -> None:
     whole = fb.scan(parquet_folder(FILES))
     first, other = partial(at_least, least=40), partial(at_least, least=41)
-    once = fb.keep_rows(whole, first, columns=["id"])
-    both = fb.keep_rows(once, by_numpy)
+    once = whole.keep(first, columns=["id"])
+    both = once.keep(by_numpy)
     assert once.kept is not None and both.kept is not None
     assert both.kept.rules[:1] == once.kept.rules and len(both.kept.rules) == 2
     assert (once.kept.rejected_rows, both.kept.rejected_rows) == (40, 40 + 37)
     # Another version of a rule that accepts the same rows gives the same plan, with its own fingerprint in the record.
-    again, changed = fb.keep_rows(whole, first, columns=["id"], version="2"), fb.keep_rows(whole, other)
+    again, changed = whole.keep(first, columns=["id"], version="2"), whole.keep(other)
     assert again.kept is not None and again.kept.rules != once.kept.rules
     assert again.id == once.id != changed.id
     assert fb.build_plan(once).id == fb.build_plan(again).id != fb.build_plan(changed).id
@@ -107,7 +107,7 @@ def test_a_rule_gets_its_columns_and_paths_and_only_rows_that_are_left(tmp_path:
         seen.append((batch.schema.names, batch.num_rows))
         return pc.less(batch["user.age"], 8)
 
-    manifest = fb.keep_rows(fb.scan(tmp_path, where="x > 2"), rule, columns=["user.age", "x"], version="1")
+    manifest = fb.scan(tmp_path, where="x > 2").keep(rule, columns=["user.age", "x"], version="1")
     assert manifest.num_rows == 5 and manifest.kept is not None and manifest.kept.rejected_rows == 2
     assert sorted(seen) == [(["user.age", "x"], 2), (["user.age", "x"], 5)]
 
@@ -116,7 +116,7 @@ def test_null_labels_are_dropped_by_the_transform_itself(tmp_path: Path) -> None
     labels = [None if number % 4 == 0 else number % 2 for number in range(50)]
     pq.write_table(pa.table({"id": range(50), "label": labels}), tmp_path / "a.parquet", row_group_size=20)
     transform = fb.Transform(id=fb.Dense("id", dtype="int64"), label=fb.Label("label"))
-    manifest, filtered = fb.keep_rows(fb.scan(tmp_path), transform), fb.scan(tmp_path, where="label is not None")
+    manifest, filtered = fb.scan(tmp_path).keep(transform), fb.scan(tmp_path, where="label is not None")
     assert manifest.kept is not None and filtered.kept is not None
     assert manifest.kept.mask.digest == filtered.kept.mask.digest
     assert manifest.kept.rejected_rows == 13
@@ -145,12 +145,12 @@ def test_rules_that_cannot_work_are_refused(
     parquet_folder: Folder, rule: Any, options: dict[str, Any], error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=f"(?s){text}"):
-        fb.keep_rows(fb.scan(parquet_folder(FILES)), rule, **options)
+        fb.scan(parquet_folder(FILES)).keep(rule, **options)
 
 
 def test_saved_rules_are_texts(parquet_folder: Folder, tmp_path: Path) -> None:
     path = tmp_path / "m.json"
-    fb.save_manifest(fb.keep_rows(fb.scan(parquet_folder(FILES)), by_numpy), path)
+    fb.scan(parquet_folder(FILES)).keep(by_numpy).save(path)
     path.write_text(path.read_text().replace('"rejected_rows": ', '"rejected_rows": -'))
     with pytest.raises(InvalidOption, match="a number of rows below 0"):
-        fb.load_manifest(path)
+        fb.Manifest.load(path)

@@ -24,7 +24,7 @@ from forebay.data.windows.arrangement import arranged_manifest
 from forebay.data.windows.step_columns import StepColumns
 from forebay.errors import BadSeries, InvalidOption, WriteFailed
 
-PAST = fb.Past(["load"], steps=6)
+PAST = fb.History(["load"], steps=6)
 
 
 def columns_of(**options: Any) -> StepColumns:
@@ -105,7 +105,7 @@ def test_runs_that_overlap_can_be_arranged(tmp_path: Path) -> None:
     for number, times in enumerate(([1, 5, 9], [6, 7])):
         table = pa.table({"meter": ["a"] * len(times), "ts": times, "load": [float(t) for t in times]})
         pq.write_table(table, tmp_path / f"{number}.parquet")
-    series = fb.Sequences(fb.scan(str(tmp_path)), entity="meter", time="ts", past=fb.Past(["load"], steps=5))
+    series = fb.Sequences(fb.scan(str(tmp_path)), entity="meter", time="ts", past=fb.History(["load"], steps=5))
     with pytest.raises(BadSeries, match=r"which overlap.*arrange\(into="):
         _ = series.windows
     assert series.arrange(str(tmp_path / "prepared")).windows.num_windows == 1
@@ -115,7 +115,7 @@ def test_lists_that_overlap_are_not_sent_to_arrange(tmp_path: Path) -> None:
     for number, times in enumerate(([1, 5, 9], [6, 7])):
         table = pa.table({"meter": ["a"], "ts": [times], "load": [[float(t) for t in times]]})
         pq.write_table(table, tmp_path / f"{number}.parquet")
-    series = fb.Sequences(fb.scan(str(tmp_path)), entity="meter", time="ts", past=fb.Past(["load"], steps=5))
+    series = fb.Sequences(fb.scan(str(tmp_path)), entity="meter", time="ts", past=fb.History(["load"], steps=5))
     with pytest.raises(BadSeries, match=r"which overlap.*arrange\(\) cannot help: write lists that do not overlap"):
         _ = series.windows
 
@@ -133,14 +133,14 @@ def test_each_row_group_is_read_once_in_all(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(RowGroupReader, "decode", counted)
     first = series.arrange(str(tmp_path / "prepared"))
     assert sorted(decoded) == sorted({*decoded}) and len(decoded) == len(manifest)
-    other = fb.Sequences(manifest, entity="meter", time="ts", past=fb.Past(["row"], steps=3), stride=2)
+    other = fb.Sequences(manifest, entity="meter", time="ts", past=fb.History(["row"], steps=3), stride=2)
     assert other.arrange(str(tmp_path / "prepared")).manifest.id == first.manifest.id
     assert len(decoded) == len(manifest), "other windows reuse it"
 
 
 def test_short_runs_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     manifest = interleaved(tmp_path / "data", is_shuffled=False)
-    series = fb.Sequences(manifest, entity="meter", time="ts", past=fb.Past(["load"], steps=30))
+    series = fb.Sequences(manifest, entity="meter", time="ts", past=fb.History(["load"], steps=30))
     with caplog.at_level(logging.WARNING):
         assert series.split(entities=0.4) and series.windows.num_windows
         assert series.needs_arranging
@@ -155,7 +155,7 @@ def test_short_runs_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFi
 def test_series_that_are_short_by_themselves_gain_nothing(tmp_path: Path) -> None:
     table = pa.table({"meter": np.repeat(np.arange(50), 2), "ts": np.tile([0, 1], 50), "load": np.zeros(100)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=30)
-    past = fb.Past(["load"], steps=60)
+    past = fb.History(["load"], steps=60)
     series = fb.Sequences(fb.scan(str(tmp_path)), entity="meter", time="ts", past=past, min_steps=1)
     assert not series.needs_arranging
 
@@ -201,7 +201,7 @@ def slow(self, index, columns=None):
         time.sleep(float(sys.argv[3]))
     return read(self, index, columns)
 RowGroupReader.read = slow
-series = fb.Sequences(fb.scan(sys.argv[1]), entity="meter", time="ts", past=fb.Past(["load"], steps=6))
+series = fb.Sequences(fb.scan(sys.argv[1]), entity="meter", time="ts", past=fb.History(["load"], steps=6))
 print(series.arrange(sys.argv[2]).manifest.id, flush=True)
 """
 
@@ -237,7 +237,7 @@ for day in range(days):
     order = np.random.default_rng(day).permutation(len(entities))
     table = pa.table({"meter": entities[order], "ts": np.full(len(order), day), "load": order.astype(np.float32)})
     pq.write_table(table, folder / f"{day:05}.parquet")
-series = fb.Sequences(fb.scan(str(folder)), entity="meter", time="ts", past=fb.Past(["load"], steps=6))
+series = fb.Sequences(fb.scan(str(folder)), entity="meter", time="ts", past=fb.History(["load"], steps=6))
 series.arrange(str(folder) + "-prepared")
 status = Path("/proc/self/status").read_text()
 print(next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM")))

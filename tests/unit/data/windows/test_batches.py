@@ -26,8 +26,8 @@ def random_options(rng: np.random.Generator) -> dict[str, Any]:
     past = int(rng.integers(1, 10))
     ahead = int(rng.integers(1, 6)) if rng.random() < 0.6 else tuple(sorted({int(s) for s in rng.integers(1, 9, 3)}))
     return {
-        "past": fb.Past(["load", "temp"] if rng.random() < 0.7 else ["temp"], steps=past),
-        "future": fb.Future(["load"], steps=ahead, gap=int(rng.integers(0, 3)), known=["hour"])
+        "past": fb.History(["load", "temp"] if rng.random() < 0.7 else ["temp"], steps=past),
+        "future": fb.Horizon(["load"], steps=ahead, gap=int(rng.integers(0, 3)), known=["hour"])
         if rng.random() < 0.8
         else None,
         "stride": int(rng.integers(1, 4)),
@@ -156,7 +156,7 @@ def test_statistics_are_those_of_the_training_part(case: int, tmp_path: Path) ->
     frame["temp"] = [frame.temp, 5.0, np.nan, wild][case // 4 % 4]
     frame["temp"] = frame.temp.astype(np.float32)
     manifest = write_series(tmp_path / "data", frame, LAYOUTS[case % 4], rng)
-    options: dict[str, Any] = {"past": fb.Past(["load"], steps=2), "future": fb.Future(["temp"], steps=1)}
+    options: dict[str, Any] = {"past": fb.History(["load"], steps=2), "future": fb.Horizon(["temp"], steps=1)}
     shares = (0.0, 0.25, 0.5, 0.99, 1.0)
     series = fb.Sequences(manifest, entity="meter", time="ts", quantiles=shares, **options)
     train, test = series.split(fractions=(0.7,), gap=2)
@@ -184,7 +184,7 @@ def test_nothing_after_the_cut_reaches_training(case: int, tmp_path: Path) -> No
     rng = np.random.default_rng(case)
     frame = random_series(rng)
     cuts: dict[str, Any] = [{"time": ("2020-01-02",)}, {"steps": (20,)}, {"fractions": (0.6,)}][case % 3]
-    options = random_options(rng) | {"future": fb.Future(["load"], steps=2), "fill": "both", "scale": "robust"}
+    options = random_options(rng) | {"future": fb.Horizon(["load"], steps=2), "fill": "both", "scale": "robust"}
     step, steps = frame.groupby("meter").cumcount(), frame.groupby("meter").ts.transform("size")
     later = [frame.ts >= "2020-01-02", step >= 20, step >= (steps * 0.6).astype(int)][case % 3]
     changed = frame.assign(
@@ -208,8 +208,8 @@ def test_targets_of_a_part_come_before_those_of_the_next(case: int, tmp_path: Pa
     rng = np.random.default_rng(case)
     manifest = write_series(tmp_path / "data", random_series(rng), LAYOUTS[case % 4], rng)
     gap, past = int(rng.integers(0, 4)), int(rng.integers(1, 6))
-    options: dict[str, Any] = {"past": fb.Past(["load"], steps=past), "stride": int(rng.integers(1, 4))}
-    future = fb.Future(["load"], steps=int(rng.integers(1, 4)), gap=int(rng.integers(0, 3)))
+    options: dict[str, Any] = {"past": fb.History(["load"], steps=past), "stride": int(rng.integers(1, 4))}
+    future = fb.Horizon(["load"], steps=int(rng.integers(1, 4)), gap=int(rng.integers(0, 3)))
     series = fb.Sequences(manifest, entity="meter", time="ts", future=future, min_steps=1, **options)
     parts = series.split(fractions=(0.5, 0.25), gap=gap)
     spans: list[dict[int, tuple[int, int]]] = []
@@ -228,7 +228,7 @@ def test_targets_of_a_part_come_before_those_of_the_next(case: int, tmp_path: Pa
 def test_a_batch_travels_with_its_windows_and_not_with_their_index(tmp_path: Path) -> None:
     rng = np.random.default_rng(3)
     manifest = write_series(tmp_path / "data", random_series(rng), "day", rng)
-    series = fb.Sequences(manifest, entity="meter", time="ts", past=fb.Past(["load"], steps=4))
+    series = fb.Sequences(manifest, entity="meter", time="ts", past=fb.History(["load"], steps=4))
     with fb.Loader(fb.build_plan(series.whole), series.transform, global_batch=16) as loader:
         batch = next(iter(loader))
     copies = [pickle.loads(pickle.dumps(batch)), batch.to("cpu"), batch.take(np.arange(16), weight=1.0)]
@@ -245,7 +245,7 @@ def test_only_columns_that_can_be_nan_are_filled(tmp_path: Path) -> None:
     frame = random_series(rng, nulls=0).assign(hour=1.0)
     frame.loc[5, "load"], frame.loc[9, "temp"] = np.nan, -np.inf
     manifest = write_series(tmp_path / "data", frame, "day", rng)
-    past = fb.Past(["hour", "load", "temp"], steps=4)
+    past = fb.History(["hour", "load", "temp"], steps=4)
     series = fb.Sequences(manifest, entity="meter", time="ts", past=past, scale="minmax")
     (view,) = series.transform.views.views
     assert view.scaling is not None and view.scaling[3].tolist() == [0, 1, 1]

@@ -16,7 +16,7 @@ from tests.unit.data.windows.conftest import random_series, write_series
 import forebay as fb
 from forebay.errors import BadSeries, InvalidOption, MissingColumn, WrongType
 
-PAST = fb.Past(["load"], steps=2)
+PAST = fb.History(["load"], steps=2)
 
 
 def written(folder: Path, *frames: pd.DataFrame) -> fb.Manifest:
@@ -57,7 +57,7 @@ def test_nulls_name_the_file(tmp_path: Path) -> None:
 def test_a_window_longer_than_every_series(tmp_path: Path) -> None:
     manifest = written(tmp_path, frame_of([1, 2, 3]))
     with pytest.raises(InvalidOption, match="the longest series has 3 steps, and a window needs 5"):
-        _ = fb.Sequences(manifest, time="ts", past=PAST, future=fb.Future(["load"], steps=2, gap=1)).windows
+        _ = fb.Sequences(manifest, time="ts", past=PAST, future=fb.Horizon(["load"], steps=2, gap=1)).windows
 
 
 def test_rows_that_a_filter_leaves_out_are_refused_until_they_are_arranged(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_skipped_rows_are_in_no_window_of_arranged_series(max_gap: int | None, t
         ({"time": "ts", "max_gap": "2h"}, "the time column is int64"),
         ({"context": "all"}, "choose"),
         ({"quantiles": (2,)}, "shares from 0 to 1"),
-        ({"past": fb.Past(["load"], steps=2, dtype="float64"), "scale": "standard"}, "works on float32"),
+        ({"past": fb.History(["load"], steps=2, dtype="float64"), "scale": "standard"}, "works on float32"),
     ],
 )
 def test_options_that_cannot_work_are_refused_at_once(options: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -107,11 +107,11 @@ def test_options_that_cannot_work_are_refused_at_once(options: dict[str, Any], w
 def test_columns_that_cannot_work_are_refused_at_once(tmp_path: Path) -> None:
     manifest = written(tmp_path, frame_of([1, 2, 3]).assign(name="a"))
     with pytest.raises(MissingColumn):
-        fb.Sequences(manifest, past=fb.Past(["lod"], steps=2))
+        fb.Sequences(manifest, past=fb.History(["lod"], steps=2))
     with pytest.raises(WrongType):
         fb.Sequences(manifest, past=PAST, time="load")
     with pytest.raises(WrongType):
-        fb.Sequences(manifest, past=fb.Past(["name"], steps=2))
+        fb.Sequences(manifest, past=fb.History(["name"], steps=2))
 
 
 @pytest.mark.parametrize(

@@ -31,8 +31,8 @@ def part_of(folder: Path, cache: fb.DiskCache | None = None, **options: Any) -> 
     data = folder / "data"
     manifest = fb.scan(str(data)) if data.exists() else write_series(data, random_series(rng), "day", rng)
     options = {
-        "past": fb.Past(["load", "temp"], steps=6),
-        "future": fb.Future(["load"], steps=2),
+        "past": fb.History(["load", "temp"], steps=6),
+        "future": fb.Horizon(["load"], steps=2),
         "stride": 2,
     } | options
     series = fb.Sequences(manifest, entity="meter", time="ts", scale="standard", cache=cache, **options)
@@ -65,7 +65,7 @@ def test_every_world_sees_the_same_global_batches(
 
 @pytest.mark.parametrize("shift", [False, True])
 def test_cold_warm_half_and_no_cache_give_the_same_bits(shift: bool, tmp_path: Path, cache: fb.DiskCache) -> None:
-    options: dict[str, Any] = {"future": None, "past": fb.Past(["load", "temp", "hour"], steps=6), "shift": shift}
+    options: dict[str, Any] = {"future": None, "past": fb.History(["load", "temp", "hour"], steps=6), "shift": shift}
     part = part_of(tmp_path, **options)
     plan = fb.build_plan(part, seed=3)
 
@@ -169,7 +169,7 @@ def test_one_pass_opens_each_row_group_once(tmp_path: Path, cache: fb.DiskCache)
     """1.5.3: statistics, three epochs, and other window lengths: the source is read by the first pass alone."""
     opens = 0
     for steps in (4, 6, 8):
-        part = part_of(tmp_path, cache, past=fb.Past(["load", "temp"], steps=steps))
+        part = part_of(tmp_path, cache, past=fb.History(["load", "temp"], steps=steps))
         plan = fb.build_plan(part, seed=3)
         assert part.statistics["load"].count
         with loader_of(part, plan, cache) as loader:
@@ -268,7 +268,7 @@ def test_a_child_holds_little_memory_of_its_own(method: str, tmp_path: Path) -> 
         table = pa.table(columns | {f"x{column}": each for column, each in enumerate(values)})
         pq.write_table(table, tmp_path / "data" / f"{number}.parquet", row_group_size=1 << 18)
     cache = fb.DiskCache(tmp_path / "cache", quota_bytes=1 << 30, min_free_bytes=0)
-    past = fb.Past([f"x{number}" for number in range(4)], steps=96)
+    past = fb.History([f"x{number}" for number in range(4)], steps=96)
     manifest = fb.scan(str(tmp_path / "data"))
     series = fb.Sequences(manifest, entity="meter", time="ts", past=past, stride=96, scale="standard", cache=cache)
     options: dict[str, Any] = {"global_batch": 64, "as_numpy": True, "prefetch_bytes": 8 << 20}

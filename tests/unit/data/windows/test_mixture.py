@@ -25,8 +25,8 @@ def parts_of(folder: Path, **options: Any) -> Parts:
         rng = np.random.default_rng(number)
         manifest = write_series(folder / name, random_series(rng), layout, rng)
         given: dict[str, Any] = {
-            "past": fb.Past(["load", "temp"], steps=6),
-            "future": fb.Future(["load"], steps=2),
+            "past": fb.History(["load", "temp"], steps=6),
+            "future": fb.Horizon(["load"], steps=2),
             "static": fb.Categorical(["region"]),
             "stride": 2,
             "min_steps": 4,
@@ -131,7 +131,9 @@ def test_statistics_of_all_data_sets_are_part_of_a_checkpoint(tmp_path: Path) ->
     swapped = fb.Data(plan=data.plan, transform=transforms | {"days": transforms["meters"]}, global_batch=16)
     with pytest.raises(CursorMismatch, match="days/load, days/temp changed"):
         swapped.validate_statistics(data.statistics, owner="the checkpoint of step 3")
-    text = fb.Sequences(parts["days"].manifest, entity="meter", time="ts", past=fb.Past(["load"], steps=4), fill=None)
+    text = fb.Sequences(
+        parts["days"].manifest, entity="meter", time="ts", past=fb.History(["load"], steps=4), fill=None
+    )
     mix = fb.Mixture({"a": fb.build_plan(text)})
     assert fb.Data(plan=mix, transform={"a": text.transform}, global_batch=16).statistics == {}
 
@@ -145,7 +147,7 @@ def test_windows_that_do_not_fit_together_are_refused(tmp_path: Path) -> None:
         fb.Mixture(plans)
     with pytest.raises(InvalidOption, match="samples rows"):
         fb.Sampled(plans["days"], balance="region")
-    longer = fb.Sequences(manifest, entity="meter", time="ts", past=fb.Past(["load", "temp"], steps=7))
+    longer = fb.Sequences(manifest, entity="meter", time="ts", past=fb.History(["load", "temp"], steps=7))
     mix = fb.Mixture({"days": plans["days"], "longer": fb.build_plan(longer)})
     transforms = {"days": parts["days"].transform, "longer": longer.transform}
     with pytest.raises(

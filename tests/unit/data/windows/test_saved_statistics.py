@@ -29,7 +29,7 @@ def data_of(folder: Path, **options: Any) -> fb.Data:
     data = folder / "data"
     rng = np.random.default_rng(3)
     manifest = fb.scan(str(data)) if data.exists() else write_series(data, random_series(rng), "entity", rng)
-    options = {"past": fb.Past(["load"], steps=4), "scale": "standard"} | options
+    options = {"past": fb.History(["load"], steps=4), "scale": "standard"} | options
     part = fb.Sequences(manifest, entity="meter", time="ts", **options).split(fractions=(0.7,))[0]
     return fb.Data(plan=fb.build_plan(part), transform=part.transform, global_batch=8)
 
@@ -109,7 +109,7 @@ def test_a_shuffle_that_is_too_local_is_told_of_before_training(
 ) -> None:
     table = pa.table({"ts": range(10_000), "load": np.arange(10_000, dtype=np.float32)})
     pq.write_table(table, tmp_path / "a.parquet")
-    past = fb.Past(["load"], steps=4)
+    past = fb.History(["load"], steps=4)
     series = fb.Sequences(fb.scan(str(tmp_path / "a.parquet")), time="ts", past=past, stride=stride)
     plan = fb.build_plan(series, lanes=2, window_rows=window_rows)
     data = fb.Data(plan=plan, transform=series.transform, global_batch=8)

@@ -12,6 +12,7 @@ import pytest
 
 import forebay as fb
 from forebay.data.cache.block_file import map_block, write_block
+from forebay.data.transform.block import Block
 from forebay.data.transform.features.groups import Feature
 from forebay.data.windows.sequence_block import Runs, SequenceTransform
 from forebay.data.windows.step_columns import StepColumns
@@ -206,7 +207,7 @@ def test_summaries_count_what_is_no_number() -> None:
 
 def test_names_of_attached_arrays_are_reserved() -> None:
     with pytest.raises(fb.errors.TransformFailed, match="reserved"):
-        fb.Block.of({"@time": np.zeros(3)})
+        Block.of({"@time": np.zeros(3)})
 
 
 def test_static_lists_must_be_padded() -> None:

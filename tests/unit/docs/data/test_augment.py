@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import forebay as fb
+from forebay.data.transform.row_random import RowRandom
 
 PAGE = Path(__file__).parents[4] / "docs" / "augment.md"
 ROWS = np.arange(400)
@@ -46,7 +47,7 @@ def test_features_get_noise_and_are_dropped(page: dict[str, Any]) -> None:
 
 def test_crops_are_parts_of_their_images_and_half_are_flipped(page: dict[str, Any]) -> None:
     images = np.arange(400 * 3 * 32 * 32, dtype=np.int64).reshape(400, 3, 32, 32)
-    cut = page["crop"]({"image": images}, fb.RowRandom(1, ROWS.astype(np.uint64)))["image"]
+    cut = page["crop"]({"image": images}, RowRandom(1, ROWS.astype(np.uint64)))["image"]
     assert cut.shape == (400, 3, 24, 24)
     flipped = cut[:, 0, 0, 0] > cut[:, 0, 0, 1]
     assert 150 < flipped.sum() < 250

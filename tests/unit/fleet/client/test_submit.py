@@ -142,7 +142,7 @@ def test_a_setup_that_fails_or_hangs_ends_the_job(
 ) -> None:
     path = Path(write_job())
     path.write_text(f"{path.read_text()}\n[launch]\nsetup = [{json.dumps(line)}]\n")
-    spec = fb.load_job_spec(path)
+    spec = fb.JobSpec.load(path)
     # The shortest time that a file may give is 10 s.
     object.__setattr__(spec.place, "start_within", 0.2)
     fb.submit(spec)
@@ -241,7 +241,7 @@ def test_local_backend_trains_and_stops_by_an_order(tmp_path: Path, monkeypatch:
         "global_batch": 256,
         "checkpoint_every": 5,
     }
-    train = fb.Task(name="train", run="train_ctr.py", args=args | {"cache": str(tmp_path / "cache")})
+    train = fb.fleet.Task(name="train", run="train_ctr.py", args=args | {"cache": str(tmp_path / "cache")})
     spec = fb.JobSpec(name="demo", storage=str(tmp_path / "runs"), task=(train,))
     job = fb.submit(spec, folder=ROOT / "jobs")
     while job.status().attempt == 0:

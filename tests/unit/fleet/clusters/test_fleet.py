@@ -124,7 +124,7 @@ def test_a_job_that_no_cluster_could_run_is_refused(fleet: Fleet, changes: dict[
 
 
 def test_clusters_with_another_ray_than_this_machine(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
-    spec = fb.JobSpec(name="ctr", storage="s3://a/b", task=(fb.Task(run="a.py"),))
+    spec = fb.JobSpec(name="ctr", storage="s3://a/b", task=(fb.fleet.Task(run="a.py"),))
     for here, is_refused in (("2.61.0", True), ("2.60.3", False), (None, False)):
         monkeypatch.setattr("forebay.fleet.clusters.fleet.client_ray", lambda here=here: here)
         if is_refused:
@@ -135,7 +135,7 @@ def test_clusters_with_another_ray_than_this_machine(fleet: Fleet, monkeypatch: 
 
 
 def test_images_without_a_digest_are_named(fleet: Fleet) -> None:
-    spec = fb.JobSpec(name="ctr", storage="s3://a/b", task=(fb.Task(run="a.py"),))
+    spec = fb.JobSpec(name="ctr", storage="s3://a/b", task=(fb.fleet.Task(run="a.py"),))
     assert fleet.images_without_digest(spec) == ()
-    tagged = dataclasses.replace(spec, launch=fb.Launch(image="registry.example/forebay:dev"))
+    tagged = dataclasses.replace(spec, launch=fb.fleet.Launch(image="registry.example/forebay:dev"))
     assert fleet.images_without_digest(tagged) == ("registry.example/forebay:dev",)

@@ -21,8 +21,10 @@ def test_job_submitted_again_after_a_stop_begins_again(
     tmp_path: Path, is_journal_lost: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(FleetController, "_follow_log", lambda *_: None)  # simulated pods have no logs
-    shape = fb.TaskWorkers(min=1, cpu="32", memory="256Gi", gpus=8)
-    spec = fb.JobSpec(name="ctr", storage=str(tmp_path / "runs"), task=(fb.Task(command=("true",), workers=shape),))
+    shape = fb.fleet.TaskWorkers(min=1, cpu="32", memory="256Gi", gpus=8)
+    spec = fb.JobSpec(
+        name="ctr", storage=str(tmp_path / "runs"), task=(fb.fleet.Task(command=("true",), workers=shape),)
+    )
     files, attempts = JobFiles(storage=spec.storage, name="ctr"), AttemptFiles(f"{spec.storage}/ctr")
     journal, clusters = JobJournal(":memory:"), simulated(made_fleet(1), 4)
     ray_jobs = clusters.clusters["c00"].jobs

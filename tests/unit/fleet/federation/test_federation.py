@@ -30,9 +30,9 @@ class FleetBench:
         self.federation = Federation(fleet, self.clusters, self.storage, self.journal)
         self.work: dict[str, float] = {}
 
-    def submit(self, name: str, workers: int, hours: float, *tasks: fb.Task) -> None:
-        shape = fb.TaskWorkers(min=workers, cpu="32", memory="256Gi", gpus=8)
-        spec = fb.JobSpec(name=name, storage="memory://r", task=tasks or (fb.Task(run="a.py", workers=shape),))
+    def submit(self, name: str, workers: int, hours: float, *tasks: fb.fleet.Task) -> None:
+        shape = fb.fleet.TaskWorkers(min=workers, cpu="32", memory="256Gi", gpus=8)
+        spec = fb.JobSpec(name=name, storage="memory://r", task=tasks or (fb.fleet.Task(run="a.py", workers=shape),))
         for task in spec.task:
             self.work[spec.run_name(task)] = hours * 3600 * task.workers.min
         self.federation.submit(spec, self.now)
@@ -63,10 +63,10 @@ class FleetBench:
 
 def test_tasks_run_in_their_order() -> None:
     bench = FleetBench()
-    shape = fb.TaskWorkers(gpus=8)
+    shape = fb.fleet.TaskWorkers(gpus=8)
     first, second = (
-        fb.Task(name="a", run="a.py", workers=shape),
-        fb.Task(name="b", run="b.py", workers=shape, after=("a",)),
+        fb.fleet.Task(name="a", run="a.py", workers=shape),
+        fb.fleet.Task(name="b", run="b.py", workers=shape, after=("a",)),
     )
     bench.submit("job", 1, 0.5, second, first)
     bench.run(900)
@@ -77,8 +77,8 @@ def test_tasks_run_in_their_order() -> None:
 
 def test_a_task_after_a_failed_one_fails() -> None:
     bench = FleetBench()
-    first = fb.Task(name="a", run="a.py", retries=0, workers=fb.TaskWorkers(gpus=8))
-    bench.submit("job", 1, 0.5, first, fb.Task(name="b", run="b.py", after=("a",)))
+    first = fb.fleet.Task(name="a", run="a.py", retries=0, workers=fb.fleet.TaskWorkers(gpus=8))
+    bench.submit("job", 1, 0.5, first, fb.fleet.Task(name="b", run="b.py", after=("a",)))
     bench.run(300)
     (cluster,) = bench.clusters.clusters.values()
     (ray_job,) = cluster.jobs.values()
@@ -92,7 +92,7 @@ def test_a_run_that_somebody_else_started_fails_alone(monkeypatch: pytest.Monkey
     bench = FleetBench()
     found = bench.storage.newest_claim
 
-    def newest_claim(spec: fb.JobSpec, task: fb.Task) -> SeenClaim | None:
+    def newest_claim(spec: fb.JobSpec, task: fb.fleet.Task) -> SeenClaim | None:
         return SeenClaim(number=1, target=target_of("")) if spec.name == "theirs" else found(spec, task)
 
     monkeypatch.setattr(bench.storage, "newest_claim", newest_claim)

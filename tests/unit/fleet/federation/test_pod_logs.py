@@ -79,7 +79,7 @@ def test_a_silent_cluster_ends_the_copy_of_an_ended_attempt(tmp_path: Path, monk
 
 
 def test_logs_of_a_fleet_are_read_by_attempt(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    spec = fb.JobSpec(name="job", storage=str(tmp_path), task=(fb.Task(command=("true",)),))
+    spec = fb.JobSpec(name="job", storage=str(tmp_path), task=(fb.fleet.Task(command=("true",)),))
     submission = Submission(spec=spec, number=1, backend="fleet", token="x")
     files = JobFiles(storage=spec.storage, name=spec.name)
     files.create(submission)

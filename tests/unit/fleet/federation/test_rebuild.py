@@ -49,8 +49,8 @@ class EffectStorage(SimulatedStorage):
 
 
 def job(name: str, workers: int = 1) -> fb.JobSpec:
-    shape = fb.TaskWorkers(min=workers, cpu="32", memory="256Gi", gpus=8)
-    return fb.JobSpec(name=name, storage="memory://r", task=(fb.Task(run="a.py", workers=shape),))
+    shape = fb.fleet.TaskWorkers(min=workers, cpu="32", memory="256Gi", gpus=8)
+    return fb.JobSpec(name=name, storage="memory://r", task=(fb.fleet.Task(run="a.py", workers=shape),))
 
 
 def fleet_with_a_loss(ends_at: int) -> tuple[list[str], dict[str, tuple[int, bool]]]:

@@ -20,7 +20,7 @@ EAST = Target(cluster="east", sku="h100", market="on-demand", workers=2)
 
 @pytest.fixture
 def spec(tmp_path: Path) -> fb.JobSpec:
-    return fb.JobSpec(name="ctr", storage=str(tmp_path), task=(fb.Task(command=("true",)),))
+    return fb.JobSpec(name="ctr", storage=str(tmp_path), task=(fb.fleet.Task(command=("true",)),))
 
 
 def test_one_of_two_claims_stands_with_its_place(spec: fb.JobSpec) -> None:

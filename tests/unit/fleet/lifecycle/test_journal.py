@@ -16,7 +16,7 @@ from forebay.fleet.lifecycle.states import AttemptPlacing, JobQueued, JobSucceed
 
 
 def job(name: str) -> fb.JobSpec:
-    return fb.JobSpec(name=name, storage="s3://a/b", task=(fb.Task(run="a.py", args={"x": [1, "b"]}),))
+    return fb.JobSpec(name=name, storage="s3://a/b", task=(fb.fleet.Task(run="a.py", args={"x": [1, "b"]}),))
 
 
 def test_jobs_survive_the_process(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:
     journal = JobJournal(tmp_path / "jobs.db")
     journal.add(job("one"), at=0.0)
     journal._database.execute("PRAGMA max_page_count = 1")  # as a disk without room for another page
-    large = dataclasses.replace(job("two"), task=(fb.Task(command=("x" * 100_000,)),))
+    large = dataclasses.replace(job("two"), task=(fb.fleet.Task(command=("x" * 100_000,)),))
     with pytest.raises(WriteFailed, match="database or disk is full"):
         journal.add(large, at=1.0)
     assert journal.entry("one") is not None

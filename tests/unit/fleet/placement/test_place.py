@@ -25,7 +25,7 @@ LONG = settings(max_examples=10_000, deadline=None, suppress_health_check=list(H
 
 def job(workers: dict[str, Any] | None = None, **place_: Any) -> fb.JobSpec:
     given = {"cpu": 8, "memory": "64Gi", "gpus": 1, "spot": "prefer", **(workers or {})}
-    task = fb.Task(run="a.py", workers=given)  # type: ignore[arg-type]
+    task = fb.fleet.Task(run="a.py", workers=given)  # type: ignore[arg-type]
     return fb.JobSpec(name="ctr", storage="s3://a/b", task=(task,), place=place_)  # type: ignore[arg-type]
 
 

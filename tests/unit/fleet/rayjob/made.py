@@ -28,7 +28,7 @@ def attempt(**changes: Any) -> PlacedAttempt:
         "spot": "prefer",
         **changes.pop("workers", {}),
     }
-    task = fb.Task(run="train.py", args={"data": "s3://b/$HOME x", "epochs": 3}, workers=workers)  # type: ignore[arg-type]
+    task = fb.fleet.Task(run="train.py", args={"data": "s3://b/$HOME x", "epochs": 3}, workers=workers)  # type: ignore[arg-type]
     spec = fb.JobSpec(name="ctr-7", storage="s3://lake/runs", task=(changes.pop("task", task),), **changes)
     return PlacedAttempt(spec=spec, task=spec.task[0], number=2, sku="h100", market="spot", token="t0", code="c" * 64)
 
@@ -52,14 +52,14 @@ def cluster(**changes: Any) -> Cluster:
 def attempts(draw: st.DrawFn) -> tuple[PlacedAttempt, Cluster]:
     """Any job that a user can write, on any cluster."""
     least = draw(st.integers(1, 20))
-    place = fb.Place(
+    place = fb.fleet.Place(
         cluster=draw(st.sampled_from(["own", "own", "own", "shared"])),
         queue=draw(st.none() | NAMES),
         priority=draw(st.just("normal") | NAMES),
         start_within=draw(st.integers(10, 9999)),
         finish_within=draw(st.none() | st.integers(60, 999_999)),
     )
-    workers = fb.TaskWorkers(
+    workers = fb.fleet.TaskWorkers(
         min=least,
         max=draw(st.none() | st.integers(least, 40)),
         cpu=draw(CPUS),
@@ -74,19 +74,21 @@ def attempts(draw: st.DrawFn) -> tuple[PlacedAttempt, Cluster]:
             {"run": st.just("train.py"), "args": st.dictionaries(NAMES.map(lambda n: n.replace("-", "_")), TEXTS)}
         )
     )
-    launch = fb.Launch(
+    launch = fb.fleet.Launch(
         setup=draw(st.lists(TEXTS, max_size=2).map(tuple)),
         env=draw(st.dictionaries(NAMES.map(lambda name: name.upper().replace("-", "_")), TEXTS, max_size=3)),
         secret_env=draw(st.sampled_from([{}, {"HF_TOKEN": "hf/token"}])),
         mounts=draw(
-            st.sampled_from([(), (fb.Mount(secret="krb", path="/secrets/krb"), fb.Mount(claim="c", path="/c"))])
+            st.sampled_from(
+                [(), (fb.fleet.Mount(secret="krb", path="/secrets/krb"), fb.fleet.Mount(claim="c", path="/c"))]
+            )
         ),
         labels=draw(st.dictionaries(NAMES, NAMES, max_size=2)),
     )
     spec = fb.JobSpec(
         name=draw(st.from_regex(r"\A[a-z]([-a-z0-9]{0,28}[a-z0-9])?\Z")),
         storage="s3://lake/runs",
-        task=(fb.Task(name=draw(NAMES), workers=workers, **program),),
+        task=(fb.fleet.Task(name=draw(NAMES), workers=workers, **program),),
         place=place,
         launch=launch,
     )

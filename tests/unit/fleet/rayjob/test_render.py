@@ -108,7 +108,7 @@ def test_workers_ask_for_what_the_job_file_says() -> None:
 def test_words_reach_the_program_as_they_were_written(text: str) -> None:
     """Kubernetes, the submitter's bash, `ray job submit` and the shell of Ray's job each read the entrypoint."""
     words = ("printf", "%s|", text)
-    job = render(attempt(task=fb.Task(command=words)), cluster())
+    job = render(attempt(task=fb.fleet.Task(command=words)), cluster())
     in_container = job["spec"]["entrypoint"].replace("$$", "$")
     submitted = shlex.join(shlex.split(in_container))
     shown = subprocess.run(["/bin/sh", "-c", submitted], capture_output=True, text=True, check=True).stdout

@@ -56,7 +56,7 @@ def spec() -> fb.JobSpec:
 def test_a_job_file_is_the_dataclass(spec: fb.JobSpec) -> None:
     prepare, train = spec.task
     assert (prepare.command[2], prepare.command[3]) == ("a b; rm -rf $HOME", "ü")
-    assert train.workers == fb.TaskWorkers(
+    assert train.workers == fb.fleet.TaskWorkers(
         min=2, max=16, cpu="12", memory="96Gi", gpus=1, sku=("h100", "a100-40"), spot="prefer"
     )
     assert train.workers.elastic == fb.Elastic(min_workers=2, max_workers=16)
@@ -68,9 +68,9 @@ def test_a_job_file_is_the_dataclass(spec: fb.JobSpec) -> None:
 
 def test_specs_made_in_python_are_the_same(spec: fb.JobSpec, tmp_path: Path) -> None:
     (tmp_path / "job.toml").write_text(JOB)
-    assert fb.load_job_spec(tmp_path / "job.toml") == spec
+    assert fb.JobSpec.load(tmp_path / "job.toml") == spec
     assert fb.JobSpec(**facts_of(spec)) == spec == spec_of(json.loads(json.dumps(facts_of(spec))))
-    assert fb.Place(start_within="1h30m").start_within == 5400  # type: ignore[arg-type]
+    assert fb.fleet.Place(start_within="1h30m").start_within == 5400  # type: ignore[arg-type]
 
 
 def test_the_key_depends_on_what_is_meant(spec: fb.JobSpec) -> None:
@@ -174,10 +174,10 @@ def test_what_is_no_toml_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidJobSpec, match=r"is not TOML.*line 2"):
         parse_job_spec('name = "a"\nqueue = "b"; x = 1\n')
     with pytest.raises(InvalidJobSpec, match=r"cannot be read \(No such file"):
-        fb.load_job_spec(tmp_path / "job.toml")
+        fb.JobSpec.load(tmp_path / "job.toml")
     (tmp_path / "job.toml").write_bytes(b"\xff")
     with pytest.raises(InvalidJobSpec, match="not a UTF-8 text"):
-        fb.load_job_spec(tmp_path / "job.toml")
+        fb.JobSpec.load(tmp_path / "job.toml")
     (tmp_path / "job.toml").write_bytes(b"#" * (1 << 20) + b"#")
     with pytest.raises(InvalidJobSpec, match="more than 1 MiB"):
-        fb.load_job_spec(tmp_path / "job.toml")
+        fb.JobSpec.load(tmp_path / "job.toml")

@@ -30,10 +30,10 @@ def folder(tmp_path: Path, parquet_folder) -> Path:
 
 
 def spec_with(folder: Path, run: str = "train.py", cpu: int = 2, largest: int = 8, **args: object) -> fb.JobSpec:
-    task = fb.Task(
+    task = fb.fleet.Task(
         run=run,
         args={"data": str(folder / "data"), **args},  # type: ignore[dict-item]
-        workers=fb.TaskWorkers(min=2, max=largest, cpu=cpu),  # type: ignore[arg-type]
+        workers=fb.fleet.TaskWorkers(min=2, max=largest, cpu=cpu),  # type: ignore[arg-type]
     )
     return fb.JobSpec(name="ctr", storage=str(folder / "runs"), task=(task,))
 
@@ -47,7 +47,7 @@ def test_the_job_gets_name_storage_and_workers_of_the_spec(folder: Path) -> None
     fixed = spec_with(folder, largest=2)
     job = load_program(fixed, fixed.task[0], folder)
     assert isinstance(job, fb.Job) and (job.workers, job.elastic) == (2, None)
-    command = fb.JobSpec(name="a", storage="b", task=(fb.Task(command=("true",)),))
+    command = fb.JobSpec(name="a", storage="b", task=(fb.fleet.Task(command=("true",)),))
     assert load_program(command, command.task[0]) is None
 
 

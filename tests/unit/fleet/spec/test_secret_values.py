@@ -13,8 +13,8 @@ CANARY = "k4n4ry0123456789abcdef"
 
 
 def job(storage: str = "s3://lake/runs", command: tuple[str, ...] = (), args: Any = None, **launch: Any) -> fb.JobSpec:
-    task = fb.Task(command=command) if command else fb.Task(run="a.py", args=args or {})
-    return fb.JobSpec(name="ctr", storage=storage, task=(task,), launch=fb.Launch(**launch))
+    task = fb.fleet.Task(command=command) if command else fb.fleet.Task(run="a.py", args=args or {})
+    return fb.JobSpec(name="ctr", storage=storage, task=(task,), launch=fb.fleet.Launch(**launch))
 
 
 @pytest.mark.parametrize(

@@ -250,8 +250,8 @@ def test_bad_input_is_found_before_an_engine_is_opened(request_of: Requests, wro
 
 
 def test_public_names() -> None:
-    assert fb.score.score_rows is score_rows
-    assert [name for name in fb.score.__all__ if not (getattr(fb.score, name).__doc__ or "").strip()] == []
+    assert fb.llm.score.score_rows is score_rows
+    assert [name for name in fb.llm.score.__all__ if not (getattr(fb.llm.score, name).__doc__ or "").strip()] == []
 
 
 @pytest.mark.variation

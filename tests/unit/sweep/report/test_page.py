@@ -20,7 +20,7 @@ from forebay.sweep.report.colours import BEST, NONE
 from forebay.sweep.report.page import page, write_page
 from forebay.sweep.report.parallel import axis_of, configs_figure
 from forebay.sweep.report.plots import metric_figure, workers_figure
-from forebay.sweep.result import SweepResult, load_sweep
+from forebay.sweep.result import SweepResult
 
 EVIL = "<script>alert('x')</script>"
 
@@ -218,9 +218,9 @@ def test_the_result_has_the_best_trial_and_a_table(tmp_path: Path) -> None:
     assert list(table.columns[:7]) == ["trial", "state", "epochs", "best_auc", "best_epoch", "last_auc", "seconds"]
     assert table["config/opt"][2] == EVIL and table["error"][2] == f"ValueError: {EVIL}"
     assert "<h1>ctr</h1>" in result._repr_html_()
-    assert load_sweep(str(tmp_path)) is None
+    assert SweepResult.load(str(tmp_path)) is None
     save_record(made, str(tmp_path))
-    loaded = load_sweep(str(tmp_path))
+    loaded = SweepResult.load(str(tmp_path))
     assert loaded is not None and loaded.best_config == result.best_config
     nothing = SweepResult.of(record(trial("d")), "s3://lake/ctr?region=eu")
     assert (nothing.best_config, nothing.best_run, nothing.html) == ({}, None, "s3://lake/ctr/sweep.html?region=eu")

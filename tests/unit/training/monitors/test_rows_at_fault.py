@@ -18,7 +18,7 @@ WORLDS = [World(rank=rank, size=2) for rank in range(2)]
 @pytest.fixture
 def plans(parquet_folder: Callable[..., Path]) -> dict[str, fb.Plan]:
     manifest = fb.scan(parquet_folder({"a.parquet": [40, 24]}))
-    series = fb.Sequences(manifest, past=fb.Past(["x1"], steps=4), entity="c0", time="id")
+    series = fb.Sequences(manifest, past=fb.History(["x1"], steps=4), entity="c0", time="id")
     return {"rows": fb.build_plan(manifest, lanes=4), "windows": fb.build_plan(series, lanes=4)}
 
 

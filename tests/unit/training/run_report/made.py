@@ -6,7 +6,7 @@ import math
 from pathlib import Path
 
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Resized, RolledBack, Started, Warned
-from forebay.training.runs.history import History
+from forebay.training.runs.history import RunHistory
 from forebay.training.runs.result import Result, save_result
 from forebay.training.runs.timeline.origin import StartOrigin
 from forebay.training.runs.timeline.recorder import TimelineRecorder
@@ -41,7 +41,7 @@ def write_run(folder: Path, name: str = "ctr", *, is_killed: bool = False, **con
     clock = MadeClock()
     start = RunStart(at=1.79e9, attempt=1, origin=origin(**config))
     recorder = TimelineRecorder(path, start, load_timeline(path), clock)
-    history = History(Result(name=name, path=path, plan_id="3fa1" * 16, num_epochs=EPOCHS))
+    history = RunHistory(Result(name=name, path=path, plan_id="3fa1" * 16, num_epochs=EPOCHS))
 
     def tell(event: Event, seconds: float = 0.0) -> None:
         clock.now += seconds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from forebay.events import EpochEnded, Failed, Finished, Reported
-from forebay.training.runs.history import MAX_STEPS, History
+from forebay.training.runs.history import MAX_STEPS, RunHistory
 from forebay.training.runs.result import Result
 
 START = Result(name="a", path="/runs/a", plan_id="p", num_epochs=2)
@@ -20,7 +20,7 @@ def ended(epoch: int, loss: float) -> EpochEnded:
 
 
 def test_steps_that_are_done_again_replace_the_lost_ones() -> None:
-    history = History(START)
+    history = RunHistory(START)
     for step in (1, 5, 9):
         history.record(reported(step, loss=float(step)))
     history.record(Failed(error="worker 1 was killed", failures=1, will_retry=True))
@@ -30,7 +30,7 @@ def test_steps_that_are_done_again_replace_the_lost_ones() -> None:
 
 
 def test_metrics_of_one_step_come_together() -> None:
-    history = History(START)
+    history = RunHistory(START)
     history.record(reported(1, loss=0.5))
     history.record(reported(2, loss=0.4))
     history.record(reported(2, auc=0.7))
@@ -39,14 +39,14 @@ def test_metrics_of_one_step_come_together() -> None:
 
 
 def test_epoch_told_again_after_a_resume_is_kept_once() -> None:
-    history = History(START)
+    history = RunHistory(START)
     for event in (ended(0, 3.0), ended(1, 2.0), ended(1, 2.5)):
         history.record(event)
     assert [epoch.metrics["loss"] for epoch in history.result.epochs] == [3.0, 2.5]
 
 
 def test_epoch_told_again_in_the_same_words_is_known() -> None:
-    history = History(START)
+    history = RunHistory(START)
     history.record(ended(0, float("nan")))
     assert history.knows(ended(0, float("nan")))
     assert not history.knows(ended(0, 3.0))
@@ -54,7 +54,7 @@ def test_epoch_told_again_in_the_same_words_is_known() -> None:
 
 
 def test_long_record_is_thinned_but_keeps_both_ends() -> None:
-    history = History(START)
+    history = RunHistory(START)
     for step in range(1, 5 * MAX_STEPS):
         history.record(reported(step, loss=1.0))
     steps = [step.step for step in history.result.steps]
@@ -64,11 +64,11 @@ def test_long_record_is_thinned_but_keeps_both_ends() -> None:
 
 
 def test_earlier_part_of_a_run_is_continued_and_its_stop_forgotten() -> None:
-    first = History(START)
+    first = RunHistory(START)
     first.record(ended(0, 3.0))
     first.record(Finished(name="a", path="/runs/a", stopped="enough"))
     assert first.result.stopped == "enough"
-    second = History(first.result)
+    second = RunHistory(first.result)
     second.record(ended(1, 2.0))
     assert second.result.is_finished
     assert second.result.stopped is None

@@ -15,7 +15,7 @@ import numpy as np
 from forebay.data.kernels.calls import merge
 from forebay.data.plan.cursor import Cursor
 from forebay.data.plan.lanes import owned_order
-from forebay.data.plan.mixture.schedule import Schedule, StagedWeights, Weights, drop_exhausted, staged
+from forebay.data.plan.mixture.schedule import Schedule, StagedWeights, Weights, drop_exhausted, ramp, staged
 from forebay.data.plan.mixture.shares import WEIGHTS_SUM
 from forebay.data.plan.order import BlockSpan, Order, PositionedRows
 from forebay.data.plan.permute import Ints
@@ -61,6 +61,8 @@ class Mixture(Order):
     Raises:
         InvalidOption: Weights that are not finite numbers above 0, data sets without weight, or a mixture in a mixture.
     """
+
+    ramp = staticmethod(ramp)
 
     def __init__(
         self,

@@ -18,6 +18,7 @@ from forebay.data.plan.digest import order_digest
 from forebay.data.plan.mixture.mixture import Mixture
 from forebay.data.plan.mixture.schedule import ramp
 from forebay.data.plan.mixture.shares import WEIGHTS_SUM, integer_weights
+from forebay.data.plan.order import Order
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.errors import CursorMismatch, InvalidOption
 
@@ -38,7 +39,7 @@ def plans(memory_manifest: Make) -> dict[str, Plan]:
 WEIGHTS = {"web": 0.7, "code": 0.25, "books": 0.05}
 
 
-def rows_of(mix: fb.Order, epoch: int, start: int = 0, stop: int | None = None) -> list[Row]:
+def rows_of(mix: Order, epoch: int, start: int = 0, stop: int | None = None) -> list[Row]:
     stop = mix.num_rows if stop is None else stop
     _, block, row = mix.positioned_rows(epoch, start, stop, range(mix.lanes))
     return list(zip(block.tolist(), row.tolist(), strict=True))

@@ -53,8 +53,8 @@ def test_a_saved_manifest_reads_the_same_rows(table: Any, tmp_path: Path) -> Non
     expected = [row for row in table.rows(table.versions[-1]) if row["site"] == "x=y" and row["id"] < 33]
     assert manifest.num_rows == len(expected)
     for name in ("m.parquet", "m.json"):
-        fb.save_manifest(manifest, tmp_path / name)
-        again = fb.load_manifest(tmp_path / name)
+        manifest.save(tmp_path / name)
+        again = fb.Manifest.load(tmp_path / name)
         assert (again, rows_of(again), again.snapshot) == (manifest, rows_of(manifest), manifest.snapshot)
 
 

@@ -20,6 +20,7 @@ from torch import nn
 
 import forebay as fb
 from forebay.cli.app import main
+from forebay.data.plan.order import Order
 from forebay.errors import ForebayError, InvalidOption, RunFailed, SourceChanged
 from forebay.events import BatchesCut, EpochEnded, Event, Finished, RolledBack, Warned
 from forebay.training.runs.rows.order_record import FILE_NAME
@@ -81,7 +82,7 @@ def recorded_rows(run: str, step: int) -> dict[int, list[str]]:
 class RowsBench:
     """Runs a job whose rows are logged."""
 
-    def __init__(self, folder: Path, order: fb.Order, transform: Any = TRANSFORM) -> None:
+    def __init__(self, folder: Path, order: Order, transform: Any = TRANSFORM) -> None:
         self.folder, self.order, self.transform = folder, order, transform
         self.log = folder / "log"
         self.log.mkdir()
@@ -120,15 +121,15 @@ class RowsBench:
         return trained
 
 
-def plain(folder: Folder) -> fb.Order:
+def plain(folder: Folder) -> Order:
     return fb.build_plan(fb.scan(folder({"day=1/a.parquet": ROWS}), where="c1 < 900"), seed=3, lanes=6)
 
 
-def sampled(folder: Folder) -> fb.Order:
+def sampled(folder: Folder) -> Order:
     return fb.Sampled(fb.build_plan(fb.scan(folder({"a.parquet": ROWS})), lanes=6), balance="c0", rows=77)
 
 
-def mixed(folder: Folder) -> fb.Order:
+def mixed(folder: Folder) -> Order:
     other = fb.build_plan(fb.scan(folder({"a.parquet": [20, 25]}, seed=1, folder="code")), lanes=8)
     return fb.Mixture(
         {"web": plain(folder), "code": other}, [(0, {"web": 1}), (50, {"web": 0.5, "code": 0.5})], rows=90
@@ -138,16 +139,16 @@ def mixed(folder: Folder) -> fb.Order:
 def series(write: Folder, **options: Any) -> Any:
     """Windows of ten series, whose steps are interleaved."""
     manifest = fb.scan(write({"day=1/a.parquet": ROWS}, **options))
-    past = fb.Past(["x1", "x2"], steps=4)
+    past = fb.History(["x1", "x2"], steps=4)
     return fb.Sequences(manifest, past=past, entity="c0", time="id", shift=True, stride=2).whole
 
 
-def windows(folder: Folder) -> tuple[fb.Order, Any]:
+def windows(folder: Folder) -> tuple[Order, Any]:
     part = series(folder)
     return fb.build_plan(part, seed=3, lanes=6), part.transform
 
 
-def mixed_windows(folder: Folder) -> tuple[fb.Order, Any]:
+def mixed_windows(folder: Folder) -> tuple[Order, Any]:
     parts = {"web": series(folder), "code": series(folder, seed=1, folder="code")}
     plans = {name: fb.build_plan(part, lanes=4) for name, part in parts.items()}
     return fb.Mixture(plans, {"web": 0.5, "code": 0.5}, rows=60), {name: part.transform for name, part in parts.items()}
@@ -157,7 +158,7 @@ def rows_backwards(data: fb.Manifest) -> Iterator[pa.Table]:
     yield pq.read_table(data.root).sort_by([("id", "descending")])
 
 
-def streamed(folder: Folder) -> fb.Order:
+def streamed(folder: Folder) -> Order:
     data = fb.scan(folder({"a.parquet": ROWS}))
     into = str(Path(data.root).parent / "into")
     stream = fb.prepare_stream(rows_backwards, data=data, rows=sum(ROWS), into=into, row_group_rows=16, version="1")
@@ -201,7 +202,7 @@ def test_every_step_of_a_run_that_is_resized_and_gets_larger_batches(bench: Rows
 def test_every_step_of_several_batches_with_skipped_ones_and_a_restart(
     bench: RowsBench, accumulate: int, last: str
 ) -> None:
-    options = {"accumulate": accumulate, "last": last, "monitors": (fb.NanGuard(),), "checkpoint_every": 2}
+    options = {"accumulate": accumulate, "last": last, "monitors": (fb.monitors.NanGuard(),), "checkpoint_every": 2}
     with suppress(RunFailed):
         bench.run(bad_ids=(40,), raise_at=3, **options)
     # Ends in mid-epoch, and goes on with another batch.
@@ -225,7 +226,7 @@ def test_a_monitor_names_rows_and_the_command_that_prints_all(
     bench: RowsBench, action: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     heard: list[Event] = []
-    monitors = (fb.NanGuard(action=action),)
+    monitors = (fb.monitors.NanGuard(action=action),)
     with suppress(ForebayError):
         # Saved at every step: a step of NaN spoils all later ones.
         bench.run(lambda event, _: heard.append(event), bad_ids=(40,), monitors=monitors, workers=2, checkpoint_every=1)
@@ -329,7 +330,7 @@ def test_steps_that_are_not_recorded_say_why(bench: RowsBench) -> None:
 
 
 def test_what_a_stopping_monitor_saw_is_a_trained_step(bench: RowsBench) -> None:
-    result = bench.run(bad_ids=(7,), monitors=(fb.NanGuard(action="stop"),), checkpoint_every=1)
+    result = bench.run(bad_ids=(7,), monitors=(fb.monitors.NanGuard(action="stop"),), checkpoint_every=1)
     assert result.stopped
     step = max(trained_rows(bench.log))
     assert 7 in [value["id"] for value in rows_of_step(bench.path, step).values()]
