@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from forebay.training.monitors.monitor import Action as Action
     from forebay.training.monitors.monitor import Verdict as Verdict
     from forebay.training.monitors.nan_guard import NanGuard as NanGuard
+    from forebay.training.monitors.source_losses import losses_by_source as losses_by_source
     from forebay.training.state.setup import TrainSetup as TrainSetup
-    from forebay.training.worker.source_losses import losses_by_source as losses_by_source
 
 __getattr__, __all__ = lazy_names(
     __name__,
@@ -24,6 +24,6 @@ __getattr__, __all__ = lazy_names(
         "NanGuard": "forebay.training.monitors.nan_guard",
         "TrainSetup": "forebay.training.state.setup",
         "Verdict": "forebay.training.monitors.monitor",
-        "losses_by_source": "forebay.training.worker.source_losses",
+        "losses_by_source": "forebay.training.monitors.source_losses",
     },
 )

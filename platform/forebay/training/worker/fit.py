@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from forebay.training.monitors.source_losses import SourceLosses
 from forebay.training.tables.strategy import TablesOption
-from forebay.training.worker.source_losses import SourceLosses
 from forebay.training.worker.worker import Worker
 
 Evaluate = Callable[[Worker, nn.Module], Mapping[str, float]]

@@ -21,9 +21,9 @@ from forebay.errors import InvalidOption
 from forebay.events import EpochEnded, Reported
 from forebay.training.checkpoint.local_store import DirectoryStore
 from forebay.training.collectives.collective import Collective
+from forebay.training.monitors.source_losses import losses_by_source
 from forebay.training.state.metric import scalar, weighted
 from forebay.training.worker.fit import fit
-from forebay.training.worker.source_losses import losses_by_source
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.worker import Worker
 
