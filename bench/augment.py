@@ -108,10 +108,10 @@ def waits(folder: Path, steps_ms: tuple[float, ...], num_batches: int, rounds: i
                 with fb.Loader(plan, transform, cache, global_batch=BATCH, augment=augment) as loader:
                     for number, _ in enumerate(loader):
                         if number == 0:
-                            loader.tally.merge({"wait_s": -loader.tally["wait_s"]})  # threads start
+                            loader.counters.merge({"wait_s": -loader.counters["wait_s"]})  # threads start
                         time.sleep(step_ms / 1e3)
-                    spent[place] += loader.tally["wait_s"]
-                    augment_s = loader.tally["augment_s"] / num_batches if augment else augment_s
+                    spent[place] += loader.counters["wait_s"]
+                    augment_s = loader.counters["augment_s"] / num_batches if augment else augment_s
         found.append((step_ms, *(each / rounds / (num_batches - 1) * 1e3 for each in spent)))
     return [*found, (0.0, 0.0, augment_s * 1e3)]
 

@@ -44,7 +44,7 @@ def lengths_of(rows: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 
 def write(folder: Path, rows: int) -> None:
-    """Write the data set: an id and a list of int64 in each row, in row groups of 50,000 rows."""
+    """Write the dataset: an id and a list of int64 in each row, in row groups of 50,000 rows."""
     lengths = lengths_of(rows)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     values = np.random.default_rng(1).integers(0, 1 << 40, offsets[-1])

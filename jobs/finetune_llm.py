@@ -154,19 +154,19 @@ def prepare_tokens(data: str, *, tokenizer: llm.TokenizerSpec, storage: str, **o
 
 
 def one(tokens: llm.PreparedTokens, seed: int) -> tuple[fb.Plan, llm.PreparedTokens]:
-    """Plan of one data set."""
+    """Plan of one dataset."""
     return fb.build_plan(tokens.prepared.manifest, seed=seed), tokens
 
 
 def mixture(
     mix: dict[str, float], parts: dict[str, llm.PreparedTokens], seed: int
 ) -> tuple[fb.Mixture, llm.PreparedTokens]:
-    """Plan of several data sets by weight, under the last parts of their names. Each is prepared by itself."""
+    """Plan of several datasets by weight, under the last parts of their names. Each is prepared by itself."""
     names = {data: Path(data).name.partition(".")[0] for data in mix}
     if len(set(names.values())) < len(mix):
         raise InvalidOption(f"mix={mix} has data of equal names. Give folders or files whose names differ.")
     if any(each.trained_tokenizer for each in parts.values()):
-        raise InvalidOption("mix= needs a model with a tokenizer: that of model='tiny' is trained on one data set.")
+        raise InvalidOption("mix= needs a model with a tokenizer: that of model='tiny' is trained on one dataset.")
     plans = {names[data]: fb.build_plan(found.prepared.manifest, seed=seed) for data, found in parts.items()}
     return fb.Mixture(plans, {names[data]: weight for data, weight in mix.items()}), next(iter(parts.values()))
 

@@ -46,7 +46,7 @@ def job(
     """Predict the next hours of all seven columns. `mse` is of scaled values, as published.
 
     Args:
-        csv: File of the ETT data set. It is converted to Parquet next to the runs.
+        csv: File of the ETT dataset. It is converted to Parquet next to the runs.
         horizon: Hours to predict. Published are 96, 192, 336 and 720.
         past: Hours that the model looks back on.
         part: Part of the split that `mse` is measured on.

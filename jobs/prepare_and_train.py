@@ -82,7 +82,7 @@ def job(
     """Predict whether a person earns more than 50,000 dollars.
 
     Args:
-        csv: File `adult.data` of the UCI data set.
+        csv: File `adult.data` of the UCI dataset.
     """
     prepared = fb.preparation.from_ray_data(
         census,

@@ -39,7 +39,7 @@ def mixed(
     cache: str = "~/.cache/forebay",
     storage: str = "runs",
 ) -> fb.Job:
-    """Job of finetune_llm.py: an adapter, on a mixture of two data sets. It has 1 to `workers` workers."""
+    """Job of finetune_llm.py: an adapter, on a mixture of two datasets. It has 1 to `workers` workers."""
     return finetune(
         model=model,
         mix={words: 1 - numbers_share, numbers: numbers_share},
@@ -89,8 +89,8 @@ def sweep(
         deadline: Time until all trials end. Workers move to the best trials meanwhile.
         model: Folder of a model, or its name on the Hugging Face Hub. Without it, a tiny one is tuned on the made-up
             words for `base_epochs`, and exported.
-        words: First data set of the mixture. Without data, conversations are made up.
-        numbers: Second data set, which the base model does not know.
+        words: First dataset of the mixture. Without data, conversations are made up.
+        numbers: Second dataset, which the base model does not know.
         held_out: Data that is only evaluated on.
         workers: Largest number of workers per trial.
         lora_targets: Names of the layers that adapters have, such as "q_proj,v_proj", or "all-linear".

@@ -60,7 +60,7 @@ def job(
     """Predict whether a person earns more than 50,000 dollars.
 
     Args:
-        csv: File `adult.data` of the UCI data set. It is converted to Parquet next to the runs.
+        csv: File `adult.data` of the UCI dataset. It is converted to Parquet next to the runs.
         ids: Ids of categories: places in a vocabulary that is fitted on the training part, or hashes.
     """
     manifest = fb.scan(to_parquet(Path(csv), Path(storage) / "data" / "adult.parquet"))

@@ -80,13 +80,13 @@ def picture(found: Found) -> Figure:
     figure = Figure(figsize=(11, 4), layout="constrained")
     losses, held_out, exact = figure.subplots(1, 3)
     for method, facts in found["runs"].items():
-        title, colour = METHODS[method][0], COLOURS[method]
+        title, color = METHODS[method][0], COLOURS[method]
         steps, values = zip(*facts["steps"], strict=True)
-        losses.plot(steps, values, color=colour, alpha=0.25, linewidth=1)
-        losses.plot(steps, smooth(values), color=colour, label=title)
+        losses.plot(steps, values, color=color, alpha=0.25, linewidth=1)
+        losses.plot(steps, smooth(values), color=color, label=title)
         epochs = range(1, len(facts["validation_loss"]) + 1)
-        held_out.plot(epochs, facts["validation_loss"], color=colour, label=title, marker="o", markersize=3)
-        exact.plot(epochs, facts["exact_match"], color=colour, label=title, marker="o", markersize=3)
+        held_out.plot(epochs, facts["validation_loss"], color=color, label=title, marker="o", markersize=3)
+        exact.plot(epochs, facts["exact_match"], color=color, label=title, marker="o", markersize=3)
     for axes, name, place in ((losses, "training loss", "step"), (held_out, "held-out loss", "epoch")):
         axes.set(title=name, xlabel=place, yscale="log")
     exact.set(title="answers that match exactly", xlabel="epoch", ylim=(0, 1.02))

@@ -86,21 +86,21 @@ def start_data_nodes() -> None:
 
 def epoch(plan: fb.Plan, transform: fb.Transform, spec: fb.CacheSpec) -> tuple[float, str, Counters]:
     """Seconds, hash of the row order and counters of a cold epoch, from when the actor of the cache has started."""
-    tally, order = Counters(), hashlib.sha256()
+    counters, order = Counters(), hashlib.sha256()
     cache = attach(spec)
     start = time.perf_counter()
-    with fb.Loader(plan, transform, cache, global_batch=8192, as_numpy=True, tally=tally) as loader:
+    with fb.Loader(plan, transform, cache, global_batch=8192, as_numpy=True, counters=counters) as loader:
         for batch in loader:
             order.update(np.ascontiguousarray(batch["id"]))
-    return time.perf_counter() - start, order.hexdigest()[:12], tally
+    return time.perf_counter() - start, order.hexdigest()[:12], counters
 
 
 def line(found: tuple[float, str, Counters], data_nodes: str | None) -> str:
-    seconds, order, tally = found
+    seconds, order, counters = found
     way = f"{DATA_NODES} data nodes" if data_nodes else "alone"
     return (
-        f"{way:13} {seconds:6.2f} s  {tally['rows'] / seconds:9,.0f} rows/s  "
-        f"{tally['data_node_blocks']:4.0f} of {tally['stores']:.0f} blocks from data nodes  order {order}"
+        f"{way:13} {seconds:6.2f} s  {counters['rows'] / seconds:9,.0f} rows/s  "
+        f"{counters['data_node_blocks']:4.0f} of {counters['stores']:.0f} blocks from data nodes  order {order}"
     )
 
 

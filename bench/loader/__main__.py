@@ -85,7 +85,7 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", type=int, default=data.ROWS, help="rows of each data set")
+    parser.add_argument("--rows", type=int, default=data.ROWS, help="rows of each dataset")
     parser.add_argument("--repeats", type=int, default=3, help="times every system is measured on the dense set")
     parser.add_argument("--kinds", nargs="+", choices=[*KINDS], default=[*KINDS])
     parser.add_argument("--systems", default="", help="only those with one of these, lower case, in their name: a,b")

@@ -78,7 +78,7 @@ def consume(
     Args:
         batches: Name -> packed array or tensor [rows, ...], all of one leading length.
         consumer: Use of each batch.
-        kind: Kind of the data set, which decides the column with the numbers of the rows.
+        kind: Kind of the dataset, which decides the column with the numbers of the rows.
         num_rows: Expected number of rows in an epoch.
         limit_s: Time limit.
         epochs: Number of epochs in `batches`, one after the other.

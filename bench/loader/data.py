@@ -1,4 +1,4 @@
-"""Two data sets of the bench: the same bytes on every machine with the same pyarrow.
+"""Two datasets of the bench: the same bytes on every machine with the same pyarrow.
 
 python -m bench.loader.data --kind dense --rows 1000000 --folder data/bench
 """
@@ -23,13 +23,13 @@ MOST_ROWS = 1 << 24
 
 
 def make(kind: str, folder: Path, *, rows: int = ROWS, row_groups: int = ROW_GROUPS) -> Path:
-    """Write the data set of `kind` unless it exists. Returns its folder.
+    """Write the dataset of `kind` unless it exists. Returns its folder.
 
     Args:
         kind: "dense" (100 float32 columns) or "mixed" (13 floats, 26 int64 ids, a list of up to 32 ids, a string).
-        folder: Parent folder. Data sets of other sizes and kinds are beside each other.
-        rows: Rows of the whole data set, at most 2^24.
-        row_groups: Row groups of the whole data set, in 8 files. Snappy, other options as pyarrow's defaults.
+        folder: Parent folder. Datasets of other sizes and kinds are beside each other.
+        rows: Rows of the whole dataset, at most 2^24.
+        row_groups: Row groups of the whole dataset, in 8 files. Snappy, other options as pyarrow's defaults.
     """
     if kind not in KINDS or not row_groups <= rows <= MOST_ROWS:
         raise SystemExit(

@@ -1,4 +1,4 @@
-"""Arrays of a batch of each data set, and their conversion from Arrow columns, for systems that hand out columns.
+"""Arrays of a batch of each dataset, and their conversion from Arrow columns, for systems that hand out columns.
 
 Needs only NumPy and pyarrow, of any version from 14 on, so that every system's environment can import it.
 """
@@ -19,7 +19,7 @@ _VOCABULARY = pa.array(CITIES)
 
 @dataclass(frozen=True)
 class Kind:
-    """Kind of data set: array name -> columns packed into it, row-major [rows, columns]. Mixed data has three more
+    """Kind of dataset: array name -> columns packed into it, row-major [rows, columns]. Mixed data has three more
     arrays.
     """
 

@@ -29,7 +29,7 @@ def ratios(ours: Mapping[int, float], theirs: Mapping[int, float]) -> list[float
 
 
 def figures(results: Results, warm_s: Sequence[float]) -> list[dict[str, Any]]:
-    """One entry per target and data set: figure, target, measured (a median), unit, passed, note."""
+    """One entry per target and dataset: figure, target, measured (a median), unit, passed, note."""
     found = []
     for kind in dict.fromkeys(result["kind"] for result in results if "kind" in result):
         found += _ratio_figures(results, kind) + _waiting_figures(results, kind) + _count_figures(results, kind)

@@ -15,7 +15,7 @@ _LABELS = {"first": "first epoch (cold)", "later": "later epoch (cached, where t
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Plot medians as bars and ranges as whiskers, with one panel per data set."""
+    """Plot medians as bars and ranges as whiskers, with one panel per dataset."""
     measured = [result for result in found["results"] if "phases" in result]
     kinds = list(dict.fromkeys(result["kind"] for result in measured))
     names = list(dict.fromkeys(result["name"] for result in measured))

@@ -19,7 +19,7 @@ Batches of 8192 rows go to one consumer that touches every byte.
 Sources are in the page cache, so this measures loaders and not disks.
 
 Machine: {cpu}, {cores} cores, {memory_gb:.0f} GB, {system}; load average before the run {load_before:.1f}.
-Each data set has {rows:,} rows in 64 row groups.
+Each dataset has {rows:,} rows in 64 row groups.
 An epoch that took longer than {limit_s:.0f} s was stopped there and is marked with `>`.
 For systems that start processes in each epoch, such a rate mostly shows the time of these starts.
 The run took {minutes:.0f} minutes.

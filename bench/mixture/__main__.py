@@ -1,4 +1,4 @@
-"""Mixture bench: three data sets by the same weights, for Forebay and its peers, in one run.
+"""Mixture bench: three datasets by the same weights, for Forebay and its peers, in one run.
 
     make bench-mixture
     make bench-mixture BENCH_ARGS="--rows 50000 --systems forebay"

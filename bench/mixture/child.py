@@ -68,7 +68,7 @@ def _whole(system: MixingSystem, setting: MixtureSetting, limit_s: float) -> dic
 
 
 def _distance(sources: np.ndarray) -> tuple[float, int]:
-    """Largest distance of a data set's count from its share, over all prefixes, and the number of rows."""
+    """Largest distance of a dataset's count from its share, over all prefixes, and the number of rows."""
     rows = np.arange(1, len(sources) + 1)
     shares = WEIGHTS.values()
     return max(

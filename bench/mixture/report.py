@@ -11,13 +11,13 @@ from bench.mixture.setting import SPARE, WEIGHTS, WIDTH
 _INTRODUCTION = """# Mixtures side by side
 
 All figures below come from one run of `make bench-mixture`.
-Every system mixes the same three data sets by the weights {weights}.
+Every system mixes the same three datasets by the weights {weights}.
 Rows are an id and {width} float32, in batches of {batch}.
-An epoch has {rows:,} rows, and each data set {spare:.0f} % more than its share of them.
+An epoch has {rows:,} rows, and each dataset {spare:.0f} % more than its share of them.
 Every loader may use {threads} threads or processes.
 Each system's file in `bench/mixture/systems/` names the documentation of its configuration.
 
-*Distance* is the largest difference between the number of rows of a data set and its share, over all prefixes of \
+*Distance* is the largest difference between the number of rows of a dataset and its share, over all prefixes of \
 the first epoch.
 *Rows/s* is the first epoch from its second batch on, in which Forebay also decodes and fills its cache.
 Other work on the machine slows all of them: compare times within the run, and by their order of magnitude.

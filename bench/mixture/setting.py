@@ -1,4 +1,4 @@
-"""Setting that every system of the mixture bench receives, and the data sets that all of them mix."""
+"""Setting that every system of the mixture bench receives, and the datasets that all of them mix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WEIGHTS = {"books": 0.05, "code": 0.25, "web": 0.7}
 """In sorted order, as `source` counts them."""
 WIDTH = 16
 SPARE = 1.1
-"""Rows of each data set, over those that an epoch takes: no system has to repeat a row within one."""
+"""Rows of each dataset, over those that an epoch takes: no system has to repeat a row within one."""
 
 Sample = dict[str, Any]
 
@@ -25,7 +25,7 @@ class MixtureSetting:
     """Setting of one run.
 
     Attributes:
-        data: Folder with a folder of Parquet files for each data set.
+        data: Folder with a folder of Parquet files for each dataset.
         work: Folder for caches of this run.
         converted: Folder for converted data, kept from run to run.
         rows: Rows of an epoch, if the system lets one choose.
@@ -43,7 +43,7 @@ class MixtureSetting:
     seed: int = 7
 
     def files(self, name: str) -> list[Path]:
-        """Files of a data set."""
+        """Files of a dataset."""
         return sorted((self.data / name).glob("*.parquet"))
 
 
@@ -56,7 +56,7 @@ class MixedBatch(NamedTuple):
 
 
 class MixingSystem(Protocol):
-    """One way to mix data sets. Every file in `systems/` has a function `open_system(setting) -> MixingSystem`."""
+    """One way to mix datasets. Every file in `systems/` has a function `open_system(setting) -> MixingSystem`."""
 
     version: str
 
@@ -68,7 +68,7 @@ class MixingSystem(Protocol):
 
 
 def write_data(folder: Path, rows: int) -> Path:
-    """Write the data sets for epochs of `rows` rows, unless they exist. Returns their folder."""
+    """Write the datasets for epochs of `rows` rows, unless they exist. Returns their folder."""
     target = folder / f"mixture-{rows}"
     if target.exists():
         return target

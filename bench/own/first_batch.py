@@ -56,14 +56,14 @@ def first_batch(manifest: str, cache: str) -> dict[str, float]:
     plan = fb.build_plan(found, lanes=LANES)
     mark()
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
-    tally = Counters()
-    with fb.Loader(plan, _transform(found), disk, global_batch=GLOBAL_BATCH, tally=tally) as loader:
+    counters = Counters()
+    with fb.Loader(plan, _transform(found), disk, global_batch=GLOBAL_BATCH, counters=counters) as loader:
         batch = next(iter(loader))
         mark()
     assert len(batch["label"]) > 0
-    assert not tally["parquet_opens"], "the cache was not warm"
+    assert not counters["parquet_opens"], "the cache was not warm"
     parts = dict(zip(("manifest_s", "build_plan_s", "batch_s"), _steps(marks), strict=True))
-    return parts | {"whole_s": marks[-1] - marks[0], "order_s": tally["plan_s"], "hits": tally["hits"]}
+    return parts | {"whole_s": marks[-1] - marks[0], "order_s": counters["plan_s"], "hits": counters["hits"]}
 
 
 def _steps(marks: list[float]) -> list[float]:
@@ -75,7 +75,7 @@ def _transform(manifest: fb.Manifest) -> fb.Transform:
 
 
 def figures(folder: Path, quick: bool) -> list[Figure]:
-    """One figure per data set, and one for the growth from the smallest to the largest of the small ones."""
+    """One figure per dataset, and one for the growth from the smallest to the largest of the small ones."""
     rounds = 1 if quick else 7
     wide = make("dense", folder, rows=12_000 if quick else 1_875_000, row_groups=120)
     sets = {"120 row groups": wide}

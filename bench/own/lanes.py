@@ -30,10 +30,10 @@ BATCH = 8192
 MIXED_BATCHES = 64
 
 
-def order(row_groups: int, lanes: int, window_rows: int | None = None) -> dict[str, Any]:
+def order(row_groups: int, lanes: int, shuffle_rows: int | None = None) -> dict[str, Any]:
     """Measurements of one rank that owns all lanes: blocks opened by its first batch, held rows, mixing of batches."""
     fb.build_plan(simulated(100)).batch(0, 0, BATCH)  # Imports and compiles the kernels.
-    plan = fb.build_plan(simulated(row_groups), lanes=lanes, window_rows=window_rows)
+    plan = fb.build_plan(simulated(row_groups), lanes=lanes, shuffle_rows=shuffle_rows)
     start = time.process_time()
     plan.batch(0, 0, BATCH)
     first_s = time.process_time() - start
@@ -47,7 +47,7 @@ def order(row_groups: int, lanes: int, window_rows: int | None = None) -> dict[s
         for position in np.linspace(0, plan.num_rows * 0.9, 30)
     ]
     return {
-        "window_rows": plan.window_rows,
+        "shuffle_rows": plan.shuffle_rows,
         "first_ms": 1e3 * first_s,
         "row_ns": 1e9 * chunk_s / rows,
         "opened": len(np.unique(blocks[need < BATCH])),
@@ -126,13 +126,13 @@ def first_batch(data: str, cache: str, lanes: int) -> dict[str, float]:
     names = [name for name in manifest.columns if name != "label"]
     transform = fb.Transform(x=fb.Dense(names), label=fb.Label("label"))
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
-    tally = Counters()
+    counters = Counters()
     before = peak_bytes()
     busy, start = time.process_time(), time.perf_counter()
-    with fb.Loader(plan, transform, disk, global_batch=BATCH, tally=tally) as loader:
+    with fb.Loader(plan, transform, disk, global_batch=BATCH, counters=counters) as loader:
         next(iter(loader))
         found = {"wall_s": time.perf_counter() - start, "cpu_s": time.process_time() - busy}
-        blocks = tally["hits"] + tally["misses"]
+        blocks = counters["hits"] + counters["misses"]
     return found | {"blocks": blocks, "bytes": peak_bytes() - before}
 
 
@@ -162,14 +162,14 @@ def _order_figures(groups: tuple[int, ...], lanes: tuple[int, ...]) -> list[Figu
     for group in groups:
         for count in lanes:
             for window in (None, 65_536) if count == max(lanes) else (None,):
-                one = measure(__spec__.name, "order", row_groups=group, lanes=count, window_rows=window)
+                one = measure(__spec__.name, "order", row_groups=group, lanes=count, shuffle_rows=window)
                 print(
-                    f"| {group:,} | {count} | {one['window_rows']:,} | {one['opened']:,} | {one['held_rows']:,} "
+                    f"| {group:,} | {count} | {one['shuffle_rows']:,} | {one['opened']:,} | {one['held_rows']:,} "
                     f"| {one['first_ms']:.0f} | {one['row_ns']:.0f} | {one['spread']:.1f} | {one['groups']:.0f} "
                     f"| {one['again']:.2f} |",
                     flush=True,
                 )
-                name = f"lanes: {count} lanes of {group:,} row groups, windows of {one['window_rows']:,} rows"
+                name = f"lanes: {count} lanes of {group:,} row groups, windows of {one['shuffle_rows']:,} rows"
                 found.append(_figure(f"{name}: processor time of the first batch's order", one["first_ms"], "ms"))
                 found.append(_figure(f"{name}: row groups that the first batch opens", one["opened"], ""))
                 found.append(_figure(f"{name}: spread of batch means over that of random batches", one["spread"], "x"))

@@ -1,4 +1,4 @@
-"""Resident memory of a trainer at two sizes of its data set.
+"""Resident memory of a trainer at two sizes of its dataset.
 
 python -m bench.own.memory --json memory.json [--quick]
 
@@ -26,14 +26,14 @@ PREFETCH_BYTES = 64 << 20
 
 
 def fill(data: str, cache: str) -> int:
-    """Cache the whole data set. Returns its number of rows."""
+    """Cache the whole dataset. Returns its number of rows."""
     manifest = fb.scan(data)
     manifest.save(f"{data}.manifest.parquet")
-    with _loader(manifest, cache, window_rows=1 << 16) as loader:
+    with _loader(manifest, cache, shuffle_rows=1 << 16) as loader:
         return sum(batch.num_rows for batch in loader)
 
 
-def train(data: str, cache: str, window_rows: int, pause_s: float) -> dict[str, float]:
+def train(data: str, cache: str, shuffle_rows: int, pause_s: float) -> dict[str, float]:
     """Peak bytes of one epoch with a small model, beyond those before the first batch."""
     layers = [torch.nn.Linear(len(narrow.COLUMNS), 64), torch.nn.ReLU(), torch.nn.Linear(64, 1)]
     model = torch.nn.Sequential(*layers)
@@ -49,7 +49,7 @@ def train(data: str, cache: str, window_rows: int, pause_s: float) -> dict[str, 
     for _ in range(20):
         step(x, label)
     before, most = _resident(), {"own": 0.0, "all": 0.0}
-    with _loader(manifest, cache, window_rows=window_rows) as loader:
+    with _loader(manifest, cache, shuffle_rows=shuffle_rows) as loader:
         for number, batch in enumerate(loader):
             step(batch["x"], batch["label"])
             time.sleep(pause_s)  # Slower than the gather, so that the loader prepares as far ahead as it may.
@@ -59,9 +59,9 @@ def train(data: str, cache: str, window_rows: int, pause_s: float) -> dict[str, 
     return most | {"rows": float(manifest.num_rows), "model_and_libraries": before["own"]}
 
 
-def _loader(manifest: fb.Manifest, cache: str, *, window_rows: int) -> fb.Loader:
+def _loader(manifest: fb.Manifest, cache: str, *, shuffle_rows: int) -> fb.Loader:
     disk = fb.DiskCache(cache, quota_bytes=32 << 30, min_free_bytes=0)
-    plan = fb.build_plan(manifest, window_rows=window_rows)
+    plan = fb.build_plan(manifest, shuffle_rows=shuffle_rows)
     return fb.Loader(plan, narrow.transform(), disk, global_batch=GLOBAL_BATCH, prefetch_bytes=PREFETCH_BYTES)
 
 
@@ -75,8 +75,8 @@ def _resident() -> dict[str, float]:
 def figures(folder: Path, quick: bool) -> list[Figure]:
     """Ratios of memory for ten times the data: own memory, and all resident memory."""
     rounds, rows, row_groups = (1, 2_000, 20) if quick else (3, 62_500, 80)
-    # A window of every lane is always mapped. So a data set that holds hardly more than that is too small for "x".
-    options = {"window_rows": 256 if quick else 1 << 16, "pause_s": 0.001}
+    # A window of every lane is always mapped. So a dataset that holds hardly more than that is too small for "x".
+    options = {"shuffle_rows": 256 if quick else 1 << 16, "pause_s": 0.001}
     sets = {times: folder / f"times-{times}" for times in (1, 10)}
     for times, data in sets.items():
         narrow.write(data, row_groups=times * row_groups, rows=rows, per_file=row_groups)
@@ -94,7 +94,7 @@ def _figure(name: str, what: str, runs: dict[int, list[dict[str, Any]]]) -> Figu
     rows = [runs[times][0]["rows"] for times in (1, 10)]
     model = runs[1][0]["model_and_libraries"]
     return Figure(
-        figure=f"trainer's resident memory {what}, 10x larger data set",
+        figure=f"trainer's resident memory {what}, 10x larger dataset",
         target=f"within +-{MOST_DIFFERENCE:.0%}",
         measured=100 * difference,
         unit="%",

@@ -1,8 +1,8 @@
-"""Cost of a mixture: eight cached data sets through one loader, beside one data set of the same rows.
+"""Cost of a mixture: eight cached datasets through one loader, beside one dataset of the same rows.
 
     python -m bench.own.mixture --json mixture.json [--quick]
 
-Both read the same cached blocks: the eight data sets are the files of the one. Each row comes once per epoch, and no
+Both read the same cached blocks: the eight datasets are the files of the one. Each row comes once per epoch, and no
 byte of a batch is touched, so that nothing but the loader is measured. Processor time of the whole process is measured
 beside the time on the clock, since other work on the machine does not count in it.
 """
@@ -40,7 +40,7 @@ def plan_of(manifest: fb.Manifest, order: str) -> Order:
 
 
 def loader_of(plan: Order, manifest: fb.Manifest, cache: str, **options: Any) -> fb.Loader:
-    """Loader through a cache. The transform is that of all data sets."""
+    """Loader through a cache. The transform is that of all datasets."""
     names = [name for name in manifest.columns if name != "label"]
     transform = fb.Transform(x=fb.Dense(names), label=fb.Label("label"))
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
@@ -71,18 +71,18 @@ def first_batch(data: str, cache: str, order: str) -> dict[str, float]:
     with loader_of(plan_of(manifest, order), manifest, cache) as loader:
         next(iter(loader))
         found = {"wall_s": time.perf_counter() - clock, "cpu_s": time.process_time() - busy}
-        assert not loader.tally["parquet_opens"], "the cache was not warm"
+        assert not loader.counters["parquet_opens"], "the cache was not warm"
     return found
 
 
 def figures(folder: Path, quick: bool) -> list[Figure]:
-    """Throughput and first batch of the mixture, against the one data set."""
+    """Throughput and first batch of the mixture, against the one dataset."""
     rows, rounds = (20_000, 1) if quick else (1_000_000, 7)
     places = {"data": str(make("dense", folder, rows=rows)), "cache": str(folder / "cache")}
     speed = _measured("epochs", rounds, count=1 if quick else EPOCHS, **places)
     first = _measured("first_batch", rounds, **places)
     rate = statistics.median(one["rows"] / one["wall_s"] for one in speed["mixed"])
-    what = f"{FILES} cached data sets mixed, against one of the same rows"
+    what = f"{FILES} cached datasets mixed, against one of the same rows"
     return [
         _figure(f"{what}: rows/s", speed, ("one", "mixed"), "wall_s", LEAST_RATE, f"{rate / 1e6:.3g} M rows/s"),
         _figure(f"{what}: rows per processor second", speed, ("one", "mixed"), "cpu_s", None),

@@ -1,4 +1,4 @@
-"""Data sets of many small row groups: 10 float32 columns and a label."""
+"""Datasets of many small row groups: 10 float32 columns and a label."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _clicks(root: str) -> ray.data.Dataset:
 
 
 def compare_with_pyarrow(data: str, folder: str) -> dict[str, Any]:
-    """Rows, and a sum of hashes of rows, of the prepared data set and of the same work by pyarrow alone."""
+    """Rows, and a sum of hashes of rows, of the prepared dataset and of the same work by pyarrow alone."""
     files = sorted(Path(data).glob("clicks-*.parquet"))
     users, counted = pq.read_table(f"{data}/{USERS_FILE}"), []
     for path in files:
@@ -162,7 +162,7 @@ def figures(folder: Path, quick: bool) -> list[Figure]:
 def _growth(sorts: dict[int, Sequence[int]], count: int) -> Figure:
     once, tenfold = (statistics.median(sorts[times]) for times in (1, 10))
     return Figure(
-        figure="peak memory of a sort, 10x larger data set",
+        figure="peak memory of a sort, 10x larger dataset",
         target=f"<= +{MOST_GROWTH:.0%}",
         measured=100 * (tenfold / once - 1),
         unit="%",

@@ -28,7 +28,7 @@ GLOBAL_BATCH = 8192
 
 
 def fill(data: str, cache: str) -> int:
-    """Cache the whole data set. Returns its number of rows."""
+    """Cache the whole dataset. Returns its number of rows."""
     with _loader(data, cache) as loader:
         return sum(batch.num_rows for batch in loader)
 

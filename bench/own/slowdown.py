@@ -66,8 +66,8 @@ class Fill:
         fetch.lower_thread_priority = lambda: _take_place(variant)
         self._cache = fb.DiskCache(cache, quota_bytes=8 << 30, min_free_bytes=0)
         manifest = fb.scan(data)
-        self._tally, columns = Counters(), [name for name in manifest.columns if name != "label"]
-        self._options = {"tally": self._tally, "workers": DataWorkers(core_share=variant.core_share)}
+        self._counters, columns = Counters(), [name for name in manifest.columns if name != "label"]
+        self._options = {"counters": self._counters, "workers": DataWorkers(core_share=variant.core_share)}
         self._dataset = fb.Dataset(manifest, fb.Transform(x=fb.Dense(columns), label=fb.Label("label")))
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._fill, name="bench-fill")
@@ -76,7 +76,7 @@ class Fill:
     @property
     def num_stored(self) -> int:
         """Number of blocks stored so far."""
-        return int(self._tally["stores"])
+        return int(self._counters["stores"])
 
     def close(self) -> None:
         self._closed.set()

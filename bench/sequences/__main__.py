@@ -130,7 +130,7 @@ def _environments(entries: list[SequenceEntry], folder: Path) -> tuple[dict[str,
 
 
 def _turn(entry: SequenceEntry, setting: SequenceSetting, python: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Prepare once per data set, then measure. Returns the figures, or `error`."""
+    """Prepare once per dataset, then measure. Returns the figures, or `error`."""
     prepared = setting.work / f"{entry.system}.prepared.json"
     if not prepared.exists():
         answer = _run("prepare", entry, setting, python, given)

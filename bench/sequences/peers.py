@@ -1,4 +1,4 @@
-"""Systems of the sequence bench, and the data sets that they are measured on."""
+"""Systems of the sequence bench, and the datasets that they are measured on."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from bench.loader.peers import OWN
 
 @dataclass(frozen=True)
 class SeriesSet:
-    """Data set by its number of windows and columns."""
+    """Dataset by its number of windows and columns."""
 
     windows: int
     columns: int
@@ -21,16 +21,16 @@ class SeriesSet:
 
     @classmethod
     def parse(cls, name: str) -> SeriesSet:
-        """Data set of a name such as `10000000x7`."""
+        """Dataset of a name such as `10000000x7`."""
         windows, _, columns = name.partition("x")
         return cls(int(windows), int(columns))
 
 
 SETS = (SeriesSet(10**5, 7), SeriesSet(10**7, 7), SeriesSet(10**7, 1), SeriesSet(10**9, 1))
 RATES = SETS[1]
-"""Data set that ratios of windows/s are of."""
+"""Dataset that ratios of windows/s are of."""
 SMALL, LARGE = SETS[2], SETS[3]
-"""Data sets that the growth of memory is of."""
+"""Datasets that the growth of memory is of."""
 
 
 @dataclass(frozen=True)

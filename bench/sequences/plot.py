@@ -17,7 +17,7 @@ _COLORS = ("#1f5a96", "#5fa8d3", "#c8553d", "#8a6bb0", "#b58a2c", "#4b8f5c", "#7
 
 
 def plot(found: Mapping[str, Any], path: Path) -> None:
-    """Plot medians: bars of windows per second, points of memory and time by data set."""
+    """Plot medians: bars of windows per second, points of memory and time by dataset."""
     measured = [result for result in found["results"] if "windows_per_s" in result]
     figure = Figure(figsize=(15, 5), layout="constrained")
     bars, memory, first = figure.subplots(1, 3, width_ratios=(1.3, 1, 1))
@@ -48,7 +48,7 @@ def _bars(panel: Axes, results: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _points(panel: Axes, results: Sequence[Mapping[str, Any]], key: str, scale: float, label: str) -> None:
-    """Medians of each system on each data set, side by side."""
+    """Medians of each system on each dataset, side by side."""
     sets = list(dict.fromkeys(result["set"] for result in results))
     names = list(dict.fromkeys(result["name"] for result in results))
     for number, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""Document of the sequence bench: targets first, then the results of every system by data set."""
+"""Document of the sequence bench: targets first, then the results of every system by dataset."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Result = Mapping[str, Any]
 
 _INTRODUCTION = """# Windows over series, side by side
 
-All figures of a data set come from one run of `make bench-sequences`.
+All figures of a dataset come from one run of `make bench-sequences`.
 A window has {past} steps of the past and {future} of the future, of all columns, float32.
 A series has {steps:,} steps, so 10,000 windows, and there are as many series as the number of windows needs.
 Systems run one after the other, each in a process of its own, in {repeats} rounds (sets of 10^9 windows: one).
@@ -115,7 +115,7 @@ def targets(results: Sequence[Result]) -> str:
 
 
 def table(results: Sequence[Result], name: str) -> str:
-    """One line per system on one data set."""
+    """One line per system on one dataset."""
     head = (
         "system",
         "windows/s",
@@ -189,7 +189,7 @@ def summary(result: Result) -> str:
 
 
 def ratios_of(results: Sequence[Result], ours: str, theirs: str, key: str) -> list[float]:
-    """Ratios of one figure on the data set of the targets, by round."""
+    """Ratios of one figure on the dataset of the targets, by round."""
     left, right = (_values(results, name, RATES.name, key) for name in (ours, theirs))
     return [left[repeat] / right[repeat] for repeat in sorted(left.keys() & right.keys())]
 

@@ -20,7 +20,7 @@ class SequenceSetting:
         flat: The same values as float32 [steps, columns] in one file, for systems that map memory.
         windows: Windows of all series together.
         columns: Number of columns.
-        work: Folder of this system and data set, kept from process to process.
+        work: Folder of this system and dataset, kept from process to process.
         variant: Variant of the system, "" for the plain one.
         batch: Windows per batch.
         workers: Processes of a `DataLoader`.

@@ -110,9 +110,9 @@ class Uncached:
     def __init__(self, num_reads: int | Literal["auto"]) -> None:
         self._workers = DataWorkers(num_reads=num_reads)
 
-    def source(self, dataset: Dataset, tally: Counters) -> LocalSource:
+    def source(self, dataset: Dataset, counters: Counters) -> LocalSource:
         """Blocks of `dataset`."""
-        return LocalSource(dataset, None, tally=tally, workers=self._workers)
+        return LocalSource(dataset, None, counters=counters, workers=self._workers)
 
 
 def epoch(
@@ -126,7 +126,7 @@ def epoch(
     local_source.has_local_name = lambda _: False  # A file behind the line is read as one of a store.
     reading.open_input = lambda uri: DistantFile(open_input(uri), line)  # type: ignore[assignment, return-value]
     transform = fb.Transform(x=fb.Dense(manifest.columns))
-    tally = Counters()
+    counters = Counters()
     plan = fb.build_plan(manifest)
     kernels.load()  # once in a process
     page_kernels.load()
@@ -138,18 +138,18 @@ def epoch(
         global_batch=GLOBAL_BATCH,
         prefetch_bytes=prefetch_mib << 20,
         epochs=1,
-        tally=tally,
+        counters=counters,
     ) as loader:
         rows = sum(batch.num_rows for batch in loader)
         seconds = time.monotonic() - start
     assert rows == manifest.num_rows
     return {
-        "share": tally["source_bytes"] / seconds / (gbit_s * 1e9 / 8),
+        "share": counters["source_bytes"] / seconds / (gbit_s * 1e9 / 8),
         "cores": (time.process_time() - cpu_s) / seconds,
-        "making": (tally["decode_s"] + tally["transform_s"]) / seconds,
-        "gathering": tally["gather_s"] / seconds,
-        "reading": tally["remote_read_s"] / seconds,
-        "allowed": tally["reads_allowed"] / len(manifest),
+        "making": (counters["decode_s"] + counters["transform_s"]) / seconds,
+        "gathering": counters["gather_s"] / seconds,
+        "reading": counters["remote_read_s"] / seconds,
+        "allowed": counters["reads_allowed"] / len(manifest),
         "seconds": seconds,
     }
 

@@ -1,4 +1,4 @@
-"""Sweep bench: source bytes and wall time of eight trials over one data set, for Forebay and its peers.
+"""Sweep bench: source bytes and wall time of eight trials over one dataset, for Forebay and its peers.
 
     make bench-sweep
     make bench-sweep BENCH_ARGS="--rows 50000 --repeats 1"
@@ -83,7 +83,7 @@ def main() -> None:
 
 
 def _many(source: Source, given: argparse.Namespace) -> list[dict[str, Any]]:
-    """Number of reads and transforms of Forebay for more and more trials. A small data set is enough."""
+    """Number of reads and transforms of Forebay for more and more trials. A small dataset is enough."""
     folder = data.make("dense", given.data, rows=MANY_ROWS, row_groups=MANY_ROW_GROUPS)
     setting = _setting(source, folder, MANY_ROWS, given)
     found = []

@@ -16,7 +16,7 @@ from bench.sweep.source import Counts, Range
 
 @dataclass(frozen=True)
 class CountedRowGroup:
-    """Location of a row group: bytes of a file, rows of the data set."""
+    """Location of a row group: bytes of a file, rows of the dataset."""
 
     path: str
     start: int
@@ -26,7 +26,7 @@ class CountedRowGroup:
 
 
 @dataclass(frozen=True)
-class SourceTally:
+class SourceCounters:
     """Totals of one sweep.
 
     - `sent_bytes`: all bytes that the source sent. `data_bytes`: those of row groups; the rest is footers.
@@ -66,7 +66,9 @@ def row_groups(folder: Path) -> list[CountedRowGroup]:
     return found
 
 
-def tally(groups: Sequence[CountedRowGroup], counts: Counts, transforms: Sequence[Mapping[str, Any]]) -> SourceTally:
+def counters(
+    groups: Sequence[CountedRowGroup], counts: Counts, transforms: Sequence[Mapping[str, Any]]
+) -> SourceCounters:
     """Totals of one sweep. `transforms` are the lines of `SweepSetting.transforms_log`."""
     sent = np.array([_sent(group, counts.ranges) for group in groups])
     sizes = np.array([group.stop - group.start for group in groups])
@@ -74,7 +76,7 @@ def tally(groups: Sequence[CountedRowGroup], counts: Counts, transforms: Sequenc
     rows = np.array([group.rows for group in groups])
     begun = Counter((place.path, place.start) for place, times in counts.ranges.items() for _ in range(times))
     read = [begun[group.path, group.start] for group in groups]
-    return SourceTally(
+    return SourceCounters(
         sent_bytes=counts.sent_bytes,
         data_bytes=int(sent.sum()),
         reads=counts.reads,

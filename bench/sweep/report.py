@@ -20,7 +20,7 @@ PEERS = (
 )
 """Systems that the targets refer to: each of their trials reads its own data."""
 
-_INTRODUCTION = """# {trials} trials over one data set
+_INTRODUCTION = """# {trials} trials over one dataset
 
 All figures below come from one run of `make bench-sweep`.
 The systems run one after the other, each in a process (and a Ray) of its own, in {repeats} rounds.
@@ -50,7 +50,7 @@ _SHARED = """The targets do not include "Ray Data materialized once for all": it
 It transforms everything before the first trial starts and keeps it in the object store until the sweep ends.
 Blocks that do not fit are spilled to disk.
 It returns rows in the order of the files."""
-_MANY = """One node, a small data set, up to 4 trials at a time, 2 epochs each.
+_MANY = """One node, a small dataset, up to 4 trials at a time, 2 epochs each.
 *Read* is the number of times that a row group was read, as counted by the source.
 *Transformed* is the number of times that its rows were transformed.
 Both show the smallest and the largest value over the row groups.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class SweepSetting:
-    """Setting of a sweep: `trials` trials over one data set, `concurrent` at a time, each `epochs` times through all
+    """Setting of a sweep: `trials` trials over one dataset, `concurrent` at a time, each `epochs` times through all
     rows.
 
     - The data are in `bucket/prefix` of the S3 server at `endpoint`: `files` files with `rows` rows in total. A row

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.processes import command, environment, last_line, run_child
-from bench.sweep.counts import CountedRowGroup, tally
+from bench.sweep.counts import CountedRowGroup, counters
 from bench.sweep.setting import SweepSetting
 from bench.sweep.source import Source
 from bench.sweep.work import read_log
@@ -58,7 +58,7 @@ def turn(
         answer: dict[str, Any] = json.loads(files["answer"].read_text())
         if "error" in answer:
             return answer
-        counted = tally(groups, source.counts(), read_log(f"{folder}/transforms.jsonl"))
+        counted = counters(groups, source.counts(), read_log(f"{folder}/transforms.jsonl"))
         trials = read_log(f"{folder}/trials.jsonl")
         shutil.rmtree(folder, ignore_errors=True)
     whole = [trial for trial in trials if trial["epochs"] == setting.epochs]

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from forebay import events as events
     from forebay import fleet as fleet
     from forebay import llm as llm
-    from forebay import testing as testing
     from forebay.data import preparation as preparation
     from forebay.data.cache.disk.disk_cache import DiskCache as DiskCache
     from forebay.data.cache.spec import CacheSpec as CacheSpec
@@ -137,7 +136,6 @@ __getattr__, _names = lazy_names(
         "scan": "forebay.data.sources.scan",
         "submit": "forebay.fleet.client.submit",
         "tables": "forebay.training.tables:",
-        "testing": "forebay.testing:",
     },
 )
 

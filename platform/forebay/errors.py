@@ -92,7 +92,7 @@ class UnsupportedColumn(ForebayError):
 
 
 class MixedSchemas(ForebayError):
-    """Two files of one data set disagree on a column."""
+    """Two files of one dataset disagree on a column."""
 
 
 class MissingColumn(ForebayError):
@@ -124,7 +124,7 @@ class WriteFailed(ForebayError):
 
 
 class PreparationFailed(ForebayError):
-    """A data set will not be completed: a process that prepares it ended, or a span could not be prepared."""
+    """A dataset will not be completed: a process that prepares it ended, or a span could not be prepared."""
 
 
 class InvalidDocument(ForebayError):

@@ -73,7 +73,7 @@ class EpochEnded:
     trained, over all ranks. It is smaller than the epoch if a batch was skipped. `seconds` is the wall time of the
     epoch. `wait_s` (for data), `eval_s` and `checkpoint_s` are the parts of it that were not training steps. They are
     means over ranks, except `checkpoint_s`: the time of the slowest rank, for which the others wait. The checkpoint
-    that ends an epoch counts for the next epoch, and that of the last epoch for the last. `tally` sums
+    that ends an epoch counts for the next epoch, and that of the last epoch for the last. `counters` sums
     `forebay.runtime.metrics.METRICS` over ranks and includes the blocks of the held-out data.
 
     After a resume in the middle of an epoch, the sums continue from the checkpoint. So they cover all steps that shaped
@@ -89,7 +89,7 @@ class EpochEnded:
     wait_s: float
     eval_s: float
     checkpoint_s: float
-    tally: Mapping[str, float] = field(default_factory=dict)
+    counters: Mapping[str, float] = field(default_factory=dict)
     dropped_rows: int = 0
 
     @property

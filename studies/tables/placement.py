@@ -108,9 +108,9 @@ def picture(found: Found) -> Figure:
     """Times of all placements, as multiples of the fastest one. The choice has a ring."""
     figure = Figure(figsize=(11, 4), layout="constrained")
     axes = figure.subplots()
-    for name, colour in zip(WAYS.values(), ("#1f77b4", "#ff7f0e", "#2ca02c"), strict=True):
+    for name, color in zip(WAYS.values(), ("#1f77b4", "#ff7f0e", "#2ca02c"), strict=True):
         times = [case["seconds"][name] / min(case["seconds"].values()) for case in found["cases"]]
-        axes.plot(range(1, len(times) + 1), times, "o", color=colour, label=name)
+        axes.plot(range(1, len(times) + 1), times, "o", color=color, label=name)
     axes.plot(
         range(1, len(found["cases"]) + 1),
         [ratio(case) for case in found["cases"]],

@@ -70,7 +70,6 @@ PUBLIC_NAMES = [
     "scan",
     "submit",
     "tables",
-    "testing",
 ]
 
 VERBS = [

@@ -1,4 +1,4 @@
-"""A small random data set, the options to read it with, and the expected result."""
+"""A small random dataset, the options to read it with, and the expected result."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Disk:
     workers: DataWorkers
     policy: ReadPolicy
 
-    def source(self, dataset: fb.Dataset, tally: Counters) -> LocalSource:
-        return LocalSource(dataset, self.disk, tally=tally, workers=self.workers, policy=self.policy)
+    def source(self, dataset: fb.Dataset, counters: Counters) -> LocalSource:
+        return LocalSource(dataset, self.disk, counters=counters, workers=self.workers, policy=self.policy)
 
 
 @dataclass(frozen=True)
 class SoakSetting:
-    """One data set on disk and every option of a run over it. It can be pickled for spawned processes."""
+    """One dataset on disk and every option of a run over it. It can be pickled for spawned processes."""
 
     folder: Path
     plan: fb.Plan
@@ -67,7 +67,7 @@ class SoakSetting:
         """The Parquet files, sorted."""
         return sorted(self.data.glob("*.parquet"))
 
-    def loader(self, rank: int = 0, ranks: int | None = None, tally: Counters | None = None) -> fb.Loader:
+    def loader(self, rank: int = 0, ranks: int | None = None, counters: Counters | None = None) -> fb.Loader:
         return fb.Loader(
             self.plan,
             self.transform,
@@ -77,7 +77,7 @@ class SoakSetting:
             epoch=self.epoch,
             prefetch_bytes=self.prefetch_bytes,
             as_numpy=True,
-            tally=tally,
+            counters=counters,
         )
 
     def ids(self, epoch: int, position: int, rank: int, ranks: int) -> list[int]:
@@ -113,7 +113,7 @@ def draw(
     ranks: int | None = None,
     policy: ReadPolicy = SHORT_WAITS,
 ) -> SoakSetting:
-    """Write a data set below `folder` and draw all options that are not given."""
+    """Write a dataset below `folder` and draw all options that are not given."""
     groups = _write_files(rng, folder / "data")
     manifest = fb.scan(str(folder / "data"))
     lanes = rng.randint(3, 16)
@@ -121,7 +121,7 @@ def draw(
         manifest,
         seed=rng.randrange(1 << 30),
         lanes=lanes,
-        window_rows=rng.choice([16, 64, 256, 1024]),
+        shuffle_rows=rng.choice([16, 64, 256, 1024]),
         shuffle=rng.random() < 0.9,
     )
     quota = quota or rng.choice(["enough", "enough", "short"])

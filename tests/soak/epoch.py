@@ -25,14 +25,14 @@ class Seen:
     """Batches of all ranks in one epoch: (position, size, arrays of each rank) for each global batch."""
 
     steps: list[tuple[int, int, list[dict[str, np.ndarray]]]] = field(default_factory=list)
-    tally: Counters = field(default_factory=Counters)
+    counters: Counters = field(default_factory=Counters)
 
 
 def epoch(setting: SoakSetting, on_step: OnStep = lambda step: None, *, ranks: int | None = None) -> Seen:
     """Run one epoch of all ranks in step, each with its own loader. Raises the errors of the loaders."""
     seen, size = Seen(), ranks or setting.ranks
     with ExitStack() as open_loaders:
-        loaders = [open_loaders.enter_context(setting.loader(rank, size, seen.tally)) for rank in range(size)]
+        loaders = [open_loaders.enter_context(setting.loader(rank, size, seen.counters)) for rank in range(size)]
         take_steps(setting, [iter(loader) for loader in loaders], seen, on_step)
     return seen
 

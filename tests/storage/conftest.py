@@ -308,14 +308,14 @@ Epochs = tuple[list[str], list[Mapping[str, float]]]
 
 def read_epochs(manifest: fb.Manifest, cache: fb.DiskCache | None, num_epochs: int = 2) -> Epochs:
     """Digest of the row order of each epoch, and the counters at its end."""
-    plan = fb.build_plan(manifest, seed=5, lanes=3, window_rows=60)
+    plan = fb.build_plan(manifest, seed=5, lanes=3, shuffle_rows=60)
     transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense(["x0", "c0"]))
-    digests, sums, tally = [], [], Counters()
-    with fb.Loader(plan, transform, cache, global_batch=16, as_numpy=True, tally=tally) as loader:
+    digests, sums, counters = [], [], Counters()
+    with fb.Loader(plan, transform, cache, global_batch=16, as_numpy=True, counters=counters) as loader:
         for _ in range(num_epochs):
             rows = [np.asarray(batch[name]).tobytes() for batch in loader for name in ("id", "x")]
             digests.append(hashlib.sha256(b"".join(rows)).hexdigest())
-            sums.append(tally.as_dict())
+            sums.append(counters.as_dict())
     return digests, sums
 
 

@@ -32,8 +32,8 @@ def manifest(s3: Any, faulty: Any, parquet_folder: Folder) -> fb.Manifest:
 
 
 def ids_read(manifest: fb.Manifest, policy: ReadPolicy, index: int = 0) -> tuple[list[int], Counters]:
-    tally = Counters()
-    return RowGroupReader(manifest, policy, tally).read(index, ["id"])["id"].to_pylist(), tally
+    counters = Counters()
+    return RowGroupReader(manifest, policy, counters).read(index, ["id"])["id"].to_pylist(), counters
 
 
 @pytest.mark.parametrize(("method", "retries"), [("GET", 2), ("HEAD", 1)])
@@ -41,13 +41,13 @@ def test_throttling_is_waited_out_and_counted(
     manifest: fb.Manifest, faults: Any, quick: ReadPolicy, method: str, retries: int
 ) -> None:
     faults.set({"kind": "status", "status": 503, "code": "SlowDown", "times": 2, "method": method})
-    ids, tally = ids_read(manifest, quick)
+    ids, counters = ids_read(manifest, quick)
     assert ids == list(range(30))
     assert faults.shown() == [2]
     # One request, one attempt: the store's client does not retry by itself. (After a failed read, the reader asks
     # whether the file has changed, so both refused HEAD requests belong to one attempt.) A slow answer may
     # cost one more.
-    assert tally["retries"] >= retries
+    assert counters["retries"] >= retries
 
 
 def test_throttling_without_end_is_an_error_after_as_many_requests_as_attempts(
@@ -85,17 +85,17 @@ def test_a_stalled_answer_is_replaced_at_its_deadline(manifest: fb.Manifest, fau
     faults.set({"kind": "delay", "seconds": 40, "times": 1, "method": "GET"})
     policy = ReadPolicy(attempts=10, deadline_s=2.0, first_wait_s=0.01, max_wait_s=0.05)
     start = time.monotonic()
-    ids, tally = ids_read(manifest, policy)
+    ids, counters = ids_read(manifest, policy)
     assert ids == list(range(30))
-    assert tally["retries"] >= 1 and faults.shown() == [1]
+    assert counters["retries"] >= 1 and faults.shown() == [1]
     assert time.monotonic() - start < 35  # not the stalled answer
 
 
 def test_half_an_object_is_asked_for_again(manifest: fb.Manifest, faults: Any, quick: ReadPolicy) -> None:
     faults.set({"kind": "cut", "times": 2, "method": "GET"})
-    ids, tally = ids_read(manifest, quick)
+    ids, counters = ids_read(manifest, quick)
     assert ids == list(range(30))
-    assert tally["retries"] >= 2 and faults.shown() == [2]
+    assert counters["retries"] >= 2 and faults.shown() == [2]
 
 
 def test_an_epoch_through_a_bad_line_is_the_epoch(

@@ -1,4 +1,4 @@
-"""Prepared data sets in object stores."""
+"""Prepared datasets in object stores."""
 
 from __future__ import annotations
 

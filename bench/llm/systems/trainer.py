@@ -51,7 +51,7 @@ def tokenized(tokenizer: Any, seq_len: int, row: dict[str, Any]) -> dict[str, li
 
 
 class PackedRows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
-    """Forebay's packed rows as a data set of PyTorch."""
+    """Forebay's packed rows as a dataset of PyTorch."""
 
     def __init__(self, path: str) -> None:
         with np.load(path) as arrays:

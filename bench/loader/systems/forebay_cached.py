@@ -31,7 +31,7 @@ class Forebay:
 
     facts = LoaderFacts(
         version="forebay",
-        shuffled="yes: row groups over the data set, rows in windows of 65,536 per lane",
+        shuffled="yes: row groups over the dataset, rows in windows of 65,536 per lane",
         packed="yes",
         deterministic="yes: for any threads, cache state and number of ranks",
         note="blocks are checksummed and cached on disk; the first two batches of a cached epoch are made before it "
@@ -45,9 +45,9 @@ class Forebay:
         share = min(1.0, threads / usable_cores())
         quota = 0 if setting.variant == "no room" else _QUOTA_BYTES
         cache = LocalCache(CacheSpec(path=str(setting.work), quota_bytes=quota, core_share=share))
-        self._tally = Counters()
+        self._counters = Counters()
         self._open = partial(
-            Loader, plan, _transform(setting.kind), cache, global_batch=setting.batch, tally=self._tally
+            Loader, plan, _transform(setting.kind), cache, global_batch=setting.batch, counters=self._counters
         )
         self._loader = self._open()
 
@@ -66,7 +66,7 @@ class Forebay:
 
     def counters(self) -> dict[str, float]:
         """Counters of all epochs so far (`forebay.runtime.metrics.METRICS`)."""
-        return self._tally.as_dict()
+        return self._counters.as_dict()
 
     def close(self) -> None:
         self._loader.close()

@@ -47,7 +47,7 @@ _SHUFFLED = {
 
 
 class HFDatasets:
-    """One data set, and one loader where it has workers, for all epochs of the process."""
+    """One dataset, and one loader where it has workers, for all epochs of the process."""
 
     def __init__(self, setting: LoaderSetting) -> None:
         self._setting = setting

@@ -34,7 +34,7 @@ _IO_QUEUE_DEPTH = 4
 
 
 class LanceStreaming:
-    """One table, and one data set per epoch, because it takes the number of its epoch when it is made."""
+    """One table, and one dataset per epoch, because it takes the number of its epoch when it is made."""
 
     def __init__(self, setting: LoaderSetting) -> None:
         self._setting = setting

@@ -1,7 +1,7 @@
 """MosaicML Streaming: converted to MDS, read by `StreamingDataset` through `StreamingDataLoader`.
 
 Columns are fixed-shape `ndarray:dtype:shape` without compression. They are shuffled with the default algorithm (py1e).
-The data set receives the batch size, as its performance tuning guide requires.
+The dataset receives the batch size, as its performance tuning guide requires.
 
 https://docs.mosaicml.com/projects/streaming/en/stable/preparing_datasets/dataset_format.html
 https://docs.mosaicml.com/projects/streaming/en/stable/distributed_training/performance_tuning.html
@@ -47,7 +47,7 @@ class MosaicStreaming:
                     for sample in samples(path, kind):
                         writer.write({n: v if n not in SCALARS else SCALARS[n](v) for n, v in sample.items()})
 
-    def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:  # noqa: ARG002 - the data set counts its epochs
+    def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:  # noqa: ARG002 - the dataset counts its epochs
         if self._loader is None:
             streaming.base.util.clean_stale_shared_memory()
             rows = StreamingDataset(

@@ -1,7 +1,7 @@
 """Ray Data 2.60: `read_parquet` into `iter_torch_batches`, with and without local shuffle, streamed or materialized.
 
 Batches are packed by an `ArrowBatchCollateFn`, which avoids one NumPy array per column. Four batches are prefetched.
-With the local shuffle, files are shuffled too. Every epoch runs the whole pipeline again unless the data set is
+With the local shuffle, files are shuffled too. Every epoch runs the whole pipeline again unless the dataset is
 materialized.
 
 https://docs.ray.io/en/latest/data/performance-tips.html
@@ -29,7 +29,7 @@ _PREFETCH = 4
 
 
 class RayData:
-    """One Ray cluster, and one data set for all epochs of the process."""
+    """One Ray cluster, and one dataset for all epochs of the process."""
 
     def __init__(self, setting: LoaderSetting) -> None:
         warnings.filterwarnings("ignore")

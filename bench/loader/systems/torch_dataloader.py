@@ -1,6 +1,6 @@
-"""PyTorch's `DataLoader` over an iterable Parquet data set: worker processes that make whole batches.
+"""PyTorch's `DataLoader` over an iterable Parquet dataset: worker processes that make whole batches.
 
-The data set shards its row groups over the workers, with automatic batching off (`batch_size=None`), as the
+The dataset shards its row groups over the workers, with automatic batching off (`batch_size=None`), as the
 documentation recommends for reading bulk data. Workers stay alive between epochs and prefetch four batches each.
 
 https://docs.pytorch.org/docs/stable/data.html#iterable-style-datasets
@@ -30,7 +30,7 @@ class TorchDataLoader:
     facts = LoaderFacts(
         version=f"torch {torch.__version__}",
         shuffled="row groups, and rows within each",
-        packed="yes, by our data set",
+        packed="yes, by our dataset",
         deterministic="yes, for one number of workers",
         note="reads the source in every epoch; each worker ends with a short batch",
     )

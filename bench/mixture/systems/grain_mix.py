@@ -1,6 +1,6 @@
 """Grain: `IterDataset.mix` over its Parquet sources, each shuffled in windows, with worker processes.
 
-Its counts are a formula, and it ends when the first data set does. Each epoch has a seed of its own.
+Its counts are a formula, and it ends when the first dataset does. Each epoch has a seed of its own.
 
 https://google-grain.readthedocs.io/en/latest/tutorials/dataset_advanced_tutorial.html
 https://google-grain.readthedocs.io/en/latest/data_sources/parquet_dataset_tutorial.html

@@ -1,6 +1,6 @@
 """litData: a `CombinedStreamingDataset` with weights over its own optimized chunks.
 
-It draws the data set of each row at random, and an epoch ends when the first data set does.
+It draws the dataset of each row at random, and an epoch ends when the first dataset does.
 
 https://github.com/Lightning-AI/litData#combine-datasets
 https://github.com/Lightning-AI/litData#pause--resume-data-streaming

@@ -1,4 +1,4 @@
-"""MosaicML Streaming: a `Stream` with a `proportion` for each data set, converted to MDS.
+"""MosaicML Streaming: a `Stream` with a `proportion` for each dataset, converted to MDS.
 
 https://docs.mosaicml.com/projects/streaming/en/stable/dataset_configuration/mixing_data_sources.html
 https://docs.mosaicml.com/projects/streaming/en/stable/distributed_training/fast_resumption.html

@@ -1,4 +1,4 @@
-"""Forebay: `fb.preparation.from_ray_data` once, then `fb.run` on the prepared data set, with the driver "ray".
+"""Forebay: `fb.preparation.from_ray_data` once, then `fb.run` on the prepared dataset, with the driver "ray".
 
 Scales are applied in the model's buffers, ids by `fb.Categorical` with the fitted vocabulary.
 """
@@ -26,8 +26,8 @@ def facts(setting: PreparationSetting) -> PreparationFacts:  # noqa: ARG001 - of
     """Facts of this system."""
     return PreparationFacts(
         version="forebay, driver 'ray'",
-        keeps="the prepared data set, and the blocks of the node's cache",
-        shuffled="row groups over the data set, rows in windows per lane; another order in each epoch",
+        keeps="the prepared dataset, and the blocks of the node's cache",
+        shuffled="row groups over the dataset, rows in windows per lane; another order in each epoch",
         resumes="at the batch after the last checkpoint, on any number of workers",
         note="sorted by key; files and blocks are checksummed",
     )

@@ -32,7 +32,7 @@ def facts(setting: SequenceSetting) -> SequenceFacts:
     """Facts of this variant."""
     return SequenceFacts(
         version="forebay",
-        shuffled="yes: blocks over the data set, windows within spans of 65,536 per lane; each once per epoch",
+        shuffled="yes: blocks over the dataset, windows within spans of 65,536 per lane; each once per epoch",
         note="bits as stored" if setting.variant == "raw" else "scaled while gathered, by statistics of the data",
     )
 

@@ -32,7 +32,7 @@ def facts(setting: SweepSetting) -> SweepFacts:
     return SweepFacts(
         version=f"forebay, driver {setting.variant!r}",
         shares="transformed blocks, on the node's disk; with the next sweep as well",
-        shuffled="row groups over the data set, rows in windows of 65,536 per lane",
+        shuffled="row groups over the dataset, rows in windows of 65,536 per lane",
         resumes="a trial continues from its own checkpoint",
         note="blocks are checksummed; each trial's state is saved at every epoch",
     )

@@ -1,4 +1,4 @@
-"""Loader as the data set of Ray Train. Checked with Ray 2.60."""
+"""Loader as the dataset of Ray Train. Checked with Ray 2.60."""
 
 from __future__ import annotations
 

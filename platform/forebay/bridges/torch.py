@@ -1,4 +1,4 @@
-"""Loader as a PyTorch data set, for training loops over a `DataLoader`."""
+"""Loader as a PyTorch dataset, for training loops over a `DataLoader`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forebay.errors import InvalidOption
 
 
 class LoaderDataset(IterableDataset[Batch]):
-    """Data set whose samples are the batches of a loader. One iteration yields the rest of the current epoch.
+    """Dataset whose samples are the batches of a loader. One iteration yields the rest of the current epoch.
 
     `state_dict` and `load_state_dict` make it stateful for `torchdata.stateful_dataloader.StatefulDataLoader`, for
     `torch.distributed.checkpoint` and for `accelerator.register_for_checkpointing`. The state is the same on every
@@ -57,7 +57,7 @@ class LoaderDataset(IterableDataset[Batch]):
 
 
 def as_dataset(loader: Loader) -> LoaderDataset:
-    """Data set over `loader`, for `torch.utils.data.DataLoader(dataset, batch_size=None)`.
+    """Dataset over `loader`, for `torch.utils.data.DataLoader(dataset, batch_size=None)`.
 
     ```python
     loader = fb.Loader(plan, transform, cache, world=fb.World(rank=rank, size=size), global_batch=8192, last="drop")

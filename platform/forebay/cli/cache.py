@@ -27,7 +27,7 @@ _DEFAULT = CacheSpec().path
 
 @app.command("ls")
 def ls(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
-    """List the data sets in the cache: size, hits, age, users."""
+    """List the datasets in the cache: size, hits, age, users."""
     cache = _open(path)
     users = cache.users()
     known = {use.dataset: use for use in cache.datasets()}
@@ -39,7 +39,7 @@ def ls(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
         print_json(used | {"datasets": [dataset.facts() for dataset in datasets]})
         return
     print_facts({"path": cache.path, "used": bytes_text(cache.used_bytes)})
-    print_table(("data set", "bytes", "blocks", "hits", "age", "used by"), [dataset.cells() for dataset in datasets])
+    print_table(("dataset", "bytes", "blocks", "hits", "age", "used by"), [dataset.cells() for dataset in datasets])
 
 
 @app.command("verify")
@@ -57,7 +57,7 @@ def verify(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
 @app.command("clear")
 def clear(
     path: Directory = _DEFAULT,
-    dataset: Annotated[str | None, typer.Option(help="Only the data set of this name in `cache ls`.")] = None,
+    dataset: Annotated[str | None, typer.Option(help="Only the dataset of this name in `cache ls`.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Empty the cache. Safe while jobs run: blocks that they have mapped stay valid, others are fetched again."""
@@ -77,7 +77,7 @@ def _open(path: str) -> DiskCache:
 
 
 class _Listed:
-    """Data set as `ls` shows it."""
+    """Dataset as `ls` shows it."""
 
     def __init__(self, use: DatasetUse, users: list[CacheUser]) -> None:
         self._use, self._users = use, users
@@ -90,7 +90,7 @@ class _Listed:
     def cells(self) -> tuple[object, ...]:
         """One cell per column."""
         use = self._use
-        # A worker may use a data set twice, for training and for evaluation.
+        # A worker may use a dataset twice, for training and for evaluation.
         users = dict.fromkeys(f"{user.name} (pid {user.pid} on {user.host})" for user in self._users)
         return (
             use.dataset,

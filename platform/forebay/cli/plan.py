@@ -38,14 +38,14 @@ def plan(
     batch: Annotated[int, typer.Option(help="Rows of a global batch.")] = 8192,
     step: Annotated[int, typer.Option(help="Number of the global batch in the epoch, from 0.")] = 0,
     lanes: Annotated[int | None, typer.Option(help="Lanes of the plan. [default: from the data]")] = None,
-    window_rows: Annotated[
+    shuffle_rows: Annotated[
         int | None, typer.Option(help="Rows of a lane shuffled together. [default: from the lanes]")
     ] = None,
     shuffle: Annotated[bool, typer.Option(help="Shuffle the rows.")] = True,
     last: Annotated[str, typer.Option(help="balance or drop.")] = "balance",
     digest: Annotated[bool, typer.Option("--hash", help="Print one SHA-256 of the epoch's global batches.")] = False,
     mixture: Annotated[
-        bool, typer.Option("--mixture", help="Show the rows of each data set of a job's mixture, epoch by epoch.")
+        bool, typer.Option("--mixture", help="Show the rows of each dataset of a job's mixture, epoch by epoch.")
     ] = False,
     quality: Annotated[bool, typer.Option("--quality", help="Compare the epoch's shuffle with a full one.")] = False,
     label: Annotated[
@@ -63,7 +63,7 @@ def plan(
         return
     if parameters:
         raise InvalidOption(f"{parameters[0]!r} is a parameter of a job file. Add --mixture, or leave it out.")
-    built = build_plan(load_manifest(manifest), seed=seed, lanes=lanes, window_rows=window_rows, shuffle=shuffle)
+    built = build_plan(load_manifest(manifest), seed=seed, lanes=lanes, shuffle_rows=shuffle_rows, shuffle=shuffle)
     policy = cast(Last, last)  # The plan refuses other values.
     if digest:
         value = order_digest(built, epoch=epoch, global_batch=batch, last=policy, world_size=world)
@@ -71,7 +71,7 @@ def plan(
         return
     if compare:
         pairs = [_setting(word) for word in compare]
-        others = [build_plan(built.manifest, seed=seed, lanes=a, window_rows=b, shuffle=shuffle) for a, b in pairs]
+        others = [build_plan(built.manifest, seed=seed, lanes=a, shuffle_rows=b, shuffle=shuffle) for a, b in pairs]
         _compare([built, *others], epoch, batch, label, as_json=as_json)
         return
     if quality or label is not None:
@@ -81,7 +81,7 @@ def plan(
     size = built.batch_size(position, batch, last=policy)
     block, row = built.batch(epoch, position, batch, World(rank=rank, size=world), last=policy)
     rows = [each[:3] for each in FileRows.of(built.manifests, block, row)]
-    facts = {"plan": built.id, "lanes": built.lanes, "largest_world": built.lanes, "window_rows": built.window_rows}
+    facts = {"plan": built.id, "lanes": built.lanes, "largest_world": built.lanes, "shuffle_rows": built.shuffle_rows}
     facts |= {"epoch": epoch, "step": step, "position": position, "size": size, "rows": len(rows)}
     if as_json:
         print_json(facts | {"rank": rank, "world": world, "row_ids": rows})
@@ -95,7 +95,7 @@ def plan(
 def _show_quality(plan: Plan, epoch: int, batch: int, label: str | None, *, as_json: bool) -> None:
     labels = None if label is None else _read_numbers(plan.manifest, label)
     found = shuffle_quality(plan, global_batch=batch, epoch=epoch, labels=labels)
-    facts = {"plan": plan.id, "lanes": plan.lanes, "window_rows": plan.window_rows, "batch": batch, "epoch": epoch}
+    facts = {"plan": plan.id, "lanes": plan.lanes, "shuffle_rows": plan.shuffle_rows, "batch": batch, "epoch": epoch}
     if as_json:
         print_json(facts | asdict(found) | {"full_travel": FULL_TRAVEL})
         return
@@ -113,22 +113,22 @@ def _show_quality(plan: Plan, epoch: int, batch: int, label: str | None, *, as_j
 
 def _setting(word: str) -> tuple[int | None, int | None]:
     """Lanes and rows of a window. An empty one is chosen from the data."""
-    lanes, colon, window_rows = word.partition(":")
-    if not colon or not all(part.isdecimal() or not part for part in (lanes, window_rows)):
+    lanes, colon, shuffle_rows = word.partition(":")
+    if not colon or not all(part.isdecimal() or not part for part in (lanes, shuffle_rows)):
         raise InvalidOption(f"--compare {word}: give LANES:WINDOW_ROWS, e.g. 8:4096, 8: or :4096.", compare=word)
-    return (int(lanes) if lanes else None), (int(window_rows) if window_rows else None)
+    return (int(lanes) if lanes else None), (int(shuffle_rows) if shuffle_rows else None)
 
 
 def _compare(plans: Sequence[Plan], epoch: int, batch: int, label: str | None, *, as_json: bool) -> None:
     labels = None if label is None else _read_numbers(plans[0].manifest, label)
     found = [shuffle_quality(each, global_batch=batch, epoch=epoch, labels=labels) for each in plans]
     if as_json:
-        settings = [{"plan": each.id, "lanes": each.lanes, "window_rows": each.window_rows} for each in plans]
+        settings = [{"plan": each.id, "lanes": each.lanes, "shuffle_rows": each.shuffle_rows} for each in plans]
         figures = [setting | asdict(one) for setting, one in zip(settings, found, strict=True)]
         print_json({"batch": batch, "epoch": epoch, "full_travel": FULL_TRAVEL, "plans": figures})
         return
     rows = [
-        (str(each.lanes), str(each.window_rows), f"{one.travel:.3f}", f"{one.row_groups:.1f}", *_of_label(one))
+        (str(each.lanes), str(each.shuffle_rows), f"{one.travel:.3f}", f"{one.row_groups:.1f}", *_of_label(one))
         for each, one in zip(plans, found, strict=True)
     ]
     full = ("1.00x", "0.00") if labels is not None else ("-", "-")
@@ -171,11 +171,11 @@ def _show_mixture(path: str, words: Sequence[str], *, as_json: bool) -> None:
         for epoch, sources in enumerate(epochs)
         for name, each in sources.items()
     ]
-    print_table(("epoch", "data set", "rows", "share", "own epochs"), cells)
+    print_table(("epoch", "dataset", "rows", "share", "own epochs"), cells)
 
 
 def _mixture_epoch(plan: Mixture, epoch: int) -> dict[str, dict[str, float]]:
-    """Rows and share of each data set in an epoch, and its own epochs from the start of the run to the end of it."""
+    """Rows and share of each dataset in an epoch, and its own epochs from the start of the run to the end of it."""
     before, after = plan.counts(epoch, 0), plan.counts(epoch, plan.num_rows)
     return {
         name: {

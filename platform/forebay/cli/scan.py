@@ -1,4 +1,4 @@
-"""`forebay scan`: summary of a data set, and the manifest that pins it."""
+"""`forebay scan`: summary of a dataset, and the manifest that pins it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def scan(
     out: Annotated[Path | None, typer.Option(help="File for the manifest (.json or .parquet).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the footers of a data set: row groups, rows, bytes, schema. Writes the manifest."""
+    """Read the footers of a dataset: row groups, rows, bytes, schema. Writes the manifest."""
     with progress_bar(hidden=as_json) as bar:
         task = bar.add_task("reading footers", total=None)
         manifest = scan_source(

@@ -32,28 +32,28 @@ def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool)
     with only_the_document(as_json):
         job = job_of(path, words)
         job.check()
-        tallies = _warm_nodes(job, _caches(job, all_nodes=all_nodes))
+        counters = _warm_nodes(job, _caches(job, all_nodes=all_nodes))
     if as_json:
         print_json(
             {
-                node: {name: tally[name] for name in _COUNTED} | {"num_reads": _num_reads(tally)}
-                for node, tally in tallies.items()
+                node: {name: counters[name] for name in _COUNTED} | {"num_reads": _num_reads(counters)}
+                for node, each in counters.items()
             }
         )
     else:
-        print_table(("node", *_COUNTED, "num_reads"), [(node, *_cells(tally)) for node, tally in tallies.items()])
-    return not any(tally["bypasses"] for tally in tallies.values())
+        print_table(("node", *_COUNTED, "num_reads"), [(node, *_cells(each)) for node, each in counters.items()])
+    return not any(each["bypasses"] for each in counters.values())
 
 
-def _cells(tally: Counters) -> list[str]:
-    counted = [bytes_text(tally[name]) if name.endswith("_bytes") else f"{tally[name]:.0f}" for name in _COUNTED]
-    return [*counted, f"{_num_reads(tally):.1f}"]
+def _cells(counters: Counters) -> list[str]:
+    counted = [bytes_text(counters[name]) if name.endswith("_bytes") else f"{counters[name]:.0f}" for name in _COUNTED]
+    return [*counted, f"{_num_reads(counters):.1f}"]
 
 
-def _num_reads(tally: Counters) -> float:
+def _num_reads(counters: Counters) -> float:
     """Mean number of row groups that might be read at once. 0 if none was read."""
-    num_read = tally["stores"] + tally["bypasses"] - tally["peer_hits"]
-    return tally["reads_allowed"] / num_read if num_read else 0.0
+    num_read = counters["stores"] + counters["bypasses"] - counters["peer_hits"]
+    return counters["reads_allowed"] / num_read if num_read else 0.0
 
 
 def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvider]:
@@ -88,16 +88,16 @@ def _warm_nodes(job: Job, caches: dict[str, DiskCache | SourceProvider]) -> dict
 def _warm_node(
     datasets: Sequence[Dataset], cache: DiskCache | SourceProvider, advance: Callable[[int], None]
 ) -> Counters:
-    tally = Counters()
+    counters = Counters()
     for dataset in datasets:
         with named_user("forebay warm"):
-            source = open_source(cache, dataset, tally)
+            source = open_source(cache, dataset, counters)
         try:
             for done in _requested(source, dataset.manifest.bytes.tolist()):
                 advance(int(dataset.manifest.bytes[done]))
         finally:
             source.close()
-    return tally
+    return counters
 
 
 def _requested(source: BlockSource, block_bytes: Sequence[int]) -> Iterator[int]:

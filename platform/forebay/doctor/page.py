@@ -34,7 +34,7 @@ def page_of(diagnosis: Diagnosis, title: str) -> str:
 
 
 def picture_of(diagnosis: Diagnosis) -> Markup:
-    """Bar of each way. The part that it adds to the way before it has the colour of a wall if it is one."""
+    """Bar of each way. The part that it adds to the way before it has the color of a wall if it is one."""
     rows = list(way_rows(diagnosis.measurements))
     longest = max(step_s for _, step_s, _, _ in rows)
     scale, before, bars = (_WIDTH - _LEFT - _RIGHT) / longest, 0.0, []
@@ -54,8 +54,8 @@ def picture_of(diagnosis: Diagnosis) -> Markup:
 
 def _bar(way: Way, top: float, *, widths: tuple[float, float], is_wall: bool) -> list[Markup]:
     before, now = widths
-    colour = "var(--series-1)" if is_wall else "var(--series-0)"
-    added = element("rect", x=_LEFT + before, y=top, width=max(now - before, 0.0), height=_BAR, fill=colour)
+    color = "var(--series-1)" if is_wall else "var(--series-0)"
+    added = element("rect", x=_LEFT + before, y=top, width=max(now - before, 0.0), height=_BAR, fill=color)
     return [
         _text(str(way), x=0, y=top + _BAR * 0.7),
         element("rect", x=_LEFT, y=top, width=before, height=_BAR, fill="var(--faint)"),

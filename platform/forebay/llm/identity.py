@@ -25,7 +25,7 @@ def run_identity(
 
     Args:
         recipe: The recipe.
-        tokens: Token rows, or those of each data set of a mixture by its name.
+        tokens: Token rows, or those of each dataset of a mixture by its name.
         options: Options of the `TokenSource`, by name. None is left out.
     """
     several = (
@@ -34,7 +34,7 @@ def run_identity(
         else {f"data {name}": each for name, each in tokens.items()}
     )
     if not several:
-        raise InvalidOption("run_identity() needs the token rows of at least one data set.")
+        raise InvalidOption("run_identity() needs the token rows of at least one dataset.")
     first = next(iter(several.values()))
     arguments = first.prepared.origin.arguments
     return {

@@ -29,7 +29,7 @@ class Bar:
 
 
 def bars(title: str, rows: Sequence[Bar], parts: Mapping[str, str], unit: str = "seconds") -> Markup:
-    """Picture of `rows`. `parts` is the name and the colour of each part."""
+    """Picture of `rows`. `parts` is the name and the color of each part."""
     left = 14 + LETTER * max((len(row.label) for row in rows), default=0)
     longest = max((sum(row.parts) for row in rows), default=0.0)
     room = RIGHT + LETTER * max((len(row.end) for row in rows), default=0)
@@ -50,12 +50,12 @@ def bars(title: str, rows: Sequence[Bar], parts: Mapping[str, str], unit: str = 
 
 def _bar(row: Bar, top: float, left: float, across: PlotAxis, parts: Mapping[str, str]) -> Markup:
     pieces, end = [_text(row.label, left - 8, top + 16, "end", "var(--ink)")], 0.0
-    for (name, colour), seconds in zip(parts.items(), row.parts, strict=True):
+    for (name, color), seconds in zip(parts.items(), row.parts, strict=True):
         begin, end = end, end + max(seconds, 0.0)
         if end > begin:
             told = element("title", f"{row.label}: {name} {seconds_text(seconds)} s")
             x, wide = across(begin), across(end) - across(begin)
-            pieces.append(element("rect", told, x=x, y=top + 4, width=wide, height=HEIGHT, fill=colour))
+            pieces.append(element("rect", told, x=x, y=top + 4, width=wide, height=HEIGHT, fill=color))
     if row.end:
         pieces.append(_text(row.end, across(end) + 7, top + 16, "start", "var(--quiet)"))
     return element("g", *pieces)
@@ -66,5 +66,5 @@ def _said(row: Bar, parts: Mapping[str, str]) -> str:
     return f"{row.label}: {', '.join(found) or 'nothing'}."
 
 
-def _text(text: str, x: float, y: float, anchor: str, colour: str) -> Markup:
-    return element("text", text, x=x, y=y, text_anchor=anchor, fill=colour)
+def _text(text: str, x: float, y: float, anchor: str, color: str) -> Markup:
+    return element("text", text, x=x, y=y, text_anchor=anchor, fill=color)

@@ -22,7 +22,7 @@ DOTS_UP_TO = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Points under a name. `series` chooses the colour. `faint` is for noise behind another curve, without a name."""
+    """Points under a name. `series` chooses the color. `faint` is for noise behind another curve, without a name."""
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -115,12 +115,12 @@ def _label(text: str, x: float, y: float, anchor: str) -> Markup:
 
 def _marks(marks: Sequence[Mark], across: PlotAxis) -> list[Markup]:
     parts, right = [], -math.inf
-    colours = {"plain": "var(--quiet)", "good": "var(--good)", "warn": "var(--warn)", "bad": "var(--bad)"}
+    colors = {"plain": "var(--quiet)", "good": "var(--good)", "warn": "var(--warn)", "bad": "var(--bad)"}
     for mark in sorted(marks, key=lambda mark: mark.x):
-        x, colour = across(mark.x), colours[mark.kind]
-        line = element("line", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM, stroke=colour, stroke_dasharray="3 3")
+        x, color = across(mark.x), colors[mark.kind]
+        line = element("line", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM, stroke=color, stroke_dasharray="3 3")
         named = mark.label and x - right >= MARK_APART
-        label = element("text", mark.label, x=x, y=TOP - 4, text_anchor="middle", fill=colour) if named else ""
+        label = element("text", mark.label, x=x, y=TOP - 4, text_anchor="middle", fill=color) if named else ""
         right = x if named else right
         parts.append(element("g", element("title", mark.title) if mark.title else "", line, label))
     return parts
@@ -128,7 +128,7 @@ def _marks(marks: Sequence[Mark], across: PlotAxis) -> list[Markup]:
 
 def _line(curve: Curve, points: Sequence[tuple[float, float]], across: PlotAxis, up: PlotAxis) -> Markup:
     places = [(across(x), up(y)) for x, y in points]
-    colour = f"var(--series-{curve.series % 5})"
+    color = f"var(--series-{curve.series % 5})"
     path = f"M{places[0][0]:.1f} {places[0][1]:.1f}"
     for x, y in places[1:]:
         path += f"H{x:.1f}V{y:.1f}" if curve.kind == "steps" else f"L{x:.1f} {y:.1f}"
@@ -137,7 +137,7 @@ def _line(curve: Curve, points: Sequence[tuple[float, float]], across: PlotAxis,
         element("title", curve.label),
         d=path,
         fill="none",
-        stroke=colour,
+        stroke=color,
         stroke_width=1 if curve.kind == "faint" else 2,
         opacity=0.3 if curve.kind == "faint" else None,
         stroke_linejoin="round",
@@ -145,7 +145,7 @@ def _line(curve: Curve, points: Sequence[tuple[float, float]], across: PlotAxis,
     dots = ""
     if curve.kind == "line" and len(places) <= DOTS_UP_TO:
         dots = joined(
-            element("circle", element("title", f"{curve.label} {metric_text(y)}"), cx=cx, cy=cy, r=3, fill=colour)
+            element("circle", element("title", f"{curve.label} {metric_text(y)}"), cx=cx, cy=cy, r=3, fill=color)
             for (cx, cy), (_, y) in zip(places, points, strict=True)
         )
     return element("g", line, dots)
@@ -156,7 +156,7 @@ def _key(found: Sequence[Curve]) -> Markup:
     return key({curve.label: f"var(--series-{curve.series % 5})" for curve in named}) if len(named) > 1 else joined(())
 
 
-def key(colours: dict[str, str]) -> Markup:
-    """Names with the squares of their colours."""
-    names = [element("span", element("i", style=f"background: {colour}"), name) for name, colour in colours.items()]
+def key(colors: dict[str, str]) -> Markup:
+    """Names with the squares of their colors."""
+    names = [element("span", element("i", style=f"background: {color}"), name) for name, color in colors.items()]
     return element("div", *names, class_="key")

@@ -24,7 +24,7 @@ _BY_PAGE = {INK: "var(--ink)", FAINT: "var(--faint)", PAPER: "var(--paper)", "#0
 
 
 def figure_of(figure: Figure, title: str) -> Markup:
-    """The figure as SVG, with text as text, in the page's own colours of text, lines and ground."""
+    """The figure as SVG, with text as text, in the page's own colors of text, lines and ground."""
     drawn = io.StringIO()
     # Ids of parts must differ between the figures of a page, and not between two drawings of one.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": title}):
@@ -32,8 +32,8 @@ def figure_of(figure: Figure, title: str) -> Markup:
     _, _, body = drawn.getvalue().partition("<svg ")
     for needless in _NEEDLESS:
         body = needless.sub("", body)
-    for colour, variable in _BY_PAGE.items():
-        body = body.replace(f": {colour}", f": {variable}")
+    for color, variable in _BY_PAGE.items():
+        body = body.replace(f": {color}", f": {variable}")
     least = round(figure.get_figwidth() * POINTS_PER_INCH)
     named = element("title", title)
     head, _, rest = body.partition(">")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 INK, FAINT, PAPER = "#22313f", "#d5dbe1", "#ffffff"
-"""Colours of text, of lines behind the data, and of the ground, as plots draw them. A page sets its own for dark."""
+"""Colors of text, of lines behind the data, and of the ground, as plots draw them. A page sets its own for dark."""
 SERIES = ("#1f6fb2", "#d1495b", "#2e8b57", "#8a5fbf", "#b8860b")
-"""Colours of up to five curves, which differ in lightness too."""
+"""Colors of up to five curves, which differ in lightness too."""
 SERIES_IN_DARK = ("#6cb2eb", "#f0808f", "#5fc28c", "#b794e0", "#e0b040")
 
 _LIGHT = f"--ink: {INK}; --quiet: #5f6b76; --faint: {FAINT}; --paper: {PAPER}; --ground: #f4f6f8; --mark: #fdf1f3;"
@@ -13,7 +13,7 @@ _DARK = "--ink: #dde4ea; --quiet: #98a5b1; --faint: #3a4650; --paper: #182028; -
 
 
 def _variables(series: tuple[str, ...]) -> str:
-    return " ".join(f"--series-{number}: {colour};" for number, colour in enumerate(series))
+    return " ".join(f"--series-{number}: {color};" for number, color in enumerate(series))
 
 
 STYLE = f"""

@@ -52,8 +52,8 @@ def error_of(call: Callable[[], object]) -> Exception | None:
 def message_of(error: BaseException | None) -> str:
     """Text of an error without its full stop, for a message that ends the sentence itself.
 
-    >>> message_of(ValueError("There is no such colour."))
-    'There is no such colour'
+    >>> message_of(ValueError("There is no such color."))
+    'There is no such color'
     """
     return str(error).rstrip(". \n")
 

@@ -126,13 +126,13 @@ class Counters:
             return dict(self._sums)
 
     def since(self, earlier: Mapping[str, float]) -> dict[str, float]:
-        """Sums added since `earlier = tally.as_dict()`."""
+        """Sums added since `earlier = counters.as_dict()`."""
         return {name: total - earlier.get(name, 0) for name, total in self.as_dict().items()}
 
 
 def _renew_locks() -> None:
-    for tally in list(_live):
-        tally.renew_lock()
+    for counters in list(_live):
+        counters.renew_lock()
 
 
 os.register_at_fork(after_in_child=_renew_locks)

@@ -79,7 +79,7 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
     found = _SCHEME.match(text)
     if found is None or has_local_name(text):
         named = Path(text).expanduser() if found is None else Path(_path_of_file_uri(text))
-        # Not Path.resolve: a data set behind a link keeps its name when the link moves to the next version.
+        # Not Path.resolve: a dataset behind a link keeps its name when the link moves to the next version.
         path = os.path.normpath(named.absolute())
         return Location(fs.LocalFileSystem(), path, path)
     scheme = found[1].lower()

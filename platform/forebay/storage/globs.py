@@ -15,7 +15,7 @@ Listed = Callable[[str, list[fs.FileInfo]], None]
 
 
 def is_hidden(name: str) -> bool:
-    """Whether Hadoop, Spark and Unix exclude this name from data sets: `_SUCCESS`, `_temporary`, `.crc`."""
+    """Whether Hadoop, Spark and Unix exclude this name from datasets: `_SUCCESS`, `_temporary`, `.crc`."""
     return name.startswith(("_", "."))
 
 

@@ -84,7 +84,7 @@ class SweepResult:
         return workers_figure(self.record)
 
     def plot_configs(self) -> Figure:
-        """Plot all configs as parallel coordinates, coloured by the metric."""
+        """Plot all configs as parallel coordinates, colored by the metric."""
         return configs_figure(self.record)
 
     def _repr_html_(self) -> str:

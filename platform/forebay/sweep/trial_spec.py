@@ -91,7 +91,7 @@ class TrialSpec:
 
 
 def blocks_of(job: Job) -> str:
-    """Names of the blocks of `job` in `forebay cache ls`, one per data set. Empty without a cache."""
+    """Names of the blocks of `job` in `forebay cache ls`, one per dataset. Empty without a cache."""
     return "" if job.cache is None else ", ".join(BlockNames(dataset).dataset for dataset in job.data.datasets)
 
 

@@ -1,1 +1,1 @@
-"""Data sets for tests, and the laws of drivers as tests."""
+"""Datasets for tests, and the laws of drivers as tests."""

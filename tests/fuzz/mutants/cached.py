@@ -156,14 +156,14 @@ class Cached:
             return f"refused: {type(error).__name__}"
 
     def _use_once(self, keys: list[str]) -> str:
-        tally = Counters()
+        counters = Counters()
         cache = DiskCache(self._root, quota_bytes=QUOTA_BYTES, min_free_bytes=0)
         missing = 0
         for key in keys:
-            block = cache.get(key, tally)
+            block = cache.get(key, counters)
             missing += block is None
             assert block is None or same(block, self._blocks[key]), f"block {key} is another one"
-        assert missing == tally["quarantined"], "a whole block is gone"
+        assert missing == counters["quarantined"], "a whole block is gone"
         new = cache.put(NEW_KEY, "data-0", block_of(9))
         assert new is None or same(new, block_of(9))
         cache.datasets()

@@ -1,4 +1,4 @@
-"""Forebay's loader as the data set of Ray Train."""
+"""Forebay's loader as the dataset of Ray Train."""
 
 from __future__ import annotations
 

@@ -140,4 +140,4 @@ def test_warm_fills_every_node(ray_session: None, tmp_path: Path, capsys: pytest
     assert not ended.value.code
     warmed = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert len(warmed) == len([node for node in ray.nodes() if node["Alive"]])
-    assert [tally["stores"] for tally in warmed.values()] == [6] * len(warmed)
+    assert [each["stores"] for each in warmed.values()] == [6] * len(warmed)

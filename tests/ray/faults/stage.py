@@ -1,4 +1,4 @@
-"""A data set, a cache actor in whose process faults can be staged, and the end of both."""
+"""A dataset, a cache actor in whose process faults can be staged, and the end of both."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Attached:
             path += f"-{(node_id or ray.get_runtime_context().get_node_id())[:12]}"
         return CacheSpec(path=path, quota_bytes=self.disk.quota_bytes, min_free_bytes=self.disk.min_free_bytes)
 
-    def source(self, dataset: fb.Dataset, tally: Counters) -> BlockSource:
-        return node.attach(self.spec()).source(dataset, tally)
+    def source(self, dataset: fb.Dataset, counters: Counters) -> BlockSource:
+        return node.attach(self.spec()).source(dataset, counters)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Two views of one data set: `setting` reads through the actor, `local` without Ray."""
+    """Two views of one dataset: `setting` reads through the actor, `local` without Ray."""
 
     local: SoakSetting
     setting: SoakSetting
@@ -86,7 +86,7 @@ def staged(
     transform: Callable[[SoakSetting, FaultOrders], fb.Transform] = lambda setting, orders: setting.transform,
     **drawn: Any,
 ) -> Iterator[Stage]:
-    """Draw a data set and prepare to start faulty actors for its cache. Checks at the end that all is in order.
+    """Draw a dataset and prepare to start faulty actors for its cache. Checks at the end that all is in order.
 
     Every opening of a Parquet file takes `drag_s`, so that an epoch lasts long enough to be disturbed.
     """

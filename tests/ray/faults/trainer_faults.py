@@ -99,7 +99,7 @@ def driver_terminated(rng: random.Random, folder: Path) -> CaseOutcome:
 
 
 def _nobody_uses(local: SoakSetting) -> None:
-    """Assert that the data set may be evicted."""
+    """Assert that the dataset may be evicted."""
     path = local.disk._directory.use_lock(BlockNames(local.dataset).dataset)
 
     def is_free() -> bool:

@@ -81,7 +81,7 @@ def test_a_run_can_be_followed_from_outside(port: int, tmp_path: Path) -> None:
     bench = DriverBench(tmp_path)
     job = bench.job("seen", epochs=2)
     result = run(job, "ray")
-    counted = {name: sum(epoch.tally.get(name, 0) for epoch in result.epochs) for name in METRICS}
+    counted = {name: sum(epoch.counters.get(name, 0) for epoch in result.epochs) for name in METRICS}
     rows, stores = exported_name("rows"), exported_name("stores")
 
     def is_complete(found: Samples) -> bool:  # the processes report at different times
@@ -133,11 +133,11 @@ def recorder(monkeypatch: pytest.MonkeyPatch) -> type[MetricsRecorder]:
 
 
 def test_counters_are_told_by_what_was_added(recorder: type[MetricsRecorder]) -> None:
-    tally = Counters({"hits": 5, "retries": 0})
-    metrics = RayMetrics({"run": "r"}, tally.as_dict, lambda: {"cache_used_bytes": 7.0})
+    counters = Counters({"hits": 5, "retries": 0})
+    metrics = RayMetrics({"run": "r"}, counters.as_dict, lambda: {"cache_used_bytes": 7.0})
     metrics.flush()
     metrics.flush()
-    tally.add("hits", 3)
+    counters.add("hits", 3)
     metrics.flush()
     hits = [told for told in recorder.told if told[0] == "forebay_hits_total"]
     assert [value for _, value, _ in hits] == [5, 3]
@@ -147,11 +147,11 @@ def test_counters_are_told_by_what_was_added(recorder: type[MetricsRecorder]) ->
 
 
 def test_the_last_is_told_at_the_end_even_of_a_run_that_fails(recorder: type[MetricsRecorder]) -> None:
-    tally = Counters()
+    counters = Counters()
 
     def fail() -> None:
-        with exported({}, tally.as_dict):
-            tally.add("rows", 9)
+        with exported({}, counters.as_dict):
+            counters.add("rows", 9)
             raise KeyError
 
     with pytest.raises(KeyError):

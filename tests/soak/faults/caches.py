@@ -71,11 +71,11 @@ def _damaged_epochs(rng: random.Random, folder: Path, spoil: object) -> CaseOutc
 
     seen = epoch(setting, strike)
     check(setting, seen)
-    assert seen.tally["quarantined"] <= damaged[0]
+    assert seen.counters["quarantined"] <= damaged[0]
     again = epoch(setting)
     check(setting, again)
     # A block that the first epoch already held is read by the second epoch, or not at all.
-    found = seen.tally["quarantined"] + again.tally["quarantined"]
+    found = seen.counters["quarantined"] + again.counters["quarantined"]
     assert number or found == damaged[0], f"{found} of {damaged[0]} damaged blocks were found"
     check_cache(setting)
     return CaseOutcome("equal")

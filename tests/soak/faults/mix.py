@@ -31,7 +31,7 @@ def early_break(rng: random.Random, folder: Path) -> CaseOutcome:
     """A trainer that sometimes leaves its loop: by break, by an exception, by a new iterator or a seek."""
     setting = draw(rng, folder, ranks=1)
     dice, seen = random.Random(rng.random()), Seen()
-    with setting.loader(tally=seen.tally) as loader:
+    with setting.loader(counters=seen.counters) as loader:
         while loader.epoch == setting.epoch:
             _some_steps(dice, loader, seen)
     check(setting, seen)

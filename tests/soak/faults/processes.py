@@ -354,7 +354,7 @@ def racing_processes(rng: random.Random, folder: Path) -> CaseOutcome:
         mine = setting.with_disk(pickle.loads(pickle.dumps(setting.disk)))
         barrier.wait(patience(PATIENCE_S))
         seen = epoch(mine)
-        path.write_bytes(pickle.dumps((seen.steps, seen.tally["stores"], seen.tally["bypasses"])))
+        path.write_bytes(pickle.dumps((seen.steps, seen.counters["stores"], seen.counters["bypasses"])))
 
     barrier = _FORK.Barrier(number)
     before = len(list((setting.disk.path / "blocks").iterdir()))
@@ -383,7 +383,7 @@ def racing_threads(rng: random.Random, folder: Path) -> CaseOutcome:
     assert len(found) == len(threads), "a thread failed, or did not end"
     for seen in found:
         check(setting, seen)
-    made = sum(seen.tally["stores"] + seen.tally["bypasses"] for seen in found)
+    made = sum(seen.counters["stores"] + seen.counters["bypasses"] for seen in found)
     if setting.quota == "enough":
         assert made == len(setting.plan.manifest) - before, f"{made} blocks were made, {before} were there"
     check_cache(setting)

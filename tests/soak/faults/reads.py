@@ -123,7 +123,7 @@ def _slow(rng: random.Random, folder: Path, *, slow_s: float, deadline_s: float,
         took_s = time.monotonic() - start
         ended.set()
     check(setting, seen)
-    assert left[0] == 0 or not seen.tally["retries"]
+    assert left[0] == 0 or not seen.counters["retries"]
     if slow_s > 10:
         assert took_s < slow_s - 1, f"the epoch took {took_s:.1f} s: it waited for the slow read"
     check_cache(setting)

@@ -62,10 +62,10 @@ def test_name_node_that_is_down_is_no_missing_file(
     uri = hdfs.upload(parquet_folder({"a.parquet": [3]}), "down")
     manifest = fb.scan(uri)
     all_there.signal("namenode", signal.SIGKILL)
-    tally = Counters()
+    counters = Counters()
     with pytest.raises(ReadFailed, match=f"127.0.0.1:{all_there.port}.*4 attempts"):
-        RowGroupReader(manifest, quick, tally).read(0)
-    assert tally["retries"] == 3
+        RowGroupReader(manifest, quick, counters).read(0)
+    assert counters["retries"] == 3
     with pytest.raises(ReadFailed, match=f"127.0.0.1:{all_there.port}.*4 attempts"):
         fb.scan(uri, policy=quick)
 
@@ -96,15 +96,15 @@ def test_silent_connection_is_replaced(
     manifest = fb.scan(f"hdfs://127.0.0.1:{line.port}/bucket/silent")
     before = reading_threads()
     line.silence()
-    tally = Counters()
-    reader = RowGroupReader(manifest, impatient, tally)
+    counters = Counters()
+    reader = RowGroupReader(manifest, impatient, counters)
     assert [reader.read(index).num_rows for index in range(2)] == [30, 20]
-    assert tally["retries"] > 0
-    assert reading_threads() - before <= tally["retries"]
-    abandoned = tally["retries"]
+    assert counters["retries"] > 0
+    assert reading_threads() - before <= counters["retries"]
+    abandoned = counters["retries"]
     for index in (0, 1) * 5:
         reader.read(index)
-    assert tally["retries"] == abandoned  # the new client serves them
+    assert counters["retries"] == abandoned  # the new client serves them
     line.close()
     wait_for_reading_threads_to_end()
 
@@ -113,17 +113,17 @@ def test_frozen_name_node_is_waited_for(
     all_there: HdfsServers, hdfs: ObjectStore, parquet_folder: Folder, impatient: ReadPolicy
 ) -> None:
     manifest = fb.scan(hdfs.upload(parquet_folder({"a.parquet": [30, 20]}), "frozen"))
-    tally = Counters()
+    counters = Counters()
     all_there.signal("namenode", signal.SIGSTOP)
     try:
         with ThreadPoolExecutor(1) as pool:
-            read = pool.submit(RowGroupReader(manifest, impatient, tally).read, 1)
+            read = pool.submit(RowGroupReader(manifest, impatient, counters).read, 1)
             time.sleep(4)
             all_there.signal("namenode", signal.SIGCONT)
             assert read.result().num_rows == 20
     finally:
         all_there.signal("namenode", signal.SIGCONT)
-    assert tally["retries"] > 0
+    assert counters["retries"] > 0
     wait_for_reading_threads_to_end()
 
 
@@ -131,14 +131,16 @@ READ_AS_ANOTHER = """
 import sys
 import forebay as fb
 from forebay.data.parquet.reading import RowGroupReader
+from forebay.runtime.metrics import Counters
 
-tally = Counters()
-for ask in (lambda: fb.scan(sys.argv[2]), lambda: RowGroupReader(fb.Manifest.load(sys.argv[1]), tally=tally).read(0)):
+counters = Counters()
+manifest = fb.Manifest.load(sys.argv[1])
+for ask in (lambda: fb.scan(sys.argv[2]), lambda: RowGroupReader(manifest, counters=counters).read(0)):
     try:
         ask()
     except fb.errors.ReadFailed as error:
         print(error)
-print(tally["retries"])
+print(counters["retries"])
 """
 
 

@@ -43,11 +43,11 @@ def test_reads_follow_the_active_one(pair: NameNodePair, parquet_folder: Callabl
     place = resolve("hdfs://ns/data/a.parquet")
     place.fs.create_dir("/data", recursive=True)
     write_atomically(place.uri, content)
-    tally = Counters()
-    reader = RowGroupReader(fb.scan("hdfs://ns/data"), tally=tally)
+    counters = Counters()
+    reader = RowGroupReader(fb.scan("hdfs://ns/data"), counters=counters)
     assert reader.read(0).num_rows == 30
     pair.make_active("nn1")
     assert reader.read(1).num_rows == 20
     write_atomically("hdfs:///data/b.parquet", content)  # `fs.defaultFS` is the pair
     assert fb.scan("hdfs:///data").num_rows == 100
-    assert tally["retries"] == 0  # hdfs-native asks the other one by itself
+    assert counters["retries"] == 0  # hdfs-native asks the other one by itself

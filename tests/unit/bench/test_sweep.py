@@ -56,14 +56,14 @@ def test_row_groups_are_counted_whoever_reads_them(bench: Bench, tmp_path: Path)
                 middle = (group.start + group.stop) // 2
                 file.read_at(middle - group.start, group.start)
                 file.read_at(group.stop - middle + 100, middle)
-        tally = counts_of.tally(groups, source.counts(), lines)
-    assert 1.0 <= tally.sent[0] < 1.2
-    assert 2.0 <= tally.sent[1] < 2.2
-    assert tally.read == (1, 2)
-    assert 20 / 16 <= tally.passes < 1.4
-    assert tally.sent_bytes > tally.data_bytes
-    assert tally.transformed == (1.0, 1.5)
-    assert tally.transform_passes == pytest.approx((150 + 50 + 1500) / ROWS)
+        counters = counts_of.counters(groups, source.counts(), lines)
+    assert 1.0 <= counters.sent[0] < 1.2
+    assert 2.0 <= counters.sent[1] < 2.2
+    assert counters.read == (1, 2)
+    assert 20 / 16 <= counters.passes < 1.4
+    assert counters.sent_bytes > counters.data_bytes
+    assert counters.transformed == (1.0, 1.5)
+    assert counters.transform_passes == pytest.approx((150 + 50 + 1500) / ROWS)
     numbers = np.array([7, 8, 9, 3, 4, 20])
     assert work.spans(numbers) == [(7, 10), (3, 5), (20, 21)]
 

@@ -1,4 +1,4 @@
-"""A data set whose batches have equal parts in worlds of 1, 2 and 4."""
+"""A dataset whose batches have equal parts in worlds of 1, 2 and 4."""
 
 from __future__ import annotations
 

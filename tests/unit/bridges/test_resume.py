@@ -22,7 +22,7 @@ EPOCHS = 2
 
 
 class TorchRank:
-    """A `DataLoader` over a data set."""
+    """A `DataLoader` over a dataset."""
 
     def __init__(self, data: fb.Data, folder: str, world: fb.World, state: Mapping[str, Any] | None) -> None:
         self.loader = fb.Loader(data.plan, data.transform, world=world, global_batch=data.global_batch, last=data.last)

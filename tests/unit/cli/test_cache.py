@@ -1,4 +1,4 @@
-"""`forebay cache ls` shows bytes, blocks, hits, age and users of each data set, whatever lies in the directory."""
+"""`forebay cache ls` shows bytes, blocks, hits, age and users of each dataset, whatever lies in the directory."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_people_see_the_same(forebay: Call, warm: Path) -> None:
         assert lease
         lease.release()
     head, _, first, second = said.splitlines()[-5:-1]
-    assert cells_of(head) == ["data set", "bytes", "blocks", "hits", "age", "used by"]
+    assert cells_of(head) == ["dataset", "bytes", "blocks", "hits", "age", "used by"]
     cells = cells_of(first)
     mine = f"mine [/b] (pid {os.getpid()} on {os.uname().nodename})"
     assert cells[0] == use.dataset and cells[2:4] == ["3", "3"] and cells[5] == mine, "once, though held twice"

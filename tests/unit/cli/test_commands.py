@@ -53,9 +53,9 @@ def test_plan_shows_what_a_rank_reads(forebay: Call, manifest: Path) -> None:
 
 def test_plan_says_how_many_ranks_it_can_have(forebay: Call, manifest: Path) -> None:
     facts = json.loads(forebay("plan", manifest, "--batch", 33, "--json").out)
-    assert (facts["lanes"], facts["largest_world"], facts["window_rows"]) == (16, 16, 65_536)
+    assert (facts["lanes"], facts["largest_world"], facts["shuffle_rows"]) == (16, 16, 65_536)
     facts = json.loads(forebay("plan", manifest, "--batch", 33, "--lanes", 64, "--json").out)
-    assert (facts["lanes"], facts["largest_world"], facts["window_rows"]) == (64, 64, 16_384)
+    assert (facts["lanes"], facts["largest_world"], facts["shuffle_rows"]) == (64, 64, 16_384)
     assert "largest_world" in forebay("plan", manifest, "--batch", 33).out
 
 
@@ -98,14 +98,14 @@ def test_run_trains_and_reports(forebay: Call, job_words: Call, tmp_path: Path) 
     said = forebay("run", "--driver", "local", *job_words())
     assert said.code == 0, said.err
     assert "loss" in said.out and "seconds by stage" in said.out and "by stage: read" in said.err
-    cold = json.loads((tmp_path / "runs" / "small" / "result.json").read_text())["epochs"][0]["tally"]
+    cold = json.loads((tmp_path / "runs" / "small" / "result.json").read_text())["epochs"][0]["counters"]
     assert all(cold[stage] > 0 for stage in ("remote_read_s", "decode_s", "transform_s", "write_s", "map_s", "wait_s"))
     result = json.loads(forebay("run", "--driver", "local", *job_words(name="again"), "--json").out)
     assert [epoch["rows"] for epoch in result["epochs"]] == [100, 100]
-    assert [epoch["tally"].get("parquet_opens", 0) for epoch in result["epochs"]] == [0, 0]
+    assert [epoch["counters"].get("parquet_opens", 0) for epoch in result["epochs"]] == [0, 0]
     # Preparing the second epoch while the first one ends counts as time of the first.
     for stage in ("map_s", "gather_s", "wait_s"):
-        assert sum(epoch["tally"].get(stage, 0) for epoch in result["epochs"]) > 0
+        assert sum(epoch["counters"].get(stage, 0) for epoch in result["epochs"]) > 0
     assert Path(result["report"]).stat().st_size > 1000
     assert (tmp_path / "runs" / "small" / "report.html").exists()
 

@@ -96,7 +96,7 @@ def test_list_and_remove(forebay: Callable[..., Any], words: list[str], tmp_path
 def test_only_prepared_data_is_removed(forebay: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     said = forebay("prepare", "rm", tmp_path / "thesis")
-    assert said.code == 2 and "is not a prepared data set" in said.err
+    assert said.code == 2 and "is not a prepared dataset" in said.err
     assert (tmp_path / "thesis").is_dir()
     said = forebay("prepare", "rm", tmp_path / "x-0123456789abcdef")
     assert said.code == 2 and "does not exist" in said.err

@@ -40,11 +40,11 @@ def standing(*values: float, **facts: str) -> SweepStatus:
     return SweepStatus.of(made, "runs/ctr")
 
 
-def drawn(sweep: SweepStatus, width: int, *, colours: bool = False) -> list[str]:
+def drawn(sweep: SweepStatus, width: int, *, colors: bool = False) -> list[str]:
     """The table without its frame. Each trial that runs has a run."""
     file = io.StringIO()
     console = Console(
-        file=file, width=width, highlight=False, force_terminal=colours, color_system="standard" if colours else None
+        file=file, width=width, highlight=False, force_terminal=colors, color_system="standard" if colors else None
     )
     runs = {run.name: run for run in (status("ctr.6d6ab_00021", 2), status("ctr.6d6ab_00022", 1))}
     console.print(trial_table(sweep, runs))
@@ -71,7 +71,7 @@ def test_where_the_lowest_is_the_best() -> None:
 
 
 def test_the_best_trial_is_in_bold() -> None:
-    lines = [line for line in drawn(standing(0.55, 0.7312), 80, colours=True) if "6d6ab" in line]
+    lines = [line for line in drawn(standing(0.55, 0.7312), 80, colors=True) if "6d6ab" in line]
     bold = [line for line in lines if "\x1b[1m" in line]
     assert len(bold) == 1 and "6d6ab_00001" in bold[0]
 

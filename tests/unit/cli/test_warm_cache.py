@@ -90,8 +90,8 @@ def test_every_node_has_a_line_and_so_have_all(
 ) -> None:
     path, *words = job_words()
     caches = {name: DiskCache(tmp_path / name, quota_bytes=1 << 24, min_free_bytes=0) for name in ("n1", "n2")}
-    tallies = _warm_nodes(job_of(path, words), dict(caches))
-    assert {name: tally["stores"] for name, tally in tallies.items()} == {"n1": 3, "n2": 3}
+    counters = _warm_nodes(job_of(path, words), dict(caches))
+    assert {name: each["stores"] for name, each in counters.items()} == {"n1": 3, "n2": 3}
     shown = plain(capsys.readouterr().err)
     for node in ("n1", "n2", "2 nodes"):
         assert re.search(LINE.format(node=node), shown.splitlines()[-1] if node == "2 nodes" else shown), shown

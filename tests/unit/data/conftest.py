@@ -1,4 +1,4 @@
-"""A small data set with uneven row groups, Parquet files, and ways to damage them unseen."""
+"""A small dataset with uneven row groups, Parquet files, and ways to damage them unseen."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NUM_ROWS = 176
 
 @dataclass(frozen=True)
 class Small:
-    """The data set with its plan. `loader(...)` fills in the rest."""
+    """The dataset with its plan. `loader(...)` fills in the rest."""
 
     folder: Path
     manifest: fb.Manifest
@@ -44,7 +44,7 @@ def small(request: pytest.FixtureRequest, parquet_folder: Callable[..., Path]) -
         tags=fb.Ragged("tags", max_len=3),
         all_tags=fb.Ragged("tags", padded=False),
     )
-    return Small(folder, manifest, fb.build_plan(manifest, seed=7, lanes=6, window_rows=16), transform)
+    return Small(folder, manifest, fb.build_plan(manifest, seed=7, lanes=6, shuffle_rows=16), transform)
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def test_census_reaches_its_auc(run: Callable[..., Any], ids: str) -> None:
 
 def test_click_model_learns_and_reads_the_source_once(run: Callable[..., Any]) -> None:
     result = run("train_ctr.py", rows=20_000, workers=1, global_batch=256, lr=0.01, buckets=4096)
-    opens = [epoch["tally"].get("parquet_opens", 0) for epoch in result["epochs"]]
+    opens = [epoch["counters"].get("parquet_opens", 0) for epoch in result["epochs"]]
     assert opens[0] > 0
     assert opens[1:] == [0, 0]
     losses = [epoch["metrics"]["loss"] for epoch in result["epochs"]]
@@ -102,7 +102,7 @@ def test_forecasts_of_a_day_that_repeats_are_nearly_exact(run: Callable[..., Any
     assert result["epochs"][0]["rows"] == 8640 - 24 - 12 + 1
     assert result["epochs"][-1]["metrics"]["mse"] < 0.05
     # The first pass, before training, is the only one that reads the source.
-    assert all(epoch["tally"].get("parquet_opens", 0) == 0 for epoch in result["epochs"])
+    assert all(epoch["counters"].get("parquet_opens", 0) == 0 for epoch in result["epochs"])
 
 
 def _write_days(path: Path) -> Path:

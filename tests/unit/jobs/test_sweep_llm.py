@@ -73,7 +73,7 @@ def test_four_trials_read_each_file_of_tokens_once(sweep_llm: ModuleType, tmp_pa
     assert [trial.state for trial in result.record.trials.values()] == ["finished"] * 4
     runs = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("result.json") if "mine" in str(path)]
     assert len(runs) == 4
-    opened = [sum(epoch["tally"].get("parquet_opens", 0) for epoch in run["epochs"]) for run in runs]
+    opened = [sum(epoch["counters"].get("parquet_opens", 0) for epoch in run["epochs"]) for run in runs]
     # Training rows of both kinds, and held-out rows.
     assert sorted(opened) == [0, 0, 0, 3]
     assert len(list((tmp_path / "runs" / "prepared").iterdir())) == 4  # and those of the base model

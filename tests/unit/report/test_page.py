@@ -28,7 +28,7 @@ def test_a_page_allows_no_request_and_gives_its_fragment_back() -> None:
     assert shown == content and "let a" not in shown
 
 
-def test_a_figure_follows_the_colours_of_the_page() -> None:
+def test_a_figure_follows_the_colors_of_the_page() -> None:
     figure = Figure(figsize=(4, 3))
     axes = figure.subplots()
     axes.plot([1, 2], [3, 4])

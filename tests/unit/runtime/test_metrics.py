@@ -14,30 +14,30 @@ from forebay.runtime.metrics import GAUGES, METRICS, Counters, exported_name
 
 
 def test_adds_up_over_threads() -> None:
-    tally = Counters({"hits": 5})
-    threads = [threading.Thread(target=lambda: [tally.add("hits") for _ in range(1000)]) for _ in range(8)]
+    counters = Counters({"hits": 5})
+    threads = [threading.Thread(target=lambda: [counters.add("hits") for _ in range(1000)]) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert tally["hits"] == 8005
-    assert tally["stores"] == 0
+    assert counters["hits"] == 8005
+    assert counters["stores"] == 0
 
 
 def test_times_and_differences() -> None:
-    tally = Counters()
-    before = tally.as_dict()
+    counters = Counters()
+    before = counters.as_dict()
 
     def fail() -> None:
-        with tally.timed("gather_s"):
+        with counters.timed("gather_s"):
             time.sleep(0.01)
             raise KeyError
 
     with pytest.raises(KeyError):
         fail()
-    tally.merge({"rows": 7})
-    assert tally.since(before)["rows"] == 7
-    assert tally.since(before)["gather_s"] >= 0.01
+    counters.merge({"rows": 7})
+    assert counters.since(before)["rows"] == 7
+    assert counters.since(before)["gather_s"] >= 0.01
 
 
 def test_unknown_metrics_are_refused() -> None:
@@ -47,12 +47,12 @@ def test_unknown_metrics_are_refused() -> None:
 
 
 def test_a_forked_child_can_count_whatever_the_parent_holds() -> None:
-    tally = Counters()
-    with tally._lock:
+    counters = Counters()
+    with counters._lock:
         child = os.fork()
         if child == 0:
-            tally.add("hits")
-            os._exit(int(tally["hits"]) + 40)
+            counters.add("hits")
+            os._exit(int(counters["hits"]) + 40)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 41
 
 

@@ -156,7 +156,7 @@ def make_data(parquet_folder: Callable[..., Path]) -> Callable[..., Data]:
         transform = Transform(
             x=Dense(["x1", "x2", "x3"]), id=Label("id", dtype="int64"), label=Label("clicked", dtype="float32")
         )
-        plan = build_plan(scan(root), seed=3, lanes=lanes, window_rows=16)
+        plan = build_plan(scan(root), seed=3, lanes=lanes, shuffle_rows=16)
         return Data(plan=plan, transform=transform, global_batch=global_batch, **options)
 
     return make

@@ -1,4 +1,4 @@
-"""`forebay prepare`: prepare the data of a job file, list prepared data sets, remove one."""
+"""`forebay prepare`: prepare the data of a job file, list prepared datasets, remove one."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def ls(
     into: Annotated[str, typer.Argument(help="Folder or URI given as into=.")] = "runs/prepared",
     as_json: AsJson = False,
 ) -> None:
-    """List prepared data sets, and folders of preparations that did not end or are under way."""
+    """List prepared datasets, and folders of preparations that did not end or are under way."""
     found = list(list_prepared(into))
     if as_json:
         facts = [_facts(prepared) if prepared else {"folder": folder, "sealed": False} for folder, prepared in found]
@@ -84,14 +84,14 @@ def ls(
 
 @app.command("rm")
 def rm(
-    folder: Annotated[str, typer.Argument(help="Folder of one data set, as `forebay prepare ls` prints it.")],
+    folder: Annotated[str, typer.Argument(help="Folder of one dataset, as `forebay prepare ls` prints it.")],
     as_json: AsJson = False,
 ) -> None:
-    """Remove a prepared data set, or what a preparation left. A running job that still reads it fails."""
+    """Remove a prepared dataset, or what a preparation left. A running job that still reads it fails."""
     location = resolve(folder)
     if find_prepared(folder) is None and not _FOLDER.search(location.path.rstrip("/")):
         raise InvalidOption(
-            f"{location.uri} is not a prepared data set. `forebay prepare ls INTO` lists the folders.",
+            f"{location.uri} is not a prepared dataset. `forebay prepare ls INTO` lists the folders.",
             path=location.uri,
         )
     if not location.fs.get_file_info(location.path).type:

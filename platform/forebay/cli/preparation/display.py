@@ -15,7 +15,7 @@ LINE_EVERY_S = 5.0
 
 
 class PreparationDisplay:
-    """Prints messages as they come, and the progress every five seconds. Keeps the data sets in `found`."""
+    """Prints messages as they come, and the progress every five seconds. Keeps the datasets in `found`."""
 
     def __init__(self) -> None:
         self.found: list[Prepared] = []

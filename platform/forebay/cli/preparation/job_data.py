@@ -12,7 +12,7 @@ from forebay.sweep.sweep import Sweep
 
 
 def prepare_job_data(path: str, words: Sequence[str]) -> list[Prepared]:
-    """Data sets that the job of a file prepares or reuses. For a sweep, those of one possible trial."""
+    """Datasets that the job of a file prepares or reuses. For a sweep, those of one possible trial."""
     with shown_preparations() as display:
         made = job_or_sweep_of(path, words)
         if isinstance(made, Sweep):

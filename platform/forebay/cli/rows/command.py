@@ -76,7 +76,7 @@ def _print_rows(found: StepRows, values: list[dict[str, Any]] | None) -> None:
         titles.append("rank")
         cells = [[*row, str(rank)] for row, rank in zip(cells, found.rank.tolist(), strict=False)]
     if found.located.order.names:
-        titles.append("data set")
+        titles.append("dataset")
         cells = [[*cell, row.source] for cell, row in zip(cells, rows, strict=True)]
     if values is not None:
         names = list(dict.fromkeys(name for each in values for name in each))

@@ -1,4 +1,4 @@
-"""`forebay peek`: rows of a data set, of a job's data or of a step of a run, as a table of one line per row."""
+"""`forebay peek`: rows of a dataset, of a job's data or of a step of a run, as a table of one line per row."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def peek(
     source: Annotated[
         str,
         typer.Argument(
-            help="A data set as for `forebay scan`, a manifest (.json), a job file (.py), or the folder of a run.",
+            help="A dataset as for `forebay scan`, a manifest (.json), a job file (.py), or the folder of a run.",
             metavar="SOURCE",
         ),
     ],
@@ -33,7 +33,7 @@ def peek(
     skipped: Annotated[
         bool, typer.Option("--skipped", help="Of a run: the batch that a monitor left out at this step.")
     ] = False,
-    seed: Annotated[int | None, typer.Option(help="Of a data set: seed of the order. 0 by default.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of a dataset: seed of the order. 0 by default.")] = None,
     num_rows: Annotated[int, typer.Option("--rows", help="Number of rows.")] = 10,
     columns: Annotated[
         str | None, typer.Option(help="Only these columns, separated by commas. Those that have room by default.")
@@ -55,7 +55,7 @@ def peek(
         _refuse(of_data, "a run")
         found = rows_of_run(source, 1 if step is None else step, rank, num_rows, is_skipped=skipped)
     else:
-        _refuse(of_run, "a data set")
+        _refuse(of_run, "a dataset")
         found = rows_of_data(source, seed or 0, num_rows, quiet=as_json)
     values = found.located.values(None if columns is None else columns.split(","))
     if as_json:
@@ -90,7 +90,7 @@ def _print_rows(found: SelectedRows, values: list[dict[str, Any]], *, is_chosen:
     is_apart = max(map(len, names)) > width // 2
     titles, cells = ["row"], [[f"#{number}"] if is_apart else [name] for number, name in enumerate(names, 1)]
     if found.located.order.names:
-        titles.append("data set")
+        titles.append("dataset")
         cells = [[*cell, row.source] for cell, row in zip(cells, rows, strict=True)]
     if found.rank is not None:
         titles.append("rank")

@@ -1,4 +1,4 @@
-"""Rows that `forebay peek` shows: the first ones of a data set, of a job's data, or of a step of a run."""
+"""Rows that `forebay peek` shows: the first ones of a dataset, of a job's data, or of a step of a run."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from forebay.data.windows.step_columns import StepColumns
 from forebay.storage.filesystem import below, resolve
 
 _ORDER_RECORD = "order.json"
-"""File that each run's folder has, and no data set. The module that writes it imports torch."""
+"""File that each run's folder has, and no dataset. The module that writes it imports torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -50,7 +50,7 @@ def is_run(path: str) -> bool:
 
 
 def rows_of_data(source: str, seed: int, most: int, *, quiet: bool) -> SelectedRows:
-    """First rows of epoch 0 of a data set, or of a saved manifest (`.json`). `quiet` shows no progress."""
+    """First rows of epoch 0 of a dataset, or of a saved manifest (`.json`). `quiet` shows no progress."""
     if source.endswith(".json"):
         manifest = load_manifest(source)
     else:
@@ -62,7 +62,7 @@ def rows_of_data(source: str, seed: int, most: int, *, quiet: bool) -> SelectedR
 
 def rows_of_job(path: str, words: Sequence[str], most: int, *, quiet: bool) -> SelectedRows:
     """First rows of epoch 0 of a job. `quiet` keeps its output from standard output. Raises as `job_of`."""
-    # Imported here, as in `rows_of_run`, because torch takes seconds to import and a data set does not need it.
+    # Imported here, as in `rows_of_run`, because torch takes seconds to import and a dataset does not need it.
     from forebay.cli.job_file import job_of  # noqa: PLC0415
 
     with only_the_document(quiet):

@@ -1,4 +1,4 @@
-"""`forebay score`: answers of a language model to every row of a data set."""
+"""`forebay score`: answers of a language model to every row of a dataset."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def score(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score each row of a data set once: text, likelihoods, vectors or verdicts, in Parquet of the same order.
+    """Score each row of a dataset once: text, likelihoods, vectors or verdicts, in Parquet of the same order.
 
     What is written is kept: a run that was stopped goes on where it is started again with the same arguments.
     """

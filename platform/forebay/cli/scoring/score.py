@@ -13,7 +13,7 @@ from forebay.cli.job_file import values_of
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.cli.preparation.display import shown_preparations
 from forebay.llm.score.batch_sweep import sweep_batches
-from forebay.llm.score.pool.tally import ScoreProgress
+from forebay.llm.score.pool.counters import ScoreProgress
 from forebay.llm.score.report.batch_plot import FILE_NAME, batch_png
 from forebay.llm.score.report.table import COLUMNS, worker_rows
 from forebay.llm.score.request import ScoreRequest

@@ -1,4 +1,4 @@
-"""`forebay series`: the series of a data set, and the windows and statistics of a split."""
+"""`forebay series`: the series of a dataset, and the windows and statistics of a split."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ class BuildOptions:
 
 
 class BlockBuilder:
-    """Builds the blocks of one data set in the calling thread. Thread-safe.
+    """Builds the blocks of one dataset in the calling thread. Thread-safe.
 
     `reader` reads its row groups. None makes one of `options`.
     """
@@ -67,19 +67,19 @@ class BlockBuilder:
         dataset: Dataset,
         cache: DiskCache | None,
         *,
-        tally: Counters,
+        counters: Counters,
         options: BuildOptions | None = None,
         reader: RowGroupReader | None = None,
     ) -> None:
         self._transform = dataset.transform
         self._cache = cache
-        self._tally = tally
+        self._counters = counters
         self._options = options or BuildOptions()
         self._columns = dataset.columns
         self._reader = reader or RowGroupReader(
             dataset.manifest,
             self._options.policy,
-            tally,
+            counters,
             cancelled=self._options.cancelled,
             footers=self._options.footers,
         )
@@ -87,11 +87,11 @@ class BlockBuilder:
         kernels.load()  # before the first data worker
         page_kernels.load()
 
-    def peek(self, index: int, tally: Counters | None = None) -> Block | None:
+    def peek(self, index: int, counters: Counters | None = None) -> Block | None:
         """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
         if self._cache is None:
             return None
-        found = self._cache.peek(self.names.key(index), tally or self._tally, dataset=self.names.dataset)
+        found = self._cache.peek(self.names.key(index), counters or self._counters, dataset=self.names.dataset)
         return usable(found, self._reader.manifest, index)
 
     def build(self, index: int) -> Built:
@@ -110,16 +110,18 @@ class BlockBuilder:
                 return Built(block, "hit")
             built, core_s = self._fetch_or_read(index)
             built_at = time.monotonic()
-            stored = usable(self._cache.put(key, self.names.dataset, built, self._tally), self._reader.manifest, index)
+            stored = usable(
+                self._cache.put(key, self.names.dataset, built, self._counters), self._reader.manifest, index
+            )
             core_s += time.monotonic() - built_at
         return Built(stored, "store", core_s) if stored else self._bypass(index, built, core_s)
 
     def _find(self, cache: DiskCache, index: int) -> Block | None:
-        """Block in the cache. None also if it was built for a filter without rows that this data set has.
+        """Block in the cache. None also if it was built for a filter without rows that this dataset has.
 
         Building it then raises the error about these rows.
         """
-        found = cache.get(self.names.key(index), self._tally, dataset=self.names.dataset)
+        found = cache.get(self.names.key(index), self._counters, dataset=self.names.dataset)
         return usable(found, self._reader.manifest, index)
 
     def _fetch_or_read(self, index: int) -> tuple[Block, float]:
@@ -129,7 +131,7 @@ class BlockBuilder:
             return block, 0.0
         if self._options.elsewhere:
             rows = self._reader.manifest[index].rows
-            return self._options.elsewhere.build(index, rows, self._tally, partial(self.read, index)), 0.0
+            return self._options.elsewhere.build(index, rows, self._counters, partial(self.read, index)), 0.0
         return self._read_source(index)
 
     def read(self, index: int) -> Block:
@@ -143,7 +145,7 @@ class BlockBuilder:
         try:
             return self._from_source(index)
         except CorruptFile:  # the transfer may have damaged it
-            self._tally.add("retries")
+            self._counters.add("retries")
             return self._from_source(index)
 
     def _from_source(self, index: int) -> tuple[Block, float]:
@@ -153,23 +155,23 @@ class BlockBuilder:
         with self._options.cores:
             table = self._reader.decode_lazily(fetched)
             del fetched
-            with self._tally.timed("transform_s"):
+            with self._counters.timed("transform_s"):
                 block = apply_to_kept(self._transform, table, self._reader.manifest, index)
         return block, copying_s + time.monotonic() - fetched_at
 
     def _from_peer(self, peers: Peers, index: int) -> Block | None:
-        with self._tally.timed("peer_s"):
+        with self._counters.timed("peer_s"):
             block = peers.find(self.names.key(index), self._reader.manifest[index].rows)
         if usable(block, self._reader.manifest, index) is None:
             return None
         assert block is not None
-        self._tally.add("peer_hits")
-        self._tally.add("peer_bytes", block.nbytes)
+        self._counters.add("peer_hits")
+        self._counters.add("peer_bytes", block.nbytes)
         return block
 
     def _bypass(self, index: int, block: Block, core_s: float) -> Built:
-        self._tally.add("bypasses")
-        self._tally.add("bypass_bytes", block.nbytes)
+        self._counters.add("bypasses")
+        self._counters.add("bypass_bytes", block.nbytes)
         found = usable(block, self._reader.manifest, index)
         assert found is not None, "a block that was just built has the rows of its manifest"
         return Built(found, "bypass", core_s)
@@ -187,9 +189,9 @@ class Peers(Protocol):
 
 
 class SourceReaders(Protocol):
-    """Choice among nodes that can build a block of one data set from its source."""
+    """Choice among nodes that can build a block of one dataset from its source."""
 
-    def build(self, index: int, rows: int, tally: Counters, here: Callable[[], Block]) -> Block:
+    def build(self, index: int, rows: int, counters: Counters, here: Callable[[], Block]) -> Block:
         """Build block `index`, of `rows` rows, on another node, or by `here` on this one.
 
         Raises the errors of `here`.

@@ -57,7 +57,7 @@ def dataset_key(manifest: Manifest, fingerprint: str) -> str:
 
 
 class BlockNames:
-    """Keys of the blocks of one data set."""
+    """Keys of the blocks of one dataset."""
 
     def __init__(self, dataset: Dataset) -> None:
         self._manifest = dataset.manifest
@@ -67,7 +67,7 @@ class BlockNames:
 
     @property
     def id(self) -> str:
-        """Id of the data set: equal for equal manifests of one root under equal transforms, in all processes."""
+        """Id of the dataset: equal for equal manifests of one root under equal transforms, in all processes."""
         return _digest([self._manifest.root, self._manifest.id, self._fingerprint])
 
     def key(self, index: int) -> str:

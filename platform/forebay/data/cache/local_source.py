@@ -24,12 +24,12 @@ class LocalSource:
     """`BlockSource` of daemon threads of this process, which look in `cache`, or read, transform and store.
 
     The threads start at the first request, also in a forked child, which starts without requests. While the source is
-    open, the data set is not evicted from the cache.
+    open, the dataset is not evicted from the cache.
 
     Args:
         dataset: Row groups and their transform; `request(i)` returns the block of `dataset.manifest[i]`.
         cache: Cache of the blocks, or None to read the source each time.
-        tally: Receives the counters.
+        counters: Receives the counters.
         workers: Number of row groups that are read at once, and number of cores that decode them.
         policy: Deadlines and retries of reads.
     """
@@ -39,11 +39,11 @@ class LocalSource:
         dataset: Dataset,
         cache: DiskCache | None,
         *,
-        tally: Counters,
+        counters: Counters,
         workers: DataWorkers = DEFAULT_WORKERS,
         policy: ReadPolicy = DEFAULT_POLICY,
     ) -> None:
-        self._facts = (dataset, cache, tally, workers, policy)
+        self._facts = (dataset, cache, counters, workers, policy)
         self._threads = self._start_threads()
 
     def request(self, index: int) -> Future[Block]:
@@ -55,9 +55,9 @@ class LocalSource:
             self._threads = self._start_threads()  # threads and locks of the parent do not exist here
         return self._threads.workers.submit(index)
 
-    def peek(self, index: int, tally: Counters) -> Block | None:
+    def peek(self, index: int, counters: Counters) -> Block | None:
         """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
-        return self._threads.peek(index, tally)
+        return self._threads.peek(index, counters)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancel pending requests and return within `timeout_s` seconds. A stuck read is abandoned. Blocks stay
@@ -78,7 +78,7 @@ class _Threads:
         self,
         dataset: Dataset,
         cache: DiskCache | None,
-        tally: Counters,
+        counters: Counters,
         workers: DataWorkers,
         policy: ReadPolicy,
     ) -> None:
@@ -86,12 +86,12 @@ class _Threads:
         self._cancelled = Cancellation()
         self._cores = CpuShare(workers.num_cores())
         options = BuildOptions(policy=policy, cancelled=self._cancelled, cores=self._cores)
-        builder = BlockBuilder(dataset, cache, tally=tally, options=options)
+        builder = BlockBuilder(dataset, cache, counters=counters, options=options)
         self._lease = cache.lease(builder.names.dataset) if cache else None
 
         def make(index: int) -> Block:
             self._cores.take_ticket()
-            return build_recorded(builder, index, self.workers, tally)
+            return build_recorded(builder, index, self.workers, counters)
 
         self.peek = builder.peek
         self.workers: ReadPool[int, Block] = ReadPool(make, workers_for(dataset, workers), peek=builder.peek)
@@ -110,7 +110,7 @@ def workers_for(dataset: Dataset, workers: DataWorkers) -> DataWorkers:
     return workers.for_local_files() if is_local else workers
 
 
-def build_recorded(builder: BlockBuilder, index: int, pool: ReadPool[K, T], tally: Counters) -> Block:
+def build_recorded(builder: BlockBuilder, index: int, pool: ReadPool[K, T], counters: Counters) -> Block:
     """Block `index`, built in a thread of `pool`, which records its read. A block from the cache is no read.
 
     Raises the errors of `BlockBuilder.build`.
@@ -118,7 +118,7 @@ def build_recorded(builder: BlockBuilder, index: int, pool: ReadPool[K, T], tall
     began_s, allowed = time.monotonic(), pool.num_reads
     block, origin, core_s = builder.build(index)
     if origin != "hit":
-        tally.add("reads_allowed", allowed)
+        counters.add("reads_allowed", allowed)
         pool.record_read(began_s, core_s, block.nbytes)
     return block
 
@@ -135,6 +135,6 @@ class LocalCache:
         self.disk = spec.open()
         self._workers = spec.data_workers.divided_by(num_processes)
 
-    def source(self, dataset: Dataset, tally: Counters) -> LocalSource:
+    def source(self, dataset: Dataset, counters: Counters) -> LocalSource:
         """Blocks of `dataset` through this cache."""
-        return LocalSource(dataset, self.disk, tally=tally, workers=self._workers)
+        return LocalSource(dataset, self.disk, counters=counters, workers=self._workers)

@@ -21,7 +21,7 @@ from forebay.runtime.metrics import Counters
 
 
 class BlockSource(Protocol):
-    """Blocks of one data set, by index into its manifest.
+    """Blocks of one dataset, by index into its manifest.
 
     Laws:
     - Requests start in the order in which they are made.
@@ -43,19 +43,19 @@ class BlockSource(Protocol):
 class MappedBlocks(Protocol):
     """Part of a `BlockSource` that can look into a cache without reading anything."""
 
-    def peek(self, index: int, tally: Counters) -> Block | None:
-        """Map block `index` at once. Counts to `tally`. None if that takes a read, or is not known."""
+    def peek(self, index: int, counters: Counters) -> Block | None:
+        """Map block `index` at once. Counts to `counters`. None if that takes a read, or is not known."""
         ...
 
 
 class SourceProvider(Protocol):
     """Factory of block sources, such as the cache actor of a node."""
 
-    def source(self, dataset: Dataset, tally: Counters) -> BlockSource: ...
+    def source(self, dataset: Dataset, counters: Counters) -> BlockSource: ...
 
 
-def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, tally: Counters) -> BlockSource:
-    """Open the blocks of `dataset` through `cache`. Counters go to `tally`.
+def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, counters: Counters) -> BlockSource:
+    """Open the blocks of `dataset` through `cache`. Counters go to `counters`.
 
     Threads of this process serve a `DiskCache`, or None for no cache, within the default limits of `CacheSpec`. A
     `SourceProvider` serves its blocks itself. Requests for blocks of a stream wait until their files are finished.
@@ -63,19 +63,19 @@ def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, tall
     if isinstance(dataset.manifest, StreamedManifest):
         sealed = find_prepared(dataset.manifest.root)
         if sealed is None:
-            return StreamedSource(dataset, dataset.manifest, lambda finished: open_source(cache, finished, tally))
+            return StreamedSource(dataset, dataset.manifest, lambda finished: open_source(cache, finished, counters))
         dataset = replace(dataset, manifest=sealed.manifest)
     if cache is None or isinstance(cache, DiskCache):
-        return LocalSource(dataset, cache, tally=tally)
-    return cache.source(dataset, tally)
+        return LocalSource(dataset, cache, counters=counters)
+    return cache.source(dataset, counters)
 
 
 class JoinedSource:
-    """`BlockSource` of several data sets: blocks are numbered one data set after the other.
+    """`BlockSource` of several datasets: blocks are numbered one dataset after the other.
 
     Args:
-        sources: Source of each data set.
-        num_blocks: Number of blocks of each data set.
+        sources: Source of each dataset.
+        num_blocks: Number of blocks of each dataset.
     """
 
     def __init__(self, sources: Sequence[BlockSource], num_blocks: Sequence[int]) -> None:
@@ -86,11 +86,11 @@ class JoinedSource:
         number = bisect_right(self._first_blocks, index) - 1
         return self._sources[number].request(index - self._first_blocks[number])
 
-    def peek(self, index: int, tally: Counters) -> Block | None:
-        """Map block `index`, if its source can do so without a read. Counts to `tally`."""
+    def peek(self, index: int, counters: Counters) -> Block | None:
+        """Map block `index`, if its source can do so without a read. Counts to `counters`."""
         number = bisect_right(self._first_blocks, index) - 1
         source = self._sources[number]
-        return source.peek(index - self._first_blocks[number], tally) if isinstance(source, MappedBlocks) else None
+        return source.peek(index - self._first_blocks[number], counters) if isinstance(source, MappedBlocks) else None
 
     def close(self, timeout_s: float = 5.0) -> None:
         give_up = time.monotonic() + timeout_s

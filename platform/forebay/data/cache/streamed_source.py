@@ -1,4 +1,4 @@
-"""Blocks of a data set whose files are still being written: a request waits until its file is finished."""
+"""Blocks of a dataset whose files are still being written: a request waits until its file is finished."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class StreamedSource:
     requests wait, every 0.1 s.
 
     Args:
-        dataset: The data set.
+        dataset: The dataset.
         manifest: Its manifest.
-        open_source: Opens the blocks of a data set whose files are all finished.
+        open_source: Opens the blocks of a dataset whose files are all finished.
     """
 
     def __init__(self, dataset: Dataset, manifest: StreamedManifest, open_source: Callable[[Dataset], _Source]) -> None:

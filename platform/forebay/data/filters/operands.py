@@ -25,7 +25,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Column that a file holds under another name or type. `of_table` is the type that the data set has."""
+    """Column that a file holds under another name or type. `of_table` is the type that the dataset has."""
 
     name: str
     type: pa.DataType

@@ -1,4 +1,4 @@
-"""Skip lists: rows that are left out of a data set, by their names."""
+"""Skip lists: rows that are left out of a dataset, by their names."""
 
 from __future__ import annotations
 

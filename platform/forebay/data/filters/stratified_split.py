@@ -1,4 +1,4 @@
-"""Split of a data set that keeps the share of each class."""
+"""Split of a dataset that keeps the share of each class."""
 
 from __future__ import annotations
 

@@ -92,12 +92,12 @@ def order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints)
 
 
 def merge(nodes: Ints, due: Ints, place: Ints, streams: Words, state: Ints, merged: Ints) -> int:
-    """Merge the rows of several data sets, each in its own order, into the order of a mixture.
+    """Merge the rows of several datasets, each in its own order, into the order of a mixture.
 
     `nodes` are the inner nodes of a tree, each after the node that it is a half of: (steps of a cycle, steps of the
-    left half, left half, right half). A half is a node, or `-1 - data set`. `due` counts each node's steps towards the
+    left half, left half, right half). A half is a node, or `-1 - dataset`. `due` counts each node's steps towards the
     next row of its left half. `place` is (first position, end, root, rows of `merged` that are written). `streams` has,
-    for each data set, the addresses of the numbers of its rows and of their columns. `state` [3, data sets] is the
+    for each dataset, the addresses of the numbers of its rows and of their columns. `state` [3, datasets] is the
     number of its next row, index of its next row in the stream, and number of rows of the stream. A row that is not in
     the stream belongs to another rank. `merged` [1 + columns, n] gets positions and columns. Returns the rows of
     `merged` that are now written. `due` and `state` advance, so that another tree can continue.

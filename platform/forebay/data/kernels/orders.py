@@ -1,4 +1,4 @@
-"""Compiled loops of the order of rows: permutations, the rows of lanes, and the rows of several data sets in turn.
+"""Compiled loops of the order of rows: permutations, the rows of lanes, and the rows of several datasets in turn.
 
 A call from Python costs as much as some thousand rows here. So each loop does the rows of all lanes, or of all data
 sets, in one call.
@@ -171,9 +171,9 @@ def _split(order: NDArray[np.int32], rest: NDArray[np.int32], due: int, cycle: i
 
 
 def _divide(nodes: Ints, due: Ints, root: int, count: int, order: NDArray[np.int32], ends: Ints) -> None:
-    """Divide the next `count` rows among the data sets: `order` becomes the rows of each, one data set after the other.
+    """Divide the next `count` rows among the datasets: `order` becomes the rows of each, one dataset after the other.
 
-    The rows of data set `k` are those from `ends[0, k]` to `ends[1, k]`.
+    The rows of dataset `k` are those from `ends[0, k]` to `ends[1, k]`.
     """
     ends[:] = 0
     for i in range(count):
@@ -194,9 +194,9 @@ def _divide(nodes: Ints, due: Ints, root: int, count: int, order: NDArray[np.int
 
 
 def _merge(nodes: Ints, due: Ints, place: Ints, streams: Words, state: Ints, merged: Ints) -> int:
-    """Merge the rows of several data sets, each in its own order, into the order of a mixture.
+    """Merge the rows of several datasets, each in its own order, into the order of a mixture.
 
-    See `calls.merge`. Each 4,096 positions are divided among the data sets first. A walk of the tree
+    See `calls.merge`. Each 4,096 positions are divided among the datasets first. A walk of the tree
     for each position mispredicts its branches, and takes twice as long.
     """
     written, num_sources = int64(place[3]), len(streams)

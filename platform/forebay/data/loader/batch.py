@@ -27,9 +27,9 @@ class Batch(dict[str, Any]):
             is the exact mean over the global batch. 0 for the one dummy row that a rank with an empty part gets.
         epoch: Number of its epoch, from 0.
         ends_epoch: True for the last batch of its epoch.
-        source: Number of the data set of each row, int16 [rows], in the order of the mixture's names. None for the
-            plan of one data set.
-        names: Names of the data sets that `source` counts.
+        source: Number of the dataset of each row, int16 [rows], in the order of the mixture's names. None for the
+            plan of one dataset.
+        names: Names of the datasets that `source` counts.
         lists: Names of the arrays without padding, as of `fb.Ragged(padded=False)`. Each holds the values of all rows,
             [total], and NAME_lengths how many are of each row.
         copied: CUDA event of the batch's copy to a GPU, else None. The stream that was current when the loader handed

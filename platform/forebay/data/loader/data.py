@@ -1,4 +1,4 @@
-"""Training data: a plan, a transform for each of its data sets, and the size of a global batch."""
+"""Training data: a plan, a transform for each of its datasets, and the size of a global batch."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ LEAST_SHUFFLED_BATCHES = 100
 """Batches that a shuffle of windows covers. On tinyshakespeare 42 cost 0.04 of the validation loss, 5,461 nothing."""
 
 Transforms: TypeAlias = Transform | Mapping[str, Transform]
-"""One transform for all data sets of a plan, or one by name of each."""
+"""One transform for all datasets of a plan, or one by name of each."""
 
 
 def datasets_of(plan: Order, transform: Transforms) -> tuple[Dataset, ...]:
-    """Each data set of `plan` with its transform.
+    """Each dataset of `plan` with its transform.
 
     Raises `InvalidOption` for other names than those of the plan, and for windows without a transform of sequences.
     """
@@ -43,7 +43,7 @@ def datasets_of(plan: Order, transform: Transforms) -> tuple[Dataset, ...]:
         return tuple(Dataset(manifest, transform) for manifest in plan.manifests)
     if set(transform) != set(plan.names):
         raise InvalidOption(
-            f"transform= has entries for {sorted(transform)}, but the plan mixes the data sets {sorted(plan.names)}. "
+            f"transform= has entries for {sorted(transform)}, but the plan mixes the datasets {sorted(plan.names)}. "
             "Give one transform for all of them, or one for each name.",
             names=plan.names,
         )
@@ -51,11 +51,11 @@ def datasets_of(plan: Order, transform: Transforms) -> tuple[Dataset, ...]:
 
 
 def validate_datasets(plan: Order, datasets: tuple[Dataset, ...]) -> None:
-    """Check each transform's columns, and that all data sets give equal arrays. Reads no data.
+    """Check each transform's columns, and that all datasets give equal arrays. Reads no data.
 
     Arrays of a transform with `fn` are known when its first row group arrives.
 
-    Raises `MissingColumn` or `WrongType`, or `InvalidOption` for data sets with different arrays.
+    Raises `MissingColumn` or `WrongType`, or `InvalidOption` for datasets with different arrays.
     """
     # Equal columns need one look for each transform: a look takes 1 ms, which the first batch waits for.
     alike = {(id(dataset.transform), dataset.manifest.fields): dataset for dataset in datasets}
@@ -70,7 +70,7 @@ def validate_datasets(plan: Order, datasets: tuple[Dataset, ...]) -> None:
         if schema != known[first]:
             raise InvalidOption(
                 f"the transforms give {first!r} the arrays {_shown(known[first])}, but {name!r} {_shown(schema)}. A "
-                "batch holds rows of all data sets: give them the same names, dtypes and trailing shapes, in the same "
+                "batch holds rows of all datasets: give them the same names, dtypes and trailing shapes, in the same "
                 "order.",
                 names=(first, name),
             )
@@ -92,8 +92,8 @@ class Data:
     """Rows in the order of `plan`, as the arrays of `transform`, cut into global batches.
 
     Attributes:
-        plan: Order of the rows, from `build_plan`, or of several data sets.
-        transform: Turns a row group into arrays. For several data sets one transform, or one by name of the data set.
+        plan: Order of the rows, from `build_plan`, or of several datasets.
+        transform: Turns a row group into arrays. For several datasets one transform, or one by name of the dataset.
         global_batch: Rows per step over all ranks.
         last: "balance" trains on every row. "drop" makes all batches equally large and drops the rest of each epoch.
         augment: Function `augment(batch, rng)` that changes batches at random, after the cache. It becomes an
@@ -140,13 +140,13 @@ class Data:
 
     @property
     def datasets(self) -> tuple[Dataset, ...]:
-        """Rows of each data set of the plan as arrays, without their order, as a cache stores them."""
+        """Rows of each dataset of the plan as arrays, without their order, as a cache stores them."""
         return datasets_of(self.plan, self.transform)
 
     def validate_columns(self) -> None:
-        """Compare the transforms with the manifests' schemas, and the arrays of all data sets with each other.
+        """Compare the transforms with the manifests' schemas, and the arrays of all datasets with each other.
 
-        Raises `MissingColumn`, `WrongType`, or `InvalidOption` for data sets with different arrays.
+        Raises `MissingColumn`, `WrongType`, or `InvalidOption` for datasets with different arrays.
         """
         validate_datasets(self.plan, self.datasets)
 
@@ -167,7 +167,7 @@ class Data:
             raise CursorMismatch(
                 f"the checkpoint of step {step} was made with plan {cursor.plan_id[:8]} (global batch "
                 f"{cursor.global_batch}); this job builds {self.plan} (global batch {self.global_batch}). Give the "
-                "same data, seed, lanes, window_rows and shuffle as then, or give the run a new name.",
+                "same data, seed, lanes, shuffle_rows and shuffle as then, or give the run a new name.",
                 step=step,
             )
 
@@ -175,7 +175,7 @@ class Data:
     def statistics(self) -> Mapping[str, Any]:
         """Statistics that values are scaled and filled by, with their id. Empty without such.
 
-        Those of several data sets have columns by `"data set/column"`, and scale and fill by data set.
+        Those of several datasets have columns by `"dataset/column"`, and scale and fill by dataset.
         """
         if isinstance(self.transform, SequenceTransform):
             return self.transform.views.statistics
@@ -213,14 +213,14 @@ class Data:
         if not isinstance(plan, Plan) or not plan.windows or not plan.shuffle:
             return None
         shape, lane_rows = window_indices(plan)[0].shape, -(-plan.num_rows // plan.lanes)
-        covered, batch_steps = plan.window_rows * shape.stride, self.global_batch * shape.length
-        if plan.window_rows >= lane_rows or covered >= LEAST_SHUFFLED_BATCHES * batch_steps:
+        covered, batch_steps = plan.shuffle_rows * shape.stride, self.global_batch * shape.length
+        if plan.shuffle_rows >= lane_rows or covered >= LEAST_SHUFFLED_BATCHES * batch_steps:
             return None
         needed = min(-(-LEAST_SHUFFLED_BATCHES * batch_steps // shape.stride), lane_rows)
         return (
-            f"The plan shuffles {plan.window_rows} neighbouring windows at a time. They cover {covered} steps, and a "
+            f"The plan shuffles {plan.shuffle_rows} neighbouring windows at a time. They cover {covered} steps, and a "
             f"batch of {self.global_batch} windows has {batch_steps}: {covered / batch_steps:.1f} batches, where "
-            f"{LEAST_SHUFFLED_BATCHES} are needed for a good mix. Build the plan with window_rows={needed}, or with a "
+            f"{LEAST_SHUFFLED_BATCHES} are needed for a good mix. Build the plan with shuffle_rows={needed}, or with a "
             "larger stride."
         )
 

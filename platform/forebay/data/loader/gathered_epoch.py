@@ -47,7 +47,7 @@ class LoaderOptions:
     device: torch.device | None = None
     """Device of the batches. None: main memory."""
     sequences: tuple[SequenceTransform, ...] = ()
-    """Transform of each data set, if the rows of the plan are windows."""
+    """Transform of each dataset, if the rows of the plan are windows."""
     augment: Augment | None = None
     """Function that changes gathered rows."""
     epochs: int | None = None
@@ -61,7 +61,7 @@ class GatheredEpoch:
         options: Options of the loader.
         blocks: Source of the blocks.
         pool: Memory of the batches.
-        tally: Receives the counters. May be replaced between two batches.
+        counters: Receives the counters. May be replaced between two batches.
         start: Epoch and position.
         is_closed: Whether to stop waiting for blocks.
     """
@@ -71,12 +71,12 @@ class GatheredEpoch:
         options: LoaderOptions,
         blocks: Blocks,
         pool: BufferPool,
-        tally: Counters,
+        counters: Counters,
         *,
         start: tuple[int, int],
         is_closed: Callable[[], bool],
     ) -> None:
-        self._options, self._is_closed, self.tally = options, is_closed, tally
+        self._options, self._is_closed, self.counters = options, is_closed, counters
         self._epoch, self._position = epoch, position = start
         plan = options.plan
         self._lanes = plan.owned_lanes(options.world)
@@ -115,7 +115,7 @@ class GatheredEpoch:
         return batch, num_bytes
 
     def _next_part(self, parts: Iterator[RankPart], executor: SerialExecutor) -> RankPart | None:
-        with self.tally.timed("plan_s"):
+        with self.counters.timed("plan_s"):
             part = next(parts, None)
             if part:
                 released = self._prefetcher.advance(part.position, part.position + part.size)
@@ -135,7 +135,7 @@ class GatheredEpoch:
         for block in borrowed:
             self._table.remove(block)
         if self._augmented is not None:
-            with self.tally.timed("augment_s"):
+            with self.counters.timed("augment_s"):
                 arrays, num_bytes = self._augmented.apply(arrays, num_bytes, rows)
         tensors = arrays if self._options.as_numpy else as_tensors(arrays)
         num_rows = len(rows.row) if weight else 0
@@ -152,12 +152,12 @@ class GatheredEpoch:
         return batch, num_bytes
 
     def _gathered(self, rows: PositionedRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
-        with self.tally.timed("gather_s"):
+        with self.counters.timed("gather_s"):
             return self._table.gather(rows)
 
     def _fetch(self, rows: PositionedRows) -> list[int]:
         """Wait for the missing blocks of `rows`. Returns the blocks that only these rows need."""
-        with self.tally.timed("block_wait_s"):
+        with self.counters.timed("block_wait_s"):
             missing = self._table.missing(rows)
             for block in missing:
                 made = self._wait(self._prefetcher.future(block))
@@ -195,6 +195,6 @@ def _tensor(make: Callable[[], NDArray[np.int64]]) -> torch.Tensor:
 
 
 def _source_numbers(plan: Order) -> NDArray[np.int16] | None:
-    """Number of the data set of each block, int16 [blocks]. None without names."""
+    """Number of the dataset of each block, int16 [blocks]. None without names."""
     lengths = [len(manifest) for manifest in plan.manifests]
     return np.repeat(np.arange(len(lengths), dtype=np.int16), lengths) if plan.names else None

@@ -43,8 +43,8 @@ class Loader:
     ```
 
     Args:
-        plan: Order of the rows, from `build_plan`, or of several data sets. Its manifests name the files.
-        transform: Turns a row group into arrays. For several data sets one transform, or one by name of the data set.
+        plan: Order of the rows, from `build_plan`, or of several datasets. Its manifests name the files.
+        transform: Turns a row group into arrays. For several datasets one transform, or one by name of the dataset.
         cache: `DiskCache`, client of a node's cache actor, or None to read the source in every epoch.
         world: Rank and number of ranks. Every world size up to the plan's lanes sees the same global batches.
         global_batch: Rows per step over all ranks.
@@ -56,7 +56,7 @@ class Loader:
             the rest).
         as_numpy: Batches of NumPy arrays instead of torch tensors.
         prefetch_bytes: Bound in bytes on blocks requested before they are needed, and on finished batches.
-        tally: Counters of this loader (`forebay.runtime.metrics.METRICS`). New ones by default.
+        counters: Counters of this loader (`forebay.runtime.metrics.METRICS`). New ones by default.
         device: Device of the batches, e.g. "cuda". Batches are gathered into page-locked memory and copied in a stream
             of their own, one ahead of the trainer. None: main memory.
         augment: Function `augment(batch, rng)` that changes batches at random, off the trainer's thread, or `Augment`.
@@ -82,11 +82,11 @@ class Loader:
         last: Last = "balance",
         as_numpy: bool = False,
         prefetch_bytes: int = 256 << 20,
-        tally: Counters | None = None,
+        counters: Counters | None = None,
         device: torch.device | str | None = None,
         augment: Augment | AugmentFunction | None = None,
     ) -> None:
-        _validate_types(plan, cache, world, tally)
+        _validate_types(plan, cache, world, counters)
         self._transform, self._cache = transform, cache
         self._datasets = datasets_of(plan, transform)
         self.world = world or World()
@@ -111,7 +111,7 @@ class Loader:
             augment=as_augment(augment),
             epochs=None if epochs is None else whole_number("epochs", epochs),
         )
-        self.tally = tally or Counters()
+        self.counters = counters or Counters()
         self.dropped_rows = 0
         self._epoch, self._position = whole_number("epoch", epoch), 0
         # One pool for all epochs: the last batches of one and the first of the next share memory.
@@ -190,7 +190,7 @@ class Loader:
         if not plan.accepts(cursor):
             raise CursorMismatch(
                 f"The cursor was made with plan {cursor.plan_id[:8]}; this loader reads {plan}. Give the same data, "
-                "seed, lanes, window_rows and shuffle as then, or start from epoch 0 without the cursor.",
+                "seed, lanes, shuffle_rows and shuffle as then, or start from epoch 0 without the cursor.",
                 cursor_plan=cursor.plan_id,
                 plan=plan.id,
             )
@@ -242,7 +242,7 @@ class Loader:
         self._epoch, self._position = epoch, 0
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle for a spawned child as a new loader at the same position, with its own tally."""
+        """Pickle for a spawned child as a new loader at the same position, with its own counters."""
         return _rebuild, (self._options, self._transform, self._cache, self.cursor())
 
     def close(self, timeout_s: float = 5) -> None:
@@ -288,10 +288,12 @@ class Loader:
             raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
 
     def _open(self, epoch: int, position: int) -> Pipeline:
-        sources = [open_source(self._cache, dataset, self.tally) for dataset in self._datasets]
+        sources = [open_source(self._cache, dataset, self.counters) for dataset in self._datasets]
         source = JoinedSource(sources, [len(dataset.manifest) for dataset in self._datasets])
         self._process = os.getpid()
-        return Pipeline(self._options, source, self._pool, self.tally, start=(epoch, position), owner=weakref.ref(self))
+        return Pipeline(
+            self._options, source, self._pool, self.counters, start=(epoch, position), owner=weakref.ref(self)
+        )
 
     def _stop(self, timeout_s: float) -> None:
         pipeline, self._pipeline, self._batches = self._pipeline, None, None
@@ -306,11 +308,11 @@ class Loader:
         self._epoch, self._position = self._epoch + 1, 0
 
 
-def _validate_types(plan: object, cache: object, world: object, tally: object) -> None:
+def _validate_types(plan: object, cache: object, world: object, counters: object) -> None:
     """Raises `InvalidOption` for arguments of a wrong type, before one of them fails later."""
     validate_type("plan", plan, Order, "what fb.build_plan(manifest) returns")
     validate_type("world", world, World | None, "fb.World(rank=..., size=...), or None for a single rank")
-    validate_type("tally", tally, Counters | None, "forebay.runtime.metrics.Counters(), or None for new ones")
+    validate_type("counters", counters, Counters | None, "forebay.runtime.metrics.Counters(), or None for new ones")
     if not (cache is None or isinstance(cache, DiskCache) or hasattr(cache, "source")):
         raise InvalidOption(f"cache={cache!r:.200}: give fb.DiskCache(path, quota_bytes=...), or None for no cache.")
 

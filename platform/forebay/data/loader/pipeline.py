@@ -48,16 +48,16 @@ class EpochBatches:
     def __init__(
         self,
         options: LoaderOptions,
-        tally: Counters,
+        counters: Counters,
         copies: DeviceCopies | None,
         *,
         start: tuple[int, int],
         is_sure: bool,
     ) -> None:
-        self.start, self.is_sure, self._tally = start, is_sure, tally
+        self.start, self.is_sure, self._counters = start, is_sure, counters
         self.queue = BatchQueue(options.prefetch_bytes // 2)
         self.begun = threading.Event()
-        self._feed = None if copies is None else DeviceFeed(self.queue, copies, tally)
+        self._feed = None if copies is None else DeviceFeed(self.queue, copies, counters)
 
     @property
     def may_come(self) -> bool:
@@ -75,7 +75,7 @@ class EpochBatches:
             counted = {"wait_s": time.perf_counter() - asked}
         if batch is not None:
             counted |= {"batches": 1, "rows": batch.num_rows}
-        self._tally.merge(counted)
+        self._counters.merge(counted)
         return batch
 
 
@@ -95,7 +95,7 @@ class Pipeline:
         options: Options of the loader.
         source: Blocks, closed by this pipeline.
         pool: Memory of the batches.
-        tally: Receives the counters.
+        counters: Receives the counters.
         start: Epoch and position of the first batch.
         owner: Weak reference to the user of this pipeline.
     """
@@ -105,14 +105,14 @@ class Pipeline:
         options: LoaderOptions,
         source: JoinedSource,
         pool: BufferPool,
-        tally: Counters,
+        counters: Counters,
         *,
         start: tuple[int, int],
         owner: Callable[[], object | None],
     ) -> None:
-        self._options, self._source, self._pool, self._tally, self._owner = options, source, pool, tally, owner
+        self._options, self._source, self._pool, self._counters, self._owner = options, source, pool, counters, owner
         self._pid = os.getpid()
-        # The source of a stream of files does not become that of the finished data set.
+        # The source of a stream of files does not become that of the finished dataset.
         self._goes_on = not any(isinstance(manifest, StreamedManifest) for manifest in options.plan.manifests)
         kernels.load()  # before the first thread
         self._copies = None if options.device is None else open_copies(options.device)
@@ -145,7 +145,7 @@ class Pipeline:
         """Request a block for the epoch that is made now. If it may not come: maps it, or waits for the trainer."""
         if self._making.may_come:
             # An augment is the user's function: its epoch waits at the first block.
-            block = self._source.peek(index, self._gathered.tally) if self._options.augment is None else None
+            block = self._source.peek(index, self._gathered.counters) if self._options.augment is None else None
             if block is not None:
                 mapped: Future[Block] = Future()
                 mapped.set_result(block)
@@ -211,15 +211,15 @@ class Pipeline:
                         raise LoaderClosed("The next epoch did not begin.")
         if self._closed:
             raise LoaderClosed("The loader was closed while it prepared a batch.")
-        if self._gathered.tally is not self._tally:
-            self._tally.merge(self._gathered.tally.as_dict())
-            self._gathered.tally = self._tally
+        if self._gathered.counters is not self._counters:
+            self._counters.merge(self._gathered.counters.as_dict())
+            self._gathered.counters = self._counters
 
     def _has_next(self, epoch: int) -> bool:
         return self._goes_on and (self._options.epochs is None or epoch + 1 < self._options.epochs)
 
     def _add_epoch(self, epoch: int, position: int, *, is_sure: bool) -> EpochBatches:
-        added = EpochBatches(self._options, self._tally, self._copies, start=(epoch, position), is_sure=is_sure)
+        added = EpochBatches(self._options, self._counters, self._copies, start=(epoch, position), is_sure=is_sure)
         with self._lock:
             if self._closed:
                 raise LoaderClosed("The loader was closed while it prepared a batch.")
@@ -227,8 +227,8 @@ class Pipeline:
         return added
 
     def _gather(self, batches: EpochBatches) -> GatheredEpoch:
-        tally = Counters() if batches.may_come else self._tally
-        return GatheredEpoch(self._options, self, self._pool, tally, start=batches.start, is_closed=self._is_closed)
+        counters = Counters() if batches.may_come else self._counters
+        return GatheredEpoch(self._options, self, self._pool, counters, start=batches.start, is_closed=self._is_closed)
 
     def _is_closed(self) -> bool:
         return self._closed

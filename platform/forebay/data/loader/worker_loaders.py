@@ -27,7 +27,7 @@ class WorkerLoaders:
         self._open: set[Loader] = set()
 
     @contextmanager
-    def loader(self, data: Data, tally: Counters, epochs: int = 1) -> Iterator[Loader]:
+    def loader(self, data: Data, counters: Counters, epochs: int = 1) -> Iterator[Loader]:
         """Loader of `epochs` epochs, at the start of the first. Closed at the end of the block."""
         with Loader(
             data.plan,
@@ -37,7 +37,7 @@ class WorkerLoaders:
             global_batch=data.global_batch,
             epochs=epochs,
             last=data.last,
-            tally=tally,
+            counters=counters,
             device=self._device,
             augment=data.augment,
         ) as loader:
@@ -45,9 +45,9 @@ class WorkerLoaders:
             yield loader
         self._open.discard(loader)
 
-    def one_epoch(self, data: Data, tally: Counters) -> Iterator[Batch]:
+    def one_epoch(self, data: Data, counters: Counters) -> Iterator[Batch]:
         """Batches of one epoch."""
-        with self.loader(data, tally) as loader:
+        with self.loader(data, counters) as loader:
             yield from loader
 
     def close(self) -> None:

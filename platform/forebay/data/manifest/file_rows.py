@@ -16,7 +16,7 @@ class FileRow(NamedTuple):
     """One row of a file. As text `day=1/a.parquet:3:128`.
 
     `file` is its path below the root of the scan, as in `Manifest.files`. `row_group` is counted in the file and `row`
-    in the row group, both from 0, with rows that a filter leaves out. `source` is the data set's name in a mixture.
+    in the row group, both from 0, with rows that a filter leaves out. `source` is the dataset's name in a mixture.
     """
 
     file: str
@@ -30,15 +30,15 @@ class FileRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileRows(Sequence[FileRow]):
-    """Rows of the files of one or several data sets, columnar. Indexing gives a `FileRow`.
+    """Rows of the files of one or several datasets, columnar. Indexing gives a `FileRow`.
 
     Attributes:
-        files: Paths of files, relative to the root of their data set.
-        names: Names of the data sets of a mixture, else empty.
+        files: Paths of files, relative to the root of their dataset.
+        names: Names of the datasets of a mixture, else empty.
         file: Place of each row's file in `files`, int64 [n].
         row_group: Row group in the file, int64 [n].
         row: Number in the row group, int64 [n].
-        source: Place of each row's data set in `names`, int64 [n]. 0 without names.
+        source: Place of each row's dataset in `names`, int64 [n]. 0 without names.
     """
 
     files: tuple[str, ...]

@@ -40,7 +40,7 @@ class FileWindow:
 
     @property
     def source(self) -> str:
-        """Name of the data set in a mixture, else empty."""
+        """Name of the dataset in a mixture, else empty."""
         return self.spans[0].source
 
     def __str__(self) -> str:
@@ -49,7 +49,7 @@ class FileWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileWindows(Sequence[FileWindow]):
-    """Rows of the windows of one or several data sets, columnar. Indexing gives a `FileWindow`.
+    """Rows of the windows of one or several datasets, columnar. Indexing gives a `FileWindow`.
 
     Attributes:
         firsts: First row of each span.
@@ -63,7 +63,7 @@ class FileWindows(Sequence[FileWindow]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the data sets of a mixture, else empty."""
+        """Names of the datasets of a mixture, else empty."""
         return self.firsts.names
 
     def take(self, numbers: NDArray[np.int64]) -> FileWindows:

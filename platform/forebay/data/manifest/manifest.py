@@ -1,4 +1,4 @@
-"""Manifest of a data set: every row group, with the file version it was found in. Pure data, no file access."""
+"""Manifest of a dataset: every row group, with the file version it was found in. Pure data, no file access."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MANIFEST_VERSION = 1
 """Part of every manifest id and of every saved manifest."""
 
 CONTENT_HASH = "xxh3:"
-"""Beginning of an `etag` that names the file's content, in a data set that Forebay wrote itself. Its time is 0."""
+"""Beginning of an `etag` that names the file's content, in a dataset that Forebay wrote itself. Its time is 0."""
 
 _COLUMNS: dict[str, np.dtype[Any]] = {
     "file_of": np.dtype(np.int32),
@@ -83,12 +83,12 @@ class RowGroup:
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Manifest:
-    """Row groups of a data set in (path, row group) order. Created by `scan`.
+    """Row groups of a dataset in (path, row group) order. Created by `scan`.
 
     Columnar, so that a million row groups take 32 MB. The arrays have one entry per row group and are read-only:
     - `file_of`, int32 [n]: row group `i` is in file `files[file_of[i]]`.
     - `group_of`, int32 [n]: its number within that file.
-    - `rows`, int64 [n]: its number of rows in the file. `kept_rows` counts those that belong to the data set.
+    - `rows`, int64 [n]: its number of rows in the file. `kept_rows` counts those that belong to the dataset.
     - `bytes` and `source_bytes`, int64 [n]: its uncompressed and compressed bytes, of the selected columns.
 
     `root` is an absolute local path or a URI. With an empty root every path is a whole URI. `fields` describes the
@@ -181,16 +181,16 @@ class Manifest:
 
     @cached_property
     def num_rows(self) -> int:
-        """Number of rows of the data set."""
+        """Number of rows of the dataset."""
         return int(self.kept_rows.sum())
 
     @property
     def kept_rows(self) -> NDArray[np.int64]:
-        """Number of rows of each row group that belong to the data set, int64 [n]."""
+        """Number of rows of each row group that belong to the dataset, int64 [n]."""
         return self.rows if self.kept is None else self.kept.mask.counts
 
     def keeps(self, index: int) -> NDArray[np.bool_]:
-        """Whether each row of row group `index` belongs to the data set, bool [rows]."""
+        """Whether each row of row group `index` belongs to the dataset, bool [rows]."""
         if self.kept is None:
             return np.ones(int(self.rows[index]), dtype=np.bool_)
         return self.kept.mask.keeps(index)

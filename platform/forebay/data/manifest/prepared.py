@@ -1,7 +1,7 @@
-"""Prepared data sets: folders of Parquet files under a seal, which is written last.
+"""Prepared datasets: folders of Parquet files under a seal, which is written last.
 
 A folder without its seal, `prepared.json`, is never read. The seal names every file with a hash of its content, so
-that the manifest's id depends on content alone. A data set that was lost and prepared again is the same one.
+that the manifest's id depends on content alone. A dataset that was lost and prepared again is the same one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from forebay.storage.json_file import from_json, numbers, read_json_file, to_jso
 
 SEAL = "prepared.json"
 SEAL_VERSION = 1
-_OWNER = "prepared data set"
+_OWNER = "prepared dataset"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedFile:
-    """One file of a prepared data set. `rows`, `bytes` and `source_bytes` have one entry per row group.
+    """One file of a prepared dataset. `rows`, `bytes` and `source_bytes` have one entry per row group.
 
     `bytes` are uncompressed, `source_bytes` compressed. `content_hash` is XXH3 (128 bits, hex) of the whole file.
     """
@@ -46,7 +46,7 @@ class PreparedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedOrigin:
-    """Origin of a prepared data set: digests by name. Equal origins give equal fingerprints.
+    """Origin of a prepared dataset: digests by name. Equal origins give equal fingerprints.
 
     `function` is the digest of the function's code and what it reads. `inputs` maps URIs to versions. `options` are
     those of the preparation: key, rows of a row group, fits, layout.
@@ -98,7 +98,7 @@ class FittedColumn:
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """Sealed data set, with what was fitted on it. Made by `fb.prepare` and `from_ray_data`, or loaded.
+    """Sealed dataset, with what was fitted on it. Made by `fb.prepare` and `from_ray_data`, or loaded.
 
     `folder` is its path or URI. `fingerprint` is the SHA-256 (hex) of its origin. `key` names the columns that order
     its rows; without any, the files are in order of arrival. `files` are in the order of their rows, which is that of
@@ -122,14 +122,14 @@ class Prepared:
 
     @staticmethod
     def load(folder: str) -> Prepared:
-        """Load a prepared data set from its folder: one small file is read.
+        """Load a prepared dataset from its folder: one small file is read.
 
         Raises `InvalidOption` if the folder has no seal, or one that is damaged.
         """
         found = find_prepared(folder)
         if found is None:
             raise InvalidOption(
-                f"{resolve(folder).uri} has no {SEAL}: it is not a prepared data set, or its preparation did not end. "
+                f"{resolve(folder).uri} has no {SEAL}: it is not a prepared dataset, or its preparation did not end. "
                 "`forebay prepare ls` lists those that are whole.",
                 path=folder,
             )
@@ -180,7 +180,7 @@ def prepared_file(facts: Mapping[str, Any]) -> PreparedFile:
 
 
 def find_prepared(folder: str) -> Prepared | None:
-    """Prepared data set in `folder`. None if it has no seal. Raises `InvalidOption` for a damaged one."""
+    """Prepared dataset in `folder`. None if it has no seal. Raises `InvalidOption` for a damaged one."""
     uri = resolve(folder).uri
     text = read_json_file(uri, SEAL, _OWNER)
     if not text:  # HDFS shows a file before its content
@@ -207,7 +207,7 @@ def write_seal(prepared: Prepared) -> None:
 
 
 def list_prepared(into: str) -> Iterator[tuple[str, Prepared | None]]:
-    """Folders below `into`, with the data set of each. None for a folder without a seal, or with a damaged one."""
+    """Folders below `into`, with the dataset of each. None for a folder without a seal, or with a damaged one."""
     location = resolve(into)
     if location.fs.get_file_info(location.path).type != fs.FileType.Directory:
         return
@@ -221,7 +221,7 @@ def list_prepared(into: str) -> Iterator[tuple[str, Prepared | None]]:
 
 
 def remove_prepared(folder: str) -> None:
-    """Remove a prepared data set: the seal first, so that a half removed one is never read. Raises `OSError`."""
+    """Remove a prepared dataset: the seal first, so that a half removed one is never read. Raises `OSError`."""
     location = resolve(folder)
     seal = f"{location.path}/{SEAL}"
     if location.fs.get_file_info(seal).type == fs.FileType.File:

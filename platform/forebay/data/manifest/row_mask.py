@@ -119,7 +119,7 @@ def _rebuild(words: NDArray[np.uint8], rows: NDArray[np.int64]) -> RowMask:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptRows:
-    """Rows of a manifest that belong to the data set, and the reasons why others do not.
+    """Rows of a manifest that belong to the dataset, and the reasons why others do not.
 
     Attributes:
         mask: Rows that are kept.

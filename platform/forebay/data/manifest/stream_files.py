@@ -1,6 +1,6 @@
-"""Files of a streamed data set that are finished so far: one small record each, written after its file.
+"""Files of a streamed dataset that are finished so far: one small record each, written after its file.
 
-Records stay until the data set is removed. A preparation that was killed and started over writes the same files, so
+Records stay until the dataset is removed. A preparation that was killed and started over writes the same files, so
 readers need not wait for those that have a record.
 """
 
@@ -20,13 +20,13 @@ from forebay.storage.filesystem import below
 from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
 
 RECORDS = "_stream"
-"""Folder of the records, within that of the data set."""
+"""Folder of the records, within that of the dataset."""
 _LAYOUT = "layout.json"
-_OWNER = "prepared data set"
+_OWNER = "prepared dataset"
 
 
 class StreamFiles:
-    """Records of one streamed data set, in its `folder`.
+    """Records of one streamed dataset, in its `folder`.
 
     Two processes may prepare it, one after the other. `attempt` names the call whose end concerns the readers.
     """
@@ -42,7 +42,7 @@ class StreamFiles:
         write_json_file(self._records, _LAYOUT, to_json(facts))
 
     def find_manifest(self) -> StreamedManifest | None:
-        """Manifest of the whole data set. None before its first file is finished."""
+        """Manifest of the whole dataset. None before its first file is finished."""
         text = read_json_file(self._records, _LAYOUT, _OWNER)
         if not text:  # HDFS shows a file before its content
             return None
@@ -54,7 +54,7 @@ class StreamFiles:
         if before is not None and before.content_hash != file.content_hash:
             raise InvalidOption(
                 f"File {number} of {self.folder} has other rows than when it was prepared before, and a run may have "
-                "trained on those. Let the function give the same rows each time. Remove the data set with `forebay "
+                "trained on those. Let the function give the same rows each time. Remove the dataset with `forebay "
                 "prepare rm`, and give the run a new name.",
                 path=self.folder,
             )
@@ -92,7 +92,7 @@ class StreamFiles:
         write_json_file(self._records, self._failure, to_json({"error": error}))
 
     def manifest(self, layout: StreamLayout, fields: Sequence[Field]) -> StreamedManifest:
-        """Manifest of the whole data set."""
+        """Manifest of the whole dataset."""
         return layout.manifest(self.folder, fields, Access([self.folder]), attempt=self._attempt)
 
     def _manifest(self, facts: dict[str, Any]) -> StreamedManifest:

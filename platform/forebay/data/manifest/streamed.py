@@ -1,4 +1,4 @@
-"""Manifest of a data set whose files are still being written: its rows are known, the names of its files are not."""
+"""Manifest of a dataset whose files are still being written: its rows are known, the names of its files are not."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STREAM_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class StreamedManifest(Manifest):
-    """Manifest of a prepared data set whose files appear one after the other, in the order of their rows.
+    """Manifest of a prepared dataset whose files appear one after the other, in the order of their rows.
 
     Every row group has `row_group_rows` rows, and every file `row_groups_per_file` row groups, except the last ones. So
     the number of rows decides the row groups before they are written. The entries of `files` have no size and no
@@ -60,7 +60,7 @@ class StreamedManifest(Manifest):
     def take(self, indices: Sequence[int] | ArrayLike) -> Manifest:  # noqa: ARG002 - it takes none
         raise InvalidOption(
             "The row groups of a stream cannot be chosen or split: they are still being prepared. Hold out rows by "
-            "preparing them as a data set of their own, with fb.prepare."
+            "preparing them as a dataset of their own, with fb.prepare."
         )
 
 
@@ -90,7 +90,7 @@ class StreamLayout:
     def manifest(
         self, root: str, fields: Sequence[Field], access: object = None, *, attempt: str = ""
     ) -> StreamedManifest:
-        """Manifest of the data set in the folder `root`."""
+        """Manifest of the dataset in the folder `root`."""
         groups = -(-self.rows // self.row_group_rows)
         number = np.arange(groups, dtype=np.int32)
         counts = np.full(groups, self.row_group_rows)
@@ -123,5 +123,5 @@ def stream_path(path: str) -> str:
 
 
 def file_name(number: int) -> str:
-    """Beginning of the name of file `number` of a prepared data set."""
+    """Beginning of the name of file `number` of a prepared dataset."""
     return f"part-{number:06d}"

@@ -1,4 +1,4 @@
-"""Columns that a file does not hold, or holds in another type than the data set."""
+"""Columns that a file does not hold, or holds in another type than the dataset."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def constant_array(data_type: str, text: str | None, rows: int) -> pa.Array:
 
 
 def cast_column(column: pa.ChunkedArray, data_type: str) -> pa.ChunkedArray:
-    """Column of a file as the type that the data set has. Raises `pa.ArrowException` if a value does not fit.
+    """Column of a file as the type that the dataset has. Raises `pa.ArrowException` if a value does not fit.
 
     Times are cut to their new unit. Fields that a struct does not hold are null.
     """

@@ -73,7 +73,7 @@ class RowGroupReader:
         self,
         manifest: Manifest,
         policy: ReadPolicy = DEFAULT_POLICY,
-        tally: Counters | None = None,
+        counters: Counters | None = None,
         *,
         cancelled: Cancellation | None = None,
         footers: FooterCache | None = None,
@@ -81,13 +81,13 @@ class RowGroupReader:
         require_named_files(manifest)
         self.manifest = manifest
         self._policy = policy
-        self._tally = tally or Counters()
+        self._counters = counters or Counters()
         self._cancelled = cancelled
         self._footers = footers or FooterCache()
         self._selections: dict[tuple[object, ...], _Selection] = {}
 
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows of row group `index` that belong to the data set, in file order. `columns` as in `fetch`.
+        """Rows of row group `index` that belong to the dataset, in file order. `columns` as in `fetch`.
 
         Same as `fetch` and then `decode`, without the rows that the manifest masks. Raises their errors.
         """
@@ -112,13 +112,13 @@ class RowGroupReader:
         what = f"row group {row_group.index} of {row_group.uri}"
         attempt = partial(self._fetch_once, row_group, stored)
         try:
-            with self._tally.timed("remote_read_s"):
+            with self._counters.timed("remote_read_s"):
                 pages = read(what, attempt, self._policy, self._cancelled, self._count_retry)
         except FileNotFoundError as error:
             raise _changed(row_group, "no longer exists") from error
         except PermissionError as error:
             raise ReadFailed(f"{row_group.uri} may not be read ({error}). {REMEDY}", what=what) from error
-        self._tally.add("source_bytes", pages.source_bytes)
+        self._counters.add("source_bytes", pages.source_bytes)
         return Fetched(index, pages, tops)
 
     def decode(self, fetched: Fetched) -> pa.Table:
@@ -138,7 +138,7 @@ class RowGroupReader:
             Cancelled: The process is ending.
         """
         try:
-            with self._tally.timed("decode_s"), finished_before_exit():
+            with self._counters.timed("decode_s"), finished_before_exit():
                 row_group = self.manifest[fetched.index]
                 return _with_constants(_as_of_table(decode(fetched.pages), row_group), row_group, fetched.columns)
         except DECODE_ERRORS as error:
@@ -213,11 +213,11 @@ class RowGroupReader:
             return fetch(file, footer, row_group.index, names, local=location.is_local)
 
     def _open(self, uri: str) -> pa.NativeFile:
-        self._tally.add("parquet_opens")
+        self._counters.add("parquet_opens")
         return open_input(uri)
 
     def _count_retry(self) -> None:
-        self._tally.add("retries")
+        self._counters.add("retries")
 
 
 def _path_there(path: str, top: str, name_there: str, kind_there: str) -> str:
@@ -228,7 +228,7 @@ def _path_there(path: str, top: str, name_there: str, kind_there: str) -> str:
 
 
 def _as_of_table(decoded: DecodedTable, row_group: RowGroup) -> DecodedTable:
-    """Table whose columns have the names and types of the data set, which may be others than those of the file."""
+    """Table whose columns have the names and types of the dataset, which may be others than those of the file."""
     if not row_group.stored:
         return decoded
     table = decoded.to_table()
@@ -306,7 +306,7 @@ def _check_rows(row_group: RowGroup, footer: pq.FileMetaData) -> None:
 
 
 def _check_fields(row_group: RowGroup, footer: pq.FileMetaData, fields: tuple[Field, ...]) -> None:
-    """Compare the columns: every file of a data set has each column once, with one type."""
+    """Compare the columns: every file of a dataset has each column once, with one type."""
     found: dict[str, list[str]] = {}
     for field in fields_of(read_schema(row_group.uri, footer)):
         found.setdefault(field.name, []).append(field.type)

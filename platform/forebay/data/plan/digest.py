@@ -14,8 +14,8 @@ def order_digest(plan: Order, *, epoch: int, global_batch: int, last: Last = "ba
     """SHA-256 (hex) over the global batches of an epoch in position order.
 
     Each batch adds its size (int64, little-endian), then its sorted rows. A row is three little-endian int64: number of
-    the file in the manifest, row group within the file, row within the row group. Files of several data sets are
-    numbered one data set after the other. Sorting makes it a digest of the rows of each batch: every `world_size` gives
+    the file in the manifest, row group within the file, row within the row group. Files of several datasets are
+    numbered one dataset after the other. Sorting makes it a digest of the rows of each batch: every `world_size` gives
     the same one, although ranks read different parts of a batch.
     """
     digest = hashlib.sha256()

@@ -19,7 +19,7 @@ def choose_lanes(group_bytes: NDArray[np.int64]) -> int:
 
     It is the largest one that leaves each lane 32 row groups, and for which one row group per lane takes at most 16
     GiB. The first batch needs a row group of every lane, so it comes after at most 3 % of an epoch's reads. The row
-    groups that all ranks hold open together are bounded. Small data sets have 16 lanes. ADR 0020 has the measurements.
+    groups that all ranks hold open together are bounded. Small datasets have 16 lanes. ADR 0020 has the measurements.
 
     Args:
         group_bytes: Uncompressed bytes of each row group, int64 [row groups].

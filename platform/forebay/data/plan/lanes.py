@@ -78,7 +78,7 @@ def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pie
 
 
 def shuffled_line(block_rows: Ints, *, seed: int, epoch: int) -> LaneRows:
-    """All rows of all blocks in one random order, for data sets so small that a lane would hold only a few rows."""
+    """All rows of all blocks in one random order, for datasets so small that a lane would hold only a few rows."""
     line = permutation(int(block_rows.sum()), derive(_LINE, seed, epoch))
     ends = np.cumsum(block_rows)
     block = np.searchsorted(ends, line, side="right")
@@ -101,7 +101,7 @@ def owned_order(lanes: int) -> Ints:
 
 
 @lru_cache(maxsize=64)
-def window_bounds(num_rows: int, window_rows: int) -> Ints:
+def window_bounds(num_rows: int, shuffle_rows: int) -> Ints:
     """Bounds of a lane's windows, int64 [windows + 1]. The first three are smaller: the first batch comes early.
 
     All lanes of a plan have one of two numbers of rows, so the bounds are kept.
@@ -109,8 +109,8 @@ def window_bounds(num_rows: int, window_rows: int) -> Ints:
     >>> window_bounds(40, 16).tolist()
     [0, 2, 6, 14, 30, 40]
     """
-    ramp = np.cumsum([max(window_rows >> shift, 1) for shift in (3, 2, 1)])
-    full = np.arange(int(ramp[-1]) + window_rows, num_rows, window_rows, dtype=np.int64)
+    ramp = np.cumsum([max(shuffle_rows >> shift, 1) for shift in (3, 2, 1)])
+    full = np.arange(int(ramp[-1]) + shuffle_rows, num_rows, shuffle_rows, dtype=np.int64)
     inner = np.concatenate([ramp, full])
     bounds = np.concatenate([[0], inner[inner < num_rows], [num_rows]]).astype(np.int64)
     bounds.setflags(write=False)
@@ -143,9 +143,9 @@ class LaneEpoch:
         """Lane of `forebay.data.kernels.calls.order_lanes`, valid as long as this object."""
 
     @classmethod
-    def of(cls, pieces: Pieces, *, seed: int, epoch: int, lane: int, window_rows: int, shuffle: bool) -> LaneEpoch:
+    def of(cls, pieces: Pieces, *, seed: int, epoch: int, lane: int, shuffle_rows: int, shuffle: bool) -> LaneEpoch:
         num_rows = int(pieces.rows.sum())
-        bounds = window_bounds(num_rows, window_rows)
+        bounds = window_bounds(num_rows, shuffle_rows)
         if not shuffle:
             return cls(pieces, bounds, None)
         pieces = pieces.select(permutation(len(pieces.rows), derive(_PIECES, seed, epoch, lane)))

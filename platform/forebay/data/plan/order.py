@@ -1,4 +1,4 @@
-"""Order of the rows of one or several data sets: all that a loader, a trainer and a digest know of a plan."""
+"""Order of the rows of one or several datasets: all that a loader, a trainer and a digest know of a plan."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class BlockSpan(NamedTuple):
 
 
 class BlockWindows(Protocol):
-    """Windows of a data set, numbered within the blocks that they start in (`data/windows/index.py`).
+    """Windows of a dataset, numbered within the blocks that they start in (`data/windows/index.py`).
 
     Attributes:
         id: SHA-256 (hex) of everything that the numbers depend on.
@@ -63,7 +63,7 @@ class Order(ABC):
     - A position of an epoch is one row. It belongs to one lane. Nothing depends on the world, on earlier calls or on
       the process. So a run continues at any position, in any world.
     - The rows of some lanes among positions come in position order.
-    - Blocks are numbered over all data sets, one data set after the other.
+    - Blocks are numbered over all datasets, one dataset after the other.
     - A copy made by pickle gives the same rows.
 
     Attributes:
@@ -71,11 +71,11 @@ class Order(ABC):
         num_rows: Number of positions of an epoch.
         lanes: Number of lanes: the largest number of ranks.
         owned_order: Lanes in the order in which ranks own runs of them, int64 [lanes].
-        manifests: Data sets, in the order of their blocks.
-        names: Name of each data set. Empty for the order of one data set without a name.
+        manifests: Datasets, in the order of their blocks.
+        names: Name of each dataset. Empty for the order of one dataset without a name.
         block_rows: Rows of each row group, int64 [blocks].
         continues: Row of the run up to which an earlier order had the same rows, by its id.
-        windows: Index of the windows of each data set, which are the rows of its blocks. Empty if rows are rows of row
+        windows: Index of the windows of each dataset, which are the rows of its blocks. Empty if rows are rows of row
             groups.
         seed: Seed of random numbers that belong to a row.
         repeats_rows: Whether a row may come several times in an epoch.
@@ -125,7 +125,7 @@ class Order(ABC):
         return cursor.plan_id == self.id or cursor.epoch * self.num_rows + cursor.position <= limit
 
     def window_shifts(self, epoch: int, positions: Ints, source: int = 0) -> Ints:  # noqa: ARG002 - of orders of windows
-        """Steps by which the windows of data set `source` at `positions`, ascending, are moved, int64 [n]."""
+        """Steps by which the windows of dataset `source` at `positions`, ascending, are moved, int64 [n]."""
         return np.zeros_like(positions)
 
     def num_batches(self, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:

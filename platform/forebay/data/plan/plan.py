@@ -30,7 +30,7 @@ _FEW_ROWS = 8
 
 
 class Windowed(Protocol):
-    """Windows over the series of a data set, such as a part of `fb.Sequences`."""
+    """Windows over the series of a dataset, such as a part of `fb.Sequences`."""
 
     @property
     def manifest(self) -> Manifest: ...
@@ -43,7 +43,7 @@ def build_plan(
     *,
     seed: int = 0,
     lanes: int | None = None,
-    window_rows: int | None = None,
+    shuffle_rows: int | None = None,
     shuffle: bool = True,
 ) -> Plan:
     """Plan the order of all rows of a manifest, or of all windows of a part of `fb.Sequences`.
@@ -53,12 +53,12 @@ def build_plan(
         seed: Any integer in [0, 2**64). 0 is a seed like any other.
         lanes: Parallel streams of an epoch, constant for the run: the largest number of ranks that it can ever have. By
             default a power of two from 16 to 1024, chosen from the row groups' number and bytes (`choose_lanes`).
-        window_rows: Rows of a lane that are shuffled together. Bounds memory, and the distance that a row can move.
+        shuffle_rows: Rows of a lane that are shuffled together. Bounds memory, and the distance that a row can move.
             By default 65,536, and less for more than 16 lanes (`choose_window`).
         shuffle: False reads each lane's share of the manifest in file order.
 
     Raises:
-        InvalidOption: A value that can never work, or a data set without rows.
+        InvalidOption: A value that can never work, or a dataset without rows.
     """
     windows: BlockWindows | None = None
     if not isinstance(manifest, Manifest):
@@ -68,22 +68,22 @@ def build_plan(
         raise InvalidOption(f"build_plan was given {manifest!r:.200}. Give it the manifest that fb.scan() returns.")
     if manifest.num_rows == 0:
         raise InvalidOption(
-            f"build_plan was given {manifest}, which has no rows. Give a data set with rows, or leave it out."
+            f"build_plan was given {manifest}, which has no rows. Give a dataset with rows, or leave it out."
         )
     num_lanes = choose_lanes(manifest.bytes) if lanes is None else whole_number("lanes", lanes, least=1, most=1 << 20)
-    window = choose_window(num_lanes) if window_rows is None else window_rows
+    window = choose_window(num_lanes) if shuffle_rows is None else shuffle_rows
     return Plan(
         manifest,
         seed=whole_number("seed", seed, most=(1 << 64) - 1),
         lanes=num_lanes,
-        window_rows=whole_number("window_rows", window, least=1, most=1 << 31),
+        shuffle_rows=whole_number("shuffle_rows", window, least=1, most=1 << 31),
         shuffle=bool(shuffle),
         windows=windows,
     )
 
 
 class Plan(Order):
-    """Order of the rows of one data set, built by `build_plan`.
+    """Order of the rows of one dataset, built by `build_plan`.
 
     Position `p` of an epoch is row `p // lanes` of lane `p % lanes`. An epoch is a permutation of all rows. Memory is
     O(row groups), a batch costs O(its rows), and seeking costs nothing. Epoch 0 over a stream is in the order of its
@@ -93,8 +93,8 @@ class Plan(Order):
         manifest: Row groups of the data.
         num_rows: Number of rows of an epoch.
         id: SHA-256 (hex) of everything that the order depends on.
-        kept_rows: Rows of each block that belong to the data set, int64 [blocks]. `block_rows` counts all.
-        seed, lanes, window_rows, shuffle: Arguments of `build_plan`, or their defaults.
+        kept_rows: Rows of each block that belong to the dataset, int64 [blocks]. `block_rows` counts all.
+        seed, lanes, shuffle_rows, shuffle: Arguments of `build_plan`, or their defaults.
         windows: Index of the windows that are its rows, alone. Empty for rows of row groups.
     """
 
@@ -104,22 +104,22 @@ class Plan(Order):
         *,
         seed: int,
         lanes: int,
-        window_rows: int,
+        shuffle_rows: int,
         shuffle: bool,
         windows: BlockWindows | None = None,
     ) -> None:
         self.manifest, self.manifests = manifest, (manifest,)
         self.windows = () if windows is None else (windows,)
-        self.seed, self.lanes, self.window_rows, self.shuffle = seed, lanes, window_rows, shuffle
+        self.seed, self.lanes, self.shuffle_rows, self.shuffle = seed, lanes, shuffle_rows, shuffle
         self.block_rows = np.asarray(manifest.rows, dtype=np.int64)
         self.kept_rows = np.asarray(manifest.kept_rows, dtype=np.int64)
         rows = self.kept_rows if windows is None else windows.rows
         self.num_rows = int(rows.sum())
-        assert self.num_rows > 0, "build_plan() refuses a data set without rows, and a split one without windows"
+        assert self.num_rows > 0, "build_plan() refuses a dataset without rows, and a split one without windows"
         self._has_few_rows = shuffle and self.num_rows < _FEW_ROWS * lanes
         self.owned_order = owned_order(lanes)
         self._pieces, self._lane_pieces = deal(rows, seed=seed, lanes=lanes, shuffle=shuffle)
-        facts = [PLAN_VERSION, manifest.id if windows is None else windows.id, seed, lanes, window_rows, shuffle]
+        facts = [PLAN_VERSION, manifest.id if windows is None else windows.id, seed, lanes, shuffle_rows, shuffle]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._lane_epoch = lru_cache(maxsize=2 * lanes)(self._order_lane)  # a mixture reads two epochs
         # The files of a stream appear in their order while the first epoch trains on them. An index of windows has read
@@ -132,14 +132,14 @@ class Plan(Order):
         self._line = lru_cache(maxsize=2)(partial(shuffled_line, rows, seed=seed))
 
     def __reduce__(self) -> tuple[object, ...]:
-        options = {"seed": self.seed, "lanes": self.lanes, "window_rows": self.window_rows, "shuffle": self.shuffle}
+        options = {"seed": self.seed, "lanes": self.lanes, "shuffle_rows": self.shuffle_rows, "shuffle": self.shuffle}
         return _rebuild, (self.manifest, options, self.windows[0] if self.windows else None)
 
     def __repr__(self) -> str:
         return (
             f"Plan({self.id[:8]}: {self.num_rows} {'windows' if self.windows else 'rows'} in "
             f"{len(self.manifest)} row groups, seed={self.seed}, "
-            f"lanes={self.lanes}, window_rows={self.window_rows}, shuffle={self.shuffle})"
+            f"lanes={self.lanes}, shuffle_rows={self.shuffle_rows}, shuffle={self.shuffle})"
         )
 
     def lane_row(self, position: int, lane: int) -> int:
@@ -175,7 +175,7 @@ class Plan(Order):
         return LaneRows(block, self.rows_in_block(block, row))
 
     def rows_in_block(self, block: Ints, number: Ints) -> Ints:
-        """Rows of blocks by their numbers among the rows that belong to the data set, int64 [n]."""
+        """Rows of blocks by their numbers among the rows that belong to the dataset, int64 [n]."""
         kept = self.manifest.kept
         return number if kept is None else kept.mask.select(block, number)
 
@@ -218,7 +218,7 @@ class Plan(Order):
             return LaneEpoch.of_rows(LaneRows(*(column[lane :: self.lanes].copy() for column in line)))
         pieces = self._pieces.select(slice(int(self._lane_pieces[lane]), int(self._lane_pieces[lane + 1])))
         return LaneEpoch.of(
-            pieces, seed=self.seed, epoch=epoch, lane=lane, window_rows=self.window_rows, shuffle=self.shuffle
+            pieces, seed=self.seed, epoch=epoch, lane=lane, shuffle_rows=self.shuffle_rows, shuffle=self.shuffle
         )
 
     def _lanes_reason(self) -> str:

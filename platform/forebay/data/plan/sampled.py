@@ -139,7 +139,7 @@ class Sampled(Order):
         """Order of the copies of an epoch, as if each were a row of its block."""
         copies = replace(self.plan.manifest, rows=self._sampling.block_copies(epoch), kept=None)
         plan = self.plan
-        return Plan(copies, seed=plan.seed, lanes=plan.lanes, window_rows=plan.window_rows, shuffle=plan.shuffle)
+        return Plan(copies, seed=plan.seed, lanes=plan.lanes, shuffle_rows=plan.shuffle_rows, shuffle=plan.shuffle)
 
 
 def _weight_shares(plan: Plan, column: str) -> tuple[NDArray[np.float64], NDArray[Any]]:

@@ -1,4 +1,4 @@
-"""Values fitted on a data set while it is prepared: exact, and independent of the order of rows and workers."""
+"""Values fitted on a dataset while it is prepared: exact, and independent of the order of rows and workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files of a prepared data set: tables cut again by global row number, so that only their rows decide the files."""
+"""Files of a prepared dataset: tables cut again by global row number, so that only their rows decide the files."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def write_part(folder: str, number: int, row_groups: Sequence[pa.Table]) -> tupl
     try:
         write_atomically(uri, content)
     except OSError as error:
-        raise write_failed(f"File {number} of the prepared data set", uri, error) from error
+        raise write_failed(f"File {number} of the prepared dataset", uri, error) from error
     footer = pq.read_metadata(pa.BufferReader(content))
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     sizes = [[group.column(leaf) for leaf in range(group.num_columns)] for group in groups]

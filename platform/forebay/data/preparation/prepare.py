@@ -1,4 +1,4 @@
-"""`prepare`: a data set from a function that yields tables, without Ray."""
+"""`prepare`: a dataset from a function that yields tables, without Ray."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
     processes: int | None = None,
     **arguments: Any,
 ) -> Prepared:
-    """Prepare a data set from pyarrow tables, once: a second call with the same function, arguments and inputs reads
+    """Prepare a dataset from pyarrow tables, once: a second call with the same function, arguments and inputs reads
     one small file.
 
     The rows are written as Parquet in row groups of exactly `row_group_rows` rows, however the tables were cut. Memory
@@ -48,7 +48,7 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
         function: Returns or yields tables, all of one schema. Called with `arguments`, and only if needed. Or a source
             that is cut into spans, such as `forebay.llm.TokenSource`: its spans are prepared in parallel, and those
             that are finished stay after a kill.
-        into: Folder or URI. The data set gets a folder of its own in it, named after the function and the fingerprint.
+        into: Folder or URI. The dataset gets a folder of its own in it, named after the function and the fingerprint.
         key: Columns that order the rows, ascending. Rows of equal key keep their order. Without it, rows stay in the
             order of the tables.
         row_group_rows: Rows per row group. Default: 65,536, or the choice of a source of spans.
@@ -95,7 +95,7 @@ def _write(request: PreparationRequest, folder: str, production: Production) -> 
 
 @contextmanager
 def _scratch(folder: str) -> Iterator[Path]:
-    """Local folder for sorted runs. In the data set's own folder if that is local: a killed process's runs are then
+    """Local folder for sorted runs. In the dataset's own folder if that is local: a killed process's runs are then
     removed by the next preparation.
     """
     location = resolve(folder)

@@ -44,7 +44,7 @@ def preprocessor_facts(name: str, preprocessor: object) -> dict[str, Any]:
 
 
 def load_preprocessor(prepared: Prepared, name: str) -> Any:
-    """Preprocessor `name` of a prepared data set, as it was fitted: apply it to data to serve.
+    """Preprocessor `name` of a prepared dataset, as it was fitted: apply it to data to serve.
 
     Raises `InvalidOption` if the function returned none of that name, or if this Ray has no such class.
     """

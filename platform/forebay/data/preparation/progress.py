@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationProgress:
-    """Rows of the data set `name` that are written so far, in `files` files, after `seconds`."""
+    """Rows of the dataset `name` that are written so far, in `files` files, after `seconds`."""
 
     name: str
     rows: int

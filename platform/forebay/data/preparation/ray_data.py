@@ -1,4 +1,4 @@
-"""`from_ray_data`: a data set from a Ray Data pipeline. Rows never pass through the driver.
+"""`from_ray_data`: a dataset from a Ray Data pipeline. Rows never pass through the driver.
 
 Ray's blocks are cut elsewhere in every run, and its own files have random names (Ray 2.60). So the pipeline is sorted
 by the key, and tasks write files cut by global row number: only the rows decide the files.
@@ -55,17 +55,17 @@ def from_ray_data(  # noqa: PLR0913 - public options, all keyword-only
     version: str | None = None,
     **arguments: Any,
 ) -> Prepared:
-    """Prepare a data set with Ray Data, once: a second call with the same function, arguments and inputs reads one
+    """Prepare a dataset with Ray Data, once: a second call with the same function, arguments and inputs reads one
     small file.
 
     Uses the Ray of this process, the cluster at `RAY_ADDRESS`, or a Ray that it starts on this machine and ends.
 
     Args:
         function: Returns a `ray.data.Dataset`, or a pair of it and a dictionary of fitted preprocessors, which are
-            saved with the data set. Called with `arguments`. A `Dataset` itself needs a `version`.
-        into: Folder or URI, which every node can write. The data set gets a folder of its own in it.
+            saved with the dataset. Called with `arguments`. A `Dataset` itself needs a `version`.
+        into: Folder or URI, which every node can write. The dataset gets a folder of its own in it.
         key: Columns that together tell rows apart, by which they are sorted. Without it, files are in order of arrival:
-            a second preparation gives another data set, and cursors of the first do not fit it.
+            a second preparation gives another dataset, and cursors of the first do not fit it.
         row_group_rows: Rows per row group.
         fit: `fb.Vocabulary`, `fb.preparation.Moments` and `fb.preparation.Quantiles` to fit on the rows.
         fit_on: A pyarrow expression. Only rows for which it is true are fitted on.
@@ -131,7 +131,7 @@ def _produce(request: PreparationRequest, folder: str, production: Production) -
     options = request.options
     if not options.key:
         log.warning(
-            "%s has no key: its rows stay in order of arrival. If it is prepared again, that is another data set, and "
+            "%s has no key: its rows stay in order of arrival. If it is prepared again, that is another dataset, and "
             "runs cannot resume on it. Give key=, columns that tell rows apart.",
             request.origin.name,
         )

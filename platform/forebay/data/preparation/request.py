@@ -1,4 +1,4 @@
-"""Request for a prepared data set, and its fingerprint: everything that decides the content."""
+"""Request for a prepared dataset, and its fingerprint: everything that decides the content."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _FOLDER_DIGITS = 16
 class PreparationOptions:
     """Options of a preparation, checked. `inputs` None: the function's own arguments name them.
 
-    `stream_rows` is the number of rows of a stream. None if the data set is read only after it was sealed.
+    `stream_rows` is the number of rows of a stream. None if the dataset is read only after it was sealed.
     """
 
     into: str
@@ -66,7 +66,7 @@ def preparation_options(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationRequest:
-    """A function, its arguments and the options. `folder` is where the data set of this origin is sealed."""
+    """A function, its arguments and the options. `folder` is where the dataset of this origin is sealed."""
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
@@ -80,7 +80,7 @@ class PreparationRequest:
 
     @property
     def folder(self) -> str:
-        """Folder of the data set: the function's name and the beginning of the fingerprint."""
+        """Folder of the dataset: the function's name and the beginning of the fingerprint."""
         name = re.sub(r"[^A-Za-z0-9]+", "-", self.origin.name).strip("-") or "prepared"
         return below(resolve(self.options.into).uri, f"{name}-{self.fingerprint[:_FOLDER_DIGITS]}")
 

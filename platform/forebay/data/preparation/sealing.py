@@ -1,4 +1,4 @@
-"""Preparation of a data set, once: found if it is sealed, otherwise produced by one process and sealed."""
+"""Preparation of a dataset, once: found if it is sealed, otherwise produced by one process and sealed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Production:
 def prepare_once(
     request: PreparationRequest, produce: Callable[[str, Production], None], *, kept: tuple[str, ...] = ()
 ) -> Prepared:
-    """Sealed data set of `request`: one that exists, or a new one. The listener gets it too.
+    """Sealed dataset of `request`: one that exists, or a new one. The listener gets it too.
 
     Args:
         request: What is prepared. Its fingerprint names the folder.
@@ -105,12 +105,12 @@ def _writing(request: PreparationRequest) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise write_failed(f"The prepared data set {request.origin.name}", request.folder, error) from error
+        raise write_failed(f"The prepared dataset {request.origin.name}", request.folder, error) from error
 
 
 def _prepared(request: PreparationRequest, production: Production) -> Prepared:
     if not production.rows:
-        raise NoFiles(f"{request.origin.name} gave no row, and a data set needs some. Check its inputs and filters.")
+        raise NoFiles(f"{request.origin.name} gave no row, and a dataset needs some. Check its inputs and filters.")
     # Tasks end in any order.
     files, fields = tuple(sorted(production.files, key=lambda file: file.path)), production.fields
     written = Prepared(
@@ -133,7 +133,7 @@ def _prepared(request: PreparationRequest, production: Production) -> Prepared:
 
 
 def _reason(request: PreparationRequest) -> str:
-    """Why no sealed data set could be used."""
+    """Why no sealed dataset could be used."""
     others: Sequence[Prepared] = [
         found
         for _, found in list_prepared(request.options.into)

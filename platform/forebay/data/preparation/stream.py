@@ -1,4 +1,4 @@
-"""`prepare_stream`: a data set that a run trains on while it is being prepared, by a thread of this process."""
+"""`prepare_stream`: a dataset that a run trains on while it is being prepared, by a thread of this process."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ log = logging.getLogger(__name__)
 
 
 class PreparedStream:
-    """Data set under preparation. Returned by `fb.prepare_stream`.
+    """Dataset under preparation. Returned by `fb.prepare_stream`.
 
     Attributes:
-        folder: Folder of the data set.
+        folder: Folder of the dataset.
         manifest: For `fb.build_plan`. The first epoch of such a plan is in the order of the files, shuffled within
-            each; later epochs are ordered as those of any data set.
+            each; later epochs are ordered as those of any dataset.
     """
 
     def __init__(self, request: PreparationRequest) -> None:
@@ -65,7 +65,7 @@ class PreparedStream:
         return self.manifest.num_rows
 
     def wait(self) -> Prepared:
-        """Wait until the data set is sealed. Returns it with its statistics and vocabularies.
+        """Wait until the dataset is sealed. Returns it with its statistics and vocabularies.
 
         Raises the error that ended the preparation, and `Cancelled` after `close`.
         """
@@ -126,7 +126,7 @@ class PreparedStream:
                 if number == 0:
                     self._files.write_layout(self._layout(file), fields)
             except OSError as error:
-                raise write_failed(f"File {number} of the prepared data set", folder, error) from error
+                raise write_failed(f"File {number} of the prepared dataset", folder, error) from error
         self._check_rows(production.rows, None)
 
     def _layout(self, first: PreparedFile) -> StreamLayout:
@@ -165,7 +165,7 @@ def prepare_stream(  # noqa: PLR0913 - public options, all keyword-only
     version: str | None = None,
     **arguments: Any,
 ) -> PreparedStream:
-    """Prepare a data set as `fb.prepare` does, and return when its first file is finished.
+    """Prepare a dataset as `fb.prepare` does, and return when its first file is finished.
 
     A thread of this process writes the others while a run trains on those that are there. Rows stay in the order of the
     tables: nothing is sorted. The function must give the same rows each time. After a kill it starts over, and a run

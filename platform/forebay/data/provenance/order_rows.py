@@ -26,8 +26,8 @@ class OrderRows:
 
     Attributes:
         order: Their order.
-        keys: Columns that sort the steps of each data set. Empty for rows.
-        block: Row group of each, numbered over all data sets, int64 [n].
+        keys: Columns that sort the steps of each dataset. Empty for rows.
+        block: Row group of each, numbered over all datasets, int64 [n].
         row: Number in the row group, int64 [n].
         shift: Steps by which each window is moved, int64 [n]. 0 for rows.
     """
@@ -101,7 +101,7 @@ class OrderRows:
 
 
 def step_keys(datasets: Sequence[Dataset]) -> tuple[StepColumns, ...]:
-    """Columns that sort the steps of each data set of windows. Empty for data sets of rows."""
+    """Columns that sort the steps of each dataset of windows. Empty for datasets of rows."""
     makers = [each.transform for each in datasets]
     return tuple(each.step_columns.keys() for each in makers if isinstance(each, SequenceTransform))
 

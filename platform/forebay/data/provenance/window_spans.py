@@ -23,7 +23,7 @@ class WindowSpans:
     """Spans of neighbouring rows, window by window, in the order of their steps.
 
     Attributes:
-        block: Row group of each span, numbered over all data sets, int64 [spans].
+        block: Row group of each span, numbered over all datasets, int64 [spans].
         first: First row of each span, int64 [spans].
         last: Last row of each span, int64 [spans].
         ends: End of each window on the spans, int64 [windows].
@@ -48,7 +48,7 @@ class WindowSpans:
 
 
 class StepOrder:
-    """Row of each step of the blocks of one data set.
+    """Row of each step of the blocks of one dataset.
 
     Steps of a block are sorted by entity and time, so these columns are read again, of each row group once. Without
     both, steps are rows, and nothing is read.
@@ -78,14 +78,14 @@ class StepOrder:
 def window_spans(
     indices: Sequence[WindowIndex], rows_of: Sequence[StepOrder], block: Ints, row: Ints, shift: Ints
 ) -> WindowSpans:
-    """Spans of the windows `row` of `block`, numbered over all data sets, each moved by its `shift`. All int64 [n].
+    """Spans of the windows `row` of `block`, numbered over all datasets, each moved by its `shift`. All int64 [n].
 
     A window has the rows from its first real step to its last target, also those between look-aheads and of a gap.
     Raises the errors of reading.
     """
     parts = list(_rows_of_sources(indices, rows_of, block, row, shift))
     window, row_block, row = (np.concatenate(column) for column in zip(*parts, strict=True))
-    # Windows of several data sets: in the order of the batch, without moving the steps of one.
+    # Windows of several datasets: in the order of the batch, without moving the steps of one.
     order = np.argsort(window, kind="stable")
     window, row_block, row = window[order], row_block[order], row[order]
     # The steps of a list are one row.
@@ -99,7 +99,7 @@ def window_spans(
 def _rows_of_sources(
     indices: Sequence[WindowIndex], rows_of: Sequence[StepOrder], block: Ints, row: Ints, shift: Ints
 ) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Window, block and row of each step of the windows of each data set that has some."""
+    """Window, block and row of each step of the windows of each dataset that has some."""
     first_block = np.cumsum([0, *(len(index.rows) for index in indices)])
     source_of = np.searchsorted(first_block, block, side="right") - 1
     for source in np.unique(source_of).tolist():

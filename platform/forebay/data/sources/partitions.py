@@ -1,4 +1,4 @@
-"""Partition columns: folders named `key=value` below the root of a data set, as Hive and Spark write them."""
+"""Partition columns: folders named `key=value` below the root of a dataset, as Hive and Spark write them."""
 
 from __future__ import annotations
 

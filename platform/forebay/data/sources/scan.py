@@ -62,7 +62,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
         predicate: An expression such as `pyarrow.compute.field("day") >= 20`. Leaves out a row group if its statistics
             show that the predicate is true for none of its rows. Rows inside the other row groups are not filtered.
         where: A row filter, such as `"label is not None and day >= '2024-01-31'"`. Reads the columns that it compares
-            once. Only rows for which it is true belong to the data set. See `docs/reading.md`.
+            once. Only rows for which it is true belong to the dataset. See `docs/reading.md`.
         skip: Names of rows that are left out, such as `day=1/a.parquet:3:128` or `day=1/a.parquet:3:128..223`: what
             `batch.rows()` has and `forebay rows` prints. See `docs/rows.md`.
         version: Version of a Delta Lake table, or id of a snapshot of an Iceberg table. None for the newest one, which

@@ -1,4 +1,4 @@
-"""Files of a data set before their footers are read: a listing, or one version of a lake table."""
+"""Files of a dataset before their footers are read: a listing, or one version of a lake table."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SourceFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Sources:
-    """Files of a data set.
+    """Files of a dataset.
 
     Attributes:
         root: Folder of all files. Empty without a common one.
@@ -63,7 +63,7 @@ _READERS = {"Delta Lake": delta_table, "Iceberg": iceberg_table}
 
 
 def find_sources(uri: Uri | Sequence[Uri], policy: ReadPolicy, *, version: int | None, partitions: bool) -> Sources:
-    """Find the files of a data set. See `scan` for the arguments and errors."""
+    """Find the files of a dataset. See `scan` for the arguments and errors."""
     if isinstance(uri, str | PurePath) and names_iceberg_table(str(uri)):
         return _of_table(iceberg_table(str(uri), version, policy))
     try:

@@ -1,4 +1,4 @@
-"""Manifest together with its transform: the rows of a data set as arrays."""
+"""Manifest together with its transform: the rows of a dataset as arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrangement of interleaved series: a prepared data set that is sorted by entity and time."""
+"""Arrangement of interleaved series: a prepared dataset that is sorted by entity and time."""
 
 from __future__ import annotations
 

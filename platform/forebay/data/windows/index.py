@@ -212,7 +212,7 @@ def _id_of(data_id: str, shape: WindowShape, bounds: TargetBounds, line: StepLin
 
 
 def window_indices(order: Order) -> tuple[WindowIndex, ...]:
-    """Index of the windows of each data set of an order, empty for rows of row groups."""
+    """Index of the windows of each dataset of an order, empty for rows of row groups."""
     return tuple(cast(WindowIndex, index) for index in order.windows)
 
 

@@ -1,4 +1,4 @@
-"""Series of a data set, cut into windows: `fb.Sequences`, its splits, and the arrays of their batches."""
+"""Series of a dataset, cut into windows: `fb.Sequences`, its splits, and the arrays of their batches."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Windows over the series of a data set, whose rows lie in any order in any file.
+    """Windows over the series of a dataset, whose rows lie in any order in any file.
 
     A row is one step of one series, or, with list columns, a series. The first use of `windows`, `split` or
     `statistics` makes a pass over all row groups: through `cache`, it is also the last one that reads the source.

@@ -36,7 +36,7 @@ _LISTS_REMEDY = (
 
 
 class SeriesBlocks:
-    """Blocks of a data set's series, through a cache.
+    """Blocks of a dataset's series, through a cache.
 
     Args:
         manifest: Row groups.
@@ -55,11 +55,11 @@ class SeriesBlocks:
                 "max_gap= then keeps windows from lying across a row that is left out."
             )
         self.manifest, self.transform, self._cache = manifest, transform, cache
-        self.tally = Counters()
+        self.counters = Counters()
 
     def each(self, indices: Iterable[int]) -> Iterator[tuple[int, Block]]:
         """Blocks by number, in the order of `indices`. Raises the errors of reading, and `BadSeries` with the file."""
-        source = open_source(self._cache, Dataset(self.manifest, self.transform), self.tally)
+        source = open_source(self._cache, Dataset(self.manifest, self.transform), self.counters)
         pending: deque[tuple[int, Future[Block]]] = deque()
         try:
             for index in indices:
@@ -93,7 +93,7 @@ class SeriesBlocks:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Series:
-    """All series of a data set.
+    """All series of a dataset.
 
     Attributes:
         line: Steps of all entities.

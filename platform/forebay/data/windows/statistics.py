@@ -82,7 +82,7 @@ def saved_statistics(
 
 
 def join_statistics(saved: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """`saved_statistics` of several data sets as one. Empty if all are."""
+    """`saved_statistics` of several datasets as one. Empty if all are."""
     used = {name: each for name, each in saved.items() if each}
     if not used:
         return {}

@@ -1,4 +1,4 @@
-"""Definition of which columns of a data set are the steps of its series."""
+"""Definition of which columns of a dataset are the steps of its series."""
 
 from __future__ import annotations
 

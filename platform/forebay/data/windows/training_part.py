@@ -26,7 +26,7 @@ class TrainingPart:
     """Steps that the statistics are of: those of the first part of a split, up to the end of its targets.
 
     Attributes:
-        blocks: Blocks of the data set.
+        blocks: Blocks of the dataset.
         series: All series.
         bounds: Steps of each entity that belong to the part.
         quantiles: Shares of the quantiles to count.

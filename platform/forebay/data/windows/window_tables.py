@@ -1,4 +1,4 @@
-"""Tables of the windows of all data sets of a plan, and the batches that rows of several data sets make."""
+"""Tables of the windows of all datasets of a plan, and the batches that rows of several datasets make."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forebay.runtime.memory.buffers import BufferPool
 
 
 class SourceWindows(NamedTuple):
-    """Windows of one data set in a batch: number of the data set, rows of the batch, and places on its line."""
+    """Windows of one dataset in a batch: number of the dataset, rows of the batch, and places on its line."""
 
     source: int
     rows: Ints | slice
@@ -28,11 +28,11 @@ class SourceWindows(NamedTuple):
 
 
 class WindowTables:
-    """One `WindowTable` for each data set of a plan. Blocks are numbered over all data sets.
+    """One `WindowTable` for each dataset of a plan. Blocks are numbered over all datasets.
 
     Args:
         plan: Order of windows.
-        views: Arrays of the windows of each data set, of the same names, dtypes and trailing shapes.
+        views: Arrays of the windows of each dataset, of the same names, dtypes and trailing shapes.
         pool: Memory of batches.
         epoch: Epoch of the plan.
     """
@@ -83,7 +83,7 @@ class WindowTables:
         return whole, num_bytes
 
     def window_ids(self, rows: PositionedRows) -> Callable[[], NDArray[np.int64]]:
-        """Function that returns the entity of its data set, and first step, of each window, int64 [n, 2].
+        """Function that returns the entity of its dataset, and first step, of each window, int64 [n, 2].
 
         It holds the places of the windows and no block.
         """
@@ -93,7 +93,7 @@ class WindowTables:
         return int(np.searchsorted(self._first, block, side="right")) - 1
 
     def _located(self, rows: PositionedRows) -> list[SourceWindows]:
-        """Windows of each data set that has some. A batch asks three times, and its rows are located once."""
+        """Windows of each dataset that has some. A batch asks three times, and its rows are located once."""
         if self._last is None or self._last[0] is not rows:
             self._last = rows, self._locate(rows)
         return self._last[1]

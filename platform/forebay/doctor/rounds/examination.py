@@ -115,19 +115,19 @@ class Examination:
             began, least = time.perf_counter(), self.num_steps + _WARM_STEPS
 
     def _round(self, number: int, stage: RoundKind) -> Iterator[Batch]:
-        tally, steps = Counters(), 0
-        with closing(self._batches(stage, tally)) as batches, self._beside(stage) as is_enough:
+        counters, steps = Counters(), 0
+        with closing(self._batches(stage, counters)) as batches, self._beside(stage) as is_enough:
             if stage.way not in (Way.COMPUTE, Way.COPY):
                 next(batches)  # waits for the start of the loader, which an epoch has once
             self._synchronize()
             clock = ThreadClock()
-            before, began, cpu = tally.as_dict(), time.perf_counter(), time.process_time()
+            before, began, cpu = counters.as_dict(), time.perf_counter(), time.process_time()
             while time.perf_counter() - began < self._round_s or not is_enough():
                 self.num_steps, steps = self.num_steps + 1, steps + 1
                 yield next(batches)
             self._synchronize()
             step_s, cpu_s = (time.perf_counter() - began) / steps, (time.process_time() - cpu) / steps
-            gathered = tally.since(before)
+            gathered = counters.since(before)
             if stage.way is Way.COMPUTE and not stage.is_small:
                 self._add_probe("training_beside" if stage.probes else "training", clock.elapsed())
         produced = self.found.produced[stage][-1] if stage in self.found.produced else None
@@ -147,7 +147,7 @@ class Examination:
             )
         )
 
-    def _batches(self, stage: RoundKind, tally: Counters) -> Generator[Batch]:
+    def _batches(self, stage: RoundKind, counters: Counters) -> Generator[Batch]:
         kept, copy = self._apparatus.kept, self._apparatus.copy
         match stage.way:
             case Way.COMPUTE:
@@ -156,7 +156,7 @@ class Examination:
                 yield from kept.endless_copied(copy)
             case _:
                 yield from self._apparatus.gathered.endless(
-                    copy, tally, batch_bytes=kept.nbytes, is_small=stage.is_small
+                    copy, counters, batch_bytes=kept.nbytes, is_small=stage.is_small
                 )
 
     @contextmanager

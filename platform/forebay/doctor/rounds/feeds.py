@@ -74,17 +74,17 @@ class GatheredBatches:
             first = [_owned(batch, device) for batch in islice(batches, NUM_KEPT)]
         return KeptBatches(in_memory=tuple(first), on_device=tuple(copy(batch) for batch in first))
 
-    def endless(self, copy: Copy, tally: Counters, *, batch_bytes: int, is_small: bool = False) -> Generator[Batch]:
+    def endless(self, copy: Copy, counters: Counters, *, batch_bytes: int, is_small: bool = False) -> Generator[Batch]:
         """Batches of epoch after epoch. Close the iterator to end its threads."""
         rows = max(self.world.size, small_rows(self.data.global_batch)) if is_small else self.data.global_batch
         resized = replace(self, data=replace(self.data, global_batch=rows))
         # A short queue: a round must not be fed by what was prepared before it.
         queue_bytes = min(256 << 20, max(1 << 20, 2 * _QUEUED * batch_bytes))
-        with closing(GatheredBatches._open(resized, queue_bytes, tally)) as batches:
+        with closing(GatheredBatches._open(resized, queue_bytes, counters)) as batches:
             for batch in batches:
                 yield copy(batch)
 
-    def _open(self, prefetch_bytes: int, tally: Counters) -> Generator[Batch]:
+    def _open(self, prefetch_bytes: int, counters: Counters) -> Generator[Batch]:
         with Loader(
             self.data.plan,
             self.data.transform,
@@ -94,7 +94,7 @@ class GatheredBatches:
             epochs=_EPOCHS,
             last=self.data.last,
             prefetch_bytes=prefetch_bytes,
-            tally=tally,
+            counters=counters,
             augment=self.data.augment,
         ) as loader:
             while True:

@@ -1,4 +1,4 @@
-"""A few cached blocks that stand for all blocks of their data set, so that a gather needs no whole cold epoch first."""
+"""A few cached blocks that stand for all blocks of their dataset, so that a gather needs no whole cold epoch first."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class HeldBlocks:
         self.num_blocks = self.rows = self.nbytes = 0
 
     def fill(self, sample: Sample, *, seconds: float) -> None:
-        """Build blocks of the sample for about `seconds`, at least one of each data set, at most `MOST_HELD`.
+        """Build blocks of the sample for about `seconds`, at least one of each dataset, at most `MOST_HELD`.
 
         Raises the errors of building them, and `CacheUnusable` if the disk has no room for one.
         """
         give_up = time.perf_counter() + seconds
         for dataset in datasets_in(sample).values():
             builder = BlockBuilder(
-                dataset, self._cache, tally=Counters(), reader=HeldPagesReader(dataset, sample, Counters())
+                dataset, self._cache, counters=Counters(), reader=HeldPagesReader(dataset, sample, Counters())
             )
             keys = self._keys[_id_of(dataset)] = list[str]()
             for each in (each for each in sample if each.dataset is dataset):
@@ -60,22 +60,22 @@ class HeldBlocks:
                 self.num_blocks, self.rows = self.num_blocks + 1, self.rows + block.rows
                 self.nbytes += block.nbytes
 
-    def source(self, dataset: Dataset, tally: Counters) -> BlockSource:
+    def source(self, dataset: Dataset, counters: Counters) -> BlockSource:
         """Blocks of `dataset`."""
         if isinstance(dataset.transform, SequenceTransform):
-            return LocalSource(dataset, self._cache, tally=tally)
-        return _HeldSource(self._cache, self._keys[_id_of(dataset)], dataset, tally)
+            return LocalSource(dataset, self._cache, counters=counters)
+        return _HeldSource(self._cache, self._keys[_id_of(dataset)], dataset, counters)
 
 
 class _HeldSource:
     """`BlockSource` that maps one of the held blocks."""
 
-    def __init__(self, cache: DiskCache, keys: list[str], dataset: Dataset, tally: Counters) -> None:
-        self._cache, self._keys, self._dataset, self._tally = cache, keys, dataset, tally
+    def __init__(self, cache: DiskCache, keys: list[str], dataset: Dataset, counters: Counters) -> None:
+        self._cache, self._keys, self._dataset, self._counters = cache, keys, dataset, counters
 
     def request(self, index: int) -> Future[Block]:
         future: Future[Block] = Future()
-        block = self._cache.get(self._keys[index % len(self._keys)], self._tally)
+        block = self._cache.get(self._keys[index % len(self._keys)], self._counters)
         if block is None:
             future.set_exception(CacheUnusable(f"a file in {self._cache.path} was removed during the examination."))
         else:

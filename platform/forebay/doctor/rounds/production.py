@@ -56,7 +56,7 @@ class BlockProduction:
     """Makes the blocks of `epoch` and of the epochs after it, in the order of need, from `start` to `stop`.
 
     It has the threads, cores and reads in flight of a job's `LocalSource`. The row groups of a sample stand for all of
-    the data set, in turn.
+    the dataset, in turn.
     """
 
     def __init__(self, places: BlockPlaces, workers: DataWorkers, epoch: ColdEpoch) -> None:
@@ -168,10 +168,10 @@ class BlockProduction:
     def _made(self, sample_pass: SamplePass, number: int, pool: ReadPool[int, _Made]) -> _Made:
         each = self._places.sample[number % len(self._places.sample)]
         sample_pass.begin()
-        builder, tally = sample_pass.builder(each.dataset)
-        before, began = tally.as_dict(), time.perf_counter()
-        block = build_recorded(builder, each.index, pool, tally)
-        return _Made(block, time.perf_counter() - began, tally.since(before))
+        builder, counters = sample_pass.builder(each.dataset)
+        before, began = counters.as_dict(), time.perf_counter()
+        block = build_recorded(builder, each.index, pool, counters)
+        return _Made(block, time.perf_counter() - began, counters.since(before))
 
     def _wait(self, is_ready: Callable[[], bool]) -> bool:
         """Wait until `is_ready`. False if the production ends before."""

@@ -88,8 +88,8 @@ def forget_pages(sample: Sample) -> None:
 class HeldPagesReader(RowGroupReader):
     """Reader of row groups whose pages are held in memory."""
 
-    def __init__(self, dataset: Dataset, sample: Sample, tally: Counters) -> None:
-        super().__init__(dataset.manifest, tally=tally)
+    def __init__(self, dataset: Dataset, sample: Sample, counters: Counters) -> None:
+        super().__init__(dataset.manifest, counters=counters)
         self._held = {each.index: each.held for each in sample if each.dataset is dataset and each.held is not None}
 
     def fetch(self, index: int, columns: Sequence[str] | None = None) -> Fetched:
@@ -98,7 +98,7 @@ class HeldPagesReader(RowGroupReader):
 
 
 def datasets_in(sample: Sample) -> Mapping[int, Dataset]:
-    """Data sets of a sample, by id."""
+    """Datasets of a sample, by id."""
     return {id(each.dataset): each.dataset for each in sample}
 
 
@@ -111,7 +111,7 @@ def _first_needed(data: Data, world: World) -> Iterator[SampledRowGroup]:
     numbered = [(number, index) for number, each in enumerate(datasets) for index in range(len(each.manifest))]
     spans = data.plan.block_spans(0, 0, data.plan.owned_lanes(world))
     chosen = {numbered[span.block]: None for span in islice(spans, MOST_SPANS)}
-    # Each data set of a mixture has a block, however rare its rows are.
+    # Each dataset of a mixture has a block, however rare its rows are.
     chosen |= {(number, 0): None for number in range(len(datasets)) if all(number != at for at, _ in chosen)}
     source_bytes, seen = 0, set[int]()
     for count, (number, index) in enumerate(chosen):

@@ -56,8 +56,8 @@ class SamplePass:
         """Builder of the calling thread for `dataset`, and its counters."""
         made: dict[int, tuple[BlockBuilder, Counters]] = self._of_thread.__dict__.setdefault("made", {})
         if id(dataset) not in made:
-            tally = Counters()
-            reader = None if self._places.from_source else HeldPagesReader(dataset, self._places.sample, tally)
-            builder = BlockBuilder(dataset, self._cache, tally=tally, options=self._options, reader=reader)
-            made[id(dataset)] = builder, tally
+            counters = Counters()
+            reader = None if self._places.from_source else HeldPagesReader(dataset, self._places.sample, counters)
+            builder = BlockBuilder(dataset, self._cache, counters=counters, options=self._options, reader=reader)
+            made[id(dataset)] = builder, counters
         return made[id(dataset)]

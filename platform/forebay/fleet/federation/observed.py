@@ -11,7 +11,7 @@ from forebay.fleet.lifecycle.decide import Phase, SeenRayJob
 _EXIT_CODE = re.compile(r"[^\n]*failed with exit code (\d+)")
 """Begin of Ray's message about an entrypoint that failed. Its other lines are the end of the log (Ray 2.60)."""
 _SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-"""Colours and movements of the cursor."""
+"""Colors and movements of the cursor."""
 LAST_LINES = 5
 LONGEST_WORDS = 1000
 _ENDED: Mapping[tuple[str, str], Phase] = {

@@ -1,4 +1,4 @@
-"""Scoring of large data sets with language models: each row once, whatever is lost on the way (`docs/scoring.md`)."""
+"""Scoring of large datasets with language models: each row once, whatever is lost on the way (`docs/scoring.md`)."""
 
 from __future__ import annotations
 

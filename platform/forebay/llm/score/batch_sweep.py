@@ -74,7 +74,7 @@ def _measured(request: ScoreRequest, setup: ScoreSetup, prompts: list[Prompt]) -
 
 
 def _prompts(setup: ScoreSetup, count: int) -> list[Prompt]:
-    """First `count` prompts of the data. Rows without one are left out, and a small data set is repeated."""
+    """First `count` prompts of the data. Rows without one are left out, and a small dataset is repeated."""
     stop = min(count, setup.layout.rows)
     found = []
     block = setup.spec.source.open(setup.spec.columns, ()).read(0, stop)

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from forebay.llm.score.answer_folder import AnswerFolder
-from forebay.llm.score.pool.tally import WorkerTotals
+from forebay.llm.score.pool.counters import WorkerTotals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

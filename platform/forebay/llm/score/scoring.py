@@ -1,4 +1,4 @@
-"""Scoring of all rows of a data set, each once."""
+"""Scoring of all rows of a dataset, each once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from forebay.errors import InvalidOption
 from forebay.llm.score.answer_folder import AnswerFolder
 from forebay.llm.score.engines.engine import EngineSpec
 from forebay.llm.score.plan import ScorePlan, keep_plan
+from forebay.llm.score.pool.counters import ProgressListener, RunCounters, ScoreProgress
 from forebay.llm.score.pool.local_pool import score_here
 from forebay.llm.score.pool.schedule import PieceSchedule
-from forebay.llm.score.pool.tally import ProgressListener, RunTally, ScoreProgress
 from forebay.llm.score.prompts import PromptFunction, find_prompt
 from forebay.llm.score.report.page import write_page
 from forebay.llm.score.request import ScoreRequest
@@ -63,22 +63,22 @@ def score_rows(
     layout, existing = setup.layout, setup.spec.folder.existing()
     missing = [shard for shard in range(layout.num_shards) if shard not in existing]
     rows_before = layout.rows - sum(layout.piece(shard).num_rows for shard in missing)
-    tally = RunTally(layout.rows, rows_before, request.max_errors, listener or _log)
+    counters = RunCounters(layout.rows, rows_before, request.max_errors, listener or _log)
     if missing:
         workers = min(request.workers, len(missing))
         schedule = PieceSchedule(missing, layout, workers)
         if request.workers == 1:
-            score_here(setup.spec, schedule, tally)
+            score_here(setup.spec, schedule, counters)
         else:
-            _score_on_ray(setup.spec, schedule, tally, (request, workers))
-    tally.tell(at_once=True)
+            _score_on_ray(setup.spec, schedule, counters, (request, workers))
+    counters.tell(at_once=True)
     result = ScoreResult(
         folder=setup.spec.folder.uri,
         rows=layout.rows,
         rows_before=rows_before,
-        workers=tally.totals,
-        workers_lost=tally.lost,
-        seconds=tally.seconds,
+        workers=counters.totals,
+        workers_lost=counters.lost,
+        seconds=counters.seconds,
     )
     if missing:
         names = {"model": without_credentials(request.model), "data": without_credentials(request.data)}
@@ -130,7 +130,9 @@ def set_up(request: ScoreRequest, prompt: PromptFunction | None = None, engine: 
     )
 
 
-def _score_on_ray(spec: ScoreSpec, schedule: PieceSchedule, tally: RunTally, size: tuple[ScoreRequest, int]) -> None:
+def _score_on_ray(
+    spec: ScoreSpec, schedule: PieceSchedule, counters: RunCounters, size: tuple[ScoreRequest, int]
+) -> None:
     # Imported here: one engine in this process needs no Ray, which takes seconds to import.
     from forebay.llm.score.pool.ray_pool import RayPool  # noqa: PLC0415
     from forebay.ray_cluster.session import ray_session  # noqa: PLC0415
@@ -139,7 +141,7 @@ def _score_on_ray(spec: ScoreSpec, schedule: PieceSchedule, tally: RunTally, siz
     gpus = request.gpus_per_worker or (request.tensor_parallel if request.engine == "vllm" else 0)
     resources = {"num_cpus": request.cpus_per_worker, "num_gpus": gpus}
     with ray_session(int(workers * request.cpus_per_worker + 1)):
-        RayPool(spec, schedule, tally, resources).run(workers)
+        RayPool(spec, schedule, counters, resources).run(workers)
 
 
 def _log(progress: ScoreProgress) -> None:

@@ -1,4 +1,4 @@
-"""Data sets of the Hugging Face Hub, by the library `datasets` and its cache."""
+"""Datasets of the Hugging Face Hub, by the library `datasets` and its cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def hub_files(data: str) -> list[str]:
 
     NAME may be a local folder. The split is "train" unless it is given.
 
-    Raises `InvalidOption` without `datasets`, and for a data set that it cannot load.
+    Raises `InvalidOption` without `datasets`, and for a dataset that it cannot load.
     """
     with extra_package("datasets", f"data={data!r}"):
         import datasets  # noqa: PLC0415 - an extra, which takes seconds to import

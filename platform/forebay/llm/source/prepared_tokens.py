@@ -1,4 +1,4 @@
-"""Facts of a prepared data set of token rows, for those who train on it."""
+"""Facts of a prepared dataset of token rows, for those who train on it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from forebay.llm.tokens import TokenCounts
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedTokens:
-    """Token rows of a prepared data set.
+    """Token rows of a prepared dataset.
 
     Attributes:
-        prepared: The data set.
+        prepared: The dataset.
         seq_len: Tokens of a row.
         packing: Way in which documents fill rows.
         vocab_size: Entries of the tokenizer.
@@ -38,12 +38,12 @@ class PreparedTokens:
         return replace(spec, trained=self.trained_tokenizer)
 
     def tokenizer(self, spec: TokenizerSpec) -> Any:
-        """Tokenizer of the transformers library. `spec` is that of the data set's source."""
+        """Tokenizer of the transformers library. `spec` is that of the dataset's source."""
         return load_tokenizer(self.spec(spec))
 
 
 def prepared_tokens(prepared: Prepared) -> PreparedTokens:
-    """Facts of `prepared`. Raises `InvalidOption` for a data set that is not made of token rows."""
+    """Facts of `prepared`. Raises `InvalidOption` for a dataset that is not made of token rows."""
     facts = prepared.facts
     if "seq_len" not in facts:
         raise InvalidOption(

@@ -59,7 +59,7 @@ class TextSpan:
 
 def find_text_files(data: Uri | Sequence[Uri]) -> TextFiles:
     """Files that `data` names: Parquet, JSON Lines (also `.gz` and `.zst`), folders of `datasets.save_to_disk`, or
-    data sets of the Hub (`hf:NAME`, `hf:NAME:SPLIT`).
+    datasets of the Hub (`hf:NAME`, `hf:NAME:SPLIT`).
 
     Raises `InvalidOption` for files of several formats or of another one, and as `find_files`.
     """

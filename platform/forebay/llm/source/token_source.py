@@ -1,4 +1,4 @@
-"""Text as the source of a prepared data set: what is read, how it becomes tokens, and how these fill rows."""
+"""Text as the source of a prepared dataset: what is read, how it becomes tokens, and how these fill rows."""
 
 from __future__ import annotations
 

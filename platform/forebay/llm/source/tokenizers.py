@@ -35,7 +35,7 @@ _FILES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerSpec:
-    """Tokenizer of a data set, by its origin.
+    """Tokenizer of a dataset, by its origin.
 
     Attributes:
         folder: Folder of a model. None: a byte-level BPE tokenizer is trained on the data when it is prepared.

@@ -241,7 +241,7 @@ class TrialTable:
             self.table.add_column(_one_line(title), justify=justify, no_wrap=not may_be_cut, overflow="ellipsis")
 
     def add_trial(self, row: TrialRow) -> None:
-        """Add the row of one trial, its state in the colour of the state."""
+        """Add the row of one trial, its state in the color of the state."""
         texts = [_one_line(each.text(row)) for each in self._columns]
         texts[1].stylize(COLOURS[row.state])
         self.table.add_row(*texts, style="bold" if row.id == self._best else None)

@@ -17,7 +17,7 @@ from forebay.runtime.formatting import time_text
 from forebay.storage.atomic import ADVICE
 from forebay.storage.filesystem import below
 from forebay.sweep.record.record import Record
-from forebay.sweep.report.colours import Colours
+from forebay.sweep.report.colors import Colors
 from forebay.sweep.report.parallel import configs_figure
 from forebay.sweep.report.plots import metric_figure, workers_figure
 from forebay.sweep.report.text import blocks_text, config_text, states_text, value_text
@@ -41,7 +41,7 @@ heads.forEach((head, column) => { head.style.cursor = "pointer"; head.addEventLi
 }); });
 """
 RED = ("best value", "best config")
-"""Facts in the colour of the best trial."""
+"""Facts in the color of the best trial."""
 
 
 def write_page(record: Record, path: str) -> str:
@@ -103,22 +103,22 @@ def _header(record: Record) -> Markup:
 
 
 def _table(record: Record) -> Markup:
-    best, colours = record.best, Colours(record)
+    best, colors = record.best, Colors(record)
     columns = page_columns(record.metric, record.parameters)
     rows = []
     for trial in record.ranked:
-        shown, colour = TrialRow.of_record(record, trial), colours.of(trial)
-        cells = [_cell(column, shown, colour) for column in columns]
+        shown, color = TrialRow.of_record(record, trial), colors.of(trial)
+        cells = [_cell(column, shown, color) for column in columns]
         rows.append(row(cells, class_="best" if trial == best else None))
     return table([column.title for column in columns], rows, class_="trials", label="Trials")
 
 
-def _cell(column: TrialColumn, shown: TrialRow, colour: str) -> Markup:
-    """Cell of a row, with its sort key. `colour` is that of the trial in the plots. The error is a tooltip."""
+def _cell(column: TrialColumn, shown: TrialRow, color: str) -> Markup:
+    """Cell of a row, with its sort key. `color` is that of the trial in the plots. The error is a tooltip."""
     key, text = column.value(shown), column.text(shown)
     sort = "" if key is None else str(key)
     if column is TRIAL:
-        return element("td", element("i", style=f"background: {colour}"), text, data_key=sort)
+        return element("td", element("i", style=f"background: {color}"), text, data_key=sort)
     if column is STATE:
         return element("td", text, class_=shown.state, title=shown.error or None, data_key=sort)
     return element("td", text, data_key=sort)

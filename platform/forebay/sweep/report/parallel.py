@@ -1,4 +1,4 @@
-"""Parallel coordinates of a sweep's configs, coloured by the best value."""
+"""Parallel coordinates of a sweep's configs, colored by the best value."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator
 
 from forebay.report.style import INK
 from forebay.sweep.record.record import Record
-from forebay.sweep.report.colours import Colours
+from forebay.sweep.report.colors import Colors
 from forebay.sweep.report.plots import HEIGHT, WIDTH
 from forebay.sweep.report.text import word
 
@@ -33,10 +33,10 @@ def configs_figure(record: Record) -> Figure:
     values = [point.value if (point := trial.best(record.mode)) else None for trial in trials]
     drawn.append(axis_of(f"best {record.metric}", values))
     figure = Figure(figsize=(min(max(WIDTH, 1.5 * len(drawn)), 24), HEIGHT), layout="constrained")
-    axes, colours = figure.subplots(), Colours(record)
+    axes, colors = figure.subplots(), Colors(record)
     for number, trial in reversed(list(enumerate(trials))):
         heights = [axis.places[number] for axis in drawn]
-        _draw_config(axes, heights, colours.of(trial), is_best=trial == record.best)
+        _draw_config(axes, heights, colors.of(trial), is_best=trial == record.best)
     for place, axis in enumerate(drawn):
         _draw_axis(axes, place, axis)
     axes.set_xlim(-0.35, len(drawn) - 1 + 0.45)
@@ -56,7 +56,7 @@ def _is_log(record: Record, name: str) -> bool | None:
     return False if record.space.get(name, "").startswith(RANGES) else None
 
 
-def _draw_config(axes: Axes, heights: list[float | None], colour: str, *, is_best: bool) -> None:
+def _draw_config(axes: Axes, heights: list[float | None], color: str, *, is_best: bool) -> None:
     """Draw a smooth line through `heights`, without the missing ones."""
     parts_x, parts_y = [], []
     bend = np.linspace(0, 1, 24)
@@ -69,7 +69,7 @@ def _draw_config(axes: Axes, heights: list[float | None], colour: str, *, is_bes
         axes.plot(
             np.concatenate(parts_x),
             np.concatenate(parts_y),
-            color=colour,
+            color=color,
             linewidth=2.6 if is_best else 1.2,
             linestyle="--" if heights[-1] is None else "-",
             alpha=1.0 if is_best else 0.85,

@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from forebay.report.style import FAINT, INK
 from forebay.sweep.record.record import Record, State, TrialRecord, WorkerCount
-from forebay.sweep.report.colours import Colours, without_outliers
+from forebay.sweep.report.colors import Colors, without_outliers
 
 WIDTH, HEIGHT = 9.0, 4.4
 MINUTES_FROM_S, HOURS_FROM_S = 300, 3 * 3600
@@ -27,9 +27,9 @@ ENDS: Mapping[State, str] = {"running": ">", "paused": "s", "stopped": "|", "fai
 
 
 def metric_figure(record: Record) -> Figure:
-    """Plot the metric over time: one line per trial, coloured by its best value, the best thick, the best few named."""
+    """Plot the metric over time: one line per trial, colored by its best value, the best thick, the best few named."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    axes, colours = figure.subplots(), Colours(record)
+    axes, colors = figure.subplots(), Colors(record)
     _, per_s = _time_unit(record.elapsed_s)
     ends = {}
     for trial in reversed(record.ranked):
@@ -39,15 +39,15 @@ def metric_figure(record: Record) -> Figure:
         times, values = np.array(points).T
         is_best = trial == record.best
         width, size, floor = (2.4, 4.5, 4) if is_best else (1.1, 2.5, 3)
-        axes.plot(times, values, "o-", color=colours.of(trial), linewidth=width, markersize=size, zorder=floor)
-        _draw_end(axes, trial, points[-1], colours.of(trial))
+        axes.plot(times, values, "o-", color=colors.of(trial), linewidth=width, markersize=size, zorder=floor)
+        _draw_end(axes, trial, points[-1], colors.of(trial))
         ends[trial.id] = points[-1]
     _fit_values(axes, record)
     axes.set_ylabel(record.metric, parse_math=False)
     _show_time(axes, record, at_top=record.mode == "min")
     _plain(axes)
     _explain_ends(axes, record)
-    colours.explain(figure, axes)
+    colors.explain(figure, axes)
     _name_best(figure, axes, [(trial, ends[trial.id]) for trial in record.ranked if trial.id in ends][:NUM_NAMED])
     return figure
 
@@ -55,7 +55,7 @@ def metric_figure(record: Record) -> Figure:
 def workers_figure(record: Record) -> Figure:
     """Plot workers over time, stacked by trial, the best trial at the bottom."""
     figure = Figure(figsize=(WIDTH, HEIGHT * 0.8), layout="constrained")
-    axes, colours = figure.subplots(), Colours(record)
+    axes, colors = figure.subplots(), Colors(record)
     _, per_s = _time_unit(record.elapsed_s)
     trials = [trial for trial in record.ranked if trial.worker_counts]
     times = sorted({0.0, record.elapsed_s, *(count.at_s for trial in trials for count in trial.worker_counts)})
@@ -65,7 +65,7 @@ def workers_figure(record: Record) -> Figure:
             np.array(times) * per_s,
             stack,
             step="post",
-            colors=[colours.of(trial) for trial in trials],
+            colors=[colors.of(trial) for trial in trials],
             edgecolor="white",
             linewidth=0.5,
         )
@@ -79,14 +79,14 @@ def workers_figure(record: Record) -> Figure:
     axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     _show_time(axes, record)
     _plain(axes)
-    colours.explain(figure, axes)
+    colors.explain(figure, axes)
     return figure
 
 
-def _draw_end(axes: Axes, trial: TrialRecord, end: tuple[float, float], colour: str) -> None:
+def _draw_end(axes: Axes, trial: TrialRecord, end: tuple[float, float], color: str) -> None:
     """Mark the end of a line with the trial's state."""
     if marker := ENDS.get(trial.state):
-        edge = INK if trial.state == "failed" else colour
+        edge = INK if trial.state == "failed" else color
         axes.plot(*end, marker, color=edge, markerfacecolor="white", markersize=7.5, markeredgewidth=1.5, zorder=5)
 
 

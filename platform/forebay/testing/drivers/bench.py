@@ -47,7 +47,7 @@ BenchOrder = Literal["rows", "mixture"]
 class DriverBench:
     """Maker of jobs of 120 rows per epoch below `folder`, and reader of what their runs left behind.
 
-    A second bench in the same folder, even in another process, makes the same jobs. Rows are those of one data set, or
+    A second bench in the same folder, even in another process, makes the same jobs. Rows are those of one dataset, or
     those of a mixture of two whose weights change during the run. An augment adds noise to each of them.
     """
 

@@ -30,7 +30,7 @@ HANG_S = 10.0
 HANG_GRACE_S = 120.0  # Includes the start of the workers, which takes most of a minute on a busy machine.
 
 in_each_order = pytest.mark.parametrize("bench", get_args(BenchOrder), indirect=True)
-"""Law of the rows that are trained on: holds for one data set and for a mixture."""
+"""Law of the rows that are trained on: holds for one dataset and for a mixture."""
 
 
 class Heard(list[Event]):

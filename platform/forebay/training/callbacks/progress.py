@@ -170,6 +170,6 @@ class _Bar:
 
 
 def _sources_text(event: Reported) -> str:
-    """Loss of each data set of a mixture: ` (code 1.21, web 0.4312)`."""
+    """Loss of each dataset of a mixture: ` (code 1.21, web 0.4312)`."""
     losses = [f"{name[5:]} {metric_text(value)}" for name, value in event.metrics.items() if name.startswith("loss/")]
     return f" ({', '.join(losses)})" if losses else ""

@@ -1,4 +1,4 @@
-"""Losses of the data sets of a mixture, beside the loss that is trained on."""
+"""Losses of the datasets of a mixture, beside the loss that is trained on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 def losses_by_source(batch: Batch, losses: Tensor, *, name: str = "loss") -> dict[str, WeightedMean]:
-    """Metrics `loss/NAME` for `worker.commit`: the mean loss of the rows of each data set, on the losses' device.
+    """Metrics `loss/NAME` for `worker.commit`: the mean loss of the rows of each dataset, on the losses' device.
 
     ```python
     losses = F.cross_entropy(model(batch), batch["label"], reduction="none")
@@ -26,7 +26,7 @@ def losses_by_source(batch: Batch, losses: Tensor, *, name: str = "loss") -> dic
     ```
 
     `EpochEnded` has the mean over all rows of the epoch. The dummy row of a batch of weight 0 does not count. Returns
-    nothing for a batch of one data set without a name.
+    nothing for a batch of one dataset without a name.
 
     Args:
         batch: Rows of a mixture.
@@ -55,10 +55,10 @@ def losses_by_source(batch: Batch, losses: Tensor, *, name: str = "loss") -> dic
 
 
 class SourceLosses:
-    """Loss of a batch, for `worker.backward`, that adds up the losses of each data set of a mixture.
+    """Loss of a batch, for `worker.backward`, that adds up the losses of each dataset of a mixture.
 
     They are known for a criterion of torch with `reduction="mean"`, which is called a second time without gradients
-    and reduction. A plan of one data set costs nothing.
+    and reduction. A plan of one dataset costs nothing.
     """
 
     def __init__(self, model: nn.Module, criterion: Criterion) -> None:
@@ -79,7 +79,7 @@ class SourceLosses:
         return self._criterion(output, batch["label"])
 
     def pop(self) -> dict[str, WeightedMean]:
-        """Return the losses of each data set since the last call."""
+        """Return the losses of each dataset since the last call."""
         metrics, self._metrics = self._metrics, {}
         return metrics
 

@@ -15,7 +15,7 @@ EpochColumn = Column[EpochEnded]
 
 def epoch_columns(result: Result) -> list[EpochColumn]:
     """Columns of the table of epochs."""
-    bypassed = any(epoch.tally.get("bypasses") for epoch in result.epochs)
+    bypassed = any(epoch.counters.get("bypasses") for epoch in result.epochs)
     return [EPOCH, *map(_metric, metric_names(result)), *COSTS, *([UNCACHED] if bypassed else [])]
 
 
@@ -31,7 +31,7 @@ def metric_names(result: Result) -> list[str]:
 
 
 def _hits(epoch: EpochEnded) -> str:
-    hits, stores, bypasses = (epoch.tally.get(name, 0) for name in ("hits", "stores", "bypasses"))
+    hits, stores, bypasses = (epoch.counters.get(name, 0) for name in ("hits", "stores", "bypasses"))
     return f"{hits:.0f}/{hits + stores + bypasses:.0f}"
 
 
@@ -41,11 +41,11 @@ COSTS: tuple[EpochColumn, ...] = (
     column("time", lambda epoch: epoch.seconds, time_text),
     column("wait", lambda epoch: epoch.wait_share, share_text),
     column("hits", _hits),
-    column("cached", lambda epoch: epoch.tally.get("hit_bytes", 0), bytes_text),
-    column("stored", lambda epoch: epoch.tally.get("stored_bytes", 0), bytes_text),
-    column("opens", lambda epoch: epoch.tally.get("parquet_opens", 0), "{:.0f}".format),
+    column("cached", lambda epoch: epoch.counters.get("hit_bytes", 0), bytes_text),
+    column("stored", lambda epoch: epoch.counters.get("stored_bytes", 0), bytes_text),
+    column("opens", lambda epoch: epoch.counters.get("parquet_opens", 0), "{:.0f}".format),
 )
-UNCACHED: EpochColumn = column("uncached", lambda epoch: epoch.tally.get("bypass_bytes", 0), bytes_text)
+UNCACHED: EpochColumn = column("uncached", lambda epoch: epoch.counters.get("bypass_bytes", 0), bytes_text)
 
 
 def _metric(name: str) -> EpochColumn:

@@ -112,12 +112,12 @@ def incident_table(incidents: Sequence[Incident]) -> Markup:
 
 def _row(numbered: tuple[int, Incident]) -> Markup:
     number, each = numbered
-    colours = {"plain": None, "good": None, "warn": "paused", "bad": "failed"}
+    colors = {"plain": None, "good": None, "warn": "paused", "bad": "failed"}
     return row(
         [
             str(number),
             time_text(each.at_s),
-            element("td", each.what, class_=f"text {colours[each.kind] or ''}".strip()),
+            element("td", each.what, class_=f"text {colors[each.kind] or ''}".strip()),
             "" if each.step is None else str(each.step),
             "" if each.gap_s is None else f"{seconds_text(each.gap_s)} s",
             "" if not each.repeated_steps else f"{each.repeated_steps} step{'s' if each.repeated_steps > 1 else ''}",

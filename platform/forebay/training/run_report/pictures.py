@@ -23,7 +23,7 @@ PARTS = {
     "evaluation": "var(--series-4)",
     "checkpoint": "var(--quiet)",
 }
-"""Parts of an epoch's time, with their colours."""
+"""Parts of an epoch's time, with their colors."""
 STAGE_COLOURS = ("#4c78a8", "#9ecae9", "#f58518", "#ffbf79", "#54a24b", "#bab0ac", "#b279a2", "#e45756")
 PANELS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("tokens/s per worker", ("document_tokens_per_s", "tokens_per_s")),
@@ -115,12 +115,12 @@ def _stage_bars(title: str, groups: Sequence[tuple[str, Sequence[EpochEnded], in
     stages = [stage for stage in counted if stage in BESIDE]
     if not stages:
         return None
-    colours = dict(zip(BESIDE, STAGE_COLOURS, strict=True))
+    colors = dict(zip(BESIDE, STAGE_COLOURS, strict=True))
     rows = [
         Bar(label=label, parts=[sum(stage_s(epoch, stage) for epoch in epochs) / number for stage in stages])
         for label, epochs, number in groups
     ]
-    return bars(title, rows, {stage: colours[stage] for stage in stages})
+    return bars(title, rows, {stage: colors[stage] for stage in stages})
 
 
 def run_bars(runs: Sequence[RecordedRun]) -> Markup:

@@ -85,7 +85,7 @@ class RecordedRun:
 
     def counted(self, counter: str) -> float:
         """Sum of a counter of `forebay.runtime.metrics` over all epochs."""
-        return sum(epoch.tally.get(counter, 0.0) for epoch in self.epochs)
+        return sum(epoch.counters.get(counter, 0.0) for epoch in self.epochs)
 
     def num_events(self, kind: str) -> int:
         """Number of recorded events of a kind."""

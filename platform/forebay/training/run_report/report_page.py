@@ -14,7 +14,7 @@ from forebay.training.run_report.sections import run_sections
 from forebay.training.runs.result import REPORT_FILE
 
 MAX_RUNS = 5
-"""Runs of a comparison: as many as there are colours that differ enough."""
+"""Runs of a comparison: as many as there are colors that differ enough."""
 
 
 def write_report(run: RecordedRun) -> str:

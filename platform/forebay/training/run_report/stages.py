@@ -25,18 +25,18 @@ CAPTION = "read to gather, augment: done by data workers and loaders, beside tra
 
 def stages_of(epochs: tuple[EpochEnded, ...]) -> list[str]:
     """Stages with a column. `peers` and `augment` only if they took time. Empty if nothing was counted."""
-    if not any(epoch.tally.get(counter) for epoch in epochs for counter in STAGES.values()):
+    if not any(epoch.counters.get(counter) for epoch in epochs for counter in STAGES.values()):
         return []
     return [
         stage
         for stage, counter in STAGES.items()
-        if stage not in _RARE or any(epoch.tally.get(counter) for epoch in epochs)
+        if stage not in _RARE or any(epoch.counters.get(counter) for epoch in epochs)
     ]
 
 
 def stage_s(epoch: EpochEnded, stage: str) -> float:
     """Seconds of a stage, summed over all threads and ranks."""
-    return float(epoch.tally.get(STAGES[stage], 0.0))
+    return float(epoch.counters.get(STAGES[stage], 0.0))
 
 
 def stages_text(epoch: EpochEnded) -> str:

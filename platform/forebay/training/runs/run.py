@@ -119,7 +119,7 @@ class Run:
         if earlier is not None and earlier.plan_id not in (plan.id, *plan.continues):
             raise CursorMismatch(
                 f"the run {self.name!r} was made with plan {earlier.plan_id[:12]}; this job builds plan "
-                f"{plan.id[:12]}. Use the same data, seed, lanes and window_rows, or give the run a new "
+                f"{plan.id[:12]}. Use the same data, seed, lanes and shuffle_rows, or give the run a new "
                 "name.",
                 name=self.name,
                 found=earlier.plan_id,

@@ -27,14 +27,14 @@ class EpochFacts:
     spent: Mapping[str, float] = field(default_factory=dict)
     metric_sums: Mapping[str, float] = field(default_factory=dict)
     metric_times: Mapping[str, float] = field(default_factory=dict)
-    tally: Mapping[str, float] = field(default_factory=dict)
+    counters: Mapping[str, float] = field(default_factory=dict)
 
     def for_rank(self, rank: int) -> EpochFacts:
         """Return the totals from which `rank` resumes, in a world of any size.
 
         Only rank 0 takes over sums over ranks.
         """
-        return self if rank == 0 else replace(self, tally={})
+        return self if rank == 0 else replace(self, counters={})
 
     def epoch_ended(self, *, epoch: int, step: int, dropped_rows: int) -> EpochEnded:
         """Return the results of a full epoch."""
@@ -49,7 +49,7 @@ class EpochFacts:
             wait_s=self.spent["wait_s"],
             eval_s=self.spent["eval_s"],
             checkpoint_s=self.spent["checkpoint_s"],
-            tally=dict(self.tally),
+            counters=dict(self.counters),
             dropped_rows=dropped_rows,
         )
 
@@ -65,7 +65,7 @@ def over_ranks(ranks: Sequence[EpochFacts]) -> EpochFacts:
         spent=spent | {"checkpoint_s": max(rank.spent["checkpoint_s"] for rank in ranks)},
         metric_sums=_mean([rank.metric_sums for rank in ranks]),
         metric_times=_mean([rank.metric_times for rank in ranks]),
-        tally=_sum([rank.tally for rank in ranks]),
+        counters=_sum([rank.counters for rank in ranks]),
     )
 
 
@@ -124,7 +124,7 @@ class EpochTotals:
             spent=spent,
             metric_sums={name: float(total) for name, total in self._sums.items()},
             metric_times={name: float(weight) for name, weight in self._times.items()},
-            tally=_sum([self._start.tally, counted_together(train, held_out)]),
+            counters=_sum([self._start.counters, counted_together(train, held_out)]),
         )
 
 

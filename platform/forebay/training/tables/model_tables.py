@@ -108,7 +108,7 @@ class ModelTables:
         return {name: shared for name, shared in self.shared.items() if isinstance(shared, OpenRows)}
 
     def step(self, rate: float = 1.0) -> None:
-        """Make one optimiser step of all tables, with `rate` times its learning rate.
+        """Make one optimizer step of all tables, with `rate` times its learning rate.
 
         Then place those whose use is known by now.
         """
@@ -326,7 +326,7 @@ class ModelTables:
         """Return this rank's rows of a saved tensor."""
         owned, shape = shared.owned, shared.owned.shapes().get(key)
         if shape is None:
-            raise ValueError(f"table {name!r} has saved state {key!r}, which its optimiser does not have")
+            raise ValueError(f"table {name!r} has saved state {key!r}, which its optimizer does not have")
         if tuple(saved.shape) != shape:
             raise ValueError(f"table {name!r} has {list(shape)} numbers, and the checkpoint has {list(saved.shape)}")
         width = int(np.prod(shape[1:], dtype=np.int64))

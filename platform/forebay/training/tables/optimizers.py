@@ -1,4 +1,4 @@
-"""Optimisers of table rows. Each changes only the rows that got a gradient, on the rank that owns them."""
+"""Optimizers of table rows. Each changes only the rows that got a gradient, on the rank that owns them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forebay.errors import InvalidOption
 
 @dataclass(frozen=True, kw_only=True)
 class RowOptimizer(ABC):
-    """Optimiser of the rows of a table.
+    """Optimizer of the rows of a table.
 
     A row is touched in a step if its gradient, summed over the global batch, is not zero. Other rows and their state
     stay as they are, up to `weight_decay`: it multiplies every row by `1 - lr * weight_decay` in every step, as
@@ -68,7 +68,7 @@ class RowSGD(RowOptimizer):
 class RowWiseAdagrad(RowOptimizer):
     """Adagrad with one number of state per row: the sum of the mean squares of its gradients.
 
-    The usual optimiser of large tables (FBGEMM's `EXACT_ROWWISE_ADAGRAD`, Naumov et al. 2019, "DLRM", arXiv
+    The usual optimizer of large tables (FBGEMM's `EXACT_ROWWISE_ADAGRAD`, Naumov et al. 2019, "DLRM", arXiv
     1906.00091).
     """
 

@@ -16,7 +16,7 @@ class Tables:
     """Training of all `Table` modules of a model, for `worker.setup(model, optimizer, tables=Tables(...))`.
 
     Attributes:
-        optimizer: Optimiser of all rows.
+        optimizer: Optimizer of all rows.
         placement: "rows" (each rank owns a share of the rows), "replicate" (each has all), "table" (one rank has all),
             "auto" (the cheapest by the lookups of the first steps), or one of these by name of the table.
         wire: Form of rows and gradients between ranks. "bfloat16" and "float16" send half the bytes, and round them.
@@ -37,7 +37,7 @@ class Tables:
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer, RowOptimizer):
             raise InvalidOption(
-                f"tables={self.optimizer!r}: give the optimiser of rows, RowWiseAdagrad, RowSGD or LazyAdam."
+                f"tables={self.optimizer!r}: give the optimizer of rows, RowWiseAdagrad, RowSGD or LazyAdam."
             )
         validate_placements(self.placement)
         validate_wire(self.wire)

@@ -1,4 +1,4 @@
-"""Rows of one table that this rank holds, with the state of their optimiser."""
+"""Rows of one table that this rank holds, with the state of their optimizer."""
 
 from __future__ import annotations
 

@@ -175,7 +175,7 @@ class SharedRows:
 
     @torch.no_grad()
     def update(self, step: int, lr: float) -> None:
-        """Make optimiser step number `step`, from 1."""
+        """Make optimizer step number `step`, from 1."""
         rows, gradient = self.reduce()
         self.owned.update(rows, gradient, step, lr)
         self.use.steps += 1

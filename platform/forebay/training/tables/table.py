@@ -27,7 +27,7 @@ class Table(nn.Module):
     """Embedding table of `rows` rows of `dim` numbers, in any place of a model that `Worker.setup` gets.
 
     Call it as `nn.Embedding` or `nn.EmbeddingBag`. The rows lie on one rank or on all, as `Tables` in the setup says.
-    They are neither parameters nor buffers: the optimiser of `Tables` trains them. All ranks must call it equally often
+    They are neither parameters nor buffers: the optimizer of `Tables` trains them. All ranks must call it equally often
     and in the same order, also in evaluation.
 
     Args:

@@ -34,7 +34,7 @@ def fit(
         tables: Optimizer of the rows of the model's `fb.Table` modules: see `Worker.setup`.
         evaluate: Called after the last step of each epoch, in eval mode and without gradients. Returns name -> float.
 
-    Over a mixture, the run also has the loss of each data set (`SourceLosses`).
+    Over a mixture, the run also has the loss of each dataset (`SourceLosses`).
 
     Returns:
         The trained model on this rank's device, as `worker.setup` wraps it.

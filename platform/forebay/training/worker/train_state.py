@@ -34,7 +34,7 @@ class TrainState:
         self.objects = StatefulObjects()
         self.monitors = MonitorSet(spec.monitors)
         self.batch_size = BatchSizeController(spec.batch, spec.rate, base=spec.data.global_batch)
-        self.tally, self.held_out_tally = Counters(), Counters()
+        self.counters, self.held_out_counters = Counters(), Counters()
         self.step, self.rows = 0, 0
         self.ended: tuple[EpochEnded, ...] = ()
         self.restored: Snapshot | None = None
@@ -48,7 +48,7 @@ class TrainState:
     def place(self, epoch: int, position: int) -> dict[str, float]:
         """Return where the run is, for a report of a step in `epoch` that ends at `position`."""
         place: dict[str, float] = {"step": self.step, "epoch": epoch, "position": position, "rows": self.rows}
-        return place | {"global_batch": self.global_batch, "wait_s": self.tally["wait_s"]}
+        return place | {"global_batch": self.global_batch, "wait_s": self.counters["wait_s"]}
 
     def attach(self, setup: TrainSetup, states: Mapping[str, Stateful]) -> None:
         """Track the states of model and optimizer, and attach monitors, batch policy and rate scaling to both."""
@@ -139,4 +139,4 @@ class TrainState:
         self.restored = snapshot
 
     def _new_totals(self, start: EpochFacts) -> EpochTotals:
-        return EpochTotals(self.tally, self.held_out_tally, start)
+        return EpochTotals(self.counters, self.held_out_counters, start)

@@ -183,7 +183,7 @@ class Worker:
         self._progress.discard_pending()
         while self._goes_on:
             data = self._progress.data
-            with self._loaders.loader(data, self._state.tally, self.epochs) as loader:
+            with self._loaders.loader(data, self._state.counters, self.epochs) as loader:
                 loader.seek(self._progress.cursor)
                 yield from self._batches(loader, data)
 
@@ -251,7 +251,7 @@ class Worker:
 
     def counted(self) -> dict[str, float]:
         """Return this rank's counters since its process started, with held-out data (`runtime.metrics.METRICS`)."""
-        return counted_together(self._state.tally.as_dict(), self._state.held_out_tally.as_dict())
+        return counted_together(self._state.counters.as_dict(), self._state.held_out_counters.as_dict())
 
     def restore(self) -> bool:
         """Restore all state from the newest checkpoint, including the position in the data. Returns False without one.
@@ -392,4 +392,4 @@ class Worker:
 
     def _evaluation(self, data: Data) -> Iterator[Batch]:
         with self._state.totals.timed("eval_s"):
-            yield from self._loaders.one_epoch(data, self._state.held_out_tally)
+            yield from self._loaders.one_epoch(data, self._state.held_out_counters)

@@ -1,4 +1,4 @@
-"""Preparation with Ray Data: only rows decide the files, and a sealed data set needs no Ray."""
+"""Preparation with Ray Data: only rows decide the files, and a sealed dataset needs no Ray."""
 
 from __future__ import annotations
 

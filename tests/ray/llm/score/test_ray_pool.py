@@ -15,7 +15,7 @@ from ray._private import state as ray_state
 
 from forebay.errors import ScoringFailed
 from forebay.llm.score.engines.engine import Engine, Prompt, RowAnswer, Sampling
-from forebay.llm.score.pool.tally import ScoreProgress
+from forebay.llm.score.pool.counters import ScoreProgress
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.scoring import score_rows
 

@@ -16,7 +16,7 @@ Words = Callable[..., list[str]]
 BAD_LOOPS = {
     "no loader": ("    worker.setup(Model(), partial(torch.optim.SGD, lr=0.01))", "without worker.loader()"),
     "ends early": ("    for batch in worker.loader():\n        break", "ended by itself after 1 batches"),
-    "raises": ("    for batch in worker.loader():\n        raise KeyError('colour')", "raise KeyError('colour')"),
+    "raises": ("    for batch in worker.loader():\n        raise KeyError('color')", "raise KeyError('color')"),
 }
 
 
@@ -77,7 +77,7 @@ def test_errors_of_train_functions(forebay: Command, job_words: Words, tmp_path:
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        (["colour=red"], "no parameter 'colour'"),
+        (["color=red"], "no parameter 'color'"),
         (["--seconds", "0.1"], "seconds=0.1 is too short"),
         (["--workers", "0"], "workers=0"),
         (["--workers", "99"], "99"),

@@ -143,8 +143,8 @@ def test_options_that_the_source_does_not_have_are_errors(
     root = parquet_folder({"a.parquet": [3]}, folder="few")
     (tmp_path / "job.py").write_text(TRAINING + MIXED)
     for words, text in (
-        ([root, "--step", "1"], "--step is of no use for a data set. Leave it out."),
-        ([root, "--skipped"], "--skipped is of no use for a data set."),
+        ([root, "--step", "1"], "--step is of no use for a dataset. Leave it out."),
+        ([root, "--skipped"], "--skipped is of no use for a dataset."),
         ([run, "--seed", "1"], "--seed is of no use for a run."),
         ([tmp_path / "job.py", "--rank", "0"], "--rank is of no use for a job file."),
         ([root, "epochs=3"], f"'epochs=3' is a parameter of a job file (.py), and {root} is none."),

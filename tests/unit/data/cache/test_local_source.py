@@ -55,14 +55,14 @@ def slow(uri):
     return real(uri)
 
 reading.open_input = slow
-tally = Counters()
+counters = Counters()
 print("ready", flush=True)
 input()
-source = LocalSource(dataset, cache, tally=tally, workers=DataWorkers(num_reads=3))
+source = LocalSource(dataset, cache, counters=counters, workers=DataWorkers(num_reads=3))
 futures = [source.request(index) for index in range(len(dataset.manifest))]
 ids = [row for future in futures for row in future.result(30).arrays["id"][:, 0].tolist()]
 source.close()
-print(json.dumps([ids == list(range(dataset.manifest.num_rows)), tally.as_dict()]), flush=True)
+print(json.dumps([ids == list(range(dataset.manifest.num_rows)), counters.as_dict()]), flush=True)
 """
 
 THREADS = """
@@ -88,7 +88,7 @@ before, earlier = ticks(), {}
 while before != earlier:
     time.sleep(0.2)
     before, earlier = ticks(), before
-source = LocalSource(dataset, cache, tally=Counters(), workers=DataWorkers(num_reads=2))
+source = LocalSource(dataset, cache, counters=Counters(), workers=DataWorkers(num_reads=2))
 blocks = [source.request(index).result(30) for index in range(len(dataset.manifest))]
 ours = {t.native_id for t in threading.enumerate() if t.name == "forebay-data"} | {threading.get_native_id()}
 others = {str(t): n - before.get(t, 0) for t, n in ticks().items() if t not in ours and n > before.get(t, 0)}
@@ -171,11 +171,11 @@ def read_all(
     manifest: Manifest, cache: DiskCache | None, transform: Transform = TRANSFORM, array: str = "id"
 ) -> tuple[list[float], dict[str, float]]:
     """Rows of one array of all blocks, and the counters."""
-    tally = Counters()
-    with closing(LocalSource(Dataset(manifest, transform), cache, tally=tally)) as source:
+    counters = Counters()
+    with closing(LocalSource(Dataset(manifest, transform), cache, counters=counters)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
         rows = np.concatenate([future.result(30).arrays[array] for future in futures])
-    return rows.ravel().tolist(), tally.as_dict()
+    return rows.ravel().tolist(), counters.as_dict()
 
 
 def counts(facts: dict[str, float]) -> dict[str, float]:
@@ -264,7 +264,7 @@ def test_rewritten_source_never_hits(manifest: Manifest, cache: DiskCache, parqu
 
 
 def test_open_requests_share_one_read(manifest: Manifest, cache: DiskCache, opened: list[str]) -> None:
-    source = LocalSource(Dataset(manifest, TRANSFORM), cache, tally=Counters())
+    source = LocalSource(Dataset(manifest, TRANSFORM), cache, counters=Counters())
     futures = [source.request(2) for _ in range(10)]
     assert [future.result(60).rows for future in futures] == [10] * 10
     assert len(opened) == 1
@@ -306,7 +306,7 @@ def test_error_reaches_the_future_and_the_source_goes_on(manifest: Manifest, cac
             raise ValueError("boom")
         return {"id": np.asarray(batch.column("id"))}
 
-    source = LocalSource(Dataset(manifest, Transform(fn=fails_on_second, version="1")), cache, tally=Counters())
+    source = LocalSource(Dataset(manifest, Transform(fn=fails_on_second, version="1")), cache, counters=Counters())
     futures = [source.request(index) for index in range(3)]
     assert futures[0].result(60).rows == 30
     with pytest.raises(TransformFailed, match="boom"):
@@ -320,7 +320,7 @@ def test_error_reaches_the_future_and_the_source_goes_on(manifest: Manifest, cac
 def test_close_returns_in_time_though_a_read_is_stuck(
     manifest: Manifest, cache: DiskCache, stuck: threading.Event, left_over: Callable[[Path], list[str]]
 ) -> None:
-    source = LocalSource(Dataset(manifest, TRANSFORM), cache, tally=Counters())
+    source = LocalSource(Dataset(manifest, TRANSFORM), cache, counters=Counters())
     futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
     assert stuck.wait(60)
     start = time.monotonic()
@@ -347,7 +347,7 @@ def is_free(path: Path) -> bool:
 
 def test_a_stuck_reader_delays_another_process_only_for_a_time(manifest: Manifest, cache: DiskCache) -> None:
     source = LocalSource(
-        Dataset(manifest, TRANSFORM), cache, tally=Counters(), policy=ReadPolicy(attempts=100, deadline_s=0.2)
+        Dataset(manifest, TRANSFORM), cache, counters=Counters(), policy=ReadPolicy(attempts=100, deadline_s=0.2)
     )
     read_all(manifest, cache)
     (path, *_) = (cache.path / "blocks").iterdir()
@@ -360,7 +360,7 @@ def test_a_stuck_reader_delays_another_process_only_for_a_time(manifest: Manifes
 
 
 def test_data_set_is_held_while_the_source_is_open(manifest: Manifest, cache: DiskCache) -> None:
-    source = LocalSource(Dataset(manifest, TRANSFORM), cache, tally=Counters())
+    source = LocalSource(Dataset(manifest, TRANSFORM), cache, counters=Counters())
     source.request(0).result(60)
     (use,) = cache.datasets()
     lock = cache._directory.use_lock(use.dataset)
@@ -376,7 +376,7 @@ def test_data_set_is_held_while_the_source_is_open(manifest: Manifest, cache: Di
 
 
 def test_forked_child_reads_while_its_parent_does(manifest: Manifest, cache: DiskCache) -> None:
-    source = LocalSource(Dataset(manifest, TRANSFORM), cache, tally=Counters())
+    source = LocalSource(Dataset(manifest, TRANSFORM), cache, counters=Counters())
     first = source.request(0)
     child = os.fork()
     if child == 0:
@@ -398,7 +398,7 @@ def test_many_wait_for_storage_and_few_take_a_core(
 ) -> None:
     manifest = scan(parquet_folder({"a.parquet": [10] * 12}))
     workers = DataWorkers(core_share=0.01, num_reads=4)
-    source = LocalSource(Dataset(manifest, stuck_transform.transform), None, tally=Counters(), workers=workers)
+    source = LocalSource(Dataset(manifest, stuck_transform.transform), None, counters=Counters(), workers=workers)
     futures = [source.request(index) for index in range(12)]
     assert stuck_transform.entered.wait(60)
     until(lambda: len(opened) == 4)
@@ -416,14 +416,14 @@ def test_files_of_this_machine_are_read_few_at_once(manifest: Manifest) -> None:
     distant = replace(manifest, root="s3://bucket" + manifest.root)
     for read_from, num_reads in ((manifest, 2), (distant, 8)):
         with closing(
-            LocalSource(Dataset(read_from, TRANSFORM), None, tally=Counters(), workers=DataWorkers(core_share=0.01))
+            LocalSource(Dataset(read_from, TRANSFORM), None, counters=Counters(), workers=DataWorkers(core_share=0.01))
         ) as source:
             assert source._threads.workers.num_reads == num_reads
 
 
 def test_close_does_not_wait_for_threads_that_wait_for_a_core(manifest: Manifest, stuck_transform: Gate) -> None:
     workers = DataWorkers(core_share=0.01, num_reads=4)
-    source = LocalSource(Dataset(manifest, stuck_transform.transform), None, tally=Counters(), workers=workers)
+    source = LocalSource(Dataset(manifest, stuck_transform.transform), None, counters=Counters(), workers=workers)
     for index in range(4):
         source.request(index)
     assert stuck_transform.entered.wait(60)

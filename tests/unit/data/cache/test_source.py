@@ -20,7 +20,7 @@ from forebay.runtime.metrics import Counters
 class Elsewhere:
     """Provider that is its own source."""
 
-    def source(self, dataset: Dataset, tally: Counters) -> BlockSource:
+    def source(self, dataset: Dataset, counters: Counters) -> BlockSource:
         return self
 
     def request(self, index: int) -> Future[Block]:

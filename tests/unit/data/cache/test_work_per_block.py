@@ -108,7 +108,7 @@ def peak_bytes() -> Iterator[list[int]]:
 def test_a_block_is_read_once_and_recorded_in_two_transactions(
     dataset: Dataset, cache: DiskCache, done: Counter[str]
 ) -> None:
-    builder, sizes = BlockBuilder(dataset, cache, tally=Counters()), []
+    builder, sizes = BlockBuilder(dataset, cache, counters=Counters()), []
     done.clear()
     for index in range(ROW_GROUPS):
         assert builder.build(index).origin == "store"
@@ -130,7 +130,7 @@ def test_building_a_block_takes_its_memory_once(
     """In the pool of arrays, beside the decoded columns. The pages are freed by then."""
     pool = CountingPool()
     monkeypatch.setattr(memory_arrays, "array_pool", pool)
-    builder = BlockBuilder(dataset, cache, tally=Counters())
+    builder = BlockBuilder(dataset, cache, counters=Counters())
     before = pa.total_allocated_bytes()
     with peak_bytes() as peak:
         builder.build(1)

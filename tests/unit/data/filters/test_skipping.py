@@ -45,7 +45,7 @@ def source(request: pytest.FixtureRequest, parquet_folder: Folder) -> tuple[Path
 
 
 def names_and_ids(manifest: fb.Manifest) -> dict[str, int]:
-    """Id of each row that the data set has, by its name."""
+    """Id of each row that the dataset has, by its name."""
     plan = fb.build_plan(manifest, shuffle=False, lanes=1)
     rows = FileRows.of([manifest], *plan.batch(0, 0, plan.num_rows))
     tables = {

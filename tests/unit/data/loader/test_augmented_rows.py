@@ -30,7 +30,7 @@ Values = list[tuple[float, ...]]
 
 @pytest.fixture
 def small(small: Any) -> Any:
-    """The data set without lists without padding, which an augment cannot get."""
+    """The dataset without lists without padding, which an augment cannot get."""
     features = {name: each for name, each in small.transform.features.items() if name != "all_tags"}
     return replace(small, transform=fb.Transform(**features))
 
@@ -51,7 +51,7 @@ def by_row(batches: Any) -> dict[int, Values]:
 
 
 def epoch_of(small: Any, *, size: int = 1, lanes: int = 6, epoch: int = 1, global_batch: int = 16) -> dict[int, Values]:
-    plan = fb.build_plan(small.manifest, seed=7, lanes=lanes, window_rows=16)
+    plan = fb.build_plan(small.manifest, seed=7, lanes=lanes, shuffle_rows=16)
     found: dict[int, Values] = {}
     for rank in range(size):
         world, options = fb.World(rank=rank, size=size), {"global_batch": global_batch, "augment": noisy}
@@ -96,8 +96,8 @@ def test_epochs_and_seeds_differ_and_blocks_are_shared(small: Any, cache: fb.Dis
         plain = {tuple(row) for batch in loader for row in batch["dense"].tolist()}
     with small.loader(cache, augment=noisy, epochs=2) as loader:
         epochs = [by_row(loader) for _ in range(2)]
-        assert loader.tally["parquet_opens"] == 0, "blocks of the plain loader are used"
-        assert loader.tally["augment_s"] > 0
+        assert loader.counters["parquet_opens"] == 0, "blocks of the plain loader are used"
+        assert loader.counters["augment_s"] > 0
     other = fb.build_plan(small.manifest, seed=8)
     with fb.Loader(other, small.transform, cache, global_batch=16, augment=noisy) as loader:
         epochs.append(by_row(loader))

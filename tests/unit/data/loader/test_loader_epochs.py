@@ -62,7 +62,7 @@ def test_the_next_epoch_begins_before_it_is_asked_for(small: Any, cache: fb.Disk
     with small.loader(cache, epochs=2) as loader:
         for _ in loader:
             # A trainer that takes longer than the loader: a faster one gets the next epoch when it asks for it.
-            wait_for(lambda: loader.tally["hits"] > 0)
+            wait_for(lambda: loader.counters["hits"] > 0)
     assert gather_threads() == 0
 
 
@@ -82,14 +82,14 @@ def test_an_epoch_that_may_not_come_is_prepared_and_not_counted(
 ) -> None:
     with small.loader(cache) as loader:
         found, cursors = [epoch_ids(loader)], [loader.cursor()]
-        counted = loader.tally.as_dict()
+        counted = loader.counters.as_dict()
         wait_until_prepared(loader)
-        assert loader.tally.as_dict() == counted
+        assert loader.counters.as_dict() == counted
         assert counted["parquet_opens"] == 8
         assert loader.cursor() == cursors[0]
         found += [epoch_ids(loader)]
-        assert loader.tally["hits"] == 8, "each block with rows of the second epoch, once"
-        assert loader.tally["parquet_opens"] == 8
+        assert loader.counters["hits"] == 8, "each block with rows of the second epoch, once"
+        assert loader.counters["parquet_opens"] == 8
         wait_until_prepared(loader)
         loader.seek(cursors[0])
         assert gather_threads() == 0
@@ -115,7 +115,7 @@ def test_an_epoch_that_may_not_come_reads_no_source_and_calls_no_function(
             wait_for(lambda loader=loader: epoch_made(loader) == 1)
             time.sleep(0.3)
             assert len(calls) == calls_before
-            assert loader.tally["parquet_opens"] == 8
+            assert loader.counters["parquet_opens"] == 8
             assert [first, epoch_ids(loader)] == expected(small, epoch_ids, 2)
     assert len(calls) == 2 * 11
 

@@ -173,7 +173,7 @@ def test_reads_stay_within_the_byte_budget(
 ) -> None:
     """A trainer that stops taking batches stops the reads: the loader reads ahead within its budget only."""
     manifest = fb.scan(str(parquet_folder({"a.parquet": [100] * 60})), columns=["id", "x0"])
-    plan = fb.build_plan(manifest, lanes=2, window_rows=100)
+    plan = fb.build_plan(manifest, lanes=2, shuffle_rows=100)
     transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense("x0"))
     opened, original = [], reading.open_input
 
@@ -246,7 +246,7 @@ def test_corrupt_pages_reach_the_trainer(small: Any) -> None:
         ({"cache": "/tmp/x"}, InvalidOption, "DiskCache"),
         ({"prefetch_bytes": 0}, InvalidOption, "prefetch_bytes=0"),
         ({"world": 3}, InvalidOption, r"world=3: give fb\.World\(rank"),
-        ({"tally": 3}, InvalidOption, r"tally=3: give forebay\.runtime\.metrics\.Counters"),
+        ({"counters": 3}, InvalidOption, r"counters=3: give forebay\.runtime\.metrics\.Counters"),
     ],
 )
 def test_bad_options_fail_before_any_thread(small: Any, options: Any, error: Any, words: str) -> None:
@@ -317,7 +317,7 @@ def test_many_blocks_take_few_descriptors(parquet_folder: Callable[..., Path], c
     """A map must not keep its file open: a node has thousands of blocks and often a limit of 1,024 descriptors."""
     manifest = fb.scan(str(parquet_folder({"a.parquet": [5000] * 20})), columns=["id", "x0"])
     # The first window is the whole lane: all blocks are requested at once, and none is released.
-    plan = fb.build_plan(manifest, lanes=2, window_rows=1 << 19)
+    plan = fb.build_plan(manifest, lanes=2, shuffle_rows=1 << 19)
     with fb.Loader(plan, fb.Transform(x=fb.Dense(["x0", "id"])), cache, global_batch=64) as loader:
         list(loader)
         batches = iter(loader)
@@ -366,7 +366,7 @@ def test_a_spawned_child_reads_the_same(small: Any, cache: fb.DiskCache, epoch_i
     assert child.exitcode == 0
     with small.loader(cache) as loader:
         assert ids == epoch_ids(loader)
-        assert loader.tally["parquet_opens"] == 0
+        assert loader.counters["parquet_opens"] == 0
     answer.close()
     answer.join_thread()
 

@@ -1,4 +1,4 @@
-"""The loader delivers a mixture's order for any cache and world, with the data set of every row."""
+"""The loader delivers a mixture's order for any cache and world, with the dataset of every row."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Mixed:
         return fb.Loader(self.plan, TRANSFORM, cache, global_batch=global_batch, **options)  # type: ignore[arg-type]
 
     def planned(self, epoch: int, global_batch: int = 16, start: int = 0) -> list[Rows]:
-        """(data set, id) of each row of each batch that the plan promises."""
+        """(dataset, id) of each row of each batch that the plan promises."""
         first_id = np.concatenate([np.cumsum(manifest.rows) - manifest.rows for manifest in self.plan.manifests])
         source = np.repeat(np.arange(3), [len(manifest) for manifest in self.plan.manifests])
         batches, position = [], start
@@ -56,7 +56,8 @@ def manifests(parquet_folder: Callable[..., Path]) -> dict[str, fb.Manifest]:
 
 def plans_of(manifests: dict[str, fb.Manifest], lanes: dict[str, int]) -> Plans:
     return {
-        name: fb.build_plan(manifest, seed=7, lanes=lanes[name], window_rows=16) for name, manifest in manifests.items()
+        name: fb.build_plan(manifest, seed=7, lanes=lanes[name], shuffle_rows=16)
+        for name, manifest in manifests.items()
     }
 
 
@@ -85,7 +86,7 @@ def mixed(request: pytest.FixtureRequest, plans: Plans) -> Mixed:
 
 
 def rows_of(batches: object) -> list[Rows]:
-    """(data set, id) of each row of each batch, without dummy rows."""
+    """(dataset, id) of each row of each batch, without dummy rows."""
     return [
         list(zip(batch.source.tolist(), batch["id"].tolist(), strict=True)) if batch.weight else []
         for batch in batches  # type: ignore[attr-defined]
@@ -99,7 +100,7 @@ def test_every_epoch_is_the_planned_one_cold_and_warm(mixed: Mixed, cache: fb.Di
             assert [rows_of(loader) for _ in range(4)] == planned
     with mixed.loader(cache) as loader:
         rows_of(loader)
-        assert loader.tally["parquet_opens"] == 0
+        assert loader.counters["parquet_opens"] == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

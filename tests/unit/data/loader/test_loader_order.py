@@ -83,7 +83,7 @@ def test_cache_state_threads_and_delays_change_nothing(
 
     def with_threads(*arguments: Any, **options: Any) -> Any:
         workers = DataWorkers(core_share=1.0, num_reads=num_reads)
-        return source.LocalSource(arguments[1], arguments[0], tally=arguments[2], workers=workers)
+        return source.LocalSource(arguments[1], arguments[0], counters=arguments[2], workers=workers)
 
     monkeypatch.setattr(reading, "open_input", late)
     monkeypatch.setattr("forebay.data.loader.loader.open_source", with_threads)
@@ -91,7 +91,7 @@ def test_cache_state_threads_and_delays_change_nothing(
         assert epoch_ids(loader) == planned(small, 0)
         opens = {"warm": 0, "half": len(small.manifest) // 2 + len(small.manifest) % 2}
         if quota in opens:
-            assert loader.tally["parquet_opens"] == opens[quota]
+            assert loader.counters["parquet_opens"] == opens[quota]
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def test_filters_of_one_data_set_share_its_blocks(small: Any, cache: fb.DiskCach
         plan = fb.build_plan(fb.scan(str(small.folder), where=where), lanes=6)
         with fb.Loader(plan, small.transform, cache, global_batch=16) as loader:
             found = epoch_ids(loader)
-            assert (loader.tally["parquet_opens"], loader.tally["hits"]) == (0, len(plan.manifest))
+            assert (loader.counters["parquet_opens"], loader.counters["hits"]) == (0, len(plan.manifest))
         whole = sorted(set(whole) - set(sum(found, [])))
     assert whole == []
 
@@ -196,7 +196,7 @@ def test_tiny_data_gives_every_rank_a_step(parquet_folder: Callable[..., Path], 
 
 
 def test_cursor_of_another_plan_is_refused(small: Any) -> None:
-    other = fb.build_plan(small.manifest, seed=8, lanes=6, window_rows=16)
+    other = fb.build_plan(small.manifest, seed=8, lanes=6, shuffle_rows=16)
     with (
         fb.Loader(other, small.transform, global_batch=16) as loader,
         pytest.raises(CursorMismatch, match=r"made with plan .*seed=8.*[Gg]ive the same"),

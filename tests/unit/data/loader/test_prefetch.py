@@ -37,7 +37,7 @@ def learn(demand: Prefetcher, rows: int, row_bytes: int = ROW_BYTES) -> None:
 @given(
     rows=st.lists(st.integers(1, 60), min_size=1, max_size=15),
     lanes=st.integers(1, 6),
-    window_rows=st.integers(1, 50),
+    shuffle_rows=st.integers(1, 50),
     rank=st.integers(0, 5),
     budget=st.integers(0, 2000),
     start=st.integers(0, 40),
@@ -46,13 +46,13 @@ def test_the_needed_is_there_and_the_rest_within_budget(
     memory_manifest: Callable[..., Manifest],
     rows: list[int],
     lanes: int,
-    window_rows: int,
+    shuffle_rows: int,
     rank: int,
     budget: int,
     start: int,
 ) -> None:
     manifest = memory_manifest(rows)
-    plan = build_plan(manifest, seed=1, lanes=lanes, window_rows=window_rows)
+    plan = build_plan(manifest, seed=1, lanes=lanes, shuffle_rows=shuffle_rows)
     owned = plan.owned_lanes(World(rank=rank % lanes, size=lanes))
     recorder, held = RequestRecorder(), set[int]()
     position = min(start, plan.num_rows - 1)
@@ -72,7 +72,7 @@ def test_the_needed_is_there_and_the_rest_within_budget(
 
 
 def test_a_block_is_asked_for_once_per_stay(memory_manifest: Callable[..., Manifest]) -> None:
-    plan = build_plan(memory_manifest([50] * 8), seed=1, lanes=1, window_rows=20)
+    plan = build_plan(memory_manifest([50] * 8), seed=1, lanes=1, shuffle_rows=20)
     recorder = RequestRecorder()
     demand = Prefetcher(plan, recorder, epoch=0, position=0, lanes=range(1), budget_bytes=1 << 30)
     for position in range(0, 400, 10):
@@ -83,7 +83,7 @@ def test_a_block_is_asked_for_once_per_stay(memory_manifest: Callable[..., Manif
 
 def test_read_ahead_is_measured_in_what_blocks_take(memory_manifest: Callable[..., Manifest]) -> None:
     """The manifest says 8 bytes a row. Blocks may take a hundred times that, or a hundredth."""
-    plan = build_plan(memory_manifest([100] * 50), seed=1, lanes=1, window_rows=100)
+    plan = build_plan(memory_manifest([100] * 50), seed=1, lanes=1, shuffle_rows=100)
     asked = {}
     for row_bytes in (1, 100):
         recorder = RequestRecorder()

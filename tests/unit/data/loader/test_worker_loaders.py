@@ -31,16 +31,16 @@ def data(parquet_folder: Callable[..., Path]) -> Data:
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_copies_are_timed(data: Data, device: str) -> None:
-    tally = Counters()
+    counters = Counters()
     with closing(WorkerLoaders(World(), torch.device(device), None)) as feed:
-        batches = list(feed.one_epoch(data, tally))
+        batches = list(feed.one_epoch(data, counters))
     assert [batch["x"].device.type for batch in batches] == [device] * 4
-    assert 0 < tally["copy_s"] < 60
+    assert 0 < counters["copy_s"] < 60
     assert batches[-1].ends_epoch
 
 
 def test_where_nothing_is_copied_nothing_is_counted(data: Data) -> None:
-    tally = Counters()
+    counters = Counters()
     with closing(WorkerLoaders(World(), torch.device("cpu"), None)) as feed:
-        assert len(list(feed.one_epoch(data, tally))) == 4
-    assert "copy_s" not in tally.as_dict()
+        assert len(list(feed.one_epoch(data, counters))) == 4
+    assert "copy_s" not in counters.as_dict()

@@ -22,7 +22,7 @@ Folder = Callable[..., Path]
 
 
 def planned(manifest: fb.Manifest) -> fb.Plan:
-    return fb.build_plan(manifest, seed=7, lanes=6, window_rows=16)
+    return fb.build_plan(manifest, seed=7, lanes=6, shuffle_rows=16)
 
 
 def plain(folder: Folder) -> Order:

@@ -70,16 +70,16 @@ def test_the_selection_of_the_scan_is_the_default(parquet_folder: Folder) -> Non
 
 
 def test_what_is_counted(parquet_folder: Folder) -> None:
-    manifest, tally = scan(parquet_folder({"a.parquet": [30, 20]})), Counters()
-    reader = RowGroupReader(manifest, tally=tally)
+    manifest, counters = scan(parquet_folder({"a.parquet": [30, 20]})), Counters()
+    reader = RowGroupReader(manifest, counters=counters)
     reader.read(0)
     reader.read(1)
-    counted = tally.as_dict()
+    counted = counters.as_dict()
     assert counted.pop("remote_read_s") > 0 and counted.pop("decode_s") > 0
     assert counted == {"parquet_opens": 2, "source_bytes": int(manifest.source_bytes.sum())}
     reader.read(0, ["x0"])
     chunk = pq.read_metadata(manifest[0].uri).row_group(0).column(1)
-    assert tally["source_bytes"] == manifest.source_bytes.sum() + chunk.total_compressed_size
+    assert counters["source_bytes"] == manifest.source_bytes.sum() + chunk.total_compressed_size
 
 
 def test_many_threads_share_a_reader(parquet_folder: Folder) -> None:
@@ -278,13 +278,13 @@ class Faulty(io.RawIOBase):
 def test_storage_that_fails_while_pages_are_read(
     parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch, quick: ReadPolicy, faults: int
 ) -> None:
-    manifest, left, tally = scan(parquet_folder({"a.parquet": [5, 6]})), [], Counters()
+    manifest, left, counters = scan(parquet_folder({"a.parquet": [5, 6]})), [], Counters()
     monkeypatch.setattr(reading, "open_input", lambda uri: pa.PythonFile(Faulty(uri, left), mode="r"))
-    reader = RowGroupReader(manifest, quick, tally)
+    reader = RowGroupReader(manifest, quick, counters)
     reader.read(0)  # the footer is known from here on, so the next reads are of pages
     left += ["connection reset"] * faults
     assert reader.read(1, ["id"])["id"].to_pylist() == list(range(5, 11))
-    assert tally["retries"] >= 1
+    assert counters["retries"] >= 1
 
 
 def test_storage_that_keeps_failing_is_not_called_corrupt(
@@ -311,18 +311,18 @@ def flaky(*errors: OSError) -> Opener:
 
 
 def test_retries_are_counted(parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch, quick: ReadPolicy) -> None:
-    manifest, tally = scan(parquet_folder({"a.parquet": [5]})), Counters()
+    manifest, counters = scan(parquet_folder({"a.parquet": [5]})), Counters()
     monkeypatch.setattr(reading, "open_input", flaky(OSError("reset"), TimeoutError("slow")))
-    assert RowGroupReader(manifest, quick, tally).read(0).num_rows == 5
-    assert (tally["retries"], tally["parquet_opens"]) == (2, 3)
+    assert RowGroupReader(manifest, quick, counters).read(0).num_rows == 5
+    assert (counters["retries"], counters["parquet_opens"]) == (2, 3)
 
 
 def test_no_permission(parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch, quick: ReadPolicy) -> None:
-    manifest, tally = scan(parquet_folder({"a.parquet": [5]})), Counters()
+    manifest, counters = scan(parquet_folder({"a.parquet": [5]})), Counters()
     monkeypatch.setattr(reading, "open_input", flaky(PermissionError(13, "Permission denied")))
     with pytest.raises(ReadFailed, match=r"a\.parquet may not be read.*read access"):
-        RowGroupReader(manifest, quick, tally).read(0)
-    assert tally["retries"] == 0
+        RowGroupReader(manifest, quick, counters).read(0)
+    assert counters["retries"] == 0
 
 
 @pytest.fixture

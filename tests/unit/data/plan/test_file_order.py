@@ -58,5 +58,5 @@ def test_the_id_covers_the_origin_the_columns_and_the_layout() -> None:
 
 
 def test_a_stream_cannot_be_split() -> None:
-    with pytest.raises(InvalidOption, match=r"cannot be chosen or split.*data set of their own, with fb\.prepare"):
+    with pytest.raises(InvalidOption, match=r"cannot be chosen or split.*dataset of their own, with fb\.prepare"):
         stream().split(0.2)

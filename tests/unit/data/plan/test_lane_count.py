@@ -42,9 +42,9 @@ def test_windows_of_all_lanes_together_stay_as_large() -> None:
 
 def test_a_plan_takes_both_by_default(memory_manifest: Callable[..., Manifest]) -> None:
     plan = build_plan(memory_manifest(np.full(5000, 10)))
-    assert (plan.lanes, plan.window_rows) == (128, 8192)
-    assert plan.id == build_plan(plan.manifest, lanes=128).id == build_plan(plan.manifest, window_rows=8192).id
-    assert (build_plan(plan.manifest, lanes=4).lanes, build_plan(plan.manifest, lanes=4).window_rows) == (4, 65_536)
+    assert (plan.lanes, plan.shuffle_rows) == (128, 8192)
+    assert plan.id == build_plan(plan.manifest, lanes=128).id == build_plan(plan.manifest, shuffle_rows=8192).id
+    assert (build_plan(plan.manifest, lanes=4).lanes, build_plan(plan.manifest, lanes=4).shuffle_rows) == (4, 65_536)
 
 
 @pytest.mark.parametrize("lanes", [1, 2, 3, 7, 16, 1000])

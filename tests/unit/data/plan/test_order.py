@@ -42,11 +42,11 @@ class WindowedStream:
 
 
 def orders(make: Make, lanes: int = 3) -> Orders:
-    plan = build_plan(make([40, 8, 90, 1, 61]), seed=2, lanes=lanes, window_rows=16)
+    plan = build_plan(make([40, 8, 90, 1, 61]), seed=2, lanes=lanes, shuffle_rows=16)
     others = {
         "large": plan,
-        "small": build_plan(make([9, 2]), seed=5, lanes=lanes + 1, window_rows=8),
-        "middle": build_plan(make([30, 30, 13]), seed=1, lanes=lanes, window_rows=16),
+        "small": build_plan(make([9, 2]), seed=5, lanes=lanes + 1, shuffle_rows=8),
+        "middle": build_plan(make([30, 30, 13]), seed=1, lanes=lanes, shuffle_rows=16),
     }
     weights = {"large": 0.6, "small": 0.15, "middle": 0.25}
     stages = [(0, {"large": 1.0}), (90, weights), (400, {"small": 2.0, "middle": 1.0})]
@@ -54,8 +54,8 @@ def orders(make: Make, lanes: int = 3) -> Orders:
     stream, longer = layout.manifest("/s", ()), replace(layout, rows=233).manifest("/s", ())
     return {
         "plan": plan,
-        "stream": build_plan(stream, seed=2, lanes=lanes, window_rows=16),
-        "windows of a stream": build_plan(WindowedStream(manifest=longer), seed=2, lanes=lanes, window_rows=16),
+        "stream": build_plan(stream, seed=2, lanes=lanes, shuffle_rows=16),
+        "windows of a stream": build_plan(WindowedStream(manifest=longer), seed=2, lanes=lanes, shuffle_rows=16),
         "alone": Mixture({"only": plan}, {"only": 3}),
         "all": Mixture(others, weights),
         "first": Mixture(

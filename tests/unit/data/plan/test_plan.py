@@ -76,7 +76,7 @@ def test_golden_order(memory_manifest: Make) -> None:
 
 
 def test_golden_order_of_few_row_groups(memory_manifest: Make) -> None:
-    plan = build_plan(memory_manifest([30, 1, 44, 25]), seed=7, lanes=4, window_rows=16)
+    plan = build_plan(memory_manifest([30, 1, 44, 25]), seed=7, lanes=4, shuffle_rows=16)
     assert pairs(plan, 0, 0, 8) == [(0, 2), (3, 6), (2, 5), (2, 39), (0, 3), (3, 7), (2, 6), (2, 38)]
     assert (
         order_digest(plan, epoch=1, global_batch=8)
@@ -85,7 +85,7 @@ def test_golden_order_of_few_row_groups(memory_manifest: Make) -> None:
 
 
 def test_golden_order_of_few_rows(memory_manifest: Make) -> None:
-    plan = build_plan(memory_manifest([3, 1, 4, 2]), seed=7, lanes=3, window_rows=4)
+    plan = build_plan(memory_manifest([3, 1, 4, 2]), seed=7, lanes=3, shuffle_rows=4)
     assert flat(walk(plan, 0, 4)) == [(2, 1), (0, 1), (0, 0), (2, 3), (3, 1), (2, 0), (3, 0), (2, 2), (1, 0), (0, 2)]
     assert flat(walk(plan, 1, 4)) == [(0, 2), (2, 2), (2, 3), (2, 1), (1, 0), (3, 1), (2, 0), (0, 1), (3, 0), (0, 0)]
     assert (
@@ -95,7 +95,7 @@ def test_golden_order_of_few_rows(memory_manifest: Make) -> None:
 
 
 def test_golden_order_of_large_windows(memory_manifest: Make) -> None:
-    plan = build_plan(memory_manifest([5000, 7000, 4000]), seed=0, lanes=2, window_rows=4096)
+    plan = build_plan(memory_manifest([5000, 7000, 4000]), seed=0, lanes=2, shuffle_rows=4096)
     assert [pairs(plan, 0, position, 4)[0] for position in (0, 1, 5000, 15_996)] == [
         (0, 812),
         (2, 3605),
@@ -117,7 +117,7 @@ def test_unshuffled_lanes_are_ranges_of_the_manifest(memory_manifest: Make) -> N
     rows=rows_strategy,
     seed=st.integers(0, 2**64 - 1),
     lanes=st.integers(1, 9),
-    window_rows=st.integers(1, 80),
+    shuffle_rows=st.integers(1, 80),
     batch=st.integers(9, 70),
     shuffle=st.booleans(),
     every=filter_strategy,
@@ -128,12 +128,12 @@ def test_every_row_exactly_once_in_every_world(
     every: int,
     seed: int,
     lanes: int,
-    window_rows: int,
+    shuffle_rows: int,
     batch: int,
     shuffle: bool,
 ) -> None:
     manifest = filtered(memory_manifest(rows), every)
-    plan = build_plan(manifest, seed=seed, lanes=lanes, window_rows=window_rows, shuffle=shuffle)
+    plan = build_plan(manifest, seed=seed, lanes=lanes, shuffle_rows=shuffle_rows, shuffle=shuffle)
     batches = walk(plan, 3, batch)
     assert sorted(flat(batches)) == kept(manifest)
     assert plan.num_rows == manifest.num_rows == len(kept(manifest))
@@ -157,7 +157,7 @@ def test_every_row_exactly_once_in_every_world(
 def test_resume_anywhere_gives_the_remaining_batches(
     memory_manifest: Make, rows: list[int], every: int, batch: int, other: int, data: st.DataObject
 ) -> None:
-    plan = build_plan(filtered(memory_manifest(rows), every), seed=1, lanes=4, window_rows=16)
+    plan = build_plan(filtered(memory_manifest(rows), every), seed=1, lanes=4, shuffle_rows=16)
     batches = walk(plan, 0, batch)
     done = data.draw(st.integers(0, len(batches) - 1))
     position = len(flat(batches[:done]))
@@ -212,7 +212,7 @@ def test_the_order_is_new_in_every_epoch_however_few_the_rows(memory_manifest: M
 
 @pytest.mark.parametrize("rows", [[20_000], [7000, 9000], [5000] * 4])
 def test_lanes_of_few_row_groups_begin_elsewhere_in_every_epoch(memory_manifest: Make, rows: list[int]) -> None:
-    plan = build_plan(memory_manifest(rows), seed=5, lanes=2, window_rows=400)
+    plan = build_plan(memory_manifest(rows), seed=5, lanes=2, shuffle_rows=400)
     assert len({tuple(flat(walk(plan, epoch, 5000))) for epoch in range(3)}) == 3
     first = [set(pairs(plan, epoch, 0, 100)) for epoch in range(20)]
     again = [len(one & other) for number, one in enumerate(first) for other in first[:number]]
@@ -245,7 +245,7 @@ def test_digest_tells_orders_apart_and_forgets_the_order_within_a_batch(memory_m
 
 
 def test_id_covers_everything_that_changes_the_order(memory_manifest: Make) -> None:
-    options: list[dict[str, int]] = [{}, {"seed": 1}, {"lanes": 8}, {"window_rows": 9}, {"shuffle": False}]
+    options: list[dict[str, int]] = [{}, {"seed": 1}, {"lanes": 8}, {"shuffle_rows": 9}, {"shuffle": False}]
     ids = {build_plan(memory_manifest([9, 9]), **option).id for option in options}
     ids.add(build_plan(memory_manifest([9, 10])).id)
     assert len(ids) == 6
@@ -253,7 +253,7 @@ def test_id_covers_everything_that_changes_the_order(memory_manifest: Make) -> N
 
 
 def test_spans_say_exactly_when_a_block_is_needed(memory_manifest: Make) -> None:
-    plan = build_plan(memory_manifest([40, 8, 90, 1, 61]), seed=2, lanes=3, window_rows=16)
+    plan = build_plan(memory_manifest([40, 8, 90, 1, 61]), seed=2, lanes=3, shuffle_rows=16)
     for lane in range(plan.lanes):
         length = plan.lane_row(plan.num_rows, lane)
         block = plan.rows(1, 0, plan.num_rows, range(lane, lane + 1)).block
@@ -279,7 +279,7 @@ def test_a_batch_costs_its_rows_not_the_data(memory_manifest: Make) -> None:
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("seed", -1), ("seed", 1.5), ("seed", True), ("seed", None), ("lanes", 0), ("window_rows", 0), ("lanes", "4")],
+    [("seed", -1), ("seed", 1.5), ("seed", True), ("seed", None), ("lanes", 0), ("shuffle_rows", 0), ("lanes", "4")],
 )
 def test_impossible_options_are_named(memory_manifest: Make, option: str, value: object) -> None:
     with pytest.raises(InvalidOption, match=f"{option}="):

@@ -49,7 +49,7 @@ def manifest(tmp_path: Path) -> fb.Manifest:
 
 @pytest.fixture
 def plan(manifest: fb.Manifest) -> fb.Plan:
-    return fb.build_plan(manifest, seed=5, lanes=4, window_rows=16)
+    return fb.build_plan(manifest, seed=5, lanes=4, shuffle_rows=16)
 
 
 @pytest.fixture

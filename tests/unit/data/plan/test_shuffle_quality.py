@@ -27,7 +27,7 @@ def test_order_of_the_files_has_the_worst_figures(memory_manifest: Callable[...,
 
 
 def test_window_over_all_rows_is_near_a_full_shuffle(memory_manifest: Callable[..., Manifest]) -> None:
-    plan = build_plan(memory_manifest([50] * 200), lanes=16, window_rows=100_000, seed=5)
+    plan = build_plan(memory_manifest([50] * 200), lanes=16, shuffle_rows=100_000, seed=5)
     labels = (np.arange(10_000) >= 5000).astype(np.float64)
     found = shuffle_quality(plan, global_batch=100, labels=labels, epoch=3)
     assert found.travel == pytest.approx(FULL_TRAVEL, rel=0.1)
@@ -41,7 +41,7 @@ def test_small_windows_are_worse_than_large_ones(memory_manifest: Callable[..., 
     manifest = memory_manifest([100] * 100)
     labels = np.repeat(np.random.default_rng(0).normal(size=100), 100)
     small, large = (
-        shuffle_quality(build_plan(manifest, lanes=4, window_rows=rows), global_batch=64, labels=labels)
+        shuffle_quality(build_plan(manifest, lanes=4, shuffle_rows=rows), global_batch=64, labels=labels)
         for rows in (100, 5000)
     )
     assert small.row_groups < large.row_groups

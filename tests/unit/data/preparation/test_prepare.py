@@ -227,7 +227,7 @@ def test_a_failure_leaves_nothing_that_the_next_call_reads(
         written(uri, content)
 
     monkeypatch.setattr(parts, "write_atomically", full)
-    with pytest.raises(WriteFailed, match=r"File 2 of the prepared data set.*No space left on device"):
+    with pytest.raises(WriteFailed, match=r"File 2 of the prepared dataset.*No space left on device"):
         make(clicks, tmp_path / "into")
     ((folder, found),) = list_prepared(str(tmp_path / "into"))
     assert found is None and len(bytes_of(folder)) == 2

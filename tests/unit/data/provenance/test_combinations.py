@@ -118,7 +118,7 @@ def drawn(seed: int, folder: Path) -> RowsCase | None:
         assert not ids
         return None
     assert manifest.num_rows == len(ids)
-    options: dict[str, Any] = {"seed": seed, "lanes": int(rng.integers(1, 7)), "window_rows": int(rng.integers(1, 40))}
+    options: dict[str, Any] = {"seed": seed, "lanes": int(rng.integers(1, 7)), "shuffle_rows": int(rng.integers(1, 40))}
     order: Order = fb.build_plan(manifest, shuffle=bool(rng.random() < 0.8), **options)
     kind = rng.choice(["plan", "sampled", "mixture"])
     if kind == "sampled":

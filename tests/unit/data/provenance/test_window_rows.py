@@ -81,7 +81,7 @@ def test_windows_have_the_rows_that_are_named_at_any_world_and_after_a_resume(
     rng = np.random.default_rng(5)
     manifest = write_series(tmp_path / "data", random_series(rng, nulls=0.0), layout, rng)
     part = windows_over(manifest, **options)
-    plan = fb.build_plan(part, seed=2, lanes=4, window_rows=8)
+    plan = fb.build_plan(part, seed=2, lanes=4, shuffle_rows=8)
     names: dict[int, list[list[str]]] = {}
     for size in (1, 2, 3):
         named: dict[int, list[str]] = {}

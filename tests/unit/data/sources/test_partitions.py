@@ -77,7 +77,7 @@ def test_they_feed_a_transform_and_name_its_blocks(root: Path, write_table: Writ
                 for batch in loader
                 for x, tag in zip(batch["x"].tolist(), batch["tag"][:, 0].tolist(), strict=True)
             }
-            return pairs, int(loader.tally["hits"])
+            return pairs, int(loader.counters["hits"])
 
     found, hits = epoch(root)
     assert (len(found), len(set(found.values())), hits) == (7, 2, 0)

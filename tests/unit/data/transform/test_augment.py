@@ -24,11 +24,11 @@ def scale(batch: dict[str, Any], rng: RowRandom, factor: float = 2.0) -> dict[st
 
 
 def boom(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
-    raise KeyError("colour")
+    raise KeyError("color")
 
 
 def ends_a_sentence(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
-    raise ValueError("There is no such colour.")
+    raise ValueError("There is no such color.")
 
 
 def apply(fn: Made) -> dict[str, Any]:
@@ -44,8 +44,8 @@ def test_arrays_are_replaced_kept_and_added() -> None:
 @pytest.mark.parametrize(
     ("fn", "text"),
     [
-        (boom, "augment boom raised KeyError in batch 7: 'colour'. Mend"),
-        (ends_a_sentence, "raised ValueError in batch 7: There is no such colour. Mend"),
+        (boom, "augment boom raised KeyError in batch 7: 'color'. Mend"),
+        (ends_a_sentence, "raised ValueError in batch 7: There is no such color. Mend"),
         (lambda batch, rng: None, "returned a NoneType for batch 7. Return the batch"),
         (lambda batch, rng: {"x": batch["x"]}, "returned no 'y' for batch 7, only 'x'. Return every array"),
         (lambda batch, rng: batch | {"y": batch["y"][1:]}, "returned 2 rows of 'y' for the 3 rows of batch 7. Keep"),

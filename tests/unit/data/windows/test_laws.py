@@ -50,12 +50,12 @@ def loader_of(part: Any, plan: fb.Plan, cache: Any = None, **options: Any) -> fb
 
 
 @pytest.mark.parametrize("size", [2, 3, 5, 16])
-@pytest.mark.parametrize("window_rows", [4, 1000])
+@pytest.mark.parametrize("shuffle_rows", [4, 1000])
 def test_every_world_sees_the_same_global_batches(
-    size: int, window_rows: int, tmp_path: Path, cache: fb.DiskCache
+    size: int, shuffle_rows: int, tmp_path: Path, cache: fb.DiskCache
 ) -> None:
     part = part_of(tmp_path, cache)
-    plan = fb.build_plan(part, seed=3, lanes=16, window_rows=window_rows)
+    plan = fb.build_plan(part, seed=3, lanes=16, shuffle_rows=shuffle_rows)
     alone = rows_of(loader_of(part, plan, cache))
     ranks = [rows_of(loader_of(part, plan, cache, world=fb.World(rank=rank, size=size))) for rank in range(size)]
     assert [sorted(sum(parts, [])) for parts in zip(*ranks, strict=True)] == [sorted(batch) for batch in alone]
@@ -87,7 +87,7 @@ def test_cold_warm_half_and_no_cache_give_the_same_bits(shift: bool, tmp_path: P
 def test_ranks_data_workers_and_caches_give_the_same_batches(num_reads: int, state: str, tmp_path: Path) -> None:
     """1.5.2: 1 to 16 ranks, each with a source of its own."""
     part = part_of(tmp_path, stride=1)
-    plan = fb.build_plan(part, seed=3, lanes=16, window_rows=64)
+    plan = fb.build_plan(part, seed=3, lanes=16, shuffle_rows=64)
     quota_bytes = part.manifest.num_bytes if state == "half" else 64 << 20
     expected = [sorted(batch) for batch in rows_of(loader_of(part, plan))]
     for size in range(1, 17):
@@ -120,7 +120,7 @@ def test_damaged_series_are_made_again(tmp_path: Path, cache: fb.DiskCache) -> N
     with loader_of(part, plan, cache) as loader:
         assert rows_of(loader) == expected
         # Blocks that no window of this part reads stay as they are.
-        assert 2 <= loader.tally["quarantined"] == loader.tally["parquet_opens"] <= len(blocks)
+        assert 2 <= loader.counters["quarantined"] == loader.counters["parquet_opens"] <= len(blocks)
     flip_bit(blocks[0])
     assert part_of(tmp_path, cache).statistics == part.statistics
 
@@ -136,7 +136,7 @@ def test_an_epoch_with_a_shift_has_other_windows(tmp_path: Path) -> None:
 
 def test_resume_at_every_batch_in_another_world(tmp_path: Path, cache: fb.DiskCache) -> None:
     part = part_of(tmp_path, cache, stride=1)
-    plan = fb.build_plan(part, seed=3, lanes=6, window_rows=8)
+    plan = fb.build_plan(part, seed=3, lanes=6, shuffle_rows=8)
     with loader_of(part, plan, cache) as loader:
         cursors, batches = [loader.cursor()], []
         for batch in loader:
@@ -175,8 +175,8 @@ def test_one_pass_opens_each_row_group_once(tmp_path: Path, cache: fb.DiskCache)
         with loader_of(part, plan, cache) as loader:
             for _ in range(3):
                 rows_of(loader)
-            opens += int(loader.tally["parquet_opens"])
-        opens += int(part.training.blocks.tally["parquet_opens"])
+            opens += int(loader.counters["parquet_opens"])
+        opens += int(part.training.blocks.counters["parquet_opens"])
     assert opens == len(part.manifest.files)
 
 
@@ -185,8 +185,8 @@ def test_statistics_do_not_depend_on_the_number_of_workers(tmp_path: Path, monke
     for reads in (1, 2, 4, 8):
         workers = DataWorkers(core_share=1.0, num_reads=reads)
 
-        def source(_: Any, dataset: Any, tally: Counters, workers: DataWorkers = workers) -> LocalSource:
-            return LocalSource(dataset, None, tally=tally, workers=workers)
+        def source(_: Any, dataset: Any, counters: Counters, workers: DataWorkers = workers) -> LocalSource:
+            return LocalSource(dataset, None, counters=counters, workers=workers)
 
         monkeypatch.setattr("forebay.data.windows.series_blocks.open_source", source)
         found.add(repr(part_of(tmp_path).statistics))

@@ -1,4 +1,4 @@
-"""Mixtures of windows: each data set keeps its windows, scale and shift, and every law of the order holds."""
+"""Mixtures of windows: each dataset keeps its windows, scale and shift, and every law of the order holds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def text_parts(folder: Path) -> Parts:
 
 def plans_of(parts: Parts) -> dict[str, fb.Plan]:
     return {
-        name: fb.build_plan(part, seed=number, lanes=4 + number, window_rows=8)
+        name: fb.build_plan(part, seed=number, lanes=4 + number, shuffle_rows=8)
         for number, (name, part) in enumerate(parts.items())
     }
 
@@ -56,7 +56,7 @@ def loader_of(parts: Parts, mix: fb.Mixture, cache: Any = None, **options: Any) 
 
 
 def facts_of(batches: Any) -> list[tuple[int, tuple[bytes, ...]]]:
-    """Data set of each window, and its bits in all arrays."""
+    """Dataset of each window, and its bits in all arrays."""
     found = []
     for batch in batches:
         arrays = [batch.windows, *(batch[name] for name in sorted(batch))]

@@ -95,23 +95,23 @@ def test_values_that_are_not_finite_survive_the_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("window_rows", "stride", "words"),
+    ("shuffle_rows", "stride", "words"),
     [
         # A batch has 8 windows of 4 steps.
-        (2, 1, "shuffles 2 neighbouring windows at a time. They cover 2 steps.*has 32: 0.1 batches.*window_rows="),
+        (2, 1, "shuffles 2 neighbouring windows at a time. They cover 2 steps.*has 32: 0.1 batches.*shuffle_rows="),
         (3200, 1, None),
         (5000, 1, None),
         (2, 1600, None),
     ],
 )
 def test_a_shuffle_that_is_too_local_is_told_of_before_training(
-    window_rows: int, stride: int, words: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    shuffle_rows: int, stride: int, words: str | None, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = pa.table({"ts": range(10_000), "load": np.arange(10_000, dtype=np.float32)})
     pq.write_table(table, tmp_path / "a.parquet")
     past = fb.History(["load"], steps=4)
     series = fb.Sequences(fb.scan(str(tmp_path / "a.parquet")), time="ts", past=past, stride=stride)
-    plan = fb.build_plan(series, lanes=2, window_rows=window_rows)
+    plan = fb.build_plan(series, lanes=2, shuffle_rows=shuffle_rows)
     data = fb.Data(plan=plan, transform=series.transform, global_batch=8)
     with caplog.at_level(logging.WARNING), Run(fb.Job(train=print, data=data, cache=None, storage=str(tmp_path))):
         pass

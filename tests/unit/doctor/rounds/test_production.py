@@ -148,13 +148,13 @@ def test_near_files_begin_with_few_reads(parquet_folder: Callable[..., Path]) ->
 
 
 def broken(batch: Any) -> Any:
-    raise ValueError("colour")
+    raise ValueError("color")
 
 
 def test_the_error_of_a_block_ends_a_production(parquet_folder: Callable[..., Path]) -> None:
     transform = fb.Transform(fn=broken, version="1")
     sample = sampled(data_of(parquet_folder({"a.parquet": [8] * 4}), transform))
-    with pytest.raises(TransformFailed, match="colour"):
+    with pytest.raises(TransformFailed, match="color"):
         made(source(sample), DataWorkers(), ColdEpoch(4))
 
 

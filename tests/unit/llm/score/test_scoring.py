@@ -15,7 +15,7 @@ from forebay.errors import EngineFailed, InvalidOption, MissingColumn, ScoringFa
 from forebay.llm.score.answer_folder import AnswerFolder
 from forebay.llm.score.engines.engine import Engine, Prompt, RowAnswer, Sampling
 from forebay.llm.score.engines.hf import HfEngineSpec
-from forebay.llm.score.pool.tally import ScoreProgress
+from forebay.llm.score.pool.counters import ScoreProgress
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.scoring import score_rows
 

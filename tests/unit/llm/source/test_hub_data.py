@@ -1,4 +1,4 @@
-"""Data sets by the library `datasets`, from a local folder and its cache. No network."""
+"""Datasets by the library `datasets`, from a local folder and its cache. No network."""
 
 from __future__ import annotations
 

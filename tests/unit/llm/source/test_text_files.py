@@ -79,7 +79,7 @@ def test_several_splits_are_refused(write: Callable[..., Path]) -> None:
     folder = write(ROWS, "d/train/data-0.arrow").parents[1]
     write(ROWS, "d/test/data-0.arrow")
     (folder / "dataset_dict.json").write_text('{"splits": ["train", "test"]}')
-    with pytest.raises(InvalidOption, match="holds the splits test, train of a data set. Name the one to train on"):
+    with pytest.raises(InvalidOption, match="holds the splits test, train of a dataset. Name the one to train on"):
         find_text_files(str(folder))
     assert len(find_text_files(str(folder / "train")).files) == 1
 

@@ -1,4 +1,4 @@
-"""Data sets on the Hugging Face Hub: pinned to a commit, few requests, waits that the Hub asks for, tokens."""
+"""Datasets on the Hugging Face Hub: pinned to a commit, few requests, waits that the Hub asks for, tokens."""
 
 from __future__ import annotations
 

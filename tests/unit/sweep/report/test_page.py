@@ -16,7 +16,7 @@ from tests.unit.sweep.made import record, trial
 
 from forebay.report.figures import figure_of
 from forebay.sweep.record.record import Record, save_record
-from forebay.sweep.report.colours import BEST, NONE
+from forebay.sweep.report.colors import BEST, NONE
 from forebay.sweep.report.page import page, write_page
 from forebay.sweep.report.parallel import axis_of, configs_figure
 from forebay.sweep.report.plots import metric_figure, workers_figure
@@ -87,7 +87,7 @@ def test_the_table_is_sorted_by_numbers_not_by_their_texts() -> None:
     assert text.index('data-key="a"') < text.index('data-key="b"') < text.index('data-key="d"')
 
 
-def test_the_table_and_the_pictures_have_one_colour_per_trial() -> None:
+def test_the_table_and_the_pictures_have_one_color_per_trial() -> None:
     made = mixed()
     squares = re.findall(r'<i style="background: (#[0-9a-f]{6})">', page(made))
     lines = {line.get_color() for line in metric_figure(made).axes[0].lines if len(line.get_xdata()) > 1}

@@ -92,8 +92,8 @@ def test_epochs_failures_and_end_stay_in_the_log() -> None:
 
 def test_an_epoch_says_where_its_time_went() -> None:
     show = Show(terminal=False)
-    tally = {"remote_read_s": 2.1, "decode_s": 118.3, "map_s": 0.3, "gather_s": 2.2, "wait_s": 3.0}
-    lines = show.tell(STARTED, replace(ended(0), tally=tally))
+    counters = {"remote_read_s": 2.1, "decode_s": 118.3, "map_s": 0.3, "gather_s": 2.2, "wait_s": 3.0}
+    lines = show.tell(STARTED, replace(ended(0), counters=counters))
     text = "  by stage: read 2.10, decode 118, transform 0, write 0, map 0.30, gather 2.20, copy 0, wait 3.00 s"
     assert lines[-1] == text
     assert len(text) <= 110

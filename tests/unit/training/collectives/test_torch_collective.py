@@ -130,7 +130,7 @@ def test_gradients_do_not_depend_on_the_world(
         (ended,), (expected_ended,) = answers[0]["ended"], alone["ended"]
         assert ended.metrics["loss"] == pytest.approx(expected_ended.metrics["loss"], abs=1e-12)
         assert ended.rows == expected_ended.rows == sum(rows)
-        assert ended.tally["rows"] >= sum(rows)
+        assert ended.counters["rows"] >= sum(rows)
         assert not any(answer["ended"] for answer in answers[1:])
     assert (dummies > 0) == (rows != (13, 1, 20, 9))
 
@@ -179,7 +179,7 @@ def test_a_resumed_run_equals_the_undisturbed_one_bit_for_bit(
     assert undisturbed[0]["draw"] != undisturbed[1]["draw"], "ranks must not drop out the same units"
     assert np.array_equal(undisturbed[0]["parameters"], undisturbed[1]["parameters"])
     for one, other in zip(second[0]["ended"], undisturbed[0]["ended"], strict=True):
-        assert (one.step, one.rows, one.tally["rows"]) == (other.step, other.rows, other.tally["rows"])
+        assert (one.step, one.rows, one.counters["rows"]) == (other.step, other.rows, other.counters["rows"])
         assert one.metrics["loss"] == pytest.approx(other.metrics["loss"], rel=1e-12)
 
 

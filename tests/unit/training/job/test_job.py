@@ -77,7 +77,7 @@ def test_more_workers_than_lanes(make_job: Callable[..., Job], data: Data) -> No
     assert make_job(workers=4).workers == 4
     with pytest.raises(TooManyRanks, match=r"5 ranks .* 4 lanes"):
         make_job(workers=5)
-    few_lanes = replace(data, plan=type(data.plan)(data.plan.manifest, seed=0, lanes=2, window_rows=8, shuffle=False))
+    few_lanes = replace(data, plan=type(data.plan)(data.plan.manifest, seed=0, lanes=2, shuffle_rows=8, shuffle=False))
     with pytest.raises(TooManyRanks, match=r"3 ranks .* 2 lanes"):
         make_job(workers=3, held_out=few_lanes)
 

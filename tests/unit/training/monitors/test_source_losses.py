@@ -1,4 +1,4 @@
-"""Losses of the data sets of a mixture count every row once, over batches, lanes and ranks."""
+"""Losses of the datasets of a mixture count every row once, over batches, lanes and ranks."""
 
 from __future__ import annotations
 

@@ -95,5 +95,5 @@ def ended(epoch: int) -> EpochEnded:
         wait_s=0.1 if epoch else 3.1,
         eval_s=0.9,
         checkpoint_s=0.4,
-        tally=warm if epoch else cold,
+        counters=warm if epoch else cold,
     )

@@ -39,7 +39,7 @@ def result(folder: Path, *, epochs: int = 2, **options: object) -> Result:
             wait_s=4.0,
             eval_s=1.0,
             checkpoint_s=0.5,
-            tally=WARM if number else COLD,
+            counters=WARM if number else COLD,
         )
         for number in range(epochs)
     ]
@@ -52,7 +52,7 @@ def with_stages(folder: Path, **more_s: float) -> Result:
     run = result(folder)
     cold, warm = run.epochs
     warm_s = {"map_s": 1.2, "gather_s": 2.2, "wait_s": 0.04}
-    return replace(run, epochs=(replace(cold, tally=STAGES_S | more_s), replace(warm, tally=warm_s)))
+    return replace(run, epochs=(replace(cold, counters=STAGES_S | more_s), replace(warm, counters=warm_s)))
 
 
 def printed(run: Result, width: int = 80, table: Callable[[Result], FittedTable] = epoch_table) -> list[str]:
@@ -71,9 +71,9 @@ def test_table_fits_80_columns_and_tells_what_the_cache_did(tmp_path: Path) -> N
 
 def test_table_shows_what_did_not_fit_in_the_cache(tmp_path: Path) -> None:
     run = result(tmp_path, epochs=1)
-    tally = COLD | {"bypasses": 5, "bypass_bytes": 3 << 20}
+    counters = COLD | {"bypasses": 5, "bypass_bytes": 3 << 20}
     epoch = EpochEnded(
-        epoch=0, step=1, metrics={}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0, tally=tally
+        epoch=0, step=1, metrics={}, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0, counters=counters
     )
     lines = printed(Result(name="ctr", path=run.path, plan_id="p", num_epochs=1, epochs=(epoch,)))
     assert lines[2].split()[-1] == "uncached"
@@ -113,7 +113,7 @@ def test_all_stages_of_a_day_fit_80_columns(tmp_path: Path, rare: set[str]) -> N
     run = with_stages(tmp_path)
     counted = {stage: counter for stage, counter in STAGES.items() if counter in STAGES_S.keys() | rare}
     most = dict.fromkeys(counted.values(), 86_400.0 * 16)
-    lines = printed(replace(run, epochs=(replace(run.epochs[0], epoch=99_998, tally=most),)), table=stage_table)
+    lines = printed(replace(run, epochs=(replace(run.epochs[0], epoch=99_998, counters=most),)), table=stage_table)
     assert all(len(line) <= 80 for line in lines)
     heads = [line.split()[1:] for line in lines if line.split()[:1] == ["epoch"]]
     assert sum(heads, []) == [*counted] and len(heads) == 1 + (len(rare) > 1)
@@ -146,7 +146,7 @@ def test_report_shows_stages_only_where_they_were_timed(tmp_path: Path) -> None:
 
 def test_result_file_carries_the_stages(tmp_path: Path) -> None:
     facts = json.loads(with_stages(tmp_path).to_json())
-    assert facts["epochs"][0]["tally"] == STAGES_S
+    assert facts["epochs"][0]["counters"] == STAGES_S
 
 
 def test_reason_to_stop_is_in_the_title(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ EPOCHS = st.builds(
     wait_s=NUMBERS,
     eval_s=NUMBERS,
     checkpoint_s=NUMBERS,
-    tally=METRICS,
+    counters=METRICS,
 )
 STEPS = st.builds(
     Reported,
@@ -61,7 +61,15 @@ def test_diverged_run_is_json_for_everybody() -> None:
     """RFC 8259 knows no NaN: browsers, jq and most databases refuse a file with one."""
     numbers = {"loss": float("nan"), "max": float("inf"), "min": float("-inf"), "auc": 0.5}
     epoch = EpochEnded(
-        epoch=0, step=1, metrics=numbers, rows=1, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0, tally=numbers
+        epoch=0,
+        step=1,
+        metrics=numbers,
+        rows=1,
+        seconds=1.0,
+        wait_s=0.0,
+        eval_s=0.0,
+        checkpoint_s=0.0,
+        counters=numbers,
     )
     step = Reported(step=1, epoch=0, position=1, metrics=numbers, rows=1)
     result = Result(name="a", path="/a", plan_id="p", num_epochs=1, epochs=(epoch,), steps=(step,), stopped="NaN")

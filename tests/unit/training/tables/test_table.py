@@ -92,7 +92,7 @@ def test_ids_beyond_the_table_may_be_counted() -> None:
         (lambda _: Table(1, 3, bad_ids="ignore"), "bad_ids='ignore'"),
         (lambda _: Tables(RowSGD(lr=1.0), wire="int8"), "wire='int8'"),
         (lambda _: Tables(RowSGD(lr=1.0), placement={"user": "column"}), "'column' is unknown"),
-        (lambda _: Tables(SGD), "give the optimiser of rows"),
+        (lambda _: Tables(SGD), "give the optimizer of rows"),
         (lambda _: RowWiseAdagrad(lr=-1.0), "lr=-1.0"),
     ],
 )

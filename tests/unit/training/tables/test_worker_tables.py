@@ -116,8 +116,8 @@ def test_sharded_parameters_and_tables_train_as_ddp(
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"tables": Tables(LazyAdam(lr=0.1))}, "which its optimiser does not have"),
-        ({"tables": Tables(RowSGD(lr=0.1))}, "which its optimiser does not have"),
+        ({"tables": Tables(LazyAdam(lr=0.1))}, "which its optimizer does not have"),
+        ({"tables": Tables(RowSGD(lr=0.1))}, "which its optimizer does not have"),
     ],
 )
 def test_checkpoint_of_other_tables_is_refused(

@@ -178,7 +178,7 @@ def test_events_of_a_run(make_run: Callable[..., WorkerRun]) -> None:
         assert (last.epoch, last.position, last.rows) == (epoch, NUM_ROWS, NUM_ROWS * (epoch + 1))
     for event in ended:
         assert event.seconds >= event.wait_s + event.checkpoint_s > 0
-        assert event.tally["rows"] == 43 and event.tally["batches"] == 6
+        assert event.counters["rows"] == 43 and event.counters["batches"] == 6
 
 
 def test_steps_are_thinned_but_for_the_last_of_an_epoch(
@@ -337,7 +337,7 @@ def test_commits_of_another_plan_or_model_are_refused(make_run: Callable[..., Wo
     run = make_run()
     run.train(die_at=4)
     data = run.train_spec.data
-    plan = build_plan(data.plan.manifest, seed=8, lanes=4, window_rows=16)
+    plan = build_plan(data.plan.manifest, seed=8, lanes=4, shuffle_rows=16)
     with pytest.raises(CursorMismatch, match=r"step 4 was made with plan .*seed=8.*new name"):
         make_run(data=replace(data, plan=plan)).train()
 
@@ -380,7 +380,7 @@ def test_held_out_data_is_read_once_through(make_run: Callable[..., WorkerRun], 
     assert seen == [list(range(18))] * 2
     for event in run.recorder.of(EpochEnded):
         assert event.eval_s > 0
-        assert event.rows == event.tally["rows"] == NUM_ROWS  # held-out rows are not trained on
+        assert event.rows == event.counters["rows"] == NUM_ROWS  # held-out rows are not trained on
 
 
 def test_dropped_rows_are_told(make_run: Callable[..., WorkerRun], make_data: Callable[..., Data]) -> None:

@@ -31,14 +31,14 @@ class DataNode:
         self._service = DataNodeService(num_cores=self._num_cores, send=_put)
         self._exporting = ExitStack()
         tags = {"role": "data", "node": node_id[:NODE_DIGITS]}
-        self._exporting.enter_context(exported(tags, self._service.tally.as_dict))
+        self._exporting.enter_context(exported(tags, self._service.counters.as_dict))
 
     async def cores(self) -> int:
         """Number of cores that build blocks."""
         return self._num_cores
 
     async def register(self, dataset_id: str, payload: bytes) -> ForebayError | None:
-        """Register a data set. Returns the error if that fails."""
+        """Register a dataset. Returns the error if that fails."""
         try:
             self._service.register(dataset_id, payload)
         except ForebayError as error:

@@ -42,7 +42,7 @@ class DataNodeTransport(Protocol):
         ...
 
     def register(self, name: str, dataset_id: str, payload: bytes) -> ForebayError | None:
-        """Register a data set. Returns the error if that fails. Raises `DataNodeLost`."""
+        """Register a dataset. Returns the error if that fails. Raises `DataNodeLost`."""
         ...
 
     def build(self, name: str, dataset_id: str, index: int) -> Reply:
@@ -75,7 +75,9 @@ class DataNodes:
         self._dispatch.set_limits(cores=spec.data_workers.num_cores(), num_reads=spec.data_workers.read_bounds.start)
         self._dispatch.set_data_nodes({})
 
-    def build(self, request: RemoteBuild, index: int, rows: int, tally: Counters, here: Callable[[], Block]) -> Block:
+    def build(
+        self, request: RemoteBuild, index: int, rows: int, counters: Counters, here: Callable[[], Block]
+    ) -> Block:
         """Build block `index` of `rows` rows on the least loaded node. `here` builds it on this one.
 
         A data node that fails is skipped, and the block is built on another node. Raises the errors of `here`.
@@ -85,11 +87,11 @@ class DataNodes:
             with self._dispatch.place(only_here=tries == _MOST_TRIES) as name:
                 if name == HERE:
                     return here()
-                with tally.timed("data_node_s"):
-                    block = self._ask(name, request, index, rows, tally)
+                with counters.timed("data_node_s"):
+                    block = self._ask(name, request, index, rows, counters)
             if block:
-                tally.add("data_node_blocks")
-                tally.add("data_node_bytes", block.nbytes)
+                counters.add("data_node_blocks")
+                counters.add("data_node_bytes", block.nbytes)
                 return block
         raise AssertionError("the last try is here")
 
@@ -98,7 +100,7 @@ class DataNodes:
         self._dispatch.close()
         self._lookups.close(timeout_s)
 
-    def _ask(self, name: str, request: RemoteBuild, index: int, rows: int, tally: Counters) -> Block | None:
+    def _ask(self, name: str, request: RemoteBuild, index: int, rows: int, counters: Counters) -> Block | None:
         try:
             reply = self._transport.build(name, request.dataset_id, index)
             if reply == "unknown":
@@ -120,7 +122,7 @@ class DataNodes:
                 )
             return None
         self._dispatch.record_success(name)
-        tally.merge(reply.sums)
+        counters.merge(reply.sums)
         return block
 
     def _look_up_when_stale(self) -> None:
@@ -148,12 +150,12 @@ class DataNodes:
 
 @dataclass(frozen=True, slots=True)
 class RemoteBuild:
-    """Builder of the blocks of one data set on `pool`. `payload` is the packed data set."""
+    """Builder of the blocks of one dataset on `pool`. `payload` is the packed dataset."""
 
     pool: DataNodes
     dataset_id: str
     payload: bytes
 
-    def build(self, index: int, rows: int, tally: Counters, here: Callable[[], Block]) -> Block:
+    def build(self, index: int, rows: int, counters: Counters, here: Callable[[], Block]) -> Block:
         """Build block `index` on the least loaded node: `DataNodes.build`."""
-        return self.pool.build(self, index, rows, tally, here)
+        return self.pool.build(self, index, rows, counters, here)

@@ -42,7 +42,7 @@ class DataNodeService(Generic[T]):
     """
 
     def __init__(self, *, num_cores: int, send: Callable[[Block], T]) -> None:
-        self.tally = Counters()
+        self.counters = Counters()
         self._send = send
         self._cores = CpuShare(num_cores)
         self._footers = FooterCache()
@@ -55,7 +55,7 @@ class DataNodeService(Generic[T]):
         self.register = self._datasets.register
 
     def request(self, dataset_id: str, index: int) -> Future[SentBlock[T] | BuildFailed | Literal["unknown"]]:
-        """Request the build of block `index`. The reply is "unknown" if the data set must be registered first."""
+        """Request the build of block `index`. The reply is "unknown" if the dataset must be registered first."""
         return self._workers.submit((dataset_id, index))
 
     def close(self, timeout_s: float) -> None:
@@ -68,15 +68,17 @@ class DataNodeService(Generic[T]):
         self._cores.take_ticket()
         if (found := self._datasets.builder(dataset_id)) is None:
             return "unknown"
-        builder, tally = found
-        before = tally.as_dict()
+        builder, counters = found
+        before = counters.as_dict()
         try:
-            return SentBlock(self._send(builder.read(index)), tally.since(before))
+            return SentBlock(self._send(builder.read(index)), counters.since(before))
         except ForebayError as error:
             trace = "".join(traceback.format_exception(error))
-            return BuildFailed(error=error, trace=trace, sums=tally.since(before))
+            return BuildFailed(error=error, trace=trace, sums=counters.since(before))
         finally:
-            self.tally.merge(tally.since(before))
+            self.counters.merge(counters.since(before))
 
-    def _make_builder(self, _: str, dataset: Dataset, tally: Counters) -> BlockBuilder:
-        return BlockBuilder(dataset, None, tally=tally, options=BuildOptions(footers=self._footers, cores=self._cores))
+    def _make_builder(self, _: str, dataset: Dataset, counters: Counters) -> BlockBuilder:
+        return BlockBuilder(
+            dataset, None, counters=counters, options=BuildOptions(footers=self._footers, cores=self._cores)
+        )

@@ -1,4 +1,4 @@
-"""Accounts of a cache directory: bytes by data set, reservations and quarantined files. Pure: `Quota` stores them."""
+"""Accounts of a cache directory: bytes by dataset, reservations and quarantined files. Pure: `Quota` stores them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ and at most as many in its journal.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetUse:
-    """Usage of a cache by one data set: `blocks` files of `bytes` in total, the first built at `created_at` (Unix s).
+    """Usage of a cache by one dataset: `blocks` files of `bytes` in total, the first built at `created_at` (Unix s).
 
     `hits` counts requests that found their block in the cache.
     """
@@ -41,7 +41,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUsage:
-    """Usage that counts against the quota: finished blocks by data set, reservations of writers, quarantined files."""
+    """Usage that counts against the quota: finished blocks by dataset, reservations of writers, quarantined files."""
 
     datasets: Mapping[str, DatasetUse] = field(default_factory=dict)
     reservations: Mapping[str, Reservation] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class CacheUsage:
         return replace(self, datasets={**others, block.dataset: use} if use.blocks else others)
 
     def add_hits(self, hits: Mapping[str, int]) -> CacheUsage:
-        """Add `hits` by data set. Ignores data sets without blocks."""
+        """Add `hits` by dataset. Ignores datasets without blocks."""
         counted = {
             name: replace(use, hits=use.hits + hits[name]) for name, use in self.datasets.items() if hits.get(name)
         }

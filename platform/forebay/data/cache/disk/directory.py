@@ -68,7 +68,7 @@ class CacheDirectory:
         return self.locks / f"flight-{_stripe(key)}"
 
     def use_lock(self, dataset: str) -> Path:
-        """Lock file that all users of `dataset` hold as shared. Some data sets share a file."""
+        """Lock file that all users of `dataset` hold as shared. Some datasets share a file."""
         return self.locks / f"use-{_stripe(dataset)}"
 
     def block_keys(self) -> list[str]:

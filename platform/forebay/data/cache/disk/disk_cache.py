@@ -95,7 +95,7 @@ class DiskCache:
         return self._directory.block_keys()
 
     def datasets(self) -> list[DatasetUse]:
-        """Blocks, bytes and hits of each data set, oldest first."""
+        """Blocks, bytes and hits of each dataset, oldest first."""
         self._quota.collect_ended_leases()
         hits: dict[str, int] = {}
         for user in self.users():
@@ -106,44 +106,44 @@ class DiskCache:
         """Holders of leases in all processes of this node, oldest first."""
         return live_users(self._directory)
 
-    def get(self, key: str, tally: Counters | None = None, *, dataset: str | None = None) -> Block | None:
+    def get(self, key: str, counters: Counters | None = None, *, dataset: str | None = None) -> Block | None:
         """Map the block `key`. Returns None if it is not in the cache. Quarantines and counts a damaged block: then
         None.
 
         The hit counts for a lease of `dataset`. By default the file's header is read for its name, if there are leases
-        of several data sets.
+        of several datasets.
         """
-        tally = tally or Counters()
-        block = self.load(key, tally)
-        return self._hit(key, block, tally, dataset) if block else None
+        counters = counters or Counters()
+        block = self.load(key, counters)
+        return self._hit(key, block, counters, dataset) if block else None
 
-    def peek(self, key: str, tally: Counters, *, dataset: str | None = None) -> Block | None:
+    def peek(self, key: str, counters: Counters, *, dataset: str | None = None) -> Block | None:
         """Map the block without reading it, if this process has verified it before. Counts a hit as `get` does.
 
         None does not mean that the block is missing: `get` decides that.
         """
         if key not in self._verified:
             return None
-        with tally.timed("map_s"):
+        with counters.timed("map_s"):
             block = self._peek(key)
-        return self._hit(key, block, tally, dataset) if block else None
+        return self._hit(key, block, counters, dataset) if block else None
 
-    def load(self, key: str, tally: Counters) -> Block | None:
+    def load(self, key: str, counters: Counters) -> Block | None:
         """Same as `get`, but without counting a hit: for a block that the same request has stored."""
-        with tally.timed("map_s"):
-            return self._load(key, tally)
+        with counters.timed("map_s"):
+            return self._load(key, counters)
 
-    def put(self, key: str, dataset: str, block: Block, tally: Counters | None = None) -> Block | None:
+    def put(self, key: str, dataset: str, block: Block, counters: Counters | None = None) -> Block | None:
         """Store `block` and return it mapped. Returns None if the quota or the disk has no room for it.
 
         Raises `CacheUnusable` if the directory cannot be used any more.
         """
-        tally = tally or Counters()
-        with tally.timed("write_s"):
-            stored = self._load(key, tally) or self._store(key, dataset, block)
+        counters = counters or Counters()
+        with counters.timed("write_s"):
+            stored = self._load(key, counters) or self._store(key, dataset, block)
         if stored:
-            tally.add("stores")
-            tally.add("stored_bytes", stored.nbytes)
+            counters.add("stores")
+            counters.add("stored_bytes", stored.nbytes)
         return stored
 
     @contextmanager
@@ -165,8 +165,8 @@ class DiskCache:
     def lease(self, dataset: str) -> CacheLease | None:
         """Protect `dataset` from eviction until the lease is released or this process ends.
 
-        Meanwhile `users` lists it, and hits of this object are counted for the data set. Returns None if an eviction
-        of the data set takes longer than 5 s.
+        Meanwhile `users` lists it, and hits of this object are counted for the dataset. Returns None if an eviction
+        of the dataset takes longer than 5 s.
         """
         try:
             if len(self._directory.user_files()) >= _MOST_ENDED:
@@ -185,10 +185,10 @@ class DiskCache:
         keys = self._directory.block_keys()
         bad = checked_bytes = 0
         for done, key in enumerate(keys, 1):
-            tally = Counters()
+            counters = Counters()
             self._verified.pop(key, None)
-            block = self._load(key, tally)
-            bad += int(tally["quarantined"])
+            block = self._load(key, counters)
+            bad += int(counters["quarantined"])
             checked_bytes += block.nbytes if block else 0
             if progress:
                 progress(done, len(keys))
@@ -196,10 +196,10 @@ class DiskCache:
         return VerifyReport(checked=len(keys), bad=bad, bytes=checked_bytes)
 
     def clear(self, dataset: str | None = None) -> int:
-        """Remove one data set, or all blocks. Returns the bytes freed. Mapped blocks stay valid."""
+        """Remove one dataset, or all blocks. Returns the bytes freed. Mapped blocks stay valid."""
         return self._quota.clear(dataset)
 
-    def _load(self, key: str, tally: Counters) -> Block | None:
+    def _load(self, key: str, counters: Counters) -> Block | None:
         path = self._directory.block(key)
         try:
             found = path.lstat()
@@ -213,7 +213,7 @@ class DiskCache:
         except (BadBlock, OSError) as error:
             if isinstance(error, OSError) and error.errno != errno.EIO:
                 raise self._unusable(error) from error
-            self._quarantine(key, found.st_ino, tally)
+            self._quarantine(key, found.st_ino, counters)
             return None
         if time.time_ns() - found.st_mtime_ns > _SETTLED_NS:
             self._verified[key] = seen
@@ -228,9 +228,9 @@ class DiskCache:
             pass  # `get` handles it
         return None
 
-    def _hit(self, key: str, block: Block, tally: Counters, dataset: str | None) -> Block:
-        tally.add("hits")
-        tally.add("hit_bytes", block.nbytes)
+    def _hit(self, key: str, block: Block, counters: Counters, dataset: str | None) -> Block:
+        counters.add("hits")
+        counters.add("hit_bytes", block.nbytes)
         self._count_hit(key, dataset)
         return block
 
@@ -239,7 +239,7 @@ class DiskCache:
         if not leases:
             return
         try:
-            # The holder of only one lease reads that data set. With several leases, the file's header says which one.
+            # The holder of only one lease reads that dataset. With several leases, the file's header says which one.
             if dataset is None:
                 dataset = next(iter(leases)) if len(leases) == 1 else read_header(self._directory.block(key)).dataset
         except (BadBlock, OSError):  # removed since it was mapped
@@ -247,14 +247,14 @@ class DiskCache:
         if dataset in leases:
             leases[dataset].count_hit()
 
-    def _quarantine(self, key: str, inode: int, tally: Counters) -> None:
+    def _quarantine(self, key: str, inode: int, counters: Counters) -> None:
         self._verified.pop(key, None)
         try:
             found = self._quota.quarantine(key, inode)
         except OSError as error:
             raise self._unusable(error) from error
         if found:
-            tally.add("quarantined")
+            counters.add("quarantined")
 
     def _store(self, key: str, dataset: str, block: Block) -> Block | None:
         assert KEY.fullmatch(key), f"{key!r} is not a block key"

@@ -1,4 +1,4 @@
-"""Leases on data sets: a lock that ends with its process, and a small file that names the holder."""
+"""Leases on datasets: a lock that ends with its process, and a small file that names the holder."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class CacheLease:
         return self._lock.fd >= 0
 
     def count_hit(self) -> None:
-        """Count one block of the data set that came from the cache."""
+        """Count one block of the dataset that came from the cache."""
         with self._guard:
             self._hits += 1
             if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
@@ -111,7 +111,7 @@ class CacheLease:
 def take_lease(directory: CacheDirectory, dataset: str, *, listed: bool) -> CacheLease | None:
     """Take a lease on `dataset`, with a file in users/ if `listed`.
 
-    Returns None if an eviction of the data set takes longer than 5 s. Raises `OSError` if the directory is missing.
+    Returns None if an eviction of the dataset takes longer than 5 s. Raises `OSError` if the directory is missing.
     """
     lock = wait_lock(directory.use_lock(dataset), _LEASE_WAIT_S, shared=True)
     if lock is None:

@@ -22,7 +22,7 @@ class Quota:
     """Keeps everything below a cache directory within `quota_bytes`, and `min_free_bytes` of the disk free.
 
     A writer reserves a block's bytes before it writes them. Reservations of dead writers are released when the cache is
-    opened, and whenever room is short. No block replaces one of its own data set or of a data set in use: each row is
+    opened, and whenever room is short. No block replaces one of its own dataset or of a dataset in use: each row is
     read once per epoch, so replacing would only thrash (CoorDL's MinIO, https://arxiv.org/abs/2007.06775).
     """
 
@@ -43,7 +43,7 @@ class Quota:
         return self._change_or_raise(lambda transaction: transaction.usage.used_bytes) if self._open else 0
 
     def datasets(self) -> list[DatasetUse]:
-        """Usage of each data set, oldest first."""
+        """Usage of each dataset, oldest first."""
         found = self._change_or_raise(lambda transaction: transaction.usage.datasets) if self._open else {}
         return sorted(found.values(), key=lambda use: (use.created_at, use.dataset))
 
@@ -167,7 +167,7 @@ class Quota:
         return self._missing(transaction.usage, reservation) <= 0
 
     def _evict(self, transaction: CacheTransaction, missing: int, keep: str) -> None:
-        """Remove unused data sets, oldest first, if they hold at least the `missing` bytes."""
+        """Remove unused datasets, oldest first, if they hold at least the `missing` bytes."""
         with ExitStack() as locks:
             unused = []
             for use in sorted(transaction.usage.datasets.values(), key=lambda use: use.created_at):

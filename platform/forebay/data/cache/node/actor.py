@@ -48,7 +48,7 @@ class NodeCache:
         return None
 
     async def register(self, dataset_id: str, payload: bytes, spec: CacheSpec) -> ForebayError | None:
-        """Register a data set. Returns the error if that fails."""
+        """Register a dataset. Returns the error if that fails."""
         if problem := await self.configure(spec):
             return problem
         assert self._service
@@ -93,7 +93,7 @@ class NodeCache:
         service = NodeService(spec, PeerLookup(line), data_nodes)
         self._service, self._peer_server = service, PeerServer(lambda: service.cache, _put)
         tags = {"role": "cache", "node": self._node_id[:NODE_DIGITS], "directory": spec.directory}
-        self._exporting.enter_context(exported(tags, service.tally.as_dict, service.measured))
+        self._exporting.enter_context(exported(tags, service.counters.as_dict, service.measured))
 
 
 def _put(block: Block) -> Any:

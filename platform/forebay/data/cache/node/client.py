@@ -53,9 +53,9 @@ class NodeCacheClient:
             self._disk = self.spec.open()
         return self._disk
 
-    def source(self, dataset: Dataset, tally: Counters) -> BlockSource:
+    def source(self, dataset: Dataset, counters: Counters) -> BlockSource:
         """Blocks of `dataset`, served by the node. Another node only builds and stores them: no arrays come back."""
-        return NodeSource(self, dataset, tally)
+        return NodeSource(self, dataset, counters)
 
     def facts(self) -> dict[str, Any]:
         """`pid`, `node_id`, `path` and `used_bytes` of the actor, and `inflight_bytes`: bytes of blocks in its memory

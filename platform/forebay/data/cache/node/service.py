@@ -39,7 +39,7 @@ class NodeService:
         self._peers = peers
         self._data_nodes = data_nodes
         self.inflight_bytes = InFlightBytes()
-        self.tally = Counters()
+        self.counters = Counters()
         self.cache = spec.open()
         self._datasets = RegisteredDatasets(self._make_builder)
         self._footers = FooterCache()
@@ -62,7 +62,7 @@ class NodeService:
         self._datasets.register(dataset_id, payload)
 
     def request(self, dataset_id: str, index: int) -> Future[_Outcome] | None:
-        """Request the build of block `index`. Returns None if the data set is not registered."""
+        """Request the build of block `index`. Returns None if the dataset is not registered."""
         if dataset_id not in self._datasets:
             return None
         return self._workers.submit((dataset_id, index))
@@ -90,32 +90,32 @@ class NodeService:
         found = self._datasets.builder(dataset_id)
         if found is None:
             return _Outcome("unknown")
-        builder, tally = found
-        before = tally.as_dict()
+        builder, counters = found
+        before = counters.as_dict()
         try:
             self.inflight_bytes.wait_below(_MOST_INFLIGHT_BYTES, _INFLIGHT_WAIT_S)
             began_s, allowed = time.monotonic(), self._workers.num_reads
             block, origin, core_s = builder.build(index)
-            if tally["source_bytes"] > before.get("source_bytes", 0):
-                tally.add("reads_allowed", allowed)
+            if counters["source_bytes"] > before.get("source_bytes", 0):
+                counters.add("reads_allowed", allowed)
                 self._workers.record_read(began_s, core_s, block.nbytes)
         except ForebayError as error:
             trace = "".join(traceback.format_exception(error))
-            return _Outcome(BuildFailed(error=error, trace=trace, sums=tally.since(before)))
+            return _Outcome(BuildFailed(error=error, trace=trace, sums=counters.since(before)))
         finally:
-            self.tally.merge(tally.since(before))
-        sums = tally.since(before)
+            self.counters.merge(counters.since(before))
+        sums = counters.since(before)
         if origin == "bypass":
             self.inflight_bytes.count(block)
             return _Outcome(InMemoryBlock(sums=sums, rows=block.rows, arrays=dict(block.arrays)), block.nbytes)
         return _Outcome(StoredBlock(sums=sums), block.nbytes)
 
-    def _make_builder(self, dataset_id: str, dataset: Dataset, tally: Counters) -> BlockBuilder:
+    def _make_builder(self, dataset_id: str, dataset: Dataset, counters: Counters) -> BlockBuilder:
         elsewhere = None
         if self._data_nodes and self._spec.data_nodes and (payload := self._datasets.payload(dataset_id)):
             elsewhere = RemoteBuild(self._data_nodes, dataset_id, payload)
         options = BuildOptions(footers=self._footers, cores=self._cores, peers=self._peers, elsewhere=elsewhere)
-        return BlockBuilder(dataset, self.cache, tally=tally, options=options)
+        return BlockBuilder(dataset, self.cache, counters=counters, options=options)
 
 
 class _Outcome:

@@ -23,7 +23,7 @@ _OPEN_REQUESTS = 8
 """Enough to keep the data workers of a node busy, few enough to bound the bytes in the object store."""
 _MOST_TRIES = 3
 _MOST_DEATHS = 5
-"""Limit of actors that die during one request: each new actor needs the data set registered again."""
+"""Limit of actors that die during one request: each new actor needs the dataset registered again."""
 
 
 class NodeTransport(Protocol):
@@ -47,12 +47,12 @@ class NodeSource:
     Blocks of another node come without arrays: they are only built and stored there.
     """
 
-    def __init__(self, transport: NodeTransport, dataset: Dataset, tally: Counters) -> None:
+    def __init__(self, transport: NodeTransport, dataset: Dataset, counters: Counters) -> None:
         self._transport = transport
         self._dataset = dataset
-        self._tally = tally
+        self._counters = counters
         self._names = BlockNames(dataset)
-        # Renewed credentials must reach an actor that knows the data set with the old ones.
+        # Renewed credentials must reach an actor that knows the dataset with the old ones.
         access = dataset.manifest.access
         digest = access.digest if isinstance(access, Access) else ""
         self._id = f"{self._names.id}-{digest}"
@@ -71,11 +71,11 @@ class NodeSource:
         """Request block `index`. The future raises the errors of building it. Raises `LoaderClosed` after `close`."""
         return self._workers.submit(index)
 
-    def peek(self, index: int, tally: Counters) -> Block | None:
+    def peek(self, index: int, counters: Counters) -> Block | None:
         """Map block `index` without reading it, if this process got it from the node's disk before. Else None."""
         if self._cache is None:
             return None
-        return self._usable(index, self._cache.peek(self._names.key(index), tally, dataset=self._names.dataset))
+        return self._usable(index, self._cache.peek(self._names.key(index), counters, dataset=self._names.dataset))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Cancel pending requests and return within `timeout_s` seconds. Blocks stay valid."""
@@ -85,7 +85,7 @@ class NodeSource:
             self._lease.release()
 
     def _peek_counted(self, index: int) -> Block | None:
-        return self.peek(index, self._tally)
+        return self.peek(index, self._counters)
 
     def _usable(self, index: int, block: Block | None) -> Block | None:
         return usable(block, self._dataset.manifest, index)
@@ -93,12 +93,12 @@ class NodeSource:
     def _fetch(self, index: int) -> Block:
         key = self._names.key(index)
         if self._cache:
-            found = self._cache.get(key, self._tally, dataset=self._names.dataset)
+            found = self._cache.get(key, self._counters, dataset=self._names.dataset)
             if block := self._usable(index, found):
                 return block
         for _ in range(_MOST_TRIES):
             reply = self._request_build(index)
-            self._tally.merge(reply.sums)
+            self._counters.merge(reply.sums)
             if isinstance(reply, BuildFailed):
                 raise reply.error from _InActor(reply.trace)
             if isinstance(reply, InMemoryBlock):
@@ -106,7 +106,7 @@ class NodeSource:
             if self._cache is None:
                 return Block(self._dataset.manifest[index].rows, {})
             # None if the block was damaged, evicted or cleared meanwhile: then it is built again.
-            if block := self._usable(index, self._cache.load(key, self._tally)):
+            if block := self._usable(index, self._cache.load(key, self._counters)):
                 return block
         raise CacheUnusable(
             f"block {key} was stored in {self._transport.spec.directory} {_MOST_TRIES} times but cannot be read there. "

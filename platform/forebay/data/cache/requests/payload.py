@@ -1,4 +1,4 @@
-"""Pickled data set for a process that may be unable to import the user's code."""
+"""Pickled dataset for a process that may be unable to import the user's code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def pack(dataset: Dataset) -> bytes:
 
 
 def unpack(payload: bytes) -> Dataset:
-    """Unpickle the data set. Raises `TransformFailed` if this process lacks a package that the transform needs."""
+    """Unpickle the dataset. Raises `TransformFailed` if this process lacks a package that the transform needs."""
     try:
         dataset: Dataset = cloudpickle.loads(payload)
     except (ImportError, AttributeError) as error:

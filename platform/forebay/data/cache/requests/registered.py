@@ -1,4 +1,4 @@
-"""Data sets that other processes registered with this one, and the builders of their blocks."""
+"""Datasets that other processes registered with this one, and the builders of their blocks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ MakeBuilder: TypeAlias = Callable[[str, Dataset, Counters], BlockBuilder]
 
 
 class RegisteredDatasets:
-    """The newest 64 registered data sets, with a builder and a tally of each for every thread that builds.
+    """The newest 64 registered datasets, with a builder and a counters of each for every thread that builds.
 
-    The tally is of one thread, so the counts between two moments belong to one block. `make(dataset_id, dataset,
-    tally)` makes a builder.
+    The counters is of one thread, so the counts between two moments belong to one block. `make(dataset_id, dataset,
+    counters)` makes a builder.
     """
 
     def __init__(self, make: MakeBuilder) -> None:
@@ -40,7 +40,7 @@ class RegisteredDatasets:
         return dataset_id in self._known
 
     def payload(self, dataset_id: str) -> bytes | None:
-        """The data set as it was registered, or None if it is not known any more."""
+        """The dataset as it was registered, or None if it is not known any more."""
         known = self._known.get(dataset_id)
         return known[1] if known else None
 
@@ -49,7 +49,7 @@ class RegisteredDatasets:
         self._version += 1
 
     def builder(self, dataset_id: str) -> tuple[BlockBuilder, Counters] | None:
-        """Builder and tally of the calling thread. None if `dataset_id` is not registered."""
+        """Builder and counters of the calling thread. None if `dataset_id` is not registered."""
         made: dict[str, tuple[BlockBuilder, Counters, int]] = self._of_thread.__dict__
         found, version = made.get(dataset_id), self._version
         if found is None or found[2] != version:
@@ -58,6 +58,6 @@ class RegisteredDatasets:
                 return None
             while len(made) >= _MOST_DATASETS:
                 del made[next(iter(made))]
-            tally = Counters()
-            made[dataset_id] = found = self._make(dataset_id, known[0], tally), tally, version
+            counters = Counters()
+            made[dataset_id] = found = self._make(dataset_id, known[0], counters), counters, version
         return found[0], found[1]

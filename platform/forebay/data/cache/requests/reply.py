@@ -12,7 +12,7 @@ from forebay.errors import ForebayError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBlock:
-    """Reply: the block is in the cache, under its key. `sums` are the counters for the requester's tally."""
+    """Reply: the block is in the cache, under its key. `sums` are the counters for the requester's counters."""
 
     sums: Mapping[str, float]
 
@@ -36,4 +36,4 @@ class BuildFailed:
 
 
 Reply: TypeAlias = StoredBlock | InMemoryBlock | BuildFailed | Literal["unknown"]
-"""Reply to a request. `unknown` means that the data set must be registered first."""
+"""Reply to a request. `unknown` means that the dataset must be registered first."""

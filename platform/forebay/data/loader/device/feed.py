@@ -28,19 +28,21 @@ class DeviceFeed:
     Args:
         host: Batches to copy.
         copies: Device to copy them to.
-        tally: Receives `copy_s` and `wait_s`.
+        counters: Receives `copy_s` and `wait_s`.
         ring: Holds host batches until they are copied.
     """
 
-    def __init__(self, host: HostBatches, copies: DeviceCopies, tally: Counters, ring: CopyRing = PROCESS_RING) -> None:
-        self._host, self._copies, self._tally, self._ring = host, copies, tally, ring
+    def __init__(
+        self, host: HostBatches, copies: DeviceCopies, counters: Counters, ring: CopyRing = PROCESS_RING
+    ) -> None:
+        self._host, self._copies, self._counters, self._ring = host, copies, counters, ring
         self._ahead: Batch | None = None
 
     def next(self) -> Batch | None:
         """Return the next batch on the device, or None after the last. Raises the error that ended the epoch early."""
         batch, self._ahead = self._ahead, None
         if batch is None:
-            with self._tally.timed("wait_s"):
+            with self._counters.timed("wait_s"):
                 host = self._host.get()
             if host is None:
                 return None
@@ -49,11 +51,11 @@ class DeviceFeed:
         ahead = self._host.get_if_ready()
         if ahead is not None:
             self._ahead = self._start(ahead)
-        with self._tally.timed("copy_s"):
+        with self._counters.timed("copy_s"):
             return self._copies.hand_out(batch)
 
     def _start(self, host: Batch) -> Batch:
-        with self._tally.timed("copy_s"):
+        with self._counters.timed("copy_s"):
             self._ring.wait_for_slot()
             batch = self._copies.start(host)
             if batch.copied is not None:

@@ -1,4 +1,4 @@
-"""Several data sets mixed by weight, as one order."""
+"""Several datasets mixed by weight, as one order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Until = Literal["first", "all", "once"]
 
 
 class OwnRows(NamedTuple):
-    """Rows `start` to `stop` of epoch `epoch` of one data set."""
+    """Rows `start` to `stop` of epoch `epoch` of one dataset."""
 
     epoch: int
     start: int
@@ -36,30 +36,30 @@ class OwnRows(NamedTuple):
 
 
 class Mixture(Order):
-    """Rows of several data sets in the proportions of their weights, each data set in its own order.
+    """Rows of several datasets in the proportions of their weights, each dataset in its own order.
 
     ```python
     mix = fb.Mixture({"web": web_plan, "code": code_plan}, weights={"web": 0.8, "code": 0.2})
     ```
 
-    Each data set is an endless stream of its own epochs. The weights decide which stream gives the next row, and the
+    Each dataset is an endless stream of its own epochs. The weights decide which stream gives the next row, and the
     number of rows of each stays within 2 of its exact share at every position. Epochs of the mixture continue the
-    streams, so every row of a data set comes once before any comes twice.
+    streams, so every row of a dataset comes once before any comes twice.
 
     Args:
-        plans: Order of each data set by its name. `names` and `Batch.source` count them in sorted order.
+        plans: Order of each dataset by its name. `names` and `Batch.source` count them in sorted order.
         weights: Weight of each name, or stages `[(first row, weights), ...]` in rows of the run (see `ramp`). A stage
-            may leave out data sets. By default the number of rows, as for held-out data with `until="once"`.
-        until: End of an epoch. "first": before a data set would repeat a row. "all", the default: when each row of
-            every data set has come at least once, counted from the start of the run. "once": each row exactly once; a
-            data set drops out after its last row, and the others keep their proportions.
+            may leave out datasets. By default the number of rows, as for held-out data with `until="once"`.
+        until: End of an epoch. "first": before a dataset would repeat a row. "all", the default: when each row of
+            every dataset has come at least once, counted from the start of the run. "once": each row exactly once; a
+            dataset drops out after its last row, and the others keep their proportions.
         rows: Number of rows of an epoch, instead of `until`.
 
     A mixture has as many lanes as the plan with the fewest. Its id covers the ids of the plans, the names, and the
     integer weights of all stages.
 
     Raises:
-        InvalidOption: Weights that are not finite numbers above 0, data sets without weight, or a mixture in a mixture.
+        InvalidOption: Weights that are not finite numbers above 0, datasets without weight, or a mixture in a mixture.
     """
 
     ramp = staticmethod(ramp)
@@ -100,14 +100,14 @@ class Mixture(Order):
     ) -> Mixture:
         """Mixture that is `old` up to `cursor`, and mixes `plans` by other weights from there on.
 
-        A data set that keeps its name goes on after its last row, and must keep its plan. One that is left out of
+        A dataset that keeps its name goes on after its last row, and must keep its plan. One that is left out of
         `plans` gives no more rows. Epochs keep their number of rows. A run of `old` whose newest checkpoint is at
         `cursor` or before it can continue with this mixture.
 
         Args:
             old: Mixture of the run so far.
             cursor: Position at which the weights change, from a checkpoint or a loader.
-            plans: Order of each data set from there on.
+            plans: Order of each dataset from there on.
             weights: Weights from there on, or stages whose rows count from the start of the run.
 
         Raises:
@@ -145,7 +145,7 @@ class Mixture(Order):
         before: StagedWeights = [(0, old._weights)] if isinstance(old._weights, Mapping) else old._weights
         stages = [*((start, each) for start, each in before if start < at), *later]
         given_rows = {name for _, each in stages for name in each}
-        # A data set that had no row yet and is left out now is no part of the mixture.
+        # A dataset that had no row yet and is left out now is no part of the mixture.
         mixture = cls(
             {name: plan for name, plan in (kept | dict(plans)).items() if name in given_rows or name in plans},
             stages,
@@ -171,7 +171,7 @@ class Mixture(Order):
         return f"Mixture({self.id[:8]}: {self.num_rows} rows of {sizes}, {rule}, lanes={self.lanes}{stages})"
 
     def counts(self, epoch: int, position: int) -> dict[str, int]:
-        """Number of rows of each data set before `position` of `epoch`, since the start of the run.
+        """Number of rows of each dataset before `position` of `epoch`, since the start of the run.
 
         Raises `InvalidOption` for a position that does not exist.
         """
@@ -207,7 +207,7 @@ class Mixture(Order):
         return heapq.merge(*(self._own_spans(index, epoch, position, lanes) for index in range(len(self.plans))))
 
     def _own_spans(self, index: int, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
-        """Uses of the blocks of one data set, with the positions of the first and the last row that may need them."""
+        """Uses of the blocks of one dataset, with the positions of the first and the last row that may need them."""
         plan, size = self.plans[index], self.plans[index].num_rows
         own_lanes = self._own_lanes(index, lanes)
         start, stop = self._counts(epoch, position)[index], self._counts(epoch, self.num_rows)[index]
@@ -226,7 +226,7 @@ class Mixture(Order):
             start = first + size
 
     def _own_rows(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, OwnRows]]:
-        """Rows of each data set among positions `start` to `stop`, cut at the ends of its own epochs."""
+        """Rows of each dataset among positions `start` to `stop`, cut at the ends of its own epochs."""
         ends = zip(self._counts(epoch, start), self._counts(epoch, stop), strict=True)
         for index, (low, high) in enumerate(ends):
             size = self.plans[index].num_rows
@@ -236,7 +236,7 @@ class Mixture(Order):
                 yield index, OwnRows(own_epoch, own_start, own_start + last - first)
 
     def _counts(self, epoch: int, position: int) -> tuple[int, ...]:
-        """Rows of each data set before a position, over all its own epochs."""
+        """Rows of each dataset before a position, over all its own epochs."""
         counts = self._schedule.counts(self._epoch_start(epoch) + position)
         if self.until != "once":
             return counts
@@ -245,9 +245,9 @@ class Mixture(Order):
     def _merged(
         self, epoch: int, start: int, stop: int, rows_of: Callable[[int, OwnRows], tuple[Ints, ...]], *, columns: int
     ) -> Ints:
-        """Rows of all data sets at positions `start` to `stop`, in order: position and columns, int64 [1 + columns, n].
+        """Rows of all datasets at positions `start` to `stop`, in order: position and columns, int64 [1 + columns, n].
 
-        `rows_of(data set, own rows)` returns the own positions of the rows to merge, ascending, and their columns.
+        `rows_of(dataset, own rows)` returns the own positions of the rows to merge, ascending, and their columns.
         """
         parts: list[list[tuple[Ints, ...]]] = [[] for _ in self.plans]
         state = np.zeros((3, len(self.plans)), dtype=np.int64)
@@ -273,12 +273,12 @@ class Mixture(Order):
         return merged
 
     def _own_lanes(self, index: int, lanes: Sequence[int]) -> list[int]:
-        """Lanes of a data set that the lanes of the mixture own."""
+        """Lanes of a dataset that the lanes of the mixture own."""
         found: list[int] = np.flatnonzero(np.isin(self._lane_of[index], lanes)).tolist()
         return found
 
     def _position(self, index: int, epoch: int, own: int) -> int:
-        """Position of row `own` of a data set, over all its own epochs."""
+        """Position of row `own` of a dataset, over all its own epochs."""
         if self.until == "once":
             own -= epoch * self.plans[index].num_rows
         number = self._schedule.row_number(index, own)
@@ -300,7 +300,7 @@ class Mixture(Order):
         never = [name for name, end in zip(self.names, ends, strict=True) if end is None]
         if never:
             raise InvalidOption(
-                f'until="all" waits for every row of {never}, and the last stages of weights= leave these data sets '
+                f'until="all" waits for every row of {never}, and the last stages of weights= leave these datasets '
                 'out before that. Give them a weight in the last stage, or give rows= or until="first".',
                 names=never,
             )
@@ -326,7 +326,7 @@ class Mixture(Order):
 
     def _lanes_reason(self) -> str:
         name = min(zip(self.plans, self.names, strict=True), key=lambda each: each[0].lanes)[1]
-        return f", those of data set {name!r}"
+        return f", those of dataset {name!r}"
 
 
 def _joined(parts: Sequence[tuple[Ints, ...]]) -> tuple[Ints, ...]:
@@ -339,13 +339,13 @@ def _once(names: Sequence[str], sizes: Sequence[int], weights: Weights | StagedW
     if not isinstance(weights, Mapping):
         raise InvalidOption(
             f'until="once" and {len(weights)} stages of weights= were both given: each epoch would start the stages '
-            "over. Give one weight for each data set, or rows= or another until=."
+            "over. Give one weight for each dataset, or rows= or another until=."
         )
     return drop_exhausted(sizes, {index: weights[name] for index, name in enumerate(names)})
 
 
 def _weights_of_sizes(plans: Mapping[str, Order]) -> Weights:
-    """Number of rows of each data set. A tiny one gets the smallest share, and not less."""
+    """Number of rows of each dataset. A tiny one gets the smallest share, and not less."""
     least = sum(plan.num_rows for plan in plans.values()) / WEIGHTS_SUM * 2
     return {name: max(plan.num_rows, least) for name, plan in plans.items()}
 
@@ -357,8 +357,8 @@ def _validate(plans: object, until: object, rows: object) -> int | None:
     for name, plan in plans.items():
         if not isinstance(plan, Order) or plan.names:
             raise InvalidOption(
-                f"data set {name!r} of the mixture is {plan!r:.200}. Give what fb.build_plan(manifest) returns, and "
-                "the data sets of another mixture one by one.",
+                f"dataset {name!r} of the mixture is {plan!r:.200}. Give what fb.build_plan(manifest) returns, and "
+                "the datasets of another mixture one by one.",
                 name=name,
             )
     windows = {name: bool(plan.windows) for name, plan in plans.items()}

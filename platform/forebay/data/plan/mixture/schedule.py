@@ -1,4 +1,4 @@
-"""Stages of weights, and the number of rows of each data set before any row of them."""
+"""Stages of weights, and the number of rows of each dataset before any row of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ StagedWeights: TypeAlias = Sequence[tuple[int, Weights]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightStage:
-    """Rows from `start` on, divided by `tree`. `before` holds the rows of each data set in earlier stages."""
+    """Rows from `start` on, divided by `tree`. `before` holds the rows of each dataset in earlier stages."""
 
     start: int
     before: tuple[int, ...]
@@ -26,11 +26,11 @@ class WeightStage:
 
 
 class Schedule:
-    """Rows of each data set before any row, over all stages.
+    """Rows of each dataset before any row, over all stages.
 
     Args:
-        sizes: Number of rows of each data set.
-        stages: First row of each stage, and its integer weights by index of the data set.
+        sizes: Number of rows of each dataset.
+        stages: First row of each stage, and its integer weights by index of the dataset.
     """
 
     def __init__(self, sizes: Sequence[int], stages: Sequence[tuple[int, Mapping[int, int]]]) -> None:
@@ -45,13 +45,13 @@ class Schedule:
         self.stages.append(WeightStage(start=start, before=before, tree=ShareTree(weights)))
 
     def counts(self, rows: int) -> tuple[int, ...]:
-        """Number of rows of each data set among the first `rows`."""
+        """Number of rows of each dataset among the first `rows`."""
         stage = self.stages[bisect_right(self.stages, rows, key=lambda stage: stage.start) - 1]
         own = stage.tree.counts(rows - stage.start)
         return tuple(count + own.get(index, 0) for index, count in enumerate(stage.before))
 
     def row_number(self, index: int, own: int) -> int | None:
-        """Number of the row that is row `own` of data set `index`, over all its epochs. None if it never comes."""
+        """Number of the row that is row `own` of dataset `index`, over all its epochs. None if it never comes."""
         stage = self.stages[self._stage_of(index, own)]
         if index not in stage.tree.members:
             return None
@@ -66,12 +66,12 @@ class Schedule:
                 yield stage, low, high
 
     def _stage_of(self, index: int, own: int) -> int:
-        """WeightStage of row `own` of a data set: the last one that starts with at most `own` rows of it."""
+        """WeightStage of row `own` of a dataset: the last one that starts with at most `own` rows of it."""
         return bisect_right(self.stages, own, key=lambda stage: stage.before[index]) - 1
 
 
 def drop_exhausted(sizes: Sequence[int], weights: Mapping[int, float]) -> Schedule:
-    """Schedule of each row once: a data set drops out after its last row, and the others keep their proportions."""
+    """Schedule of each row once: a dataset drops out after its last row, and the others keep their proportions."""
     left = dict(weights)
     schedule = Schedule(sizes, [(0, _indexed(left))])
     while True:
@@ -87,7 +87,7 @@ def drop_exhausted(sizes: Sequence[int], weights: Mapping[int, float]) -> Schedu
 def staged(names: Sequence[str], weights: Weights | StagedWeights) -> list[tuple[int, dict[int, int]]]:
     """Check weights. Returns the first row of each stage, and its integer weights by index of the name.
 
-    Raises `InvalidOption` for weights that cannot be a mixture of all the data sets of `names`.
+    Raises `InvalidOption` for weights that cannot be a mixture of all the datasets of `names`.
     """
     given: Sequence[Any] = [(0, weights)] if isinstance(weights, Mapping) else weights
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
@@ -103,7 +103,7 @@ def staged(names: Sequence[str], weights: Weights | StagedWeights) -> list[tuple
     missing = [name for index, name in enumerate(names) if not any(index in whole for _, whole in stages)]
     if missing:
         raise InvalidOption(
-            f"weights= leaves out {missing} of the data sets {list(names)}. Give each a weight in some stage, or leave "
+            f"weights= leaves out {missing} of the datasets {list(names)}. Give each a weight in some stage, or leave "
             "it out of the mixture.",
             missing=missing,
         )
@@ -115,7 +115,7 @@ def _stage(names: Sequence[str], stage: object) -> tuple[int, dict[int, int]]:
         case (start, Mapping() as weights) if weights:
             unknown = sorted(set(weights) - set(names), key=str)
             if unknown:
-                raise InvalidOption(f"weights= names {unknown}, and the data sets are {list(names)}.", unknown=unknown)
+                raise InvalidOption(f"weights= names {unknown}, and the datasets are {list(names)}.", unknown=unknown)
             whole = integer_weights({name: weights[name] for name in names if name in weights})
             return whole_number("start of a stage", start), {names.index(name): each for name, each in whole.items()}
     raise InvalidOption(
@@ -133,7 +133,7 @@ def ramp(
 ) -> list[tuple[int, dict[str, float]]]:
     """Stages of weights that go from `first` to `last` in equal steps between rows `start` and `stop`.
 
-    A data set that one of the two leaves out has weight 0 there. Rows count over all epochs of the run.
+    A dataset that one of the two leaves out has weight 0 there. Rows count over all epochs of the run.
 
     Raises `InvalidOption` for an impossible weight, or more steps than rows.
 

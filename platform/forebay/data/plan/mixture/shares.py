@@ -1,4 +1,4 @@
-"""Number of rows of each data set before any row of a mixture with constant weights."""
+"""Number of rows of each dataset before any row of a mixture with constant weights."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def integer_weights(weights: Mapping[str, float]) -> dict[str, int]:
         is_number = isinstance(weight, Real) and not isinstance(weight, bool)
         if not (is_number and math.isfinite(weight) and weight > 0):
             raise InvalidOption(
-                f"weights={dict(weights)!r:.300} give {name!r} the weight {weight!r}. Give each data set a finite "
+                f"weights={dict(weights)!r:.300} give {name!r} the weight {weight!r}. Give each dataset a finite "
                 "number above 0, or leave it out of the mixture.",
                 name=name,
                 weight=weight,
@@ -55,7 +55,7 @@ def integer_weights(weights: Mapping[str, float]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareNode:
-    """Data sets that share rows: one (`index`), or those of two halves. `weight` is the sum of their weights."""
+    """Datasets that share rows: one (`index`), or those of two halves. `weight` is the sum of their weights."""
 
     weight: int
     index: int
@@ -71,15 +71,15 @@ class PathStep(NamedTuple):
 
 
 class ShareTree:
-    """Split of the rows of a mixture among its data sets, as a Huffman tree of their weights.
+    """Split of the rows of a mixture among its datasets, as a Huffman tree of their weights.
 
     Each inner node gives its left half the nearest whole number to its share of the rows so far, and the right half the
     rest. So a count grows by 0 or 1 from one row to the next, and stays within 2 rows of the exact share at any row:
-    at most 1.32 over 3,000 random mixtures. Splitting one data set after the other, as Grain's `mix` does, gives up to
+    at most 1.32 over 3,000 random mixtures. Splitting one dataset after the other, as Grain's `mix` does, gives up to
     3.7. Integers only.
 
     Args:
-        weights: Weight of each data set by its index. A data set that is left out gets no rows.
+        weights: Weight of each dataset by its index. A dataset that is left out gets no rows.
     """
 
     def __init__(self, weights: Mapping[int, int]) -> None:
@@ -106,11 +106,11 @@ class ShareTree:
 
     @property
     def members(self) -> frozenset[int]:
-        """Indices of the data sets that get rows."""
+        """Indices of the datasets that get rows."""
         return frozenset(self._paths)
 
     def counts(self, rows: int) -> dict[int, int]:
-        """Number of rows of each data set among the first `rows`. Costs O(data sets), at any row."""
+        """Number of rows of each dataset among the first `rows`. Costs O(datasets), at any row."""
         return {node.index: count for node, count in self._counted(rows) if node.halves is None}
 
     def due(self, rows: int) -> Ints:
@@ -123,7 +123,7 @@ class ShareTree:
         return np.array(steps, dtype=np.int64)
 
     def row_number(self, index: int, own: int) -> int:
-        """Number of the row that is row `own` of data set `index`, both from 0: the inverse of `counts`."""
+        """Number of the row that is row `own` of dataset `index`, both from 0: the inverse of `counts`."""
         for weight, half, is_left in self._paths[index]:
             own = (weight * (2 * own + 1) - is_left) // (2 * half)
         return own
@@ -141,7 +141,7 @@ class ShareTree:
 
 
 def _paths(node: ShareNode, above: tuple[PathStep, ...]) -> Iterator[tuple[int, tuple[PathStep, ...]]]:
-    """Steps from each data set up to the root."""
+    """Steps from each dataset up to the root."""
     if node.halves is None:
         yield node.index, above
         return

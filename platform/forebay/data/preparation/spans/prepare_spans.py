@@ -1,4 +1,4 @@
-"""Preparation of a data set span by span: each span becomes one file, in any process and in any order."""
+"""Preparation of a dataset span by span: each span becomes one file, in any process and in any order."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forebay.storage.filesystem import below, resolve
 from forebay.storage.json_file import read_json_file, to_json, write_json_file
 
 RECORDS = "_spans"
-"""Folder of the records of finished spans, within that of the data set. Removed with the seal."""
+"""Folder of the records of finished spans, within that of the dataset. Removed with the seal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ def in_processes(processes: int | None) -> SpanMap:
 
 
 def prepare_spans(source: SpanSource, options: PreparationOptions, call_all: SpanMap) -> Prepared:
-    """Sealed data set of `source`: one that exists, or a new one.
+    """Sealed dataset of `source`: one that exists, or a new one.
 
     Args:
         source: Source of the spans.
@@ -102,7 +102,7 @@ def prepare_spans(source: SpanSource, options: PreparationOptions, call_all: Spa
     )
     prepared = prepare_once(request, partial(_produce, source, options, call_all), kept=("part-", RECORDS))
     location = resolve(below(request.folder, RECORDS))
-    with suppress(OSError):  # the data set is complete without this
+    with suppress(OSError):  # the dataset is complete without this
         if location.fs.get_file_info(location.path).type:
             location.fs.delete_dir(location.path)
     return prepared
@@ -123,7 +123,7 @@ def _produce(
 
 def _recorded(folder: str, number: int) -> WrittenSpan | None:
     """Record of a span. None if the span was not written, or if its file is missing."""
-    text = read_json_file(below(folder, RECORDS), _record_name(number), "prepared data set")
+    text = read_json_file(below(folder, RECORDS), _record_name(number), "prepared dataset")
     if text is None:
         return None
     facts = json.loads(text)

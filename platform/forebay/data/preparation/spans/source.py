@@ -27,7 +27,7 @@ class SpanReader(Protocol):
         ...
 
     def facts(self, counts: Sequence[Mapping[str, int]]) -> Mapping[str, Any]:
-        """Facts of the whole data set for its seal, from the counts of all spans: values that JSON can hold.
+        """Facts of the whole dataset for its seal, from the counts of all spans: values that JSON can hold.
 
         Raises the error to show if there is nothing to train on.
         """
@@ -36,7 +36,7 @@ class SpanReader(Protocol):
 
 @runtime_checkable
 class SpanSource(Protocol):
-    """Source of a data set for `fb.prepare`, which is cut into spans, such as `forebay.llm.TokenSource`."""
+    """Source of a dataset for `fb.prepare`, which is cut into spans, such as `forebay.llm.TokenSource`."""
 
     @property
     def row_group_rows(self) -> int:
@@ -48,5 +48,5 @@ class SpanSource(Protocol):
         ...
 
     def open(self) -> SpanReader:
-        """Open the source. Called only if the data set is not there yet."""
+        """Open the source. Called only if the dataset is not there yet."""
         ...

@@ -32,7 +32,7 @@ class Image:
     Decoded once, when the row group enters the cache: later epochs read pixels. An image is turned as its EXIF
     orientation says, scaled so that it covers the size, and cut at its centre (`PIL.ImageOps.fit`, bilinear).
 
-    Takes binary columns, also as a field of a struct, as data sets of Hugging Face have them (`image.bytes`). The
+    Takes binary columns, also as a field of a struct, as datasets of Hugging Face have them (`image.bytes`). The
     fingerprint covers the version of Pillow.
 
     Raises `MissingPackage` without Pillow, `InvalidOption` for an unusable option, `WrongType` for other columns, and

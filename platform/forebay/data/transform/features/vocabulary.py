@@ -1,4 +1,4 @@
-"""Fits vocabularies: counts the values of a column over a data set, so that each can have its own id."""
+"""Fits vocabularies: counts the values of a column over a dataset, so that each can have its own id."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass, replace
 
 from forebay.errors import InvalidOption, ScoringFailed
-from forebay.llm.score.pool.tally import ProgressListener
+from forebay.llm.score.pool.counters import ProgressListener
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.result import ScoreResult
 from forebay.llm.score.scoring import score_rows

@@ -13,7 +13,7 @@ from forebay.llm.score.engines.engine import EngineSpec
 from forebay.llm.score.evaluation.interval import wilson_interval
 from forebay.llm.score.evaluation.pairs import judged_pairs, write_pairs
 from forebay.llm.score.evaluation.win_rate_request import WinRateRequest
-from forebay.llm.score.pool.tally import ProgressListener
+from forebay.llm.score.pool.counters import ProgressListener
 from forebay.llm.score.scoring import score_rows
 from forebay.llm.score.tasks import VERDICT
 

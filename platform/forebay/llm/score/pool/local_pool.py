@@ -3,36 +3,36 @@
 from __future__ import annotations
 
 from forebay.errors import EngineFailed
+from forebay.llm.score.pool.counters import RunCounters
 from forebay.llm.score.pool.pieces import CutShards
 from forebay.llm.score.pool.schedule import PieceSchedule
-from forebay.llm.score.pool.tally import RunTally
 from forebay.llm.score.shard_scorer import ScoreSpec, ShardScorer
 from forebay.llm.score.shards import Piece
 
 NAME = "here"
 
 
-def score_here(spec: ScoreSpec, schedule: PieceSchedule, tally: RunTally) -> None:
+def score_here(spec: ScoreSpec, schedule: PieceSchedule, counters: RunCounters) -> None:
     """Score all pieces in this process. An engine that fails is opened again.
 
     Raises `EngineFailed` for one that fails before it has answered anything, and the errors of `ShardScorer`.
     """
     scorer, cut, number, has_answered = ShardScorer(spec), CutShards(spec.folder), 0, False
-    tally.workers = 1
+    counters.workers = 1
     try:
         while (piece := schedule.take(number)) is not None:
             try:
-                _score(scorer, piece, schedule, (cut, tally), number)
+                _score(scorer, piece, schedule, (cut, counters), number)
             except EngineFailed as error:
                 if not has_answered and number:
                     raise
                 scorer.close()
-                number, tally.lost = number + 1, tally.lost + 1
+                number, counters.lost = number + 1, counters.lost + 1
                 if (row := schedule.lost(number - 1)) is not None:
                     table, report = scorer.marked(row, f"the engine failed twice on this row: {error}")
                     ends_shard = schedule.marked(row)
                     cut.keep(row, table, ends_shard=ends_shard)
-                    tally.add(NAME, report, ends_shard=ends_shard)
+                    counters.add(NAME, report, ends_shard=ends_shard)
             else:
                 has_answered = True
     finally:
@@ -40,9 +40,9 @@ def score_here(spec: ScoreSpec, schedule: PieceSchedule, tally: RunTally) -> Non
 
 
 def _score(
-    scorer: ShardScorer, piece: Piece, schedule: PieceSchedule, books: tuple[CutShards, RunTally], number: int
+    scorer: ShardScorer, piece: Piece, schedule: PieceSchedule, books: tuple[CutShards, RunCounters], number: int
 ) -> None:
-    cut, tally = books
+    cut, counters = books
     if schedule.is_whole(piece):
         report = scorer.write(piece)
         ends_shard = schedule.finished(number)
@@ -50,4 +50,4 @@ def _score(
         table, report = scorer.table(piece)
         ends_shard = schedule.finished(number)
         cut.keep(piece, table, ends_shard=ends_shard)
-    tally.add(NAME, report, ends_shard=ends_shard)
+    counters.add(NAME, report, ends_shard=ends_shard)

@@ -11,9 +11,9 @@ from ray.exceptions import RayActorError
 
 from forebay.errors import EngineFailed, ScoringFailed
 from forebay.llm.score.pool.actor import ScoreActor
+from forebay.llm.score.pool.counters import RunCounters
 from forebay.llm.score.pool.pieces import CutShards
 from forebay.llm.score.pool.schedule import PieceSchedule
-from forebay.llm.score.pool.tally import RunTally
 from forebay.llm.score.shard_scorer import ScoreSpec, ShardScorer
 from forebay.llm.score.shards import Piece
 from forebay.runtime.pickling import pickled
@@ -43,8 +43,10 @@ class RayPool:
     As many actors as `workers` are requested. Those that find room begin; the others join when the cluster has room.
     """
 
-    def __init__(self, spec: ScoreSpec, schedule: PieceSchedule, tally: RunTally, resources: dict[str, float]) -> None:
-        self._spec, self._schedule, self._tally = spec, schedule, tally
+    def __init__(
+        self, spec: ScoreSpec, schedule: PieceSchedule, counters: RunCounters, resources: dict[str, float]
+    ) -> None:
+        self._spec, self._schedule, self._counters = spec, schedule, counters
         self._cut = CutShards(spec.folder)
         self._payload = ray.put(pickled(spec))
         self._new_actor = ray.remote(ScoreActor).options(scheduling_strategy="SPREAD", **resources)
@@ -61,7 +63,7 @@ class RayPool:
                 ready, _ = ray.wait(list(self._waiting), num_returns=1, timeout=_TURN_S)
                 for answer in ready:
                     self._answered(answer, self._waiting.pop(answer))
-                self._tally.tell()
+                self._counters.tell()
         finally:
             for actor in [*self._waiting.values(), *self._idle]:
                 ray.kill(actor.handle)
@@ -83,14 +85,14 @@ class RayPool:
             return
         value = outcome.result()
         if actor.piece is None:
-            self._tally.workers += 1
+            self._counters.workers += 1
             self._num_lost_at_start = 0
         else:
             table, report = value
             ends_shard = self._schedule.finished(actor.number)
             if table is not None:
                 self._cut.keep(actor.piece, table, ends_shard=ends_shard)
-            self._tally.add(actor.name, report, ends_shard=ends_shard)
+            self._counters.add(actor.name, report, ends_shard=ends_shard)
         self._give(actor)
 
     def _give(self, actor: _PoolActor) -> None:
@@ -101,7 +103,7 @@ class RayPool:
         self._waiting[actor.handle.score.remote(actor.piece, self._schedule.is_whole(actor.piece))] = actor
 
     def _lost(self, actor: _PoolActor, why: str) -> None:
-        self._tally.lost += 1
+        self._counters.lost += 1
         if actor.piece is None:
             self._num_lost_at_start += 1
             if self._num_lost_at_start > _MOST_LOST_AT_START:
@@ -110,7 +112,7 @@ class RayPool:
                     f"the last one: {why}. Check that a worker has enough memory for the model."
                 )
         else:
-            self._tally.workers -= 1
+            self._counters.workers -= 1
         if (row := self._schedule.lost(actor.number)) is not None:
             self._mark(row, actor, why)
         self._start()
@@ -123,4 +125,4 @@ class RayPool:
         table, report = ShardScorer(self._spec).marked(row, f"the engine was lost twice on this row: {why}")
         ends_shard = self._schedule.marked(row)
         self._cut.keep(row, table, ends_shard=ends_shard)
-        self._tally.add(actor.name, report, ends_shard=ends_shard)
+        self._counters.add(actor.name, report, ends_shard=ends_shard)

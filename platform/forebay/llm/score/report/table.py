@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from forebay.llm.score.pool.tally import WorkerTotals
+from forebay.llm.score.pool.counters import WorkerTotals
 from forebay.llm.score.result import ScoreResult
 from forebay.runtime.formatting import count_text, seconds_text
 

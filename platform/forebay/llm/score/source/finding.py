@@ -15,7 +15,7 @@ _TEXT = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".arrow")
 
 def find_source(data: str) -> RowSource:
     """Rows of Parquet files, of JSON Lines (also `.gz` and `.zst`), of a folder of the `datasets` library, or of a
-    data set of the Hub (`hf:NAME`).
+    dataset of the Hub (`hf:NAME`).
 
     Raises as `scan` and `find_text_files`, and `InvalidOption` for data without rows.
     """

@@ -1,4 +1,4 @@
-"""`order.json` in the run's folder, with a manifest of each data set: all that the order of a run's rows depends on."""
+"""`order.json` in the run's folder, with a manifest of each dataset: all that the order of a run's rows depends on."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _UNKNOWN: Mapping[str, str] = {
 class RecordedOrder:
     """Order of a run's rows, and what became of the rows at the end of an epoch that fill no batch.
 
-    `keys` are the columns that sort the steps of each data set of windows. Empty for rows.
+    `keys` are the columns that sort the steps of each dataset of windows. Empty for rows.
     """
 
     order: Order
@@ -97,7 +97,7 @@ def load_order(path: str) -> RecordedOrder:
 def _facts(order: Order) -> dict[str, Any]:
     match order:
         case Plan():
-            options = {"seed": order.seed, "lanes": order.lanes, "window_rows": order.window_rows}
+            options = {"seed": order.seed, "lanes": order.lanes, "shuffle_rows": order.shuffle_rows}
             windows = {"windows": order.windows[0].id} if order.windows else {}
             return {"kind": "plan", **_manifest_facts(order.manifest), **windows, **options, "shuffle": order.shuffle}
         case Sampled():
@@ -132,7 +132,7 @@ def _plan(options: dict[str, Any], path: str) -> Plan:
 
 
 class _Windows(NamedTuple):
-    """Recorded windows over the series of a data set."""
+    """Recorded windows over the series of a dataset."""
 
     manifest: Manifest
     windows: WindowIndex

@@ -29,7 +29,7 @@ _REF = re.compile(r"ref: (\S+)")
 class StartOrigin:
     """Config, data, code and packages of a start. All of it is public: without credentials, and secrets as `***`.
 
-    `config` are the facts of the job, `data` those of its plan and data sets. `code` names the file of the train
+    `config` are the facts of the job, `data` those of its plan and datasets. `code` names the file of the train
     function, its SHA-256 and the commit of its repository. `packages` are the installed ones that Forebay knows of, in
     the driver's environment.
     """
@@ -55,7 +55,7 @@ def origin_of(job: Job) -> StartOrigin:
 
 
 def data_facts(data: Data) -> dict[str, Fact]:
-    """Facts of the plan, and of each data set under its name if there are several."""
+    """Facts of the plan, and of each dataset under its name if there are several."""
     plan = data.plan
     found: dict[str, Fact] = {"plan": plan.id[:_ID_DIGITS], "rows": plan.num_rows, "lanes": plan.lanes}
     for number, manifest in enumerate(plan.manifests):

@@ -1,4 +1,4 @@
-"""Rows of the ids that the shards of one rank have admitted, with the state of their optimiser."""
+"""Rows of the ids that the shards of one rank have admitted, with the state of their optimizer."""
 
 from __future__ import annotations
 

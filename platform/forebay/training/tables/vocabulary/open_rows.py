@@ -144,7 +144,7 @@ class OpenRows:
 
     @torch.no_grad()
     def update(self, step: int, lr: float) -> None:
-        """Make optimiser step number `step`, from 1, then admit and evict ids."""
+        """Make optimizer step number `step`, from 1, then admit and evict ids."""
         due, position = self._reduced(), self._rows_done()
         self._due = None
         own = due.ids[due.is_own]

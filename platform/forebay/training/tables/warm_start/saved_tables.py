@@ -64,7 +64,7 @@ class SavedTables:
         return ends[first], ends[stop]
 
     def pieces(self, name: str, *, span: tuple[int, int] | None = None, with_state: bool = True) -> Iterator[RowPiece]:
-        """Yield all rows of a table or those of a `span`, with the state of their optimiser or without."""
+        """Yield all rows of a table or those of a `span`, with the state of their optimizer or without."""
         leaves, (total, _) = self._leaves(name), self.shape(name)
         unread = {COUNTS, SKETCH} | (set() if with_state else self.moments(name))
         first, stop = (0, total) if span is None else span

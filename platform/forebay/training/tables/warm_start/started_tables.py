@@ -47,7 +47,7 @@ class StartedTables:
         line = f"table {name!r} has {taken:,} of {rows:,} rows of {source!r}, {self._start.run}, step {earlier.step}"
         wanted = set(shared.owned.optimizer.moments)
         if missing := sorted(wanted - earlier.moments(source)):
-            line += f"; {', '.join(missing)} of its optimiser starts from 0"
+            line += f"; {', '.join(missing)} of its optimizer starts from 0"
         return line
 
     def _take(self, name: str, earlier: SavedTables, source: str) -> int:

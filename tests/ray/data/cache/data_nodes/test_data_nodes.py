@@ -90,7 +90,7 @@ def slow(batch: pa.RecordBatch) -> dict[str, Any]:
 
 def read(plan: Plan, spec: CacheSpec, at_batch: Callable[[set[int]], None] = lambda *_: None) -> Any:
     """Ids of every batch, pids of the builders, and the counters. `at_batch(pids)` runs after each batch."""
-    tally, ids, pids = Counters(), [], set()
+    counters, ids, pids = Counters(), [], set()
     transform = Transform(fn=slow, version="1")
     with Loader(
         plan,
@@ -99,22 +99,22 @@ def read(plan: Plan, spec: CacheSpec, at_batch: Callable[[set[int]], None] = lam
         world=World(rank=0, size=1),
         global_batch=GLOBAL_BATCH,
         as_numpy=True,
-        tally=tally,
+        counters=counters,
     ) as loader:
         for batch in loader:
             ids.append(np.asarray(batch["id"]).tolist())
             found = set(np.asarray(batch["pid"]).tolist())
             pids |= found
             at_batch(found)
-    return ids, pids, tally
+    return ids, pids, counters
 
 
 def test_data_nodes_build_in_the_same_order(plan: Plan, spec: CacheSpec) -> None:
-    ids, pids, tally = read(plan, spec)
+    ids, pids, counters = read(plan, spec)
     assert ids == ids_of(plan)
     assert len(pids) == 3, "the node itself and both data nodes"
     assert len(actors(DATA_NODE_PREFIX)) == 2
-    assert 0 < tally["data_node_blocks"] < NUM_BLOCKS == tally["stores"] == tally["parquet_opens"]
+    assert 0 < counters["data_node_blocks"] < NUM_BLOCKS == counters["stores"] == counters["parquet_opens"]
     again, same, warm = read(plan, spec)
     assert (again, same) == (ids, pids) and warm["hits"] and not warm["parquet_opens"], "the node has stored them"
 
@@ -130,9 +130,9 @@ def test_killed_data_node_costs_time_only(plan: Plan, spec: CacheSpec) -> None:
             killed.append(others.pop())
             os.kill(killed[0], signal.SIGKILL)
 
-    ids, _, tally = read(plan, spec, kill_one)
+    ids, _, counters = read(plan, spec, kill_one)
     assert killed, "no block came from a data node before the end"
-    assert ids == ids_of(plan) and tally["stores"] == NUM_BLOCKS
+    assert ids == ids_of(plan) and counters["stores"] == NUM_BLOCKS
 
 
 def test_lost_data_node_costs_time_only(plan: Plan, spec: CacheSpec, cluster: Cluster) -> None:
@@ -143,9 +143,9 @@ def test_lost_data_node_costs_time_only(plan: Plan, spec: CacheSpec, cluster: Cl
             lost.append(cluster.data_nodes.pop())
             cluster.remove_node(lost[0], allow_graceful=False)
 
-    ids, _, tally = read(plan, spec, lose_one)
+    ids, _, counters = read(plan, spec, lose_one)
     assert lost, "no block came from a data node before the end"
-    assert ids == ids_of(plan) and tally["stores"] == NUM_BLOCKS
+    assert ids == ids_of(plan) and counters["stores"] == NUM_BLOCKS
 
 
 def test_nodes_are_chosen_by_gpus_or_by_a_resource(cluster: Cluster) -> None:

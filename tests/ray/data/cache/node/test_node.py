@@ -56,11 +56,11 @@ def read_all(
     spec: CacheSpec, manifest: Manifest, transform: Transform = TRANSFORM
 ) -> tuple[list[float], dict[str, float]]:
     """Ids of all blocks from the actor of the calling node, and the counters."""
-    tally = Counters()
-    with closing(attach(spec).source(Dataset(manifest, transform), tally)) as source:
+    counters = Counters()
+    with closing(attach(spec).source(Dataset(manifest, transform), counters)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
         ids = np.concatenate([future.result(60).arrays["id"] for future in futures]).ravel().tolist()
-    return ids, {name: tally[name] for name in COUNTED if tally[name]}
+    return ids, {name: counters[name] for name in COUNTED if counters[name]}
 
 
 def slow_ids(batch: pa.RecordBatch) -> dict[str, Any]:
@@ -85,11 +85,11 @@ def test_blocks_come_as_mapped_files_and_a_warm_cache_opens_no_file(manifest: Ma
     assert counted == {"stores": NUM_ROW_GROUPS, "parquet_opens": NUM_ROW_GROUPS}
     again, counted = read_all(spec, manifest)
     assert again == ids and counted == {"hits": NUM_ROW_GROUPS}
-    tally = Counters()
-    with closing(attach(spec).source(Dataset(manifest, TRANSFORM), tally)) as source:
+    counters = Counters()
+    with closing(attach(spec).source(Dataset(manifest, TRANSFORM), counters)) as source:
         block = source.request(0).result(30)
         assert block.owner is not None and not block.arrays["id"].flags.owndata
-        assert tally["hit_bytes"] == block.nbytes
+        assert counters["hit_bytes"] == block.nbytes
 
 
 @pytest.mark.usefixtures("ray_session")
@@ -131,8 +131,8 @@ def test_what_does_not_fit_comes_through_the_object_store(manifest: Manifest, tm
 def test_killed_actor_is_made_again_with_its_entries_intact(manifest: Manifest, spec: CacheSpec, death: str) -> None:
     client = attach(spec)
     pid = client.facts()["pid"]
-    tally = Counters()
-    with closing(client.source(Dataset(manifest, Transform(fn=slow_ids, version="1")), tally)) as source:
+    counters = Counters()
+    with closing(client.source(Dataset(manifest, Transform(fn=slow_ids, version="1")), counters)) as source:
         futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
         futures[0].result(30)
         if death == "killed by Ray":
@@ -142,7 +142,7 @@ def test_killed_actor_is_made_again_with_its_entries_intact(manifest: Manifest, 
         ids = np.concatenate([future.result(60).arrays["id"] for future in futures]).ravel().tolist()
     assert ids == list(range(manifest.num_rows))
     assert attach(spec).facts()["pid"] != pid
-    assert tally["stores"] + tally["hits"] == NUM_ROW_GROUPS
+    assert counters["stores"] + counters["hits"] == NUM_ROW_GROUPS
     again, counted = read_all(spec, manifest, Transform(fn=slow_ids, version="1"))
     assert again == ids and counted == {"hits": NUM_ROW_GROUPS}
     assert list((Path(spec.path) / "temp").iterdir()) == []
@@ -252,15 +252,15 @@ def test_three_nodes_have_an_actor_each_and_any_driver_finds_them(
     found = [clients[node_id[:12]].facts() for node_id in three_nodes]
     assert [fact["pid"] for fact in found] == [fact["pid"] for fact in facts], "they outlive the driver that made them"
 
-    tallies = {}
+    counters = {}
     for name, client in clients.items():
-        tallies[name] = Counters()
-        with closing(client.source(Dataset(manifest, TRANSFORM), tallies[name])) as source:
+        counters[name] = Counters()
+        with closing(client.source(Dataset(manifest, TRANSFORM), counters[name])) as source:
             futures = [source.request(index) for index in range(NUM_ROW_GROUPS)]
             assert sum(future.result(60).rows for future in futures) == manifest.num_rows
     # These three nodes are one machine with one disk: each finds the blocks that the others stored.
-    assert sum(tally["parquet_opens"] for tally in tallies.values()) == NUM_ROW_GROUPS
-    assert sum(tally["hits"] for tally in tallies.values()) == 2 * NUM_ROW_GROUPS
+    assert sum(each["parquet_opens"] for each in counters.values()) == NUM_ROW_GROUPS
+    assert sum(each["hits"] for each in counters.values()) == 2 * NUM_ROW_GROUPS
 
     pid = found[1]["pid"]
     os.kill(pid, signal.SIGKILL)

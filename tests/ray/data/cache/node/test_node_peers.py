@@ -117,7 +117,7 @@ def quota_of(share: float) -> int:
 
 
 def read_part(plan: Plan, spec: CacheSpec, world: World, epoch: int) -> PeerPart:
-    tally = Counters()
+    counters = Counters()
     with Loader(
         plan,
         TRANSFORM,
@@ -126,10 +126,10 @@ def read_part(plan: Plan, spec: CacheSpec, world: World, epoch: int) -> PeerPart
         global_batch=GLOBAL_BATCH,
         epoch=epoch,
         as_numpy=True,
-        tally=tally,
+        counters=counters,
     ) as loader:
         ids = [np.asarray(batch["x"])[:, 0].astype(int).tolist() for batch in loader]
-    return PeerPart(ids, {name: tally[name] for name in COUNTED})
+    return PeerPart(ids, {name: counters[name] for name in COUNTED})
 
 
 def read_epoch(plan: Plan, seats: Sequence[PeerSeat], epoch: int) -> list[PeerPart]:

@@ -40,10 +40,10 @@ def lock_of(manifest: Manifest, spec: CacheSpec) -> Path:
 
 def read_epochs(plan: Plan, spec: CacheSpec, num_epochs: int) -> tuple[list[list[int]], dict[str, float]]:
     """Ids of each epoch in order of arrival, and the counters."""
-    tally = Counters()
-    with Loader(plan, TRANSFORM, attach(spec), global_batch=64, as_numpy=True, tally=tally) as loader:
+    counters = Counters()
+    with Loader(plan, TRANSFORM, attach(spec), global_batch=64, as_numpy=True, counters=counters) as loader:
         epochs = [[int(row) for batch in loader for row in np.asarray(batch["id"]).ravel()] for _ in range(num_epochs)]
-    return epochs, {name: tally[name] for name in COUNTED}
+    return epochs, {name: counters[name] for name in COUNTED}
 
 
 @pytest.mark.variation
@@ -70,7 +70,7 @@ def test_data_set_of_a_running_job_is_not_evicted_by_the_next_job(
 ) -> None:
     found = (scan(parquet_folder({"a.parquet": [20_000] * 3}, folder=name)) for name in "abcde")
     old = next(found)
-    # Data sets that share a lock are in use together.
+    # Datasets that share a lock are in use together.
     new = next(other for other in found if lock_of(other, spec) != lock_of(old, spec))
     first, second = (build_plan(manifest, lanes=4) for manifest in (old, new))
     read_epochs(first, spec, 1)

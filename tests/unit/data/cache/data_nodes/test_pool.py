@@ -119,13 +119,13 @@ def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
 
 def read(line: PooledLine, manifest: Manifest, transform: Transform = TRANSFORM) -> dict[str, float]:
     """Read all blocks, check their rows, and return the counters."""
-    tally = Counters()
-    with closing(NodeSource(line, Dataset(manifest, transform), tally)) as source:
+    counters = Counters()
+    with closing(NodeSource(line, Dataset(manifest, transform), counters)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
         ids = np.concatenate([future.result(60).arrays["id"] for future in futures]).ravel().tolist()
     assert ids == list(range(manifest.num_rows))
-    assert tally["stores"] + tally["bypasses"] == tally["peer_hits"] + tally["parquet_opens"] == NUM_BLOCKS
-    return {name: tally[name] for name in COUNTED}
+    assert counters["stores"] + counters["bypasses"] == counters["peer_hits"] + counters["parquet_opens"] == NUM_BLOCKS
+    return {name: counters[name] for name in COUNTED}
 
 
 def test_data_nodes_build_blocks_that_the_node_stores(line: PooledLine, data: DataLine, manifest: Manifest) -> None:
@@ -133,7 +133,7 @@ def test_data_nodes_build_blocks_that_the_node_stores(line: PooledLine, data: Da
     assert counted["stores"] == NUM_BLOCKS
     assert 0 < counted["data_node_blocks"] <= NUM_BLOCKS
     assert {name for name, _ in data.calls} == {"data-1", "data-2"}
-    assert all(service.tally["parquet_opens"] for service in data.services.values())
+    assert all(service.counters["parquet_opens"] for service in data.services.values())
 
 
 def test_without_data_nodes_all_is_built_here(line: PooledLine, data: DataLine, manifest: Manifest) -> None:

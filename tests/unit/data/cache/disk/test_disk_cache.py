@@ -48,13 +48,13 @@ def flip_bit(path: Path, position: int = -100) -> None:
 
 
 def test_what_was_put_is_got(cache: DiskCache, block_of: BlockOf, key_of: KeyOf, same: Same) -> None:
-    tally, key, block = Counters(), key_of("a"), block_of()
-    assert cache.get(key, tally) is None
-    stored = cache.put(key, "d", block, tally)
+    counters, key, block = Counters(), key_of("a"), block_of()
+    assert cache.get(key, counters) is None
+    stored = cache.put(key, "d", block, counters)
     assert stored and same(stored, block) and stored.owner is not None
-    got = cache.get(key, tally)
+    got = cache.get(key, counters)
     assert got and same(got, block)
-    facts = tally.as_dict()
+    facts = counters.as_dict()
     assert (facts["stores"], facts["stored_bytes"]) == (1, block.nbytes)
     assert (facts["hits"], facts["hit_bytes"]) == (1, block.nbytes)
     assert facts["map_s"] > 0 and facts["write_s"] > 0
@@ -91,7 +91,7 @@ def test_nothing_half_written_is_left(
 def test_damaged_block_is_quarantined_counted_and_stored_again(
     cache: DiskCache, block_of: BlockOf, key_of: KeyOf, same: Same, damage: str
 ) -> None:
-    key, tally = key_of("a"), Counters()
+    key, counters = key_of("a"), Counters()
     cache.put(key, "d", block_of())
     cache.get(key)
     used, path = cache.used_bytes, cache.path_of(key)
@@ -102,13 +102,13 @@ def test_damaged_block_is_quarantined_counted_and_stored_again(
         if damage == "foreign":
             cache.put(key_of("b"), "d", block_of(1))
             path.write_bytes(cache.path_of(key_of("b")).read_bytes())
-    assert cache.get(key, tally) is None
+    assert cache.get(key, counters) is None
     assert not path.exists()
-    assert tally.as_dict().keys() == {"map_s", "quarantined"} and tally["quarantined"] == 1
+    assert counters.as_dict().keys() == {"map_s", "quarantined"} and counters["quarantined"] == 1
     assert [name.name[-40:] for name in (cache.path / "quarantine").iterdir()] == [key]
-    assert cache.get(key, tally) is None and tally["quarantined"] == 1, "counted once"
-    assert cache.put(key, "d", block_of(), tally)
-    again = cache.get(key, tally)
+    assert cache.get(key, counters) is None and counters["quarantined"] == 1, "counted once"
+    assert cache.put(key, "d", block_of(), counters)
+    again = cache.get(key, counters)
     assert again and same(again, block_of())
     assert cache.used_bytes > used, "quarantined files count"
 
@@ -122,9 +122,9 @@ def test_read_error_of_the_disk_counts_as_damage(
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(disk, "map_block", bad_sector)
-    tally = Counters()
-    assert cache.get(key_of("a"), tally) is None
-    assert tally["quarantined"] == 1
+    counters = Counters()
+    assert cache.get(key_of("a"), counters) is None
+    assert counters["quarantined"] == 1
 
 
 def test_eight_quarantined_files_are_kept(cache: DiskCache, block_of: BlockOf, key_of: KeyOf) -> None:
@@ -139,15 +139,19 @@ def test_eight_quarantined_files_are_kept(cache: DiskCache, block_of: BlockOf, k
 def test_what_this_process_has_written_or_verified_is_at_hand(
     cache: DiskCache, block_of: BlockOf, key_of: KeyOf, same: Same
 ) -> None:
-    key, tally, other = key_of("a"), Counters(), DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0)
+    key, counters, other = (
+        key_of("a"),
+        Counters(),
+        DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0),
+    )
     cache.put(key, "d", block_of())
-    found = cache.peek(key, tally)
-    assert found and same(found, block_of()) and tally["hits"] == 1
-    assert other.peek(key, tally) is None, "another has to verify it first"
-    assert other.get(key, tally) and other.peek(key, tally)
+    found = cache.peek(key, counters)
+    assert found and same(found, block_of()) and counters["hits"] == 1
+    assert other.peek(key, counters) is None, "another has to verify it first"
+    assert other.get(key, counters) and other.peek(key, counters)
     flip_bit(cache.path_of(key))  # at once, within a tick of the clock of files
-    assert cache.peek(key, tally) is None and cache.get(key, tally) is None and tally["quarantined"] == 1
-    assert cache.peek(key, tally) is None, "it is gone"
+    assert cache.peek(key, counters) is None and cache.get(key, counters) is None and counters["quarantined"] == 1
+    assert cache.peek(key, counters) is None, "it is gone"
 
 
 def test_blocks_are_verified_once_and_again_when_the_file_changes(
@@ -440,7 +444,7 @@ def test_index_stays_within_what_is_charged_for_it(
     block = Block.of({"x": np.zeros(1, np.uint8)})
     peak = 0
     for number in range(150):
-        cache.put(key_of(number), "a-data-set-with-a-rather-long-name-0123456789ab", block)
+        cache.put(key_of(number), "a-dataset-with-a-rather-long-name-0123456789ab", block)
         if number % 20 == 0:
             peak = max(peak, disk_bytes(cache.path) - cache.used_bytes)
     journal = cache.path / "index" / "index.db"

@@ -110,7 +110,7 @@ def test_bounds_hold_at_every_moment_with_eight_writers(
     samples += [int(writer.stdout.read()) for writer in writers if writer.stdout]
     assert max(samples) <= most, f"{max(samples)} bytes in a cache that may have {most}"
     # Bytes being written count twice against the free disk, so simultaneous writers leave more of it.
-    # Checked during the run, not at the end: the last action may be the eviction of an idle data set.
+    # Checked during the run, not at the end: the last action may be the eviction of an idle dataset.
     assert max(samples) > (0.7 if bound == "quota" else 0.4) * most, "and the room is used"
     cache = DiskCache(path, quota_bytes=quota, min_free_bytes=0)
     before = cache.used_bytes

@@ -50,7 +50,7 @@ def hits(cache: DiskCache) -> dict[str, int]:
 
 @pytest.fixture
 def filled(cache: DiskCache, block_of: BlockOf, key_of: KeyOf) -> DiskCache:
-    """A cache with one block of each of the data sets d and e, named after them."""
+    """A cache with one block of each of the datasets d and e, named after them."""
     for name in ("d", "e"):
         assert cache.put(key_of(name), name, block_of())
     return cache

@@ -173,7 +173,7 @@ def test_what_is_no_plain_file_is_no_block(
     plant: Callable[[Path, Path], None],
 ) -> None:  # fmt: skip
     monkeypatch.chdir(tmp_path)
-    key, tally = key_of(1), Counters()
+    key, counters = key_of(1), Counters()
     opened(tmp_path / "other").put(key, "data", block_of(1))
     outside = tmp_path / "other" / "blocks" / f"{key}.block"
     content = outside.read_bytes()
@@ -181,8 +181,8 @@ def test_what_is_no_plain_file_is_no_block(
     # One more than the quarantine keeps, so that some are removed.
     for number in range(9):
         plant(cache.path_of(key), outside)
-        assert cache.get(key, tally) is None
-        assert tally["quarantined"] == number + 1
+        assert cache.get(key, counters) is None
+        assert counters["quarantined"] == number + 1
     assert opened(tmp_path / "cache").put(key, "data", block_of(2)) is not None
     assert outside.read_bytes() == content
     cache.clear()
@@ -251,13 +251,13 @@ def bomb(tmp_path: Path) -> bytes:
 def test_a_pickle_in_place_of_a_block_does_not_run(
     tmp_path: Path, bomb: bytes, block_of: BlockOf, key_of: KeyOf, same: Same
 ) -> None:
-    cache, tally = opened(tmp_path / "cache"), Counters()
+    cache, counters = opened(tmp_path / "cache"), Counters()
     cache.put(key_of(1), "data", block_of())
     cache.path_of(key_of(1)).write_bytes(bomb)
     assert opened(tmp_path / "cache").verify().bad == 1
     cache.path_of(key_of(1)).write_bytes(bomb)
-    assert cache.get(key_of(1), tally) is None
-    assert tally["quarantined"] == 1
+    assert cache.get(key_of(1), counters) is None
+    assert counters["quarantined"] == 1
     assert same(cache.put(key_of(1), "data", block_of()), block_of())
     assert not (tmp_path / "ran").exists()
 

@@ -240,10 +240,10 @@ def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
 
 
 def make_all(manifest: Manifest, cache: DiskCache | None, peers: PeerLookup | None) -> tuple[list[float], Counters]:
-    tally = Counters()
-    builder = BlockBuilder(Dataset(manifest, TRANSFORM), cache, tally=tally, options=BuildOptions(peers=peers))
+    counters = Counters()
+    builder = BlockBuilder(Dataset(manifest, TRANSFORM), cache, counters=counters, options=BuildOptions(peers=peers))
     blocks = [builder.build(index)[0] for index in range(len(manifest))]
-    return np.concatenate([block.arrays["id"] for block in blocks]).ravel().tolist(), tally
+    return np.concatenate([block.arrays["id"] for block in blocks]).ravel().tolist(), counters
 
 
 def test_what_a_peer_holds_is_stored_and_its_source_not_opened(
@@ -251,10 +251,10 @@ def test_what_a_peer_holds_is_stored_and_its_source_not_opened(
 ) -> None:
     line.add("b", disk("b"))
     ids, first = make_all(manifest, disk("b"), None)
-    again, tally = make_all(manifest, disk("a"), PeerLookup(line))
+    again, counters = make_all(manifest, disk("a"), PeerLookup(line))
     assert again == ids == list(range(12)) and first["parquet_opens"] == 3
-    assert (tally["peer_hits"], tally["stores"], tally["parquet_opens"]) == (3, 3, 0)
-    assert tally["peer_bytes"] == first["stored_bytes"] and tally["peer_s"] > 0
+    assert (counters["peer_hits"], counters["stores"], counters["parquet_opens"]) == (3, 3, 0)
+    assert counters["peer_bytes"] == first["stored_bytes"] and counters["peer_s"] > 0
     assert make_all(manifest, disk("a"), None)[1]["hits"] == 3, "and from now on they are here"
 
 
@@ -264,9 +264,9 @@ def test_what_a_peer_holds_and_does_not_fit_is_handed_out(
     line.add("b", disk("b"))
     ids, _ = make_all(manifest, disk("b"), None)
     full = DiskCache(tmp_path / "full", quota_bytes=1, min_free_bytes=0)
-    again, tally = make_all(manifest, full, PeerLookup(line))
+    again, counters = make_all(manifest, full, PeerLookup(line))
     assert again == ids
-    assert (tally["peer_hits"], tally["bypasses"], tally["stores"], tally["parquet_opens"]) == (3, 3, 0, 0)
+    assert (counters["peer_hits"], counters["bypasses"], counters["stores"], counters["parquet_opens"]) == (3, 3, 0, 0)
 
 
 def test_peers_that_fail_cost_no_more_than_the_source(
@@ -275,7 +275,7 @@ def test_peers_that_fail_cost_no_more_than_the_source(
     line.add("b", disk("b"))
     ids, _ = make_all(manifest, disk("b"), None)
     line.spoil = lambda block: Block(1, {"id": block.arrays["id"][:1]})
-    again, tally = make_all(manifest, disk("a"), PeerLookup(line))
+    again, counters = make_all(manifest, disk("a"), PeerLookup(line))
     assert again == ids
-    assert (tally["peer_hits"], tally["stores"], tally["parquet_opens"]) == (0, 3, 3)
+    assert (counters["peer_hits"], counters["stores"], counters["parquet_opens"]) == (0, 3, 3)
     assert len([question for question in line.asked if len(question[1]) == 40]) == 1

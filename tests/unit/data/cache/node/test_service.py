@@ -100,12 +100,12 @@ def wide(tmp_path: Path) -> Callable[..., Manifest]:
 def read_all(
     line: ServiceLine, manifest: Manifest, transform: Transform = TRANSFORM
 ) -> tuple[list[float], dict[str, float]]:
-    tally = Counters()
-    with closing(NodeSource(line, Dataset(manifest, transform), tally)) as source:
+    counters = Counters()
+    with closing(NodeSource(line, Dataset(manifest, transform), counters)) as source:
         futures = [source.request(index) for index in range(len(manifest))]
         ids = np.concatenate([future.result(30).arrays["id"] for future in futures]).ravel().tolist()
     names = ("hits", "stores", "bypasses", "parquet_opens", "quarantined")
-    return ids, {name: tally[name] for name in names if tally[name]}
+    return ids, {name: counters[name] for name in names if counters[name]}
 
 
 def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
@@ -163,16 +163,16 @@ def test_newest_bounds_count(line: ServiceLine, spec: CacheSpec, manifest: Manif
         source.request(0).result(60)
     assert read_all(line, manifest)[1] == {"stores": 3, "parquet_opens": 3}
     assert line.service.measured()["num_reads"] == 8
-    assert line.service.tally["reads_allowed"] == 3 * 3 + 4 * 8, "all four of them were stored under the newer limit"
+    assert line.service.counters["reads_allowed"] == 3 * 3 + 4 * 8, "all four of them were stored under the newer limit"
 
 
 def test_blocks_of_another_node_stay_there(line: ServiceLine, manifest: Manifest) -> None:
     line.is_here = False
-    tally = Counters()
-    with closing(NodeSource(line, Dataset(manifest, TRANSFORM), tally)) as source:
+    counters = Counters()
+    with closing(NodeSource(line, Dataset(manifest, TRANSFORM), counters)) as source:
         block = source.request(0).result(60)
     assert (block.rows, dict(block.arrays)) == (3, {})
-    assert tally["stores"] == 1 and tally["map_s"] > 0
+    assert counters["stores"] == 1 and counters["map_s"] > 0
 
 
 def test_error_comes_with_its_place(line: ServiceLine, manifest: Manifest) -> None:
@@ -278,12 +278,12 @@ def test_close_ends_waiting_for_memory(spec: CacheSpec, manifest: Manifest, monk
     assert time.monotonic() - start < 20.0 and isinstance(kept, InMemoryBlock)
 
 
-# --- many data sets under one quota ---
+# --- many datasets under one quota ---
 
 
 @pytest.fixture
 def stripes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Give every data set its own lock. A shared one would protect an idle data set."""
+    """Give every dataset its own lock. A shared one would protect an idle dataset."""
     monkeypatch.setattr(directory, "_NUM_STRIPES", 1 << 32)
 
 

@@ -29,7 +29,7 @@ TRANSFORM = Transform(id=Dense("id", dtype="float64"))
 
 @dataclass
 class MortalLine:
-    """Transport to an actor that dies at its first `deaths` requests. Each new actor has no data set registered."""
+    """Transport to an actor that dies at its first `deaths` requests. Each new actor has no dataset registered."""
 
     spec: CacheSpec
     deaths: int

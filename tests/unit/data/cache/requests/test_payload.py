@@ -1,4 +1,4 @@
-"""Pickled data sets for another process, with the user's code where needed."""
+"""Pickled datasets for another process, with the user's code where needed."""
 
 from __future__ import annotations
 

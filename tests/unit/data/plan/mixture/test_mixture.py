@@ -1,4 +1,4 @@
-"""A mixture keeps its shares, its end of an epoch, and the order of each of its data sets."""
+"""A mixture keeps its shares, its end of an epoch, and the order of each of its datasets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Row = tuple[int, int]
 
 
 def plan_of(make: Make, rows: int, seed: int = 3, **options: int) -> Plan:
-    return build_plan(make([rows // 3, rows - rows // 3]), seed=seed, **{"lanes": 4, "window_rows": 16} | options)
+    return build_plan(make([rows // 3, rows - rows // 3]), seed=seed, **{"lanes": 4, "shuffle_rows": 16} | options)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def rows_of(mix: Order, epoch: int, start: int = 0, stop: int | None = None) -> 
 
 
 def streams(mix: Mixture, rows: list[Row]) -> dict[str, list[Row]]:
-    """Rows of each data set, with the blocks' numbers in it."""
+    """Rows of each dataset, with the blocks' numbers in it."""
     first = np.cumsum([0, *(len(manifest) for manifest in mix.manifests)])
     number = np.searchsorted(first, [block for block, _ in rows], side="right") - 1
     found: dict[str, list[Row]] = {name: [] for name in mix.names}
@@ -98,7 +98,7 @@ def test_first_ends_before_a_row_repeats_and_epochs_go_on(plans: dict[str, Plan]
     following = rows_of(mix, 1, stop=1)
     assert set(following) & set(rows), "the next row repeats one"
     web = streams(mix, rows + rows_of(mix, 1))["web"]
-    assert len(web) == len(set(web)), "an epoch does not start over in a data set that has rows left"
+    assert len(web) == len(set(web)), "an epoch does not start over in a dataset that has rows left"
 
 
 @pytest.mark.parametrize("lanes", [4, 16, 20])

@@ -15,7 +15,7 @@ ROWS = 600
 
 
 def random_weights(case: int) -> dict[int, int]:
-    """2 to 64 data sets with weights from 1e-5 to 1, of four kinds."""
+    """2 to 64 datasets with weights from 1e-5 to 1, of four kinds."""
     rng = np.random.default_rng(case)
     count = int(rng.integers(2, 65))
     raw = (
@@ -29,7 +29,7 @@ def random_weights(case: int) -> dict[int, int]:
 
 
 def merged_sources(tree: ShareTree, start: int, stop: int) -> list[int]:
-    """Data sets of rows `start` to `stop`, from the compiled merge of streams that hold their own number."""
+    """Datasets of rows `start` to `stop`, from the compiled merge of streams that hold their own number."""
     members = range(max(tree.members) + 1)
     streams = [(np.arange(stop - start), np.full(stop - start, index)) for index in members]
     addresses = np.array([[column.ctypes.data for column in stream] for stream in streams], dtype=np.uint64)
@@ -53,7 +53,7 @@ def test_a_thousand_mixtures_are_within_two_rows_of_their_shares(part: int) -> N
         for rows in range(1, ROWS + 1):
             counts = tree.counts(rows)
             (grown,) = [index for index in weights if counts[index] != before[index]]
-            assert counts[grown] == before[grown] + 1, "each row adds one row to one data set"
+            assert counts[grown] == before[grown] + 1, "each row adds one row to one dataset"
             sequence.append(grown)
             before = counts
         assert sum(before.values()) == ROWS

@@ -113,7 +113,7 @@ def test_a_loader_reads_the_pages_of_the_fields_in_use(tmp_path: Path, parquet_f
     transform = fb.Transform(age=fb.Label("user.age"), zip=fb.Categorical("user.home.zip", buckets=9), y=fb.Label("y"))
     with fb.Loader(fb.build_plan(manifest), transform, global_batch=500) as loader:
         batches = list(loader)
-        read = loader.tally["source_bytes"]
+        read = loader.counters["source_bytes"]
     assert all(batch["age"].tolist() == batch["y"].tolist() for batch in batches)
     assert sum(len(batch["y"]) for batch in batches) == rows
     assert read < manifest.source_bytes.sum() - noise.nbytes / 2

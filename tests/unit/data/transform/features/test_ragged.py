@@ -28,7 +28,7 @@ def written(folder: Path, lists: Lists, row_group_size: int = 4) -> fb.Plan:
     table = pa.table({"id": range(len(lists)), "items": pa.array(lists, pa.list_(pa.int64()))})
     folder.mkdir(exist_ok=True)
     pq.write_table(table, folder / "a.parquet", row_group_size=row_group_size)
-    return fb.build_plan(fb.scan(str(folder)), seed=3, lanes=5, window_rows=8)
+    return fb.build_plan(fb.scan(str(folder)), seed=3, lanes=5, shuffle_rows=8)
 
 
 def transform_of(**options: Any) -> fb.Transform:
@@ -85,7 +85,7 @@ def test_a_cached_block_gives_the_same_lists(tmp_path: Path, lists: Lists, size:
             with fb.Loader(plan, transform_of(), cache, global_batch=3, world=fb.World(rank=rank, size=size)) as loader:
                 for batch in loader:
                     seen += check(batch, lists)
-                opened += loader.tally["parquet_opens"]
+                opened += loader.counters["parquet_opens"]
         assert sorted(seen) == list(range(len(lists))) and opened == parquet_opens
 
 
@@ -171,7 +171,7 @@ def test_lists_of_several_data_sets_come_in_one_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "int32"}, {"buckets": 100}, {"buckets": 100, "dtype": "int64"}])
 def test_values_without_padding_have_the_promised_dtype(options: dict[str, Any]) -> None:
-    """Also those of a row group without lists: blocks of one data set must agree."""
+    """Also those of a row group without lists: blocks of one dataset must agree."""
     feature = fb.Ragged("items", padded=False, **options)
     lists = pa.array([[1, 2], None, [3]])
     columns = [lists, pa.chunked_array([lists, lists]), pa.nulls(3)]

@@ -141,7 +141,7 @@ def test_other_state_starts_from_zero(earlier: Any, capsys: pytest.CaptureFixtur
     monday, begin = earlier
     found = begin({"user": {"rows": 43, "dim": 3}}, optimizer=LazyAdam(lr=0.1))
     torch.testing.assert_close(found["user"], monday["user"])
-    assert "; exp_avg, exp_avg_sq of its optimiser starts from 0" in capsys.readouterr().err
+    assert "; exp_avg, exp_avg_sq of its optimizer starts from 0" in capsys.readouterr().err
 
 
 def test_wrong_starts_are_refused(earlier: Any) -> None:

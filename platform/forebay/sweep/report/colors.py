@@ -1,4 +1,4 @@
-"""One colour per trial, by its best value: the same in every plot and in the table."""
+"""One color per trial, by its best value: the same in every plot and in the table."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ FEW = 20
 """Number of values below which outliers are shown too."""
 
 
-class Colours:
-    """One colour per trial, by its best value: the same in every plot."""
+class Colors:
+    """One color per trial, by its best value: the same in every plot."""
 
     def __init__(self, record: Record) -> None:
         self._record, self._best = record, record.best
@@ -33,14 +33,14 @@ class Colours:
         self._norm = Normalize(low, high if high > low else low + 1e-9, clip=True)
 
     def of(self, trial: TrialRecord) -> str:
-        """Colour of a trial: red for the best, grey without a value."""
+        """Color of a trial: red for the best, grey without a value."""
         if self._best is not None and trial.id == self._best.id:
             return BEST
         point = trial.best(self._record.mode)
         return NONE if point is None or point.value is None else to_hex(self._map(float(self._norm(point.value))))
 
     def explain(self, figure: Figure, axes: Axes) -> None:
-        """Add a colour scale and name the best trial."""
+        """Add a color scale and name the best trial."""
         if self._best is None:
             return
         axes.set_title(
@@ -59,7 +59,7 @@ class Colours:
 
 
 def _blues(mode: Literal["min", "max"]) -> Colormap:
-    """Colour map from pale to dark. Dark is good."""
+    """Color map from pale to dark. Dark is good."""
     shades = colormaps["YlGnBu"](np.linspace(0.22, 0.95, 256))
     return LinearSegmentedColormap.from_list("values", shades if mode == "max" else shades[::-1])
 

@@ -71,7 +71,7 @@ class ScoreProgress:
 ProgressListener = Callable[[ScoreProgress], None]
 
 
-class RunTally:
+class RunCounters:
     """Counts of a run. Sends the progress to `listener`, at most twice a second."""
 
     def __init__(self, rows: int, rows_before: int, max_errors: int | None, listener: ProgressListener) -> None:
