@@ -36,7 +36,7 @@ def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool)
     if as_json:
         print_json(
             {
-                node: {name: counters[name] for name in _COUNTED} | {"num_reads": _num_reads(counters)}
+                node: {name: each[name] for name in _COUNTED} | {"num_reads": _num_reads(each)}
                 for node, each in counters.items()
             }
         )
