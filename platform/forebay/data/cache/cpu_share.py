@@ -148,7 +148,7 @@ class CpuShare:
 def lower_thread_priority() -> None:
     """Lower the priority of the calling thread permanently. Does nothing where the system cannot do so per thread.
 
-    Measured against pinning threads to cores in docs/adr/0009-data-workers-and-cores.md.
+    Measured against pinning threads to cores in docs/internals/data-plane.md.
     """
     if sys.platform == "linux":  # elsewhere niceness belongs to the process
         with suppress(OSError):  # some sandboxes forbid it

@@ -22,7 +22,7 @@ class DecodedTable:
     """Table of the columns `names`: `numbers` in one buffer, `texts` with dictionaries, and all others in `rest`.
 
     Making an object of Arrow takes 5 us for each column, under the lock of Python. A transform that packs columns needs
-    only their addresses (docs/adr/0115-columns-without-arrow-objects.md). `there` knows the fields of the file.
+    only their addresses (docs/internals/data-plane.md). `there` knows the fields of the file.
 
     A text of many rows is there once, and can get its id once: `encoded` gives a column as it is. All else gives it
     without its dictionary, as the file has it.

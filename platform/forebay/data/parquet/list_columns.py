@@ -1,6 +1,6 @@
 """Decodes columns of lists of plain numbers with the project's own kernel, in less than half of Arrow's processor time.
 
-What the kernel does not know is left to Arrow: see docs/adr/0117-own-decoder-of-lists.md.
+What the kernel does not know is left to Arrow: see docs/internals/data-plane.md.
 """
 
 from __future__ import annotations

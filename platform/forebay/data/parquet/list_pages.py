@@ -1,7 +1,7 @@
 """Compiled decoder of the pages of Parquet columns: lists of numbers of 4 or 8 bytes, without nulls in the lists.
 
 Trusts nothing in the pages, as `pages` does. A null within a list, or whatever else it does not know, is a `False`
-(docs/adr/0117-own-decoder-of-lists.md).
+(docs/internals/data-plane.md).
 """
 
 from __future__ import annotations

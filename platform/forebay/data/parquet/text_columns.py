@@ -1,7 +1,7 @@
 """Decodes columns of texts with the project's own kernel, as Arrow's dictionary arrays: each text is there once.
 
 Texts of a dictionary need not be copied for each row, and each can get its id once. What the kernel does not know is
-left to Arrow: see docs/adr/0117-own-decoder-of-lists.md.
+left to Arrow: see docs/internals/data-plane.md.
 """
 
 from __future__ import annotations

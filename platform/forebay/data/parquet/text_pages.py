@@ -1,7 +1,7 @@
 """Compiled decoder of the pages of Parquet columns: texts by a dictionary, without nulls.
 
 Gives the dictionary and the indices into it. Trusts nothing in the pages, as `pages` does. Pages of plain texts, which
-follow if a dictionary became too large, are a `False` (docs/adr/0117-own-decoder-of-lists.md).
+follow if a dictionary became too large, are a `False` (docs/internals/data-plane.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 The system hands out memory page by page, each by a page fault, and clears it first. That costs more than what a cold
 epoch then writes into it. glibc and Arrow's pool give the memory of a dropped block back within milliseconds.
-See docs/adr/0116-memory-of-blocks.md.
+See docs/internals/data-plane.md.
 """
 
 from __future__ import annotations
