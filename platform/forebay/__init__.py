@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from forebay.data.plan.sampled import Sampled as Sampled
     from forebay.data.preparation.fits import Vocabulary as Vocabulary
     from forebay.data.preparation.prepare import prepare as prepare
-    from forebay.data.preparation.stream import PreparedStream as PreparedStream
-    from forebay.data.preparation.stream import prepare_stream as prepare_stream
     from forebay.data.sources.scan import scan as scan
     from forebay.data.transform.augment import Augment as Augment
     from forebay.data.transform.dataset import Dataset as Dataset
@@ -101,7 +99,6 @@ __getattr__, _names = lazy_names(
         "Mixture": "forebay.data.plan.mixture.mixture",
         "Plan": "forebay.data.plan.plan",
         "Prepared": "forebay.data.manifest.prepared",
-        "PreparedStream": "forebay.data.preparation.stream",
         "Ragged": "forebay.data.transform.features.groups",
         "Resources": "forebay.training.job.job",
         "Result": "forebay.training.runs.result",
@@ -130,7 +127,6 @@ __getattr__, _names = lazy_names(
         "monitors": "forebay.training.monitors:",
         "preparation": "forebay.data.preparation:",
         "prepare": "forebay.data.preparation.prepare",
-        "prepare_stream": "forebay.data.preparation.stream",
         "run": "forebay.training.driver.driver",
         "run_sweep": "forebay.sweep.run_sweep",
         "scan": "forebay.data.sources.scan",

@@ -63,20 +63,6 @@ def test_prepare_then_run_prepares_once(forebay: Callable[..., Any], words: list
     assert (found["rows"], found["row_groups"], found["sealed"]) == (200, 7, True)
 
 
-def test_a_stream_is_prepared_to_its_end(forebay: Callable[..., Any], words: list[str]) -> None:
-    path = Path(words[0])
-    path.write_text(
-        path.read_text()
-        .replace("fb.prepare(numbers, rows=rows,", "fb.prepare_stream(numbers_of, count=rows, rows=rows,")
-        .replace(', key="row"', "")
-        .replace("class Model", "def numbers_of(count):\n    return numbers(count)\n\nclass Model")
-    )
-    said = forebay("prepare", *words, "--json")
-    assert said.code == 0, said.err
-    (found,) = json.loads(said.out)["prepared"]
-    assert (found["rows"], found["row_groups"], found["sealed"]) == (200, 7, True)
-
-
 def test_list_and_remove(forebay: Callable[..., Any], words: list[str], tmp_path: Path) -> None:
     into = tmp_path / "runs" / "prepared"
     # A long path is wrapped.

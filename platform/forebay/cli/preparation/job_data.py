@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.preparation.display import shown_preparations
 from forebay.data.manifest.prepared import Prepared
-from forebay.data.preparation.stream import wait_for_streams
 from forebay.sweep.sweep import Sweep
 
 
@@ -19,5 +18,4 @@ def prepare_job_data(path: str, words: Sequence[str]) -> list[Prepared]:
             from forebay.sweep.setup import prepare  # noqa: PLC0415 - Ray Tune takes seconds to import
 
             prepare(made)
-        wait_for_streams()
     return display.found

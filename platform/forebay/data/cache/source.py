@@ -6,15 +6,11 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import replace
 from itertools import accumulate
 from typing import Protocol, runtime_checkable
 
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.local_source import LocalSource
-from forebay.data.cache.streamed_source import StreamedSource
-from forebay.data.manifest.prepared import find_prepared
-from forebay.data.manifest.streamed import StreamedManifest
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.runtime.metrics import Counters
@@ -58,13 +54,8 @@ def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, coun
     """Open the blocks of `dataset` through `cache`. Counters go to `counters`.
 
     Threads of this process serve a `DiskCache`, or None for no cache, within the default limits of `CacheSpec`. A
-    `SourceProvider` serves its blocks itself. Requests for blocks of a stream wait until their files are finished.
+    `SourceProvider` serves its blocks itself.
     """
-    if isinstance(dataset.manifest, StreamedManifest):
-        sealed = find_prepared(dataset.manifest.root)
-        if sealed is None:
-            return StreamedSource(dataset, dataset.manifest, lambda finished: open_source(cache, finished, counters))
-        dataset = replace(dataset, manifest=sealed.manifest)
     if cache is None or isinstance(cache, DiskCache):
         return LocalSource(dataset, cache, counters=counters)
     return cache.source(dataset, counters)

@@ -16,7 +16,6 @@ from forebay.data.manifest.file_rows import FileRow
 from forebay.data.manifest.file_windows import FileWindow, RowSpan
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.row_mask import KeptRows, RowMask
-from forebay.data.manifest.streamed import stream_path
 from forebay.errors import InvalidOption, NoFiles
 
 _FORM = (
@@ -89,7 +88,7 @@ def without_rows(manifest: Manifest, skip: Iterable[RowName], scanned: Manifest 
 def _rows_by_group(scanned: Manifest, skip: list[RowSpan]) -> dict[tuple[str, int], list[int]]:
     """Numbers of the rows of a skip list, by the path of their file and row group."""
     paths: dict[str, str] = {}
-    for name in (lambda file: stream_path(file.path), scanned.uri_of, lambda file: file.path):
+    for name in (scanned.uri_of, lambda file: file.path):
         paths |= {name(file): file.path for file in scanned.files}
     wanted = {(paths.get(row.file, ""), row.row_group) for row in skip}
     places = zip(scanned.file_of.tolist(), scanned.group_of.tolist(), scanned.rows.tolist(), strict=True)

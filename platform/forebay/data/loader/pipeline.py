@@ -20,7 +20,6 @@ from forebay.data.loader.device.copies import DeviceCopies, open_copies
 from forebay.data.loader.device.feed import DeviceFeed
 from forebay.data.loader.gathered_epoch import GatheredEpoch, LoaderOptions
 from forebay.data.loader.rank_batches import SerialExecutor
-from forebay.data.manifest.streamed import StreamedManifest
 from forebay.data.transform.block import Block
 from forebay.errors import LoaderClosed
 from forebay.runtime.foreign_code import outcome_of
@@ -112,8 +111,6 @@ class Pipeline:
     ) -> None:
         self._options, self._source, self._pool, self._counters, self._owner = options, source, pool, counters, owner
         self._pid = os.getpid()
-        # The source of a stream of files does not become that of the finished dataset.
-        self._goes_on = not any(isinstance(manifest, StreamedManifest) for manifest in options.plan.manifests)
         kernels.load()  # before the first thread
         self._copies = None if options.device is None else open_copies(options.device)
         self._lock = threading.Lock()
@@ -216,7 +213,7 @@ class Pipeline:
             self._gathered.counters = self._counters
 
     def _has_next(self, epoch: int) -> bool:
-        return self._goes_on and (self._options.epochs is None or epoch + 1 < self._options.epochs)
+        return self._options.epochs is None or epoch + 1 < self._options.epochs
 
     def _add_epoch(self, epoch: int, position: int, *, is_sure: bool) -> EpochBatches:
         added = EpochBatches(self._options, self._counters, self._copies, start=(epoch, position), is_sure=is_sure)

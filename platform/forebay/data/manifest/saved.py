@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from forebay.data.manifest.manifest import MANIFEST_VERSION, Field, File, Manifest
 from forebay.data.manifest.row_mask import KeptRows, RowMask
-from forebay.data.manifest.streamed import require_named_files
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically
 from forebay.storage.credentials import Access
@@ -30,10 +29,9 @@ def save_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
     """Write `manifest` atomically to a path or URI that ends in `.json` or `.parquet`.
 
     Raises:
-        InvalidOption: The path has another suffix, or the manifest is that of a stream.
+        InvalidOption: The path has another suffix.
         OSError: Storage refuses the write.
     """
-    require_named_files(manifest)
     uri = os.fspath(path)
     place = resolve(uri)
     if place.path.endswith(".json"):

@@ -11,7 +11,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.data.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
-from forebay.data.manifest.streamed import require_named_files
 from forebay.data.parquet.arrow_types import parse_type
 from forebay.data.parquet.constants import cast_column, constant_array
 from forebay.data.parquet.decode import DECODE_ERRORS, decode, is_too_much_nested_text, nested_columns
@@ -66,7 +65,7 @@ class RowGroupReader:
     """Reads the row groups of one manifest. Safe for threads.
 
     Counts `parquet_opens`, `source_bytes` (compressed, of the columns read), `retries`, and the seconds of both steps.
-    Setting `cancelled` ends reads in progress with `forebay.errors.Cancelled`. Raises `InvalidOption` for a stream.
+    Setting `cancelled` ends reads in progress with `forebay.errors.Cancelled`.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class RowGroupReader:
         cancelled: Cancellation | None = None,
         footers: FooterCache | None = None,
     ) -> None:
-        require_named_files(manifest)
         self.manifest = manifest
         self._policy = policy
         self._counters = counters or Counters()

@@ -14,8 +14,6 @@ import numpy as np
 
 from forebay.data.kernels.calls import order_lanes
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.manifest.streamed import StreamedManifest
-from forebay.data.plan.file_order import FileOrder
 from forebay.data.plan.lane_count import choose_lanes, choose_window
 from forebay.data.plan.lanes import LaneEpoch, LaneRows, deal, owned_order, shuffled_line
 from forebay.data.plan.order import BlockSpan, BlockWindows, Order, PositionedRows
@@ -86,8 +84,7 @@ class Plan(Order):
     """Order of the rows of one dataset, built by `build_plan`.
 
     Position `p` of an epoch is row `p // lanes` of lane `p % lanes`. An epoch is a permutation of all rows. Memory is
-    O(row groups), a batch costs O(its rows), and seeking costs nothing. Epoch 0 over a stream is in the order of its
-    files: see `FileOrder`.
+    O(row groups), a batch costs O(its rows), and seeking costs nothing.
 
     Attributes:
         manifest: Row groups of the data.
@@ -122,13 +119,6 @@ class Plan(Order):
         facts = [PLAN_VERSION, manifest.id if windows is None else windows.id, seed, lanes, shuffle_rows, shuffle]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._lane_epoch = lru_cache(maxsize=2 * lanes)(self._order_lane)  # a mixture reads two epochs
-        # The files of a stream appear in their order while the first epoch trains on them. An index of windows has read
-        # all of them, and its rows are not those of the files.
-        self._file_order = (
-            FileOrder(manifest, seed=seed, shuffle=shuffle)
-            if isinstance(manifest, StreamedManifest) and windows is None
-            else None
-        )
         self._line = lru_cache(maxsize=2)(partial(shuffled_line, rows, seed=seed))
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -158,8 +148,6 @@ class Plan(Order):
 
     def rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> LaneRows:
         """Rows of some lanes, ascending, among positions `start` to `stop`, in position order."""
-        if epoch == 0 and self._file_order:
-            return self._file_order.rows(self._positions(start, stop, lanes))
         count = self.rows_before(stop, lanes) - self.rows_before(start, lanes)
         block, row = np.empty((2, count), dtype=np.int64)
         owned = [(lane, self.lane_row(start, lane), self.lane_row(stop, lane)) for lane in lanes]
@@ -187,8 +175,6 @@ class Plan(Order):
         return self._positions(start, stop, lanes) % self.lanes
 
     def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
-        if epoch == 0 and self._file_order:
-            return self._file_order.block_spans(position)
         return heapq.merge(*(self._lane_spans(epoch, position, lane) for lane in lanes))
 
     def window_shifts(self, epoch: int, positions: Ints, source: int = 0) -> Ints:

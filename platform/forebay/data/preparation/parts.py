@@ -11,7 +11,6 @@ import xxhash
 
 from forebay.data.manifest.manifest import Field
 from forebay.data.manifest.prepared import PreparedFile
-from forebay.data.manifest.streamed import file_name
 from forebay.data.parquet.schemas import fields_of, read_schema
 from forebay.errors import MixedSchemas
 from forebay.storage.atomic import write_atomically, write_failed
@@ -78,7 +77,7 @@ def write_part(folder: str, number: int, row_groups: Sequence[pa.Table]) -> tupl
             writer.write_table(table, row_group_size=max(table.num_rows, 1))
     content = sink.getvalue()
     content_hash = xxhash.xxh3_128_hexdigest(content)
-    path = f"{file_name(number)}-{content_hash[:16]}.parquet"
+    path = f"part-{number:06d}-{content_hash[:16]}.parquet"
     uri = below(folder, path)
     try:
         write_atomically(uri, content)

@@ -13,7 +13,6 @@ import pyarrow.compute as pc
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.prepared import Prepared, PreparedOrigin
-from forebay.data.manifest.streamed import StreamedManifest
 from forebay.data.preparation.fits import Fit, Fits
 from forebay.data.preparation.parts import LAYOUT_VERSION, ROW_GROUPS_PER_FILE
 from forebay.data.sources.parquet_files import list_parquet
@@ -28,10 +27,7 @@ _FOLDER_DIGITS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationOptions:
-    """Options of a preparation, checked. `inputs` None: the function's own arguments name them.
-
-    `stream_rows` is the number of rows of a stream. None if the dataset is read only after it was sealed.
-    """
+    """Options of a preparation, checked. `inputs` None: the function's own arguments name them."""
 
     into: str
     key: tuple[str, ...] = ()
@@ -39,12 +35,9 @@ class PreparationOptions:
     fits: Fits = field(default_factory=Fits)
     inputs: tuple[str, ...] | None = None
     version: str | None = None
-    stream_rows: int | None = None
 
     def __post_init__(self) -> None:
         whole_number("row_group_rows", self.row_group_rows, least=1)
-        if self.stream_rows is not None:
-            whole_number("rows", self.stream_rows, least=1)
         if len(set(self.key)) < len(self.key):
             raise InvalidOption(f"key={self.key} names a column twice. Name each once.")
 
@@ -114,8 +107,7 @@ def plan_request(
             "fit": repr(options.fits.fits),
             "fit_on": _expression_identity(options.fits.on),
             "layout": f"{LAYOUT_VERSION} {ROW_GROUPS_PER_FILE}",
-        }
-        | ({} if options.stream_rows is None else {"rows": str(options.stream_rows)}),
+        },
     )
     return PreparationRequest(function=function, arguments=arguments, options=options, origin=origin)
 
@@ -145,12 +137,6 @@ def _expression_identity(expression: pc.Expression | None) -> str:
 
 
 def _argument_digest(function: str, name: str, value: Any) -> str:
-    if isinstance(value, StreamedManifest):
-        raise InvalidOption(
-            f"{function}({name}=...) is being prepared as a stream, and its files have no names yet. Wait for "
-            "them, and give stream.wait().manifest.",
-            argument=name,
-        )
     if isinstance(value, Manifest):
         return value.id
     if isinstance(value, Prepared):

@@ -10,7 +10,6 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.manifest.stream_files import finished_manifest
 from forebay.data.parquet.reading import RowGroupReader
 
 
@@ -26,7 +25,7 @@ def row_values(
     """
     ends = np.cumsum([len(manifest) for manifest in manifests])
     found: list[dict[str, Any]] = [{} for _ in block]
-    readers = [RowGroupReader(finished_manifest(manifest)) for manifest in manifests]
+    readers = [RowGroupReader(manifest) for manifest in manifests]
     for each in np.unique(block).tolist():
         number = int(np.searchsorted(ends, each, side="right"))
         reader = readers[number]

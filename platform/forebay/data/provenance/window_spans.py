@@ -10,7 +10,6 @@ import numpy as np
 from forebay.data.manifest.file_rows import FileRows
 from forebay.data.manifest.file_windows import FileWindows
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.manifest.stream_files import finished_manifest
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.plan.permute import Ints
 from forebay.data.windows.index import WindowIndex
@@ -67,7 +66,7 @@ class StepOrder:
         if self._keys.has_rows_as_steps:
             return step
         if self._reader is None:
-            self._reader = RowGroupReader(finished_manifest(self._manifest))
+            self._reader = RowGroupReader(self._manifest)
         row = np.empty_like(step)
         for each in np.unique(block).tolist():
             own = block == each

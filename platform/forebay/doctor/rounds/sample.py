@@ -12,11 +12,8 @@ from itertools import islice
 
 from forebay.data.loader.data import Data
 from forebay.data.manifest.manifest import RowGroup
-from forebay.data.manifest.prepared import find_prepared
-from forebay.data.manifest.streamed import StreamedManifest
 from forebay.data.parquet.reading import Fetched, RowGroupReader
 from forebay.data.transform.dataset import Dataset
-from forebay.errors import InvalidOption
 from forebay.runtime.metrics import Counters
 from forebay.storage.filesystem import resolve_source
 from forebay.world import World
@@ -48,7 +45,7 @@ def read_sample(data: Data, world: World, *, num_reads: int, seconds: float) -> 
     """Read the row groups that `world` needs first, for about `seconds`, and at least `LEAST_BLOCKS` of them.
 
     Pages of local files are in the page cache afterwards. Pages from a network are held.
-    Raises the errors of `RowGroupReader.fetch`, and `InvalidOption` for data that is still being prepared.
+    Raises the errors of `RowGroupReader.fetch`.
     """
     wanted = list(_first_needed(data, world))
     readers = {id(each.dataset): RowGroupReader(each.dataset.manifest) for each in wanted}
@@ -107,7 +104,7 @@ def _is_local(each: SampledRowGroup) -> bool:
 
 
 def _first_needed(data: Data, world: World) -> Iterator[SampledRowGroup]:
-    datasets = [_finished(dataset) for dataset in data.datasets]
+    datasets = data.datasets
     numbered = [(number, index) for number, each in enumerate(datasets) for index in range(len(each.manifest))]
     spans = data.plan.block_spans(0, 0, data.plan.owned_lanes(world))
     chosen = {numbered[span.block]: None for span in islice(spans, MOST_SPANS)}
@@ -120,15 +117,3 @@ def _first_needed(data: Data, world: World) -> Iterator[SampledRowGroup]:
         seen.add(number)
         source_bytes += int(datasets[number].manifest.source_bytes[index])
         yield SampledRowGroup(dataset=datasets[number], index=index)
-
-
-def _finished(dataset: Dataset) -> Dataset:
-    if not isinstance(dataset.manifest, StreamedManifest):
-        return dataset
-    sealed = find_prepared(dataset.manifest.root)
-    if sealed is None:
-        raise InvalidOption(
-            f"the data in {dataset.manifest.root} is still being prepared, and an examination reads it several times. "
-            "Wait until it is finished (forebay prepare), and examine the job then."
-        )
-    return replace(dataset, manifest=sealed.manifest)

@@ -109,13 +109,12 @@ def test_rows_of_spans_and_windows_are_left_out(parquet_folder: Folder) -> None:
     assert odd.num_rows == 153 and "day=3/odd:0:3 name.parquet:0:4" in names_and_ids(odd)
 
 
-def test_the_names_of_a_stream_are_those_of_the_prepared_data(parquet_folder: Folder, tmp_path: Path) -> None:
+def test_rows_of_prepared_data_are_left_out_by_name(parquet_folder: Folder, tmp_path: Path) -> None:
     data = fb.scan(parquet_folder({"a.parquet": [40, 30]}))
-    stream = fb.prepare_stream(rows_backwards, data=data, rows=70, into=str(tmp_path / "into"), row_group_rows=16)
-    with fb.Loader(fb.build_plan(stream.manifest, seed=3), TRANSFORM, global_batch=16) as loader:
+    prepared = fb.prepare(rows_backwards, data=data, into=str(tmp_path / "into"), row_group_rows=16)
+    with fb.Loader(fb.build_plan(prepared.manifest, seed=3), TRANSFORM, global_batch=16) as loader:
         batch = next(iter(loader))
-    root = stream.wait().manifest.root
-    left = fb.scan(root, skip=batch.rows())
+    left = fb.scan(prepared.folder, skip=batch.rows())
     assert sorted(names_and_ids(left).values()) == sorted(set(range(70)) - set(batch["id"].tolist()))
 
 

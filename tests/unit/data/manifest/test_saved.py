@@ -15,9 +15,7 @@ from hypothesis import strategies as st
 
 from forebay.data.manifest.manifest import File, Manifest
 from forebay.data.manifest.saved import load_manifest, save_manifest
-from forebay.data.manifest.streamed import StreamLayout
 from forebay.errors import InvalidOption
-from forebay.storage.credentials import Access
 
 Make = Callable[..., Manifest]
 SUFFIXES = ["json", "parquet"]
@@ -55,14 +53,6 @@ def test_the_parquet_form_is_a_table_for_any_tool(memory_manifest: Make, tmp_pat
     assert table["rows"].to_pylist() == [3, 1, 5]
     assert table["path"].cast(pa.string()).to_pylist() == ["part-000000.parquet"] * 2 + ["part-000001.parquet"]
     assert table["file_size"].to_pylist() == [1000, 1000, 1001]
-
-
-def test_a_stream_is_refused(memory_manifest: Make, tmp_path: Path) -> None:
-    """Its id comes from what is prepared, so what was written could not be loaded."""
-    layout = StreamLayout(rows=9, row_group_rows=4, row_groups_per_file=2, row_group_bytes=(9, 3), fingerprint="f")
-    stream = layout.manifest("memory://", memory_manifest([1]).fields, Access(["memory://"]))
-    with pytest.raises(InvalidOption, match=r"is being prepared.*stream\.wait\(\)\.manifest"):
-        save_manifest(stream, tmp_path / "m.json")
 
 
 def test_another_suffix(memory_manifest: Make, tmp_path: Path) -> None:

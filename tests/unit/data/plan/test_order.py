@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.manifest.streamed import StreamedManifest, StreamLayout
 from forebay.data.plan.cursor import Cursor
 from forebay.data.plan.digest import order_digest
 from forebay.data.plan.mixture.mixture import Mixture
@@ -27,10 +26,10 @@ Orders = dict[str, Order]
 
 
 @dataclass(frozen=True, kw_only=True)
-class WindowedStream:
-    """Windows of 15 steps over a stream, whose rows are the steps of one series."""
+class WindowedSeries:
+    """Windows of 15 steps over a series whose steps are the rows of `manifest`."""
 
-    manifest: StreamedManifest
+    manifest: Manifest
 
     @property
     def windows(self) -> WindowIndex:
@@ -50,12 +49,10 @@ def orders(make: Make, lanes: int = 3) -> Orders:
     }
     weights = {"large": 0.6, "small": 0.15, "middle": 0.25}
     stages = [(0, {"large": 1.0}), (90, weights), (400, {"small": 2.0, "middle": 1.0})]
-    layout = StreamLayout(rows=203, row_group_rows=10, row_groups_per_file=4, row_group_bytes=(9, 3), fingerprint="f")
-    stream, longer = layout.manifest("/s", ()), replace(layout, rows=233).manifest("/s", ())
+    series = WindowedSeries(manifest=make([10] * 23 + [3]))
     return {
         "plan": plan,
-        "stream": build_plan(stream, seed=2, lanes=lanes, shuffle_rows=16),
-        "windows of a stream": build_plan(WindowedStream(manifest=longer), seed=2, lanes=lanes, shuffle_rows=16),
+        "windows": build_plan(series, seed=2, lanes=lanes, shuffle_rows=16),
         "alone": Mixture({"only": plan}, {"only": 3}),
         "all": Mixture(others, weights),
         "first": Mixture(
@@ -74,7 +71,7 @@ def orders(make: Make, lanes: int = 3) -> Orders:
     }
 
 
-KINDS = ("plan", "stream", "windows of a stream", "alone", "all", "first", "once", "stages", "continued")
+KINDS = ("plan", "windows", "alone", "all", "first", "once", "stages", "continued")
 
 
 @pytest.fixture(params=KINDS)
@@ -147,7 +144,6 @@ def pairs(order: Order, epoch: int, position: int, world: World) -> list[tuple[i
 
 GOLDEN = {
     "plan": ("3978e3c5db01a8b0", "2f4a546477b9b6a7"),
-    "stream": ("3177d5157bd7fe8a", "63e447c82fa400f4"),
     "alone": ("ba655b7aa018a85e", "2f4a546477b9b6a7"),
     "all": ("f51d4f25c9fea9f3", "61c2746cf5507932"),
     "first": ("7ce595a0d42a6521", "6c0ffe9a2fcc8bcb"),

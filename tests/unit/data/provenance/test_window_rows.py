@@ -146,15 +146,14 @@ def three_series(steps: int) -> Iterator[pa.Table]:
         yield pa.table({"meter": ids % 3, "ts": ids, "load": ids.astype(np.float32)})
 
 
-def test_windows_of_a_stream_name_the_rows_of_the_prepared_data(tmp_path: Path) -> None:
-    stream = fb.prepare_stream(three_series, steps=200, rows=200, into=str(tmp_path), row_group_rows=16, inputs=[])
+def test_windows_over_prepared_data_name_its_rows(tmp_path: Path) -> None:
+    prepared = fb.prepare(three_series, steps=200, into=str(tmp_path), row_group_rows=16, inputs=[])
     past = fb.History(["load"], steps=6)
-    part = fb.Sequences(stream.manifest, past=past, entity="meter", time="ts").whole
+    part = fb.Sequences(prepared.manifest, past=past, entity="meter", time="ts").whole
     with fb.Loader(fb.build_plan(part), part.transform, global_batch=16) as loader:
         batch = next(iter(loader))
-    root = stream.wait().manifest.root
     for window, ids in zip(batch.rows()[:3], batch["past"][:3, :, 0].tolist(), strict=True):
-        kept = RowGroupReader(fb.scan(root, skip=[window]))
+        kept = RowGroupReader(fb.scan(prepared.folder, skip=[window]))
         found = [value for index in range(len(kept.manifest)) for value in kept.read(index)["load"].to_pylist()]
         assert sorted(set(range(200)) - set(found)) == ids and len(found) == 200 - len(ids)
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pyarrow.fs import FileType
 
 from forebay.data.loader.data import Data
-from forebay.data.manifest.manifest import Field, Manifest
+from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.saved import load_manifest, save_manifest
-from forebay.data.manifest.streamed import StreamedManifest, StreamLayout
 from forebay.data.plan.mixture.mixture import Mixture
 from forebay.data.plan.order import Last, Order
 from forebay.data.plan.plan import Plan, build_plan
@@ -21,7 +20,7 @@ from forebay.data.windows.index import WindowIndex, window_indices
 from forebay.data.windows.step_columns import StepColumns
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import ADVICE, write_failed
-from forebay.storage.credentials import Access, redacted
+from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
 from forebay.training.runs.rows.window_record import load_index, save_index
@@ -30,11 +29,6 @@ FILE_NAME = "order.json"
 # Hidden from scans: a run folder may lie below a folder of data.
 FOLDER = "_manifests"
 VERSION = 1
-_UNKNOWN: Mapping[str, str] = {
-    "windows": "windows of series by an earlier release, which did not record them",
-    "stream": "a stream by an earlier release, which did not record it",
-    "other": "an order of another class than Plan, Sampled and Mixture",
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +52,7 @@ def record_order(data: Data, path: str, name: str) -> None:
     if keys := step_keys(data.datasets):
         facts["keys"] = [_key_facts(each) for each in keys]
     try:
-        for manifest in _manifests(data.plan):
+        for manifest in data.plan.manifests:
             _save_once(save_manifest, manifest, _manifest_uri(path, manifest.id))
         for index in window_indices(data.plan):
             _save_once(save_index, index, _index_uri(path, index.id))
@@ -99,7 +93,7 @@ def _facts(order: Order) -> dict[str, Any]:
         case Plan():
             options = {"seed": order.seed, "lanes": order.lanes, "shuffle_rows": order.shuffle_rows}
             windows = {"windows": order.windows[0].id} if order.windows else {}
-            return {"kind": "plan", **_manifest_facts(order.manifest), **windows, **options, "shuffle": order.shuffle}
+            return {"kind": "plan", "manifest": order.manifest.id, **windows, **options, "shuffle": order.shuffle}
         case Sampled():
             return {"kind": "sampled", "plan": _facts(order.plan), **order.options}
         case Mixture():
@@ -120,12 +114,12 @@ def _order(facts: Mapping[str, Any], path: str) -> Order:
     if kind == "mixture":
         plans = {name: _order(each, path) for name, each in options.pop("plans").items()}
         return Mixture(plans, **options)
-    raise InvalidOption(f"{path} was trained on {_UNKNOWN[kind]}.", path=path)
+    raise InvalidOption(f"{path} was trained on an order of another class than Plan, Sampled and Mixture.", path=path)
 
 
 def _plan(options: dict[str, Any], path: str) -> Plan:
-    stream, manifest_id, index_id = (options.pop(name, None) for name in ("stream", "manifest", "windows"))
-    manifest = _streamed(stream) if stream else load_manifest(_manifest_uri(path, manifest_id))
+    manifest_id, index_id = options.pop("manifest"), options.pop("windows", None)
+    manifest = load_manifest(_manifest_uri(path, manifest_id))
     if index_id is None:
         return build_plan(manifest, **options)
     return build_plan(_Windows(manifest, load_index(_index_uri(path, index_id))), **options)
@@ -138,20 +132,6 @@ class _Windows(NamedTuple):
     windows: WindowIndex
 
 
-def _manifest_facts(manifest: Manifest) -> dict[str, Any]:
-    """Id of a manifest, or all of a stream: it has some numbers and no entry per file."""
-    if not isinstance(manifest, StreamedManifest):
-        return {"manifest": manifest.id}
-    fields = [asdict(each) for each in manifest.fields]
-    return {"stream": {"root": manifest.root, "fields": fields, "layout": asdict(manifest.layout)}}
-
-
-def _streamed(facts: Mapping[str, Any]) -> StreamedManifest:
-    layout = facts["layout"] | {"row_group_bytes": tuple(facts["layout"]["row_group_bytes"])}
-    fields = [Field(**each) for each in facts["fields"]]
-    return StreamLayout(**layout).manifest(facts["root"], fields, Access([facts["root"]]))
-
-
 def _key_facts(keys: StepColumns) -> dict[str, Any]:
     names = ("entity", "time", "is_list")
     return {name: getattr(keys, name) for name in names} | {"values": {k: list(v) for k, v in keys.values.items()}}
@@ -161,11 +141,6 @@ def _save_once(save: Callable[[Any, str], None], value: object, uri: str) -> Non
     place = resolve(uri)
     if place.fs.get_file_info(place.path).type == FileType.NotFound:
         save(value, uri)
-
-
-def _manifests(order: Order) -> tuple[Manifest, ...]:
-    """Manifests of the order, without those of a stream."""
-    return tuple(each for each in order.manifests if not isinstance(each, StreamedManifest))
 
 
 def _manifest_uri(path: str, manifest_id: str) -> str:

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import nn
@@ -154,17 +151,6 @@ def mixed_windows(folder: Folder) -> tuple[Order, Any]:
     return fb.Mixture(plans, {"web": 0.5, "code": 0.5}, rows=60), {name: part.transform for name, part in parts.items()}
 
 
-def rows_backwards(data: fb.Manifest) -> Iterator[pa.Table]:
-    yield pq.read_table(data.root).sort_by([("id", "descending")])
-
-
-def streamed(folder: Folder) -> Order:
-    data = fb.scan(folder({"a.parquet": ROWS}))
-    into = str(Path(data.root).parent / "into")
-    stream = fb.prepare_stream(rows_backwards, data=data, rows=sum(ROWS), into=into, row_group_rows=16, version="1")
-    return fb.build_plan(stream.manifest, seed=3, lanes=6)
-
-
 @pytest.fixture(params=[plain])
 def bench(request: pytest.FixtureRequest, parquet_folder: Folder, tmp_path: Path) -> RowsBench:
     made = request.param(parquet_folder)
@@ -176,7 +162,7 @@ kinds = pytest.mark.parametrize(
     [
         mixed,
         windows,
-        *(pytest.param(each, marks=pytest.mark.variation) for each in (plain, sampled, mixed_windows, streamed)),
+        *(pytest.param(each, marks=pytest.mark.variation) for each in (plain, sampled, mixed_windows)),
     ],
     indirect=True,
 )
@@ -284,27 +270,11 @@ def test_values_of_windows_are_lists_of_those_that_the_batch_has(parquet_folder:
         index.write_bytes(wrong if isinstance(wrong, bytes) else next(wrong).read_bytes())
         with pytest.raises(InvalidOption, match=r"The index of windows .* cannot be read .* with all files"):
             rows_of_step(bench.path, 3)
-    index.write_bytes(content)
-    # The record of an earlier release has no index.
+    # The record of an order of another class.
     record = Path(bench.path) / FILE_NAME
-    record.write_text(json.dumps(json.loads(record.read_text()) | {"order": {"kind": "windows"}}))
-    with pytest.raises(InvalidOption, match="windows of series by an earlier release, which did not record them"):
+    record.write_text(json.dumps(json.loads(record.read_text()) | {"order": {"kind": "other"}}))
+    with pytest.raises(InvalidOption, match="an order of another class than Plan, Sampled and Mixture"):
         rows_of_step(bench.path, 1)
-
-
-def test_rows_of_a_stream_are_known_while_its_files_are_there(parquet_folder: Folder, tmp_path: Path) -> None:
-    bench = RowsBench(tmp_path, streamed(parquet_folder))
-    bench.run(epochs=1)
-    found = rows_of_step(bench.path, 5)
-    with fb.Loader(bench.order, TRANSFORM, global_batch=8) as loader:
-        batch = next(batch for batch in loader if batch.position == found.trained.spans[0][1])
-    assert [value["id"] for value in found.values()] == batch["id"].tolist()
-    names = [str(row) for row in batch.rows()]
-    assert [str(row) for row in found.rows] == names and names[0].startswith("part-000")
-    shutil.rmtree(bench.order.manifests[0].root)
-    assert [str(row) for row in rows_of_step(bench.path, 5).rows] == names
-    with pytest.raises(SourceChanged, match="has no finished file of this stream. Prepare the data again"):
-        found.values()
 
 
 def test_steps_that_are_not_recorded_say_why(bench: RowsBench) -> None:
