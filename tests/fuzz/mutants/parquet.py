@@ -13,7 +13,6 @@ import bytewise
 import files
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import structural
 
 from forebay.data.manifest.manifest import Manifest
@@ -58,8 +57,8 @@ class Parquet:
 
     def _scan(self, rng: np.random.Generator) -> Manifest:
         columns = SELECTIONS[int(rng.integers(len(SELECTIONS)))]
-        predicates = (None, pc.field("id") >= 100, pc.field("text") == "prefix é 3", pc.field("x") < 0.5)
-        return scan(self._path, columns, predicates[int(rng.integers(4))], policy=QUICK)
+        filters = (None, "id >= 100", "text == 'prefix é 3'", "x < 0.5")
+        return scan(self._path, columns, where=filters[int(rng.integers(4))], policy=QUICK)
 
     def _forge(self, original: files.Original) -> Manifest:
         """Manifest of the whole file, as if storage reported no change of the file."""

@@ -108,7 +108,7 @@ def _rows_by_group(scanned: Manifest, skip: list[RowSpan]) -> dict[tuple[str, in
         count = f"{total} row{'s' if total > 1 else ''}"
         raise InvalidOption(
             f"skip= names {count} that {scanned.root} does not have, such as {named}. Give the list to a "
-            "scan of the files that it was made of, without predicate=, or remove them from it.",
+            "scan of the files that it was made of, or remove them from it.",
             unknown=tuple(map(str, unknown)),
         )
     return found

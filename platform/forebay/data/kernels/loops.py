@@ -93,7 +93,8 @@ def _pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[Any]) 
     """Interleave `columns`, the addresses of arrays of `rows` items, into `packed`, of length rows * len(columns).
 
     Transposes squares of 4 x 4 items, which take a few instructions in registers, over 64 rows at a time, so that input
-    and output stay in a near CPU cache. With 100 columns it takes 1.3 times as long as a plain copy (docs/internals/data-plane.md).
+    and output stay in a near CPU cache. With 100 columns it takes 1.3 times as long as a plain copy
+    (docs/internals/data-plane.md).
     """
     width, whole = len(columns), len(columns) // 4 * 4
     item = packed.itemsize

@@ -37,7 +37,7 @@ def check_statistics(uri: str, footer: pa.Buffer, decoded: pq.FileMetaData) -> N
     if problem:
         raise CorruptFile(
             f"{uri} is corrupt: its footer cannot be used to prune ({problem}). Write or copy the file again, leave it "
-            "out, or scan without a predicate.",
+            "out, or scan without where=.",
             uri=uri,
         )
 

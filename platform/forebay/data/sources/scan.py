@@ -19,7 +19,7 @@ from forebay.data.filters.skipping import RowName, without_rows
 from forebay.data.filters.where import Where
 from forebay.data.manifest.manifest import Field, File, Manifest
 from forebay.data.parquet.footer import check_chunks, check_types, decode_footer, fetch_footer
-from forebay.data.parquet.schemas import FileSchema, agree, leaves, missing_column, read_schema, selected_columns
+from forebay.data.parquet.schemas import agree, leaves, read_schema, selected_columns
 from forebay.data.parquet.statistics import check_statistics
 from forebay.data.sources.parquet_files import Uri
 from forebay.data.sources.scanned import Scanned, file_columns, with_absent
@@ -41,7 +41,6 @@ Progress = Callable[[int, int], None]
 def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     uri: Uri | Sequence[Uri],
     columns: Sequence[str] | None = None,
-    predicate: pc.Expression | None = None,
     *,
     where: str | None = None,
     skip: Iterable[RowName] = (),
@@ -59,8 +58,6 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
             the folder of a Delta Lake table (needs `forebay[delta]`), or an Iceberg table (needs `forebay[iceberg]`):
             `iceberg://CATALOG/NAMESPACE.TABLE`, or its metadata file. Rows that a table has deleted do not count.
         columns: The columns to train on, in order. None for all. Other columns may differ between files.
-        predicate: An expression such as `pyarrow.compute.field("day") >= 20`. Leaves out a row group if its statistics
-            show that the predicate is true for none of its rows. Rows inside the other row groups are not filtered.
         where: A row filter, such as `"label is not None and day >= '2024-01-31'"`. Reads the columns that it compares
             once. Only rows for which it is true belong to the dataset. See `docs/reading.md`.
         skip: Names of rows that are left out, such as `day=1/a.parquet:3:128` or `day=1/a.parquet:3:128..223`: what
@@ -74,25 +71,21 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
         policy: Attempts, deadline and waits of each footer.
 
     Raises:
-        NoFiles: No file with rows was found, or the predicate or the filter leaves none.
+        NoFiles: No file with rows was found, or or the filter leaves none.
         MixedSchemas, MissingColumn: The files disagree on a selected column, or none has it.
         CorruptFile: A footer cannot be decoded.
         ReadFailed: Storage kept failing.
         NotPlainParquet: The files belong to a Hudi table, or are a part of a Delta Lake or Iceberg table.
         MissingPackage: A Delta Lake table is read by the package deltalake, an Iceberg table by pyiceberg.
-        InvalidOption: The predicate, the filter, the selection or the version can never work, or a partition column is
+        InvalidOption: The filter, the selection or the version can never work, or a partition column is
             also in the files.
     """
     selection = selected_columns(columns)
-    if predicate is not None and not isinstance(predicate, pc.Expression):
-        raise InvalidOption(
-            f'predicate={predicate!r} is not a pyarrow expression. Write it as pyarrow.compute.field("day") >= 20.'
-        )
     row_filter = None if where is None else Where(where)
     sources = find_sources(uri, policy, version=version, partitions=partitions)
     if selection is None and sources.table is not None:
         selection = tuple(field.name for field in sources.table)
-    scan_file = partial(_scan_file, sources=sources, columns=selection, predicate=predicate, where=row_filter)
+    scan_file = partial(_scan_file, sources=sources, columns=selection, where=row_filter)
     scanned = _scan_all(sources.files, scan_file, progress, policy)
     with_rows = with_absent([one for one in scanned if one.has_rows], sources)
     if not with_rows:
@@ -102,14 +95,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
         )
     schemas = [one.schema for one in with_rows]
     fields = agree(schemas, selection)
-    kept = [one for one in with_rows if one.groups.shape[1]]
-    if not kept:
-        raise NoFiles(
-            f"{sources.place}: predicate {predicate} leaves no row group of {len(with_rows)} files with rows. "
-            "Loosen it, or check its values.",
-            predicate=str(predicate),
-        )
-    manifest, rows = _manifest(sources, kept, fields)
+    manifest, rows = _manifest(sources, with_rows, fields)
     names = {field.name for schema in schemas for field in schema.fields}
     filter_fields = agree(schemas, row_filter.tops(names)) if row_filter else ()
     filtered = masked(manifest, rows, row_filter, filter_fields, policy=policy, progress=progress)
@@ -159,7 +145,6 @@ def _scan_file(
     *,
     sources: Sources,
     columns: tuple[str, ...] | None,
-    predicate: pc.Expression | None,
     where: Where | None,
 ) -> Scanned:
     file = source.file
@@ -171,24 +156,15 @@ def _scan_file(
     schema = read_schema(file.uri, footer)
     selected = None if columns is None else {*columns, *_compared(where, source, schema, sources)}
     found = file_columns(source, schema, sources, selected)
-    if predicate is not None and any(name != there for name, there, _ in found.stored):
-        raise InvalidOption(
-            f"predicate {predicate} cannot be compared with {file.uri}, whose columns have other names than its table. "
-            "Give where=... instead.",
-            uri=file.uri,
-        )
     check_chunks(file.uri, footer, file.size)
-    kept: Sequence[int] = range(footer.num_row_groups)
-    may_match = set(kept)
-    if (predicate is not None or where is not None) and footer.num_rows:
+    may_match = set(range(footer.num_row_groups))
+    if where is not None and footer.num_rows:
         check_types(file.uri, footer)
         check_statistics(file.uri, footer_bytes, footer)
-        kept = kept if predicate is None else _survivors(found.schema, footer_bytes, predicate)
-        if where is not None:
-            bounds = where.bounds(found.kinds(footer.schema.to_arrow_schema()), file.uri)
-            may_match = set(_survivors(found.schema, footer_bytes, bounds))
+        bounds = where.bounds(found.kinds(footer.schema.to_arrow_schema()), file.uri)
+        may_match = _may_match(file.uri, footer_bytes, bounds)
     names = None if columns is None else found.names_in_file(columns)
-    groups = [(*facts, int(facts[0] in may_match)) for facts in _measure(footer, kept, names)]
+    groups = [(*facts, int(facts[0] in may_match)) for facts in _measure(footer, names)]
     if not all(0 <= count < _MOST for facts in groups for count in facts):
         raise CorruptFile(
             f"{file.uri} is corrupt: its footer counts rows or bytes below 0, or impossibly many. Write or copy the "
@@ -213,13 +189,13 @@ def _compared(where: Where | None, source: SourceFile, schema: pa.Schema, source
     return where.tops([*schema.names, *(name for name, _ in source.constants)])
 
 
-def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: Sequence[str] | None) -> list[tuple[int, ...]]:
+def _measure(footer: pq.FileMetaData, columns: Sequence[str] | None) -> list[tuple[int, ...]]:
     """Number, rows, bytes, source bytes and first row in the file of each row group that has rows."""
     chunks = range(footer.num_columns) if columns is None else leaves(footer, columns)
     all_rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
     first_rows = list(accumulate(all_rows, initial=0))
     facts: list[tuple[int, ...]] = []
-    for number in kept:
+    for number in range(footer.num_row_groups):
         group = footer.row_group(number)
         if group.num_rows:
             sizes = [
@@ -230,19 +206,15 @@ def _measure(footer: pq.FileMetaData, kept: Sequence[int], columns: Sequence[str
     return facts
 
 
-def _survivors(schema: FileSchema, footer: pa.Buffer, predicate: pc.Expression) -> list[int]:
+def _may_match(uri: str, footer: pa.Buffer, bounds: pc.Expression) -> set[int]:
+    """Indices of the row groups whose statistics do not rule out a match."""
     fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(footer))
     try:
-        return [group.id for group in fragment.subset(filter=predicate).row_groups]
+        return {group.id for group in fragment.subset(filter=bounds).row_groups}
     except pa.ArrowException as error:
-        if "No match for FieldRef" in str(error):
-            name = str(error).partition("FieldRef.Name(")[2].partition(")")[0]
-            raise missing_column(name, [field.name for field in schema.fields], schema.uri) from error
         raise InvalidOption(
-            f"predicate {predicate} does not fit the columns of {schema.uri}: {error}. Compare each column with a "
-            "value of its own type.",
-            predicate=str(predicate),
-            uri=schema.uri,
+            f"where= does not fit the columns of {uri}: {error}. Compare each column with a value of its own type.",
+            uri=uri,
         ) from error
 
 

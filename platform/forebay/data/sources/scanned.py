@@ -68,7 +68,7 @@ class Scanned:
     @property
     def has_rows(self) -> bool:
         """Whether any row group has rows."""
-        return self.num_rows > 0
+        return bool(self.groups.shape[1])
 
     def live(self) -> Iterator[NDArray[np.bool_] | None]:
         """Mask of the live rows of each row group, bool [rows]. None for all. Raises `CorruptFile`."""

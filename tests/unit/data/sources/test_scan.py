@@ -11,7 +11,6 @@ from pathlib import Path
 import fsspec
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -109,33 +108,6 @@ def test_on_another_file_system(parquet_folder: Folder) -> None:
     memory.rm("/forebay-scan", recursive=True)
 
 
-def test_a_predicate_prunes_row_groups_and_keeps_their_rows(parquet_folder: Folder) -> None:
-    root = parquet_folder({"a.parquet": [10, 10], "b.parquet": [10, 0, 10]})
-    manifest = scan(root, predicate=(pc.field("id") >= 15) & (pc.field("id") < 25))
-    assert [(int(file), int(group)) for file, group in zip(manifest.file_of, manifest.group_of, strict=True)] == [
-        (0, 1),
-        (1, 0),
-    ]
-    assert manifest.num_rows == 20
-    assert scan(root, columns=["x1"], predicate=pc.field("id") < 5).columns == ("x1",)
-    assert [file.path for file in scan(root, predicate=pc.field("id") > 35).files] == ["b.parquet"]
-
-
-def test_a_predicate_that_leaves_nothing(parquet_folder: Folder) -> None:
-    with pytest.raises(NoFiles, match=r"\(id > 1000\) leaves no row group of 1 files with rows"):
-        scan(parquet_folder({"a.parquet": [10]}), predicate=pc.field("id") > 1000)
-
-
-def test_predicates_that_cannot_work(parquet_folder: Folder) -> None:
-    root = parquet_folder({"a.parquet": [10]})
-    with pytest.raises(MissingColumn, match=r"no column 'clickd'.*a\.parquet.*Did you mean 'clicked'"):
-        scan(root, predicate=pc.field("clickd") == 1)
-    with pytest.raises(InvalidOption, match=r"does not fit the columns of .*a\.parquet.*its own type"):
-        scan(root, predicate=pc.field("id") == "x")
-    with pytest.raises(InvalidOption, match=r"is not a pyarrow expression\. Write it as"):
-        scan(root, predicate="id > 3")  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("columns", [[], ["x", "x"]])
 def test_selections_that_cannot_work(parquet_folder: Folder, columns: list[str]) -> None:
     with pytest.raises(InvalidOption, match="at least one column, and each once"):
@@ -191,7 +163,7 @@ def test_a_flipped_bit_in_a_footer_never_ends_the_process(write_table: Write, al
     for position, bit in zip(rng.integers(first, len(good), 500), rng.integers(8, size=500), strict=True):
         alter(path, {int(position): 1 << int(bit)})
         try:
-            scan(path, predicate=(pc.field("x") >= 0) & (pc.field("s") > "a"))
+            scan(path, where="x >= 0 and s > 'a'")
         except (CorruptFile, MissingColumn, NoFiles, InvalidOption):
             refused += 1
         path.write_bytes(good)

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from tests.unit.data.sources.lake.iceberg_commits import catalog_at, commit_files, delete_file, equality_file
@@ -64,8 +63,6 @@ def test_columns_are_found_by_field_id(tmp_path: Path) -> None:
     reader = RowGroupReader(fb.scan(table.metadata_location, columns=["s"]))
     values = [row["s"] and row["s"]["w"] for index in range(2) for row in reader.read(index, ["s.w"]).to_pylist()]
     assert sorted(map(str, values)) == ["5", "5", "None", "None"]
-    with pytest.raises(InvalidOption, match=r"Give where=\.\.\. instead"):
-        fb.scan(table.metadata_location, predicate=pc.field("b") > 3)
 
 
 def test_blocks_of_files_under_another_name_are_others(tmp_path: Path) -> None:
