@@ -106,7 +106,7 @@ def _random(made: fb.Job, training: Tensor, seed: int) -> Iterator[tuple[int, in
 def _epoch(data: fb.Data | None, cache: fb.CacheSpec | None, epoch: int = 0) -> Iterator[fb.Batch]:
     assert data is not None
     assert cache is not None
-    with fb.Loader(data.plan, data.transform, cache.open(), global_batch=data.global_batch, epoch=epoch) as loader:
+    with fb.Loader(data, cache.open(), epoch=epoch) as loader:
         yield from loader
 
 

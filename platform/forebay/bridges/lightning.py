@@ -62,15 +62,7 @@ def _module_class() -> Any:
             data = self._data
             validate_equal_parts(data.plan, global_batch=data.global_batch, last=data.last, world_size=world.size)
             self.teardown("fit")
-            self._loader = loader = Loader(
-                data.plan,
-                data.transform,
-                self._cache,
-                world=world,
-                global_batch=data.global_batch,
-                last=data.last,
-                augment=data.augment,
-            )
+            self._loader = loader = Loader(data, self._cache, world=world)
             loader.seek(self._cursor)
             return DataLoader(as_dataset(loader), batch_size=None)
 

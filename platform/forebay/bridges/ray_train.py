@@ -34,16 +34,7 @@ class LoaderShard(LoaderDataset):
     @cached_property
     def loader(self) -> Loader:  # type: ignore[override]
         """Loader of this worker."""
-        data, cache = self.data, None if self._cache is None else attach(self._cache)
-        return Loader(
-            data.plan,
-            data.transform,
-            cache,
-            world=self.world,
-            global_batch=data.global_batch,
-            last=data.last,
-            augment=data.augment,
-        )
+        return Loader(self.data, None if self._cache is None else attach(self._cache), world=self.world)
 
     def iter_torch_batches(self, *, batch_size: int | None = None) -> Iterator[Batch]:
         """Batches of tensors, as from a shard of Ray Data. Raises `InvalidOption` for another size than the config's.

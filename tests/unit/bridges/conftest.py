@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,8 @@ def open_loader(data: fb.Data) -> Callable[..., fb.Loader]:
     """Function that opens the loader of one rank."""
 
     def open_one(rank: int = 0, size: int = 1, **options: object) -> fb.Loader:
-        kept = {"global_batch": data.global_batch, "last": data.last} | options
-        return fb.Loader(data.plan, data.transform, world=fb.World(rank=rank, size=size), **kept)  # type: ignore[arg-type]
+        sizes = {name: options.pop(name) for name in ("global_batch", "last") if name in options}
+        return fb.Loader(replace(data, **sizes), world=fb.World(rank=rank, size=size), **options)  # type: ignore[arg-type]
 
     return open_one
 

@@ -74,7 +74,7 @@ def test_a_checkpoint_continues_in_mid_epoch(
     parts = []
     for rank in range(after):
         world = fb.World(rank=rank, size=after)
-        with fb.Loader(data.plan, data.transform, world=world, global_batch=32, last="drop") as loader:
+        with fb.Loader(data, world=world) as loader:
             loader.load_state_dict(saved)
             parts.append([batch["id"].tolist() for batch in loader])
     assert [sorted([*left, *right]) for left, right in zip(*parts, strict=True)] == calm_ids[STOP_AFTER:12]

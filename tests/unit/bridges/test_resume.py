@@ -25,7 +25,7 @@ class TorchRank:
     """A `DataLoader` over a dataset."""
 
     def __init__(self, data: fb.Data, folder: str, world: fb.World, state: Mapping[str, Any] | None) -> None:
-        self.loader = fb.Loader(data.plan, data.transform, world=world, global_batch=data.global_batch, last=data.last)
+        self.loader = fb.Loader(data, world=world)
         self.dataset = fb.bridges.torch.as_dataset(self.loader)
         self.batches = self.open()
         if state:

@@ -149,7 +149,7 @@ def test_losses_and_gradients_are_those_of_the_trainer_of_transformers(
     # The other side ends after so many steps, and so does its schedule.
     monkeypatch.setattr(Worker, "progress", property(lambda worker: min(worker.step / STEPS, 1.0)))
     worker, _ = train(recipe, TrainSpec(data=data, seed=3), tmp_path / "ours")
-    with fb.Loader(data.plan, data.transform, None, global_batch=ROWS, as_numpy=True) as loader:
+    with fb.Loader(data, as_numpy=True) as loader:
         words = np.concatenate([batch["tokens"].copy() for batch, _ in zip(loader, range(STEPS), strict=False)])
     theirs = steps_of_trainer(recipe, words, 3, tmp_path / "theirs")
     assert len(theirs) == STEPS

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from forebay.data.loader.augmented_rows import AugmentedRows
 from forebay.data.loader.batch import Batch
 from forebay.data.loader.block_table import BlockTable, as_tensors
+from forebay.data.loader.data import Data
 from forebay.data.loader.prefetch import Blocks, Prefetcher
 from forebay.data.loader.rank_batches import Cut, RankPart, SerialExecutor, parts_in_order
 from forebay.data.manifest.file_rows import FileRows
 from forebay.data.manifest.file_windows import FileWindows
-from forebay.data.plan.order import Last, Order, PositionedRows
+from forebay.data.plan.order import Order, PositionedRows
 from forebay.data.provenance.order_rows import OrderRows
-from forebay.data.transform.augment import Augment
+from forebay.data.transform.augment import as_augment
 from forebay.data.transform.block import Block
 from forebay.data.windows.sequence_block import SequenceTransform
 from forebay.data.windows.step_columns import StepColumns
@@ -38,18 +39,14 @@ _POLL_S = 0.2
 class LoaderOptions:
     """Options of one rank's loader, the same for all epochs."""
 
-    plan: Order
+    data: Data
     world: World
-    global_batch: int
-    last: Last
     as_numpy: bool
     prefetch_bytes: int
     device: torch.device | None = None
     """Device of the batches. None: main memory."""
     sequences: tuple[SequenceTransform, ...] = ()
     """Transform of each dataset, if the rows of the plan are windows."""
-    augment: Augment | None = None
-    """Function that changes gathered rows."""
     epochs: int | None = None
     """Number of the epoch before which iteration ends. None: not known."""
 
@@ -78,7 +75,7 @@ class GatheredEpoch:
     ) -> None:
         self._options, self._is_closed, self.counters = options, is_closed, counters
         self._epoch, self._position = epoch, position = start
-        plan = options.plan
+        plan = options.data.plan
         self._lanes = plan.owned_lanes(options.world)
         self._prefetcher = Prefetcher(
             plan,
@@ -89,20 +86,21 @@ class GatheredEpoch:
             budget_bytes=options.prefetch_bytes // 2,
         )
         self._table = _table_of(options, pool, epoch)
-        self._augmented = None if options.augment is None else AugmentedRows(options.augment, plan, pool, epoch=epoch)
+        augment = as_augment(options.data.augment)
+        self._augmented = None if augment is None else AugmentedRows(augment, plan, pool, epoch=epoch)
         self._sources = _source_numbers(plan)
 
     def batches(self, executor: SerialExecutor) -> Iterator[tuple[Batch, int]]:
         """Batches and their bytes. Planning and unmapping are left to `executor`."""
-        plan, options = self._options.plan, self._options
+        plan, options = self._options.data.plan, self._options
         keys = tuple(each.step_columns.keys() for each in options.sequences)
-        cut = Cut(options.global_batch, options.last, options.world)
+        cut = Cut(options.data.global_batch, options.data.last, options.world)
         parts = parts_in_order(plan, cut, executor, epoch=self._epoch, position=self._position)
         while part := self._next_part(parts, executor):
             yield self._batch(part, cut, keys)
 
     def _batch(self, part: RankPart, cut: Cut, keys: Sequence[StepColumns]) -> tuple[Batch, int]:
-        plan, rows, world = self._options.plan, part.rows, cut.world
+        plan, rows, world = self._options.data.plan, part.rows, cut.world
         # A rank without rows also steps, on a real row of weight 0: a row of zeros could become NaN.
         weight = len(rows.row) * world.size / part.size
         end, stop, lanes = part.position + part.size, part.position + part.size, self._lanes
@@ -142,7 +140,7 @@ class GatheredEpoch:
         batch = Batch(dict(tensors), position=position, size=size, num_rows=num_rows, weight=weight)
         batch.epoch = self._epoch
         if self._sources is not None:
-            source, batch.names = self._sources[rows.block], self._options.plan.names
+            source, batch.names = self._sources[rows.block], self._options.data.plan.names
             batch.source = source if self._options.as_numpy else torch.from_numpy(source)
         if isinstance(self._table, WindowTables):
             window_ids = self._table.window_ids(rows)
@@ -179,9 +177,9 @@ class GatheredEpoch:
 
 
 def _table_of(options: LoaderOptions, pool: BufferPool, epoch: int) -> BlockTable | WindowTables:
-    if options.plan.windows:
-        return WindowTables(options.plan, [each.views for each in options.sequences], pool, epoch=epoch)
-    return BlockTable(options.plan.block_rows, pool)
+    if options.data.plan.windows:
+        return WindowTables(options.data.plan, [each.views for each in options.sequences], pool, epoch=epoch)
+    return BlockTable(options.data.plan.block_rows, pool)
 
 
 def _named_rows(

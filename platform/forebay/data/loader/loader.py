@@ -8,21 +8,21 @@ import time
 import weakref
 from collections.abc import Iterator, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, overload
 
 import torch
 
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.source import JoinedSource, SourceProvider, open_source
 from forebay.data.loader.batch import Batch
-from forebay.data.loader.data import Transforms, datasets_of, validate_datasets
+from forebay.data.loader.data import Data, Transforms
 from forebay.data.loader.device.copies import known_device
 from forebay.data.loader.gathered_epoch import LoaderOptions
 from forebay.data.loader.pipeline import EpochBatches, Pipeline, live_pipelines
 from forebay.data.plan.cursor import Cursor
 from forebay.data.plan.order import Last, Order
-from forebay.data.transform.augment import Augment, AugmentFunction, as_augment
-from forebay.data.transform.dataset import validate_augment
+from forebay.data.transform.augment import Augment, AugmentFunction
+from forebay.data.transform.transform import Transform
 from forebay.data.windows.sequence_block import SequenceTransform
 from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed, validate_type, whole_number
 from forebay.runtime.memory.buffers import BufferPool
@@ -34,32 +34,34 @@ _live: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
 class Loader:
-    """Iterable over the batches of one rank. One `for` loop yields the rest of the current epoch and stops at the next.
+    """Iterable over the batches of one rank.
+
+    One `for` loop yields the rest of the current epoch and stops at the next.
 
     ```python
-    with fb.Loader(plan, transform, cache, global_batch=8192) as loader:
+    with fb.Loader(data, cache) as loader:
         for epoch in range(3):
             for batch in loader: ...
     ```
 
+    `Loader(plan, transform, cache, global_batch=8192)` is another way to write
+    `Loader(Data(plan=plan, transform=transform, global_batch=8192), cache)`. It also takes `last` and `augment` of
+    `Data`.
+
     Args:
-        plan: Order of the rows, from `build_plan`, or of several datasets. Its manifests name the files.
-        transform: Turns a row group into arrays. For several datasets one transform, or one by name of the dataset.
+        data: Rows, their arrays and the global batch. Every world size up to the plan's lanes sees the same global
+            batches. With `last="drop"`, `dropped_rows` counts the rows that are left out.
         cache: `DiskCache`, client of a node's cache actor, or None to read the source in every epoch.
-        world: Rank and number of ranks. Every world size up to the plan's lanes sees the same global batches.
-        global_batch: Rows per step over all ranks.
+        world: Rank and number of ranks.
         epoch: First epoch.
         epochs: Number of the epoch before which iteration ends, if known. The next epoch is then prepared while the
             trainer uses the last batches of one, also from the source. A loop that stops early must call `close()`.
             By default the first batches of the next epoch are prepared as far as the cache has them, for 10 s.
-        last: "balance" makes batches whose sizes differ by at most one row, "drop" equal ones (`dropped_rows` counts
-            the rest).
         as_numpy: Batches of NumPy arrays instead of torch tensors.
-        prefetch_bytes: Bound in bytes on blocks requested before they are needed, and on finished batches.
+        prefetch_bytes: Limit in bytes of blocks requested before they are needed, and of finished batches.
         counters: Counters of this loader (`forebay.runtime.metrics.METRICS`). New ones by default.
         device: Device of the batches, e.g. "cuda". Batches are gathered into page-locked memory and copied in a stream
             of their own, one ahead of the trainer. None: main memory.
-        augment: Function `augment(batch, rng)` that changes batches at random, off the trainer's thread, or `Augment`.
 
     Raises:
         InvalidOption, TooManyRanks, MissingColumn, WrongType, Unfingerprintable: Before any thread starts.
@@ -69,46 +71,75 @@ class Loader:
     within 10 s. A loader works in forked and spawned children.
     """
 
-    def __init__(  # noqa: PLR0913 - the one constructor every user of the data plane writes out
+    @overload
+    def __init__(
         self,
-        plan: Order,
-        transform: Transforms,
+        data: Data,
         cache: DiskCache | SourceProvider | None = None,
         *,
         world: World | None = None,
-        global_batch: int,
         epoch: int = 0,
         epochs: int | None = None,
-        last: Last = "balance",
         as_numpy: bool = False,
         prefetch_bytes: int = 256 << 20,
         counters: Counters | None = None,
         device: torch.device | str | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        plan: Order,
+        /,
+        transform: Transforms,
+        cache: DiskCache | SourceProvider | None = None,
+        *,
+        global_batch: int,
+        last: Last = "balance",
         augment: Augment | AugmentFunction | None = None,
+        world: World | None = None,
+        epoch: int = 0,
+        epochs: int | None = None,
+        as_numpy: bool = False,
+        prefetch_bytes: int = 256 << 20,
+        counters: Counters | None = None,
+        device: torch.device | str | None = None,
+    ) -> None: ...
+
+    def __init__(  # type: ignore[misc] # noqa: PLR0913 - `cache` is the second argument of one form, the third of one
+        self,
+        data: Data | Order,
+        transform: Transforms | DiskCache | SourceProvider | None = None,
+        cache: DiskCache | SourceProvider | None = None,
+        *,
+        global_batch: int | None = None,
+        last: Last | None = None,
+        augment: Augment | AugmentFunction | None = None,
+        world: World | None = None,
+        epoch: int = 0,
+        epochs: int | None = None,
+        as_numpy: bool = False,
+        prefetch_bytes: int = 256 << 20,
+        counters: Counters | None = None,
+        device: torch.device | str | None = None,
     ) -> None:
-        _validate_types(plan, cache, world, counters)
-        self._transform, self._cache = transform, cache
-        self._datasets = datasets_of(plan, transform)
+        if isinstance(data, Data):
+            self._cache = _cache_beside_data(transform, cache, global_batch=global_batch, last=last, augment=augment)
+        else:
+            data = _data_of(data, transform, global_batch=global_batch, last=last or "balance", augment=augment)
+            self._cache = cache
+        _validate_types(self._cache, world, counters)
+        self._datasets = data.datasets
         self.world = world or World()
-        plan.owned_lanes(self.world)
-        if not plan.num_batches(global_batch, last=last):
-            raise InvalidOption(
-                f'global_batch={global_batch} with last="drop" drops all {plan.num_rows} rows of the data. '
-                'Use a smaller global batch, or last="balance".'
-            )
-        validate_datasets(plan, self._datasets)
-        for dataset in self._datasets:
-            validate_augment(augment, dataset.transform)
+        data.plan.owned_lanes(self.world)
+        data.validate_columns()
         self._options = LoaderOptions(
-            plan=plan,
+            data=data,
             world=self.world,
-            global_batch=whole_number("global_batch", global_batch),
-            last=last,
             as_numpy=as_numpy,
             device=known_device(device, as_numpy=as_numpy),
             prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
             sequences=tuple(each.transform for each in self._datasets if isinstance(each.transform, SequenceTransform)),
-            augment=as_augment(augment),
             epochs=None if epochs is None else whole_number("epochs", epochs),
         )
         self.counters = counters or Counters()
@@ -122,6 +153,11 @@ class Loader:
         _live.add(self)
 
     @property
+    def data(self) -> Data:
+        """Rows, their arrays and the global batch."""
+        return self._options.data
+
+    @property
     def epoch(self) -> int:
         """Epoch of the next batch."""
         return self._epoch
@@ -129,26 +165,26 @@ class Loader:
     @property
     def plan(self) -> Order:
         """Order of the rows."""
-        return self._options.plan
+        return self.data.plan
 
     @property
     def global_batch(self) -> int:
         """Rows per step over all ranks."""
-        return self._options.global_batch
+        return self.data.global_batch
 
     @property
     def last(self) -> Last:
         """Sizes of batches: "balance" or "drop"."""
-        return self._options.last
+        return self.data.last
 
     def __len__(self) -> int:
         """Number of global batches of a whole epoch, at any position. See `batches_left`."""
-        return self._options.plan.num_batches(self._options.global_batch, last=self._options.last)
+        return self.data.num_batches
 
     @property
     def batches_left(self) -> int:
         """Number of global batches from the next one to the end of its epoch."""
-        return self._options.plan.num_batches(self._options.global_batch, self._position, last=self._options.last)
+        return self.plan.num_batches(self.global_batch, self._position, last=self.last)
 
     def __iter__(self) -> Iterator[Batch]:
         batches, process = self._start(), os.getpid()
@@ -172,19 +208,14 @@ class Loader:
 
     def cursor(self) -> Cursor:
         """Position of the next batch, after the last one handed out. After an epoch's end, the start of the next."""
-        return Cursor(
-            plan_id=self._options.plan.id,
-            epoch=self._epoch,
-            position=self._position,
-            global_batch=self._options.global_batch,
-        )
+        return Cursor(plan_id=self.plan.id, epoch=self._epoch, position=self._position, global_batch=self.global_batch)
 
     def seek(self, cursor: Cursor) -> None:
         """Continue from a cursor, with this loader's world and global batch. Ends a running iteration.
 
         Nothing is replayed. Raises `CursorMismatch` for a cursor of another plan, or outside of it.
         """
-        plan = self._options.plan
+        plan = self.plan
         if not isinstance(cursor, Cursor):
             raise CursorMismatch(f"seek() was given {cursor!r:.200}. Give a Cursor; Cursor.from_json(text) reads one.")
         if not plan.accepts(cursor):
@@ -243,7 +274,7 @@ class Loader:
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle for a spawned child as a new loader at the same position, with its own counters."""
-        return _rebuild, (self._options, self._transform, self._cache, self.cursor())
+        return _rebuild, (self._options, self._cache, self.cursor())
 
     def close(self, timeout_s: float = 5) -> None:
         """End all threads within `timeout_s`, even if a read is stuck. Idempotent. Batches stay valid."""
@@ -304,34 +335,57 @@ class Loader:
         if not batch.ends_epoch:
             self._position = batch.position + batch.size
             return
-        self.dropped_rows += self._options.plan.num_rows - batch.position - batch.size
+        self.dropped_rows += self.plan.num_rows - batch.position - batch.size
         self._epoch, self._position = self._epoch + 1, 0
 
 
-def _validate_types(plan: object, cache: object, world: object, counters: object) -> None:
-    """Raises `InvalidOption` for arguments of a wrong type, before one of them fails later."""
-    validate_type("plan", plan, Order, "what fb.build_plan(manifest) returns")
+def _cache_beside_data(second: Any, cache: Any, **parts: object) -> Any:
+    """Cache of `Loader(data, cache)`. Raises `InvalidOption` for what `data` has already."""
+    if isinstance(second, Transform | Mapping):
+        parts = {"transform": second, **parts}
+    elif second is not None and cache is not None:
+        raise InvalidOption("Loader(data, cache) got two caches. Give one.")
+    given = [name for name, value in parts.items() if value is not None]
+    if given:
+        names = " and ".join(given)
+        raise InvalidOption(
+            f"Loader(data) got {names} as well, which data has already. Leave out {names}, or change "
+            f"data=dataclasses.replace(data, {given[0]}=...).",
+            names=tuple(given),
+        )
+    return cache if second is None else second
+
+
+def _data_of(plan: Any, transform: Any, *, global_batch: int | None, last: Last, augment: Any) -> Data:
+    """Data of `Loader(plan, transform, global_batch=...)`. Raises `InvalidOption`."""
+    validate_type("data", plan, Order, "fb.Data, or what fb.build_plan(manifest) returns")
+    if transform is None or global_batch is None:
+        missing = "transform" if transform is None else "global_batch"
+        raise InvalidOption(
+            f"Loader(plan) got no {missing}. Give Loader(plan, fb.Transform(...), global_batch=...), or Loader(data) "
+            "with data=fb.Data(...).",
+            missing=missing,
+        )
+    return Data(plan=plan, transform=transform, global_batch=global_batch, last=last, augment=augment)
+
+
+def _validate_types(cache: object, world: object, counters: object) -> None:
+    """Raise `InvalidOption` for arguments of a wrong type, before one of them fails later."""
     validate_type("world", world, World | None, "fb.World(rank=..., size=...), or None for a single rank")
     validate_type("counters", counters, Counters | None, "forebay.runtime.metrics.Counters(), or None for new ones")
     if not (cache is None or isinstance(cache, DiskCache) or hasattr(cache, "source")):
         raise InvalidOption(f"cache={cache!r:.200}: give fb.DiskCache(path, quota_bytes=...), or None for no cache.")
 
 
-def _rebuild(
-    options: LoaderOptions, transform: Transforms, cache: DiskCache | SourceProvider | None, cursor: Cursor
-) -> Loader:
+def _rebuild(options: LoaderOptions, cache: DiskCache | SourceProvider | None, cursor: Cursor) -> Loader:
     loader = Loader(
-        options.plan,
-        transform,
+        options.data,
         cache,
         world=options.world,
-        global_batch=options.global_batch,
         epochs=options.epochs,
-        last=options.last,
         as_numpy=options.as_numpy,
         prefetch_bytes=options.prefetch_bytes,
         device=options.device,
-        augment=options.augment,
     )
     loader.seek(cursor)
     return loader

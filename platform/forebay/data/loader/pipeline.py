@@ -142,7 +142,7 @@ class Pipeline:
         """Request a block for the epoch that is made now. If it may not come: maps it, or waits for the trainer."""
         if self._making.may_come:
             # An augment is the user's function: its epoch waits at the first block.
-            block = self._source.peek(index, self._gathered.counters) if self._options.augment is None else None
+            block = self._source.peek(index, self._gathered.counters) if self._options.data.augment is None else None
             if block is not None:
                 mapped: Future[Block] = Future()
                 mapped.set_result(block)

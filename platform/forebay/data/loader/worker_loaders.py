@@ -30,16 +30,7 @@ class WorkerLoaders:
     def loader(self, data: Data, counters: Counters, epochs: int = 1) -> Iterator[Loader]:
         """Loader of `epochs` epochs, at the start of the first. Closed at the end of the block."""
         with Loader(
-            data.plan,
-            data.transform,
-            self._cache,
-            world=self._world,
-            global_batch=data.global_batch,
-            epochs=epochs,
-            last=data.last,
-            counters=counters,
-            device=self._device,
-            augment=data.augment,
+            data, self._cache, world=self._world, epochs=epochs, counters=counters, device=self._device
         ) as loader:
             self._open.add(loader)
             yield loader

@@ -86,16 +86,12 @@ class GatheredBatches:
 
     def _open(self, prefetch_bytes: int, counters: Counters) -> Generator[Batch]:
         with Loader(
-            self.data.plan,
-            self.data.transform,
+            self.data,
             self.blocks,
             world=self.world,
-            global_batch=self.data.global_batch,
             epochs=_EPOCHS,
-            last=self.data.last,
             prefetch_bytes=prefetch_bytes,
             counters=counters,
-            augment=self.data.augment,
         ) as loader:
             while True:
                 for batch in loader:

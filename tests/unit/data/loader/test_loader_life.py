@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -265,6 +266,48 @@ def test_arguments_in_the_wrong_place_are_named(small: Any) -> None:
         fb.DiskCache(3, quota_bytes=1)  # type: ignore[arg-type]
     with small.loader() as loader, pytest.raises(CursorMismatch, match="from_json"):
         loader.seek(loader.cursor().to_json())
+
+
+def moved(batch: Any, _: Any) -> Any:
+    batch["x"] += 1
+    return batch
+
+
+def test_data_is_another_way_to_give_plan_transform_and_batch(small: Any) -> None:
+    transform = fb.Transform(x=fb.Dense("x0"))
+    data = fb.Data(plan=small.plan, transform=transform, global_batch=16, last="drop", augment=moved)
+    parts = {"global_batch": 16, "last": "drop", "augment": moved}
+    with fb.Loader(small.plan, transform, **parts) as written, fb.Loader(data) as given:
+        assert given.data is data
+        assert written.data == replace(data, augment=written.data.augment)
+        assert (given.plan, given.global_batch, given.last) == (small.plan, 16, "drop")
+        for ours, theirs in zip(given, written, strict=True):
+            assert torch.equal(ours["x"], theirs["x"])
+        copy = pickle.loads(pickle.dumps(given))
+        assert (copy.cursor(), copy.last) == (given.cursor(), "drop")
+
+
+def test_what_data_has_already_is_refused_by_name(small: Any, tmp_path: Path) -> None:
+    data = fb.Data(plan=small.plan, transform=small.transform, global_batch=16)
+    disk = fb.DiskCache(tmp_path / "cache", quota_bytes=1 << 20)
+    for given, options, words in [
+        ((small.transform,), {}, "got transform as well"),
+        ((), {"transform": small.transform}, "got transform as well"),
+        ((), {"global_batch": 16}, r"got global_batch as well.*replace\(data, global_batch="),
+        ((None,), {"last": "drop", "augment": lambda batch, _: batch}, "got last and augment as well"),
+        ((disk, disk), {}, "two caches"),
+        (("/tmp/x",), {}, "DiskCache"),
+    ]:
+        with pytest.raises(InvalidOption, match=words):
+            fb.Loader(data, *given, **options)
+    with pytest.raises(InvalidOption, match="no global_batch"):
+        fb.Loader(small.plan, small.transform)
+    with pytest.raises(InvalidOption, match="no transform"):
+        fb.Loader(small.plan, global_batch=16)
+    for loader in (fb.Loader(data, disk), fb.Loader(data, cache=disk)):
+        with loader:
+            assert next(iter(loader)).size == 16
+    assert disk.datasets()
 
 
 def test_numpy_integers_are_integers(small: Any) -> None:

@@ -88,7 +88,7 @@ def train(collective: Collective, kind: type[nn.Module], data: Data, epochs: int
     rank_0 = [each.detach().clone() for each in model.parameters()]
     exact = ExactReduction(model, optimizer, data.plan, tensors_of(collective), seed=5)
     losses, seen, unused = [], [], []
-    with Loader(data.plan, data.transform, world=world, global_batch=data.global_batch, last=data.last) as loader:
+    with Loader(data, world=world) as loader:
         for _ in range(epochs):
             for batch in loader:
                 losses.append(exact.backward(batch, loss_of(model)).item())
@@ -203,7 +203,7 @@ def compare(collective: Collective, data: Data) -> tuple[float, float, float]:
         return (model(part["x"].double()).squeeze(1) - part["label"]).square().mean()
 
     def one(world: World) -> Batch:
-        with Loader(data.plan, data.transform, world=world, global_batch=data.global_batch) as loader:
+        with Loader(data, world=world) as loader:
             return next(iter(loader))
 
     for _ in range(2):  # Gradients add up over batches until they are cleared.
@@ -218,7 +218,7 @@ def compare(collective: Collective, data: Data) -> tuple[float, float, float]:
 
 def alone(model: nn.Module, data: Data) -> tuple[ExactReduction, Any, Batch]:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with Loader(data.plan, data.transform, global_batch=data.global_batch) as loader:
+    with Loader(data) as loader:
         return (
             ExactReduction(model, optimizer, data.plan, SingleProcessTensorCollectives(), seed=5),
             optimizer,

@@ -51,7 +51,7 @@ def steps_of(
     model, _ = strategy.prepare(net(), partial(torch.optim.SGD, lr=0.1))
     wrapped = strategy.wrap(model)
     found = []
-    with Loader(data.plan, data.transform, None, world=collective.world, global_batch=data.global_batch) as loader:
+    with Loader(data, world=collective.world) as loader:
         for batch in loader:
             batch["counts"] = (batch["id"] % 2 == 0).double()
             calls: list[int] = []
@@ -74,7 +74,7 @@ def steps_of(
 def expected_of(data: Data, weigh: bool) -> list[tuple[float, list[float]]]:
     """The same from the definition: one pass over the whole batch."""
     found = []
-    with Loader(data.plan, data.transform, None, global_batch=data.global_batch) as loader:
+    with Loader(data) as loader:
         for batch in loader:
             model = net()
             batch["counts"] = (batch["id"] % 2 == 0).double()
@@ -127,7 +127,7 @@ def test_passes_follow_from_the_plan(make_data: Callable[..., Data]) -> None:
     data = make_data(global_batch=10, lanes=4)
     parts = []
     for rank in range(3):
-        with Loader(data.plan, data.transform, None, world=World(rank=rank, size=3), global_batch=10) as loader:
+        with Loader(data, world=World(rank=rank, size=3)) as loader:
             parts.append(list(loader))
     for batches in zip(*parts, strict=True):
         most = max(batch.num_rows for batch in batches)
