@@ -23,6 +23,7 @@ from forebay.llm.training.document_attention import DOCUMENTS, attend_by_documen
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.storage.filesystem import Location
 from forebay.storage.globs import children
+from forebay.storage.small_files import read_small
 
 TINY = "tiny"
 """Name of the model that is made on the spot, and needs neither files nor a network."""
@@ -184,8 +185,7 @@ def read_config(folder: str) -> dict[str, Any]:
 
 
 def _read_json(place: Location, name: str) -> Any:
-    with place.fs.open_input_stream(f"{place.path}/{name}", compression=None) as stream:
-        return json.loads(stream.read())
+    return json.loads(read_small(place.child(name)))
 
 
 def _unloadable(name: str, error: Exception) -> Exception:

@@ -30,6 +30,7 @@ from forebay.storage.file_lock import FileLock
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.fsspec_bridge import Bridge
 from forebay.storage.hadoop.files import HadoopFiles, neighbour
+from forebay.storage.small_files import find_small
 
 ANSWER_S = 20.0
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -66,7 +67,7 @@ def create_exclusively(uri: str, content: bytes) -> bool:
                 f"conditions. {_ADVICE}",
                 uri=place.uri,
             )
-    return is_created or _content(place) == content
+    return is_created or find_small(place) == content
 
 
 def create_locked(uri: str, content: bytes) -> FileLock | None:
@@ -247,14 +248,6 @@ def _rename_webhdfs(store: Any, place: Location, content: bytes) -> bool:
         return True
     store.rm(draft)
     return False
-
-
-def _content(place: Location) -> bytes:
-    try:
-        with place.fs.open_input_stream(place.path) as stream:
-            return bytes(stream.read())
-    except FileNotFoundError:  # deleted meanwhile
-        return b""
 
 
 def _protocols(bridge: Bridge) -> tuple[str, ...]:

@@ -39,6 +39,10 @@ class Location(NamedTuple):
         """Whether `path` can be opened by the operating system."""
         return isinstance(self.fs, fs.LocalFileSystem)
 
+    def child(self, name: str) -> Location:
+        """File or folder `name` in this folder."""
+        return Location(self.fs, f"{self.path.rstrip('/')}/{name}", below(self.uri, name))
+
     def __repr__(self) -> str:
         # Without its path: the path of a signed http:// URI holds the signature.
         return f"Location({self.uri!r})"

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import Location, below, resolve
+from forebay.storage.small_files import read_small
 
 T = TypeVar("T")
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
@@ -91,8 +92,7 @@ def read_json_content(place: Location) -> bytes:
     content = b""
     for wait_s in _WAITS_S:
         time.sleep(wait_s)
-        with place.fs.open_input_stream(place.path, compression=None) as stream:
-            content = bytes(stream.read())
+        content = read_small(place)
         if place.is_local or _is_json(content):
             break
     return content

@@ -23,6 +23,7 @@ from forebay.errors import WriteFailed
 from forebay.storage.atomic import write_atomically
 from forebay.storage.file_lock import FileLock, try_lock
 from forebay.storage.filesystem import Location, below, resolve
+from forebay.storage.small_files import find_small
 
 LEASE_NAME = "_lease"
 """Name of the file in the folder. Hidden from listings of data."""
@@ -163,11 +164,7 @@ class _Renewal:
         write_atomically(self._file.uri, f"{self._token}-{self._renewals} {_own_name()}".encode())
 
     def _read(self) -> str:
-        try:
-            with self._file.fs.open_input_stream(self._file.path) as stream:
-                return bytes(stream.read()).decode(errors="replace")
-        except FileNotFoundError:
-            return ""
+        return (find_small(self._file) or b"").decode(errors="replace")
 
 
 def _own_name() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from forebay.data.parquet.footer import Footer
 from forebay.runtime.memory.arrays import empty_array
+from forebay.storage.range_reader import RangeReader
 
 _REMOTE_HOLE_BYTES = 1 << 20
 """Over a network, reading 1 MiB that is not needed takes less time than another request."""
@@ -46,36 +46,16 @@ class Pages:
     file: FetchedFile
 
 
-class FetchedFile(io.RawIOBase):
+class FetchedFile(RangeReader):
     """Fetched parts of a file, at their positions. Reading elsewhere raises `OSError`."""
 
     def __init__(self, size: int, parts: Sequence[tuple[int, pa.Buffer]]) -> None:
-        self._size = size
+        super().__init__(size)
         self._parts = [(start, memoryview(part)) for start, part in parts]
         self._memory = [(start, part.address, part.size) for start, part in parts]
-        self._at = 0
 
-    def readable(self) -> bool:
-        """Return True, so that pyarrow reads from it."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True, so that pyarrow reads at any position."""
-        return True
-
-    def tell(self) -> int:
-        """Position in bytes."""
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move the position, as in `io`."""
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def read(self, size: int = -1) -> memoryview:
-        """Bytes from the position on, without a copy."""
-        stop = self._size if size < 0 else min(self._at + size, self._size)
-        start, self._at = self._at, stop
+    def read_range(self, start: int, stop: int) -> memoryview:
+        """Return bytes without a copy."""
         for begin, part in self._parts:
             if begin <= start and stop <= begin + len(part):
                 return part[start - begin : stop - begin]

@@ -4,7 +4,6 @@ content.
 
 from __future__ import annotations
 
-import io
 import threading
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 from forebay.data.parquet import page_kernels as kernels
 from forebay.data.parquet.parquet_columns import ParquetColumns
 from forebay.errors import CorruptFile
+from forebay.storage.range_reader import RangeReader
 
 MAGIC = b"PAR1"
 
@@ -119,7 +119,7 @@ class FooterCache:
                 self._bytes -= dropped.metadata.serialized_size
 
 
-class _FooterOnly(io.RawIOBase):
+class _FooterOnly(RangeReader):
     """File of some size without content. `was_read` is set once the decoder went past the footer.
 
     It reports end of file instead of raising. pyarrow (26.0.1) never releases a Python exception: with it, the frames
@@ -127,26 +127,16 @@ class _FooterOnly(io.RawIOBase):
     """
 
     def __init__(self, size: int) -> None:
-        self._size = size
-        self._at = 0
+        super().__init__(size)
         self.was_read = False
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        return self._at
-
-    def read(self, _: int = -1) -> bytes:
+    def read_range(self, _start: int, _stop: int) -> bytes:
         self.was_read = True
         return b""
+
+    def read(self, _: int | None = -1) -> bytes:
+        # Also past the end: that is for the fetch to find.
+        return self.read_range(0, 0)
 
 
 def check_chunks(uri: str, footer: pq.FileMetaData, size: int) -> None:

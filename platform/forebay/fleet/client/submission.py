@@ -17,6 +17,7 @@ from forebay.storage.exclusive import create_exclusively
 from forebay.storage.filesystem import below, resolve, resolve_source
 from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
+from forebay.storage.small_files import find_small
 from forebay.training.runs.attempts.claim import Claim
 
 FOLDER = "submissions"
@@ -137,7 +138,7 @@ class JobFiles:
     def logs(self, submission: Submission) -> Mapping[str, bytes]:
         """What a submission has written until now, by process: one, or the attempts of a fleet in their order."""
         if submission.backend != FLEET:
-            return {submission.id: _content(self.log_uri(submission)) or b""}
+            return {submission.id: find_small(resolve_source(self.log_uri(submission))) or b""}
         place = resolve(below(self.folder, "logs"))
         try:
             names = [info.base_name for info in children(place.fs, place.path)]
@@ -148,7 +149,7 @@ class JobFiles:
             prefix = PlacedAttempt(spec=submission.spec, task=task, number=0, sku="").prefix
             numbers = [each[1] for name in names if (each := re.fullmatch(rf"{prefix}-(\d+)\.log", name))]
             for number in sorted(numbers, key=int):
-                content = _content(self.attempt_log_uri(f"{prefix}-{number}")) or b""
+                content = find_small(resolve_source(self.attempt_log_uri(f"{prefix}-{number}"))) or b""
                 found[f"{task.name}, attempt {number}"] = _TIME.sub(b"", content)
         return found
 
@@ -183,12 +184,3 @@ def folders_below(storage: str) -> list[str]:
 
 def _shallow(submission: Submission) -> Mapping[str, Any]:
     return {name: getattr(submission, name) for name in Submission.__dataclass_fields__}
-
-
-def _content(uri: str) -> bytes | None:
-    place = resolve_source(uri)
-    try:
-        with place.fs.open_input_stream(place.path, compression=None) as stream:
-            return bytes(stream.read())
-    except (FileNotFoundError, NotADirectoryError):
-        return None

@@ -10,6 +10,7 @@ from forebay.errors import InvalidOption
 from forebay.fleet.code.archive import CodeArchive, unpack
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import resolve
+from forebay.storage.small_files import read_small
 
 FOLDER = ".code"
 
@@ -34,6 +35,4 @@ def fetch_code(storage: str, digest: str, into: str | os.PathLike[str]) -> None:
     place = resolve(uri)
     if place.fs.get_file_info(place.path).type != fs.FileType.File:
         raise InvalidOption(f"{place.uri} is not there. Submit the job again: that stores its code.", uri=place.uri)
-    with place.fs.open_input_stream(place.path, compression=None) as stream:
-        content = stream.read()
-    unpack(content, digest, into)
+    unpack(read_small(place), digest, into)

@@ -11,6 +11,7 @@ from typing import Protocol
 from forebay.errors import ForebayError
 from forebay.fleet.client.stored_log import StoredLog
 from forebay.storage.filesystem import resolve_source
+from forebay.storage.small_files import find_small
 
 AGAIN_S = 5.0
 """Time between the end of a connection and the next one."""
@@ -68,14 +69,12 @@ class LogFollower(threading.Thread):
         """Log with what an earlier follower has stored. Waits for storage: a file that is there is never replaced."""
         while True:
             try:
-                place = resolve_source(self._uri)
-                with place.fs.open_input_stream(place.path, compression=None) as stream:
-                    earlier = bytes(stream.read())
-            except (FileNotFoundError, NotADirectoryError):
-                return StoredLog(self._uri)
+                earlier = find_small(resolve_source(self._uri))
             except OSError:
                 time.sleep(AGAIN_S)
                 continue
+            if earlier is None:
+                return StoredLog(self._uri)
             times = [_TIME.match(line) for line in earlier.decode(errors="replace").splitlines()]
             self._last = max((found[0] for found in times if found), default="")
             return StoredLog(self._uri, earlier)

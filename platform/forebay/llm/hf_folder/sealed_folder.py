@@ -16,6 +16,7 @@ from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.credentials import redacted, redacting
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.globs import children
+from forebay.storage.small_files import read_small
 
 ORIGIN = "forebay.json"
 """First file: it says what the folder becomes."""
@@ -87,11 +88,11 @@ class SealedFolder:
             raise write_failed(_text(self._origin), self.uri, error) from redacted(error)
 
     def _found(self) -> Mapping[str, Any] | None:
-        with self._place.fs.open_input_stream(f"{self._place.path}/{ORIGIN}") as stream:
-            try:
-                found = json.loads(stream.read())
-            except ValueError:
-                return None
+        content = read_small(self._place.child(ORIGIN))
+        try:
+            found = json.loads(content)
+        except ValueError:
+            return None
         return found if isinstance(found, Mapping) else None
 
 

@@ -19,6 +19,7 @@ from forebay.llm.source.folders import small_files_of
 from forebay.llm.source.hub_model import hub_model
 from forebay.llm.source.tokenizers import from_text, tokenizer_files
 from forebay.storage.filesystem import below, resolve
+from forebay.storage.small_files import read_small
 
 _TEMPLATE = "chat_template.jinja"
 _OF_TEMPLATE = "chat_template.json"
@@ -83,9 +84,7 @@ def _content(folder: str, name: str) -> bytes | None:
     place = resolve(below(small_files_of(folder).uri, name))
     if place.fs.get_file_info(place.path).type != fs.FileType.File:
         return None
-    with place.fs.open_input_stream(place.path, compression=None) as stream:
-        content: bytes = stream.read()
-    return content
+    return read_small(place)
 
 
 def _plain(value: Any) -> Any:

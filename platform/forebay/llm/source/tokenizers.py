@@ -18,8 +18,8 @@ from forebay.llm.source.folders import local_copy, small_files_of
 from forebay.runtime.extras import extra_package
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.runtime.formatting import count_text
-from forebay.storage.filesystem import Location
 from forebay.storage.globs import children
+from forebay.storage.small_files import read_small
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Pad, the beginning of a message and its end, in the tokenizer that is trained on the data."""
@@ -104,7 +104,7 @@ def tokenizer_files(folder: str) -> dict[str, bytes]:
             "folder of a Hugging Face model, as save_pretrained() writes it.",
             path=place.uri,
         )
-    return {name: _content(place, name) for name in names}
+    return {name: read_small(place.child(name)) for name in names}
 
 
 def load_folder(folder: str, template: str | None = None) -> Any:
@@ -206,12 +206,6 @@ def import_transformers() -> Any:
     # A worker's bars would be mixed with the lines of the run.
     transformers.utils.logging.disable_progress_bar()
     return transformers
-
-
-def _content(place: Location, name: str) -> bytes:
-    with place.fs.open_input_stream(f"{place.path}/{name}", compression=None) as stream:
-        data: bytes = stream.read()
-        return data
 
 
 def _unloadable(folder: str, error: Exception) -> Exception:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import secrets
 from contextlib import suppress
 from typing import Any
@@ -12,6 +11,7 @@ from fsspec import AbstractFileSystem
 
 from forebay.storage.hadoop.clients import HadoopAddress, ask_name_node, plain_errors
 from forebay.storage.hadoop.native import hdfs_native
+from forebay.storage.range_reader import RangeReader
 
 Facts = dict[str, Any]
 
@@ -130,40 +130,16 @@ def _facts(status: Any) -> Facts:
     return {"name": name, "size": status.length, "type": kind, "mtime": status.modification_time / 1000}
 
 
-class _Reader(io.RawIOBase):
-    """Open file. It never asks for bytes past the end: hdfs-native ends the thread with a panic then."""
+class _Reader(RangeReader):
+    """An open file. hdfs-native ends the thread with a panic for bytes past the end, which are never asked for."""
 
     def __init__(self, inner: Any) -> None:
+        super().__init__(len(inner))
         self._inner = inner
-        self._size = len(inner)
-        self._position = 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = max(start + offset, 0)
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(self._size - self._position, 0)
-        count = left if size is None or size < 0 else min(size, left)
-        if count == 0:
-            return b""
+    def read_range(self, start: int, stop: int) -> bytes:
         with plain_errors():
-            content = bytes(self._inner.read_range(self._position, count))
-        self._position += len(content)
-        return content
-
-    def readall(self) -> bytes:
-        return self.read()
+            return bytes(self._inner.read_range(start, stop - start))
 
 
 class _Writer(io.RawIOBase):

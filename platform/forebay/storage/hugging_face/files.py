@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import threading
 from typing import Any
@@ -11,6 +10,7 @@ from fsspec import AbstractFileSystem
 
 from forebay.storage.hugging_face.repository import Repository, RepositoryPath, split_path
 from forebay.storage.hugging_face.requests import HubRequests
+from forebay.storage.range_reader import RangeReader
 
 Facts = dict[str, Any]
 Listing = dict[str, Facts]
@@ -98,7 +98,7 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         if mode != "rb":
             raise PermissionError(f"hf://{self._strip_protocol(path)}: the Hub is only read. Write to another storage")
         place = _place(self._strip_protocol(path))
-        return _RangeReader(self._requests, place.repository.file(place.path), self.info(path)["size"])
+        return _HubFile(self._requests, place.repository.file(place.path), self.info(path)["size"])
 
     def _listing(self, place: RepositoryPath) -> Listing:
         """Entries of one folder."""
@@ -161,39 +161,16 @@ def _facts(name: str, entry: Facts) -> Facts:
     }
 
 
-class _RangeReader(io.RawIOBase):
-    """Open file. Each read is one request for a range."""
+class _HubFile(RangeReader):
+    """An open file. Each read is one request for a range."""
 
     def __init__(self, requests: HubRequests, path: str, size: int) -> None:
-        self._requests, self._path, self._size = requests, path, size
-        self._position = 0
+        super().__init__(size)
+        self._requests, self._path = requests, path
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._position
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size}[whence]
-        self._position = max(start + offset, 0)
-        return self._position
-
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(self._size - self._position, 0)
-        count = left if size is None or size < 0 else min(size, left)
-        if count == 0:
-            return b""
-        stop = self._position + count
-        answer = self._requests.get(self._path, {"Range": f"bytes={self._position}-{stop - 1}"})
-        content: bytes = answer.content if answer.status_code == 206 else answer.content[self._position : stop]
-        if len(content) != count:
-            raise OSError(f"{len(content)} of {count} bytes came from byte {self._position} of {self._path} on")
-        self._position = stop
+    def read_range(self, start: int, stop: int) -> bytes:
+        answer = self._requests.get(self._path, {"Range": f"bytes={start}-{stop - 1}"})
+        content: bytes = answer.content if answer.status_code == 206 else answer.content[start:stop]
+        if len(content) != stop - start:
+            raise OSError(f"{len(content)} of {stop - start} bytes came from byte {start} of {self._path} on")
         return content
-
-    def readall(self) -> bytes:
-        return self.read()

@@ -11,6 +11,7 @@ from pyarrow.fs import FileType
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.globs import children
+from forebay.storage.small_files import find_small
 from forebay.sweep.layout import generation_of, run_name, trial_id_of
 from forebay.sweep.trial.fork import fork, newest_stored_step, origin_of
 
@@ -62,12 +63,8 @@ def _is_branch_of(path: str, source: Mapping[str, Any]) -> bool:
 
 
 def _config_of(path: str) -> str | None:
-    place = resolve(below(path, CONFIG))
-    try:
-        with place.fs.open_input_stream(place.path) as stream:
-            return bytes(stream.read()).decode()
-    except FileNotFoundError:
-        return None
+    content = find_small(resolve(below(path, CONFIG)))
+    return None if content is None else content.decode()
 
 
 def _text(config: Mapping[str, Any]) -> str:

@@ -17,6 +17,7 @@ from ray.tune.search import BasicVariantGenerator
 
 from forebay.errors import InvalidOption, SweepFailed
 from forebay.storage.filesystem import below, resolve
+from forebay.storage.small_files import read_small
 from forebay.sweep.layout import TUNE
 from forebay.sweep.record.backfill import backfill
 from forebay.sweep.record.record import Record, load_record
@@ -54,18 +55,17 @@ def load_known_trials(path: str, record: Record) -> frozenset[str] | None:
     """
     folder = resolve(below(path, TUNE))
     found = folder.fs.get_file_info(FileSelector(folder.path, allow_not_found=True))
-    states = [info.path for info in found if info.base_name.startswith(STATE_FILES)]
+    states = [info.base_name for info in found if info.base_name.startswith(STATE_FILES)]
     if not states:
         if any(trial.points for trial in record.trials.values()):
             raise _lost(path, "its file is missing")
         return None
     newest = max(states)
     try:
-        with folder.fs.open_input_stream(newest) as stream:
-            trials = json.loads(stream.read())["trial_data"]
+        trials = json.loads(read_small(folder.child(newest)))["trial_data"]
         return frozenset(json.loads(state)["trial_id"] for state, _ in trials)
     except (ValueError, KeyError, TypeError) as error:
-        raise _lost(path, f"{newest.rpartition('/')[2]} is not complete: {error}") from error
+        raise _lost(path, f"{newest} is not complete: {error}") from error
 
 
 def resume_config(searcher: Any) -> ResumeConfig:

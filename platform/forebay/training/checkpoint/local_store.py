@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import IO
 
@@ -17,6 +17,7 @@ from forebay.errors import WriteFailed
 from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
+from forebay.storage.small_files import read_small
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.checkpoint import (
     Checkpoint,
@@ -226,13 +227,7 @@ def _size(file: IO[bytes]) -> int:
 
 
 def _read(uri: str) -> bytes | None:
-    place = resolve(uri)
-
-    def contents() -> bytes:
-        with place.fs.open_input_stream(place.path) as stream:
-            return bytes(stream.read())
-
     try:
-        return read(uri, contents)
+        return read(uri, partial(read_small, resolve(uri)))
     except FileNotFoundError:
         return None

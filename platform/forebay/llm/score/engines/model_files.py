@@ -7,6 +7,7 @@ from pyarrow import fs
 from forebay.data.transform.fingerprint.values import Identity, canonical, digest
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.globs import children
+from forebay.storage.small_files import read_small
 from forebay.storage.versions import stat_etag
 
 _SMALL_BYTES = 16 << 20
@@ -22,8 +23,7 @@ def model_identity(folder: str) -> str:
         if info.base_name.startswith(".") or info.base_name.endswith(_NOT_THE_MODEL):
             continue
         if info.size <= _SMALL_BYTES:
-            with place.fs.open_input_stream(info.path, compression=None) as stream:
-                facts.append([info.base_name, digest(stream.read())])
+            facts.append([info.base_name, digest(read_small(place.child(info.base_name)))])
         else:
             facts.append([info.base_name, info.size, info.mtime_ns or 0, stat_etag(below(place.uri, info.base_name))])
     return digest(canonical(facts).encode())[:32]

@@ -16,6 +16,7 @@ from forebay.llm.score.source.finding import find_source
 from forebay.llm.score.source.row_source import RowSource
 from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import resolve
+from forebay.storage.small_files import read_small
 
 _ROWS_AT_A_TIME = 1024
 _SCHEMA = pa.schema([("pair", pa.int64()), ("prompt", pa.string()), ("by", pa.string())])
@@ -52,10 +53,8 @@ def write_pairs(pairs: pa.Table, uri: str) -> None:
     place, content = resolve(uri), io.BytesIO()
     pq.write_table(pairs, content, row_group_size=_ROWS_AT_A_TIME, compression="zstd")
     try:
-        if place.fs.get_file_info(place.path).type:
-            with place.fs.open_input_stream(place.path) as stream:
-                if stream.read() == content.getvalue():
-                    return
+        if place.fs.get_file_info(place.path).type and read_small(place) == content.getvalue():
+            return
         if not place.is_local:
             place.fs.create_dir(place.path.rpartition("/")[0], recursive=True)
         write_atomically(uri, content.getvalue())

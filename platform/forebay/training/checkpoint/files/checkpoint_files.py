@@ -13,9 +13,10 @@ from pyarrow.fs import FileType
 
 from forebay.errors import CursorMismatch, Fenced
 from forebay.storage.credentials import redacting
-from forebay.storage.filesystem import resolve
+from forebay.storage.filesystem import Location, resolve
 from forebay.storage.globs import children
 from forebay.storage.retry import ReadPolicy, read
+from forebay.storage.small_files import read_small
 from forebay.storage.versions import is_there
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import (
@@ -313,18 +314,11 @@ class CheckpointFiles:
         return bool(self._fs.get_file_info(path).type == FileType.File)
 
     def _read(self, name: SavedStep, file: str, span: slice | None = None) -> bytes:
-        path = f"{self._place.path}/{title_of(name)}/{file}"
+        place = self._place.child(f"{title_of(name)}/{file}")
         try:
-            return read(f"{self.uri_of_saved(name)}/{file}", lambda: self._contents(path, span), READ_POLICY)
+            return read(place.uri, partial(_contents, place, span), READ_POLICY)
         except FileNotFoundError:
             raise CorruptCheckpoint(f"it has no {file}") from None
-
-    def _contents(self, path: str, span: slice | None) -> bytes:
-        if span is None:
-            with self._fs.open_input_stream(path) as stream:
-                return bytes(stream.read())
-        with self._fs.open_input_file(path) as file:
-            return bytes(file.read_at(span.stop - span.start, span.start))
 
     def _write(self, path: str, contents: Bytes) -> None:
         with redacting(), self._fs.open_output_stream(path) as stream:
@@ -332,3 +326,10 @@ class CheckpointFiles:
 
     def _folder(self, step: int) -> str:
         return f"{self._place.path}/{title_of(SavedStep(self._own, step))}"
+
+
+def _contents(place: Location, span: slice | None) -> bytes:
+    if span is None:
+        return read_small(place)
+    with place.fs.open_input_file(place.path) as file:
+        return bytes(file.read_at(span.stop - span.start, span.start))

@@ -16,6 +16,7 @@ from forebay.data.windows.shape import WindowShape
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import resolve
+from forebay.storage.small_files import read_small
 
 _LINE = ("block", "first", "starts", "segments", "entities")
 _BOUNDS = ("low", "high")
@@ -46,8 +47,7 @@ def load_index(uri: str) -> WindowIndex:
     """Index that `save_index` wrote. Raises `InvalidOption` for a file that is missing or damaged."""
     place = resolve(uri)
     try:
-        with place.fs.open_input_file(place.path) as file:
-            table = pq.read_table(pa.BufferReader(file.read()))
+        table = pq.read_table(pa.BufferReader(read_small(place)))
         arrays = {name: np.array(table[name].chunk(0).values, dtype=np.int64) for name in (*_LINE, *_BOUNDS)}
         facts = json.loads(table.schema.metadata[_METADATA])
     except (OSError, pa.ArrowException, KeyError, TypeError) as error:
