@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo test test-all test-ray-range lint lint-and-compile ruff mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables k8s soak horovod deepspeed clean
+.PHONY: help demo check test test-all test-ray-range lint lint-and-compile ruff mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables k8s soak horovod deepspeed clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,6 +16,7 @@ STEPS := 2> >(grep -v '^WARNING' >&2) | \
 
 help:
 	@echo "make demo    train the click model on a click log, with 2 workers under Ray; minutes, install included"
+	@echo "make check   lint, types, and the unit tests that start no process: two minutes, at every save"
 	@echo "make test    every check, and a test of every mechanism; TEST_PROCESSES=3 run side by side"
 	@echo "make test-all  the same with all variations of each mechanism; about twice as long"
 	@echo "make test-ray-range RAY=2.61.0  what exercises Ray, on another version of it; several, if RAY names several"
@@ -61,6 +62,13 @@ test: lint-and-compile
 	@$(MAKE) --no-print-directory deepspeed
 	@echo "== pytest"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
+
+check: export OMP_NUM_THREADS = 1
+check: export OPENBLAS_NUM_THREADS = 1
+check: export FOREBAY_RARE_GC = 1
+check: lint
+	@echo "== pytest, without processes"
+	@$(BIN)/python -m pytest --quick --numprocesses 2 -p no:cacheprovider --quiet tests/unit tests/house
 
 test-all: lint
 	@echo "== horovod"

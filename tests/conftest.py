@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.schedule import LongestFirst, save_durations, seconds_by, starts_ray
+from tests.schedule import LongestFirst, is_quick, save_durations, seconds_by, starts_ray
 from xdist.remote import Producer
 
 # The time of an example means nothing on a machine with other work.
@@ -50,16 +50,20 @@ SCHEMA = pa.schema(
 )
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Collect doctests from the package only.
 
-    Tests import the modules beside them. A second import through doctest would be a different module.
+    Tests import the modules beside them. A second import through doctest would be a different module. With `--quick`,
+    modules that start processes or take long are not even imported.
     """
+    if config.getoption("quick") and collection_path.suffix == ".py" and not is_quick(collection_path):
+        return True
     is_module = collection_path.suffix == ".py" and Path(__file__).parent in collection_path.parents
     return True if is_module and not collection_path.name.startswith("test_") else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="only unit tests without processes: `make check`")
     parser.addoption("--save-durations", action="store_true", help="record what `make test` is balanced by")
 
 

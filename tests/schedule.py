@@ -19,6 +19,20 @@ DURATIONS = Path(__file__).with_name("durations.json")
 WITH_RAY = ("tests/ray/", "tests/horovod/")
 OWN_CLUSTER = re.compile(r"ray_off|ray\.shutdown\(|Cluster\(|SmallNodes\(|three_node_cluster\(|cluster\.here\(")
 
+_PROCESSES = re.compile(
+    r"subprocess|multiprocessing|Popen|fb\.run\(|fork_server|\branks\b|\bpython\(|LocalDriver|os\.fork|process_group"
+    r"|ProcessPool|DriverSuite|NotebookClient|torch\.compile"
+)
+_QUICK_S = 4.0
+
+
+def is_quick(module: Path) -> bool:
+    """Whether a module of unit or house tests starts no process and took a few seconds when it was last recorded."""
+    file = module.resolve().relative_to(DURATIONS.parents[1]).as_posix()
+    if not file.startswith(("tests/unit/", "tests/house/")):
+        return False
+    return load_durations().get(file, 0.0) <= _QUICK_S and _PROCESSES.search(module.read_text()) is None
+
 
 def starts_ray(test: str) -> bool:
     """Whether a test, by its id, may start Ray or use the one that its process has started."""
