@@ -170,7 +170,7 @@ dist: $(INSTALLED_TEST)
 
 bench-llm: $(INSTALLED)
 	@echo "== python -m bench.llm $(BENCH_ARGS)"
-	@$(PIP_INSTALL) -e '.[llm,ray]' $(STEPS)
+	@$(PIP_INSTALL) -e '.[llm,ray]' 'matplotlib>=3.8' $(STEPS)
 	@$(BIN)/python -m bench.llm $(BENCH_ARGS)
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
@@ -185,7 +185,7 @@ $(BIN)/python:
 # Done again only when pyproject.toml changes: the install is editable.
 $(INSTALLED): pyproject.toml | $(BIN)/python
 	@echo "== installing forebay into $(VENV) (PyTorch and Ray are large: minutes the first time)"
-	@$(PIP_INSTALL) -e '.[ray]' $(STEPS)
+	@$(PIP_INSTALL) -e '.[ray]' 'matplotlib>=3.8' $(STEPS)
 	@touch $@
 
 $(INSTALLED_TEST): pyproject.toml | $(BIN)/python

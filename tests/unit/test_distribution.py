@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PLATFORM = ("ray", "pandas", "matplotlib")
+PLATFORM = ("ray", "pandas")
 SMOKE = """
 import sys
 import pyarrow, pyarrow.parquet
@@ -28,7 +28,7 @@ try:
 except fb.errors.MissingPackage as error:
     print(error)
 loaded = {name.partition(".")[0] for name, module in sys.modules.items() if module}
-print(sorted(loaded & {"ray", "pandas", "matplotlib"}))
+print(sorted(loaded & {"ray", "pandas"}))
 """
 LOADS = """
 cache = fb.DiskCache("cache", quota_bytes=1 << 24, min_free_bytes=0)

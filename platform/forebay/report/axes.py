@@ -1,4 +1,4 @@
-"""Axes of a picture: ranges, ticks at round values, and places in the picture."""
+"""Axes of a picture: ranges, round ticks, tick labels."""
 
 from __future__ import annotations
 
@@ -12,40 +12,64 @@ WIDTH = 560
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 16, 40
 """Margins, in the unit of the picture. A picture is shown at about one pixel per unit, or less on a narrow screen."""
 FONT = 13
+ROUNDING = 1e-9
+"""Tolerance for sums of steps: three times 0.1 is more than 0.3."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """Values from `low` to `high`, at places from `start` to `end` in the picture."""
+    """Map values from `low` to `high` onto coordinates from `start` to `end`.
+
+    A value outside is moved to the nearer end. A logarithmic axis needs `low` > 0.
+    """
 
     low: float
     high: float
     start: float
     end: float
+    is_log: bool = False
 
     def __call__(self, value: float) -> float:
-        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
-        return self.start + share * (self.end - self.start)
+        low, high, inside = self.low, self.high, min(max(value, self.low), self.high)
+        if self.is_log:
+            low, high, inside = math.log10(low), math.log10(high), math.log10(inside)
+        return self.start + (inside - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, count: int) -> list[float]:
-        """At most `count` + 1 round values within the axis.
+        """Return round values within the axis: at most `count` + 1, or powers of ten.
 
         >>> PlotAxis(0.0, 9.7, 0, 100).ticks(5)
         [0.0, 2.0, 4.0, 6.0, 8.0]
         """
+        if self.is_log:
+            return _decades(self.low, self.high)
         step = round_step((self.high - self.low) / count)
-        first = math.ceil(self.low / step - 1e-9)
-        return [number * step for number in range(first, math.floor(self.high / step + 1e-9) + 1)]
+        first, last = math.ceil(self.low / step - ROUNDING), math.floor(self.high / step + ROUNDING)
+        return [number * step for number in range(first, last + 1)]
 
 
 def round_step(least: float) -> float:
-    """Smallest of 1, 2 and 5 times a power of ten that is at least `least`."""
+    """Return the smallest of 1, 2, 5 times a power of ten >= `least`."""
     power = 10.0 ** math.floor(math.log10(least))
-    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - 1e-9))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - ROUNDING))
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Return powers of ten from `low` to `high`, with 2, 3 and 5 times each if there are few."""
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for digits in ((1,), (1, 3), (1, 2, 5)):
+        marks = [digit * 10.0**power for power in powers for digit in digits]
+        inside = [mark for mark in marks if low * (1 - ROUNDING) <= mark <= high * (1 + ROUNDING)]
+        if len(inside) >= 3:
+            return inside
+    return [low, *inside, high] if len(inside) < 2 else inside
 
 
 def range_of(values: Iterable[float], *, zero: bool = False) -> tuple[float, float]:
-    """Smallest and largest finite value with a margin, or from 0 with `zero`. `(0, 1)` without any."""
+    """Return the range of the finite values, with a margin.
+
+    From 0 with `zero`. `(0, 1)` without any value.
+    """
     found = [value for value in values if math.isfinite(value)]
     if not found:
         return 0.0, 1.0
@@ -55,7 +79,7 @@ def range_of(values: Iterable[float], *, zero: bool = False) -> tuple[float, flo
 
 
 def tick_text(value: float) -> str:
-    """Short text of a tick: `0.25`, `1.5k`, `1e-5`."""
+    """Format a tick label: `0.25`, `1.5k`, `1e-5`."""
     if abs(value) >= 10_000:
         return f"{'-' if value < 0 else ''}{_short(count_text(abs(value)))}"
     text = f"{value:.4g}"
@@ -63,6 +87,6 @@ def tick_text(value: float) -> str:
 
 
 def _short(text: str) -> str:
-    """`12.0k` as `12k`."""
+    """Return `12.0k` as `12k`."""
     number, unit = text[:-1], text[-1]
     return f"{float(number):g}{unit}" if unit.isalpha() else text

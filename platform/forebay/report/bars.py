@@ -10,6 +10,7 @@ from markupsafe import Markup
 from forebay.report.axes import FONT, RIGHT, WIDTH, PlotAxis, tick_text
 from forebay.report.curves import key
 from forebay.report.elements import element
+from forebay.report.picture import FAINT, INK, label
 from forebay.runtime.formatting import seconds_text
 
 MAX_BARS = 24
@@ -38,9 +39,9 @@ def bars(title: str, rows: Sequence[Bar], parts: Mapping[str, str], unit: str = 
     content = []
     for value in across.ticks(5):
         x = across(value)
-        content.append(element("line", x1=x, x2=x, y1=0, y2=ROW * len(rows), stroke="var(--faint)"))
-        content.append(_text(tick_text(value), x, height - 20, "middle", "var(--quiet)"))
-    content.append(_text(unit, WIDTH - 4, height - 4, "end", "var(--quiet)"))
+        content.append(element("line", x1=x, x2=x, y1=0, y2=ROW * len(rows), stroke=FAINT))
+        content.append(label(tick_text(value), x, height - 20))
+    content.append(label(unit, WIDTH - 4, height - 4, "end"))
     for number, row in enumerate(rows):
         content.append(_bar(row, ROW * number, left, across, parts))
     told = element("title", f"{title}. {' '.join(_said(row, parts) for row in rows)}")
@@ -49,7 +50,7 @@ def bars(title: str, rows: Sequence[Bar], parts: Mapping[str, str], unit: str = 
 
 
 def _bar(row: Bar, top: float, left: float, across: PlotAxis, parts: Mapping[str, str]) -> Markup:
-    pieces, end = [_text(row.label, left - 8, top + 16, "end", "var(--ink)")], 0.0
+    pieces, end = [label(row.label, left - 8, top + 16, "end", INK)], 0.0
     for (name, color), seconds in zip(parts.items(), row.parts, strict=True):
         begin, end = end, end + max(seconds, 0.0)
         if end > begin:
@@ -57,14 +58,10 @@ def _bar(row: Bar, top: float, left: float, across: PlotAxis, parts: Mapping[str
             x, wide = across(begin), across(end) - across(begin)
             pieces.append(element("rect", told, x=x, y=top + 4, width=wide, height=HEIGHT, fill=color))
     if row.end:
-        pieces.append(_text(row.end, across(end) + 7, top + 16, "start", "var(--quiet)"))
+        pieces.append(label(row.end, across(end) + 7, top + 16, "start"))
     return element("g", *pieces)
 
 
 def _said(row: Bar, parts: Mapping[str, str]) -> str:
     found = [f"{name} {seconds_text(seconds)} s" for name, seconds in zip(parts, row.parts, strict=True) if seconds]
     return f"{row.label}: {', '.join(found) or 'nothing'}."
-
-
-def _text(text: str, x: float, y: float, anchor: str, color: str) -> Markup:
-    return element("text", text, x=x, y=y, text_anchor=anchor, fill=color)

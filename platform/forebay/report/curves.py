@@ -11,6 +11,7 @@ from markupsafe import Markup
 
 from forebay.report.axes import BOTTOM, FONT, LEFT, RIGHT, TOP, WIDTH, PlotAxis, range_of, tick_text
 from forebay.report.elements import element, joined
+from forebay.report.picture import QUIET, PlotArea, dots, label
 from forebay.runtime.formatting import metric_text
 
 HEIGHT = 240
@@ -50,7 +51,10 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """Content of a picture of curves. `y_range` None fits the curves. `zero` begins the values at 0."""
+    """Content of a picture of curves.
+
+    `y_range` None fits the curves. `zero` begins the values at 0. `is_log` makes both axes logarithmic, for values > 0.
+    """
 
     title: str
     x_label: str
@@ -61,23 +65,33 @@ class Plot:
     format_y: Callable[[float], str] = tick_text
     whole_x: bool = False
     whole_y: bool = False
+    is_log: bool = False
 
 
 def curves(plot: Plot) -> Markup:
-    """Picture of `plot`, with a key if it has several named curves."""
+    """Draw `plot` as a figure, with a key if it has several named curves."""
     drawn = [(curve, curve.finite) for curve in plot.curves]
-    across = _x_axis(plot, [x for _, points in drawn for x, _ in points])
-    values = plot.y_range or range_of((y for _, points in drawn for _, y in points), zero=plot.zero)
-    up = PlotAxis(*values, HEIGHT - BOTTOM, TOP)
-    lines = [_line(curve, points, across, up) for curve, points in drawn if points]
-    picture = _svg(plot, [*_grid(plot, across, up), *_marks(plot.marks, across), *lines])
+    area = PlotArea(
+        _x_axis(plot, [x for _, points in drawn for x, _ in points]),
+        _y_axis(plot, [y for _, points in drawn for _, y in points]),
+    )
+    grid = area.grid(plot.x_label, plot.format_y, whole_x=plot.whole_x, whole_y=plot.whole_y)
+    lines = [_line(curve, points, area) for curve, points in drawn if points]
+    picture = _svg(plot, [*grid, *_marks(plot.marks, area), *lines])
     return element("figure", element("figcaption", plot.title), _key(plot.curves), picture)
 
 
-def _x_axis(plot: Plot, places: Sequence[float]) -> PlotAxis:
-    known = [*places, *(mark.x for mark in plot.marks)]
+def _x_axis(plot: Plot, values: Sequence[float]) -> PlotAxis:
+    known = [*values, *(mark.x for mark in plot.marks)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    return PlotAxis(low, high if high > low else low + 1.0, LEFT, WIDTH - RIGHT)
+    return PlotAxis(low, high if high > low else low + 1.0, LEFT, WIDTH - RIGHT, plot.is_log)
+
+
+def _y_axis(plot: Plot, values: Sequence[float]) -> PlotAxis:
+    if plot.is_log:
+        low, high = (min(values), max(values)) if values else (1.0, 10.0)
+        return PlotAxis(low / 1.2, high * 1.2, HEIGHT - BOTTOM, TOP, is_log=True)
+    return PlotAxis(*(plot.y_range or range_of(values, zero=plot.zero)), HEIGHT - BOTTOM, TOP)
 
 
 def _svg(plot: Plot, content: Sequence[str]) -> Markup:
@@ -94,61 +108,35 @@ def _said(curve: Curve) -> str:
     return f"{curve.label}: from {metric_text(values[0])} to {metric_text(values[-1])}, {len(values)} points."
 
 
-def _grid(plot: Plot, across: PlotAxis, up: PlotAxis) -> list[Markup]:
-    parts = []
-    for value in up.ticks(5):
-        if plot.whole_y and value != round(value):
-            continue
-        y = up(value)
-        parts.append(element("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y, y2=y, stroke="var(--faint)"))
-        parts.append(_label(plot.format_y(value), LEFT - 7, y + 4.5, "end"))
-    below = HEIGHT - BOTTOM + 18
-    ticks = [value for value in across.ticks(6) if value == round(value) or not plot.whole_x]
-    parts += [_label(tick_text(value), across(value), below, "middle") for value in ticks]
-    parts.append(_label(plot.x_label, WIDTH - RIGHT, HEIGHT - 4, "end"))
-    return parts
-
-
-def _label(text: str, x: float, y: float, anchor: str) -> Markup:
-    return element("text", text, x=x, y=y, text_anchor=anchor, fill="var(--quiet)")
-
-
-def _marks(marks: Sequence[Mark], across: PlotAxis) -> list[Markup]:
+def _marks(marks: Sequence[Mark], area: PlotArea) -> list[Markup]:
     parts, right = [], -math.inf
-    colors = {"plain": "var(--quiet)", "good": "var(--good)", "warn": "var(--warn)", "bad": "var(--bad)"}
+    colors = {"plain": QUIET, "good": "var(--good)", "warn": "var(--warn)", "bad": "var(--bad)"}
     for mark in sorted(marks, key=lambda mark: mark.x):
-        x, color = across(mark.x), colors[mark.kind]
-        line = element("line", x1=x, x2=x, y1=TOP, y2=HEIGHT - BOTTOM, stroke=color, stroke_dasharray="3 3")
+        x, color = area.across(mark.x), colors[mark.kind]
         named = mark.label and x - right >= MARK_APART
-        label = element("text", mark.label, x=x, y=TOP - 4, text_anchor="middle", fill=color) if named else ""
+        above = label(mark.label, x, TOP - 4, color=color) if named else ""
         right = x if named else right
-        parts.append(element("g", element("title", mark.title) if mark.title else "", line, label))
+        told = element("title", mark.title) if mark.title else ""
+        parts.append(element("g", told, area.vertical(mark.x, color), above))
     return parts
 
 
-def _line(curve: Curve, points: Sequence[tuple[float, float]], across: PlotAxis, up: PlotAxis) -> Markup:
-    places = [(across(x), up(y)) for x, y in points]
+def _line(curve: Curve, points: Sequence[tuple[float, float]], area: PlotArea) -> Markup:
     color = f"var(--series-{curve.series % 5})"
-    path = f"M{places[0][0]:.1f} {places[0][1]:.1f}"
-    for x, y in places[1:]:
-        path += f"H{x:.1f}V{y:.1f}" if curve.kind == "steps" else f"L{x:.1f} {y:.1f}"
     line = element(
         "path",
         element("title", curve.label),
-        d=path,
+        d=area.path(points, steps=curve.kind == "steps"),
         fill="none",
         stroke=color,
         stroke_width=1 if curve.kind == "faint" else 2,
         opacity=0.3 if curve.kind == "faint" else None,
         stroke_linejoin="round",
     )
-    dots = ""
-    if curve.kind == "line" and len(places) <= DOTS_UP_TO:
-        dots = joined(
-            element("circle", element("title", f"{curve.label} {metric_text(y)}"), cx=cx, cy=cy, r=3, fill=color)
-            for (cx, cy), (_, y) in zip(places, points, strict=True)
-        )
-    return element("g", line, dots)
+    if curve.kind != "line" or len(points) > DOTS_UP_TO:
+        return element("g", line)
+    titles = [f"{curve.label} {metric_text(y)}" for _, y in points]
+    return element("g", line, dots([(area.across(x), area.up(y)) for x, y in points], color, titles))
 
 
 def _key(found: Sequence[Curve]) -> Markup:
@@ -157,6 +145,6 @@ def _key(found: Sequence[Curve]) -> Markup:
 
 
 def key(colors: dict[str, str]) -> Markup:
-    """Names with the squares of their colors."""
+    """Draw names with the squares of their colors."""
     names = [element("span", element("i", style=f"background: {color}"), name) for name, color in colors.items()]
     return element("div", *names, class_="key")

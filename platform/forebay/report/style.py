@@ -2,25 +2,51 @@
 
 from __future__ import annotations
 
-INK, FAINT, PAPER = "#22313f", "#d5dbe1", "#ffffff"
-"""Colors of text, of lines behind the data, and of the ground, as plots draw them. A page sets its own for dark."""
+from collections.abc import Mapping
+
 SERIES = ("#1f6fb2", "#d1495b", "#2e8b57", "#8a5fbf", "#b8860b")
 """Colors of up to five curves, which differ in lightness too."""
 SERIES_IN_DARK = ("#6cb2eb", "#f0808f", "#5fc28c", "#b794e0", "#e0b040")
 
-_LIGHT = f"--ink: {INK}; --quiet: #5f6b76; --faint: {FAINT}; --paper: {PAPER}; --ground: #f4f6f8; --mark: #fdf1f3;"
-_DARK = "--ink: #dde4ea; --quiet: #98a5b1; --faint: #3a4650; --paper: #182028; --ground: #10161c; --mark: #3a2228;"
+
+def _series(colors: tuple[str, ...]) -> dict[str, str]:
+    return {f"series-{number}": color for number, color in enumerate(colors)}
 
 
-def _variables(series: tuple[str, ...]) -> str:
-    return " ".join(f"--series-{number}: {color};" for number, color in enumerate(series))
+LIGHT = {
+    "ink": "#22313f",
+    "quiet": "#5f6b76",
+    "faint": "#d5dbe1",
+    "paper": "#ffffff",
+    "ground": "#f4f6f8",
+    "mark": "#fdf1f3",
+    **_series(SERIES),
+    "good": "#1b7a3d",
+    "bad": "#b3261e",
+    "warn": "#8a5a00",
+}
+"""CSS variables of a page: text, labels, lines behind the data, grounds, curves, states."""
+DARK = {
+    "ink": "#dde4ea",
+    "quiet": "#98a5b1",
+    "faint": "#3a4650",
+    "paper": "#182028",
+    "ground": "#10161c",
+    "mark": "#3a2228",
+    **_series(SERIES_IN_DARK),
+    "good": "#6cc68b",
+    "bad": "#f2918b",
+    "warn": "#e0b040",
+}
+
+
+def _variables(colors: Mapping[str, str]) -> str:
+    return " ".join(f"--{name}: {color};" for name, color in colors.items())
 
 
 STYLE = f"""
-.forebay {{ {_LIGHT} {_variables(SERIES)}
-  --good: #1b7a3d; --bad: #b3261e; --warn: #8a5a00; color-scheme: light dark; }}
-@media screen and (prefers-color-scheme: dark) {{ .forebay {{ {_DARK} {_variables(SERIES_IN_DARK)}
-  --good: #6cc68b; --bad: #f2918b; --warn: #e0b040; }} }}
+.forebay {{ {_variables(LIGHT)} color-scheme: light dark; }}
+@media screen and (prefers-color-scheme: dark) {{ .forebay {{ {_variables(DARK)} }} }}
 .forebay {{ font: 15px/1.5 system-ui, sans-serif; color: var(--ink); background: var(--ground); padding: 1px 0 1.5em; }}
 .forebay * {{ box-sizing: border-box; }}
 .forebay header, .forebay main {{ max-width: 1180px; margin: 0 auto; padding: 0 1em; }}

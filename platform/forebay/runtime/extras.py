@@ -47,7 +47,6 @@ PACKAGES = {
     "jsonschema": ExtraPackage("score", "4.20"),
     "kubernetes": ExtraPackage("deploy", "31"),
     "lightning": ExtraPackage("lightning", "2.5"),
-    "matplotlib": ExtraPackage("ray", "3.8"),
     "mlflow-skinny": ExtraPackage("mlflow", "3", ("mlflow",)),
     "openai": ExtraPackage("score", "1.60"),
     "optuna": ExtraPackage("sweep", "4"),

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pandas as pd
-from matplotlib.figure import Figure
 
+from forebay.report.picture import Picture
 from forebay.storage.filesystem import below
 from forebay.sweep.record.record import Mode, Record, load_record
 from forebay.sweep.report.page import FILE_NAME, body
-from forebay.sweep.report.parallel import configs_figure
-from forebay.sweep.report.plots import metric_figure, workers_figure
+from forebay.sweep.report.parallel import configs_picture
+from forebay.sweep.report.plots import metric_picture, workers_picture
 from forebay.sweep.report.trial_columns import TrialRow, data_columns
 
 
@@ -75,17 +75,17 @@ class SweepResult:
         rows = [TrialRow.of_record(self.record, trial) for trial in self.record.ranked]
         return pd.DataFrame([{each.title: each.value(row) for each in columns} for row in rows])
 
-    def plot_metric(self) -> Figure:
+    def plot_metric(self) -> Picture:
         """Plot the metric over time, one line per trial."""
-        return metric_figure(self.record)
+        return metric_picture(self.record)
 
-    def plot_workers(self) -> Figure:
+    def plot_workers(self) -> Picture:
         """Plot workers over time, stacked by trial."""
-        return workers_figure(self.record)
+        return workers_picture(self.record)
 
-    def plot_configs(self) -> Figure:
+    def plot_configs(self) -> Picture:
         """Plot all configs as parallel coordinates, colored by the metric."""
-        return configs_figure(self.record)
+        return configs_picture(self.record)
 
     def _repr_html_(self) -> str:
         return body(self.record)

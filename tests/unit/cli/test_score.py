@@ -126,6 +126,6 @@ def test_batch_sizes_are_measured_without_answers(
     facts = json.loads(said.out)
     assert [each["batch"] for each in facts["batches"]] == [16, 64]
     assert [each["rows"] for each in facts["batches"]] == [64, 256]
-    assert [path.name for path in (tmp_path / "answers").iterdir()] == ["batches.png"]
+    assert [path.name for path in (tmp_path / "answers").iterdir()] == ["batches.html"]
     assert forebay("score", *words(), "--sweep-batch", "0").code == 2
     assert forebay("score", *words(), "--sweep-batch", "a").code == 2

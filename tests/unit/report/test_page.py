@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import re
-
-from matplotlib.figure import Figure
-
 from forebay.report.elements import element, facts, row, section, table
-from forebay.report.figures import figure_of
 from forebay.report.page import document, fragment
 
 EVIL = "<img src=x onerror=alert(1)> & \"'"
@@ -26,15 +21,3 @@ def test_a_page_allows_no_request_and_gives_its_fragment_back() -> None:
     assert "default-src 'none'" in page and "connect-src" not in page
     shown = page.partition("<body>")[2].partition("</body>")[0]
     assert shown == content and "let a" not in shown
-
-
-def test_a_figure_follows_the_colors_of_the_page() -> None:
-    figure = Figure(figsize=(4, 3))
-    axes = figure.subplots()
-    axes.plot([1, 2], [3, 4])
-    axes.set_title("a < b")
-    shown = figure_of(figure, "the <title>")
-    assert "<title>the &lt;title&gt;</title>" in shown and "a &lt; b" in shown
-    assert "fill: var(--paper)" in shown and "#ffffff" not in shown
-    assert not re.search(r"<style|<metadata|<script", shown)
-    assert shown == figure_of(figure, "the <title>")

@@ -14,14 +14,12 @@ from forebay.cli.output import only_the_document, print_facts, print_json, print
 from forebay.cli.preparation.display import shown_preparations
 from forebay.llm.score.batch_sweep import sweep_batches
 from forebay.llm.score.pool.counters import ScoreProgress
-from forebay.llm.score.report.batch_plot import FILE_NAME, batch_png
+from forebay.llm.score.report.batch_page import write_batch_page
 from forebay.llm.score.report.table import COLUMNS, worker_rows
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.result import ScoreResult
 from forebay.llm.score.scoring import score_rows
 from forebay.runtime.formatting import time_text
-from forebay.storage.atomic import write_atomically, write_failed
-from forebay.storage.filesystem import below
 from forebay.training.job.coercion import coerce
 from forebay.training.job.recipe import call_for
 
@@ -53,28 +51,24 @@ def run_score(words: Sequence[str], *, as_json: bool) -> None:
 
 
 def run_batch_sweep(words: Sequence[str], sizes: str, *, as_json: bool) -> None:
-    """Run `forebay score --sweep-batch`. Writes a picture into the folder of the request. Raises as `sweep_batches`."""
+    """Run `forebay score --sweep-batch`. Writes a page into the folder of the request. Raises as `sweep_batches`."""
     request, batches = request_of(words), [coerce("sweep-batch", size, int) for size in sizes.split(",") if size]
     found = []
     with only_the_document(as_json), shown_preparations():
         for each in sweep_batches(request, batches):
             found.append(each)
             sys.stderr.write(f"batch {each.batch}: {each.requests_per_s:.1f} requests/s\n")
-    picture = batch_png(batches, [each.requests_per_s for each in found], [each.output_tokens_per_s for each in found])
-    uri = below(request.to, FILE_NAME)
-    try:
-        write_atomically(uri, picture)
-    except OSError as error:
-        raise write_failed("The picture of the batch sizes", uri, error) from error
+    rates = [each.requests_per_s for each in found], [each.output_tokens_per_s for each in found]
+    uri = write_batch_page(request.to, batches, *rates)
     if as_json:
-        print_json({"picture": uri, "batches": [asdict(each) for each in found]})
+        print_json({"page": uri, "batches": [asdict(each) for each in found]})
         return
     rows = [
         (each.batch, each.rows, f"{each.requests_per_s:.1f}", f"{each.output_tokens_per_s:.0f}", f"{each.seconds:.2f}")
         for each in found
     ]
     print_table(("batch", "rows", "requests/s", "out tokens/s", "seconds"), rows, justify="right")
-    print_facts({"picture": uri})
+    print_facts({"page": uri})
 
 
 def print_result(result: ScoreResult) -> None:

@@ -5,67 +5,74 @@ from __future__ import annotations
 from typing import Literal
 
 import numpy as np
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.cm import ScalarMappable
-from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize, to_hex
-from matplotlib.figure import Figure
+from markupsafe import Markup
 
-from forebay.report.style import INK
+from forebay.report.axes import PlotAxis, tick_text
+from forebay.report.elements import element
+from forebay.report.picture import label, turned
 from forebay.sweep.record.record import Record, TrialRecord
 from forebay.sweep.report.text import value_text
 
 BEST, NONE = "#d1495b", "#c3cad1"
+SHADES = ("#b5e0b6", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8", "#2b3f9c")
+"""From pale to dark, at equal distances: the middle of YlGnBu (ColorBrewer). Dark is good."""
 FEW = 20
 """Number of values below which outliers are shown too."""
+_BAR_WIDTH, _BAR_PARTS = 14, 48
 
 
 class Colors:
-    """One color per trial, by its best value: the same in every plot."""
+    """Colors of the trials of a sweep."""
 
     def __init__(self, record: Record) -> None:
         self._record, self._best = record, record.best
         values = [point.value for trial in record.trials.values() if (point := trial.best(record.mode))]
         numbers = np.array([value for value in values if value is not None])
-        self._map = _blues(record.mode)
         self._is_one = len(set(numbers.tolist())) < 2
         low, high = without_outliers(numbers, record.mode) if len(numbers) else (0.0, 1.0)
-        self._norm = Normalize(low, high if high > low else low + 1e-9, clip=True)
+        pale, dark = (0.0, 1.0) if record.mode == "max" else (1.0, 0.0)
+        self._shade = PlotAxis(low, high if high > low else low + 1e-9, pale, dark)
 
     def of(self, trial: TrialRecord) -> str:
-        """Color of a trial: red for the best, grey without a value."""
+        """Return the color of a trial: red for the best, grey without a value."""
         if self._best is not None and trial.id == self._best.id:
             return BEST
         point = trial.best(self._record.mode)
-        return NONE if point is None or point.value is None else to_hex(self._map(float(self._norm(point.value))))
+        return NONE if point is None or point.value is None else _mixed(self._shade(point.value))
 
-    def explain(self, figure: Figure, axes: Axes) -> None:
-        """Add a color scale and name the best trial."""
+    def explain(self, x: float, top: float, bottom: float) -> list[Markup]:
+        """Draw the color scale, with its left edge at `x`. Empty for fewer than two values."""
+        if self._best is None or self._is_one:
+            return []
+        up = PlotAxis(self._shade.low, self._shade.high, bottom, top)
+        edges = np.linspace(up.low, up.high, _BAR_PARTS + 1)
+        high = (bottom - top) / _BAR_PARTS
+        # One unit higher than its part: no gaps after rounding.
+        parts = [
+            element("rect", x=x, y=up(edge) - 0.5, width=_BAR_WIDTH, height=high + 1, fill=_mixed(self._shade(edge)))
+            for edge in edges[1:].tolist()
+        ]
+        ticks = [label(tick_text(value), x + _BAR_WIDTH + 5, up(value) + 4.5, "start") for value in up.ticks(5)]
+        return [*parts, *ticks, turned(f"best {self._record.metric} of a trial", x + 80, (top + bottom) / 2)]
+
+    def best_text(self) -> str:
+        """Name the best trial and its value. Empty without one."""
         if self._best is None:
-            return
-        axes.set_title(
-            f"best: {self._best.id}, {self._record.metric} {value_text(self._record.best_value)}",
-            color=BEST,
-            loc="left",
-            fontsize=10,
-            parse_math=False,
-        )
-        if self._is_one:
-            return
-        bar = figure.colorbar(ScalarMappable(self._norm, self._map), ax=axes, pad=0.015, aspect=28)
-        bar.set_label(f"best {self._record.metric} of a trial", color=INK, parse_math=False)
-        bar.ax.tick_params(colors=INK, labelsize=8)
-        bar.outline.set_visible(False)
+            return ""
+        return f"best: {self._best.id}, {self._record.metric} {value_text(self._record.best_value)}"
 
 
-def _blues(mode: Literal["min", "max"]) -> Colormap:
-    """Color map from pale to dark. Dark is good."""
-    shades = colormaps["YlGnBu"](np.linspace(0.22, 0.95, 256))
-    return LinearSegmentedColormap.from_list("values", shades if mode == "max" else shades[::-1])
+def _mixed(share: float) -> str:
+    """Return the shade at `share` from pale (0) to dark (1)."""
+    at = share * (len(SHADES) - 1)
+    low = min(int(at), len(SHADES) - 2)
+    left, right = (bytes.fromhex(SHADES[number][1:]) for number in (low, low + 1))
+    mixed = (round(a + (b - a) * (at - low)) for a, b in zip(left, right, strict=True))
+    return f"#{bytes(mixed).hex()}"
 
 
 def without_outliers(values: np.ndarray, mode: Literal["min", "max"]) -> tuple[float, float]:
-    """Bounds of `values`, without those that are far worse than most."""
+    """Return the bounds of `values`, without those far worse than most."""
     low, high = float(values.min()), float(values.max())
     if len(values) < FEW:
         return low, high

@@ -6,20 +6,19 @@ import logging
 from collections.abc import Callable
 
 from markupsafe import Markup
-from matplotlib.figure import Figure
 
 from forebay.report.elements import element, facts, joined, row, section, table
-from forebay.report.figures import figure_of
 from forebay.report.page import document, fragment
 from forebay.report.page import write_page as write
+from forebay.report.picture import Picture
 from forebay.runtime.foreign_code import error_of
 from forebay.runtime.formatting import time_text
 from forebay.storage.atomic import ADVICE
 from forebay.storage.filesystem import below
 from forebay.sweep.record.record import Record
 from forebay.sweep.report.colors import Colors
-from forebay.sweep.report.parallel import configs_figure
-from forebay.sweep.report.plots import metric_figure, workers_figure
+from forebay.sweep.report.parallel import configs_picture
+from forebay.sweep.report.plots import metric_picture, workers_picture
 from forebay.sweep.report.text import blocks_text, config_text, states_text, value_text
 from forebay.sweep.report.trial_columns import STATE, TRIAL, TrialColumn, TrialRow, page_columns
 
@@ -61,19 +60,19 @@ def page(record: Record, more: str = "") -> str:
 def body(record: Record, more: str = "") -> Markup:
     """Content of the document, also shown by a notebook."""
     pictures = (
-        (f"{record.metric} over time", metric_figure),
-        ("Workers over time", workers_figure),
-        ("Configs", configs_figure),
+        (f"{record.metric} over time", metric_picture),
+        ("Workers over time", workers_picture),
+        ("Configs", configs_picture),
     )
     drawn = (section(title, _picture(title, draw, record)) for title, draw in pictures)
     trials = section("Trials", _table(record))
     return fragment(record.name, _header(record), *drawn, trials, _errors(record), more)
 
 
-def _picture(title: str, draw: Callable[[Record], Figure], record: Record) -> Markup:
+def _picture(title: str, draw: Callable[[Record], Picture], record: Record) -> Markup:
     drawn: list[Markup] = []
-    # Values of any kind may break matplotlib. A failed plot must not end the sweep.
-    error = error_of(lambda: drawn.append(figure_of(draw(record), title)))
+    # Values of any kind may break a plot. It must not end the sweep.
+    error = error_of(lambda: drawn.append(draw(record).in_page()))
     if error is not None:
         log.warning("The plot %r of sweep %r cannot be drawn: %s", title, record.name, error)
         return element("p", f"This plot cannot be drawn: {error}")

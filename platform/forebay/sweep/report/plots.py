@@ -1,161 +1,174 @@
-"""Plots of a sweep over time: the metric per trial, and the workers per trial."""
+"""Pictures of a sweep over time: the metric per trial, and the workers per trial."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from markupsafe import Markup
 
-from forebay.report.style import FAINT, INK
+from forebay.report.axes import PlotAxis
+from forebay.report.curves import Curve
+from forebay.report.elements import element
+from forebay.report.picture import INK, PAPER, Picture, PlotArea, dots, label, turned
+from forebay.runtime.formatting import metric_text
 from forebay.sweep.record.record import Record, State, TrialRecord, WorkerCount
-from forebay.sweep.report.colors import Colors, without_outliers
+from forebay.sweep.report.colors import BEST, Colors, without_outliers
 
-WIDTH, HEIGHT = 9.0, 4.4
+WIDTH, HEIGHT = 1000, 430
+LEFT, RIGHT, TOP, BOTTOM = 74, 108, 34, 46
 MINUTES_FROM_S, HOURS_FROM_S = 300, 3 * 3600
 FAR = 2.0
 """Largest ratio of deadline to elapsed time at which the deadline is shown. A later one would flatten the plot."""
 NUM_NAMED = 5
 """Number of best trials that are named at the ends of their lines."""
-APART_POINTS = (34.0, 9.0)
+APART = (48.0, 13.0)
 """Smallest distance of two names, across and up. A closer one is left out."""
-ENDS: Mapping[State, str] = {"running": ">", "paused": "s", "stopped": "|", "failed": "x"}
-"""End markers of lines. Finished trials have none."""
+ENDS: dict[State, str] = {
+    "running": "M-4 -5L5 0L-4 5Z",
+    "paused": "M-4 -4H4V4H-4Z",
+    "stopped": "M0 -6V6",
+    "failed": "M-4 -4L4 4M-4 4L4 -4",
+}
+"""End markers of lines, as paths around the origin. Finished trials have none."""
 
 
-def metric_figure(record: Record) -> Figure:
-    """Plot the metric over time: one line per trial, colored by its best value, the best thick, the best few named."""
-    figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
-    axes, colors = figure.subplots(), Colors(record)
-    _, per_s = _time_unit(record.elapsed_s)
-    ends = {}
-    for trial in reversed(record.ranked):
-        points = [(point.at_s * per_s, point.value) for point in trial.points if point.value is not None]
-        if not points:
-            continue
-        times, values = np.array(points).T
-        is_best = trial == record.best
-        width, size, floor = (2.4, 4.5, 4) if is_best else (1.1, 2.5, 3)
-        axes.plot(times, values, "o-", color=colors.of(trial), linewidth=width, markersize=size, zorder=floor)
-        _draw_end(axes, trial, points[-1], colors.of(trial))
-        ends[trial.id] = points[-1]
-    _fit_values(axes, record)
-    axes.set_ylabel(record.metric, parse_math=False)
-    _show_time(axes, record, at_top=record.mode == "min")
-    _plain(axes)
-    _explain_ends(axes, record)
-    colors.explain(figure, axes)
-    _name_best(figure, axes, [(trial, ends[trial.id]) for trial in record.ranked if trial.id in ends][:NUM_NAMED])
-    return figure
+def metric_picture(record: Record) -> Picture:
+    """Draw the metric over time: one line per trial, the best red and on top, the best few named."""
+    colors, per_s = Colors(record), _time_unit(record.elapsed_s)[1]
+    lines = {trial.id: _points(trial, per_s) for trial in record.ranked}
+    area = PlotArea(_time_axis(record, per_s), PlotAxis(*_value_range(record), HEIGHT - BOTTOM, TOP))
+    best, drawn = record.best, [trial for trial in record.ranked if lines[trial.id]]
+    content = [
+        *area.grid(_time_label(record)),
+        turned(record.metric, 14, (TOP + HEIGHT - BOTTOM) / 2),
+        *_deadline(record, area, at_top=record.mode == "min"),
+        *(_line(trial, lines[trial.id], area, colors.of(trial), is_best=trial is best) for trial in reversed(drawn)),
+        *_names([(trial.id, lines[trial.id][-1]) for trial in drawn[:NUM_NAMED]], area),
+        *_head(colors),
+        *_ends_key(record),
+        *colors.explain(WIDTH - RIGHT + 14, TOP, HEIGHT - BOTTOM),
+    ]
+    return Picture(title=f"{record.metric} over time", width=WIDTH, height=HEIGHT, content=tuple(content))
 
 
-def workers_figure(record: Record) -> Figure:
-    """Plot workers over time, stacked by trial, the best trial at the bottom."""
-    figure = Figure(figsize=(WIDTH, HEIGHT * 0.8), layout="constrained")
-    axes, colors = figure.subplots(), Colors(record)
-    _, per_s = _time_unit(record.elapsed_s)
+def workers_picture(record: Record) -> Picture:
+    """Draw workers over time, stacked by trial, the best trial at the bottom."""
+    height, colors, per_s = round(0.8 * HEIGHT), Colors(record), _time_unit(record.elapsed_s)[1]
     trials = [trial for trial in record.ranked if trial.worker_counts]
     times = sorted({0.0, record.elapsed_s, *(count.at_s for trial in trials for count in trial.worker_counts)})
-    if trials:
-        stack = np.array([_workers_at(trial.worker_counts, times) for trial in trials])
-        axes.stackplot(
-            np.array(times) * per_s,
-            stack,
-            step="post",
-            colors=[colors.of(trial) for trial in trials],
-            edgecolor="white",
-            linewidth=0.5,
-        )
-    if record.slots:
-        axes.axhline(record.slots, color=INK, linewidth=0.9, linestyle=(0, (4, 3)))
-        axes.annotate(
-            f"{record.slots} slots", (0, record.slots), xytext=(4, 3), textcoords="offset points", color=INK, fontsize=9
-        )
-    axes.set_ylabel("workers")
-    axes.set_ylim(0, 1.15 * max(record.slots or 0, axes.get_ylim()[1] / 1.05, 1))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-    _show_time(axes, record)
-    _plain(axes)
-    colors.explain(figure, axes)
-    return figure
-
-
-def _draw_end(axes: Axes, trial: TrialRecord, end: tuple[float, float], color: str) -> None:
-    """Mark the end of a line with the trial's state."""
-    if marker := ENDS.get(trial.state):
-        edge = INK if trial.state == "failed" else color
-        axes.plot(*end, marker, color=edge, markerfacecolor="white", markersize=7.5, markeredgewidth=1.5, zorder=5)
-
-
-def _explain_ends(axes: Axes, record: Record) -> None:
-    found = {trial.state for trial in record.trials.values() if trial.last}
-    lines = [
-        Line2D([], [], linestyle="", marker=marker, color=INK, markerfacecolor="white", label=state)
-        for state, marker in ENDS.items()
-        if state in found
+    edges = np.cumsum([np.zeros(len(times)), *(_workers_at(trial.worker_counts, times) for trial in trials)], axis=0)
+    highest = max(record.slots or 0, edges[-1].max(), 1)
+    area = PlotArea(_time_axis(record, per_s), PlotAxis(0.0, 1.15 * highest, height - BOTTOM, TOP))
+    shown = [time * per_s for time in times]
+    stack = [
+        _layer(trial, _area_path(area, shown, low, high), colors)
+        for trial, (low, high) in zip(trials, pairwise(edges), strict=True)
     ]
-    if lines:
-        axes.legend(
-            handles=lines,
-            loc="lower right",
-            bbox_to_anchor=(1, 1),
-            ncols=len(lines),
-            frameon=False,
-            fontsize=8,
-            labelcolor=INK,
-            handletextpad=0.1,
-            columnspacing=1.0,
-            borderpad=0.1,
-        )
+    content = [
+        *area.grid(_time_label(record), whole_y=True),
+        turned("workers", 14, (TOP + height - BOTTOM) / 2),
+        *stack,
+        *_deadline(record, area),
+        *_slots(record.slots, area),
+        *_head(colors),
+        *colors.explain(WIDTH - RIGHT + 14, TOP, height - BOTTOM),
+    ]
+    return Picture(title="Workers over time", width=WIDTH, height=height, content=tuple(content))
 
 
-def _name_best(figure: Figure, axes: Axes, ends: Iterable[tuple[TrialRecord, tuple[float, float]]]) -> None:
-    """Write the ends of trial ids beside the ends of their lines, if there is space."""
-    figure.draw_without_rendering()  # fixes the layout, and with it the positions of points
-    taken: list[np.ndarray] = []
-    for trial, end in ends:
-        place = axes.transData.transform(end) * 72 / figure.dpi
-        if any((abs(place - other) < APART_POINTS).all() for other in taken):
+def _points(trial: TrialRecord, per_s: float) -> Sequence[tuple[float, float]]:
+    """Return the points of a trial that can be drawn."""
+    points = [(point.at_s * per_s, point.value) for point in trial.points if point.value is not None]
+    return Curve(label=trial.id, points=points).finite
+
+
+def _line(
+    trial: TrialRecord, points: Sequence[tuple[float, float]], area: PlotArea, color: str, *, is_best: bool
+) -> Markup:
+    """Draw a trial with its points, and its state at the end."""
+    titles = [f"{trial.id} {metric_text(value)}" for _, value in points]
+    at = [(area.across(x), area.up(y)) for x, y in points]
+    line = element(
+        "path",
+        element("title", trial.id),
+        d=area.path(points),
+        fill="none",
+        stroke=color,
+        stroke_width=3 if is_best else 1.4,
+        stroke_linejoin="round",
+    )
+    return element("g", line, dots(at, color, titles, 3.2 if is_best else 1.9), _end(trial.state, *at[-1], color))
+
+
+def _end(state: State, x: float, y: float, color: str) -> Markup:
+    """Draw the marker of a state. Empty for finished."""
+    if (shape := ENDS.get(state)) is None:
+        return Markup()
+    edge = INK if state == "failed" else color
+    return element("path", d=shape, transform=f"translate({x:.1f} {y:.1f})", fill=PAPER, stroke=edge, stroke_width=1.8)
+
+
+def _ends_key(record: Record) -> list[Markup]:
+    """Explain the markers that are drawn, at the top right."""
+    states = {trial.state for trial in record.trials.values() if trial.last}
+    parts, x = [], float(WIDTH - RIGHT)
+    for state in [state for state in reversed(ENDS) if state in states]:
+        parts.append(label(state, x, 20, "end"))
+        x -= 7.8 * len(state) + 8
+        parts.append(_end(state, x, 15.5, INK))
+        x -= 18
+    return parts[::-1]
+
+
+def _names(ends: Iterable[tuple[str, tuple[float, float]]], area: PlotArea) -> list[Markup]:
+    """Write the ends of trial ids beside the ends of their lines, where there is space."""
+    parts: list[Markup] = []
+    taken: list[tuple[float, float]] = []
+    for trial, (x, y) in ends:
+        at = area.across(x), area.up(y)
+        if any(abs(at[0] - other[0]) < APART[0] and abs(at[1] - other[1]) < APART[1] for other in taken):
             continue
-        taken.append(place)
-        axes.annotate(
-            trial.id.rpartition("_")[2],
-            end,
-            xytext=(5, 5),
-            textcoords="offset points",
-            fontsize=7.5,
-            color=INK,
-            zorder=6,
-            parse_math=False,
-        )
+        taken.append(at)
+        parts.append(label(trial.rpartition("_")[2], at[0] + 7, at[1] - 7, "start", INK, font_size=11))
+    return parts
 
 
-def _show_time(axes: Axes, record: Record, *, at_top: bool = True) -> None:
-    """Draw the time axis, which all plots of a sweep share, and the deadline unless it is far off.
+def _head(colors: Colors) -> list[Markup]:
+    text = colors.best_text()
+    return [label(text, LEFT, 20, "start", BEST)] if text else []
 
-    Its label is at the top or at the bottom, away from good values.
-    """
-    unit, per_s = _time_unit(record.elapsed_s)
-    deadline_s, last_s = record.deadline_at_s, record.elapsed_s
-    if deadline_s is not None and deadline_s <= FAR * record.elapsed_s:
-        last_s = max(last_s, deadline_s)
-        axes.axvline(deadline_s * per_s, color=INK, linewidth=0.9, linestyle=(0, (1, 2)), zorder=2)
-        axes.annotate(
-            "deadline",
-            (deadline_s * per_s, 1 if at_top else 0),
-            xycoords=("data", "axes fraction"),
-            xytext=(-4, -3 if at_top else 3),
-            textcoords="offset points",
-            ha="right",
-            va="top" if at_top else "bottom",
-            color=INK,
-            fontsize=9,
-        )
-    axes.set_xlabel(f"{unit} since the sweep began")
-    axes.set_xlim(0, max(1.01 * last_s * per_s, 1e-3))
+
+def _time_axis(record: Record, per_s: float) -> PlotAxis:
+    """Return the time axis, which all plots of a sweep share. It reaches a deadline that is not far off."""
+    last_s = max(record.elapsed_s, record.deadline_at_s or 0.0) if _shows_deadline(record) else record.elapsed_s
+    return PlotAxis(0.0, max(1.01 * last_s * per_s, 1e-3), LEFT, WIDTH - RIGHT)
+
+
+def _shows_deadline(record: Record) -> bool:
+    return record.deadline_at_s is not None and record.deadline_at_s <= FAR * record.elapsed_s
+
+
+def _deadline(record: Record, area: PlotArea, *, at_top: bool = True) -> list[Markup]:
+    """Draw the deadline unless it is far off, named at the end away from good values."""
+    if record.deadline_at_s is None or not _shows_deadline(record):
+        return []
+    at = record.deadline_at_s * _time_unit(record.elapsed_s)[1]
+    y = area.up.end + 14 if at_top else area.up.start - 8
+    return [area.vertical(at, INK, "2 3"), label("deadline", area.across(at) - 6, y, "end", INK)]
+
+
+def _slots(slots: int | None, area: PlotArea) -> list[Markup]:
+    if not slots:
+        return []
+    y, (left, right) = area.up(slots), (area.across.start, area.across.end)
+    line = element("line", x1=left, x2=right, y1=y, y2=y, stroke=INK, stroke_dasharray="5 4")
+    return [line, label(f"{slots} slots", left + 6, y - 6, "start", INK)]
+
+
+def _layer(trial: TrialRecord, path: str, colors: Colors) -> Markup:
+    return element("path", element("title", trial.id), d=path, fill=colors.of(trial), stroke=PAPER, stroke_width=0.5)
 
 
 def _workers_at(worker_counts: tuple[WorkerCount, ...], times: list[float]) -> np.ndarray:
@@ -165,29 +178,57 @@ def _workers_at(worker_counts: tuple[WorkerCount, ...], times: list[float]) -> n
     return found
 
 
-def _fit_values(axes: Axes, record: Record) -> None:
-    """Choose the value range without the worst values of fresh models, which would flatten the plot."""
+def _area_path(area: PlotArea, times: Sequence[float], low: np.ndarray, high: np.ndarray) -> str:
+    """Return the `d` of the steps between `low` and `high`, without spans of no workers."""
+    parts = []
+    has_workers = [*(high > low), False]
+    begin = None
+    for number, has in enumerate(has_workers):
+        if has and begin is None:
+            begin = number
+        elif not has and begin is not None:
+            span = slice(begin, min(number, len(times) - 1) + 1)
+            parts.append(_closed(area, times[span], low[span], high[span]))
+            begin = None
+    return "".join(parts)
+
+
+def _closed(area: PlotArea, times: Sequence[float], low: np.ndarray, high: np.ndarray) -> str:
+    """Return the `d` of one area: along the top in steps, and back along the bottom."""
+    tops, bottoms = _steps(area, times, high), _steps(area, times, low)
+    forth, back = ("L".join(f"{x:.1f} {y:.1f}" for x, y in each) for each in (tops, bottoms[::-1]))
+    return f"M{forth}L{back}Z"
+
+
+def _steps(area: PlotArea, times: Sequence[float], values: np.ndarray) -> list[tuple[float, float]]:
+    """Return the corners of a staircase, each level until the next time."""
+    corners: list[tuple[float, float]] = []
+    for begin, end, value in zip(times, times[1:], values.tolist(), strict=False):
+        y = area.up(value)
+        if corners and corners[-1][1] == y:
+            corners[-1] = area.across(end), y
+        else:
+            corners += [(area.across(begin), y), (area.across(end), y)]
+    return corners or [(area.across(time), area.up(float(values[0]))) for time in times]
+
+
+def _value_range(record: Record) -> tuple[float, float]:
+    """Return the value range without the worst values of fresh models, which would flatten the plot."""
     values = np.array([p.value for trial in record.trials.values() for p in trial.points if p.value is not None])
+    values = values[np.isfinite(values)] if len(values) else values
     if len(values) == 0:
-        return
+        return 0.0, 1.0
     low, high = without_outliers(values, record.mode)
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.05
-    axes.set_ylim(low - margin, high + margin)
+    return low - margin, high + margin
 
 
 def _time_unit(elapsed_s: float) -> tuple[str, float]:
-    """Unit of the time axis, and its length of one second."""
+    """Return the unit of the time axis, and its length of one second."""
     if elapsed_s >= HOURS_FROM_S:
         return "hours", 1 / 3600
     return ("minutes", 1 / 60) if elapsed_s >= MINUTES_FROM_S else ("seconds", 1.0)
 
 
-def _plain(axes: Axes) -> None:
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color=FAINT, linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=INK)
-    axes.xaxis.label.set_color(INK)
-    axes.yaxis.label.set_color(INK)
-    for spine in axes.spines.values():
-        spine.set_color(FAINT)
+def _time_label(record: Record) -> str:
+    return f"{_time_unit(record.elapsed_s)[0]} since the sweep began"
