@@ -9,20 +9,20 @@ from __future__ import annotations
 
 import argparse
 import os
+import secrets
 import shutil
 import signal
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import forebay as fb
 from forebay.errors import InvalidOption
 from forebay.fleet.client.backend import JobBackend, LocalBackend
-from forebay.fleet.client.places import wait_at_places
 from forebay.fleet.client.ray_backend import RayBackend
 from forebay.fleet.client.submission import JobFiles, SubmissionEnd
 from forebay.testing.data.click_log import write_click_log
@@ -30,6 +30,8 @@ from forebay.testing.drivers.ray_processes import RAY, NodeProcesses, head_optio
 
 JOBS = Path(__file__).parents[1] / "jobs"
 ENDS_WITHIN_S = 600.0
+SILENT_S = 2.0
+"""Time for which the first place is silent before the job is started at the second."""
 
 
 class StudyPlace(Protocol):
@@ -117,7 +119,7 @@ def move(folder: Path, places: tuple[StudyPlace, StudyPlace]) -> Moved:
         time.sleep(0.02)
     places[0].signal(signal.SIGSTOP, files)
     try:
-        result = wait_at_places(job, [each.backend for each in places], silent_s=2.0)
+        result = _end_at(places[1].backend, job, files)
     finally:
         places[0].signal(signal.SIGCONT, files)
     while (first := files.ended(1)) is None and time.monotonic() < deadline:
@@ -126,6 +128,24 @@ def move(folder: Path, places: tuple[StudyPlace, StudyPlace]) -> Moved:
     assert result is not None
     assert first is not None
     return Moved(undisturbed=undisturbed, moved=result, first=first, attempts=job.status().attempt)
+
+
+def _end_at(backend: JobBackend, job: fb.fleet.SubmittedJob, files: JobFiles) -> fb.Result | None:
+    """Start the job at a second place when the first is silent, and wait for the end.
+
+    Its driver there follows the silent one, and takes over after `place.unreachable.after`.
+    """
+    deadline = time.monotonic() + ENDS_WITHIN_S
+    while job.status().state != "unreachable" and time.monotonic() < deadline:
+        time.sleep(0.5)
+    time.sleep(SILENT_S)
+    earlier = job.submission
+    moved = replace(
+        earlier, number=earlier.number + 1, backend=backend.name, address=backend.address, token=secrets.token_hex(8)
+    )
+    assert files.create(moved)
+    backend.start(moved)
+    return job.wait(ENDS_WITHIN_S)
 
 
 def _submitted(spec: fb.JobSpec, backend: JobBackend) -> fb.fleet.SubmittedJob:

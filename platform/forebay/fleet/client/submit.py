@@ -74,15 +74,6 @@ def submit(
     return job
 
 
-def resubmit(job: SubmittedJob, backend: JobBackend) -> None:
-    """Start the job once more, on `backend`, while an earlier submission may run elsewhere: its run trains once."""
-    earlier = job.submission
-    following = replace(
-        earlier, number=earlier.number + 1, backend=backend.name, address=backend.address, token=secrets.token_hex(8)
-    )
-    _start(JobFiles(storage=earlier.spec.storage, name=earlier.spec.name), backend, following)
-
-
 def _needs_start(state: JobState, earlier: Submission, place: JobBackend) -> bool:
     """Whether the newest submission has ended without success, never began, or is at another place, which is silent."""
     is_elsewhere = (earlier.backend, earlier.address) != (place.name, place.address)

@@ -68,10 +68,6 @@ class KubeRay:
         """Yield RayJobs whose labels fit `selector`."""
         return self.api.items(self._path(JOBS), **by_label(selector))
 
-    def suspend_job(self, name: str) -> None:
-        """Suspend a RayJob: KubeRay deletes its pods at once. `forebay stop` lets a run save its state first."""
-        self.api.merge(self._path(JOBS, name), {"spec": {"suspend": True}})
-
     def delete_job(self, name: str, *, key: str | None = None, deadline_s: float = 60.0) -> None:
         """Delete a RayJob with its cluster and pods, and wait for its end. No error if there is none.
 

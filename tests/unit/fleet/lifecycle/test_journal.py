@@ -10,7 +10,6 @@ import pytest
 
 import forebay as fb
 from forebay.errors import InvalidOption, WriteFailed
-from forebay.fleet.lifecycle.cost import AttemptUse, job_cost
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.fleet.lifecycle.states import AttemptPlacing, JobQueued, JobSucceeded, Target, state_from_facts
 
@@ -60,11 +59,3 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:
 def test_a_state_of_another_version_is_refused() -> None:
     with pytest.raises(InvalidOption, match="Rebuild the journal"):
         state_from_facts({"state": "Vanished"})
-
-
-def test_cost_adds_up_over_attempts() -> None:
-    uses = [
-        AttemptUse(number=n, seconds=3600, workers=2, gpus=2, price_per_hour=price) for n, price in ((1, 3.0), (2, 1.0))
-    ]
-    assert (job_cost(uses).gpu_hours, job_cost(uses).amount) == (4.0, 4.0)
-    assert job_cost([*uses, AttemptUse(number=3, seconds=1, workers=1, gpus=0)]).amount is None
