@@ -10,8 +10,9 @@ from tests.house.figures import CLASS_ROOTS, PACKAGE, circles, classes_by_name
 
 Trees = Mapping[str, ast.Module]
 
-# The tables of public names, of drivers, and of names of Ray.
+# The tables of public names, of drivers, and of names of Ray. Types that a user's annotation names.
 MAY_IMPORT_BY_NAME = {
+    "fleet/spec/signature.py",
     "runtime/late_import.py",
     "training/driver/driver.py",
     "ray_cluster/private_names.py",

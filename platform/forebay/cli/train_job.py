@@ -10,6 +10,7 @@ from forebay.cli.fleet.placed_run import PlacedRun
 from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.output import only_the_document, print_facts, print_json
 from forebay.cli.preparation.display import shown_preparations
+from forebay.fleet.client.preparing import PreparingFile
 from forebay.runtime.formatting import metric_text
 from forebay.storage.filesystem import below
 from forebay.sweep.report.text import blocks_text, config_text, states_text
@@ -37,12 +38,20 @@ def train(path: str, words: Sequence[str], *, driver: str | None, start: StartPo
         if placed.attempt is not None and placed.storage is not None:
             # Before the job file: its import and its data take longer, and need no storage of the run.
             require_usable_storage(placed.storage)
-        made = placed.applied_to(job_or_sweep_of(path, words))
+        made = placed.applied_to(_prepared(placed, path, words))
     if isinstance(made, Sweep):
         _run_sweep(made if driver is None else replace(made, driver=driver), as_json=as_json)
     else:
         job = replace(made, start=replace(start, attempt=placed.attempt))
         _train_job(job, driver=driver or DRIVER, as_json=as_json)
+
+
+def _prepared(placed: PlacedRun, path: str, words: Sequence[str]) -> Job | Sweep:
+    """Call the job file's function, the first step of a run: it prepares the data. A submitted run shows that."""
+    if placed.name is None or placed.storage is None:
+        return job_or_sweep_of(path, words)
+    with PreparingFile(placed.storage, placed.name) as file, shown_preparations(file.tell):
+        return job_or_sweep_of(path, words)
 
 
 def _train_job(job: Job, *, driver: str, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.arguments import AsJson
-from forebay.cli.output import only_the_document, print_json
+from forebay.cli.output import print_json
 
 if TYPE_CHECKING:
     from forebay.fleet.federation.dry_run import TaskPlan
@@ -31,7 +31,8 @@ def explain(
     """Check a job, rank the clusters of a fleet as if all were empty, and render it. Sends no request.
 
     With `--live`, the clusters are asked for their free room, and for the Secrets and ConfigMaps that the job names.
-    The job's Python file is imported and called. With `--json`, the rendered RayJobs are part of the document.
+    The arguments are checked against the job file's function, which is not called. With `--json`, the rendered RayJobs
+    are part of the document.
     """
     # Imported here: they take seconds, and the other commands do not need them.
     from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
@@ -39,12 +40,11 @@ def explain(
     from forebay.fleet.federation.survey import figures_for, survey  # noqa: PLC0415
     from forebay.fleet.spec.canonical import key_of  # noqa: PLC0415
     from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
-    from forebay.fleet.spec.program import load_program  # noqa: PLC0415
+    from forebay.fleet.spec.program import check_program  # noqa: PLC0415
 
     spec = load_job_spec(job)
-    with only_the_document(as_json):
-        for task in spec.task:
-            load_program(spec, task, job.absolute().parent)
+    for task in spec.task:
+        check_program(spec, task, job.absolute().parent)
     found = load_fleet(fleet)
     warn_of_tags(found.images_without_digest(spec))
     plans = dry_run(spec, found, figures_for(spec, found, survey(found)) if live else None)

@@ -61,6 +61,9 @@ def jobs(
         typer.echo("No job was submitted with this storage.")
     else:
         print_table(("job", "state", "place", "attempt", "workers", "epoch", "step"), [_row(each) for each in found])
+        for status in found:
+            if status.state == "preparing":
+                typer.echo("\n".join(wrapped(f"{status.name} prepares {printable(status.why)}", 0)))
 
 
 def _rebuild(storages: list[str], journal: Path | None, fleet: Path, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""What a submitter tells `forebay run` in variables: the name of the run, its storage, its bounds, and its attempt."""
+"""Variables by which a submitter tells `forebay run` the name, storage, workers and attempt of the run."""
 
 from __future__ import annotations
 
@@ -15,31 +15,43 @@ PREFIX = "FOREBAY_RUN_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedRun:
-    """Values of `FOREBAY_RUN_NAME`, `_STORAGE`, `_WORKERS` (`2..8`) and `_ATTEMPT` (`NUMBER/TOKEN`). None: not set."""
+    """Values of `FOREBAY_RUN_NAME`, `_STORAGE`, `_WORKERS`, `_CPUS`, `_GPUS` and `_ATTEMPT`. None: not set.
+
+    `workers` are bounds, written `2..8`. `cpus` and `gpus` are those of a worker. `attempt` is `NUMBER/TOKEN`.
+    """
 
     name: str | None = None
     storage: str | None = None
     workers: tuple[int, int] | None = None
+    cpus: float | None = None
+    gpus: float | None = None
     attempt: str | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> PlacedRun:
-        """Read the variables. Raises `InvalidOption` for bounds that are none."""
-        given = {name: environment.get(PREFIX + name.upper()) for name in ("name", "storage", "workers", "attempt")}
+        """Read the variables. Raises `InvalidOption` for bounds that are not two numbers."""
+        names = ("name", "storage", "workers", "cpus", "gpus", "attempt")
+        given = {name: environment.get(PREFIX + name.upper()) for name in names}
         bounds, attempt = given["workers"], given["attempt"]
         return cls(
             name=given["name"],
             storage=given["storage"],
             workers=None if bounds is None else _bounds(bounds),
+            cpus=_number(given["cpus"]),
+            gpus=_number(given["gpus"]),
             # A number alone: no other process has created the attempt, so this one does.
             attempt=attempt if attempt is not None and "/" in attempt else None,
         )
 
     def applied_to(self, made: Job | Sweep) -> Job | Sweep:
-        """Job or sweep under the submitter's name, storage and bounds. Its other values stay."""
+        """Return the job or sweep with the submitter's name, storage and bounds.
+
+        Raises `InvalidOption` for a job whose workers need more than the submitter gives to one.
+        """
         name, storage = self.name or made.name, self.storage or made.storage
         if isinstance(made, Sweep):
             return replace(made, name=name, storage=storage)
+        self._require_room(made)
         job = replace(made, name=name, storage=storage)
         if self.workers is None:
             return job
@@ -47,6 +59,18 @@ class PlacedRun:
         if least == most:
             return replace(job, workers=least, elastic=None)
         return replace(job, workers=1, elastic=Elastic(min_workers=least, max_workers=most))
+
+    def _require_room(self, job: Job) -> None:
+        for kind, needed, given in (("cpu", job.resources.cpus, self.cpus), ("gpus", job.resources.gpus, self.gpus)):
+            if given is not None and needed > given:
+                raise InvalidOption(
+                    f"one worker of this job needs {needed:g} {kind}, and a worker of the task has {given:g}. Set "
+                    f"workers.{kind} of the task to {needed:g} or more, or use less in Resources(...)."
+                )
+
+
+def _number(text: str | None) -> float | None:
+    return None if text is None else float(text)
 
 
 def _bounds(text: str) -> tuple[int, int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
@@ -15,10 +15,14 @@ LINE_EVERY_S = 5.0
 
 
 class PreparationDisplay:
-    """Prints messages as they come, and the progress every five seconds. Keeps the datasets in `found`."""
+    """Prints messages as they come, and the progress every five seconds. Keeps the datasets in `found`.
 
-    def __init__(self) -> None:
+    `also` is called with each message and progress, as text.
+    """
+
+    def __init__(self, also: Callable[[str], object] = lambda _: None) -> None:
         self.found: list[Prepared] = []
+        self._also = also
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
         self._due = time.monotonic() + LINE_EVERY_S
 
@@ -27,20 +31,25 @@ class PreparationDisplay:
             case Prepared():
                 self.found.append(report)
             case PreparationProgress():
+                self._also(str(report))
                 if time.monotonic() >= self._due:
                     self._console.print(str(report), markup=False)
                     self._due = time.monotonic() + LINE_EVERY_S
             case _:
+                self._also(report)
                 self._console.print(report, markup=False)
 
 
 @contextmanager
-def shown_preparations() -> Iterator[PreparationDisplay]:
-    """Show the preparations of this thread for the length of the block. In another such block, uses its display."""
+def shown_preparations(also: Callable[[str], object] = lambda _: None) -> Iterator[PreparationDisplay]:
+    """Show the preparations of this thread for the length of the block, and pass them to `also`.
+
+    Within another such block, uses its display.
+    """
     current = present_listener()
     if isinstance(current, PreparationDisplay):
         yield current
         return
-    display = PreparationDisplay()
+    display = PreparationDisplay(also)
     with preparation_listener(display):
         yield display

@@ -16,7 +16,7 @@ from forebay.fleet.code.stored_code import store_code
 from forebay.fleet.spec.canonical import require_same
 from forebay.fleet.spec.job_spec import JobSpec
 from forebay.fleet.spec.job_toml import load_job_spec
-from forebay.fleet.spec.program import load_program
+from forebay.fleet.spec.program import check_program
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import resolve
@@ -67,7 +67,7 @@ def submit(
                 place.start(earlier)  # the place may not have answered before
             return job
         for task in spec.task:
-            load_program(spec, task, root)
+            check_program(spec, task, root)
         _start(files, place, _next(spec, place, root, earlier))
     except OSError as error:
         raise write_failed(f"the job {spec.name!r}", files.folder, error) from redacted(error)

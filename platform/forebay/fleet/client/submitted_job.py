@@ -10,6 +10,7 @@ from typing import Literal
 
 from forebay.errors import InvalidOption, RunFailed
 from forebay.fleet.client.backend import JobBackend, backend_of
+from forebay.fleet.client.preparing import preparing_text
 from forebay.fleet.client.submission import FLEET, JobFiles, Submission
 from forebay.fleet.spec.job_spec import ordered
 from forebay.storage.filesystem import below, resolve
@@ -20,7 +21,9 @@ from forebay.training.runs.result import Result, load_result
 POLL_S = 0.5
 STARTS_WITHIN_S = 60.0
 
-JobState = Literal["starting", "running", "unreachable", "lost", "succeeded", "failed", "stopped", "fenced"]
+JobState = Literal[
+    "starting", "preparing", "running", "unreachable", "lost", "succeeded", "failed", "stopped", "fenced"
+]
 OVER = ("succeeded", "failed", "stopped", "fenced", "lost")
 
 
@@ -28,7 +31,8 @@ OVER = ("succeeded", "failed", "stopped", "fenced", "lost")
 class JobStatus:
     """State of a job at one moment, as its storage and its backend show it. Epochs count from 0.
 
-    unreachable: the backend does not answer, which says nothing about the job. lost: its process left no record.
+    preparing: the job function prepares data before training, and `why` says what. unreachable: the backend does not
+    answer, which says nothing about the job. lost: its process left no record.
     """
 
     name: str
@@ -91,6 +95,9 @@ class SubmittedJob:
         submission = self.submission
         ended = self._files.ended(submission.number)
         state: JobState = ended.how if ended is not None else self._live_state(submission)
+        why = "" if ended is None else ended.why
+        if state == "running" and (prepares := self._preparing(submission)) is not None:
+            state, why = "preparing", prepares
         run = AttemptFiles(self._run_path)
         claim = run.newest()
         sign = None if claim is None else run.sign(claim.number)
@@ -109,7 +116,7 @@ class SubmittedJob:
             epochs=0 if sign is None else sign.epochs,
             step=max(0 if sign is None else sign.step, _last_step(result)),
             workers=0 if sign is None else sign.world_size,
-            why="" if ended is None else ended.why,
+            why=why,
         )
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
@@ -177,6 +184,12 @@ class SubmittedJob:
     @property
     def _run_path(self) -> str:
         return below(resolve(self._files.storage).uri, self._run_name)
+
+    def _preparing(self, submission: Submission) -> str | None:
+        """Return what a task of the job prepares now, or None."""
+        spec, storage = submission.spec, resolve(self._files.storage).uri
+        runs = (below(storage, spec.run_name(task)) for task in ordered(spec.task) if task.run is not None)
+        return next((text for run in runs if (text := preparing_text(run)) is not None), None)
 
     def _live_state(self, submission: Submission) -> JobState:
         has_started = self._files.started(submission.number) is not None

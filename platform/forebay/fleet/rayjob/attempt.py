@@ -11,6 +11,7 @@ from typing import Any
 from forebay.fleet.clusters.cluster import Market
 from forebay.fleet.spec.canonical import key_of
 from forebay.fleet.spec.job_spec import JobSpec, Task
+from forebay.fleet.spec.quantity import quantity
 
 MAX_OBJECT_NAME = 47
 """Longest name of a RayJob: KubeRay accepts longer ones and fails them later."""
@@ -92,12 +93,14 @@ class PlacedAttempt:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that tell the run its name, its storage, its bounds and its attempt."""
+        """Variables that tell the run its name, storage, workers, resources of a worker, and attempt."""
         workers = self.task.workers
         return {
             "FOREBAY_RUN_NAME": self.spec.run_name(self.task),
             "FOREBAY_RUN_STORAGE": self.spec.storage,
             "FOREBAY_RUN_WORKERS": f"{workers.min}..{workers.largest}",
+            "FOREBAY_RUN_CPUS": f"{quantity(workers.cpu).normalize():f}",
+            "FOREBAY_RUN_GPUS": str(workers.gpus),
             "FOREBAY_RUN_ATTEMPT": self.annotations[f"{DOMAIN}/fence"],
         }
 

@@ -45,18 +45,29 @@ def load_recipe(path: str, functions: Sequence[str] = (FUNCTION,)) -> Recipe:
     The module is named after the file and its whole path, so that it never hides an installed one, and stays in
     `sys.modules`. Raises `BadJob` for a file that is missing, raises when it is run, or defines no such function.
     """
-    file = Path(path).expanduser().absolute()
-    if not file.is_file():
-        raise BadJob(f"there is no job file {path!r}. Give the path of a Python file with a function job(...) -> Job.")
+    file = job_file(path)
     module = _run_file(file)
     found = [recipe for name in functions if inspect.isfunction(recipe := getattr(module, name, None))]
     if not found:
-        raise BadJob(
-            f"{path} defines no function {' or '.join(map(repr, functions))}. Add `def job(...) -> Job:` to it; its "
-            "parameters are what the command line takes.",
-            path=str(file),
-        )
+        raise no_function(path, functions)
     return found[0]
+
+
+def no_function(path: str, functions: Sequence[str]) -> BadJob:
+    """Return the error of a job file that has none of `functions`."""
+    return BadJob(
+        f"{path} defines no function {' or '.join(map(repr, functions))}. Add `def job(...) -> Job:` to it; its "
+        "parameters are what the command line takes.",
+        path=path,
+    )
+
+
+def job_file(path: str) -> Path:
+    """Return the absolute path of a job file. Raises `BadJob` for a missing one."""
+    file = Path(path).expanduser().absolute()
+    if not file.is_file():
+        raise BadJob(f"there is no job file {path!r}. Give the path of a Python file with a function job(...) -> Job.")
+    return file
 
 
 def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
@@ -83,7 +94,22 @@ def call_recipe(recipe: Recipe, values: Mapping[str, object]) -> Job:
 
 def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, object], *, called: str = "this job") -> Any:
     """Call a recipe that makes one of `kinds`. As `call_recipe`. Errors name it as `called`."""
-    known = {parameter.name: parameter for parameter in parameters(recipe)}
+    given = checked(parameters(recipe), values, called=called)
+    made = recipe(**given)
+    if not isinstance(made, kinds):
+        wanted = " or a ".join(kind.__name__ for kind in kinds)
+        ending = " or ".join(f"`return {kind.__name__}(...)`" for kind in kinds)
+        raise BadJob(f"{recipe.__name__}() returned {type(made).__name__}, not a {wanted}. End it with {ending}.")
+    return with_parameters(made, recipe, given) if isinstance(made, Job) else made
+
+
+def checked(taken: Sequence[Parameter], values: Mapping[str, object], *, called: str = "this job") -> dict[str, object]:
+    """Return `values` in the types of the parameters `taken`.
+
+    Raises `BadJob` for an unknown or missing parameter, and for a value of a wrong type. Errors name the recipe as
+    `called`.
+    """
+    known = {parameter.name: parameter for parameter in taken}
     for name in values:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
@@ -97,13 +123,7 @@ def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, objec
             f"{called} needs {', '.join(f'{name}=...' for name in missing)}. It takes:{_listing(known.values())}",
             parameter=missing[0],
         )
-    given = {name: coerce(name, value, known[name].annotation) for name, value in values.items()}
-    made = recipe(**given)
-    if not isinstance(made, kinds):
-        wanted = " or a ".join(kind.__name__ for kind in kinds)
-        ending = " or ".join(f"`return {kind.__name__}(...)`" for kind in kinds)
-        raise BadJob(f"{recipe.__name__}() returned {type(made).__name__}, not a {wanted}. End it with {ending}.")
-    return with_parameters(made, recipe, given) if isinstance(made, Job) else made
+    return {name: coerce(name, value, known[name].annotation) for name, value in values.items()}
 
 
 def with_parameters(job: Job, recipe: Recipe, given: Mapping[str, object]) -> Job:
@@ -150,13 +170,21 @@ def _line_of(error: BaseException, file: Path) -> str:
 
 def _parameter(parameter: inspect.Parameter) -> Parameter:
     if parameter.kind not in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY):
-        raise BadJob(
-            f"the job function takes {parameter}. Give every parameter a name: the names are its command line."
-        )
+        raise require_name(str(parameter))
     required, annotation = parameter.default is inspect.Parameter.empty, parameter.annotation
     if annotation is inspect.Parameter.empty:
-        annotation = str if required or parameter.default is None else type(parameter.default)
+        annotation = str if required else type_of_default(parameter.default)
     return Parameter(name=parameter.name, annotation=annotation, required=required, default=parameter.default)
+
+
+def type_of_default(default: object) -> type:
+    """Return the type of a parameter that has a default and no annotation."""
+    return str if default is None else type(default)
+
+
+def require_name(parameter: str) -> BadJob:
+    """Return the error of a parameter that takes no `name=value`: `*args`, `**kwargs`, or one before a `/`."""
+    return BadJob(f"the job function takes {parameter}. Give every parameter a name: the names are its command line.")
 
 
 def _listing(known: Any) -> str:

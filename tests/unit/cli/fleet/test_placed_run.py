@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+import forebay as fb
+from forebay.cli.fleet.placed_run import PlacedRun
+from forebay.errors import InvalidOption
 from forebay.training.runs import storage_check
 
 
@@ -22,3 +25,35 @@ def test_the_first_act_of_a_placed_run_is_the_check(
     said = forebay("run", tmp_path / "nowhere.py", "--driver", "local")
     assert said.code == 78
     assert said.err.startswith("UnusableStorage: the storage")
+
+
+@pytest.fixture
+def make_job(parquet_folder: Callable[..., Path]) -> Callable[[fb.Resources], fb.Job]:
+    plan = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [40]})), lanes=8)
+    data = fb.Data(plan=plan, global_batch=8, transform=fb.Transform(x=fb.Dense(["x1"])))
+    return lambda resources: fb.Job(train=print, data=data, epochs=1, resources=resources)
+
+
+def test_a_placed_run_has_the_name_storage_and_workers_of_its_submitter(
+    make_job: Callable[[fb.Resources], fb.Job],
+) -> None:
+    variables = {"NAME": "ctr", "STORAGE": "s3://lake/runs", "WORKERS": "2..4", "CPUS": "0.5", "GPUS": "1"}
+    placed = PlacedRun.of({f"FOREBAY_RUN_{name}": value for name, value in variables.items()})
+    job = placed.applied_to(make_job(fb.Resources(cpus=0.5, gpus=1)))
+    assert isinstance(job, fb.Job)
+    assert (job.name, job.storage, job.elastic) == ("ctr", "s3://lake/runs", fb.Elastic(min_workers=2, max_workers=4))
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gpus", "fault"),
+    [
+        (2, 0, "needs 2 cpu, and a worker of the task has 0.5. Set workers.cpu"),
+        (0.5, 1, "needs 1 gpus, and a worker of the task has 0. Set workers.gpus"),
+    ],
+)
+def test_a_job_that_needs_more_than_a_worker_of_its_task_has_is_refused(
+    make_job: Callable[[fb.Resources], fb.Job], cpus: float, gpus: float, fault: str
+) -> None:
+    placed = PlacedRun.of({"FOREBAY_RUN_CPUS": "0.5", "FOREBAY_RUN_GPUS": "0"})
+    with pytest.raises(InvalidOption, match=fault):
+        placed.applied_to(make_job(fb.Resources(cpus=cpus, gpus=gpus)))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -101,6 +103,47 @@ def test_submitted_twice_is_one_job(
         main(["jobs", "--storage", storage])
     table = capfd.readouterr().out
     assert "words" in table and "succeeded" in table and all(len(line) <= 80 for line in table.splitlines())
+
+
+PREPARES = """
+import time
+from pathlib import Path
+from forebay.data.preparation.progress import tell
+from forebay.errors import InvalidOption
+
+def job(folder: str):
+    Path(folder, "called").touch()
+    tell("clicks: 1,200 rows in 3 files")
+    while not Path(folder, "go").exists():
+        time.sleep(0.05)
+    raise InvalidOption("enough")
+"""
+
+
+def test_the_job_function_is_called_where_the_run_starts_and_shows_what_it_prepares(
+    tmp_path: Path, quiet: Quiet, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "prepares.py").write_text(PREPARES)
+    task = fb.fleet.Task(name="train", run="prepares.py", args={"folder": str(tmp_path)})
+    job = fb.submit(fb.JobSpec(name="demo", storage=str(tmp_path / "runs"), task=(task,)), folder=tmp_path)
+    assert not (tmp_path / "called").exists(), "submit calls the job function"
+    with ThreadPoolExecutor() as pool, chdir(tmp_path):
+        end = pool.submit(quiet.run)
+        try:
+            deadline = time.monotonic() + 120
+            while job.status().state != "preparing" and time.monotonic() < deadline and not end.done():
+                time.sleep(0.1)
+            while job.status().why != "clicks: 1,200 rows in 3 files" and time.monotonic() < deadline:
+                time.sleep(0.1)
+            status = job.status()
+            with pytest.raises(SystemExit):
+                main(["jobs", "--storage", str(tmp_path / "runs")])
+        finally:
+            (tmp_path / "go").touch()
+        assert end.result().how == "failed"
+    assert (status.state, status.why) == ("preparing", "clicks: 1,200 rows in 3 files")
+    assert "demo prepares clicks: 1,200 rows in 3 files" in capfd.readouterr().out
+    assert job.status().state == "failed" and not list(tmp_path.glob("runs/**/preparing.json"))
 
 
 def test_a_job_that_ended_between_two_signs_of_life_shows_its_last_step(

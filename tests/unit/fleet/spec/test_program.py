@@ -1,4 +1,4 @@
-"""The job file of a task is called before anything is placed."""
+"""The arguments of a task are checked against its job file, of which nothing is run."""
 
 from __future__ import annotations
 
@@ -8,70 +8,112 @@ import pytest
 
 import forebay as fb
 from forebay.errors import InvalidJobSpec
-from forebay.fleet.spec.program import load_program
+from forebay.fleet.spec.program import check_program
 
 JOB = """
+from __future__ import annotations
+from pathlib import Path
+from typing import Literal
+
 import forebay as fb
+import a_package_of_the_cluster
+
+raise SystemExit("the module runs")
+
+Order = Literal["shuffled", "sorted"]
 
 def train(worker): ...
 
-def job(data: str, epochs: int = 1, gpus: float = 0.0, batch: int = 64) -> fb.Job:
-    plan = fb.build_plan(fb.scan(data), lanes=8)
-    return fb.Job(train=train, data=fb.Data(plan=plan, global_batch=batch, transform=fb.Transform(x=fb.Dense(["x1"]))),
-                  epochs=epochs, resources=fb.Resources(cpus=2, gpus=gpus))
+def job(
+    data: str, epochs: int = 1, batch: int = 1 << 6, order: Order = "sorted", pause: fb.Seconds | None = None,
+    hidden: tuple[int, ...] = (64, 32), model: a_package_of_the_cluster.Model = None, *, out: "Path" = Path("."), lr=0.1
+) -> fb.Job:
+    raise SystemExit("the job function is called")
 """
 
 
 @pytest.fixture
-def folder(tmp_path: Path, parquet_folder) -> Path:
-    parquet_folder({"a.parquet": [40, 30]})
+def folder(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(JOB)
     return tmp_path
 
 
-def spec_with(folder: Path, run: str = "train.py", cpu: int = 2, largest: int = 8, **args: object) -> fb.JobSpec:
-    task = fb.fleet.Task(
-        run=run,
-        args={"data": str(folder / "data"), **args},  # type: ignore[dict-item]
-        workers=fb.fleet.TaskWorkers(min=2, max=largest, cpu=cpu),  # type: ignore[arg-type]
-    )
-    return fb.JobSpec(name="ctr", storage=str(folder / "runs"), task=(task,))
+def spec_with(run: str = "train.py", **args: object) -> fb.JobSpec:
+    task = fb.fleet.Task(run=run, args={"data": "clicks", **args})  # type: ignore[dict-item]
+    return fb.JobSpec(name="ctr", storage="s3://lake/runs", task=(task,))
 
 
-def test_the_job_gets_name_storage_and_workers_of_the_spec(folder: Path) -> None:
-    spec = spec_with(folder, epochs=3)
-    job = load_program(spec, spec.task[0], folder)
-    assert isinstance(job, fb.Job)
-    assert (job.name, job.storage, job.epochs) == ("ctr", spec.storage, 3)
-    assert job.elastic == fb.Elastic(min_workers=2, max_workers=8)
-    fixed = spec_with(folder, largest=2)
-    job = load_program(fixed, fixed.task[0], folder)
-    assert isinstance(job, fb.Job) and (job.workers, job.elastic) == (2, None)
+def test_neither_the_module_nor_its_job_function_is_run(folder: Path) -> None:
+    spec = spec_with(epochs=3, order="shuffled", pause="5 min", hidden="64,32", model="any", out="here", lr=1)
+    check_program(spec, spec.task[0], folder)
     command = fb.JobSpec(name="a", storage="b", task=(fb.fleet.Task(command=("true",)),))
-    assert load_program(command, command.task[0]) is None
+    check_program(command, command.task[0])
 
 
 @pytest.mark.parametrize(
     ("wrong", "fault"),
     [
-        ({"epocs": 3}, "no parameter 'epocs'. Did you mean 'epochs'?"),
+        ({"epocs": 3}, "no parameter 'epocs'. Did you mean 'epochs'? It takes:\n  data: str (required)\n  epochs: int"),
+        ({"batch_size": 3}, "batch: int = 1 << 6"),
         ({"epochs": "three"}, "epochs=three is not of type int"),
-        ({"epochs": 0}, "epochs=0 cannot work"),
+        ({"order": "random"}, "order=random is not of type"),
+        ({"pause": "soon"}, "pause=soon is not of type Seconds | None"),
+        ({"hidden": "wide"}, "hidden=wide is not of type tuple[int, ...]"),
+        ({"lr": "fast"}, "lr=fast is not of type float"),
         ({"run": "missing.py"}, "there is no job file"),
-        ({"cpu": 1}, "needs 2 cpu, and a worker of the task has 1"),
-        ({"gpus": 1.0}, "needs 1 gpus, and a worker of the task has 0"),
-        ({"largest": 16}, "16"),
     ],
 )
 def test_a_program_that_cannot_run_is_refused(folder: Path, wrong: dict[str, object], fault: str) -> None:
-    spec = spec_with(folder, **wrong)  # type: ignore[arg-type]
+    spec = spec_with(**wrong)  # type: ignore[arg-type]
     with pytest.raises(InvalidJobSpec) as error:
-        load_program(spec, spec.task[0], folder)
+        check_program(spec, spec.task[0], folder)
     assert fault in str(error.value) and str(error.value).startswith("task[0].")
 
 
-def test_a_file_that_does_not_import_is_refused(folder: Path) -> None:
-    (folder / "train.py").write_text("import fourbay")
-    spec = spec_with(folder)
-    with pytest.raises(InvalidJobSpec, match=r"line 1, does not load: ModuleNotFoundError"):
-        load_program(spec, spec.task[0], folder)
+def test_a_required_parameter_is_asked_for(folder: Path) -> None:
+    task = fb.fleet.Task(run="train.py")
+    with pytest.raises(InvalidJobSpec, match=r"this job needs data=\.\.\."):
+        check_program(fb.JobSpec(name="ctr", storage="runs", task=(task,)), task, folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("def job(:", r"line 1, does not load: SyntaxError"),
+        ("def train(worker): ...", r"defines no function 'sweep' or 'job'"),
+        ("def job(data: str, *rest): ...", r"the job function takes \*rest"),
+        ("def job(data, /): ...", r"the job function takes data\."),
+        ("import fourbay\njob = fourbay.job", r"line 1, does not load: ModuleNotFoundError"),
+    ],
+)
+def test_a_file_without_a_signature_is_refused(folder: Path, text: str, fault: str) -> None:
+    (folder / "train.py").write_text(text)
+    spec = spec_with()
+    with pytest.raises(InvalidJobSpec, match=fault):
+        check_program(spec, spec.task[0], folder)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "from shared_jobs import job",
+        "from shared_jobs import *",
+        "import functools\n@functools.cache\ndef first(): ...\ndef plain(data: str): ...\njob = plain",
+        "def same(function): return function\n@same\ndef job(data: str): ...",
+        "def job(rows: int): ...\ndef job(data: str): ...",
+    ],
+)
+def test_a_job_function_that_is_no_plain_definition_is_imported_and_not_called(folder: Path, text: str) -> None:
+    (folder / "shared_jobs.py").write_text("def job(data: str): raise SystemExit('the job function is called')")
+    (folder / "train.py").write_text(text)
+    spec = spec_with()
+    check_program(spec, spec.task[0], folder)
+    wrong = spec_with(rows=3)
+    with pytest.raises(InvalidJobSpec, match="no parameter 'rows'"):
+        check_program(wrong, wrong.task[0], folder)
+
+
+def test_a_sweep_comes_before_a_job_and_a_local_variable_binds_neither(folder: Path) -> None:
+    (folder / "train.py").write_text("def sweep(trials: int = 2):\n    job = 1\n\ndef job(data: str): ...\n")
+    task = fb.fleet.Task(run="train.py", args={"trials": 3})
+    check_program(fb.JobSpec(name="ctr", storage="runs", task=(task,)), task, folder)

@@ -1,0 +1,74 @@
+"""Preparation as the first step of a submitted run: its progress is a file in the run's folder."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Self
+
+from forebay.storage.filesystem import below, resolve, resolve_source
+from forebay.storage.json_file import read_json_content, write_json_file
+
+FILE_NAME = "preparing.json"
+FIRST_S = 1.0
+"""Time before the first write: most jobs have nothing to prepare, and send no request."""
+WRITE_EVERY_S = 5.0
+JOIN_S = 10.0
+
+
+class PreparingFile:
+    """Shows what a run prepares before it trains, for the length of a `with` block.
+
+    A thread writes the newest message, and deletes the file at the end. Storage that does not answer fails nothing: the
+    progress is for people.
+    """
+
+    def __init__(self, storage: str, run: str) -> None:
+        self._run = below(resolve(storage).uri, run)
+        self._text = "the data of the job"
+        self._has_ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="forebay-preparing", daemon=True)
+
+    def tell(self, text: str) -> None:
+        """Show `text` with the next write."""
+        self._text = text
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._has_ended.set()
+        self._thread.join(JOIN_S)
+
+    def _watch(self) -> None:
+        written = ""
+        if self._has_ended.wait(FIRST_S):
+            return
+        while True:
+            text = self._text
+            try:
+                if text != written:
+                    write_json_file(self._run, FILE_NAME, json.dumps({"what": text, "at": time.time()}))
+                    written = text
+            except OSError:
+                written = ""
+            if self._has_ended.wait(WRITE_EVERY_S):
+                break
+        self._delete()
+
+    def _delete(self) -> None:
+        location = resolve(below(self._run, FILE_NAME))
+        with suppress(OSError):
+            location.fs.delete_file(location.path)
+
+
+def preparing_text(run: str) -> str | None:
+    """Return what the run in folder `run` prepares now, or None. Raises `OSError` if storage does not answer."""
+    try:
+        return str(json.loads(read_json_content(resolve_source(below(run, FILE_NAME))))["what"])
+    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return None
