@@ -41,16 +41,6 @@ class Prefetcher:
         self._users: dict[int, int] = {}
         self._futures: dict[int, Future[Block]] = {}
 
-    @property
-    def num_ahead(self) -> int:
-        """Number of blocks requested before they are needed."""
-        return len(self._ahead)
-
-    @property
-    def ahead_bytes(self) -> int:
-        """Estimated bytes of the blocks requested ahead, from the blocks that have arrived."""
-        return self._ahead_rows * self._known_bytes // max(self._known_rows, 1)
-
     def record_block_size(self, block: Block) -> None:
         """Use the size of an arrived block for the estimate of the bytes of a row."""
         self._known_rows += block.rows

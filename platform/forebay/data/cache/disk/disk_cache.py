@@ -86,10 +86,6 @@ class DiskCache:
         """Bytes that count against the quota: blocks, unfinished and quarantined files, and the index."""
         return self._quota.used_bytes
 
-    def path_of(self, key: str) -> Path:
-        """Path of the block `key`, if it is in the cache."""
-        return self._directory.block(key)
-
     def keys(self) -> list[str]:
         """Keys of the blocks in the cache, sorted. Takes about a second per million blocks."""
         return self._directory.block_keys()

@@ -21,6 +21,7 @@ from forebay.data.cache.block_file import block_file_bytes, map_block
 from forebay.data.cache.disk import disk_cache as disk
 from forebay.data.cache.disk import transaction
 from forebay.data.cache.disk.accounts import INDEX_BYTES, charge, smallest_quota
+from forebay.data.cache.disk.directory import CacheDirectory
 from forebay.data.cache.disk.disk_cache import DiskCache, VerifyReport
 from forebay.data.cache.disk.index import Index, IndexFull, IndexTable
 from forebay.data.transform.block import Block
@@ -71,10 +72,10 @@ def test_another_instance_finds_it(cache: DiskCache, block_of: BlockOf, key_of: 
 
 def test_putting_twice_keeps_and_charges_one(cache: DiskCache, block_of: BlockOf, key_of: KeyOf) -> None:
     cache.put(key_of("a"), "d", block_of())
-    used, inode = cache.used_bytes, cache.path_of(key_of("a")).stat().st_ino
+    used, inode = cache.used_bytes, CacheDirectory(cache.path).block(key_of("a")).stat().st_ino
     assert cache.put(key_of("a"), "d", block_of())
     assert cache.used_bytes == used
-    assert cache.path_of(key_of("a")).stat().st_ino == inode
+    assert CacheDirectory(cache.path).block(key_of("a")).stat().st_ino == inode
 
 
 def test_nothing_half_written_is_left(
@@ -94,14 +95,14 @@ def test_damaged_block_is_quarantined_counted_and_stored_again(
     key, counters = key_of("a"), Counters()
     cache.put(key, "d", block_of())
     cache.get(key)
-    used, path = cache.used_bytes, cache.path_of(key)
+    used, path = cache.used_bytes, CacheDirectory(cache.path).block(key)
     if damage == "flipped":
         flip_bit(path)
     else:
         os.truncate(path, {"truncated": 1000, "emptied": 0, "foreign": path.stat().st_size}[damage])
         if damage == "foreign":
             cache.put(key_of("b"), "d", block_of(1))
-            path.write_bytes(cache.path_of(key_of("b")).read_bytes())
+            path.write_bytes(CacheDirectory(cache.path).block(key_of("b")).read_bytes())
     assert cache.get(key, counters) is None
     assert not path.exists()
     assert counters.as_dict().keys() == {"map_s", "quarantined"} and counters["quarantined"] == 1
@@ -130,7 +131,7 @@ def test_read_error_of_the_disk_counts_as_damage(
 def test_eight_quarantined_files_are_kept(cache: DiskCache, block_of: BlockOf, key_of: KeyOf) -> None:
     for number in range(12):
         cache.put(key_of(number), "d", block_of())
-        flip_bit(cache.path_of(key_of(number)))
+        flip_bit(CacheDirectory(cache.path).block(key_of(number)))
         assert cache.get(key_of(number)) is None
     kept = {path.name[-40:] for path in (cache.path / "quarantine").iterdir()}
     assert kept == {key_of(number) for number in range(4, 12)}
@@ -149,7 +150,7 @@ def test_what_this_process_has_written_or_verified_is_at_hand(
     assert found and same(found, block_of()) and counters["hits"] == 1
     assert other.peek(key, counters) is None, "another has to verify it first"
     assert other.get(key, counters) and other.peek(key, counters)
-    flip_bit(cache.path_of(key))  # at once, within a tick of the clock of files
+    flip_bit(CacheDirectory(cache.path).block(key))  # at once, within a tick of the clock of files
     assert cache.peek(key, counters) is None and cache.get(key, counters) is None and counters["quarantined"] == 1
     assert cache.peek(key, counters) is None, "it is gone"
 
@@ -167,12 +168,12 @@ def test_blocks_are_verified_once_and_again_when_the_file_changes(
     key = key_of("a")
     cache.put(key, "d", block_of())
     old = time.time_ns() - 10**9
-    os.utime(cache.path_of(key), ns=(old, old))
+    os.utime(CacheDirectory(cache.path).block(key), ns=(old, old))
     monkeypatch.setattr(disk, "map_block", spy)
     for _ in range(3):
         cache.get(key)
     assert verified == [True, False, False]
-    os.utime(cache.path_of(key), ns=(old - 1, old - 1))
+    os.utime(CacheDirectory(cache.path).block(key), ns=(old - 1, old - 1))
     cache.get(key)
     assert verified[-1] is True
 
@@ -181,7 +182,7 @@ def test_verify_finds_what_is_damaged(cache: DiskCache, block_of: BlockOf, key_o
     fill(cache, block_of, key_of, "d", 4)
     for number in (1, 2):
         cache.get(key_of(("d", number)))
-        flip_bit(cache.path_of(key_of(("d", number))))
+        flip_bit(CacheDirectory(cache.path).block(key_of(("d", number))))
     seen: list[tuple[int, int]] = []
     report = cache.verify(lambda done, total: seen.append((done, total)))
     assert report == VerifyReport(checked=4, bad=2, bytes=2 * block_of(0, 2000).nbytes)
@@ -364,7 +365,7 @@ def test_nothing_is_evicted_for_a_block_that_cannot_fit(tmp_path: Path, block_of
 def test_quarantined_files_make_room_first(tmp_path: Path, block_of: BlockOf, key_of: KeyOf) -> None:
     cache = DiskCache(tmp_path / "c", quota_bytes=1 * MIB, min_free_bytes=0)
     stored = fill(cache, block_of, key_of, "d", 9)
-    flip_bit(cache.path_of(key_of(("d", 0))))
+    flip_bit(CacheDirectory(cache.path).block(key_of(("d", 0))))
     assert cache.get(key_of(("d", 0))) is None
     assert fill(cache, block_of, key_of, "d", stored) == stored, "the damaged block can be stored again"
     assert list((cache.path / "quarantine").iterdir()) == []
@@ -374,7 +375,7 @@ def test_clear_one_data_set_or_all(cache: DiskCache, block_of: BlockOf, key_of: 
     empty = cache.used_bytes
     fill(cache, block_of, key_of, "a", 3)
     fill(cache, block_of, key_of, "b", 2)
-    flip_bit(cache.path_of(key_of(("b", 0))))
+    flip_bit(CacheDirectory(cache.path).block(key_of(("b", 0))))
     assert cache.get(key_of(("b", 0))) is None
     mapped = cache.get(key_of(("a", 0)))
     assert mapped
@@ -393,7 +394,7 @@ def test_clear_one_data_set_or_all(cache: DiskCache, block_of: BlockOf, key_of: 
 def test_lost_index_is_rebuilt_from_the_blocks(cache: DiskCache, block_of: BlockOf, key_of: KeyOf, damage: str) -> None:
     fill(cache, block_of, key_of, "a", 3)
     fill(cache, block_of, key_of, "b", 2)
-    flip_bit(cache.path_of(key_of(("b", 0))))
+    flip_bit(CacheDirectory(cache.path).block(key_of(("b", 0))))
     cache.get(key_of(("b", 0)))
     used, sizes = cache.used_bytes, [(use.dataset, use.blocks, use.bytes) for use in cache.datasets()]
     index = cache.path / "index" / "index.db"
@@ -411,11 +412,11 @@ def test_lost_index_is_rebuilt_from_the_blocks(cache: DiskCache, block_of: Block
 def test_blocks_removed_by_hand_free_their_bytes(cache: DiskCache, block_of: BlockOf, key_of: KeyOf) -> None:
     fill(cache, block_of, key_of, "a", 3)
     used = cache.used_bytes
-    cache.path_of(key_of(("a", 1))).unlink()
+    CacheDirectory(cache.path).block(key_of(("a", 1))).unlink()
     assert cache.get(key_of(("a", 1))) is None
     cache.verify()
     assert cache.used_bytes < used
-    cache.path_of(key_of(("a", 2))).unlink()
+    CacheDirectory(cache.path).block(key_of(("a", 2))).unlink()
     reopened = DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0)
     assert [(use.dataset, use.blocks) for use in reopened.datasets()] == [("a", 1)]
 
@@ -424,7 +425,7 @@ def test_after_a_restart_of_the_machine_the_accounts_are_rebuilt(
     cache: DiskCache, block_of: BlockOf, key_of: KeyOf, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     cache.put(key_of("a"), "d", block_of())
-    used, file = cache.used_bytes, cache.path_of(key_of("a"))
+    used, file = cache.used_bytes, CacheDirectory(cache.path).block(key_of("a"))
     with file.open("r+b") as block_file:
         block_file.truncate(0)  # what delayed allocation leaves of a file that was renamed just before a power cut
     again = DiskCache(cache.path, quota_bytes=cache.quota_bytes, min_free_bytes=0)

@@ -52,7 +52,7 @@ def test_a_damaged_block_that_cannot_be_set_aside(
 ) -> None:
     key = key_of(1)
     cache.put(key, "data", block_of())
-    path = cache.path_of(key)
+    path = CacheDirectory(cache.path).block(key)
     path.write_bytes(path.read_bytes()[:-1])
     shutil.rmtree(cache.path / "quarantine")
     with pytest.raises(CacheUnusable, match="Name another directory"):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from forebay.data.cache.disk.accounts import CacheUsage, Reservation
+from forebay.data.cache.disk.directory import CacheDirectory
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.disk.index import DamagedRow, Index
 from forebay.data.cache.disk.index_rows import read_entry, read_key, read_usage
@@ -100,4 +101,4 @@ def test_the_cache_rebuilds_its_index_from_the_blocks(
         (use.dataset, use.blocks, use.bytes) for use in before
     ]
     assert cache.clear("clicks") == before[0].bytes
-    assert not cache.path_of(KEY).exists()
+    assert not CacheDirectory(cache.path).block(KEY).exists()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.data.cache.disk.directory import CacheDirectory
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.transform.block import Block
 from forebay.errors import CacheUnusable, ForebayError
@@ -51,7 +52,7 @@ def test_no_other_user_can_read_or_write_anything(tmp_path: Path, block_of: Bloc
     assert {mode for path, mode in modes.items() if path.is_dir()} == {0o700}
     open_files = {path: mode for path, mode in modes.items() if path.is_file() and path.parent.name != "index"}
     assert set(open_files.values()) == {0o600}
-    assert cache.path_of(key_of(1)) in open_files
+    assert CacheDirectory(cache.path).block(key_of(1)) in open_files
 
 
 def closing_lease(cache: DiskCache) -> closing[object]:
@@ -180,7 +181,7 @@ def test_what_is_no_plain_file_is_no_block(
     cache = opened(tmp_path / "cache")
     # One more than the quarantine keeps, so that some are removed.
     for number in range(9):
-        plant(cache.path_of(key), outside)
+        plant(CacheDirectory(cache.path).block(key), outside)
         assert cache.get(key, counters) is None
         assert counters["quarantined"] == number + 1
     assert opened(tmp_path / "cache").put(key, "data", block_of(2)) is not None
@@ -253,9 +254,9 @@ def test_a_pickle_in_place_of_a_block_does_not_run(
 ) -> None:
     cache, counters = opened(tmp_path / "cache"), Counters()
     cache.put(key_of(1), "data", block_of())
-    cache.path_of(key_of(1)).write_bytes(bomb)
+    CacheDirectory(cache.path).block(key_of(1)).write_bytes(bomb)
     assert opened(tmp_path / "cache").verify().bad == 1
-    cache.path_of(key_of(1)).write_bytes(bomb)
+    CacheDirectory(cache.path).block(key_of(1)).write_bytes(bomb)
     assert cache.get(key_of(1), counters) is None
     assert counters["quarantined"] == 1
     assert same(cache.put(key_of(1), "data", block_of()), block_of())

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from forebay.data.cache.disk.directory import CacheDirectory
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.node import peer_server
 from forebay.data.cache.node.peer_server import PeerServer
@@ -52,7 +53,7 @@ def test_key_that_is_none_reaches_no_file(door: PeerServer[Block], key: str) -> 
 
 
 def test_damaged_block_is_not_handed_out(door: PeerServer[Block], cache: DiskCache) -> None:
-    path = cache.path_of(KEYS[3])
+    path = CacheDirectory(cache.path).block(KEYS[3])
     content = bytearray(path.read_bytes())
     content[-40] ^= 1
     path.write_bytes(content)
