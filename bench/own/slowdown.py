@@ -25,9 +25,9 @@ import forebay as fb
 from bench.loader.data import make
 from bench.own.verdict import Figure, interleaved, main, measure, spread
 from bench.processes import command, environment
-from forebay.data.cache import cpu_share as cores
-from forebay.data.cache import local_source as fetch
-from forebay.data.cache.cpu_share import DataWorkers
+from forebay.data.cache.builders import block_pool
+from forebay.data.cache.builders.data_workers import NICENESS, DataWorkers
+from forebay.data.cache.local_source import LocalSource
 from forebay.runtime.metrics import Counters
 
 MOST_SLOWDOWN = 0.10
@@ -40,7 +40,7 @@ class Variant:
 
     place: str
     core_share: float = fb.CacheSpec().core_share
-    niceness: int = cores.NICENESS
+    niceness: int = NICENESS
     pinned: bool = False
 
 
@@ -63,7 +63,7 @@ class Fill:
     """Data workers that fill the cache over and over, until closed."""
 
     def __init__(self, variant: Variant, data: str, cache: str) -> None:
-        fetch.lower_thread_priority = lambda: _take_place(variant)
+        block_pool.lower_thread_priority = lambda: _take_place(variant)
         self._cache = fb.DiskCache(cache, quota_bytes=8 << 30, min_free_bytes=0)
         manifest = fb.scan(data)
         self._counters, columns = Counters(), [name for name in manifest.columns if name != "label"]
@@ -84,7 +84,7 @@ class Fill:
 
     def _fill(self) -> None:
         while not self._closed.is_set():
-            with closing(fetch.LocalSource(self._dataset, self._cache, **self._options)) as source:
+            with closing(LocalSource(self._dataset, self._cache, **self._options)) as source:
                 futures = [source.request(index) for index in range(len(self._dataset.manifest))]
                 while not futures[-1].done() and not self._closed.wait(0.02):
                     pass

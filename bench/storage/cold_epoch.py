@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 import forebay as fb
 from bench.own.verdict import Figure, interleaved, main, measure, spread
 from forebay.data.cache import local_source
-from forebay.data.cache.cpu_share import DataWorkers
+from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.local_source import LocalSource
 from forebay.data.kernels import calls as kernels
 from forebay.data.loader.loader import Loader

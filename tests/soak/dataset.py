@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import forebay as fb
-from forebay.data.cache.cpu_share import DataWorkers
+from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.disk.accounts import INDEX_BYTES
 from forebay.data.cache.local_source import LocalSource
 from forebay.runtime.metrics import Counters

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from forebay.data.cache.cpu_share import DEFAULT_WORKERS, usable_cores
+from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, usable_cores
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.loader.batch import Batch

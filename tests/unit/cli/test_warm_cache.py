@@ -13,7 +13,7 @@ import pytest
 
 from forebay.cli.job_file import job_of
 from forebay.cli.warm_cache import _requested, _warm_nodes
-from forebay.data.cache.cpu_share import DEFAULT_WORKERS
+from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.transform.block import Block
 

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import time
 from concurrent.futures import Future
 
-from forebay.data.cache.block_builder import BlockBuilder, BuildOptions
-from forebay.data.cache.cpu_share import DEFAULT_WORKERS, CpuShare, DataWorkers
+from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
+from forebay.data.cache.builders.block_pool import BlockPool
+from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, DataWorkers
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.cache.read_pool import ReadPool
-from forebay.data.cache.single_flight import K, T
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.runtime.metrics import Counters
-from forebay.storage.deadline import Cancellation
-from forebay.storage.filesystem import has_local_name
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 
 
@@ -53,7 +49,7 @@ class LocalSource:
         """
         if self._threads.pid != os.getpid():
             self._threads = self._start_threads()  # threads and locks of the parent do not exist here
-        return self._threads.workers.submit(index)
+        return self._threads.pool.submit(index)
 
     def peek(self, index: int, counters: Counters) -> Block | None:
         """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
@@ -72,7 +68,7 @@ class LocalSource:
 
 
 class _Threads:
-    """Threads of one process, with their lease."""
+    """Data workers of one process, with their lease."""
 
     def __init__(
         self,
@@ -83,44 +79,22 @@ class _Threads:
         policy: ReadPolicy,
     ) -> None:
         self.pid = os.getpid()
-        self._cancelled = Cancellation()
-        self._cores = CpuShare(workers.num_cores())
-        options = BuildOptions(policy=policy, cancelled=self._cancelled, cores=self._cores)
-        builder = BlockBuilder(dataset, cache, counters=counters, options=options)
-        self._lease = cache.lease(builder.names.dataset) if cache else None
+        self._counters = counters
+        self.pool: BlockPool[int, Block] = BlockPool(self._build, workers.for_files_of(dataset), peek=self.peek)
+        options = BuildOptions(policy=policy, cancelled=self.pool.cancelled, cores=self.pool.cores)
+        self._builder = BlockBuilder(dataset, cache, counters=counters, options=options)
+        self._lease = cache.lease(self._builder.names.dataset) if cache else None
 
-        def make(index: int) -> Block:
-            self._cores.take_ticket()
-            return build_recorded(builder, index, self.workers, counters)
-
-        self.peek = builder.peek
-        self.workers: ReadPool[int, Block] = ReadPool(make, workers_for(dataset, workers), peek=builder.peek)
+    def peek(self, index: int, counters: Counters | None = None) -> Block | None:
+        return self._builder.peek(index, counters)
 
     def close(self, timeout_s: float) -> None:
-        self._cancelled.set()
-        self._cores.close()
-        self.workers.close(timeout_s)
+        self.pool.close(timeout_s)
         if self._lease:
             self._lease.release()
 
-
-def workers_for(dataset: Dataset, workers: DataWorkers) -> DataWorkers:
-    """Limits of the data workers of a process for `dataset`: files with local names begin with fewer reads."""
-    is_local = len(dataset.manifest) > 0 and has_local_name(dataset.manifest[0].uri)
-    return workers.for_local_files() if is_local else workers
-
-
-def build_recorded(builder: BlockBuilder, index: int, pool: ReadPool[K, T], counters: Counters) -> Block:
-    """Block `index`, built in a thread of `pool`, which records its read. A block from the cache is no read.
-
-    Raises the errors of `BlockBuilder.build`.
-    """
-    began_s, allowed = time.monotonic(), pool.num_reads
-    block, origin, core_s = builder.build(index)
-    if origin != "hit":
-        counters.add("reads_allowed", allowed)
-        pool.record_read(began_s, core_s, block.nbytes)
-    return block
+    def _build(self, index: int) -> Block:
+        return self.pool.build(self._builder, index, self._counters).block
 
 
 class LocalCache:

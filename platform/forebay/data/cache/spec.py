@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.data.cache.cpu_share import DEFAULT_WORKERS, DataWorkers, NumReads
+from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, DataWorkers, NumReads
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.errors import InvalidOption
 

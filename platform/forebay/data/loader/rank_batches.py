@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
-from forebay.data.cache.single_flight import SingleFlightPool
+from forebay.data.cache.builders.single_flight import SingleFlightPool
 from forebay.data.plan.order import Last, Order, PositionedRows
 from forebay.world import World
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from forebay.data.cache.reads_in_flight import ReadsInFlight
+from forebay.data.cache.builders.reads_in_flight import ReadsInFlight
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from forebay.data.cache.cpu_share import DataWorkers
+from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.loader.batch import Batch
 from forebay.data.plan.cursor import Cursor

@@ -7,8 +7,8 @@ from concurrent.futures import Future
 
 import numpy as np
 
-from forebay.data.cache.block_builder import BlockBuilder
 from forebay.data.cache.block_key import BlockNames
+from forebay.data.cache.builders.block_builder import BlockBuilder
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.local_source import LocalSource
 from forebay.data.cache.source import BlockSource

@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
-from forebay.data.cache.block_builder import BuildOptions
-from forebay.data.cache.cpu_share import CpuShare, DataWorkers
-from forebay.data.cache.local_source import build_recorded, workers_for
-from forebay.data.cache.read_pool import ReadPool
+from forebay.data.cache.builders.block_builder import BuildOptions
+from forebay.data.cache.builders.block_pool import BlockPool
+from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.transform.block import Block
 from forebay.doctor.rounds.cold_epoch import ColdEpoch
 from forebay.doctor.rounds.sample_pass import MOST_PASSES, BlockPlaces, SamplePass
 from forebay.runtime.foreign_code import outcome_of
 from forebay.runtime.metrics import Counters
-from forebay.storage.deadline import Cancellation
 
 _LEAST_BLOCKS = 2
 _SLOW_S = 0.5
@@ -61,7 +59,7 @@ class BlockProduction:
 
     def __init__(self, places: BlockPlaces, workers: DataWorkers, epoch: ColdEpoch) -> None:
         self._places, self._epoch = places, epoch
-        self._workers = workers_for(places.sample[0].dataset, workers)
+        self._workers = workers.for_files_of(places.sample[0].dataset)
         self._changed = threading.Condition()
         self._pending = set[int]()
         self._num_reads = self._workers.read_bounds.start
@@ -122,27 +120,26 @@ class BlockProduction:
 
     def _run_epoch(self) -> None:
         """Make blocks until the epoch or the production ends."""
-        cancelled, cores, passes = Cancellation(), CpuShare(self._workers.num_cores()), dict[int, SamplePass]()
+        passes = dict[int, SamplePass]()
 
         def make(number: int) -> _Made:
-            cores.take_ticket()
             return self._made(passes[number // len(self._places.sample)], number, pool)
 
         def open_pass(number: int) -> None:
             if number not in passes:
-                passes[number] = SamplePass(self._places, number, BuildOptions(cancelled=cancelled, cores=cores))
+                passes[number] = SamplePass(
+                    self._places, number, BuildOptions(cancelled=pool.cancelled, cores=pool.cores)
+                )
                 passes.pop(number - MOST_PASSES, None)
 
-        pool = ReadPool(make, self._workers, reads=self._epoch.reads)
+        pool: BlockPool[int, _Made] = BlockPool(make, self._workers, reads=self._epoch.reads)
         try:
             self._request(self._epoch.remaining, pool, open_pass)
         finally:
-            cancelled.set()
-            cores.close()
             pool.close(_CLOSE_S)
             self._pending.clear()
 
-    def _request(self, numbers: range, pool: ReadPool[int, _Made], open_pass: Callable[[int], None]) -> None:
+    def _request(self, numbers: range, pool: BlockPool[int, _Made], open_pass: Callable[[int], None]) -> None:
         """Request all of `numbers` ahead of need, as far as passes may overlap, and wait for them."""
         size = len(self._places.sample)
         open_pass(numbers.start // size)
@@ -165,12 +162,12 @@ class BlockProduction:
         """Whether the requested blocks below `stop` are made."""
         return min(self._pending, default=stop) >= stop
 
-    def _made(self, sample_pass: SamplePass, number: int, pool: ReadPool[int, _Made]) -> _Made:
+    def _made(self, sample_pass: SamplePass, number: int, pool: BlockPool[int, _Made]) -> _Made:
         each = self._places.sample[number % len(self._places.sample)]
         sample_pass.begin()
         builder, counters = sample_pass.builder(each.dataset)
         before, began = counters.as_dict(), time.perf_counter()
-        block = build_recorded(builder, each.index, pool, counters)
+        block = pool.build(builder, each.index, counters).block
         return _Made(block, time.perf_counter() - began, counters.since(before))
 
     def _wait(self, is_ready: Callable[[], bool]) -> bool:
@@ -179,7 +176,7 @@ class BlockProduction:
             self._changed.wait_for(lambda: not self._is_wanted() or is_ready())
             return self._is_wanted()
 
-    def _count(self, number: int, pool: ReadPool[int, _Made], done: Future[_Made]) -> None:
+    def _count(self, number: int, pool: BlockPool[int, _Made], done: Future[_Made]) -> None:
         error = None if done.cancelled() else done.exception()
         with self._changed:
             if not self._is_counting or done.cancelled():

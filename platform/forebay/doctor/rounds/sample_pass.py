@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from forebay.data.cache.block_builder import BlockBuilder, BuildOptions
+from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.transform.dataset import Dataset
 from forebay.doctor.rounds.sample import HeldPagesReader, Sample, forget_pages

@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from forebay.data.cache.cpu_share import NICENESS, DataWorkers
+from forebay.data.cache.builders.data_workers import NICENESS, DataWorkers
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.local_source import LocalCache, LocalSource
 from forebay.data.cache.spec import CacheSpec
@@ -41,7 +41,7 @@ TRANSFORM = Transform(x=Dense(["x0", "x1"]), id=Dense("id", dtype="float64"), la
 
 READ_ALL = """
 import json, pickle, sys, time
-from forebay.data.cache.cpu_share import DataWorkers
+from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.local_source import LocalSource
 from forebay.data.parquet import reading
@@ -67,7 +67,7 @@ print(json.dumps([ids == list(range(dataset.manifest.num_rows)), counters.as_dic
 
 THREADS = """
 import json, os, pickle, sys, threading, time
-from forebay.data.cache.cpu_share import DataWorkers
+from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.local_source import LocalSource
 from forebay.data.kernels import calls as kernels
 from forebay.runtime.metrics import Counters
@@ -418,7 +418,7 @@ def test_files_of_this_machine_are_read_few_at_once(manifest: Manifest) -> None:
         with closing(
             LocalSource(Dataset(read_from, TRANSFORM), None, counters=Counters(), workers=DataWorkers(core_share=0.01))
         ) as source:
-            assert source._threads.workers.num_reads == num_reads
+            assert source._threads.pool.num_reads == num_reads
 
 
 def test_close_does_not_wait_for_threads_that_wait_for_a_core(manifest: Manifest, stuck_transform: Gate) -> None:

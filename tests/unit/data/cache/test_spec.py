@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from forebay.data.cache.cpu_share import DEFAULT_WORKERS, DataWorkers
+from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, DataWorkers
 from forebay.data.cache.spec import CacheSpec
 from forebay.errors import CacheUnusable, InvalidOption
 

@@ -16,7 +16,7 @@ import torch
 
 import forebay as fb
 from forebay.data.cache import source
-from forebay.data.cache.cpu_share import DataWorkers, NumReads
+from forebay.data.cache.builders.data_workers import DataWorkers, NumReads
 from forebay.data.parquet import reading
 from forebay.errors import CursorMismatch
 

@@ -14,9 +14,9 @@ from fsspec.implementations.local import LocalFileSystem
 from fsspec.registry import known_implementations
 
 import forebay as fb
-from forebay.data.cache.cpu_share import DataWorkers
+from forebay.data.cache.builders.data_workers import DataWorkers
+from forebay.data.cache.builders.reads_in_flight import ReadBounds, ReadsInFlight
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.cache.reads_in_flight import ReadBounds, ReadsInFlight
 from forebay.doctor.rounds.cold_epoch import ColdEpoch
 from forebay.doctor.rounds.production import BlockProduction, Produced
 from forebay.doctor.rounds.sample import Sample, num_blocks, read_sample

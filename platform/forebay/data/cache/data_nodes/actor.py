@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import ray
 
-from forebay.data.cache.cpu_share import usable_cores
+from forebay.data.cache.builders.data_workers import usable_cores
 from forebay.data.cache.data_nodes.service import DataNodeService, SentBlock
 from forebay.data.cache.requests.reply import BuildFailed
 from forebay.data.transform.block import Block

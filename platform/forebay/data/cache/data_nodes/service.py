@@ -8,11 +8,11 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from forebay.data.cache.block_builder import BlockBuilder, BuildOptions
-from forebay.data.cache.cpu_share import CpuShare, lower_thread_priority
+from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
+from forebay.data.cache.builders.block_pool import BlockPool
+from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.requests.registered import RegisteredDatasets
 from forebay.data.cache.requests.reply import BuildFailed
-from forebay.data.cache.single_flight import SingleFlightPool
 from forebay.data.parquet.footer import FooterCache
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
@@ -44,28 +44,24 @@ class DataNodeService(Generic[T]):
     def __init__(self, *, num_cores: int, send: Callable[[Block], T]) -> None:
         self.counters = Counters()
         self._send = send
-        self._cores = CpuShare(num_cores)
         self._footers = FooterCache()
         self._datasets = RegisteredDatasets(self._make_builder)
-        self._workers: SingleFlightPool[tuple[str, int], SentBlock[T] | BuildFailed | Literal["unknown"]] = (
-            SingleFlightPool(
-                self._build, num_threads=max(_LEAST_READS, _READS_PER_CORE * num_cores), on_start=lower_thread_priority
-            )
+        workers = DataWorkers(core_share=1.0, num_reads=max(_LEAST_READS, _READS_PER_CORE * num_cores))
+        self._pool: BlockPool[tuple[str, int], SentBlock[T] | BuildFailed | Literal["unknown"]] = BlockPool(
+            self._build, workers, num_cores=num_cores
         )
         self.register = self._datasets.register
 
     def request(self, dataset_id: str, index: int) -> Future[SentBlock[T] | BuildFailed | Literal["unknown"]]:
         """Request the build of block `index`. The reply is "unknown" if the dataset must be registered first."""
-        return self._workers.submit((dataset_id, index))
+        return self._pool.submit((dataset_id, index))
 
     def close(self, timeout_s: float) -> None:
         """Stop the data workers."""
-        self._cores.close()
-        self._workers.close(timeout_s)
+        self._pool.close(timeout_s)
 
     def _build(self, task: tuple[str, int]) -> SentBlock[T] | BuildFailed | Literal["unknown"]:
         dataset_id, index = task
-        self._cores.take_ticket()
         if (found := self._datasets.builder(dataset_id)) is None:
             return "unknown"
         builder, counters = found
@@ -80,5 +76,5 @@ class DataNodeService(Generic[T]):
 
     def _make_builder(self, _: str, dataset: Dataset, counters: Counters) -> BlockBuilder:
         return BlockBuilder(
-            dataset, None, counters=counters, options=BuildOptions(footers=self._footers, cores=self._cores)
+            dataset, None, counters=counters, options=BuildOptions(footers=self._footers, cores=self._pool.cores)
         )

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 from typing import Generic, TypeVar
 
 from forebay.data.cache.block_key import KEY
-from forebay.data.cache.cpu_share import lower_thread_priority
+from forebay.data.cache.builders.data_workers import lower_thread_priority
+from forebay.data.cache.builders.single_flight import SingleFlightPool
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.node.bloom_filter import BloomFilter
-from forebay.data.cache.single_flight import SingleFlightPool
 from forebay.data.transform.block import Block
 from forebay.errors import CacheUnusable
 from forebay.runtime.metrics import Counters

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import threading
-import time
 import traceback
 from concurrent.futures import Future
 from dataclasses import replace
 
-from forebay.data.cache.block_builder import BlockBuilder, BuildOptions, Peers
-from forebay.data.cache.cpu_share import CpuShare
+from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions, Peers
+from forebay.data.cache.builders.block_pool import BlockPool
 from forebay.data.cache.data_nodes.pool import DataNodes, RemoteBuild
 from forebay.data.cache.node.inflight_bytes import InFlightBytes
-from forebay.data.cache.read_pool import ReadPool
 from forebay.data.cache.requests.registered import RegisteredDatasets
 from forebay.data.cache.requests.reply import BuildFailed, InMemoryBlock, Reply, StoredBlock
 from forebay.data.cache.spec import CacheSpec
@@ -43,15 +41,13 @@ class NodeService:
         self.cache = spec.open()
         self._datasets = RegisteredDatasets(self._make_builder)
         self._footers = FooterCache()
-        self._cores = CpuShare(spec.data_workers.num_cores())
-        self._workers: ReadPool[tuple[str, int], _Outcome] = ReadPool(self._make, spec.requests)
+        self._pool: BlockPool[tuple[str, int], _Outcome] = BlockPool(self._make, spec.requests)
 
     def apply_spec(self, spec: CacheSpec) -> None:
         """Apply the limits of `spec` from now on. The newest job's limits count."""
         if spec != self._spec:
             self.cache = spec.open()
-            self._cores.resize(spec.data_workers.num_cores())
-            self._workers.apply(spec.requests)
+            self._pool.apply(spec.requests)
             self._spec = spec
             if self._data_nodes:
                 self._data_nodes.apply_spec(spec)
@@ -65,7 +61,7 @@ class NodeService:
         """Request the build of block `index`. Returns None if the dataset is not registered."""
         if dataset_id not in self._datasets:
             return None
-        return self._workers.submit((dataset_id, index))
+        return self._pool.submit((dataset_id, index))
 
     def measured(self) -> dict[str, float]:
         """Values of the gauges in `forebay.runtime.metrics.GAUGES`."""
@@ -73,20 +69,18 @@ class NodeService:
         return {
             "cache_used_bytes": cache.used_bytes,
             "cache_quota_bytes": cache.quota_bytes,
-            "num_reads": self._workers.num_reads,
+            "num_reads": self._pool.num_reads,
         }
 
     def close(self, timeout_s: float) -> None:
         """Stop the data workers."""
-        self._cores.close()
         if self._data_nodes:
             self._data_nodes.close(timeout_s)
         self.inflight_bytes.close()
-        self._workers.close(timeout_s)
+        self._pool.close(timeout_s)
 
     def _make(self, task: tuple[str, int]) -> _Outcome:
         dataset_id, index = task
-        self._cores.take_ticket()
         found = self._datasets.builder(dataset_id)
         if found is None:
             return _Outcome("unknown")
@@ -94,11 +88,7 @@ class NodeService:
         before = counters.as_dict()
         try:
             self.inflight_bytes.wait_below(_MOST_INFLIGHT_BYTES, _INFLIGHT_WAIT_S)
-            began_s, allowed = time.monotonic(), self._workers.num_reads
-            block, origin, core_s = builder.build(index)
-            if counters["source_bytes"] > before.get("source_bytes", 0):
-                counters.add("reads_allowed", allowed)
-                self._workers.record_read(began_s, core_s, block.nbytes)
+            block, origin, _ = self._pool.build(builder, index, counters)
         except ForebayError as error:
             trace = "".join(traceback.format_exception(error))
             return _Outcome(BuildFailed(error=error, trace=trace, sums=counters.since(before)))
@@ -114,7 +104,7 @@ class NodeService:
         elsewhere = None
         if self._data_nodes and self._spec.data_nodes and (payload := self._datasets.payload(dataset_id)):
             elsewhere = RemoteBuild(self._data_nodes, dataset_id, payload)
-        options = BuildOptions(footers=self._footers, cores=self._cores, peers=self._peers, elsewhere=elsewhere)
+        options = BuildOptions(footers=self._footers, cores=self._pool.cores, peers=self._peers, elsewhere=elsewhere)
         return BlockBuilder(dataset, self.cache, counters=counters, options=options)
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from forebay.data.cache.block_builder import BlockBuilder
+from forebay.data.cache.builders.block_builder import BlockBuilder
 from forebay.data.cache.requests.payload import unpack
 from forebay.data.transform.dataset import Dataset
 from forebay.runtime.metrics import Counters

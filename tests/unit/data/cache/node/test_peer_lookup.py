@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from forebay.data.cache.block_builder import BlockBuilder, BuildOptions
+from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.node import peer_directory
 from forebay.data.cache.node import peer_lookup as peers_module

@@ -1,4 +1,4 @@
-"""CPU share of data workers: number of cores, order, and the limits of this process."""
+"""Limits of data workers: shares of the machine, and what this process may use."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ import os
 import pickle
 import sys
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from forebay.data.cache import cpu_share
-from forebay.data.cache.cpu_share import NICENESS, CpuShare, DataWorkers, NumReads, lower_thread_priority, usable_cores
-from forebay.data.cache.reads_in_flight import ReadBounds
-from forebay.errors import Cancelled, InvalidOption
+from forebay.data.cache.builders import data_workers
+from forebay.data.cache.builders.data_workers import (
+    NICENESS,
+    DataWorkers,
+    NumReads,
+    lower_thread_priority,
+    usable_cores,
+)
+from forebay.data.cache.builders.reads_in_flight import ReadBounds
+from forebay.errors import InvalidOption
 
 
 @pytest.mark.parametrize(
@@ -54,7 +58,7 @@ def test_twice_the_workers_have_twice_what_does_not_choose_itself(num_reads: Num
 
 @pytest.mark.parametrize(("share", "least"), [(0.01, 2), (1.0, 4)])
 def test_local_files_begin_with_few_reads(share: float, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_share, "usable_cores", lambda: 64.0)
+    monkeypatch.setattr(data_workers, "usable_cores", lambda: 64.0)
     bounds = DataWorkers(core_share=share).for_local_files().read_bounds
     assert (bounds.start, bounds.least, bounds.most) == (least, least, ReadBounds().most)
     assert DataWorkers(num_reads=6).for_local_files().read_bounds.start == 6, "a given number counts"
@@ -75,112 +79,6 @@ def test_at_least_one_thread_reads(num_reads: int) -> None:
 def test_data_workers_travel() -> None:
     workers = DataWorkers(core_share=0.25, num_reads=3)
     assert pickle.loads(pickle.dumps(workers)) == workers
-
-
-class Queue:
-    """Threads that take tickets of `cores` in a given order and record their admission. Each stays until released."""
-
-    def __init__(self, cores: CpuShare) -> None:
-        self.cores = cores
-        self.entered: list[int] = []
-        self.refused: list[int] = []
-        self.leave = [threading.Event() for _ in range(8)]
-        self.threads: list[threading.Thread] = []
-
-    def add(self, number: int, rounds: int = 1) -> None:
-        lined_up = threading.Event()
-
-        def visit() -> None:
-            self.cores.take_ticket()
-            lined_up.set()
-            for _ in range(rounds):
-                try:
-                    with self.cores:
-                        self.entered.append(number)
-                        self.leave[number].wait(120)
-                except Cancelled:
-                    self.refused.append(number)
-
-        self.threads.append(threading.Thread(target=visit))
-        self.threads[-1].start()
-        assert lined_up.wait(60)
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline, (self.entered, self.refused)
-            time.sleep(0.001)
-
-    def join(self) -> None:
-        for event in self.leave:
-            event.set()
-        for thread in self.threads:
-            thread.join(60)
-
-
-def num_waiting(queue: Queue) -> int:
-    return len(queue.cores._waiting)
-
-
-def test_no_more_than_so_many_at_once_and_the_first_in_line_comes_next() -> None:
-    queue = Queue(CpuShare(2))
-    for number in range(6):
-        queue.add(number)
-        queue.until(lambda wanted=number + 1: len(queue.entered) + num_waiting(queue) == wanted)
-    assert queue.entered == [0, 1]
-    for number in range(4):
-        queue.leave[number].set()
-        queue.until(lambda wanted=number + 3: len(queue.entered) == wanted)
-    assert queue.entered == [0, 1, 2, 3, 4, 5]
-    queue.join()
-
-
-def test_a_thread_that_returns_for_its_task_precedes_later_ones() -> None:
-    """A built block is written before another block is decoded."""
-    queue = Queue(CpuShare(1))
-    queue.add(0, rounds=2)
-    queue.until(lambda: queue.entered == [0])
-    queue.add(1, rounds=2)
-    queue.until(lambda: num_waiting(queue) == 1)
-    queue.add(2)
-    queue.until(lambda: num_waiting(queue) == 2)
-    queue.leave[0].set()
-    queue.until(lambda: len(queue.entered) == 3)
-    assert sorted(queue.entered) == [0, 0, 1], "2 came last and waits, whenever 0 got in again"
-    queue.join()
-    assert queue.entered[-1] == 2
-
-
-def test_more_are_let_in_after_it_was_made_larger() -> None:
-    queue = Queue(CpuShare(1))
-    for number in range(3):
-        queue.add(number)
-    queue.until(lambda: len(queue.entered) + num_waiting(queue) == 3)
-    assert len(queue.entered) == 1
-    queue.cores.resize(3)
-    queue.until(lambda: len(queue.entered) == 3)
-    queue.join()
-
-
-def test_close_ends_all_waits() -> None:
-    queue = Queue(CpuShare(1))
-    for number in range(3):
-        queue.add(number)
-    queue.until(lambda: num_waiting(queue) == 2)
-    queue.cores.close()
-    queue.until(lambda: len(queue.refused) == 2)
-    with pytest.raises(Cancelled), queue.cores:
-        pass
-    queue.join()
-    assert len(queue.entered) == 1
-
-
-def test_an_error_inside_gives_the_core_back() -> None:
-    cores = CpuShare(1)
-    with pytest.raises(ValueError, match="boom"), cores:
-        raise ValueError("boom")
-    with cores:
-        pass
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere niceness belongs to the process")

@@ -1,9 +1,7 @@
-"""Share of the machine for data workers: number of cores at once, order and priority."""
+"""Limits of data workers: reads and cores at once, and priority."""
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import os
 import sys
 import threading
@@ -12,8 +10,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from forebay.data.cache.reads_in_flight import ReadBounds
-from forebay.errors import Cancelled, InvalidOption, whole_number
+from forebay.data.cache.builders.reads_in_flight import ReadBounds
+from forebay.data.transform.dataset import Dataset
+from forebay.errors import InvalidOption, whole_number
+from forebay.storage.filesystem import has_local_name
 
 NumReads: TypeAlias = int | Literal["auto"]
 """Number of row groups that are read at once. "auto": it follows the line to storage."""
@@ -61,6 +61,11 @@ class DataWorkers:
         least = min(self.auto_reads.least, max(2, self.num_cores()))
         return replace(self, auto_reads=replace(self.auto_reads, start=least, least=least))
 
+    def for_files_of(self, dataset: Dataset) -> DataWorkers:
+        """Limits for `dataset`: `for_local_files`, if its files have local names."""
+        is_local = len(dataset.manifest) > 0 and has_local_name(dataset.manifest[0].uri)
+        return self.for_local_files() if is_local else self
+
     @property
     def read_bounds(self) -> ReadBounds:
         """Bounds on the number of row groups that are read at once."""
@@ -90,59 +95,6 @@ class DataWorkers:
 
 
 DEFAULT_WORKERS = DataWorkers()
-
-
-class CpuShare:
-    """Context manager that admits at most `count` threads at once. Of the waiting ones, the lowest ticket enters first.
-
-    A thread takes a ticket when it starts a task and keeps it until it takes another. So the earliest request finishes
-    first.
-    """
-
-    def __init__(self, count: int) -> None:
-        self._changed = threading.Condition()
-        self._count = count
-        self._num_inside = 0
-        self._waiting: list[int] = []
-        self._tickets = itertools.count()
-        self._mine = threading.local()
-        self._closed = False
-
-    def take_ticket(self) -> None:
-        """Give the calling thread the last place of the queue."""
-        self._mine.ticket = next(self._tickets)
-
-    def resize(self, count: int) -> None:
-        """Admit `count` threads from now on. Admitted ones stay."""
-        with self._changed:
-            self._count = count
-            self._changed.notify_all()
-
-    def close(self) -> None:
-        """Admit no further threads: waiting and later ones raise `Cancelled`."""
-        with self._changed:
-            self._closed = True
-            self._changed.notify_all()
-
-    def __enter__(self) -> None:
-        if not hasattr(self._mine, "ticket"):
-            self.take_ticket()
-        ticket = self._mine.ticket
-        with self._changed:
-            heapq.heappush(self._waiting, ticket)
-            self._changed.wait_for(
-                lambda: self._closed or (self._num_inside < self._count and self._waiting[0] == ticket)
-            )
-            if self._closed:
-                raise Cancelled("the data workers were closed")
-            heapq.heappop(self._waiting)
-            self._num_inside += 1
-            self._changed.notify_all()  # the next one may fit as well
-
-    def __exit__(self, *error: object) -> None:
-        with self._changed:
-            self._num_inside -= 1
-            self._changed.notify_all()
 
 
 def lower_thread_priority() -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from tests.unit.runtime.memory.counting_pool import CountingPool
 
 import forebay as fb
-from forebay.data.cache.block_builder import BlockBuilder
+from forebay.data.cache.builders.block_builder import BlockBuilder
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.disk.index import Index, IndexTable
 from forebay.data.parquet import reading

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.data.cache.cpu_share import DataWorkers
-from forebay.data.cache.reads_in_flight import FinishedRead, ReadBounds, ReadsInFlight
+from forebay.data.cache.builders.data_workers import DataWorkers
+from forebay.data.cache.builders.reads_in_flight import FinishedRead, ReadBounds, ReadsInFlight
 
 MB = 1_000_000
 GBIT_S = 125 * MB

@@ -11,7 +11,7 @@ from concurrent.futures import CancelledError, Future, wait
 
 import pytest
 
-from forebay.data.cache.single_flight import SingleFlightPool
+from forebay.data.cache.builders.single_flight import SingleFlightPool
 from forebay.errors import Cancelled, LoaderClosed, ReadFailed
 
 

@@ -28,11 +28,14 @@ Origin = Literal["hit", "store", "bypass"]
 
 
 class Built(NamedTuple):
-    """Block, its origin, and the seconds in which it waited for a core and used it."""
+    """A block and its origin.
+
+    `core_s`: seconds in which it waited for a core and used it. None if its source was not read for it.
+    """
 
     block: Block
     origin: Origin
-    core_s: float = 0.0
+    core_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +116,8 @@ class BlockBuilder:
             stored = usable(
                 self._cache.put(key, self.names.dataset, built, self._counters), self._reader.manifest, index
             )
-            core_s += time.monotonic() - built_at
+            if core_s is not None:
+                core_s += time.monotonic() - built_at
         return Built(stored, "store", core_s) if stored else self._bypass(index, built, core_s)
 
     def _find(self, cache: DiskCache, index: int) -> Block | None:
@@ -124,11 +128,11 @@ class BlockBuilder:
         found = cache.get(self.names.key(index), self._counters, dataset=self.names.dataset)
         return usable(found, self._reader.manifest, index)
 
-    def _fetch_or_read(self, index: int) -> tuple[Block, float]:
+    def _fetch_or_read(self, index: int) -> tuple[Block, float | None]:
         if self._options.cancelled.is_set():
             raise Cancelled(f"the build of block {index} was cancelled")
         if self._options.peers and (block := self._from_peer(self._options.peers, index)):
-            return block, 0.0
+            return block, None
         if self._options.elsewhere:
             rows = self._reader.manifest[index].rows
             return self._options.elsewhere.build(index, rows, self._counters, partial(self.read, index)), 0.0
@@ -169,7 +173,7 @@ class BlockBuilder:
         self._counters.add("peer_bytes", block.nbytes)
         return block
 
-    def _bypass(self, index: int, block: Block, core_s: float) -> Built:
+    def _bypass(self, index: int, block: Block, core_s: float | None) -> Built:
         self._counters.add("bypasses")
         self._counters.add("bypass_bytes", block.nbytes)
         found = usable(block, self._reader.manifest, index)
