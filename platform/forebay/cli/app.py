@@ -19,7 +19,6 @@ from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
 from forebay.cli.reports.command import report
 from forebay.cli.rows.command import rows
-from forebay.cli.rows.peek import peek
 from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
 from forebay.cli.tables import commands as tables
@@ -35,17 +34,15 @@ app = typer.Typer(
 )
 app.command(rich_help_panel="Data")(scan.scan)
 app.command(rich_help_panel="Data")(plan.plan)
-app.command(rich_help_panel="Data")(peek)
+app.command(rich_help_panel="Data")(rows)
 app.command(rich_help_panel="Data")(series.series)
 app.add_typer(preparation.app, name="prepare", rich_help_panel="Data")
 app.command(rich_help_panel="Cache")(warm.warm)
 app.add_typer(cache.app, name="cache", rich_help_panel="Cache")
 app.command(rich_help_panel="Training")(run.run)
-app.command("plan-tables", rich_help_panel="Training")(tables.plan_tables)
-app.command("export-tables", rich_help_panel="Training")(tables.export_tables)
+app.add_typer(tables.app, name="tables", rich_help_panel="Training")
 app.command(rich_help_panel="Training")(doctor)
 app.command(rich_help_panel="Training")(report)
-app.command(rich_help_panel="Training")(rows)
 app.command(rich_help_panel="Training")(steering.ps)
 app.command(rich_help_panel="Training")(steering.scale)
 app.command(rich_help_panel="Training")(steering.stop)

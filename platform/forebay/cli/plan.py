@@ -1,4 +1,4 @@
-"""`forebay plan`: rows of a rank by step."""
+"""`forebay plan`: facts, hash and shuffle quality of a plan, and shares of a mixture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from forebay.cli.arguments import AsJson, Parameters
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
-from forebay.data.manifest.file_rows import FileRows
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.saved import load_manifest
 from forebay.data.parquet.reading import RowGroupReader
@@ -25,18 +24,14 @@ from forebay.data.plan.shuffle_quality import FULL_TRAVEL, ShuffleQuality, shuff
 from forebay.errors import InvalidOption, WrongType
 from forebay.world import World
 
-_SHOWN_ROWS = 20
-
 
 def plan(
     manifest: Annotated[str, typer.Argument(help="A manifest written by `forebay scan`. With --mixture, a job file.")],
     parameters: Parameters = None,
     seed: Annotated[int, typer.Option(help="Any number from 0. 0 is a seed too.")] = 0,
     epoch: Annotated[int, typer.Option(help="From 0.")] = 0,
-    world: Annotated[int, typer.Option(help="Number of ranks.")] = 1,
-    rank: Annotated[int, typer.Option(help="Rank whose rows are shown.")] = 0,
+    world: Annotated[int, typer.Option(help="Number of ranks that share the batches.")] = 1,
     batch: Annotated[int, typer.Option(help="Rows of a global batch.")] = 8192,
-    step: Annotated[int, typer.Option(help="Number of the global batch in the epoch, from 0.")] = 0,
     lanes: Annotated[int | None, typer.Option(help="Lanes of the plan. [default: from the data]")] = None,
     shuffle_rows: Annotated[
         int | None, typer.Option(help="Rows of a lane shuffled together. [default: from the lanes]")
@@ -53,11 +48,11 @@ def plan(
     ] = None,
     compare: Annotated[
         list[str] | None,
-        typer.Option(help="LANES:WINDOW_ROWS of another plan to compare, e.g. 8:4096 or 8: or :4096. Repeatable."),
+        typer.Option(help="LANES:SHUFFLE_ROWS of another plan to compare, e.g. 8:4096 or 8: or :4096. Repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the rows that a rank reads at a step, or the hash of a whole epoch. Reads no data, but for --label."""
+    """Show the facts of a plan, or the hash of an epoch. Reads no data, but for --label. `forebay rows` shows rows."""
     if mixture:
         _show_mixture(manifest, parameters or (), as_json=as_json)
         return
@@ -77,19 +72,10 @@ def plan(
     if quality or label is not None:
         _show_quality(built, epoch, batch, label, as_json=as_json)
         return
-    position = _position(built, step, batch, policy)
-    size = built.batch_size(position, batch, last=policy)
-    block, row = built.batch(epoch, position, batch, World(rank=rank, size=world), last=policy)
-    rows = [each[:3] for each in FileRows.of(built.manifests, block, row)]
-    facts = {"plan": built.id, "lanes": built.lanes, "largest_world": built.lanes, "shuffle_rows": built.shuffle_rows}
-    facts |= {"epoch": epoch, "step": step, "position": position, "size": size, "rows": len(rows)}
-    if as_json:
-        print_json(facts | {"rank": rank, "world": world, "row_ids": rows})
-        return
-    print_facts(facts)
-    print_table(("file", "row group", "row"), rows[:_SHOWN_ROWS], title=f"rows of rank {rank} of {world}")
-    if len(rows) > _SHOWN_ROWS:
-        typer.echo(f"... and {len(rows) - _SHOWN_ROWS} more; --json prints all.")
+    built.owned_lanes(World(size=world))
+    facts = {"plan": built.id, "rows": built.num_rows, "lanes": built.lanes, "largest_world": built.lanes}
+    facts |= {"shuffle_rows": built.shuffle_rows, "batches": built.num_batches(batch, last=policy)}
+    print_json(facts) if as_json else print_facts(facts)
 
 
 def _show_quality(plan: Plan, epoch: int, batch: int, label: str | None, *, as_json: bool) -> None:
@@ -115,7 +101,7 @@ def _setting(word: str) -> tuple[int | None, int | None]:
     """Lanes and rows of a window. An empty one is chosen from the data."""
     lanes, colon, shuffle_rows = word.partition(":")
     if not colon or not all(part.isdecimal() or not part for part in (lanes, shuffle_rows)):
-        raise InvalidOption(f"--compare {word}: give LANES:WINDOW_ROWS, e.g. 8:4096, 8: or :4096.", compare=word)
+        raise InvalidOption(f"--compare {word}: give LANES:SHUFFLE_ROWS, e.g. 8:4096, 8: or :4096.", compare=word)
     return (int(lanes) if lanes else None), (int(shuffle_rows) if shuffle_rows else None)
 
 
@@ -133,7 +119,7 @@ def _compare(plans: Sequence[Plan], epoch: int, batch: int, label: str | None, *
     ]
     full = ("1.00x", "0.00") if labels is not None else ("-", "-")
     rows.append(("full", "shuffle", f"{FULL_TRAVEL:.3f}", f"{found[0].full_row_groups:.1f}", *full))
-    print_table(("lanes", "window", "travel", "row groups", "variance", "autocorrelation"), rows)
+    print_table(("lanes", "shuffle rows", "travel", "row groups", "variance", "autocorrelation"), rows)
 
 
 def _of_label(found: ShuffleQuality) -> tuple[str, str]:
@@ -185,11 +171,3 @@ def _mixture_epoch(plan: Mixture, epoch: int) -> dict[str, dict[str, float]]:
         }
         for name, own in zip(plan.names, plan.plans, strict=True)
     }
-
-
-def _position(plan: Plan, step: int, batch: int, last: Last) -> int:
-    """Row at which global batch number `step` starts."""
-    batches = plan.num_batches(batch, last=last)
-    if not 0 <= step < batches:
-        raise InvalidOption(f"--step {step}: this epoch has {batches} global batches, from 0.", step=step)
-    return plan.batch_start(step, batch, last=last)

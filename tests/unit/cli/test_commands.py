@@ -36,13 +36,13 @@ def test_scan_writes_the_manifest(
     assert "row_groups" in forebay("scan", "data").out
 
 
-def test_plan_shows_what_a_rank_reads(forebay: Call, manifest: Path) -> None:
+def test_rows_shows_what_a_rank_reads(forebay: Call, manifest: Path) -> None:
     plan = fb.build_plan(fb.Manifest.load(manifest), seed=3, lanes=4)
     parts = []
     for rank in range(3):
-        options = ("--seed", 3, "--lanes", 4, "--world", 3, "--rank", rank, "--batch", 33, "--step", 2, "--epoch", 1)
-        facts = json.loads(forebay("plan", manifest, *options, "--json").out)
-        parts += [tuple(row) for row in facts["row_ids"]]
+        options = ("--seed", 3, "--lanes", 4, "--world", 3, "--rank", rank, "--batch", 33, "--step", 3, "--epoch", 1)
+        facts = json.loads(forebay("rows", manifest, *options, "--names", "--json").out)
+        parts += [(row["file"], row["row_group"], row["row"]) for row in facts["rows"]]
     assert facts["plan"] == plan.id
     assert (facts["position"], facts["size"]) == (50, 25)
     block, row = plan.batch(1, 50, 33)
@@ -142,7 +142,7 @@ def test_plan_shows_how_good_its_shuffle_is(forebay: Call, manifest: Path) -> No
     assert [each["lanes"] for each in plans] == [facts["lanes"], 2, 4]
     assert plans[0]["label_autocorrelation"] == facts["label_autocorrelation"]
     wrong = forebay("plan", manifest, "--compare", "8")
-    assert (wrong.code, "LANES:WINDOW_ROWS" in wrong.err) == (2, True)
+    assert (wrong.code, "LANES:SHUFFLE_ROWS" in wrong.err) == (2, True)
     refused = forebay("plan", manifest, "--batch", 10, "--label", "nobody")
     assert refused.code == 2
     assert "nobody" in refused.err

@@ -1,88 +1,151 @@
-"""`forebay rows`: the rows of files that any past step of a run was trained on."""
+"""`forebay rows`: rows of a dataset, of a job's data, or of any past step of a run."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import textwrap
+from typing import Annotated, Any
 
 import typer
 
-from forebay.cli.arguments import AsJson
-from forebay.cli.output import print_json, print_table
-from forebay.cli.rows.cells import value_text
+from forebay.cli.arguments import AsJson, Parameters
+from forebay.cli.output import output_width, print_json, print_table
+from forebay.cli.rows.cells import cut_text, value_text
 from forebay.cli.rows.names import Names, name_facts, name_lines, name_text
-from forebay.errors import InvalidOption
+from forebay.cli.rows.selection import Part, SelectedRows, is_run, rows_of_data, rows_of_job, rows_of_run
+from forebay.errors import InvalidOption, whole_number
+from forebay.report.fitted_table import columns_that_fit
 from forebay.storage.atomic import write_atomically
 
-if TYPE_CHECKING:
-    from forebay.training.runs.rows.step_rows import StepRows
+_SHOWN_ROWS = 10
+_NAMED_COLUMNS = 12
+"""Columns without room that are named. More are counted."""
 
-_SHOWN_ROWS = 20
+_OF_RUN = ("--skipped",)
+_OF_DATA = ("--epoch", "--world")
+_OF_DATASET = ("--seed", "--lanes", "--batch")
 
 
 def rows(
-    run: Annotated[str, typer.Argument(help="Folder or URI of a run.", metavar="RUN")],
-    step: Annotated[int, typer.Option(help="Step of the run, from 1, as the progress shows it.")],
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A dataset as for `forebay scan`, a manifest (.json), a job file (.py), or the folder of a run.",
+            metavar="SOURCE",
+        ),
+    ],
+    parameters: Parameters = None,
+    step: Annotated[
+        int | None, typer.Option(help="Step of a run, or global batch of an epoch, from 1. [default: 1 of a run]")
+    ] = None,
     rank: Annotated[int | None, typer.Option(help="Only the rows of this rank.")] = None,
-    show: Annotated[bool, typer.Option("--show", help="Read the rows, and print their values.")] = False,
-    columns: Annotated[str | None, typer.Option(help="With --show: only these columns, separated by commas.")] = None,
     skipped: Annotated[
-        bool, typer.Option("--skipped", help="The batch that a monitor left out at this step, instead of its own.")
+        bool, typer.Option("--skipped", help="Of a run: the batch that a monitor left out at this step.")
     ] = False,
+    epoch: Annotated[int | None, typer.Option(help="Of data: epoch, from 0. [default: 0]")] = None,
+    world: Annotated[int | None, typer.Option(help="Of data: number of ranks. [default: 1]")] = None,
+    batch: Annotated[int | None, typer.Option(help="Of a dataset: rows of a global batch, for --step.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of a dataset: seed of the order. [default: 0]")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Of a dataset: lanes of the plan. [default: from the data]")] = None,
+    num_rows: Annotated[
+        int | None, typer.Option("--rows", help="Number of rows to show. [default: 10, and with --json a whole step]")
+    ] = None,
+    columns: Annotated[
+        str | None, typer.Option(help="Only these columns, separated by commas. [default: those that have room]")
+    ] = None,
+    names_only: Annotated[bool, typer.Option("--names", help="Print names only. Reads no row.")] = False,
     out: Annotated[
-        str | None, typer.Option(help="File for the names of all rows, one a line: a skip list.", metavar="FILE")
+        str | None, typer.Option(help="File for the names of all these rows, one a line: a skip list.", metavar="FILE")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print which rows a step was trained on: file, row group, row. Computed from the run's record, without a log."""
-    # Imported here because torch takes seconds to import and the other commands do not need it.
-    from forebay.training.runs.rows.step_rows import rows_of_step  # noqa: PLC0415
-
-    if columns is not None and not show:
-        raise InvalidOption(f"--columns {columns} chooses values to print. Add --show, or leave it out.")
-    found = rows_of_step(run, step, is_skipped=skipped)
-    found = found if rank is None else found.of_rank(rank)
-    names = None if columns is None else columns.split(",")
+    """Show rows in the order of training: their names, and the values in their files. One line per row."""
+    if num_rows is not None:
+        whole_number("--rows", num_rows, least=1)
+    if columns is not None and names_only:
+        raise InvalidOption(f"--columns {columns} chooses values, and --names prints none. Leave one of them out.")
+    given = {"--skipped": skipped or None, "--epoch": epoch, "--world": world, "--batch": batch, "--seed": seed}
+    given["--lanes"] = lanes
+    part = Part(epoch=epoch or 0, step=step, world=world or 1, rank=rank, first=num_rows or _SHOWN_ROWS)
+    if source.endswith(".py"):
+        _refuse(given, (*_OF_RUN, *_OF_DATASET), "a job file")
+        found = rows_of_job(source, parameters or (), part, quiet=as_json)
+    elif parameters:
+        raise InvalidOption(
+            f"{parameters[0]!r} is a parameter of a job file (.py), and {source} is something else. Leave it out."
+        )
+    elif is_run(source):
+        _refuse(given, (*_OF_DATA, *_OF_DATASET), "a run")
+        found = rows_of_run(source, 1 if step is None else step, rank, is_skipped=skipped)
+    else:
+        _refuse(given, _OF_RUN, "a dataset")
+        found = rows_of_data(source, part, seed=seed or 0, lanes=lanes, batch=batch, quiet=as_json)
     if out is not None:
-        write_atomically(out, name_lines(found.rows).encode())
+        write_atomically(out, name_lines(found.located.named()).encode())
+    shown = found if as_json and num_rows is None else found.first(num_rows or _SHOWN_ROWS)
+    values = None if names_only else shown.located.values(None if columns is None else columns.split(","))
     if as_json:
-        print_json(_facts(found, run, rank) | {"rows": _as_facts(found, found.values(None, names) if show else None)})
+        print_json(_facts(shown, source, values))
         return
-    size = found.trained.world_size
-    whose = f"{size} worker{'s' if size > 1 else ''}" if rank is None else f"rank {rank} of {size}"
-    typer.echo(f"step {step}: {found.positions}; {len(found.rank)} {found.located.noun} of {whose}")
-    _print_rows(found, found.values(_SHOWN_ROWS, names) if show else None)
-    if len(found.rank) > _SHOWN_ROWS:
-        rest = f"... and {len(found.rank) - _SHOWN_ROWS} more; --json prints all"
-        typer.echo(f"{rest}, --out FILE writes their names." if out is None else f"{rest}.")
+    counted = f"{len(shown.located)} of {found.total} {found.located.noun}"
+    typer.echo(f"{found.whose}: {counted}")
+    _print_rows(shown, values, is_chosen=columns is not None)
+    if len(shown.located) < len(found.located):
+        rest = len(found.located) - len(shown.located)
+        typer.echo(f"... and {rest} more: --rows shows them" + ("." if out else ", --out FILE writes their names."))
 
 
-def _facts(found: StepRows, run: str, rank: int | None) -> dict[str, Any]:
-    trained = found.trained
-    spans = [{"epoch": epoch, "start": start, "stop": stop} for epoch, start, stop in trained.spans]
-    facts: dict[str, Any] = {"run": run, "plan": found.located.order.id, "step": trained.step, "batches": spans}
-    return facts | {"world": trained.world_size, "rank": rank}
+def _refuse(given: dict[str, object], names: tuple[str, ...], kind: str) -> None:
+    """Raise `InvalidOption` for one of `names` that is given."""
+    if wrong := [name for name in names if given[name] is not None]:
+        raise InvalidOption(
+            f"{wrong[0]} is of no use for {kind}. Leave it out. `forebay rows --help` says what has it."
+        )
 
 
-def _as_facts(found: StepRows, values: list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    rows: Names = found.rows
-    facts = [name_facts(row) | {"rank": rank} for row, rank in zip(rows, found.rank.tolist(), strict=True)]
-    return facts if values is None else [row | {"values": each} for row, each in zip(facts, values, strict=True)]
+def _facts(found: SelectedRows, source: str, values: list[dict[str, Any]] | None) -> dict[str, Any]:
+    rows = [name_facts(row) for row in found.located.named()]
+    if found.rank is not None:
+        rows = [row | {"rank": rank} for row, rank in zip(rows, found.rank.tolist(), strict=True)]
+    if values is not None:
+        rows = [row | {"values": each} for row, each in zip(rows, values, strict=True)]
+    facts = {"from": source, "plan": found.located.order.id, "of": found.whose, "total": found.total}
+    return facts | dict(found.facts) | {"rows": rows}
 
 
-def _print_rows(found: StepRows, values: list[dict[str, Any]] | None) -> None:
-    rows: Names = found.located.take(slice(_SHOWN_ROWS)).named()
-    titles, cells = ["row"], [[name_text(row)] for row in rows]
-    if found.trained.world_size > 1:
-        titles.append("rank")
-        cells = [[*row, str(rank)] for row, rank in zip(cells, found.rank.tolist(), strict=False)]
+def _print_rows(found: SelectedRows, values: list[dict[str, Any]] | None, *, is_chosen: bool) -> None:
+    """Print names and values. Without columns `is_chosen`, those that have room on a line."""
+    rows: Names = found.located.named()
+    width = output_width()
+    names = [name_text(row) for row in rows]
+    # Beside long names no value has room: they follow below, and the lines have numbers.
+    is_apart = max(map(len, names), default=0) > width // 2
+    titles, cells = ["row"], [[f"#{number}"] if is_apart else [name] for number, name in enumerate(names, 1)]
     if found.located.order.names:
         titles.append("dataset")
         cells = [[*cell, row.source] for cell, row in zip(cells, rows, strict=True)]
-    if values is not None:
-        names = list(dict.fromkeys(name for each in values for name in each))
-        titles += names
-        cells = [
-            [*cell, *(value_text(each[name]) if name in each else "" for name in names)]
-            for cell, each in zip(cells, values, strict=True)
-        ]
-    print_table(titles, cells)
+    if found.shows_ranks:
+        titles.append("rank")
+        cells = [[*cell, str(rank)] for cell, rank in zip(cells, found.ranks, strict=True)]
+    kept = len(titles)
+    columns = list(dict.fromkeys(name for each in values or () for name in each))
+    titles += [cut_text(name) for name in columns]
+    cells = [
+        [*cell, *(value_text(each[name]) if name in each else "" for name in columns)]
+        for cell, each in zip(cells, values or [{}] * len(cells), strict=True)
+    ]
+    shown = range(len(titles)) if is_chosen else columns_that_fit(titles, cells, width, kept=kept)
+    print_table([titles[number] for number in shown], [[cell[number] for number in shown] for cell in cells])
+    if is_apart:
+        for number, name in enumerate(names, 1):
+            typer.echo(f"#{number} {name}")
+    left_out = [name for number, name in enumerate(columns, kept) if number not in shown]
+    if left_out:
+        typer.echo(textwrap.fill(_left_out_text(left_out), width, break_on_hyphens=False))
+
+
+def _left_out_text(names: list[str]) -> str:
+    more = len(names) - _NAMED_COLUMNS
+    named = ", ".join(names[:_NAMED_COLUMNS]) + (f" and {more} more" if more > 0 else "")
+    return (
+        f"No room for {len(names)} column{'s' if len(names) > 1 else ''}: {named}. --columns chooses, --json has all."
+    )

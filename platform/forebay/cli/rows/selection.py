@@ -1,9 +1,10 @@
-"""Rows that `forebay peek` shows: the first ones of a dataset, of a job's data, or of a step of a run."""
+"""Rows that `forebay rows` shows: of a dataset, of a job's data, or of a step of a run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +12,14 @@ from pyarrow.fs import FileType
 
 from forebay.cli.output import only_the_document, progress_bar
 from forebay.data.manifest.saved import load_manifest
-from forebay.data.plan.order import Order
+from forebay.data.plan.order import Last, Order
 from forebay.data.plan.plan import build_plan
 from forebay.data.provenance.order_rows import OrderRows, step_keys
 from forebay.data.sources.scan import scan
 from forebay.data.windows.step_columns import StepColumns
+from forebay.errors import InvalidOption, whole_number
 from forebay.storage.filesystem import below, resolve
+from forebay.world import World
 
 _ORDER_RECORD = "order.json"
 """File that each run's folder has, and no dataset. The module that writes it imports torch."""
@@ -27,64 +30,125 @@ class SelectedRows:
     """Rows of an order, or windows.
 
     Attributes:
-        whose: What they are the first ones of, in words.
-        total: Number of rows of that.
+        whose: Name of the selection, in words.
+        total: Number of rows of the epoch or step.
         located: The rows.
-        rank: Rank that each row was trained on, int64 [n]. None where a single worker trained it, or none yet.
+        rank: Rank that each row was trained on, int64 [n]. None for rows that no run has trained.
+        world_size: Number of ranks that share the rows.
+        facts: More facts for JSON.
     """
 
     whose: str
     total: int
     located: OrderRows
     rank: NDArray[np.int64] | None = None
+    world_size: int = 1
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+    def first(self, most: int) -> SelectedRows:
+        """Return the first `most` rows of the selection."""
+        rank = None if self.rank is None else self.rank[:most]
+        return replace(self, located=self.located.take(slice(most)), rank=rank)
+
+    @property
+    def shows_ranks(self) -> bool:
+        """Whether the rows belong to several ranks."""
+        return self.rank is not None and self.world_size > 1
+
+    @property
+    def ranks(self) -> list[int]:
+        """Rank of each row. Empty if no run has trained them."""
+        return [] if self.rank is None else self.rank.tolist()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    """Part of an epoch of data that no run has trained.
+
+    Without a `step`, the `first` rows of the epoch. Else the rows that a rank, or all, read at that global batch.
+    """
+
+    epoch: int
+    step: int | None
+    world: int
+    rank: int | None
+    first: int
 
 
 def is_run(path: str) -> bool:
     """Whether `path` is the folder of a run."""
-    place = resolve(below(path, _ORDER_RECORD))
+    record = resolve(below(path, _ORDER_RECORD))
     try:
-        return bool(place.fs.get_file_info(place.path).type == FileType.File)
+        return bool(record.fs.get_file_info(record.path).type == FileType.File)
     except OSError:
         # A store may refuse to look beside the one object that it lets us read. The scan reports any other error.
         return False
 
 
-def rows_of_data(source: str, seed: int, most: int, *, quiet: bool) -> SelectedRows:
-    """First rows of epoch 0 of a dataset, or of a saved manifest (`.json`). `quiet` shows no progress."""
+def rows_of_data(
+    source: str, part: Part, *, seed: int, lanes: int | None, batch: int | None, quiet: bool
+) -> SelectedRows:
+    """Select rows of a dataset, or of a saved manifest (`.json`). `quiet` shows no progress."""
+    if part.step is not None and batch is None:
+        raise InvalidOption(f"--step {part.step}: a dataset has no batches. Add --batch, the rows of a global batch.")
     if source.endswith(".json"):
         manifest = load_manifest(source)
     else:
         with progress_bar(hidden=quiet) as bar:
             task = bar.add_task("reading footers", total=None)
             manifest = scan(source, progress=lambda done, total: bar.update(task, completed=done, total=total))
-    return _first_rows(build_plan(manifest, seed=seed), (), f"epoch 0 with seed {seed}", most)
+    plan = build_plan(manifest, seed=seed, lanes=lanes)
+    return _rows_of_order(plan, (), part, f"epoch {part.epoch} with seed {seed}", batch or part.first, "balance")
 
 
-def rows_of_job(path: str, words: Sequence[str], most: int, *, quiet: bool) -> SelectedRows:
-    """First rows of epoch 0 of a job. `quiet` keeps its output from standard output. Raises as `job_of`."""
+def rows_of_job(path: str, words: Sequence[str], part: Part, *, quiet: bool) -> SelectedRows:
+    """Select rows of a job's data. `quiet` keeps its output from standard output. Raises as `job_of`."""
     # Imported here, as in `rows_of_run`, because torch takes seconds to import and a dataset does not need it.
     from forebay.cli.job_file import job_of  # noqa: PLC0415
 
     with only_the_document(quiet):
         data = job_of(path, words).data
-    return _first_rows(data.plan, step_keys(data.datasets), "epoch 0 of the job", most)
+    keys = step_keys(data.datasets)
+    return _rows_of_order(data.plan, keys, part, f"epoch {part.epoch} of the job", data.global_batch, data.last)
 
 
-def rows_of_run(path: str, step: int, rank: int | None, most: int, *, is_skipped: bool) -> SelectedRows:
-    """First rows of a step of the run in the folder `path`. Raises as `rows_of_step`."""
+def rows_of_run(path: str, step: int, rank: int | None, *, is_skipped: bool) -> SelectedRows:
+    """Select the rows of a step of the run in the folder `path`. Raises as `rows_of_step`."""
     from forebay.training.runs.rows.step_rows import rows_of_step  # noqa: PLC0415
 
     found = rows_of_step(path, step, is_skipped=is_skipped)
     found = found if rank is None else found.of_rank(rank)
-    whose = f"step {step} ({found.positions})" + ("" if rank is None else f" on rank {rank}")
+    size = found.trained.world_size
+    workers = f"{size} worker{'s' if size > 1 else ''}" if rank is None else f"rank {rank} of {size}"
+    batches = [{"epoch": epoch, "start": start, "stop": stop} for epoch, start, stop in found.trained.spans]
     return SelectedRows(
-        whose=whose,
+        whose=f"step {step} ({found.positions}) on {workers}",
         total=len(found.located),
-        located=found.located.take(slice(most)),
-        rank=found.rank[:most] if found.trained.world_size > 1 and rank is None else None,
+        located=found.located,
+        rank=found.rank,
+        world_size=size if rank is None else 1,
+        facts={"step": found.trained.step, "batches": batches, "world": size, "rank": rank},
     )
 
 
-def _first_rows(order: Order, keys: Sequence[StepColumns], whose: str, most: int) -> SelectedRows:
-    located = OrderRows.at(order, keys, [(0, 0, min(most, order.num_rows))], range(order.lanes))
-    return SelectedRows(whose=whose, total=order.num_rows, located=located)
+def _rows_of_order(
+    order: Order, keys: Sequence[StepColumns], part: Part, whose: str, batch: int, last: Last
+) -> SelectedRows:
+    lanes, facts = range(order.lanes), {"epoch": part.epoch}
+    if part.step is None:
+        start, stop = 0, min(part.first, order.num_rows)
+    else:
+        batches = order.num_batches(batch, last=last)
+        step = whole_number("--step", part.step, least=1, most=batches)
+        start = order.batch_start(step - 1, batch, last=last)
+        stop = start + order.batch_size(start, batch, last=last)
+        whose = f"global batch {step} of {batches} of {whose}"
+        facts |= {"step": step, "position": start, "size": stop - start, "world": part.world}
+    if part.rank is not None or part.world > 1:
+        rank = whole_number("--rank", part.rank or 0, most=part.world - 1)
+        owned = order.owned_lanes(World(rank=rank, size=part.world))
+        lanes, whose = (lanes, whose) if part.rank is None else (owned, f"{whose}, rank {rank} of {part.world}")
+        facts |= {"rank": part.rank}
+    located = OrderRows.at(order, keys, [(part.epoch, start, stop)], lanes)
+    total = order.num_rows if part.step is None else len(located)
+    return SelectedRows(whose=whose, total=total, located=located, facts=facts)

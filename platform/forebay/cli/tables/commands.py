@@ -1,4 +1,4 @@
-"""`forebay plan-tables` and `export-tables`: embedding tables of a job before it trains, and of a run for serving."""
+"""`forebay tables`: embedding tables of a job before it trains, and of a run for serving."""
 
 from __future__ import annotations
 
@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from forebay.cli.tables.table_plan import TablePlan
 
 
+app = typer.Typer(help="Embedding tables: plan their placement, export them for serving.", no_args_is_help=True)
+
+
+@app.command("plan")
 def plan_tables(
     job_file: JobFile,
     parameters: Parameters = None,
@@ -46,6 +50,7 @@ def plan_tables(
         _show(size, found, job.data.global_batch)
 
 
+@app.command("export")
 def export_tables(
     name: Annotated[str, typer.Argument(help="Name of a run that trained fb.Table modules.", metavar="RUN")],
     to: Annotated[str, typer.Option(help="Folder for the tables, on any storage: new or empty.")],

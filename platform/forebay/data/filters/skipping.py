@@ -20,7 +20,7 @@ from forebay.errors import InvalidOption, NoFiles
 
 _FORM = (
     "Write each as file:row group:row, such as day=1/a.parquet:3:128 or day=1/a.parquet:3:128..223, which "
-    "batch.rows(), `forebay rows` and `forebay peek` print."
+    "batch.rows() and `forebay rows` print."
 )
 _SHOWN = 3
 _SPAN = re.compile(r"(.+?):(\d{1,18}):(\d{1,18})(?:\.\.(\d{1,18}))?(?:, |$)", re.ASCII)

@@ -16,11 +16,11 @@ def test_a_step_is_shown_in_80_columns_with_values(
     run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forebay: Cli
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    shown = forebay("rows", run, "--step", 2, "--show", "--out", tmp_path / "skip.txt").out
-    assert shown.splitlines()[0] == "step 2: epoch 0, rows 32 to 64; 32 rows of 1 worker"
+    shown = forebay("rows", run, "--step", 2, "--rows", 20, "--out", tmp_path / "skip.txt").out
+    assert shown.splitlines()[0] == "step 2 (epoch 0, rows 32 to 64) on 1 worker: 20 of 32 rows"
     assert max(map(len, shown.splitlines())) <= 80
-    assert "... and 12 more; --json prints all." in shown
-    facts = json.loads(forebay("rows", run, "--step", 2, "--show", "--json").out)
+    assert "... and 12 more: --rows shows them." in shown
+    facts = json.loads(forebay("rows", run, "--step", 2, "--json").out)
     names = [row["name"] for row in facts["rows"]]
     assert (tmp_path / "skip.txt").read_text().splitlines() == names and len(set(names)) == 32
     assert facts["batches"] == [{"epoch": 0, "start": 32, "stop": 64}] and facts["world"] == 1
@@ -29,8 +29,11 @@ def test_a_step_is_shown_in_80_columns_with_values(
         assert row["values"]["id"] == 40 * row["row_group"] + row["row"]
         assert row["values"]["day"] == 1 and row["file"] == "day=1/a.parquet" and row["rank"] == 0
     assert set(names[:20]) <= set(shown.split())
-    some = forebay("rows", run, "--step", 2, "--rank", 0, "--show", "--columns", "id,tags").out
+    some = forebay("rows", run, "--step", 2, "--rank", 0, "--columns", "id,tags").out
     assert "x1" not in some and "tags" in some and "rank 0 of 1" in some
+    assert "--out FILE writes their names." in some
+    names_only = forebay("rows", run, "--step", 2, "--rows", 20, "--names").out
+    assert set(names[:20]) <= set(names_only.split()) and "id" not in names_only.split()
 
 
 def test_what_cannot_be_shown_is_an_error(run: str, tmp_path: Path, forebay: Cli) -> None:
@@ -38,14 +41,12 @@ def test_what_cannot_be_shown_is_an_error(run: str, tmp_path: Path, forebay: Cli
         (["--step", "3"], "InvalidOption: step=3 is beyond the run, which has trained 2 steps. Give 1 to 2."),
         (["--step", "0"], "InvalidOption: step=0"),
         (["--step", "1", "--rank", "1"], "InvalidOption: rank=1: step 1 was trained by 1 worker. Give 0."),
-        (["--step", "1", "--columns", "id"], "InvalidOption: --columns id chooses values to print. Add --show"),
-        (["--step", "1", "--show", "--columns", "nope"], "MissingColumn: "),
+        (["--names", "--columns", "id"], "InvalidOption: --columns id chooses values, and --names prints none."),
+        (["--step", "1", "--columns", "nope"], "MissingColumn: "),
         (["--step", "1", "--skipped"], "no batch was skipped there. Steps with a skipped batch: none."),
     ):
         said = forebay("rows", run, *options)
         assert said.code == 2 and text in said.err
-    said = forebay("rows", tmp_path, "--step", 1)
-    assert "has no order.json, which says in which order a run reads its rows" in said.err
 
 
 def test_a_window_is_shown_by_the_spans_of_its_rows(
@@ -53,13 +54,12 @@ def test_a_window_is_shown_by_the_spans_of_its_rows(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     words = [windows_run, "--step", 2]
-    shown = forebay("rows", *words, "--show", "--columns", "id,x1", "--out", tmp_path / "spans.txt").out
-    assert shown.splitlines()[0] == "step 2: epoch 0, windows 16 to 32; 16 windows of 1 worker"
-    facts = json.loads(forebay("rows", *words, "--show", "--json").out)["rows"]
-    peeked = json.loads(forebay("peek", *words, "--rows", 99, "--json").out)
-    assert [(row["name"], row["values"]) for row in peeked["rows"]] == [(row["name"], row["values"]) for row in facts]
-    assert {row["source"] for row in facts} == {"apart", "one"} and peeked["total"] == 16
-    lines = [line.split() for line in forebay("peek", *words, "--columns", "id").out.splitlines()]
+    shown = forebay("rows", *words, "--rows", 16, "--columns", "id,x1", "--out", tmp_path / "spans.txt").out
+    assert shown.splitlines()[0] == "step 2 (epoch 0, windows 16 to 32) on 1 worker: 16 of 16 windows"
+    found = json.loads(forebay("rows", *words, "--json").out)
+    facts = found["rows"]
+    assert {row["source"] for row in facts} == {"apart", "one"} and found["total"] == 16
+    lines = [line.split() for line in forebay("rows", *words, "--columns", "id").out.splitlines()]
     text = [f"{span['file']}:{span['row_group']}:{span['first']}" for row in facts for span in row["spans"]]
     written = (tmp_path / "spans.txt").read_text().splitlines()
     assert [line.partition("..")[0] for line in written] == text

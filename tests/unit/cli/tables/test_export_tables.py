@@ -1,4 +1,4 @@
-"""`forebay export-tables` on a run: what is served is what was trained."""
+"""`forebay tables export` on a run: what is served is what was trained."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def run(tmp_path: Path, parquet_folder: Callable[..., Path]) -> np.ndarray:
 
 
 def test_tables_are_those_that_were_trained(forebay: Any, run: np.ndarray, tmp_path: Path) -> None:
-    words = ["export-tables", "ranker", "--to", tmp_path / "out", "--storage", tmp_path / "runs"]
+    words = ["tables", "export", "ranker", "--to", tmp_path / "out", "--storage", tmp_path / "runs"]
     said = forebay(*words, "--json")
     assert said.code == 0, said.err
     made = json.loads(said.out)
@@ -75,5 +75,5 @@ def test_tables_are_those_that_were_trained(forebay: Any, run: np.ndarray, tmp_p
 
 
 def test_a_run_without_tables_is_refused(forebay: Any, tmp_path: Path) -> None:
-    said = forebay("export-tables", "none", "--to", tmp_path / "out", "--storage", tmp_path)
+    said = forebay("tables", "export", "none", "--to", tmp_path / "out", "--storage", tmp_path)
     assert said.code == 2 and "there is no run 'none'" in said.err

@@ -1,4 +1,4 @@
-"""`forebay plan-tables` on a job file."""
+"""`forebay tables plan` on a job file."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def words(tmp_path: Path, parquet_folder: Callable[..., Path]) -> list[str]:
 
 def test_tables_are_planned_without_their_memory(forebay: Any, words: list[str], tmp_path: Path) -> None:
     """A table of 640 GB is planned, and nothing is saved."""
-    said = forebay("plan-tables", *words, "--workers", 2, "--workers", 4, "--steps", 3, "--json")
+    said = forebay("tables", "plan", *words, "--workers", 2, "--workers", 4, "--steps", 3, "--json")
     assert said.code == 0, said.err
     found = json.loads(said.out)
     user, site, _ = found["2"]
@@ -65,18 +65,18 @@ def test_tables_are_planned_without_their_memory(forebay: Any, words: list[str],
 
 
 def test_plan_is_shown_to_people(forebay: Any, words: list[str]) -> None:
-    said = forebay("plan-tables", *words, "--steps", 100)
+    said = forebay("tables", "plan", *words, "--steps", 100)
     assert said.code == 0, said.err
     assert "rows (auto)" in said.out and "317 GiB" in said.out and "replicate (auto)" in said.out
 
 
 def test_job_without_tables_has_nothing_to_plan(forebay: Any, words: list[str]) -> None:
-    said = forebay("plan-tables", *words, "has_tables=false")
+    said = forebay("tables", "plan", *words, "has_tables=false")
     assert said.code == 2 and "has no fb.Table" in said.err
 
 
 def test_open_table_is_planned_by_the_ids_that_it_would_admit(forebay: Any, words: list[str]) -> None:
-    said = forebay("plan-tables", *words, "--workers", 2, "--steps", 100, "--json")
+    said = forebay("tables", "plan", *words, "--workers", 2, "--steps", 100, "--json")
     *_, ad = json.loads(said.out)["2"]
     opened = ad["opened"]
     assert (opened["distinct"], opened["admitted"]) == (21, 20)
@@ -86,5 +86,5 @@ def test_open_table_is_planned_by_the_ids_that_it_would_admit(forebay: Any, word
     (rows,) = ad["costs"]
     assert rows["memory_bytes"] == ad["table_bytes"] // 2
     assert rows["sent_bytes"] == ad["demand"]["unique"] * (16 + 2 * 16) / 2
-    shown = forebay("plan-tables", *words, "--steps", 100)
+    shown = forebay("tables", "plan", *words, "--steps", 100)
     assert "lookups without a row" in shown.out and "1 %" in shown.out

@@ -1,4 +1,4 @@
-"""`forebay peek` shows rows by names that other commands take, with the values of their files, on one line each."""
+"""`forebay rows` shows rows by names that other commands take, with the values of their files, on one line each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from tests.unit.cli.conftest import TRAINING
 
 import forebay as fb
+from forebay.data.manifest.file_rows import FileRows
 
 Cli = Callable[..., Any]
 Folder = Callable[..., Path]
@@ -43,17 +44,17 @@ def lines_of(shown: str) -> dict[str, list[str]]:
 
 def test_names_are_those_of_the_rows_that_are_shown_and_of_a_skip_list(forebay: Cli, parquet_folder: Folder) -> None:
     root = parquet_folder({"day=1/a.parquet": [9, 4], "day=2/b.parquet": [20]})
-    shown = lines_of(forebay("peek", root, "--rows", 11, "--columns", "x1,id").out)
+    shown = lines_of(forebay("rows", root, "--rows", 11, "--columns", "x1,id").out)
     assert len(shown) == 11
     for name, (_, number) in shown.items():
         assert id_of(root, name) == int(number)
-    facts = json.loads(forebay("peek", root, "--rows", 11, "--json").out)
+    facts = json.loads(forebay("rows", root, "--rows", 11, "--json").out)
     assert [row["name"] for row in facts["rows"]] == list(shown) and facts["total"] == 33
     assert list(facts["rows"][0]["values"]) == COLUMNS
     with fb.Loader(fb.build_plan(fb.scan(root)), fb.Transform(x=fb.Dense("x1")), global_batch=11) as loader:
         assert [str(row) for row in next(iter(loader)).rows()] == list(shown)
     assert fb.scan(root, skip=list(shown)).num_rows == 22
-    other = json.loads(forebay("peek", root, "--rows", 99, "--seed", 1, "--json").out)
+    other = json.loads(forebay("rows", root, "--rows", 99, "--seed", 1, "--json").out)
     assert len(other["rows"]) == 33 and other["rows"] != facts["rows"]
 
 
@@ -64,7 +65,7 @@ def test_columns_are_shown_where_they_have_room_and_the_others_are_named(
 ) -> None:
     monkeypatch.setenv("COLUMNS", str(width))
     root = parquet_folder({f"{folder}day=1/a.parquet": [9, 4]})
-    said = forebay("peek", root, "--rows", 4).out
+    said = forebay("rows", root, "--rows", 4).out
     apart = [line for line in said.splitlines() if re.match(r"#\d+ ", line)]
     table = [line for line in said.splitlines() if line not in apart]
     assert max(map(len, table)) <= width
@@ -92,10 +93,10 @@ def test_many_columns_are_counted_and_chosen_ones_all_shown(
     for number in range(30):
         table = table.append_column(f"feature_{number}", table["x1"])
     pq.write_table(table, root / "a.parquet")
-    said = " ".join(forebay("peek", root).out.split())
+    said = " ".join(forebay("rows", root).out.split())
     assert re.search(r"No room for \d\d columns: .*, feature_\d+ and \d\d more\. --columns chooses", said), said
     chosen = [f"feature_{number}" for number in range(0, 30, 3)]
-    said = forebay("peek", root, "--columns", ",".join(chosen)).out
+    said = forebay("rows", root, "--columns", ",".join(chosen)).out
     assert set(chosen) <= set(said.split()) and "feature_1 " not in said and "No room" not in said
 
 
@@ -103,7 +104,7 @@ def test_a_manifest_keeps_its_filter_and_its_skip_list(forebay: Cli, parquet_fol
     root, path = parquet_folder({"a.parquet": [9, 4]}), tmp_path / "clicks.json"
     (tmp_path / "skip.txt").write_text("a.parquet:0:8\n")
     forebay("scan", root, "--where", "id > 6", "--skip", tmp_path / "skip.txt", "--out", path)
-    shown = lines_of(forebay("peek", path, "--columns", "id").out)
+    shown = lines_of(forebay("rows", path, "--columns", "id").out)
     assert {name: int(cells[0]) for name, cells in shown.items()} == {
         "a.parquet:0:7": 7,
         **{f"a.parquet:1:{row}": 9 + row for row in range(4)},
@@ -116,25 +117,39 @@ def test_rows_of_a_job_are_those_of_its_mixture(forebay: Cli, parquet_folder: Fo
     }
     (tmp_path / "job.py").write_text(TRAINING + MIXED)
     words = [tmp_path / "job.py", *(f"{name}={root}" for name, root in roots.items())]
-    facts = json.loads(forebay("peek", *words, "--json").out)
+    facts = json.loads(forebay("rows", *words, "--json").out)
     assert {row["source"] for row in facts["rows"]} == {"web", "code"}
     for row in facts["rows"]:
         assert row["values"]["id"] == id_of(roots[row["source"]], row["name"])
-    lines = forebay("peek", *words, "--columns", "x1").out.splitlines()
+    lines = forebay("rows", *words, "--columns", "x1").out.splitlines()
     shown = [line.split() for line in lines if re.search(r":\d+:\d+ ", line)]
     assert [(name, source) for name, source, _ in shown] == [(row["name"], row["source"]) for row in facts["rows"]]
-    assert any(line.split() == ["row", "data", "set", "x1"] for line in lines)
+    assert any(line.split() == ["row", "dataset", "x1"] for line in lines)
 
 
-def test_rows_of_a_step_are_those_that_forebay_rows_prints(forebay: Cli, run: str) -> None:
-    expected = json.loads(forebay("rows", run, "--step", 2, "--show", "--json").out)["rows"]
-    facts = json.loads(forebay("peek", run, "--step", 2, "--rows", 5, "--json").out)
-    assert facts["total"] == 32 and facts["of"] == "step 2 (epoch 0, rows 32 to 64)"
-    assert [(row["name"], row["values"]) for row in facts["rows"]] == [
-        (row["name"], row["values"]) for row in expected[:5]
-    ]
-    assert list(lines_of(forebay("peek", run).out)) != list(lines_of(forebay("peek", run, "--step", 2).out))
-    assert "on rank 0: 3 of 32 rows" in forebay("peek", run, "--rank", 0, "--rows", 3).out
+def test_rows_of_a_step_are_cut(forebay: Cli, run: str) -> None:
+    expected = json.loads(forebay("rows", run, "--step", 2, "--json").out)["rows"]
+    facts = json.loads(forebay("rows", run, "--step", 2, "--rows", 5, "--json").out)
+    assert facts["total"] == 32 and facts["of"] == "step 2 (epoch 0, rows 32 to 64) on 1 worker"
+    assert facts["rows"] == expected[:5]
+    assert list(lines_of(forebay("rows", run).out)) != list(lines_of(forebay("rows", run, "--step", 2).out))
+    assert "on rank 0 of 1: 3 of 32 rows" in forebay("rows", run, "--rank", 0, "--rows", 3).out
+
+
+def test_rows_of_a_global_batch_are_those_that_its_ranks_read(forebay: Cli, parquet_folder: Folder) -> None:
+    root = parquet_folder({"a.parquet": [30, 20], "b.parquet": [14]})
+    words = [root, "--seed", 5, "--lanes", 4, "--epoch", 1, "--batch", 16, "--step", 3]
+    whole = json.loads(forebay("rows", *words, "--json").out)
+    parts = [json.loads(forebay("rows", *words, "--world", 3, "--rank", rank, "--json").out) for rank in range(3)]
+    assert sorted(row["name"] for part in parts for row in part["rows"]) == sorted(row["name"] for row in whole["rows"])
+    plan = fb.build_plan(fb.scan(root), seed=5, lanes=4)
+    block, row = plan.batch(1, 32, 16)
+    rows = FileRows.of(plan.manifests, block, row)
+    assert [str(each) for each in rows] == [each["name"] for each in whole["rows"]]
+    said = forebay("rows", *words, "--world", 3, "--rank", 1).out
+    assert said.startswith("global batch 3 of 4 of epoch 1 with seed 5, rank 1 of 3: ")
+    said = forebay("rows", root, "--step", 1)
+    assert said.code == 2 and "--step 1: a dataset has no batches. Add --batch" in said.err
 
 
 def test_options_that_the_source_does_not_have_are_errors(
@@ -143,15 +158,15 @@ def test_options_that_the_source_does_not_have_are_errors(
     root = parquet_folder({"a.parquet": [3]}, folder="few")
     (tmp_path / "job.py").write_text(TRAINING + MIXED)
     for words, text in (
-        ([root, "--step", "1"], "--step is of no use for a dataset. Leave it out."),
+        ([root, "--rank", "1"], "--rank=1: "),
         ([root, "--skipped"], "--skipped is of no use for a dataset."),
         ([run, "--seed", "1"], "--seed is of no use for a run."),
-        ([tmp_path / "job.py", "--rank", "0"], "--rank is of no use for a job file."),
-        ([root, "epochs=3"], f"'epochs=3' is a parameter of a job file (.py), and {root} is none."),
+        ([tmp_path / "job.py", "--batch", "8"], "--batch is of no use for a job file."),
+        ([root, "epochs=3"], f"'epochs=3' is a parameter of a job file (.py), and {root} is something else."),
         ([root, "--rows", "0"], "--rows=0: it must be a whole number of 1 or more."),
         ([root, "--columns", "nope"], "MissingColumn: "),
         ([run, "--step", "3"], "step=3 is beyond the run, which has trained 2 steps."),
         ([root / "nothing"], "NoFiles: "),
     ):
-        said = forebay("peek", *words)
+        said = forebay("rows", *words)
         assert said.code == 2 and text in said.err, words
