@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -94,7 +95,7 @@ def rows(
         typer.echo(f"... and {rest} more: --rows shows them" + ("." if out else ", --out FILE writes their names."))
 
 
-def _refuse(given: dict[str, object], names: tuple[str, ...], kind: str) -> None:
+def _refuse(given: Mapping[str, object], names: tuple[str, ...], kind: str) -> None:
     """Raise `InvalidOption` for one of `names` that is given."""
     if wrong := [name for name in names if given[name] is not None]:
         raise InvalidOption(

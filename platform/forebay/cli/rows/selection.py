@@ -134,7 +134,8 @@ def rows_of_run(path: str, step: int, rank: int | None, *, is_skipped: bool) -> 
 def _rows_of_order(
     order: Order, keys: Sequence[StepColumns], part: Part, whose: str, batch: int, last: Last
 ) -> SelectedRows:
-    lanes, facts = range(order.lanes), {"epoch": part.epoch}
+    lanes: Sequence[int] = range(order.lanes)
+    facts: dict[str, Any] = {"epoch": part.epoch}
     if part.step is None:
         start, stop = 0, min(part.first, order.num_rows)
     else:
@@ -143,12 +144,12 @@ def _rows_of_order(
         start = order.batch_start(step - 1, batch, last=last)
         stop = start + order.batch_size(start, batch, last=last)
         whose = f"global batch {step} of {batches} of {whose}"
-        facts |= {"step": step, "position": start, "size": stop - start, "world": part.world}
-    if part.rank is not None or part.world > 1:
-        rank = whole_number("--rank", part.rank or 0, most=part.world - 1)
-        owned = order.owned_lanes(World(rank=rank, size=part.world))
-        lanes, whose = (lanes, whose) if part.rank is None else (owned, f"{whose}, rank {rank} of {part.world}")
-        facts |= {"rank": part.rank}
+        facts |= {"step": step, "position": start, "size": stop - start}
+    if part.rank is not None:
+        rank = whole_number("--rank", part.rank, most=part.world - 1)
+        lanes = order.owned_lanes(World(rank=rank, size=part.world))
+        whose = f"{whose}, rank {rank} of {part.world}"
+        facts |= {"world": part.world, "rank": rank}
     located = OrderRows.at(order, keys, [(part.epoch, start, stop)], lanes)
     total = order.num_rows if part.step is None else len(located)
     return SelectedRows(whose=whose, total=total, located=located, facts=facts)
