@@ -136,7 +136,7 @@ __getattr__, _names = lazy_names(
 )
 
 # Without Ray, `from forebay import *` takes what works without it.
-_NEED_RAY = () if is_installed("ray") else ("DeadlineScheduler", "SweepResult", "run_sweep")
+_NEED_RAY = () if is_installed("ray") else ("DeadlineScheduler",)
 __all__ = [name for name in _names if name not in _NEED_RAY]
 
 

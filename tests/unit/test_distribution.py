@@ -24,7 +24,7 @@ transform = fb.Transform(x=fb.Dense(["x"]), y=fb.Label("y"))
 plan = fb.build_plan(fb.scan("part.parquet"))
 LOADS
 try:
-    fb.run_sweep
+    fb.run_sweep(fb.Sweep(lambda x: x, {"x": [1, 2]}, "loss", "min"))
 except fb.errors.MissingPackage as error:
     print(error)
 loaded = {name.partition(".")[0] for name, module in sys.modules.items() if module}
@@ -38,7 +38,7 @@ with fb.Loader(plan, transform, cache, global_batch=32, last="drop") as loader:
 SMOKE_OF_LOADER = SMOKE.replace("LOADS", LOADS)
 # Compiling the loops in a new place takes 20 s of processor time.
 SMOKE_WITHOUT_LOOPS = SMOKE.replace("LOADS", "import forebay.cli.app, forebay.training.worker.fit")
-SAID = "fb.run_sweep needs the package ray, which is not installed. Run: pip install 'forebay[ray]'\n[]\n"
+SAID = "run_sweep needs the package ray, which is not installed. Run: pip install 'forebay[ray]'\n[]\n"
 
 
 def without_platform() -> str:
@@ -70,7 +70,7 @@ def test_the_data_plane_needs_no_package_of_the_platform(tmp_path: Path) -> None
         check=False,
     )
     assert done.stdout == SAID + (
-        "DeadlineScheduler SweepResult run_sweep "
+        "DeadlineScheduler "
         "driver='ray' (driver='local' does not) needs the package ray, which is not installed. Run: "
         "pip install 'forebay[ray]'\n"
     ), done.stderr

@@ -14,6 +14,7 @@ from forebay.fleet.client.preparing import PreparingFile
 from forebay.runtime.formatting import metric_text
 from forebay.storage.filesystem import below
 from forebay.sweep.report.text import blocks_text, config_text, states_text
+from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.sweep import Sweep
 from forebay.training.callbacks.progress import Progress
 from forebay.training.driver.driver import named_driver, run
@@ -66,8 +67,6 @@ def _train_job(job: Job, *, driver: str, as_json: bool) -> None:
 
 def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:
     """Run a sweep with a live table of its trials, then print the best trial and the paths."""
-    from forebay.sweep.run_sweep import run_sweep  # noqa: PLC0415 - Ray Tune takes seconds to import
-
     with only_the_document(as_json), shown_preparations():
         result = run_sweep(sweep)
     facts = {

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import pandas as pd
+from typing import TYPE_CHECKING, Any
 
 from forebay.report.picture import Picture
+from forebay.runtime.extras import extra_package
 from forebay.storage.filesystem import below
 from forebay.sweep.record.record import Mode, Record, load_record
 from forebay.sweep.report.page import FILE_NAME, body
 from forebay.sweep.report.parallel import configs_picture
 from forebay.sweep.report.plots import metric_picture, workers_picture
 from forebay.sweep.report.trial_columns import TrialRow, data_columns
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +73,8 @@ class SweepResult:
 
         Config and run are those of the trial's best value: population-based training changes them during the sweep.
         """
+        with extra_package("pandas", "SweepResult.table"):
+            import pandas as pd  # noqa: PLC0415 - an extra
         columns = data_columns(self.metric, self.record.parameters, lambda run: _run_path(self.path, run))
         rows = [TrialRow.of_record(self.record, trial) for trial in self.record.ranked]
         return pd.DataFrame([{each.title: each.value(row) for each in columns} for row in rows])

@@ -1,10 +1,8 @@
-"""Setup of a sweep: checked and resolved once, before the first trial.
-
-Nothing behind `prepare` takes a whole `Sweep`.
-"""
+"""Setup of a sweep: checked and resolved once, before the first trial."""
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from collections.abc import Mapping
@@ -15,14 +13,17 @@ from typing import Any
 from ray.tune.search.variant_generator import RecursiveDependencyError, generate_variants
 
 from forebay.errors import BadJob, InvalidOption
+from forebay.ray_cluster.nodes import worker_capacity
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve
 from forebay.sweep.space import (
     RESERVED,
+    Choice,
     Domain,
     Grid,
     SweepParameters,
     TuneDomain,
+    WholeNumbers,
     depends_on_others,
     domain_text,
     example_value,
@@ -36,38 +37,29 @@ from forebay.training.job.job import Job
 from forebay.training.job.recipe import Recipe
 from forebay.training.runs.worker_spec import title_of as name_of_function
 
+MAX_CHOICES = 8
+"""Choices tried per parameter for the largest job: every call of the job function takes time."""
+
+log = logging.getLogger(__name__)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepSetup:
     """A checked and resolved sweep.
 
     Attributes:
+        sweep: The sweep as given. `tune.search` makes the scheduler and the searcher of a single start from it.
         spec: Options shared by all trials. Its `sweep` is empty until the sweep's folder is acquired (`trial_spec`).
         domains: Parameter -> domain of its values.
         job: Job of one possible trial.
-        name: Folder below the storage; None for a sweep that is named by its `title`.
         title: Name for an unnamed sweep: the job function's module or name, and the time.
-        num_trials: Number of trials that the user requested.
-        scheduler: Scheduler as given; `tune.search.make_scheduler` makes the one of a single start.
-        searcher: Searcher as given; `tune.search.make_searcher` makes the one of a single start.
-        deadline_s: Seconds, or None without a deadline.
-        max_concurrent: Largest number of trials that train at once; None for as many as fit.
-        seed: Seed of random draws.
-        max_failures: Number of times that a trial's own process may be lost.
     """
 
+    sweep: Sweep
     spec: TrialSpec
     domains: Mapping[str, Domain]
     job: Job
-    name: str | None
     title: str
-    num_trials: int
-    scheduler: Any
-    searcher: Any
-    deadline_s: float | None
-    max_concurrent: int | None
-    seed: int
-    max_failures: int
 
     @property
     def grid_size(self) -> int:
@@ -77,7 +69,7 @@ class SweepSetup:
     @property
     def num_rounds(self) -> int:
         """Number of rounds through the grid: Tune's `num_samples`."""
-        return max(self.num_trials // self.grid_size, 1)
+        return max(self.sweep.num_trials // self.grid_size, 1)
 
     @property
     def space_texts(self) -> dict[str, str]:
@@ -108,18 +100,7 @@ def prepare(sweep: Sweep) -> SweepSetup:
     named_driver(sweep.driver)
     spec = _spec(sweep, parameters)
     return SweepSetup(
-        spec=spec,
-        domains=domains,
-        job=_checked_job(spec, domains),
-        name=sweep.name,
-        title=title_of(sweep.job),
-        num_trials=sweep.num_trials,
-        scheduler=sweep.scheduler,
-        searcher=sweep.searcher,
-        deadline_s=sweep.deadline_s,
-        max_concurrent=sweep.max_concurrent,
-        seed=sweep.seed,
-        max_failures=sweep.max_failures,
+        sweep=sweep, spec=spec, domains=domains, job=_checked_job(spec, domains), title=title_of(sweep.job)
     )
 
 
@@ -193,3 +174,56 @@ def title_of(recipe: Recipe) -> str:
         title = re.sub(r"^forebay_job_|_[0-9a-f]{8}$", "", module)
     title = re.sub(r"[^A-Za-z0-9_]+", "-", title).strip("-_") or "sweep"
     return f"{title}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def largest_job(setup: SweepSetup) -> Job:
+    """Job that needs the most CPUs to start: that of `setup`, or one that differs from it in one parameter."""
+    domains, spec = setup.domains, setup.spec
+    example = {name: example_value(domain) for name, domain in domains.items() if not depends_on_others(domain)}
+    configs = [
+        {**example, name: value}
+        for name, domain in domains.items()
+        if name in spec.parameters.job
+        for value in _extreme_values(domain)
+        if value != example.get(name)
+    ]
+    return max([setup.job, *(made for config in configs if (made := spec.try_job(config)) is not None)], key=_need)
+
+
+def warn_if_too_large(job: Job) -> None:
+    """Log a warning if the cluster has no room for a trial with the job `job`. More nodes may still join."""
+    there = worker_capacity(cpus=job.resources.cpus, gpus=job.resources.gpus)
+    if there < job.min_workers:
+        log.warning(
+            "Some trials need %d workers with %s to start; the cluster has room for %d. They wait until there is "
+            "room. Add nodes, or remove large numbers of workers from the space.",
+            job.min_workers,
+            job.resources,
+            there,
+        )
+
+
+def _need(job: Job) -> tuple[float, float]:
+    return job.min_workers * job.resources.gpus, job.min_workers * job.resources.cpus
+
+
+def _extreme_values(domain: Domain) -> list[Any]:
+    """Largest whole number, or every choice. Parameters with fractions are left out: they are never a number of
+    workers.
+    """
+    match domain:
+        case WholeNumbers():
+            return [domain.high]
+        case Choice() | Grid():
+            return _far(list(domain.values))
+        case TuneDomain() if getattr(domain.domain, "categories", None) is not None:
+            return _far(list(domain.domain.categories))
+        case TuneDomain() if isinstance(upper := getattr(domain.domain, "upper", None), int):
+            return [upper - 1]
+    return []
+
+
+def _far(values: list[Any]) -> list[Any]:
+    if all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+        return [max(values)] if isinstance(max(values), int) else []
+    return values[:MAX_CHOICES]

@@ -83,24 +83,24 @@ def open_record(setup: SweepSetup, name: str, path: str) -> Record:
 
     Raises `InvalidOption` if that start does not match `setup`.
     """
-    spec = setup.spec
-    record = load_record(path) or Record(name=name, metric=spec.metric, mode=spec.mode)
-    if (record.metric, record.mode) != (spec.metric, spec.mode):
+    sweep = setup.sweep
+    record = load_record(path) or Record(name=name, metric=sweep.metric, mode=sweep.mode)
+    if (record.metric, record.mode) != (sweep.metric, sweep.mode):
         raise InvalidOption(
-            f"the sweep {name!r} was for the {record.mode} of {record.metric!r}; this one is for the {spec.mode} of "
-            f"{spec.metric!r}. Give it another name.",
+            f"the sweep {name!r} was for the {record.mode} of {record.metric!r}; this one is for the {sweep.mode} of "
+            f"{sweep.metric!r}. Give it another name.",
             name=name,
         )
     backfill(record, path)
     _validate_same_space(record, setup)
-    record.space, record.num_trials = setup.space_texts, setup.num_trials
+    record.space, record.num_trials = setup.space_texts, setup.sweep.num_trials
     record.log_axes = [name for name, domain in setup.domains.items() if is_log(domain)]
     return record
 
 
 def _validate_same_space(record: Record, setup: SweepSetup) -> None:
     """Compare the space with that of the first start, which Tune keeps using. Raises `InvalidOption` if they differ."""
-    now: dict[str, object] = {**setup.space_texts, "num_trials": setup.num_trials}
+    now: dict[str, object] = {**setup.space_texts, "num_trials": setup.sweep.num_trials}
     was: dict[str, object] = {**record.space, "num_trials": record.num_trials}
     changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]
     if record.trials and record.space and changed:

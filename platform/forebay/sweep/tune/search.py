@@ -33,7 +33,7 @@ SEEDED = ("optuna", "bohb")
 
 def make_scheduler(setup: SweepSetup) -> TrialScheduler:
     """Scheduler for one start. Raises `InvalidOption` for an object that is not one, or that has another metric."""
-    given = setup.scheduler
+    given = setup.sweep.scheduler
     if given is None:
         scheduler = _default_scheduler(setup)
     elif not isinstance(given, TrialScheduler):
@@ -49,9 +49,9 @@ def make_scheduler(setup: SweepSetup) -> TrialScheduler:
 
 def make_searcher(setup: SweepSetup) -> Any:
     """Searcher for one start. Raises `InvalidOption` for an object that is not one, or for missing packages."""
-    given = setup.searcher
+    given = setup.sweep.searcher
     if given is None or given in RANDOM:
-        return BasicVariantGenerator(random_state=setup.seed)
+        return BasicVariantGenerator(random_state=setup.sweep.seed)
     if isinstance(given, str | Searcher):
         _validate_drawable(setup)
     if not isinstance(given, str):
@@ -63,7 +63,7 @@ def make_searcher(setup: SweepSetup) -> Any:
         _adopt_aim("searcher", searcher, setup)
         return searcher
     try:
-        return create_searcher(given, **({"seed": setup.seed} if given in SEEDED else {}))
+        return create_searcher(given, **({"seed": setup.sweep.seed} if given in SEEDED else {}))
     except (ImportError, AssertionError) as error:
         raise InvalidOption(
             f"searcher={given!r} needs packages that are not installed ({error}). Install them, or leave searcher out "
@@ -115,9 +115,9 @@ def tune_domain(domain: Domain) -> Any:
 
 
 def _default_scheduler(setup: SweepSetup) -> TrialScheduler:
-    if _is_bohb(setup.searcher):
+    if _is_bohb(setup.sweep.searcher):
         return HyperBandForBOHB(time_attr="training_iteration", max_t=max(setup.job.epochs, 2))
-    return FIFOScheduler() if setup.deadline_s is None else DeadlineScheduler(setup.deadline_s)
+    return FIFOScheduler() if setup.sweep.deadline_s is None else DeadlineScheduler(setup.sweep.deadline_s)
 
 
 def _is_bohb(searcher: Any) -> bool:
@@ -128,7 +128,7 @@ def _is_bohb(searcher: Any) -> bool:
 
 def _validate_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
     """Refuse half of BOHB. Its searcher alone learns nothing, and its scheduler alone fails at the first result."""
-    is_bohb, is_for_bohb = _is_bohb(setup.searcher), isinstance(scheduler, HyperBandForBOHB)
+    is_bohb, is_for_bohb = _is_bohb(setup.sweep.searcher), isinstance(scheduler, HyperBandForBOHB)
     if is_bohb and not is_for_bohb:
         raise InvalidOption(
             f"searcher='bohb' learns only from the rounds of HyperBandForBOHB, but scheduler is a "
@@ -138,7 +138,7 @@ def _validate_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
     if is_for_bohb and not is_bohb:
         raise InvalidOption(
             "HyperBandForBOHB works only with searcher='bohb'. Give that, or use HyperBandScheduler.",
-            searcher=setup.searcher,
+            searcher=setup.sweep.searcher,
         )
     rounded = [name for name, domain in setup.domains.items() if is_quantized(domain)]
     if is_bohb and rounded:
@@ -167,7 +167,7 @@ def _adopt_aim(option: str, made: Any, setup: SweepSetup) -> None:
     """
     if getattr(made, "_space", None):
         return
-    for name, wanted in (("metric", setup.spec.metric), ("mode", setup.spec.mode)):
+    for name, wanted in (("metric", setup.sweep.metric), ("mode", setup.sweep.mode)):
         found = getattr(made, f"_{name}", None)
         if found not in (None, wanted):
             raise InvalidOption(

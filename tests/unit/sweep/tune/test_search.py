@@ -43,7 +43,7 @@ def test_every_start_has_a_scheduler_and_a_searcher_that_have_seen_nothing(setup
     made = setup(scheduler=ASHAScheduler(max_t=9), searcher=BasicVariantGenerator())
     for _ in range(2):
         assert make_scheduler(made).set_search_properties("loss", "min")
-        assert make_searcher(made) is not made.searcher
+        assert make_searcher(made) is not made.sweep.searcher
 
 
 def test_a_metric_of_its_own_may_be_the_sweeps(setup: Callable[..., SweepSetup]) -> None:

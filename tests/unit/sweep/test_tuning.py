@@ -1,4 +1,4 @@
-"""Checks and options that `run_sweep` passes to Ray Tune."""
+"""Checks and options that a sweep passes to Ray Tune."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import ray
 from tests.unit.sweep.made import record, trial
 
 from forebay.errors import InvalidOption
-from forebay.sweep.run_sweep import _check_is_within_cluster
 from forebay.sweep.setup import prepare
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import pack
 from forebay.sweep.tune.resources import trial_resources
 from forebay.sweep.tune.resume import _validate_same_space
+from forebay.sweep.tuning import _check_is_within_cluster
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.job.job import Job, Resources
 

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from ray import tune
 
-from forebay.sweep.largest_job import largest_job
-from forebay.sweep.setup import prepare
+from forebay.sweep.setup import largest_job, prepare
 from forebay.sweep.sweep import Sweep
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.job.elastic import Elastic

@@ -1,0 +1,225 @@
+"""One start of a sweep on Ray Tune.
+
+Every trial is a nested run and saves a checkpoint before it ends.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any
+
+import ray
+from ray import tune
+from ray.tune.schedulers import (
+    HyperBandForBOHB,
+    HyperBandScheduler,
+    PopulationBasedTraining,
+    PopulationBasedTrainingReplay,
+    TrialScheduler,
+)
+
+from forebay.errors import InvalidOption, SweepFailed
+from forebay.ray_cluster.nodes import worker_capacity
+from forebay.ray_cluster.private_names import SWEEP, check_ray
+from forebay.ray_cluster.session import ray_session, train_environment
+from forebay.storage.filesystem import resolve
+from forebay.sweep.deadline.allocator import WorkerAllocator
+from forebay.sweep.deadline.scheduler import DeadlineScheduler
+from forebay.sweep.deadline.trial_workers import RayTrialWorkers
+from forebay.sweep.layout import TUNE
+from forebay.sweep.record.record import Record, State
+from forebay.sweep.record.recorder import SweepRecorder
+from forebay.sweep.record.status_actor import publish_status
+from forebay.sweep.report.live import live_display
+from forebay.sweep.report.page import write_page
+from forebay.sweep.result import SweepResult
+from forebay.sweep.setup import SweepSetup, largest_job, prepare, warn_if_too_large
+from forebay.sweep.sweep import Sweep
+from forebay.sweep.trial.trainable import TrialRun
+from forebay.sweep.tune.cleanup import PlacementCleanup
+from forebay.sweep.tune.filesystems import whole_files, without_secrets
+from forebay.sweep.tune.resources import pack_here, trial_resources, worker_share
+from forebay.sweep.tune.resume import ResumeCheck, load_known_trials, open_record, resume_config
+from forebay.sweep.tune.search import (
+    concurrency_limit,
+    limit_concurrency,
+    make_scheduler,
+    make_searcher,
+    tune_domain,
+    validate_population,
+)
+from forebay.sweep.tune.settings import SilentReporter, on_interrupt, tune_settings
+from forebay.sweep.tune.stopper import SweepStopped, SweepStopper, start_stop_flag
+from forebay.training.runs.run_folder import RunFolder, acquire_new_run_folder, acquire_run_folder
+
+# Schedulers that compare trials of the same age: no trial of a round may wait for the end of another.
+NEED_ALL = (HyperBandScheduler, HyperBandForBOHB, PopulationBasedTraining)
+EXCHANGE = (PopulationBasedTraining, PopulationBasedTrainingReplay)
+
+
+def tune_trials(sweep: Sweep, began: float, *, show: bool) -> SweepResult:
+    """Run or resume a sweep that was called at `began`, on the monotonic clock. Raises as `run_sweep`."""
+    check_ray(SWEEP)
+    setup = prepare(sweep)
+    scheduler, searcher = make_scheduler(setup), make_searcher(setup)
+    largest = largest_job(setup)
+    with _claimed(setup) as folder, tune_settings(), train_environment(), ray_session(largest.max_cpus):
+        _check_is_within_cluster()
+        warn_if_too_large(largest)
+        return _Tuning(setup, folder, began).run(scheduler, searcher, show=show)
+
+
+class _Tuning:
+    """One start of a sweep whose folder this process has claimed."""
+
+    def __init__(self, setup: SweepSetup, folder: RunFolder, began: float) -> None:
+        self._setup, self._job, self._began = setup, setup.job, began
+        self._name, self._path = folder.name, folder.path
+        self._workers = RayTrialWorkers(self._name)
+
+    def run(self, scheduler: TrialScheduler, searcher: Any, *, show: bool) -> SweepResult:
+        deadline_s = self._deadline_s(scheduler)
+        record, stopper = open_record(self._setup, self._name, self._path), SweepStopper(deadline_s, self._began)
+        record.deadline_s, record.slots = deadline_s, self._atoms()
+        known = load_known_trials(self._path, record)
+        validate_population(
+            scheduler,
+            self._setup.num_rounds * self._setup.grid_size,
+            slots=self._slots() if self._is_steered else None,
+            most=concurrency_limit(searcher, self._setup.sweep.max_concurrent),
+        )
+        if isinstance(scheduler, DeadlineScheduler):
+            self._limit_scheduler(scheduler, searcher, record)
+        with ExitStack() as stack:
+            stop_flag = stack.enter_context(start_stop_flag())
+            status = stack.enter_context(publish_status(record, self._path))
+            view = stack.enter_context(live_display(show))
+            allocations = self._workers.recent_allocations if self._is_steered else None
+            recorder = SweepRecorder(
+                record, self._path, self._began, allocations=allocations, listeners=(status.publish, view)
+            )
+            stopper.connect(stop_flag, lambda: status.stop_reason)
+            stack.enter_context(on_interrupt(stopper.interrupt))
+            try:
+                # `stopper` is last, because it may end the sweep.
+                restored = ResumeCheck(known or frozenset(), self._path, self._setup.sweep.max_failures)
+                callbacks = [restored, *self._steering_callbacks(scheduler), recorder, SilentReporter(), stopper]
+                self._tune(scheduler, searcher, callbacks, stop_flag, is_restart=known is not None)
+            except SweepStopped:
+                state: State = "pending" if stopper.is_interrupted else "stopped"
+                for trial_id in stopper.unfinished:
+                    record.put(record.trials[trial_id].with_state(state, record.elapsed_s))
+                if stopper.is_interrupted:
+                    raise KeyboardInterrupt from None
+            finally:
+                recorder.close(stopper.reason or getattr(scheduler, "stopped", None))
+                view(record)
+                write_page(record, self._path)
+        self._raise_if_all_failed(record)
+        return SweepResult.of(record, self._path)
+
+    def _tune(
+        self, scheduler: TrialScheduler, searcher: Any, callbacks: list[Any], stop_flag: Any, *, is_restart: bool
+    ) -> None:
+        place, setup = resolve(self._path), self._setup
+        spec = setup.trial_spec(self._name, has_exchange=isinstance(scheduler, EXCHANGE))
+        payload = pack_here(spec)
+        limit = limit_concurrency(searcher, scheduler, self._limit(scheduler, searcher))
+        tune.run(
+            tune.with_resources(
+                tune.with_parameters(TrialRun, payload=payload, stop_flag=stop_flag),
+                partial(trial_resources, payload, spec.driver, worker_share(self._job)),
+            ),
+            name=TUNE,
+            storage_path=place.path,
+            # Tune pickles it into the files that a sweep resumes from.
+            storage_filesystem=whole_files() if place.is_local else without_secrets(place),
+            metric=spec.metric,
+            mode=spec.mode,
+            config={name: tune_domain(domain) for name, domain in setup.domains.items()},
+            num_samples=setup.num_rounds,
+            search_alg=searcher,
+            scheduler=scheduler,
+            max_failures=setup.sweep.max_failures,
+            checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
+            max_concurrent_trials=limit,
+            resume_config=resume_config(searcher) if is_restart else None,
+            raise_on_failed_trial=False,
+            reuse_actors=True,
+            callbacks=callbacks,
+            verbose=0,
+        )
+
+    def _limit(self, scheduler: TrialScheduler, searcher: Any) -> int | None:
+        given = self._setup.sweep.max_concurrent
+        if given is None and not isinstance(scheduler, NEED_ALL):
+            given = self._slots()
+        return concurrency_limit(searcher, given)
+
+    def _slots(self) -> int:
+        """Number of trials that can train at once."""
+        return max(self._atoms() // self._job.min_workers, 1)
+
+    def _limit_scheduler(self, scheduler: DeadlineScheduler, searcher: Any, record: Record) -> None:
+        bounds = (self._job.min_workers, self._job.max_workers)
+        max_live = concurrency_limit(searcher, self._setup.sweep.max_concurrent)
+        scheduler.set_limits(self._atoms(), bounds, self._job.epochs, max_live)
+        values = {trial.id: [point.value for point in trial.points] for trial in record.trials.values()}
+        worst = math.inf if record.mode == "min" else -math.inf
+        scores = {trial: [worst if value is None else value for value in each] for trial, each in values.items()}
+        scheduler.restore_scores(time.monotonic() - self._began, scores, record.mode)
+
+    def _deadline_s(self, scheduler: TrialScheduler) -> float | None:
+        if self._setup.sweep.deadline_s is not None or not isinstance(scheduler, DeadlineScheduler):
+            return self._setup.sweep.deadline_s
+        return float(scheduler.deadline_s)
+
+    def _steering_callbacks(self, scheduler: TrialScheduler) -> list[tune.Callback]:
+        if not self._is_steered:
+            return []
+        return [
+            PlacementCleanup(self._name),
+            WorkerAllocator(self._workers, self._atoms, scheduler, self._job.min_workers),
+        ]
+
+    def _atoms(self) -> int:
+        return worker_capacity(cpus=self._job.resources.cpus, gpus=self._job.resources.gpus)
+
+    @property
+    def _is_steered(self) -> bool:
+        """Whether trials can be resized, through coordinators on Ray."""
+        return self._setup.sweep.driver != "local"
+
+    def _raise_if_all_failed(self, record: Record) -> None:
+        errors = [trial.error for trial in record.trials.values() if trial.state == "failed"]
+        if errors and len(errors) == len(record.trials):
+            raise SweepFailed(
+                f"every trial of sweep {self._name!r} failed ({len(errors)}). The first of them: {errors[0]}. All "
+                f"errors are in {self._path}/sweep.html. Correct the job, and run the sweep again; one with a searcher "
+                "under a new name.",
+                name=self._name,
+                errors=errors,
+            )
+
+
+@contextmanager
+def _claimed(setup: SweepSetup) -> Iterator[RunFolder]:
+    storage, name = setup.spec.storage, setup.sweep.name
+    folder = acquire_run_folder(storage, name) if name else acquire_new_run_folder(storage, setup.title)
+    try:
+        yield folder
+    finally:
+        folder.release()
+
+
+def _check_is_within_cluster() -> None:
+    """Refuse Ray Client: Tune would run in the cluster, with copies of the objects that observe the sweep here."""
+    if ray.util.client.ray.is_connected():
+        raise InvalidOption(
+            "the sweep was started through ray://, from outside of the cluster. Run it on a node of the cluster "
+            "(RAY_ADDRESS=host:port or 'auto'), or as a submitted Ray job."
+        )
