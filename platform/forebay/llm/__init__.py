@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from forebay.llm.identity import run_identity as run_identity
     from forebay.llm.models import ModelSpec as ModelSpec
     from forebay.llm.models import check_model as check_model
+    from forebay.llm.options import Options as Options
+    from forebay.llm.options import with_options as with_options
     from forebay.llm.preference_tuning import train_dpo as train_dpo
     from forebay.llm.recipe import Recipe as Recipe
     from forebay.llm.source.hub_model import pinned_model as pinned_model
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from forebay.llm.token_batch import unpack as unpack
     from forebay.llm.training.evaluation import evaluate_tokens as evaluate_tokens
     from forebay.llm.training.token_loss import token_loss as token_loss
+    from forebay.llm.tuning_job import job as job
 
 __getattr__, __all__ = lazy_names(
     __name__,
@@ -48,6 +51,7 @@ __getattr__, __all__ = lazy_names(
         "Meter": "forebay.llm.cost.meter",
         "ModelOrigin": "forebay.llm.hf_folder.model_origin",
         "ModelSpec": "forebay.llm.models",
+        "Options": "forebay.llm.options",
         "PreparedTokens": "forebay.llm.source.prepared_tokens",
         "Recipe": "forebay.llm.recipe",
         "TokenSource": "forebay.llm.source.token_source",
@@ -60,6 +64,7 @@ __getattr__, __all__ = lazy_names(
         "evaluate_tokens": "forebay.llm.training.evaluation",
         "export": "forebay.llm.hf_folder.exporting",
         "finetune": "forebay.llm.fine_tuning",
+        "job": "forebay.llm.tuning_job",
         "memory_plan": "forebay.llm.cost.memory_check",
         "model_config": "forebay.llm.cost.known_models",
         "pair_rows": "forebay.llm.token_batch",
@@ -73,5 +78,6 @@ __getattr__, __all__ = lazy_names(
         "tokenizer": "forebay.llm.source.tokenizers",
         "train_dpo": "forebay.llm.preference_tuning",
         "unpack": "forebay.llm.token_batch",
+        "with_options": "forebay.llm.options",
     },
 )

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.arguments import AsJson
+from forebay.cli.job_file import values_of
 from forebay.cli.output import print_facts, print_json, print_table
 from forebay.errors import InvalidOption
 from forebay.runtime.formatting import bytes_text, count_text
+from forebay.training.job.recipe import call_for
 
 if TYPE_CHECKING:
     from forebay.llm.cost.memory import MemoryEstimate, MemoryPlan
@@ -77,15 +79,11 @@ def memory(
 def _plan(words: list[str]) -> tuple[MemoryPlan, str | None]:
     from forebay.llm.cost.memory import plan_of  # noqa: PLC0415 - see above
 
-    values: dict[str, str] = {}
-    for word in words:
-        name, sign, value = word.partition("=")
-        if not sign:
-            raise InvalidOption(f"{word!r} is not an option. Write name=value, for example model=Llama-2-7B.")
-        values[name] = value
-    device_memory = values.pop("device_memory", None)
-    plan: MemoryPlan = plan_of(values)
-    return plan, device_memory
+    values = values_of(words)
+    if "model" not in values:
+        raise InvalidOption("model= is missing. Give a folder, or a known model such as model=Llama-2-7B.")
+    plan: MemoryPlan = call_for((object,), plan_of, values, called="forebay memory")
+    return plan, values.get("device_memory")
 
 
 def _facts(estimate: MemoryEstimate) -> dict[str, Any]:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -14,13 +13,11 @@ from forebay.llm.adapters import ALL_LINEAR, Lora
 from forebay.llm.cost.activations import Activations, count_activations
 from forebay.llm.cost.known_models import TINY_VOCABULARY, model_config
 from forebay.llm.cost.skeleton import num_parameters, over_layers, skeleton
+from forebay.llm.options import Options, Tuning, with_options
 from forebay.training.strategies.choice import Offload, StrategyName
 
-Tuning: TypeAlias = Literal["full", "lora", "qlora"]
 Precision: TypeAlias = Literal["bf16", "fp32"]
 _CHOICES = {"strategy": StrategyName, "offload": Offload, "finetuning": Tuning, "dtype": Precision, "stored": Precision}
-
-_BOOLS = {"true": True, "false": False}
 
 FLOAT, HALF = 4, 2
 MOMENTS = 2 * FLOAT
@@ -32,7 +29,7 @@ BUCKET = 50_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Options of a fine-tuning that decide its memory. Names and defaults are those of `jobs/finetune_llm.py` on GPUs.
+    """Options of a fine-tuning that decide its memory, by the names of `llm.Options`, with values for GPUs.
 
     Attributes:
         model: "tiny", a known model such as "Llama-2-70B", or a model's folder.
@@ -80,20 +77,14 @@ class MemoryPlan:
         return None if self.finetuning == "full" else Lora(r=self.lora_r, targets=self.lora_targets)
 
 
-def plan_of(values: Mapping[str, str]) -> MemoryPlan:
-    """Plan from options as text. Raises `InvalidOption` for an unknown name, or a value of another type."""
-    kinds = {each.name: type(each.default) for each in fields(MemoryPlan)}
-    if "model" not in values:
-        raise InvalidOption("model= is missing. Give a folder, or a known model such as model=Llama-2-7B.")
-    given: dict[str, Any] = {}
-    for name, text in values.items():
-        if name not in kinds:
-            raise InvalidOption(f"{name!r} is not an option of the memory. Those are {', '.join(kinds)}.")
-        try:
-            given[name] = _BOOLS[text.lower()] if kinds[name] is bool else int(text) if kinds[name] is int else text
-        except (KeyError, ValueError) as error:
-            raise InvalidOption(f"{name}={text!r} is not of type {kinds[name].__name__}.") from error
-    return MemoryPlan(**given)
+@with_options(workers=1)
+def plan_of(options: Options, stored: Precision = "fp32", vocab_size: int = TINY_VOCABULARY) -> MemoryPlan:
+    """Plan of a job with these options on GPUs. Options that do not decide its memory count for nothing."""
+    defaults = {"seq_len": 1024, "per_device_batch": 1, "gradient_checkpointing": True}
+    known = asdict(options.with_defaults(defaults))
+    plan = {each.name: known[each.name] for each in fields(MemoryPlan) if each.name in known}
+    dtype: Precision = "bf16" if options.dtype == "auto" else options.dtype
+    return MemoryPlan(**plan | {"dtype": dtype, "stored": stored, "vocab_size": vocab_size})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -48,6 +48,8 @@ def name_of_type(annotation: Any) -> str:
         return "Seconds"
     if typing.get_origin(annotation) in UNIONS:
         return " | ".join(name_of_type(part) for part in typing.get_args(annotation))
+    if typing.get_origin(annotation) is typing.Literal:
+        return " | ".join(map(repr, typing.get_args(annotation)))
     if annotation is types.NoneType:
         return "None"
     return annotation.__name__ if isinstance(annotation, type) and not typing.get_args(annotation) else str(annotation)

@@ -31,8 +31,18 @@ def test_memory_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     assert [each["strategy"] for each in facts["strategies"]] == ["ddp", "zero1", "zero2", "fsdp2", "zero3", "zero3"]
 
 
-def test_memory_says_what_is_wrong(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["Llama-2-7B"], "'Llama-2-7B' is not a parameter. Write name=value"),
+        (["workers=2"], "model= is missing"),
+        (["model=tiny", "worker=2"], "no parameter 'worker'. Did you mean 'workers'?"),
+        (["model=tiny", "workers=two"], "workers=two is not of type int"),
+        (["model=tiny", "strategy=fsdp"], "strategy=fsdp is not of type 'ddp' | 'fsdp2'"),
+    ],
+)
+def test_memory_says_what_is_wrong(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["memory", "Llama-2-7B"])
+        main(["memory", *words])
     assert ended.value.code == 2
-    assert "'Llama-2-7B' is not an option. Write name=value" in capsys.readouterr().err
+    assert said in " ".join(capsys.readouterr().err.split())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -141,17 +141,21 @@ def test_changes_are_as_few_as_fit() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({}, "model= is missing"),
-        ({"model": "tiny", "worker": "2"}, "'worker' is not an option of the memory. Those are model, workers"),
-        ({"model": "tiny", "workers": "two"}, "workers='two' is not of type int"),
-        ({"model": "tiny", "strategy": "fsdp"}, "strategy='fsdp' is unknown. Choose one of 'ddp', 'fsdp2'"),
-        ({"model": "tiny", "offload": "optimizer"}, "offload='optimizer' needs strategy='zero1', 'zero2' or 'zero3'"),
-        ({"model": "tiny", "workers": "0"}, "workers=0"),
+        ({"strategy": "fsdp"}, "strategy='fsdp' is unknown. Choose one of 'ddp', 'fsdp2'"),
+        ({"offload": "optimizer"}, "offload='optimizer' needs strategy='zero1', 'zero2' or 'zero3'"),
+        ({"workers": 0}, "workers=0"),
     ],
 )
-def test_options_that_are_refused(values: dict[str, str], said: str) -> None:
+def test_options_that_are_refused(values: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidOption, match=said):
-        plan_of(values)
+        plan_of(**values)
+
+
+def test_memory_has_the_options_of_a_job() -> None:
+    names = {each.name for each in fields(MemoryPlan)}
+    assert names - {"stored", "vocab_size"} <= {each.name for each in fields(llm.Options)}
+    assert plan_of(model="Llama-2-7B") == MemoryPlan(model="Llama-2-7B")
+    assert plan_of(model="tiny", dtype="fp32", lr=1e-3, stored="bf16").dtype == "fp32"
 
 
 def test_sizes() -> None:

@@ -1,0 +1,177 @@
+"""Job of a language model, made of its options. If it does not fit, copy it and change it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from forebay.data import preparation
+from forebay.data.cache.spec import CacheSpec
+from forebay.data.loader.data import Data
+from forebay.data.plan.mixture.mixture import Mixture
+from forebay.data.plan.plan import Plan, build_plan
+from forebay.data.preparation.prepare import prepare
+from forebay.errors import InvalidOption
+from forebay.llm.adapters import Lora
+from forebay.llm.cost.memory_check import check_memory, memory_plan
+from forebay.llm.fine_tuning import finetune
+from forebay.llm.hf_folder.smollm2 import smollm2
+from forebay.llm.identity import run_identity
+from forebay.llm.models import TINY, ModelSpec, check_model
+from forebay.llm.options import Options
+from forebay.llm.preference_tuning import train_dpo
+from forebay.llm.recipe import Recipe
+from forebay.llm.source.hub_model import pinned_model
+from forebay.llm.source.prepared_tokens import PreparedTokens, prepared_tokens
+from forebay.llm.source.token_source import TokenSource
+from forebay.llm.source.tokenizers import TokenizerSpec, tokenizer
+from forebay.llm.token_batch import pair_rows, token_rows
+from forebay.training.job.elastic import Elastic
+from forebay.training.job.job import Job
+
+TUNING_DEFAULTS: Mapping[bool, Mapping[str, Any]] = {
+    True: {"seq_len": 256, "global_batch": 16, "per_device_batch": 8, "epochs": 8, "lr": 4e-3},
+    False: {"seq_len": 1024, "global_batch": 64, "per_device_batch": 1, "epochs": 1},
+}
+"""Options that were left out, for the tiny model (True) and for others. The tiny one learns made-up conversations."""
+PREFERENCE_DEFAULTS: Mapping[bool, Mapping[str, Any]] = {
+    True: {"seq_len": 256, "global_batch": 16, "per_device_batch": 8, "epochs": 1, "lr": 4e-3},
+    False: {"seq_len": 2048, "global_batch": 16, "per_device_batch": 1, "epochs": 1, "lr": 5e-6},
+}
+"""The same for a training on preferences."""
+
+
+def job(options: Options, *, beta: float | None = None) -> Job:
+    """Make a fine-tuning job, or with `beta` one that trains an adapter on preferences (DPO).
+
+    Prepares the token rows, once, and checks the options, the model and its memory before a worker starts.
+
+    Args:
+        options: Options of the job. Those that are None get the defaults of `TUNING_DEFAULTS`, or with `beta` of
+            `PREFERENCE_DEFAULTS`.
+        beta: Weight of the reference: a larger one stays closer to it.
+
+    Raises `InvalidOption` for options that can never work, and as `fb.prepare`.
+    """
+    options = _completed(options, beta)
+    spec = tokenizer(options.model, template=options.template)
+    parts = {data: _prepare(options, data, spec) for data in _datasets(options)}
+    tokens = next(iter(parts.values()))
+    for each in parts.values():
+        check_model(options.model, each, has_pairs=beta is not None)
+    recipe = _recipe(options, tokens, spec)
+    if options.check_memory:
+        _check_memory(options, recipe, tokens.seq_len)
+    transform = token_rows() if beta is None else pair_rows()
+    rows = {"transform": transform, "global_batch": options.global_batch}
+    held_out = None
+    if options.held_out is not None:
+        # The same tokenizer, also where it was trained on the data.
+        other = _prepare(options, options.held_out, tokens.spec(spec))
+        check_model(options.model, other, has_pairs=beta is not None)
+        held_out = Data(plan=build_plan(other.prepared.manifest, shuffle=False), **rows)
+    return Job(
+        train=partial(finetune, recipe) if beta is None else partial(train_dpo, recipe, beta=beta),
+        data=Data(plan=_plan(options, parts), **rows),
+        held_out=held_out,
+        identity=run_identity(recipe, parts if options.mix else tokens, beta=beta, **_row_options(options)),
+        **_run_options(options),
+    )
+
+
+def _completed(options: Options, beta: float | None) -> Options:
+    """Options with their defaults and a pinned model. Raises `InvalidOption` for a contradiction."""
+    if options.data is None and not options.mix:
+        raise InvalidOption("there is no data. Give data=, or mix= with several datasets.")
+    if beta is not None and options.finetuning == "full":
+        raise InvalidOption(
+            f"finetuning={options.finetuning!r} cannot train preferences: the reference is the model without its "
+            "adapter. Choose 'lora' or 'qlora'.",
+            finetuning=options.finetuning,
+        )
+    defaults = TUNING_DEFAULTS if beta is None else PREFERENCE_DEFAULTS
+    model = smollm2(f"{options.storage}/models") if options.model == "smollm2" else options.model
+    return replace(options.with_defaults(defaults[model == TINY]), model=pinned_model(model))
+
+
+def _datasets(options: Options) -> list[str]:
+    return [*options.mix] if options.mix else [str(options.data)]
+
+
+def _row_options(options: Options) -> dict[str, Any]:
+    return {name: getattr(options, name) for name in ("seq_len", "packing", "overflow", "train_on")}
+
+
+def _prepare(options: Options, data: str, spec: TokenizerSpec) -> PreparedTokens:
+    """Prepare token rows of `data` once: on the nodes at RAY_ADDRESS, or in processes of this machine."""
+    source = TokenSource(data, spec, on_bad_rows=options.on_bad_rows, **_row_options(options))
+    into = f"{options.storage}/prepared"
+    # Ray is an extra, and the lazy name imports it.
+    run = preparation.prepare_on_ray if os.environ.get("RAY_ADDRESS") else prepare
+    return prepared_tokens(run(source, into=into))
+
+
+def _plan(options: Options, parts: Mapping[str, PreparedTokens]) -> Plan | Mixture:
+    """Plan of one dataset, or of several by weight, under the last parts of their names."""
+    if not options.mix:
+        return build_plan(next(iter(parts.values())).prepared.manifest, seed=options.seed)
+    names = {data: Path(data).name.partition(".")[0] for data in parts}
+    if len(set(names.values())) < len(parts):
+        raise InvalidOption(f"mix={options.mix} has data of equal names. Give folders or files whose names differ.")
+    if any(each.trained_tokenizer for each in parts.values()):
+        raise InvalidOption("mix= needs a model with a tokenizer: model='tiny' trains one on one dataset.")
+    plans = {names[data]: build_plan(each.prepared.manifest, seed=options.seed) for data, each in parts.items()}
+    return Mixture(plans, {names[data]: weight for data, weight in options.mix.items()})
+
+
+def _recipe(options: Options, tokens: PreparedTokens, spec: TokenizerSpec) -> Recipe:
+    model = ModelSpec(
+        name=options.model,
+        vocab_size=tokens.vocab_size,
+        attn=options.attn,
+        gradient_checkpointing=options.gradient_checkpointing,
+        quantization="nf4" if options.finetuning == "qlora" else None,
+    )
+    adapter = Lora(
+        r=options.lora_r, alpha=options.lora_alpha, dropout=options.lora_dropout, targets=options.lora_targets
+    )
+    return Recipe(
+        model=model,
+        adapter=None if options.finetuning == "full" else adapter,
+        lr=options.lr,
+        schedule=options.schedule,
+        warmup=options.warmup,
+        weight_decay=options.weight_decay,
+        max_grad_norm=options.max_grad_norm,
+        per_device_batch=options.per_device_batch or 1,
+        dtype=options.dtype,
+        tokenizer=tokens.spec(spec),
+        loss_chunk=options.loss_chunk,
+    )
+
+
+def _check_memory(options: Options, recipe: Recipe, seq_len: int) -> None:
+    plan = memory_plan(
+        recipe,
+        workers=options.min_workers or options.workers,
+        seq_len=seq_len,
+        strategy=options.strategy,
+        offload=options.offload,
+    )
+    check_memory(plan, options.device_memory)
+
+
+def _run_options(options: Options) -> dict[str, Any]:
+    """Options of the run, as `fb.Job` takes them."""
+    least = options.min_workers
+    same = ("epochs", "checkpoint_every", "seed", "storage", "name", "strategy", "offload", "reduction")
+    return {
+        "workers": options.workers if least is None else 1,
+        "elastic": None if least is None else Elastic(min_workers=least, max_workers=options.workers),
+        "cache": CacheSpec(path=options.cache),
+        **{name: getattr(options, name) for name in same},
+    }
