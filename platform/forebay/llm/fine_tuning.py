@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import logging
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,8 @@ from forebay.llm.tokens import TARGETS
 from forebay.llm.training.evaluation import evaluate_tokens
 from forebay.llm.training.token_loss import token_loss
 from forebay.training.worker.worker import Worker
+
+_LOGGER = logging.getLogger(__name__)
 
 
 def finetune(recipe: Recipe, worker: Worker) -> None:
@@ -64,7 +66,7 @@ def _set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optim
     worker.track(model_origin=recipe.origin(worker.seed))
     built = recipe.build_model()
     if worker.world.is_first:
-        print(_said(recipe, built, worker.device), file=sys.stderr, flush=True)
+        _LOGGER.info("%s", _summary(recipe, built, worker.device))
     if recipe.model.quantization is None:
         return built, *worker.setup(built, recipe.optimizer)
     worker.track(frozen_weights=(frozen := FrozenWeights(built)))
@@ -73,8 +75,8 @@ def _set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optim
     return built, model, optimizer
 
 
-def _said(recipe: Recipe, model: nn.Module, device: torch.device) -> str:
-    """Line with what the device decided."""
+def _summary(recipe: Recipe, model: nn.Module, device: torch.device) -> str:
+    """Type and gradient checkpointing, which depend on the device."""
     dtype = str(recipe.compute_type(device)).removeprefix("torch.")
     on = getattr(model, "is_gradient_checkpointing", False)
     return f"model {recipe.model.name}: {dtype} on {device.type}, gradient_checkpointing={str(on).lower()}"

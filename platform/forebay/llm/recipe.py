@@ -21,8 +21,6 @@ from forebay.llm.training.token_loss import LOSS_CHUNK
 
 ComputeType = Literal["auto", "fp32", "bf16"]
 """Type of the computation. Weights and gradients are float32. "auto" is bf16 on a GPU, and fp32 elsewhere."""
-Profile = Literal["exact", "deepspeed"]
-"""Count of the FLOPs of a step: exact, or that of DeepSpeed's profiler, which is too high for adapters."""
 
 LORA_RATE, FULL_RATE = 2e-4, 2e-5
 
@@ -44,7 +42,6 @@ class Recipe:
         dtype: Type of the computation.
         tokenizer: Tokenizer of the data, for an export of what was trained.
         loss_chunk: Targets whose logits exist at a time. 0: the logits of all positions of a pass.
-        profile: Count of FLOPs behind `tflops_per_s` and `mfu`.
 
     Raises `InvalidOption` for values that can never work.
     """
@@ -61,12 +58,11 @@ class Recipe:
     dtype: ComputeType = "auto"
     tokenizer: TokenizerSpec | None = None
     loss_chunk: int = LOSS_CHUNK
-    profile: Profile = "exact"
 
     def __post_init__(self) -> None:
         whole_number("per_device_batch", self.per_device_batch, least=1)
         whole_number("loss_chunk", self.loss_chunk, least=0)
-        for option, known in (("schedule", Schedule), ("dtype", ComputeType), ("profile", Profile)):
+        for option, known in (("schedule", Schedule), ("dtype", ComputeType)):
             value = getattr(self, option)
             if value not in get_args(known):
                 choices = ", ".join(map(repr, get_args(known)))

@@ -185,8 +185,9 @@ def test_bf16_has_the_losses_of_fp32(
     prepared: llm.PreparedTokens,
     make_data: Callable[..., fb.Data],
     tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    caplog.set_level("INFO", "forebay.llm")
     losses = []
     for dtype in ("fp32", "bf16"):
         recipe = recipe_of(prepared, per_device_batch=8, dtype=dtype)
@@ -195,5 +196,5 @@ def test_bf16_has_the_losses_of_fp32(
     exact, rounded = losses
     assert len(exact) == STEPS
     assert 0 < np.abs(rounded / exact - 1).max() < 2e-3
-    said = capsys.readouterr().err
+    said = caplog.text
     assert all(f"model tiny: {dtype} on cpu, gradient_checkpointing=false" in said for dtype in ("float32", "bfloat16"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
-from forebay.llm.cost.skeleton import num_layers, num_parameters, over_layers, skeleton, with_layers
+from forebay.llm.cost.skeleton import over_layers, skeleton, with_layers
 
 SHORT, LONG = 256, 512
 """Lengths of the two documents that are counted."""
@@ -50,25 +50,8 @@ def count_flops(config: Any, adapter: Lora | None = None) -> TokenFlops:
     Raises `InvalidOption` for a model that looks at its data, as peft's adapters of fused experts do.
     """
     short, long = (over_layers(config, partial(_counted, adapter, length)) for length in (SHORT, LONG))
-    return replace(of_two_counts(short, long), output=_of_output_layer(adapter, config))
-
-
-def of_two_counts(short: float, long: float) -> TokenFlops:
-    """Coefficients from the FLOPs of a document of `SHORT` tokens and of one of `LONG`."""
     squared = (long / LONG - short / SHORT) / (LONG - SHORT)
-    return TokenFlops(linear=short / SHORT - squared * SHORT, squared=squared)
-
-
-def formula_flops(config: Any) -> TokenFlops:
-    """FLOPs of full training by the usual formula: `6 N + 12 L H Q T` per token (PaLM, appendix B; torchtitan).
-
-    N is the number of parameters, without the input embedding unless it is shared with the output.
-    """
-    model: Any = skeleton(config)
-    is_tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    counted = num_parameters(model) - (0 if is_tied else model.get_input_embeddings().weight.numel())
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    return TokenFlops(linear=6.0 * counted, squared=12.0 * num_layers(config) * config.num_attention_heads * width)
+    return TokenFlops(linear=short / SHORT - squared * SHORT, squared=squared, output=_of_output_layer(adapter, config))
 
 
 def _counted(adapter: Lora | None, length: int, config: Any) -> int:

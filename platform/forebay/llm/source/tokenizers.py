@@ -51,20 +51,18 @@ class TokenizerSpec:
 
     def __post_init__(self) -> None:
         whole_number("vocab_size", self.vocab_size, least=LEAST_VOCABULARY)
-
-    @property
-    def template_text(self) -> str | None:
-        """Jinja text of the template, or None."""
-        if self.template is None or "{" in self.template:
-            return self.template
-        if self.template not in TEMPLATES:
+        if self.template is not None and "{" not in self.template and self.template not in TEMPLATES:
             known = ", ".join(map(repr, sorted(TEMPLATES)))
             raise InvalidOption(
                 f"template={self.template!r} is neither a known template ({known}) nor a Jinja text with "
                 "{{ ... }}. Give one of these, or leave it out for the tokenizer's own.",
                 template=self.template,
             )
-        return TEMPLATES[self.template]
+
+    @property
+    def template_text(self) -> str | None:
+        """Jinja text of the template, or None."""
+        return None if self.template is None else TEMPLATES.get(self.template, self.template)
 
     def identity(self) -> Mapping[str, str]:
         """Everything that decides how text is split, besides the data. Reads the folder's tokenizer files.
@@ -88,7 +86,6 @@ def tokenizer(model: str = "tiny", *, template: str | None = None) -> TokenizerS
     spec = TokenizerSpec(folder=None if model == "tiny" else model, template=template)
     if spec.folder is not None:
         tokenizer_files(spec.folder)
-    assert spec.template_text is None or spec.template_text  # checks the name
     return spec
 
 
@@ -132,7 +129,8 @@ def load_tokenizer(spec: TokenizerSpec) -> Any:
     """Tokenizer of a spec: that of its folder, or the one that was trained already. Raises as `load_folder`."""
     if spec.trained is not None:
         return from_text(spec.trained)
-    assert spec.folder is not None, "a tokenizer that is still to be trained is nowhere"
+    if spec.folder is None:
+        raise InvalidOption("this tokenizer is trained on data, and was not yet. Give PreparedTokens.spec(tokenizer).")
     return load_folder(spec.folder, spec.template_text)
 
 

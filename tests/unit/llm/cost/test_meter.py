@@ -11,9 +11,8 @@ import torch
 from forebay.data.loader.batch import Batch
 from forebay.llm.adapters import Lora
 from forebay.llm.chat import Document
-from forebay.llm.cost.device_peaks import PEAK_FLOPS, device_peak, published_peak
 from forebay.llm.cost.flops import TokenFlops
-from forebay.llm.cost.meter import Meter, step_cost
+from forebay.llm.cost.meter import PEAK_FLOPS, Meter, device_peak, published_peak, step_cost
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import RowLayout, arrange, num_targets
 from forebay.llm.recipe import Recipe

@@ -259,4 +259,4 @@ def test_plan_is_read_by_people(request_of: Requests) -> None:
     score_rows(request_of(max_tokens=1))
     plan = json.loads(Path(request_of().to, "plan.json").read_text())
     assert plan["facts"]["sampling"]["max_tokens"] == 1
-    assert plan["facts"]["engine"].startswith("hf 2, transformers 5.")
+    assert plan["facts"]["engine"].startswith("hf 3, transformers 5.")

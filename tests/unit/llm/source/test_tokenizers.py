@@ -7,7 +7,15 @@ import pytest
 
 from forebay.errors import InvalidOption
 from forebay.llm.chat import CHATML
-from forebay.llm.source.tokenizers import TokenizerSpec, check_sizes, from_text, load_folder, to_text, train_tokenizer
+from forebay.llm.source.tokenizers import (
+    TokenizerSpec,
+    check_sizes,
+    from_text,
+    load_folder,
+    load_tokenizer,
+    to_text,
+    train_tokenizer,
+)
 from forebay.llm.source.tokenizers import tokenizer as tokenizer_of
 
 
@@ -60,6 +68,11 @@ def test_folders_that_cannot_be_used(folder: Path, tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{")
     with pytest.raises(InvalidOption, match="cannot be loaded"):
         load_folder(str(folder))
+
+
+def test_tokenizer_that_is_not_trained_yet_cannot_be_loaded() -> None:
+    with pytest.raises(InvalidOption, match="is trained on data, and was not yet"):
+        load_tokenizer(TokenizerSpec())
 
 
 def test_tokenizer_must_not_be_larger_than_the_embedding() -> None:

@@ -1,4 +1,4 @@
-"""Engine of the transformers library: any causal language model, on CPU or one GPU. The oracle of the other engines."""
+"""Engine of the transformers library: any causal language model, on CPU or one GPU."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from forebay.errors import EngineFailed, InvalidOption, whole_number
 from forebay.llm.chat import Document
 from forebay.llm.models import ModelSpec, read_config
 from forebay.llm.score.engines.choices import choices_of
-from forebay.llm.score.engines.decoding import Decoder
 from forebay.llm.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling
+from forebay.llm.score.engines.generation import Generator
 from forebay.llm.score.engines.model_files import model_identity
 from forebay.llm.score.engines.prompt_tokens import PromptTokens
 from forebay.llm.source.hub_model import hub_access
 from forebay.llm.source.tokenizers import TokenizerSpec, check_sizes, import_transformers, load_folder
 
-VERSION = 2
+VERSION = 3
 """Part of every plan. Raised when equal prompts would get other answers."""
 DTYPES = ("float32", "bfloat16", "float16")
 _LOGIT_TOKENS = 4096
@@ -80,20 +80,23 @@ class HfEngine:
         self._batch = spec.batch
         self._positions: int | None = config.get("max_position_embeddings")
         self._tokens = PromptTokens(tokenizer=tokenizer, name=spec.model, positions=self._positions)
+        self._ends = frozenset({tokenizer.eos_token_id, *_ends_of(self._model)})
+        # Its temperature, penalties and other defaults would count in every answer.
+        self._model.generation_config = type(self._model.generation_config)()
 
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[RowAnswer]:
         tokenizer = self._tokens.tokenizer
         choices = None if sampling.schema is None else choices_of(sampling.schema, tokenizer)
-        decoder = Decoder(
+        generator = Generator(
             model=self._model,
             tokenizer=tokenizer,
-            ends=self._ends(),
+            ends=self._ends,
             positions=self._positions,
             sampling=sampling,
             choices=choices,
         )
         rows = [prompt.row for prompt in prompts]
-        return self._each(self._tokens.questions(prompts), rows, len, decoder.answers)
+        return self._each(self._tokens.questions(prompts), rows, len, generator.answers)
 
     def log_likelihood(self, prompts: Sequence[Prompt]) -> list[RowAnswer]:
         rows = [prompt.row for prompt in prompts]
@@ -107,12 +110,6 @@ class HfEngine:
         del self._model
         if self._device.type == "cuda":
             torch.cuda.empty_cache()
-
-    def _ends(self) -> frozenset[int]:
-        """Tokens that end an answer: the tokenizer's, and those of the model's generation configuration."""
-        given = getattr(self._model.generation_config, "eos_token_id", None)
-        more = given if isinstance(given, list) else [] if given is None else [given]
-        return frozenset({self._tokens.tokenizer.eos_token_id, *more})
 
     def _each(
         self,
@@ -178,6 +175,12 @@ class HfEngine:
         for number, line in enumerate(lines):
             ids[number, : len(line)], mask[number, : len(line)] = line, 1
         return torch.from_numpy(ids).to(self._device), torch.from_numpy(mask).to(self._device)
+
+
+def _ends_of(model: Any) -> list[int]:
+    """Tokens that end an answer by the model's generation configuration."""
+    given = model.generation_config.eos_token_id
+    return given if isinstance(given, list) else [] if given is None else [given]
 
 
 def _length(document: Document) -> int:

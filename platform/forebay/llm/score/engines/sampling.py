@@ -1,4 +1,4 @@
-"""Draws of tokens whose noise is a function of seed, row and position: a row's text depends on no other row."""
+"""Draws of tokens that depend on seed, row and position alone."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ def gumbel_noise(seed: int, rows: NDArray[np.int64], positions: NDArray[np.int64
     return noise
 
 
-def choose(logits: Tensor, rows: NDArray[np.int64], position: int, sampling: Sampling) -> Tensor:
-    """Next tokens int64 [rows] of float32 `logits` [rows, entries], at the generated `position`."""
-    if sampling.temperature == 0:
-        return logits.argmax(dim=1)
+def drawn_scores(logits: Tensor, rows: NDArray[np.int64], position: int, sampling: Sampling) -> Tensor:
+    """Scores whose largest entry is the draw of each row at the generated `position`, float32 [rows, entries].
+
+    `sampling` has a temperature above 0.
+    """
     scaled = _truncated(logits / sampling.temperature, sampling)
     noise = gumbel_noise(sampling.seed, rows, np.full_like(rows, position), logits.shape[1])
-    return (scaled + torch.from_numpy(noise).to(logits.device)).argmax(dim=1)
+    return scaled + torch.from_numpy(noise).to(logits.device)
 
 
 def _truncated(logits: Tensor, sampling: Sampling) -> Tensor:
-    """The same logits, with -inf for tokens that `top_k` and `top_p` leave out. The most likely token always stays."""
+    """Logits with -inf for tokens that `top_k` and `top_p` leave out. The most likely token always stays."""
     if 0 < sampling.top_k < logits.shape[1]:
         least = logits.topk(sampling.top_k, dim=1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)

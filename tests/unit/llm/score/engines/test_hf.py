@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,16 @@ def test_greedy_text_is_that_of_transformers(model_folder: Path, engine: HfEngin
         assert found.finish_reason == ("stop" if made[-1] == tokenizer.eos_token_id else "length")
 
 
+def test_defaults_of_the_model_folder_do_not_count(
+    model_folder: Path, engine: HfEngine, prompts: list[Prompt], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(model_folder, tmp_path / "model")
+    path = folder / "generation_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"repetition_penalty": 9.0, "max_length": 3}))
+    found = HfEngineSpec(model=str(folder), batch=8).open().generate(prompts[:4], GREEDY)
+    assert found == engine.generate(prompts[:4], GREEDY)
+
+
 def test_seed_row_and_options_change_what_is_drawn(engine: HfEngine, prompts: list[Prompt]) -> None:
     same = [Prompt(row=row, content="one question") for row in range(8)]
     assert len(set(texts_of(engine.generate(same, DRAWN)))) == 8
@@ -82,7 +94,7 @@ def test_seed_row_and_options_change_what_is_drawn(engine: HfEngine, prompts: li
     assert texts_of(engine.generate(some, Sampling(max_tokens=8, temperature=0.8, top_p=1e-6))) == greedy
 
 
-def test_rows_that_end_leave_the_batch(engine: HfEngine, prompts: list[Prompt]) -> None:
+def test_rows_of_a_batch_end_at_their_own_tokens(engine: HfEngine, prompts: list[Prompt]) -> None:
     some = prompts[:8]
     ending = Sampling(max_tokens=40, temperature=1.0, seed=5, stop=("e",))
     together = engine.generate(some, ending)
@@ -90,7 +102,7 @@ def test_rows_that_end_leave_the_batch(engine: HfEngine, prompts: list[Prompt]) 
     assert [engine.generate([prompt], ending)[0] for prompt in some] == together
 
 
-def test_long_answers_need_more_room_than_a_batch_begins_with(engine: HfEngine, prompts: list[Prompt]) -> None:
+def test_long_answers_depend_on_the_row_alone(engine: HfEngine, prompts: list[Prompt]) -> None:
     long = Sampling(max_tokens=80)
     together = engine.generate(prompts[:3], long)
     assert max(each.output_tokens for each in together) > 70

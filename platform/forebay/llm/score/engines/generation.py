@@ -1,0 +1,117 @@
+"""Answers of a batch of prompts by `generate` of the transformers library."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from forebay.llm.score.engines.answer_text import AnswerText
+from forebay.llm.score.engines.choices import Choices
+from forebay.llm.score.engines.engine import RowAnswer, Sampling
+from forebay.llm.score.engines.sampling import drawn_scores
+
+Ids = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generator:
+    """Generation with one model and one `Sampling`.
+
+    Attributes:
+        model: Causal language model of the transformers library.
+        tokenizer: Its tokenizer.
+        ends: Tokens that end an answer.
+        positions: Most tokens of a prompt with its answer. None: no limit.
+        sampling: Rules by which tokens are chosen.
+        choices: The only texts that may be generated. None: any text.
+    """
+
+    model: Any
+    tokenizer: Any
+    ends: frozenset[int]
+    positions: int | None
+    sampling: Sampling
+    choices: Choices | None = None
+
+    def answers(self, questions: list[list[int]], rows: list[int]) -> list[RowAnswer]:
+        """Answer each question, of at least one token. Rows that have ended stay in the batch until the last one."""
+        from transformers import GenerationConfig  # noqa: PLC0415 - an extra, which takes seconds to import
+
+        lengths = np.array([len(each) for each in questions])
+        text = AnswerText(tokenizer=self.tokenizer, stop=self.sampling.stop)
+        end = _EndOfAnswers(text=text, ends=self.ends, limits=self._limits(lengths).tolist())
+        tokens, mask = _left_padded(questions, lengths, self.model.device)
+        width = tokens.shape[1]
+        self.model.generate(
+            input_ids=tokens,
+            attention_mask=mask,
+            # Draws are the largest scores, after the noise of each row.
+            generation_config=GenerationConfig(max_new_tokens=max(end.limits), do_sample=False, use_cache=True),
+            logits_processor=[] if self.sampling.temperature == 0 else [_RowDraws(self.sampling, rows, width)],
+            prefix_allowed_tokens_fn=None if self.choices is None else _Allowed(self.choices, width),
+            stopping_criteria=[end],
+        )
+        return [
+            text.answer(len(question), ids, is_ended=ids[-1] in self.ends)
+            for question, ids in zip(questions, end.generated, strict=True)
+        ]
+
+    def _limits(self, lengths: Ids) -> Ids:
+        """Most tokens of each answer: `max_tokens`, or the positions that are left."""
+        most = np.full_like(lengths, self.sampling.max_tokens)
+        return most if self.positions is None else np.minimum(most, self.positions - lengths)
+
+
+class _EndOfAnswers:
+    """Stopping criterion that keeps the tokens of each answer up to its end."""
+
+    def __init__(self, *, text: AnswerText, ends: frozenset[int], limits: list[int]) -> None:
+        self._text, self._ends, self.limits = text, ends, limits
+        self.generated: list[list[int]] = [[] for _ in limits]
+        self._is_done = [False] * len(limits)
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:  # noqa: ARG002 - as transformers calls it
+        """Whether each row has ended, bool [rows]."""
+        for number, token in enumerate(input_ids[:, -1].tolist()):
+            if not self._is_done[number]:
+                ids = self.generated[number]
+                ids.append(token)
+                is_full = len(ids) == self.limits[number]
+                self._is_done[number] = is_full or token in self._ends or self._text.has_stop(ids)
+        return torch.tensor(self._is_done, device=input_ids.device)
+
+
+class _RowDraws:
+    """Logits processor whose largest score is a draw that depends on the row alone. Prompts have `width` tokens."""
+
+    def __init__(self, sampling: Sampling, rows: list[int], width: int) -> None:
+        self._sampling, self._rows, self._width = sampling, np.asarray(rows, np.int64), width
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores float32 [rows, entries] of the next tokens."""
+        return drawn_scores(scores, self._rows, input_ids.shape[1] - self._width, self._sampling)
+
+
+class _Allowed:
+    """Tokens that may follow those of a row, behind a prompt of `width` tokens."""
+
+    def __init__(self, choices: Choices, width: int) -> None:
+        self._choices, self._width = choices, width
+
+    def __call__(self, _batch: int, ids: Tensor) -> list[int]:
+        """Allowed tokens, of which there is at least one."""
+        return self._choices.next_tokens(ids[self._width :].tolist())
+
+
+def _left_padded(questions: list[list[int]], lengths: Ids, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Ids and mask int64 [rows, longest]."""
+    longest = int(lengths.max())
+    tokens, mask = np.zeros((len(questions), longest), np.int64), np.zeros((len(questions), longest), np.int64)
+    for number, ids in enumerate(questions):
+        tokens[number, longest - len(ids) :], mask[number, longest - len(ids) :] = ids, 1
+    return torch.from_numpy(tokens).to(device), torch.from_numpy(mask).to(device)
