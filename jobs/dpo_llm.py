@@ -6,6 +6,7 @@ forebay run jobs/dpo_llm.py model=s3://models/mine data=s3://lake/preferences fi
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,4 +29,5 @@ def job(options: llm.Options, beta: float = 0.1, pairs: int = 2000) -> fb.Job:
     if options.data is None and options.mix is None:
         made = write_pairs(Path(options.storage) / "data" / "pairs", pairs=pairs, seed=options.seed)
         options = replace(options, data=str(made.training), held_out=options.held_out or str(made.held_out))
-    return llm.job(options, beta=beta)
+    prepare = fb.preparation.prepare_on_ray if os.environ.get("RAY_ADDRESS") else fb.prepare
+    return llm.job(options, beta=beta, prepare=prepare)

@@ -6,6 +6,7 @@ forebay run jobs/finetune_llm.py model=/models/Llama-3.1-8B data=s3://lake/chats
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,4 +25,5 @@ def job(options: llm.Options, chats: int = 6000) -> fb.Job:
     if options.data is None and options.mix is None:
         made = write_chats(Path(options.storage) / "data" / "chats", chats=chats, seed=options.seed)
         options = replace(options, data=str(made.training), held_out=options.held_out or str(made.held_out))
-    return llm.job(options)
+    prepare = fb.preparation.prepare_on_ray if os.environ.get("RAY_ADDRESS") else fb.prepare
+    return llm.job(options, prepare=prepare)

@@ -9,6 +9,7 @@ All trials read the same token rows and the same files of the base model. They a
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,13 +20,15 @@ from forebay import llm
 from forebay.errors import InvalidOption
 from forebay.testing.data.chats import unique_chats
 
+PREPARE = fb.preparation.prepare_on_ray if os.environ.get("RAY_ADDRESS") else fb.prepare
 ROWS = {"seq_len": 256, "global_batch": 16, "per_device_batch": 8}
 
 
 @llm.with_options()
 def mixed(options: llm.Options, words: str, numbers: str, numbers_share: float = 0.5) -> fb.Job:
     """Training on a mixture of two datasets."""
-    return llm.job(replace(options, mix={words: 1 - numbers_share, numbers: numbers_share}))
+    options = replace(options, mix={words: 1 - numbers_share, numbers: numbers_share})
+    return llm.job(options, prepare=PREPARE)
 
 
 @llm.with_options(finetuning="lora", epochs=2, workers=1, min_workers=1, checkpoint_every=20, **ROWS)
@@ -103,5 +106,6 @@ def tuned_base(options: llm.Options, data: str, *, epochs: int, name: str) -> st
     """Folder of a tiny model that was tuned on `data`. A run that is finished is not repeated."""
     places = {"cache": options.cache, "storage": options.storage, "seed": options.seed}
     rows = {each: getattr(options, each) for each in ROWS}
-    fb.run(llm.job(llm.Options(data=data, workers=1, epochs=epochs, name=name, **rows, **places)), driver="local")
+    base = llm.Options(data=data, workers=1, epochs=epochs, name=name, **rows, **places)
+    fb.run(llm.job(base, prepare=PREPARE), driver="local")
     return llm.export(name, f"{options.storage}/models/{name}", storage=options.storage).folder

@@ -185,7 +185,7 @@ def page(found: Found) -> str:
     kept, seconds, zero3 = found["kept"], found["attention_s"], found["zero3"]
     lines = [
         "# Attention, ZeRO-3 and offload",
-        "`python studies/llm_memory.py` counts the bytes of a rank as [`forebay memory`](../llm-memory.md) does.",
+        "`python studies/llm_memory.py` counts the bytes of a rank as [`forebay llm memory`](../llm-memory.md) does.",
         "It measures CPU seconds with the tiny model. Nothing was measured on a GPU.",
         "",
         "![bytes, rows and rates](llm-memory.png)",

@@ -1,4 +1,4 @@
-"""`forebay score engine=vllm` beside `ray.data.llm`: the same vLLM, model, prompts and greedy answers."""
+"""`forebay llm score engine=vllm` beside `ray.data.llm`: the same vLLM, model, prompts and greedy answers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Cost:
 
 
 def vllm_job(model: Path, data: Path, folder: Path) -> KilledJob:
-    """`forebay score` with vLLM, in one worker, greedy."""
+    """`forebay llm score` with vLLM, in one worker, greedy."""
     return forebay_job(model, data, folder, workers=1, engine="vllm", temperature=0.0, batch=BATCH)
 
 

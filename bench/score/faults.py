@@ -54,11 +54,11 @@ class FaultCounts:
 
 
 def forebay_job(model: Path, data: Path, folder: Path, **more: Any) -> KilledJob:
-    """`forebay score` with 2 workers and answers that are drawn, and `more` options."""
+    """`forebay llm score` with 2 workers and answers that are drawn, and `more` options."""
     asked = {"shard_rows": SHARD_ROWS, "max_tokens": MAX_TOKENS, "temperature": 0.8, "seed": 3, "keep": "id,"}
     options = {"model": model, "data": data, "to": folder, "workers": 2, **asked, **more}
     words = [f"{name}={value}" for name, value in options.items()]
-    command = (sys.executable, "-m", "forebay", "score", *words, "--json")
+    command = (sys.executable, "-m", "forebay", "llm", "score", *words, "--json")
     return KilledJob(name="forebay", command=command, actors="ScoreActor", folder=folder)
 
 

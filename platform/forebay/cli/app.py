@@ -13,13 +13,11 @@ from forebay.cli import cache, plan, run, scan, warm
 from forebay.cli import runs as steering
 from forebay.cli.doctor.command import doctor
 from forebay.cli.fleet import cluster, clusters, controller, explain, jobs, schema, submit
-from forebay.cli.language_models.export import export
-from forebay.cli.language_models.memory import memory
+from forebay.cli.llm import group as llm
 from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
 from forebay.cli.reports.command import report
 from forebay.cli.rows.command import rows
-from forebay.cli.scoring import commands as scoring
 from forebay.cli.sequences import series
 from forebay.cli.tables import commands as tables
 from forebay.errors import ForebayError
@@ -55,10 +53,7 @@ app.command(rich_help_panel="Clusters")(explain.explain)
 app.command(rich_help_panel="Clusters")(clusters.clusters)
 app.command(rich_help_panel="Clusters")(controller.controller)
 app.command("job-schema", rich_help_panel="Clusters")(schema.job_schema)
-app.command(rich_help_panel="Language models")(export)
-app.command(rich_help_panel="Language models")(scoring.score)
-app.command(rich_help_panel="Language models")(scoring.evaluate)
-app.command(rich_help_panel="Language models")(memory)
+app.add_typer(llm.app, name="llm", rich_help_panel="Language models")
 
 
 @app.callback(invoke_without_command=True)

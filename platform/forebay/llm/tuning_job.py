@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
-from forebay.data import preparation
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.loader.data import Data
+from forebay.data.manifest.prepared import Prepared
 from forebay.data.plan.mixture.mixture import Mixture
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.data.preparation.prepare import prepare
@@ -33,6 +32,8 @@ from forebay.llm.token_batch import pair_rows, token_rows
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
 
+PrepareSource: TypeAlias = Callable[..., Prepared]
+"""`fb.prepare`, or a function with its signature that prepares elsewhere."""
 TUNING_DEFAULTS: Mapping[bool, Mapping[str, Any]] = {
     True: {"seq_len": 256, "global_batch": 16, "per_device_batch": 8, "epochs": 8, "lr": 4e-3},
     False: {"seq_len": 1024, "global_batch": 64, "per_device_batch": 1, "epochs": 1},
@@ -45,7 +46,7 @@ PREFERENCE_DEFAULTS: Mapping[bool, Mapping[str, Any]] = {
 """The same for a training on preferences."""
 
 
-def job(options: Options, *, beta: float | None = None) -> Job:
+def job(options: Options, *, beta: float | None = None, prepare: PrepareSource = prepare) -> Job:
     """Make a fine-tuning job, or with `beta` one that trains an adapter on preferences (DPO).
 
     Prepares the token rows, once, and checks the options, the model and its memory before a worker starts.
@@ -54,12 +55,18 @@ def job(options: Options, *, beta: float | None = None) -> Job:
         options: Options of the job. Those that are None get the defaults of `TUNING_DEFAULTS`, or with `beta` of
             `PREFERENCE_DEFAULTS`.
         beta: Weight of the reference: a larger one stays closer to it.
+        prepare: Function that prepares the token rows. `fb.preparation.prepare_on_ray` does it on all nodes.
 
     Raises `InvalidOption` for options that can never work, and as `fb.prepare`.
     """
     options = _completed(options, beta)
     spec = tokenizer(options.model, template=options.template)
-    parts = {data: _prepare(options, data, spec) for data in _datasets(options)}
+
+    def prepared(data: str, spec: TokenizerSpec) -> PreparedTokens:
+        source = TokenSource(data, spec, on_bad_rows=options.on_bad_rows, **_row_options(options))
+        return prepared_tokens(prepare(source, into=f"{options.storage}/prepared"))
+
+    parts = {data: prepared(data, spec) for data in _datasets(options)}
     tokens = next(iter(parts.values()))
     for each in parts.values():
         check_model(options.model, each, has_pairs=beta is not None)
@@ -71,7 +78,7 @@ def job(options: Options, *, beta: float | None = None) -> Job:
     held_out = None
     if options.held_out is not None:
         # The same tokenizer, also where it was trained on the data.
-        other = _prepare(options, options.held_out, tokens.spec(spec))
+        other = prepared(options.held_out, tokens.spec(spec))
         check_model(options.model, other, has_pairs=beta is not None)
         held_out = Data(plan=build_plan(other.prepared.manifest, shuffle=False), **rows)
     return Job(
@@ -104,15 +111,6 @@ def _datasets(options: Options) -> list[str]:
 
 def _row_options(options: Options) -> dict[str, Any]:
     return {name: getattr(options, name) for name in ("seq_len", "packing", "overflow", "train_on")}
-
-
-def _prepare(options: Options, data: str, spec: TokenizerSpec) -> PreparedTokens:
-    """Prepare token rows of `data` once: on the nodes at RAY_ADDRESS, or in processes of this machine."""
-    source = TokenSource(data, spec, on_bad_rows=options.on_bad_rows, **_row_options(options))
-    into = f"{options.storage}/prepared"
-    # Ray is an extra, and the lazy name imports it.
-    run = preparation.prepare_on_ray if os.environ.get("RAY_ADDRESS") else prepare
-    return prepared_tokens(run(source, into=into))
 
 
 def _plan(options: Options, parts: Mapping[str, PreparedTokens]) -> Plan | Mixture:

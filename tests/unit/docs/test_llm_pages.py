@@ -11,7 +11,7 @@ REPOSITORY = Path(__file__).parents[3]
 NOT_OF_THE_JOB = {
     "the same `name` again",
     "prepared below `storage`",
-    "`forebay export RUN --merge`",
+    "`forebay llm export RUN --merge`",
 }
 
 

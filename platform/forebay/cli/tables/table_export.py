@@ -70,7 +70,7 @@ def export_tables_of(name: str, to: str, *, storage: str = "runs", step: int | N
             if not tables.names:
                 raise InvalidOption(
                     f"run {name!r} has no fb.Table in its checkpoint of step {found}. For a language model there is "
-                    "`forebay export`.",
+                    "`forebay llm export`.",
                     name=name,
                 )
             exported = tuple(_facts(tables, each) for each in tables.names)

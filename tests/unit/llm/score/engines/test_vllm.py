@@ -59,7 +59,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     forebay = [sys.executable, "-m", "forebay"]
     for command in (
         [*forebay, "run", "--driver", "local", str(JOB), *words],
-        [*forebay, "export", "mine", "--to", str(place / "model")],
+        [*forebay, "llm", "export", "mine", "--to", str(place / "model")],
     ):
         subprocess.run(command, check=True, cwd=place, capture_output=True)
     return place / "model"

@@ -1,4 +1,4 @@
-"""`forebay memory`, as a user calls it."""
+"""`forebay llm memory`, as a user calls it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_memory_of_a_known_model_fits_80_columns(
     monkeypatch.setenv("COLUMNS", "80")
     words = ["model=Llama-2-70B", "workers=32", "strategy=zero3", "offload=optimizer"]
     with pytest.raises(SystemExit) as ended:
-        main(["memory", *words, "device_memory=80GB"])
+        main(["llm", "memory", *words, "device_memory=80GB"])
     lines = capsys.readouterr().out.splitlines()
     assert not ended.value.code
     assert max(map(len, lines)) <= 80
@@ -25,7 +25,7 @@ def test_memory_of_a_known_model_fits_80_columns(
 
 def test_memory_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        main(["memory", "model=tiny", "finetuning=lora", "--json"])
+        main(["llm", "memory", "model=tiny", "finetuning=lora", "--json"])
     facts = json.loads(capsys.readouterr().out)
     assert facts["total_bytes"] == sum(facts["device_bytes"].values())
     assert [each["strategy"] for each in facts["strategies"]] == ["ddp", "zero1", "zero2", "fsdp2", "zero3", "zero3"]
@@ -43,6 +43,6 @@ def test_memory_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_memory_says_what_is_wrong(capsys: pytest.CaptureFixture[str], words: list[str], said: str) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["memory", *words])
+        main(["llm", "memory", *words])
     assert ended.value.code == 2
     assert said in " ".join(capsys.readouterr().err.split())

@@ -40,19 +40,19 @@ def words(model_folder: Path, tmp_path: Path) -> Callable[..., list[str]]:
 
 
 def test_answers_are_written_and_counted(forebay: Callable[..., Any], words: Callable[..., list[str]]) -> None:
-    said = forebay("score", *words(keep="id,"), "--json")
+    said = forebay("llm", "score", *words(keep="id,"), "--json")
     assert said.code == 0, said.err
     facts = json.loads(said.out)
     assert (facts["rows"], facts["rows_scored"], facts["errors"]) == (12, 12, 0)
     assert "12 of 12 rows" in said.err
-    again = json.loads(forebay("score", *words(keep="id,"), "--json").out)
+    again = json.loads(forebay("llm", "score", *words(keep="id,"), "--json").out)
     assert (again["rows_scored"], again["rows_before"]) == (0, 12)
 
 
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"promt": "x"}, "forebay score has no parameter 'promt'. Did you mean 'prompt'?"),
+        ({"promt": "x"}, "forebay llm score has no parameter 'promt'. Did you mean 'prompt'?"),
         pytest.param({"prompt": "question"}, "no column 'question'", marks=pytest.mark.variation),
         ({"temperature": "hot"}, "temperature=hot is not of type float"),
         pytest.param({"engine": "none"}, "engine='none' is unknown", marks=pytest.mark.variation),
@@ -61,7 +61,7 @@ def test_answers_are_written_and_counted(forebay: Callable[..., Any], words: Cal
 def test_bad_input(
     forebay: Callable[..., Any], words: Callable[..., list[str]], wrong: dict[str, str], says: str
 ) -> None:
-    said = forebay("score", *words(**wrong))
+    said = forebay("llm", "score", *words(**wrong))
     assert said.code == 2
     assert says in said.err
 
@@ -70,15 +70,15 @@ def test_missing_engine_is_named_with_the_line_that_installs_it(
     forebay: Callable[..., Any], words: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
-    said = forebay("score", *words(engine="vllm"))
+    said = forebay("llm", "score", *words(engine="vllm"))
     assert said.code == 2
     assert 'needs the package vllm: pip install "vllm' in " ".join(said.err.split())
     assert not (tmp_path / "answers").exists()
 
 
 def test_another_plan_is_refused_with_both(forebay: Callable[..., Any], words: Callable[..., list[str]]) -> None:
-    assert forebay("score", *words()).code == 0
-    said = forebay("score", *words(max_tokens=4))
+    assert forebay("llm", "score", *words()).code == 0
+    said = forebay("llm", "score", *words(max_tokens=4))
     assert said.code == 2
     assert "holds the output of plan" in said.err and '"max_tokens": 4' in said.err
 
@@ -88,22 +88,24 @@ def test_context_overflow_is_an_error_of_the_row(
     forebay: Callable[..., Any], words: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     pq.write_table(pa.table({"prompt": ["short", "x y " * 4000]}), tmp_path / "long.parquet")
-    facts = json.loads(forebay("score", *words(data=tmp_path / "long.parquet"), "--json").out)
+    facts = json.loads(forebay("llm", "score", *words(data=tmp_path / "long.parquet"), "--json").out)
     assert (facts["rows_scored"], facts["errors"]) == (2, 1)
 
 
 def test_evaluations(forebay: Callable[..., Any], words: Callable[..., list[str]], tmp_path: Path) -> None:
     model, data = words()[:2]
-    said = forebay("evaluate", "metric=perplexity", model, data, "--json")
+    said = forebay("llm", "evaluate", "metric=perplexity", model, data, "--json")
     assert said.code == 0, said.err
     facts = json.loads(said.out)
     assert facts["documents"] == 12 and facts["perplexity"] > 1
-    assert forebay("score", *words(keep="prompt,")).code == 0
+    assert forebay("llm", "score", *words(keep="prompt,")).code == 0
     matched = json.loads(
-        forebay("evaluate", "metric=exact_match", f"answers={tmp_path / 'answers'}", "expected=prompt", "--json").out
+        forebay(
+            "llm", "evaluate", "metric=exact_match", f"answers={tmp_path / 'answers'}", "expected=prompt", "--json"
+        ).out
     )
     assert (matched["rows"], matched["matches"]) == (12, 0)
-    unknown = forebay("evaluate", "metric=bleu")
+    unknown = forebay("llm", "evaluate", "metric=bleu")
     assert unknown.code == 2 and "Choose one of metric=perplexity, metric=exact_match, metric=win_rate" in unknown.err
 
 
@@ -111,7 +113,7 @@ def test_table_fits_80_columns(
     forebay: Callable[..., Any], words: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    said = forebay("score", *words())
+    said = forebay("llm", "score", *words())
     assert said.code == 0, said.err
     assert "requests/s" in said.out and "out tokens/s" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
@@ -121,11 +123,11 @@ def test_table_fits_80_columns(
 def test_batch_sizes_are_measured_without_answers(
     forebay: Callable[..., Any], words: Callable[..., list[str]], tmp_path: Path
 ) -> None:
-    said = forebay("score", *words(max_tokens=1), "--sweep-batch", "16,64", "--json")
+    said = forebay("llm", "score", *words(max_tokens=1), "--sweep-batch", "16,64", "--json")
     assert said.code == 0, said.err
     facts = json.loads(said.out)
     assert [each["batch"] for each in facts["batches"]] == [16, 64]
     assert [each["rows"] for each in facts["batches"]] == [64, 256]
     assert [path.name for path in (tmp_path / "answers").iterdir()] == ["batches.html"]
-    assert forebay("score", *words(), "--sweep-batch", "0").code == 2
-    assert forebay("score", *words(), "--sweep-batch", "a").code == 2
+    assert forebay("llm", "score", *words(), "--sweep-batch", "0").code == 2
+    assert forebay("llm", "score", *words(), "--sweep-batch", "a").code == 2

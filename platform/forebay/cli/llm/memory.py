@@ -1,4 +1,4 @@
-"""`forebay memory`: bytes of a fine-tuning on each rank, before a worker starts."""
+"""`forebay llm memory`: bytes of a fine-tuning on each rank, before a worker starts."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _plan(words: list[str]) -> tuple[MemoryPlan, str | None]:
     values = values_of(words)
     if "model" not in values:
         raise InvalidOption("model= is missing. Give a folder, or a known model such as model=Llama-2-7B.")
-    plan: MemoryPlan = call_for((object,), plan_of, values, called="forebay memory")
+    plan: MemoryPlan = call_for((object,), plan_of, values, called="forebay llm memory")
     return plan, values.get("device_memory")
 
 

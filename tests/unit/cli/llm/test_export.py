@@ -1,4 +1,4 @@
-"""`forebay export` as a user calls it."""
+"""`forebay llm export` as a user calls it."""
 
 from __future__ import annotations
 
@@ -32,13 +32,15 @@ def weights(tmp_path: Path) -> dict[str, torch.Tensor]:
 
 def test_export(forebay: Callable[..., Any], weights: dict[str, torch.Tensor], tmp_path: Path) -> None:
     out, storage = tmp_path / "out", tmp_path / "runs"
-    said = forebay("export", "mine", "--to", out, "--storage", storage, "--dtype", "bf16")
+    said = forebay("llm", "export", "mine", "--to", out, "--storage", storage, "--dtype", "bf16")
     assert said.code == 0, said.err
     assert "mine, step 20" in said.out and "model, bf16" in said.out and "2, 480 B" in said.out
     found = load_file(out / "model.safetensors")
     assert {name: values.bfloat16() for name, values in weights.items()}.keys() == found.keys()
     assert all(torch.equal(found[name], values.bfloat16()) for name, values in weights.items())
-    again = forebay("export", "mine", "--to", out, "--storage", storage, "--dtype", "bf16", "--step", 20, "--json")
+    again = forebay(
+        "llm", "export", "mine", "--to", out, "--storage", storage, "--dtype", "bf16", "--step", 20, "--json"
+    )
     assert json.loads(again.out)["is_new"] is False
 
 
@@ -54,7 +56,7 @@ def test_export(forebay: Callable[..., Any], weights: dict[str, torch.Tensor], t
 def test_errors(
     forebay: Callable[..., Any], weights: dict[str, torch.Tensor], tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
-    said = forebay("export", *words, "--to", tmp_path / "out", "--storage", tmp_path / "runs")
+    said = forebay("llm", "export", *words, "--to", tmp_path / "out", "--storage", tmp_path / "runs")
     assert said.code == 2
     assert reason in " ".join(said.err.split())
     assert not (tmp_path / "out").exists()

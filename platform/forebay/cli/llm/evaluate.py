@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from forebay.cli.job_file import values_of
+from forebay.cli.llm.score import progress_line
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.cli.preparation.display import shown_preparations
-from forebay.cli.scoring.score import progress_line
 from forebay.errors import BadJob
 from forebay.llm.score.evaluation.exact_match import ExactMatchRequest, count_exact_matches
 from forebay.llm.score.evaluation.perplexity import measure_perplexity
@@ -22,7 +22,7 @@ Facts = dict[str, Any]
 
 
 def run_evaluation(words: Sequence[str], *, as_json: bool) -> None:
-    """Run `forebay evaluate`. Raises `BadJob` for arguments that do not fit, and as the measurements."""
+    """Run `forebay llm evaluate`. Raises `BadJob` for arguments that do not fit, and as the measurements."""
     values: dict[str, object] = dict(values_of(words))
     metric = str(values.pop("metric", None))
     if metric not in METRICS:
@@ -83,7 +83,7 @@ METRICS: Mapping[str, Callable[[Mapping[str, object]], Facts]] = {
 
 
 def _made(kind: type, values: Mapping[str, object]) -> Any:
-    return call_for((kind,), kind, values, called="forebay evaluate")
+    return call_for((kind,), kind, values, called="forebay llm evaluate")
 
 
 def _text(fact: object) -> str:

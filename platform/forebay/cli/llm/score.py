@@ -28,7 +28,7 @@ _LINE_EVERY_S = 10.0
 
 
 def run_score(words: Sequence[str], *, as_json: bool) -> None:
-    """Run `forebay score`. Raises as `score_rows`."""
+    """Run `forebay llm score`. Raises as `score_rows`."""
     request = request_of(words)
     last: list[ScoreProgress] = []
     show = progress_line()
@@ -51,7 +51,10 @@ def run_score(words: Sequence[str], *, as_json: bool) -> None:
 
 
 def run_batch_sweep(words: Sequence[str], sizes: str, *, as_json: bool) -> None:
-    """Run `forebay score --sweep-batch`. Writes a page into the folder of the request. Raises as `sweep_batches`."""
+    """Run `forebay llm score --sweep-batch`.
+
+    Writes a page into the folder of the request. Raises as `sweep_batches`.
+    """
     request, batches = request_of(words), [coerce("sweep-batch", size, int) for size in sizes.split(",") if size]
     found = []
     with only_the_document(as_json), shown_preparations():
@@ -87,7 +90,7 @@ def print_result(result: ScoreResult) -> None:
 
 def request_of(words: Sequence[str]) -> ScoreRequest:
     """Request of `name=value` arguments. Raises `BadJob` for one that is unknown, missing or of a wrong type."""
-    made: ScoreRequest = call_for((ScoreRequest,), ScoreRequest, values_of(words), called="forebay score")
+    made: ScoreRequest = call_for((ScoreRequest,), ScoreRequest, values_of(words), called="forebay llm score")
     return made
 
 
