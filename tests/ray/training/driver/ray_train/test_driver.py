@@ -17,6 +17,7 @@ import pytest
 import ray
 import torch
 from ray.cluster_utils import Cluster
+from tests.language.suite import LanguageSuite
 from tests.ray.training.driver.under_ray import UnderRay
 
 from forebay.errors import InvalidOption
@@ -29,7 +30,6 @@ from forebay.testing.drivers.fixed_suite import Heard
 from forebay.testing.drivers.nodes import SmallNodes
 from forebay.testing.drivers.sharded_suite import ZERO
 from forebay.testing.drivers.suite import Nodes
-from forebay.testing.language.suite import LanguageSuite
 from forebay.testing.tables.driver_suite import TableSuite
 from forebay.training.driver.driver import Driver, run
 from forebay.training.driver.elastic import event_loop as ray_following

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.language.suite import LanguageSuite
 from tests.unit.kept_server import KeptForkServer
 
 from forebay.data.plan.plan import build_plan
@@ -25,7 +26,6 @@ from forebay.events import EpochEnded, Event, Failed, Reported, Started
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.fixed_suite import assert_same_model, in_each_order
 from forebay.testing.drivers.sharded_suite import ZERO
-from forebay.testing.language.suite import LanguageSuite
 from forebay.testing.tables.driver_suite import TableSuite
 from forebay.training.driver.driver import Driver, run
 from forebay.training.driver.local import fork_server

@@ -10,6 +10,7 @@ from zlib import crc32
 
 import pytest
 import torch
+from tests.language.bench import LanguageBench
 
 from forebay.events import Event, Failed, Reported
 from forebay.storage.filesystem import below
@@ -19,7 +20,6 @@ from forebay.testing.drivers.process import DriverProcess
 from forebay.testing.drivers.script import Cue, Script, resize
 from forebay.testing.drivers.sharded_suite import ShardedSuite, damage_newest_part, needs_deepspeed, options_of
 from forebay.testing.drivers.suite import changes, no_act
-from forebay.testing.language.bench import LanguageBench
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.driver.local.driver import LocalDriver
 from forebay.training.job.elastic import Elastic
