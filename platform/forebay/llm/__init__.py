@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from forebay.llm.cost.memory_check import check_memory as check_memory
     from forebay.llm.cost.memory_check import memory_plan as memory_plan
     from forebay.llm.cost.meter import Meter as Meter
+    from forebay.llm.evaluation import evaluate_tokens as evaluate_tokens
     from forebay.llm.fine_tuning import finetune as finetune
     from forebay.llm.hf_folder.exporting import ExportedModel as ExportedModel
     from forebay.llm.hf_folder.exporting import export as export
@@ -38,8 +39,7 @@ if TYPE_CHECKING:
     from forebay.llm.token_batch import pair_rows as pair_rows
     from forebay.llm.token_batch import token_rows as token_rows
     from forebay.llm.token_batch import unpack as unpack
-    from forebay.llm.training.evaluation import evaluate_tokens as evaluate_tokens
-    from forebay.llm.training.token_loss import token_loss as token_loss
+    from forebay.llm.token_loss import token_loss as token_loss
     from forebay.llm.tuning_job import job as job
 
 __getattr__, __all__ = lazy_names(
@@ -61,7 +61,7 @@ __getattr__, __all__ = lazy_names(
         "count_flops": "forebay.llm.cost.flops",
         "document_numbers": "forebay.llm.token_batch",
         "estimate_memory": "forebay.llm.cost.memory",
-        "evaluate_tokens": "forebay.llm.training.evaluation",
+        "evaluate_tokens": "forebay.llm.evaluation",
         "export": "forebay.llm.hf_folder.exporting",
         "finetune": "forebay.llm.fine_tuning",
         "job": "forebay.llm.tuning_job",
@@ -73,7 +73,7 @@ __getattr__, __all__ = lazy_names(
         "run_identity": "forebay.llm.identity",
         "score": "forebay.llm.score:",
         "smollm2": "forebay.llm.hf_folder.smollm2",
-        "token_loss": "forebay.llm.training.token_loss",
+        "token_loss": "forebay.llm.token_loss",
         "token_rows": "forebay.llm.token_batch",
         "tokenizer": "forebay.llm.source.tokenizers",
         "train_dpo": "forebay.llm.preference_tuning",

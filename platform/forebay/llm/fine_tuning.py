@@ -10,12 +10,12 @@ from torch.optim import Optimizer
 
 from forebay.data.loader.batch import Batch
 from forebay.llm.cost.meter import Meter
+from forebay.llm.evaluation import evaluate_tokens
 from forebay.llm.quantization import FrozenWeights
 from forebay.llm.recipe import Recipe
 from forebay.llm.source.hub_model import hub_access
+from forebay.llm.token_loss import token_loss
 from forebay.llm.tokens import TARGETS
-from forebay.llm.training.evaluation import evaluate_tokens
-from forebay.llm.training.token_loss import token_loss
 from forebay.training.worker.worker import Worker
 
 _LOGGER = logging.getLogger(__name__)

@@ -13,13 +13,12 @@ from pyarrow import fs
 from torch import nn
 
 from forebay.errors import InvalidOption
+from forebay.llm.attention import DOCUMENTS, Attention, attend_by_documents, can_attend_by_documents, chosen_attention
 from forebay.llm.quantization import NF4, quantized, quantized_copy, require_bitsandbytes
 from forebay.llm.source.folders import local_copy, small_files_of
 from forebay.llm.source.hub_model import hub_model, hub_names
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.source.tokenizers import check_sizes, import_transformers
-from forebay.llm.training.attention import Attention, chosen_attention
-from forebay.llm.training.document_attention import DOCUMENTS, attend_by_documents, can_attend_by_documents
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.storage.filesystem import Location
 from forebay.storage.globs import children

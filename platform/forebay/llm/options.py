@@ -10,13 +10,12 @@ from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import ALL_LINEAR
+from forebay.llm.attention import Attention
 from forebay.llm.chat import TrainOn
 from forebay.llm.packing import Overflow, Packing
-from forebay.llm.recipe import ComputeType
+from forebay.llm.recipe import ComputeType, Schedule
 from forebay.llm.source.token_reader import OnBadRows
-from forebay.llm.training.attention import Attention
-from forebay.llm.training.rate_schedule import Schedule
-from forebay.llm.training.token_loss import LOSS_CHUNK
+from forebay.llm.token_loss import LOSS_CHUNK
 from forebay.training.collectives.collective import Reduction
 from forebay.training.strategies.choice import Offload, StrategyName
 

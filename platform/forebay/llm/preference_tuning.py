@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import without_adapter
 from forebay.llm.fine_tuning import set_up
 from forebay.llm.recipe import Recipe
-from forebay.llm.tokens import PAIRS
-from forebay.llm.training.preferences import pair_scores, preference_loss, preference_margins
+from forebay.llm.token_batch import IGNORED, document_numbers
+from forebay.llm.token_loss import LOSS_CHUNK, cross_entropy, of_targets
+from forebay.llm.tokens import PAIRS, TOKENS
 from forebay.training.worker.worker import Worker
 
 
@@ -90,3 +92,36 @@ def _held_out(worker: Worker, model: Any, margins_of: Any, beta: float) -> dict[
     model.train()
     loss, right, pairs = worker.all_reduce(sums)
     return {"validation_loss": float(loss / max(pairs, 1)), "validation_accuracy": float(right / max(pairs, 1))}
+
+
+class PairScores(NamedTuple):
+    """Log-probabilities, float [pairs], of all preferred answers of some rows, and of the other ones."""
+
+    chosen: Tensor
+    rejected: Tensor
+
+
+def pair_scores(model: Any, batch: Batch, *, chunk: int = LOSS_CHUNK) -> PairScores:
+    """Sums of the log-probabilities of the targets of each answer, in the order of rows and pairs.
+
+    `chunk` is that of `token_loss`.
+    """
+    losses, labels = of_targets(model, batch, cross_entropy, chunk=chunk)
+    pairs = batch[PAIRS]
+    most = int(pairs.max())
+    each = losses.new_zeros(labels.shape).masked_scatter(labels != IGNORED, -losses)
+    # The rest of a row belongs to no answer, and adds 0 to the last one.
+    numbers = document_numbers(batch[TOKENS])[:, 1:].clamp(max=max(2 * most - 1, 0))
+    sums = each.new_zeros(len(labels), max(2 * most, 1)).scatter_add(1, numbers, each)
+    is_pair = torch.arange(most, device=pairs.device) < pairs[:, None]
+    return PairScores(sums[:, 0 : 2 * most : 2][is_pair], sums[:, 1 : 2 * most : 2][is_pair])
+
+
+def preference_margins(policy: PairScores, reference: PairScores) -> Tensor:
+    """Log-ratio to the reference of each preferred answer, less that of the other one, float [pairs]."""
+    return (policy.chosen - policy.rejected) - (reference.chosen - reference.rejected)
+
+
+def preference_loss(margins: Tensor, beta: float) -> Tensor:
+    """Sum of the losses of all pairs, for `worker.backward(..., weigh_by="pairs")`."""
+    return -functional.logsigmoid(beta * margins).sum()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.models import ModelSpec
 from forebay.llm.quantization import compute_in
 from forebay.llm.source.tokenizers import TokenizerSpec
-from forebay.llm.training.rate_schedule import Schedule, rate_factor
-from forebay.llm.training.token_loss import LOSS_CHUNK
+from forebay.llm.token_loss import LOSS_CHUNK
 
+Schedule = Literal["cosine", "linear", "constant"]
+"""Course of the learning rate after its warm-up: down to 0 along a cosine or a line, or constant."""
 ComputeType = Literal["auto", "fp32", "bf16"]
 """Type of the computation. Weights and gradients are float32. "auto" is bf16 on a GPU, and fp32 elsewhere."""
 
@@ -119,3 +121,24 @@ class Recipe:
 
     def _is_bf16(self, has_gpu: bool) -> bool:
         return self.dtype == "bf16" or (self.dtype == "auto" and has_gpu)
+
+
+def rate_factor(share: float, *, warmup: float, schedule: Schedule) -> float:
+    """Factor of the highest learning rate, 0 to 1, after `share` of all rows. Rises during the share `warmup`.
+
+    A function of rows: neither another batch nor another world stretches it. For batches of equal size it is that of
+    the schedulers of the transformers library.
+
+    >>> [rate_factor(share, warmup=0.5, schedule="linear") for share in (0, 0.25, 0.5, 0.75, 1)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    if share < warmup:
+        return share / warmup
+    left = (1 - share) / (1 - warmup) if warmup < 1 else 0.0
+    match schedule:
+        case "cosine":
+            return 0.5 * (1 + math.cos(math.pi * (1 - left)))
+        case "linear":
+            return left
+        case "constant":
+            return 1.0

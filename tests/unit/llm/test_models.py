@@ -13,8 +13,8 @@ from forebay.llm.adapters import Lora
 from forebay.llm.models import ModelSpec, check_model, read_config, recomputes_activations
 from forebay.llm.recipe import Recipe
 from forebay.llm.source.prepared_tokens import PreparedTokens
+from forebay.llm.token_loss import token_loss
 from forebay.llm.tokens import TokenCounts
-from forebay.llm.training.token_loss import token_loss
 
 
 def tokens_of(vocab_size: int = 300, seq_len: int = 256) -> PreparedTokens:

@@ -19,7 +19,7 @@ from forebay.errors import InvalidOption
 from forebay.events import Commands, Event, Reported
 from forebay.llm.adapters import without_adapter
 from forebay.llm.packing import ID_BITS, START, TARGET
-from forebay.llm.training.preferences import pair_scores, preference_loss, preference_margins
+from forebay.llm.preference_tuning import pair_scores, preference_loss, preference_margins
 from forebay.testing.data.chats import write_pairs
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective

@@ -24,7 +24,7 @@ MODULES |= {"mlflow": "mlflow-skinny", "botocore": "boto3"}
 CHECKED_BEFORE = {
     "data/sources/iceberg.py": "_open",
     "fleet/kube/connection.py": "_config",
-    "llm/training/document_attention.py": "import_transformers",
+    "llm/attention.py": "import_transformers",
     "llm/adapters.py": "peft_config",
     "llm/quantization.py": "require_bitsandbytes",
     "training/strategies/zero/engine.py": "require_package",

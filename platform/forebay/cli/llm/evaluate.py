@@ -12,8 +12,7 @@ from forebay.cli.preparation.display import shown_preparations
 from forebay.errors import BadJob
 from forebay.llm.score.evaluation.exact_match import ExactMatchRequest, count_exact_matches
 from forebay.llm.score.evaluation.perplexity import measure_perplexity
-from forebay.llm.score.evaluation.win_rate import WinRate, measure_win_rate
-from forebay.llm.score.evaluation.win_rate_request import WinRateRequest
+from forebay.llm.score.evaluation.win_rate import WinRate, WinRateRequest, measure_win_rate
 from forebay.llm.score.request import ScoreRequest
 from forebay.runtime.formatting import metric_text
 from forebay.training.job.recipe import call_for

@@ -12,10 +12,9 @@ import typer
 from forebay.cli.job_file import values_of
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.cli.preparation.display import shown_preparations
-from forebay.llm.score.batch_sweep import sweep_batches
+from forebay.llm.score.batch_sweep import sweep_batches, write_batch_page
 from forebay.llm.score.pool.counters import ScoreProgress
-from forebay.llm.score.report.batch_page import write_batch_page
-from forebay.llm.score.report.table import COLUMNS, worker_rows
+from forebay.llm.score.report import COLUMNS, worker_rows
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.result import ScoreResult
 from forebay.llm.score.scoring import score_rows
@@ -61,17 +60,16 @@ def run_batch_sweep(words: Sequence[str], sizes: str, *, as_json: bool) -> None:
         for each in sweep_batches(request, batches):
             found.append(each)
             sys.stderr.write(f"batch {each.batch}: {each.requests_per_s:.1f} requests/s\n")
-    rates = [each.requests_per_s for each in found], [each.output_tokens_per_s for each in found]
-    uri = write_batch_page(request.to, batches, *rates)
+    page = write_batch_page(found, request.to)
     if as_json:
-        print_json({"page": uri, "batches": [asdict(each) for each in found]})
+        print_json({"page": page, "batches": [asdict(each) for each in found]})
         return
     rows = [
         (each.batch, each.rows, f"{each.requests_per_s:.1f}", f"{each.output_tokens_per_s:.0f}", f"{each.seconds:.2f}")
         for each in found
     ]
     print_table(("batch", "rows", "requests/s", "out tokens/s", "seconds"), rows, justify="right")
-    print_facts({"page": uri})
+    print_facts({"page": page})
 
 
 def print_result(result: ScoreResult) -> None:

@@ -10,17 +10,20 @@ from typing import Any
 
 from pyarrow import fs
 
+from forebay.errors import InvalidOption
 from forebay.llm.adapters import ALL_LINEAR
-from forebay.llm.hf_folder.generation_defaults import FILE, generation_defaults
+from forebay.llm.chat import encode, render
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
 from forebay.llm.models import TINY, read_config, tiny_sizes
 from forebay.llm.source.folders import small_files_of
 from forebay.llm.source.hub_model import hub_model
-from forebay.llm.source.tokenizers import from_text, tokenizer_files
+from forebay.llm.source.tokenizers import from_text, load_tokenizer, tokenizer_files
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.small_files import read_small
 
+FILE = "generation_config.json"
+_END, _PAD = "eos_token_id", "pad_token_id"
 _TEMPLATE = "chat_template.jinja"
 _OF_TEMPLATE = "chat_template.json"
 _NOT_COPIED = ("quantization_config", "torch_dtype")
@@ -89,3 +92,40 @@ def _content(folder: str, name: str) -> bytes | None:
 
 def _plain(value: Any) -> Any:
     return sorted(value) if isinstance(value, set) else str(value)
+
+
+def generation_defaults(origin: ModelOrigin, of_base: bytes | None) -> bytes | None:
+    """Content of `generation_config.json`, or None if neither the base nor a tokenizer says anything.
+
+    Without the end tokens of training, `generate` goes on behind an answer up to its limit: a base of plain text, and
+    one whose chat template was replaced, know other ones.
+    """
+    if origin.tokenizer is None:
+        return of_base
+    tokenizer = load_tokenizer(origin.tokenizer)
+    found: dict[str, Any] = {} if of_base is None else json.loads(of_base)
+    config = {} if origin.model.name == TINY else read_config(origin.model.name)
+    known = found.get(_END, config.get(_END))
+    before = known if isinstance(known, list) else [] if known is None else [known]
+    more = [each for each in end_tokens(tokenizer) if each not in before]
+    if not more and of_base is not None:
+        return of_base
+    ends = [*before, *more]
+    found[_END] = ends[0] if len(ends) == 1 else ends
+    found.setdefault(_PAD, tokenizer.pad_token_id)
+    return json.dumps(found, indent=2, sort_keys=True).encode()
+
+
+def end_tokens(tokenizer: Any) -> list[int]:
+    """Ids of the tokens that end an answer: the tokenizer's own, and the last one of a turn under its template."""
+    found = [int(tokenizer.eos_token_id)]
+    if tokenizer.chat_template:
+        conversation = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+        try:
+            (document,) = encode(tokenizer, [render(tokenizer, conversation, "last")])
+        except InvalidOption:  # a template that rewrites earlier turns
+            return found
+        last = int(document.ids[document.is_target][-1])
+        if last in tokenizer.added_tokens_decoder and last not in found:
+            found.append(last)
+    return found

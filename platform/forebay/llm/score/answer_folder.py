@@ -14,6 +14,7 @@ import xxhash
 from pyarrow import fs
 
 from forebay.errors import ScoringFailed
+from forebay.llm.score.shards import Piece
 from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import Location, below, resolve
 from forebay.storage.globs import children
@@ -135,3 +136,18 @@ def _digest(table: pa.Table) -> str:
         whole = pa.RecordBatch.from_arrays([column.combine_chunks()], names=["column"])
         state.update(whole.serialize())
     return state.hexdigest()
+
+
+class CutShards:
+    """Tables of pieces by shard, in the memory of the driver: at most one shard for each that was cut."""
+
+    def __init__(self, folder: AnswerFolder) -> None:
+        self._folder = folder
+        self._tables: dict[int, dict[int, pa.Table]] = {}
+
+    def keep(self, piece: Piece, table: pa.Table, *, ends_shard: bool) -> None:
+        """Keep the table of a piece. The last one writes the shard. Raises as `AnswerFolder.write`."""
+        self._tables.setdefault(piece.shard, {})[piece.start] = table
+        if ends_shard:
+            tables = self._tables.pop(piece.shard)
+            self._folder.write(piece.shard, pa.concat_tables([tables[start] for start in sorted(tables)]))

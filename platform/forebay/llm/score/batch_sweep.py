@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forebay.errors import InvalidOption, ScoringFailed, whole_number
@@ -11,7 +11,12 @@ from forebay.llm.chat import InvalidConversation
 from forebay.llm.score.engines.engine import Prompt
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.scoring import ScoreSetup, set_up
+from forebay.report.curves import Curve, Plot, curves
+from forebay.report.elements import element, section
+from forebay.report.page import document, fragment, write_page
+from forebay.storage.filesystem import below
 
+FILE_NAME = "batches.html"
 LEAST_ROWS, ROWS_PER_BATCH = 64, 4
 
 
@@ -36,6 +41,12 @@ class BatchThroughput:
         return self.output_tokens / self.seconds
 
 
+_CURVES: Mapping[str, Callable[[BatchThroughput], float]] = {
+    "requests/s": lambda each: each.requests_per_s,
+    "output tokens/s": lambda each: each.output_tokens_per_s,
+}
+
+
 def sweep_batches(request: ScoreRequest, batches: Sequence[int]) -> Iterator[BatchThroughput]:
     """Rates of each batch size, as they are measured, with one engine in this process. Writes no answers.
 
@@ -53,6 +64,24 @@ def sweep_batches(request: ScoreRequest, batches: Sequence[int]) -> Iterator[Bat
         raise ScoringFailed(f"none of the first rows of {request.data} has a prompt.")
     for batch in batches:
         yield _measured(replace(request, batch=batch), setup, prompts[: max(LEAST_ROWS, ROWS_PER_BATCH * batch)])
+
+
+def write_batch_page(found: Sequence[BatchThroughput], folder: str) -> str:
+    """Write the curves over batch sizes into `folder`. Returns the page's URI. Raises `WriteFailed`."""
+    pictures = [
+        curves(
+            Plot(
+                title=name,
+                x_label="batch",
+                curves=[Curve(label=name, points=[(each.batch, value(each)) for each in found if value(each) > 0])],
+                is_log=True,
+            )
+        )
+        for name, value in _CURVES.items()
+    ]
+    shown = fragment(folder, section("Throughput", element("div", *pictures, class_="pair")))
+    text = document("Batch sizes", shown)
+    return write_page(below(folder, FILE_NAME), text, "The page of the batch sizes")
 
 
 def _measured(request: ScoreRequest, setup: ScoreSetup, prompts: list[Prompt]) -> BatchThroughput:

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.llm.score.engines.engine import EngineSpec, Pooling, Sampling
-from forebay.llm.score.engines.table import engine_named
+from forebay.llm.score.engines.hf import HfEngineSpec
+from forebay.llm.score.engines.openai import OpenAiEngineSpec
+from forebay.llm.score.engines.vllm import VllmEngineSpec
 from forebay.llm.score.prompts import PromptFunction, PromptSource
 from forebay.llm.score.tasks import Kind, ScoreTask
 from forebay.llm.score.verdicts import read_schema
+
+ENGINES: Mapping[str, Callable[..., EngineSpec]] = {
+    "hf": HfEngineSpec,
+    "vllm": VllmEngineSpec,
+    "openai": OpenAiEngineSpec,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,3 +149,18 @@ def _text_of(schema: str) -> str:
     if not path.is_file():
         raise InvalidOption(f"schema={schema!r} is neither a JSON object nor a file. Give one of them.")
     return path.read_text()
+
+
+def engine_named(name: str, options: Mapping[str, Any]) -> EngineSpec:
+    """Engine `name` with those of `options` that it has.
+
+    Raises `InvalidOption` for an unknown name, and for an option that differs from its default and is another engine's.
+    """
+    if name not in ENGINES:
+        raise InvalidOption(f"engine={name!r} is unknown. Choose one of {', '.join(map(repr, ENGINES))}.", engine=name)
+    made = ENGINES[name]
+    takes = inspect.signature(made).parameters
+    for option in ("tensor_parallel", "base_url", "engine_options"):
+        if option not in takes and options.get(option) not in (None, 1, {}):
+            raise InvalidOption(f"{option}={options[option]!r} is not an option of engine={name!r}. Leave it out.")
+    return made(**{option: value for option, value in options.items() if option in takes})

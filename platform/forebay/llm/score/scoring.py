@@ -14,7 +14,7 @@ from forebay.llm.score.pool.counters import ProgressListener, RunCounters, Score
 from forebay.llm.score.pool.local_pool import score_here
 from forebay.llm.score.pool.schedule import PieceSchedule
 from forebay.llm.score.prompts import PromptFunction, find_prompt
-from forebay.llm.score.report.page import write_page
+from forebay.llm.score.report import write_page
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.result import ScoreResult
 from forebay.llm.score.shard_scorer import ScoreSpec

@@ -19,8 +19,8 @@ from forebay import llm
 from forebay.data.plan.cursor import Cursor
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder import safetensors_files
-from forebay.llm.hf_folder.generation_defaults import end_tokens
 from forebay.llm.hf_folder.model_origin import TRACKED
+from forebay.llm.hf_folder.side_files import end_tokens
 from forebay.storage.filesystem import resolve
 from forebay.training.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.training.checkpoint.parts.part import LocalChunk

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from forebay.errors import EngineFailed
+from forebay.llm.score.answer_folder import CutShards
 from forebay.llm.score.pool.counters import RunCounters
-from forebay.llm.score.pool.pieces import CutShards
 from forebay.llm.score.pool.schedule import PieceSchedule
 from forebay.llm.score.shard_scorer import ScoreSpec, ShardScorer
 from forebay.llm.score.shards import Piece

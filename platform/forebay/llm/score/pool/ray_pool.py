@@ -2,21 +2,62 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
+import pyarrow as pa
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from forebay.errors import EngineFailed, ScoringFailed
-from forebay.llm.score.pool.actor import ScoreActor
+from forebay.errors import EngineFailed, ForebayError, ScoringFailed
+from forebay.llm.score.answer_folder import CutShards
 from forebay.llm.score.pool.counters import RunCounters
-from forebay.llm.score.pool.pieces import CutShards
 from forebay.llm.score.pool.schedule import PieceSchedule
-from forebay.llm.score.shard_scorer import ScoreSpec, ShardScorer
+from forebay.llm.score.shard_scorer import PieceReport, ScoreSpec, ShardScorer
 from forebay.llm.score.shards import Piece
-from forebay.runtime.pickling import pickled
+from forebay.runtime.foreign_code import CallOutcome, outcome_of
+from forebay.runtime.pickling import pickled, unpickled
+
+T = TypeVar("T")
+
+
+class ScoreActor:
+    """Scores pieces. Its methods return outcomes: an exception of the process itself means that it is lost."""
+
+    def __init__(self, payload: bytes) -> None:
+        self._payload = payload
+        self._scorer: ShardScorer | None = None
+
+    def open(self) -> CallOutcome[int]:
+        """Open the engine. Returns the id of the process."""
+
+        def opened() -> int:
+            self._scorer = ShardScorer(unpickled(self._payload))
+            self._scorer.open()
+            return os.getpid()
+
+        return _portable(outcome_of(opened))
+
+    def score(self, piece: Piece, is_whole: bool) -> CallOutcome[tuple[pa.Table | None, PieceReport]]:
+        """Score a piece: write a whole shard, or return the table of a part."""
+        scorer = self._scorer
+        assert scorer is not None
+        if is_whole:
+            return _portable(outcome_of(lambda: (None, scorer.write(piece))))
+        return _portable(outcome_of(lambda: scorer.table(piece)))
+
+
+def _portable(outcome: CallOutcome[T]) -> CallOutcome[T]:
+    """The same outcome, with an error that any process can raise."""
+    error = outcome.error
+    if error is None or isinstance(error, ForebayError):
+        return outcome
+    text = "".join(traceback.format_exception(error))
+    return CallOutcome(error=ScoringFailed(f"a worker failed: {type(error).__name__}: {error}\n{text}"))
+
 
 _TURN_S = 0.5
 _MOST_LOST_AT_START = 5

@@ -10,6 +10,7 @@ import torch
 
 from forebay.errors import InvalidOption, ScoringFailed
 from forebay.llm.chat import Document
+from forebay.llm.evaluation import total_loss
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import RowLayout
 from forebay.llm.score.engines.engine import Prompt, RowAnswer
@@ -19,7 +20,6 @@ from forebay.llm.score.request import ScoreRequest
 from forebay.llm.source.tokenizers import load_folder
 from forebay.llm.token_batch import unpack
 from forebay.llm.tokens import token_arrays, token_table
-from forebay.llm.training.evaluation import total_loss
 
 Requests = Callable[..., ScoreRequest]
 

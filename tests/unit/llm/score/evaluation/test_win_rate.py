@@ -11,8 +11,7 @@ import pytest
 from forebay.errors import InvalidOption
 from forebay.llm.score.engines.engine import Engine, Prompt, RowAnswer, Sampling
 from forebay.llm.score.evaluation.exact_match import ExactMatchRequest, count_exact_matches
-from forebay.llm.score.evaluation.win_rate import WinRate, measure_win_rate
-from forebay.llm.score.evaluation.win_rate_request import WinRateRequest
+from forebay.llm.score.evaluation.win_rate import WinRate, WinRateRequest, measure_win_rate
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.scoring import score_rows
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import transformers
 
-from forebay.llm.training.rate_schedule import rate_factor
+from forebay.llm.recipe import rate_factor
 
 STEPS, WARM_UP = 40, 4
 

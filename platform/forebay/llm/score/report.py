@@ -1,19 +1,20 @@
-"""Page of a scoring run."""
+"""Table and page of a scoring run."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from forebay.llm.score.report.table import COLUMNS, worker_rows
+from forebay.llm.score.pool.counters import WorkerTotals
 from forebay.llm.score.result import ScoreResult
 from forebay.report.elements import facts as listed
 from forebay.report.elements import row, section, table
 from forebay.report.page import document, fragment
 from forebay.report.page import write_page as write
-from forebay.runtime.formatting import time_text
+from forebay.runtime.formatting import count_text, seconds_text, time_text
 from forebay.storage.filesystem import below
 
+COLUMNS = ("worker", "rows", "errors", "tokens in", "tokens out", "requests/s", "out tokens/s", "busy s")
 FILE_NAME = "scores.html"
 _DIGEST, _SHOWN = re.compile(r"[0-9a-f]{32,}"), 12
 
@@ -43,6 +44,12 @@ def page_of(result: ScoreResult, names: Mapping[str, str], facts: Mapping[str, o
     return document("Scores", content)
 
 
+def worker_rows(result: ScoreResult) -> list[tuple[str, ...]]:
+    """Rows of the table. Rates of a worker are per second in which it scored, those of all per second of the run."""
+    rows = [_row(each.name, each, each.busy_s) for each in result.workers]
+    return [*rows, _row("all", _sum(result.workers), result.seconds)]
+
+
 def _text(fact: object) -> str:
     """Fact as people read it. `plan.json` has digests as a whole."""
     if isinstance(fact, Mapping):
@@ -52,3 +59,31 @@ def _text(fact: object) -> str:
     if isinstance(fact, bool):
         return "yes" if fact else "no"
     return _DIGEST.sub(lambda digest: f"{digest[0][:_SHOWN]}…", str(fact))
+
+
+def _sum(workers: Sequence[WorkerTotals]) -> WorkerTotals:
+    return WorkerTotals(
+        name="all",
+        rows=sum(each.rows for each in workers),
+        errors=sum(each.errors for each in workers),
+        input_tokens=sum(each.input_tokens for each in workers),
+        output_tokens=sum(each.output_tokens for each in workers),
+        busy_s=sum(each.busy_s for each in workers),
+    )
+
+
+def _row(name: str, totals: WorkerTotals, seconds: float) -> tuple[str, ...]:
+    return (
+        name,
+        f"{totals.rows:,}",
+        f"{totals.errors:,}",
+        count_text(totals.input_tokens),
+        count_text(totals.output_tokens),
+        _rate(totals.rows, seconds),
+        _rate(totals.output_tokens, seconds),
+        seconds_text(totals.busy_s),
+    )
+
+
+def _rate(count: int, seconds: float) -> str:
+    return f"{count / seconds:.1f}" if seconds and count / seconds < 100 else count_text(count / max(seconds, 1e-9))

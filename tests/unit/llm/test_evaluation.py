@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from forebay.llm.training.evaluation import exact_answers, total_loss
+from forebay.llm.evaluation import exact_answers, total_loss
 
 NONE = -100
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.machinery
+import importlib.util
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +12,15 @@ import torch
 import transformers
 
 from forebay.errors import InvalidOption
-from forebay.llm.models import ModelSpec
-from forebay.llm.training.document_attention import (
+from forebay.llm.attention import (
     DOCUMENTS,
     DocumentLengths,
     attend_by_documents,
+    chosen_attention,
     document_attention,
     document_mask,
 )
+from forebay.llm.models import ModelSpec
 
 POSITIONS = torch.tensor([[*range(5), *range(1), *range(10)], [*range(16)]])
 SIZES = {
@@ -36,7 +39,7 @@ def masks(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         seen.append(mask)
         return document_attention(module, query, key, value, mask, **options)
 
-    monkeypatch.setattr("forebay.llm.training.document_attention.document_attention", attend)
+    monkeypatch.setattr("forebay.llm.attention.document_attention", attend)
     return seen
 
 
@@ -126,3 +129,28 @@ def test_model_with_an_attention_of_its_own_has_sdpa(tmp_path: Path, monkeypatch
     assert model.config._attn_implementation == "sdpa"
     with pytest.raises(InvalidOption, match="attn='documents' does not work with FalconForCausalLM"):
         ModelSpec(name=str(tmp_path), vocab_size=50, attn="documents").build()
+
+
+@pytest.fixture
+def flash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """flash_attn as if it were installed."""
+    found = importlib.util.find_spec
+    spec = importlib.machinery.ModuleSpec("flash_attn", None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec if name == "flash_attn" else found(name))
+
+
+def test_choice_without_flash_attention() -> None:
+    assert chosen_attention("auto", has_gpu=False) == "documents"
+    assert chosen_attention("auto", has_gpu=True) == "flex_attention"
+    assert chosen_attention("eager", has_gpu=True) == "eager"
+    with pytest.raises(InvalidOption, match="needs the package flash_attn, which is missing. Install it: pip install"):
+        chosen_attention("flash_attention_2", has_gpu=True)
+    with pytest.raises(InvalidOption, match="attn='flex_attention' has no backward pass on a CPU"):
+        chosen_attention("flex_attention", has_gpu=False)
+
+
+def test_choice_with_flash_attention(flash: None) -> None:
+    assert chosen_attention("auto", has_gpu=True) == "flash_attention_2"
+    assert chosen_attention("auto", has_gpu=False) == "documents"
+    with pytest.raises(InvalidOption, match="runs on GPUs only"):
+        chosen_attention("flash_attention_2", has_gpu=False)

@@ -1,22 +1,47 @@
-"""Attention that computes each document of packed rows by itself, without a mask: the cheapest on a CPU.
+"""Implementations of attention, and one that computes each document of packed rows by itself, without a mask.
 
 A dense mask makes sdpa compute the scores of all pairs of tokens of a row. Here, scores exist within documents only.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, MissingPackage
 
+Attention = Literal["auto", "documents", "sdpa", "eager", "flash_attention_2", "flex_attention"]
+"""Implementation of attention. "auto": on a GPU "flash_attention_2" where it is installed, and else "flex_attention",
+which leaves out what packed documents do not see of each other; without a GPU "documents", which computes each document
+by itself, and "sdpa" for models with an attention of their own.
+"""
+INSTALL_FLASH = "Install it: pip install flash-attn --no-build-isolation."
 DOCUMENTS = "documents"
 """Name of this attention in transformers."""
+
+
+def chosen_attention(attn: Attention, *, has_gpu: bool) -> str:
+    """Name of the implementation for transformers.
+
+    Raises `InvalidOption` for flash attention that is not installed, and for what needs a GPU, without one.
+    """
+    has_flash = importlib.util.find_spec("flash_attn") is not None
+    if attn == "auto":
+        return ("flash_attention_2" if has_flash else "flex_attention") if has_gpu else DOCUMENTS
+    if attn == "flash_attention_2" and not has_flash:
+        raise MissingPackage(
+            f"attn={attn!r} needs the package flash_attn, which is missing. {INSTALL_FLASH}", attn=attn
+        )
+    if attn in {"flash_attention_2", "flex_attention"} and not has_gpu:
+        why = "runs on GPUs only" if attn == "flash_attention_2" else "has no backward pass on a CPU"
+        raise InvalidOption(f"attn={attn!r} {why}, and this process has none. Set attn='auto'.", attn=attn)
+    return attn
 
 
 @dataclass(frozen=True, slots=True)

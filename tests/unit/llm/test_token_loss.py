@@ -18,7 +18,7 @@ from forebay.llm.chat import Document
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import ID_BITS, START, RowLayout, arrange, num_targets
 from forebay.llm.token_batch import document_numbers, unpack
-from forebay.llm.training.token_loss import token_loss
+from forebay.llm.token_loss import token_loss
 
 VOCABULARY = 300
 ATTENTION = ["documents", *(pytest.param(each, marks=pytest.mark.variation) for each in ("sdpa", "eager"))]
