@@ -13,6 +13,7 @@ from torch import Tensor
 from forebay.llm.score.engines.answer_text import AnswerText
 from forebay.llm.score.engines.choices import Choices
 from forebay.llm.score.engines.engine import RowAnswer, Sampling
+from forebay.llm.source.tokenizers import import_transformers
 
 Ids = NDArray[np.int64]
 _GOLDEN, _ROW, _POSITION = (np.uint64(each) for each in (0x9E3779B97F4A7C15, 0xD1B54A32D192ED03, 0x8CB92BA72F3D8DD7))
@@ -42,8 +43,6 @@ class Generator:
 
     def answers(self, questions: list[list[int]], rows: list[int]) -> list[RowAnswer]:
         """Answer each question, of at least one token. Rows that have ended stay in the batch until the last one."""
-        from transformers import GenerationConfig  # noqa: PLC0415 - an extra, which takes seconds to import
-
         lengths = np.array([len(each) for each in questions])
         text = AnswerText(tokenizer=self.tokenizer, stop=self.sampling.stop)
         end = _EndOfAnswers(text=text, ends=self.ends, limits=self._limits(lengths).tolist())
@@ -53,7 +52,9 @@ class Generator:
             input_ids=tokens,
             attention_mask=mask,
             # Draws are the largest scores, after the noise of each row.
-            generation_config=GenerationConfig(max_new_tokens=max(end.limits), do_sample=False, use_cache=True),
+            generation_config=import_transformers().GenerationConfig(
+                max_new_tokens=max(end.limits), do_sample=False, use_cache=True
+            ),
             logits_processor=[] if self.sampling.temperature == 0 else [_RowDraws(self.sampling, rows, width)],
             prefix_allowed_tokens_fn=None if self.choices is None else _Allowed(self.choices, width),
             stopping_criteria=[end],
