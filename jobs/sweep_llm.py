@@ -104,8 +104,8 @@ def made_up(folder: Path, chats: int, seed: int) -> tuple[str, str, str]:
 
 def tuned_base(options: llm.Options, data: str, *, epochs: int, name: str) -> str:
     """Folder of a tiny model that was tuned on `data`. A run that is finished is not repeated."""
-    places = {"cache": options.cache, "storage": options.storage, "seed": options.seed}
+    folders = {"cache": options.cache, "storage": options.storage, "seed": options.seed}
     rows = {each: getattr(options, each) for each in ROWS}
-    base = llm.Options(data=data, workers=1, epochs=epochs, name=name, **rows, **places)
+    base = llm.Options(data=data, workers=1, epochs=epochs, name=name, **rows, **folders)
     fb.run(llm.job(base, prepare=PREPARE), driver="local")
     return llm.export(name, f"{options.storage}/models/{name}", storage=options.storage).folder

@@ -42,7 +42,7 @@ in_two_strategies = pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("
 
 
 class LanguageSuite(ShardedSuite):
-    """Laws of fine-tuning, beside those of `ShardedSuite`. Runs train for at least 20 steps."""
+    """Laws of fine-tuning, besides `ShardedSuite`. Runs train for at least 20 steps."""
 
     @pytest.fixture(scope="class")
     @classmethod

@@ -1,4 +1,4 @@
-"""Fine-tuning of language models: text to token rows, once, and training on them (`docs/llm.md`)."""
+"""Fine-tuning of language models (`docs/llm.md`)."""
 
 from __future__ import annotations
 

@@ -20,7 +20,9 @@ ALL_LINEAR = "all-linear"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lora:
-    """Low-rank adapter (Hu et al. 2021, arXiv 2106.09685), by the library peft.
+    """Low-rank adapter (LoRA), by the peft library.
+
+    Hu et al. 2021, arXiv 2106.09685.
 
     Attributes:
         r: Rank.
@@ -62,7 +64,10 @@ class Lora:
         return trained
 
     def peft_config(self, targets: str | tuple[str, ...]) -> Any:
-        """Configuration of the peft library, for `targets`. Raises `InvalidOption` without peft."""
+        """Configuration of peft for `targets`.
+
+        Raises `InvalidOption` without peft.
+        """
         with extra_package("peft", "An adapter"):
             import peft  # noqa: PLC0415 - an extra, which takes seconds to import
         return peft.LoraConfig(
@@ -75,13 +80,13 @@ class Lora:
 
 
 def targets_text(adapter: Lora) -> str:
-    """Targets of an adapter, as they are written on the command line."""
+    """Targets of an adapter, as written on the command line."""
     return adapter.targets if isinstance(adapter.targets, str) else ",".join(adapter.targets)
 
 
 @contextmanager
 def without_adapter(model: nn.Module) -> Iterator[None]:
-    """Let `model`, which has an adapter, compute as its base does for the length of the block.
+    """Disable the adapter of `model` within the block.
 
     The adapter is scaled by 0. `disable_adapter` of peft changes what is trained, which a strategy must not notice.
     """

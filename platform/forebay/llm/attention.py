@@ -1,4 +1,4 @@
-"""Implementations of attention, and one that computes each document of packed rows by itself, without a mask.
+"""Implementations of attention, and one for packed documents on a CPU.
 
 A dense mask makes sdpa compute the scores of all pairs of tokens of a row. Here, scores exist within documents only.
 """
@@ -46,19 +46,25 @@ def chosen_attention(attn: Attention, *, has_gpu: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DocumentLengths:
-    """Lengths of all documents of packed rows, row by row. It takes the place of an attention mask."""
+    """Lengths of the documents of packed rows, row by row.
+
+    Passed to the attention instead of a mask.
+    """
 
     lengths: list[int]
 
 
 def can_attend_by_documents(model: Any) -> bool:
-    """Whether a model of transformers takes masks and attention by name."""
+    """Whether a model's masks and attention can be replaced by name."""
     # The flags of its class have no public names.
     return bool(model._supports_attention_backend and model._supports_sdpa)  # noqa: SLF001
 
 
 def attend_by_documents(model: Any) -> None:
-    """Let `model`, which computes with sdpa, attend document by document. Raises `InvalidOption` if it cannot."""
+    """Switch `model`, which uses sdpa, to attention by documents.
+
+    Raises `InvalidOption` for a model with its own attention.
+    """
     import transformers  # noqa: PLC0415 - an extra, which takes seconds to import
 
     if not can_attend_by_documents(model):
@@ -73,9 +79,11 @@ def attend_by_documents(model: Any) -> None:
 
 
 def document_mask(**given: Any) -> DocumentLengths | Tensor | None:
-    """Lengths of the documents, where each token sees its document up to itself. Else the mask of sdpa.
+    """Document lengths for packed rows, or the mask of sdpa.
 
-    The arguments are those of a mask function of transformers.
+    Lengths are returned where each token sees its document up to itself.
+
+    `given` are the arguments of a mask function of transformers.
     """
     from transformers.masking_utils import sdpa_mask  # noqa: PLC0415 - an extra, which takes seconds to import
 
@@ -93,7 +101,9 @@ def document_mask(**given: Any) -> DocumentLengths | Tensor | None:
 def document_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
 ) -> tuple[Tensor, None]:
-    """Attention of transformers: tensors [rows, heads, tokens, width], the result [rows, tokens, heads, width].
+    """Compute attention for transformers.
+
+    Tensors are [rows, heads, tokens, width], the result [rows, tokens, heads, width].
 
     `attention_mask` is what `document_mask` returned.
     """
@@ -121,14 +131,16 @@ def document_attention(
 
 
 def _starts(sees: Callable[..., Tensor], rows: int, length: int, device: torch.device) -> Tensor | None:
-    """Whether a document begins at each token, bool [rows, length]. None for a mask that is not one of documents.
+    """Whether a document begins at each token, bool [rows, length].
+
+    None for a mask of another kind.
 
     `sees(row, head, query, key)` is the mask. A window that is shorter than a document hides its first token.
     """
     row = torch.arange(rows, device=device)[:, None]
-    head, place = torch.zeros_like(row), torch.arange(length, device=device).expand(rows, length)
-    before, behind = (place - 1).clamp(min=0), (place + 1).clamp(max=length - 1)
-    starts = ~sees(row, head, place, before) | (place == 0)
-    first = torch.where(starts, place, 0).cummax(dim=1).values
-    is_whole = sees(row, head, place, first).all() and not (sees(row, head, place, behind) & (behind != place)).any()
+    head, index = torch.zeros_like(row), torch.arange(length, device=device).expand(rows, length)
+    before, behind = (index - 1).clamp(min=0), (index + 1).clamp(max=length - 1)
+    starts = ~sees(row, head, index, before) | (index == 0)
+    first = torch.where(starts, index, 0).cummax(dim=1).values
+    is_whole = sees(row, head, index, first).all() and not (sees(row, head, index, behind) & (behind != index)).any()
     return starts if is_whole else None

@@ -1,4 +1,4 @@
-"""Conversations as token ids, and which of these tokens are trained on. Pure functions of a tokenizer and a row."""
+"""Conversations as token ids with their targets. Pure functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from forebay.errors import InvalidOption
 
 TrainOn = Literal["assistant", "last", "all"]
-"""Tokens that are targets: those of all assistant turns, of the last one, or every token."""
+"""Tokens that are targets: of all assistant turns, of the last one, or every token."""
 
 ROLES = ("system", "developer", "user", "assistant", "tool")
 GENERATION_MARK = "{% generation"
@@ -30,7 +30,7 @@ Messages = Sequence[Message]
 
 
 class ChatTokenizer(Protocol):
-    """Tokenizer of the transformers library: the part that is used here."""
+    """The part of a transformers tokenizer that is used here."""
 
     eos_token_id: int | None
     chat_template: Any
@@ -41,7 +41,7 @@ class ChatTokenizer(Protocol):
 
 
 class Document(NamedTuple):
-    """Token ids int32 [n], and which of them are targets, bool [n].
+    """Token ids, int32 [n], and a target mask, bool [n].
 
     A pair of answers is one document, so that both stay in one row: the one that is preferred, then the other one,
     which begins at `second`.
@@ -53,19 +53,25 @@ class Document(NamedTuple):
 
     @property
     def is_trained(self) -> bool:
-        """Whether there is a target, in both answers of a pair. The first token of a text is never one."""
+        """Whether there is a target, in both answers of a pair.
+
+        The first token of a text is never a target.
+        """
         cut = self.second
         texts = (self.is_target,) if cut is None else (self.is_target[:cut], self.is_target[cut:])
         return all(bool(text[1:].any()) for text in texts)
 
 
 class InvalidConversation(ValueError):
-    """A conversation that cannot be rendered: its text says what was found."""
+    """A conversation that cannot be rendered, with what was found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Text of a conversation, and the character ranges (start, stop) of its targets. None: every character is one."""
+    """Text of a conversation, with the ranges of its targets.
+
+    Ranges are characters (start, stop). None: every character is a target.
+    """
 
     text: str
     targets: tuple[tuple[int, int], ...] | None
@@ -81,7 +87,10 @@ def check_train_on(train_on: str) -> None:
 
 
 def check_messages(messages: object) -> Messages:
-    """Return `messages` if it is a list of {role, content} with an assistant turn. Raises `InvalidConversation`."""
+    """Check that `messages` is a conversation with an assistant turn.
+
+    Returns it, a list of {role, content}. Raises `InvalidConversation`.
+    """
     turns = check_turns(messages)
     roles = [message["role"] for message in turns]
     if "assistant" not in roles:
@@ -92,7 +101,10 @@ def check_messages(messages: object) -> Messages:
 
 
 def check_turns(messages: object) -> Messages:
-    """Return `messages` if it is a list of {role, content}. Raises `InvalidConversation`."""
+    """Check that `messages` is a list of {role, content}.
+
+    Returns it. Raises `InvalidConversation`.
+    """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise InvalidConversation(f"the messages are {_short(messages)}, not a list of {{role, content}}")
     for number, message in enumerate(messages):
@@ -108,7 +120,7 @@ def check_turns(messages: object) -> Messages:
 
 
 def render(tokenizer: ChatTokenizer, messages: Messages, train_on: TrainOn) -> Rendered:
-    """Text of a conversation under the tokenizer's template, with the ranges of the targets.
+    """Render a conversation by the tokenizer's template, with target ranges.
 
     The range of a turn is found by rendering the conversation up to it, with the beginning of the answer, and through
     it. The end mark of a turn is a target: a model has to learn where to stop. The line break behind it is not.
@@ -134,13 +146,16 @@ def render(tokenizer: ChatTokenizer, messages: Messages, train_on: TrainOn) -> R
 
 
 def prompt_and_completion(prompt: str, completion: str) -> Rendered:
-    """Text of a prompt and its completion, which is the target."""
+    """Text of a prompt with its completion as the target."""
     text = prompt + completion
     return Rendered(text, ((len(prompt), len(text)),))
 
 
 def encode(tokenizer: ChatTokenizer, texts: Sequence[Rendered]) -> Iterator[Document]:
-    """Token ids and targets of rendered texts. A token that lies across the border of a range is no target."""
+    """Encode rendered texts to token ids and targets.
+
+    A token that crosses the border of a range is not a target.
+    """
     if not texts:
         return
     encoded = tokenizer([each.text for each in texts], add_special_tokens=False, return_offsets_mapping=True)
@@ -149,7 +164,7 @@ def encode(tokenizer: ChatTokenizer, texts: Sequence[Rendered]) -> Iterator[Docu
 
 
 def encode_marked(tokenizer: ChatTokenizer, messages: Messages, train_on: TrainOn) -> Document:
-    """Token ids and targets of a conversation whose template has `{% generation %}` marks."""
+    """Encode a conversation whose template has `{% generation %}` marks."""
     found = tokenizer.apply_chat_template(messages, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
     ids, marks = np.asarray(found["input_ids"], np.int32), np.asarray(found["assistant_masks"], bool)
     if train_on == "all":

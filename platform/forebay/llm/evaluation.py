@@ -1,4 +1,4 @@
-"""Held-out loss of a language model, and the share of answers that it gives exactly."""
+"""Held-out loss and exact match of a language model."""
 
 from __future__ import annotations
 
@@ -13,7 +13,11 @@ from forebay.training.worker.worker import Worker
 
 
 def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK) -> dict[str, float]:
-    """`validation_loss`, the mean over all targets of the job's held-out rows, and `exact_match`. Empty without rows.
+    """Evaluate a model on the job's held-out rows.
+
+    Returns `validation_loss`, the mean over all targets, and `exact_match`. Empty without held-out rows.
+
+    The loss is the mean over all targets. Empty without held-out rows.
 
     `exact_match` is the share of answers that the model gives exactly, with their end. An answer is a run of targets.
     Greedy decoding gives it exactly if and only if, behind each beginning of it, its next token has the largest logit.
@@ -40,7 +44,7 @@ def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK
 
 
 def total_loss(logits: Tensor, labels: Tensor) -> float:
-    """Sum of the cross entropy over all targets, added up in float64."""
+    """Sum of the cross entropy over all targets, in float64."""
     each = functional.cross_entropy(
         logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
     )
@@ -48,21 +52,26 @@ def total_loss(logits: Tensor, labels: Tensor) -> float:
 
 
 def exact_answers(logits: Tensor, labels: Tensor) -> tuple[int, int]:
-    """Number of answers whose every token has the largest logit, and number of answers.
+    """Count the exact answers, and all answers.
+
+    An exact answer has the largest logit at each of its tokens.
 
     Args:
         logits: Float [rows, n, entries].
-        labels: Next tokens, int64 [rows, n], -100 for those that are no target. An answer is a run of targets in a row.
+        labels: Next tokens, int64 [rows, n], -100 without a target. An answer is a run of targets in a row.
     """
     return right_answers(logits.argmax(dim=-1) != labels, labels)
 
 
 def right_answers(is_fault: Tensor, labels: Tensor) -> tuple[int, int]:
-    """Number of answers without a fault, bool [rows, n], and of answers. `labels` are those of `exact_answers`."""
+    """Count the answers without a fault, and all answers.
+
+    `is_fault` is bool [rows, n], `labels` as in `exact_answers`.
+    """
     is_target = labels != IGNORED
     begins = is_target.clone()
     begins[:, 1:] &= ~is_target[:, :-1]
-    # The number of each answer, from 1 over all rows. Tokens that are no target belong to none.
+    # The number of each answer, from 1 over all rows. Tokens that are not targets belong to none.
     number = begins.flatten().cumsum(0).view_as(labels) * is_target
     is_wrong = is_target & is_fault
     answers = int(begins.sum())
@@ -71,5 +80,8 @@ def right_answers(is_fault: Tensor, labels: Tensor) -> tuple[int, int]:
 
 
 def _loss_and_fault(logits: Tensor, labels: Tensor) -> Tensor:
-    """Cross entropy of each target, and 1 where its label has not the largest logit, [targets, 2]."""
+    """Cross entropy and fault of each target, [targets, 2].
+
+    The fault is 1 where the label does not have the largest logit.
+    """
     return torch.stack([cross_entropy(logits, labels), (logits.argmax(dim=-1) != labels).float()], dim=-1)

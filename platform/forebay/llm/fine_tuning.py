@@ -1,4 +1,7 @@
-"""Training loop of a fine-tuning. If it does not fit, copy it and change it."""
+"""Training loop of a fine-tuning.
+
+If it does not fit, copy it and change it.
+"""
 
 from __future__ import annotations
 
@@ -22,12 +25,14 @@ _LOGGER = logging.getLogger(__name__)
 
 
 def finetune(recipe: Recipe, worker: Worker) -> None:
-    """Train the model of `recipe` on token rows, for all remaining epochs.
+    """Train the model of `recipe` on token rows.
+
+    For all remaining epochs.
 
     In a job: `fb.Job(train=partial(llm.finetune, recipe), ...)`.
 
     The loss is the mean over all targets of the global batch, whatever the number of workers and the rows of a pass.
-    Each epoch ends with the held-out loss and exact match, if the job has held-out rows. Rates are those of `Meter`.
+    Each epoch ends with the held-out loss and exact match, if the job has held-out rows. Rates are measured by `Meter`.
 
     Raises as `worker.setup`, and `InvalidOption` for a model that cannot be loaded.
     """
@@ -53,7 +58,9 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
 
 
 def set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optimizer]:
-    """Model of `recipe`, the same model as a train function calls it, and its optimizer: restored, with its origin.
+    """Build and restore the model of `recipe`, and its optimizer.
+
+    Returns the model, the same model as a train function calls it, and the optimizer.
 
     Reads nothing from the Hugging Face Hub, unless the model is there.
     """

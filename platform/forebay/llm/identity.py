@@ -19,13 +19,15 @@ _DIGITS = 12
 def run_identity(
     recipe: Recipe, tokens: PreparedTokens | Mapping[str, PreparedTokens], **options: object
 ) -> dict[str, object]:
-    """Base model, adapter, data, tokenizer and template by name, for `fb.Job(identity=...)`.
+    """Base model, adapter, data, tokenizer and template by name.
+
+    For `fb.Job(identity=...)`.
 
     Reads a few samples of the model's weights. A folder that was copied or renamed is the same base.
 
     Args:
         recipe: The recipe.
-        tokens: Token rows, or those of each dataset of a mixture by its name.
+        tokens: Token rows, or for a mixture the token rows of each dataset, by name.
         options: Options of the `TokenSource`, by name. None is left out.
     """
     several = (
@@ -61,7 +63,10 @@ def _adapter(adapter: Lora | None) -> str:
 
 
 def _data(tokens: PreparedTokens) -> str:
-    """Names of the files and their size: the plan itself knows their content."""
+    """Names and total size of the files.
+
+    The plan itself checks their content.
+    """
     inputs = tokens.prepared.origin.inputs
     names = sorted(PurePosixPath(split_options(uri)[0]).name for uri in inputs)
     sizes = [size for version in inputs.values() if (size := version.partition(" ")[0]).isdecimal()]

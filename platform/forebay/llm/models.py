@@ -1,4 +1,4 @@
-"""Language models: a tiny one that needs no files, or one from a Hugging Face folder."""
+"""Language models: a tiny one, or one from a folder."""
 
 from __future__ import annotations
 
@@ -61,7 +61,9 @@ class ModelSpec:
             raise InvalidOption(f"attn={self.attn!r} is unknown. Choose one of {known}.", attn=self.attn)
 
     def build(self) -> nn.Module:
-        """Model in training mode, with weights in float32 or quantized. The tiny one draws them from torch's generator.
+        """Build the model in training mode.
+
+        Weights are float32 or quantized. The tiny model draws them from torch's generator.
 
         Raises `InvalidOption` for a folder that cannot be loaded.
         """
@@ -99,7 +101,7 @@ class ModelSpec:
 
 
 def recomputes_activations(wanted: bool | None, *, has_gpu: bool) -> bool:
-    """Whether activations are computed again in the backward pass: as wanted, and else on a GPU.
+    """Whether to checkpoint activations. Defaults to True on a GPU.
 
     A GPU has too little memory more often than time. Main memory is larger, and a CPU slower.
     """
@@ -107,7 +109,7 @@ def recomputes_activations(wanted: bool | None, *, has_gpu: bool) -> bool:
 
 
 def tiny_sizes(vocab_size: int) -> dict[str, Any]:
-    """Sizes of the tiny model: a Llama of 2 layers and width 64."""
+    """Sizes of the tiny model: Llama, 2 layers, width 64."""
     return {
         "vocab_size": vocab_size,
         "hidden_size": 64,
@@ -124,7 +126,9 @@ def tiny_sizes(vocab_size: int) -> dict[str, Any]:
 
 
 def check_model(name: str, tokens: PreparedTokens, *, has_pairs: bool = False) -> None:
-    """Check, without loading it, that a model can be trained on `tokens`.
+    """Check that a model can be trained on `tokens`.
+
+    The model is not loaded.
 
     Raises `InvalidOption` for a folder without a configuration or safetensors, with code of its own, for a tokenizer
     that is larger than the embedding, for rows that are longer than the model's positions, and for rows of pairs of
@@ -153,27 +157,29 @@ def check_model(name: str, tokens: PreparedTokens, *, has_pairs: bool = False) -
 
 
 def read_config(folder: str) -> dict[str, Any]:
-    """Configuration of a model's folder, which has weights as safetensors and no code. Raises `InvalidOption`.
+    """Read the configuration of a model's folder.
+
+    The folder must have safetensors and no code. Raises `InvalidOption`.
 
     Of a model of the Hub, no weights are downloaded.
     """
-    place, hub = small_files_of(folder), hub_model(folder)
-    names = {info.base_name for info in children(place.fs, place.path) if info.type == fs.FileType.File}
-    named = place.uri
+    location, hub = small_files_of(folder), hub_model(folder)
+    names = {info.base_name for info in children(location.fs, location.path) if info.type == fs.FileType.File}
+    named = location.uri
     if hub is not None:
         names, named = names | hub_names(hub), str(hub)
     seen = ", ".join(sorted(names)[:10]) or "no files"
     needs = "It needs config.json and model.safetensors, as save_pretrained() of transformers writes them."
     if _CONFIG not in names:
         raise InvalidOption(f"{named} is not the folder of a model: it holds {seen}. {needs}", path=named)
-    config: dict[str, Any] = _read_json(place, _CONFIG)
+    config: dict[str, Any] = _read_json(location, _CONFIG)
     if "auto_map" in config:
         raise InvalidOption(
             f"{named} brings code of its own (auto_map in config.json), which is never run. Give a model that the "
             "transformers library has itself.",
             path=named,
         )
-    missing = sorted(set(_read_json(place, _INDEX)["weight_map"].values()) - names) if _INDEX in names else []
+    missing = sorted(set(_read_json(location, _INDEX)["weight_map"].values()) - names) if _INDEX in names else []
     if missing:
         raise InvalidOption(f"{named} lacks {', '.join(missing)} of its weights. Copy the folder again.")
     if _INDEX not in names and _WEIGHTS not in names:
@@ -183,8 +189,8 @@ def read_config(folder: str) -> dict[str, Any]:
     return config
 
 
-def _read_json(place: Location, name: str) -> Any:
-    return json.loads(read_small(place.child(name)))
+def _read_json(location: Location, name: str) -> Any:
+    return json.loads(read_small(location.child(name)))
 
 
 def _unloadable(name: str, error: Exception) -> Exception:

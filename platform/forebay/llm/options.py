@@ -1,4 +1,4 @@
-"""Options of a language model job: names, types, defaults and meaning, declared once."""
+"""Options of a language model job, declared once."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from forebay.training.collectives.collective import Reduction
 from forebay.training.strategies.choice import Offload, StrategyName
 
 Tuning: TypeAlias = Literal["full", "lora", "qlora"]
-"""What is trained: the model, an adapter, or an adapter beside 4-bit weights."""
+"""Trained part: the model, an adapter, or an adapter beside 4-bit weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of a language model job, by their names on the command line.
+    """Options of a language model job, as on the command line.
 
     None stands for a default that depends on the model: see `with_defaults`.
 
@@ -123,13 +123,15 @@ class Options:
         return replace(self, **{name: value for name, value in defaults.items() if getattr(self, name) is None})
 
     def changed(self) -> dict[str, Any]:
-        """Options that differ from the defaults of this table, by name."""
+        """Options that differ from the table's defaults, by name."""
         values = ((each, getattr(self, each.name)) for each in fields(self))
         return {each.name: value for each, value in values if value != each.default}
 
 
 def with_options(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let a job function take each field of its first parameter, an `Options`, by name.
+    """Let a job function take the fields of `Options` by name.
+
+    Its first parameter is the `Options`.
 
     ```python
     @llm.with_options(finetuning="lora")
@@ -138,7 +140,7 @@ def with_options(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[...
     job(model="tiny", chats=100)
     ```
 
-    The fields and the other parameters are the job's command line. `defaults` replace those of the table, and count as
+    The fields and the other parameters are the job's command line. `defaults` replace the table's, and count as
     set. Raises `InvalidOption` for a default that is not in the table.
     """
     known = {each.name: each for each in fields(Options)}
@@ -158,7 +160,7 @@ def with_options(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[...
 
 
 def _signature(recipe: Callable[..., Any], defaults: Mapping[str, Any]) -> inspect.Signature:
-    """Signature of `recipe` with the fields of `Options` in place of its first parameter."""
+    """Signature of `recipe` with `Options` expanded to its fields."""
     own = inspect.signature(recipe, eval_str=True)
     types = get_type_hints(Options)
     options = [

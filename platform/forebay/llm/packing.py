@@ -1,4 +1,4 @@
-"""Documents as rows of equal length: which document goes into which row, and one int32 per token. Pure functions.
+"""Packing of documents into rows of equal length. Pure functions.
 
 A packed token holds its id in bits 0 to 23. Bit 24 marks the first token of a document, bit 25 a target. So ids,
 labels, positions and the borders of documents take 4 bytes per token together.
@@ -30,7 +30,9 @@ PackedRows = NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowLayout:
-    """Rows of `seq_len` tokens. `pad` is the token id that fills the rest of a row.
+    """Layout of rows of `seq_len` tokens.
+
+    `pad` is the token id that fills the rest of a row.
 
     Raises `InvalidOption` for a length below 2, and for unknown rules.
     """
@@ -53,7 +55,9 @@ class RowLayout:
 
 
 def arrange(documents: Sequence[Document], layout: RowLayout) -> PackedRows:
-    """Rows of `documents`, int32 [rows, seq_len]. Each fits into a row, unless they are wrapped.
+    """Pack `documents` into rows, int32 [rows, seq_len].
+
+    Each document fits into a row, unless packing is "wrapped".
 
     The first token of a document is never a target. The rest of a row is one more document, without targets.
     """
@@ -75,7 +79,9 @@ def arrange(documents: Sequence[Document], layout: RowLayout) -> PackedRows:
 
 
 def fullest_rows(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Rows of documents with these lengths (1 to `room`), each as full as the documents that are left allow.
+    """Assign documents to rows, filling each row as far as possible.
+
+    Lengths are 1 to `room`.
 
     A row begins with the longest document that is left. The others of it are those whose lengths add up to the most,
     ties by number. Best fit decreasing is taken where it needs fewer rows. Rows are in the order of their first
@@ -99,7 +105,9 @@ def fullest_rows(lengths: Sequence[int], room: int) -> list[list[int]]:
 
 
 def best_fit(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Rows of documents with these lengths (1 to `room`): best fit, longest first, ties by number.
+    """Assign documents to rows by best fit, longest first.
+
+    Lengths are 1 to `room`. Ties are broken by number.
 
     Rows and their documents are in the order of `fullest_rows`.
     """
@@ -130,7 +138,10 @@ def num_targets(packed: PackedRows) -> NDArray[np.int32]:
 
 
 def _largest_sum(counts: Mapping[int, int], room: int) -> list[int]:
-    """Lengths that add up to the most that fits into `room`, each at most as often as it is there."""
+    """Lengths with the largest sum up to `room`.
+
+    Each length is used at most as often as it occurs.
+    """
     # Bit n of `sums[i]` says whether the first i lengths that were tried can add up to n.
     sums, tried = [1], list[int]()
     for length, count in counts.items():

@@ -1,4 +1,7 @@
-"""Training loop of direct preference optimization (DPO). If it does not fit, copy it and change it."""
+"""Training loop of direct preference optimization (DPO).
+
+If it does not fit, copy it and change it.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,16 @@ from forebay.training.worker.worker import Worker
 
 
 def train_dpo(recipe: Recipe, worker: Worker, *, beta: float = 0.1) -> None:
-    """Train the adapter of `recipe` on pairs of answers, for all remaining epochs.
+    """Train the adapter of `recipe` on pairs of answers.
+
+    For all remaining epochs.
 
     In a job: `fb.Job(train=partial(llm.train_dpo, recipe), ...)`, over data with `llm.pair_rows()`. The reference is
     the model without its adapter: no memory of its own, and one more pass forward.
 
     The loss is the mean over all pairs of the global batch. `accuracy` is the share of pairs whose preferred answer
-    gained more than the other one, `margin` the mean of the difference. Each epoch ends with those of held-out pairs.
+    gained more than the other one, `margin` the mean of the difference. Each epoch ends with an evaluation of the
+    held-out pairs.
 
     Args:
         recipe: Recipe with an adapter.
@@ -78,7 +84,12 @@ def _check(recipe: Recipe, beta: float) -> None:
 
 
 def _held_out(worker: Worker, model: Any, margins_of: Any, beta: float) -> dict[str, float]:
-    """`validation_loss` and `validation_accuracy` over all held-out pairs. Empty without such."""
+    """Evaluate a model on the job's held-out pairs.
+
+    Returns `validation_loss` and `validation_accuracy`. Empty without held-out pairs.
+
+    Empty without held-out pairs.
+    """
     batches = worker.held_out()
     if batches is None:
         return {}
@@ -95,16 +106,18 @@ def _held_out(worker: Worker, model: Any, margins_of: Any, beta: float) -> dict[
 
 
 class PairScores(NamedTuple):
-    """Log-probabilities, float [pairs], of all preferred answers of some rows, and of the other ones."""
+    """Log-probabilities of preferred and rejected answers, each float [pairs]."""
 
     chosen: Tensor
     rejected: Tensor
 
 
 def pair_scores(model: Any, batch: Batch, *, chunk: int = LOSS_CHUNK) -> PairScores:
-    """Sums of the log-probabilities of the targets of each answer, in the order of rows and pairs.
+    """Log-probability of each answer, summed over its targets.
 
-    `chunk` is that of `token_loss`.
+    In the order of rows and pairs.
+
+    `chunk` is as in `token_loss`.
     """
     losses, labels = of_targets(model, batch, cross_entropy, chunk=chunk)
     pairs = batch[PAIRS]
@@ -118,10 +131,16 @@ def pair_scores(model: Any, batch: Batch, *, chunk: int = LOSS_CHUNK) -> PairSco
 
 
 def preference_margins(policy: PairScores, reference: PairScores) -> Tensor:
-    """Log-ratio to the reference of each preferred answer, less that of the other one, float [pairs]."""
+    """Difference of the log-ratios to the reference, float [pairs].
+
+    Of the preferred answer, less the rejected one's.
+    """
     return (policy.chosen - policy.rejected) - (reference.chosen - reference.rejected)
 
 
 def preference_loss(margins: Tensor, beta: float) -> Tensor:
-    """Sum of the losses of all pairs, for `worker.backward(..., weigh_by="pairs")`."""
+    """Sum of the losses of all pairs.
+
+    For `worker.backward(..., weigh_by="pairs")`.
+    """
     return -functional.logsigmoid(beta * margins).sum()

@@ -1,4 +1,7 @@
-"""Models whose linear layers hold 4-bit weights (NF4, Dettmers et al. 2023, arXiv 2305.14314), by bitsandbytes."""
+"""Models with 4-bit weights in linear layers, by bitsandbytes.
+
+NF4: Dettmers et al. 2023, arXiv 2305.14314.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,18 @@ NF4 = "nf4"
 
 
 def require_bitsandbytes() -> None:
-    """Raise `InvalidOption` with the install line where bitsandbytes is missing. Does not import it."""
+    """Raise `InvalidOption` if bitsandbytes is not installed.
+
+    Does not import it.
+    """
     require_package("bitsandbytes", "bitsandbytes", f"quantization={NF4!r}")
 
 
 def quantized(transformers: Any, folder: str, **options: Any) -> Any:
-    """Model of `folder`, quantized while it is loaded. The output layer keeps its type. Raises any exception."""
+    """Load and quantize the model of `folder`.
+
+    The output layer keeps its type. Raises any exception.
+    """
     return _prepared(
         transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=_config(transformers), **options)
     )
@@ -43,7 +52,10 @@ def quantized_copy(transformers: Any, model: Any, **options: Any) -> Any:
 
 
 def compute_in(model: nn.Module, dtype: torch.dtype) -> None:
-    """Let the quantized layers compute in `dtype`: autocast does not reach them."""
+    """Let the quantized layers compute in `dtype`.
+
+    Autocast does not reach them.
+    """
     for _, layer in quantized_layers(model):
         layer.compute_dtype, layer.compute_type_is_set = dtype, True
 
@@ -56,7 +68,7 @@ def quantized_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def dequantized(weight: Tensor) -> Tensor:
-    """Values in float32 that the 4-bit form of `weight` stands for."""
+    """Quantize `weight` to 4 bits and back, in float32."""
     from bitsandbytes import functional  # noqa: PLC0415 - an extra, which takes seconds to import
 
     packed, state = functional.quantize_4bit(weight.float(), quant_type=NF4, compress_statistics=False)
@@ -78,7 +90,10 @@ class FrozenWeights:
         self._own = ""
 
     def watch(self, model: nn.Module) -> None:
-        """Verify the weights of `model`, of which this rank may hold a part, from now on."""
+        """Verify the weights of `model` from now on.
+
+        This rank may hold a part of them.
+        """
         self._model, self._own = model, _checksum(model)
 
     def state_dict(self) -> dict[str, str]:
@@ -91,11 +106,14 @@ class FrozenWeights:
         return {"xxh3_128": self._base}
 
     def load_state_dict(self, state_dict: Mapping[str, str]) -> None:
-        """Check that a checkpoint was trained on the same weights. Raises `ValueError`."""
+        """Check that a checkpoint has the same frozen weights.
+
+        Raises `ValueError`.
+        """
         found = state_dict["xxh3_128"]
         if found != self._base:
             raise ValueError(
-                f"its frozen weights have the checksum {found[:12]}, and those of this base model have "
+                f"its frozen weights have the checksum {found[:12]}, and the weights of this base model have "
                 f"{self._base[:12]}. Give the base model that the run was started with"
             )
 
@@ -110,7 +128,10 @@ def _config(transformers: Any) -> Any:
 
 
 def _prepared(model: Any) -> Any:
-    """The same model, whose quantized weights never change and are in no checkpoint: they follow from its folder."""
+    """Freeze the quantized weights, and keep them out of checkpoints.
+
+    They follow from the model's folder. Returns the same model.
+    """
     for layer in dict(quantized_layers(model)).values():
         # In evaluation mode on a CPU, bitsandbytes (0.50) repacks a weight in place and leaves it so.
         layer.support_avx512bf16_for_cpu = False

@@ -1,4 +1,4 @@
-"""Recipe of a fine-tuning: the model, what of it is trained, and how."""
+"""Recipe of a fine-tuning: model, trained part, and options."""
 
 from __future__ import annotations
 
@@ -87,7 +87,10 @@ class Recipe:
         return self.lr or (FULL_RATE if self.adapter is None else LORA_RATE)
 
     def origin(self, seed: int) -> ModelOrigin:
-        """Origin of the trained model in a run with `seed`, for `worker.track(model_origin=...)`."""
+        """Origin of the model trained with `seed`.
+
+        For `worker.track(model_origin=...)`.
+        """
         return ModelOrigin(model=self.model, adapter=self.adapter, tokenizer=self.tokenizer, seed=seed)
 
     def build_model(self) -> nn.Module:
@@ -124,10 +127,12 @@ class Recipe:
 
 
 def rate_factor(share: float, *, warmup: float, schedule: Schedule) -> float:
-    """Factor of the highest learning rate, 0 to 1, after `share` of all rows. Rises during the share `warmup`.
+    """Factor of the highest learning rate, 0 to 1.
 
-    A function of rows: neither another batch nor another world stretches it. For batches of equal size it is that of
-    the schedulers of the transformers library.
+    After `share` of all rows. It rises during the share `warmup`.
+
+    A function of rows: neither another batch nor another world stretches it. For batches of equal size it equals the
+    schedulers of the transformers library.
 
     >>> [rate_factor(share, warmup=0.5, schedule="linear") for share in (0, 0.25, 0.5, 0.75, 1)]
     [0.0, 0.5, 1.0, 0.5, 0.0]

@@ -1,4 +1,4 @@
-"""Token rows as tensors: what a language model is called with, computed on its device."""
+"""Token rows as model inputs, computed on the device."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IGNORED = -100
 
 
 class TokenBatch(NamedTuple):
-    """Tensors int64 [rows, seq_len] on the device of the packed tokens.
+    """Model inputs, int64 [rows, seq_len], on the tokens' device.
 
     Attributes:
         input_ids: Token ids.
@@ -30,12 +30,18 @@ class TokenBatch(NamedTuple):
 
 
 def token_rows() -> Transform:
-    """Transform of prepared token rows: `tokens` int32 [rows, seq_len] and `targets` int32 [rows]."""
+    """Transform of prepared token rows.
+
+    `tokens` int32 [rows, seq_len] and `targets` int32 [rows].
+    """
     return Transform(fn=token_arrays, version="1")
 
 
 def pair_rows() -> Transform:
-    """Transform of prepared pairs of answers: the arrays of `token_rows`, and `pairs` int32 [rows]."""
+    """Transform of prepared pairs of answers.
+
+    The arrays of `token_rows`, and `pairs` int32 [rows].
+    """
     return Transform(fn=pair_arrays, version="1")
 
 
@@ -46,12 +52,12 @@ def unpack(packed: Tensor) -> TokenBatch:
     5.19, eager and sdpa). A two-dimensional mask of ones switches that off silently: logits differ by 0.87 then.
     """
     ids = packed & ID_BITS
-    place = torch.arange(packed.shape[1], device=packed.device, dtype=packed.dtype).expand_as(packed)
-    first = torch.where((packed & START) != 0, place, 0).cummax(dim=1).values
+    index = torch.arange(packed.shape[1], device=packed.device, dtype=packed.dtype).expand_as(packed)
+    first = torch.where((packed & START) != 0, index, 0).cummax(dim=1).values
     labels = torch.where((packed & TARGET) != 0, ids, IGNORED)
-    return TokenBatch(ids.long(), labels.long(), (place - first).long())
+    return TokenBatch(ids.long(), labels.long(), (index - first).long())
 
 
 def document_numbers(packed: Tensor) -> Tensor:
-    """Number of the document of each token within its row, from 0, int64 [rows, seq_len]."""
+    """Index of each token's document in its row, int64 [rows, seq_len]."""
     return ((packed & START) != 0).cumsum(dim=1) - 1

@@ -29,10 +29,12 @@ _CHECKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def token_loss(model: Any, batch: Batch, *, chunk: int = LOSS_CHUNK) -> Tensor:
-    """Sum of the cross entropy over all targets of a batch, for `worker.backward(..., weigh_by="targets")`.
+    """Sum of the cross entropy over all targets of a batch.
+
+    For `worker.backward(..., weigh_by="targets")`.
 
     `model` is a causal language model of the transformers library, or a wrapper of one. Its last layer computes the
-    logits of targets only, and those of at most `chunk` targets exist at a time: all logits of a long row and a large
+    logits of targets only, of at most `chunk` targets at a time: all logits of a long row and a large
     vocabulary would take more memory than the rest. Those of several chunks are computed again in the backward pass,
     with the same result. 0 computes and keeps the logits of all positions.
 
@@ -43,10 +45,12 @@ def token_loss(model: Any, batch: Batch, *, chunk: int = LOSS_CHUNK) -> Tensor:
 
 
 def of_targets(model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = LOSS_CHUNK) -> tuple[Tensor, Tensor]:
-    """`of_logits` of all targets, [targets, ...] row by row, and the labels of the next tokens, int64 [rows, n].
+    """Apply `of_logits` to the logits of all targets.
+
+    Returns [targets, ...] row by row, and the labels of the next tokens, int64 [rows, n].
 
     Where a label is not -100, there is a target. The pass goes through `model` itself, as wrappers that shard or reduce
-    need. Its output layer computes `of_logits` in the place of the logits. Raises as `token_loss`.
+    need. Its output layer computes `of_logits` instead of the logits. Raises as `token_loss`.
     """
     if not chunk:
         logits, labels = next_tokens(model, batch)
@@ -71,7 +75,10 @@ def of_targets(model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = LO
 
 
 def next_tokens(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
-    """Logits [rows, seq_len - 1, entries], and the labels of the same positions, int64 [rows, seq_len - 1]."""
+    """Compute logits [rows, seq_len - 1, entries] and their labels.
+
+    Labels are int64 [rows, seq_len - 1].
+    """
     tokens = unpack(batch[TOKENS])
     logits: Tensor = model(**_inputs(causal_model(model), tokens)).logits
     return logits.view(*tokens.labels.shape, -1)[:, :-1], tokens.labels[:, 1:]
@@ -93,7 +100,9 @@ def _inputs(causal: Any, tokens: TokenBatch) -> dict[str, Any]:
 
 @contextmanager
 def _in_chunks(head: Any, targets: Tensor, labels: Tensor, of_logits: OfLogits, chunk: int) -> Iterator[list[Tensor]]:
-    """Let the layer `head` return `of_logits` of its output for `targets`, positions over all rows, chunk by chunk.
+    """Replace the output layer's logits by `of_logits`, chunk by chunk.
+
+    For `targets`, positions over all rows.
 
     Yields the list of what it returned.
     """

@@ -1,4 +1,7 @@
-"""Documents as a table of token rows, with a count of everything that was left out or cut."""
+"""Documents as a table of token rows, with counts.
+
+Everything that was left out or cut is counted.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,11 @@ class TokenCounts:
 
 
 def token_table(documents: Iterable[Document], layout: RowLayout) -> tuple[pa.Table, TokenCounts]:
-    """Table of the rows of `documents`, and the counts. It depends on the documents and their order alone.
+    """Make the table of token rows, and the counts.
+
+    It depends on the documents and their order alone.
+
+    It depends on the documents and their order alone.
 
     Columns: `tokens` fixed_size_list<int32>[seq_len] (see `forebay.llm.packing`), and `targets` int32, their number.
 
@@ -100,14 +107,20 @@ def token_table(documents: Iterable[Document], layout: RowLayout) -> tuple[pa.Ta
 
 
 def token_arrays(batch: pa.RecordBatch) -> dict[str, BlockArray]:
-    """Arrays of a batch of token rows: `tokens` int32 [rows, seq_len], `targets` int32 [rows]."""
+    """Arrays of a batch of token rows.
+
+    `tokens` int32 [rows, seq_len], `targets` int32 [rows].
+    """
     column = batch.column(TOKENS)
     packed: PackedRows = column.flatten().to_numpy(zero_copy_only=False).reshape(len(batch), -1)
     return {TOKENS: packed.copy(), TARGETS: batch.column(TARGETS).to_numpy(zero_copy_only=False).copy()}
 
 
 def pair_arrays(batch: pa.RecordBatch) -> dict[str, BlockArray]:
-    """Arrays of `token_arrays`, and `pairs` int32 [rows], the number of pairs of answers in each row."""
+    """Arrays of `token_arrays`, and `pairs` int32 [rows].
+
+    `pairs` is the number of pairs of answers in each row.
+    """
     arrays = token_arrays(batch)
     # The rest of a row is one more document.
     texts = ((arrays[TOKENS] & START) != 0).sum(axis=1)
@@ -115,7 +128,7 @@ def pair_arrays(batch: pa.RecordBatch) -> dict[str, BlockArray]:
 
 
 def _fitted(documents: Iterable[Document], layout: RowLayout) -> tuple[list[Document], TokenCounts]:
-    """Documents with targets that fit into a row, and the counts of the others."""
+    """Documents that have targets and fit, with the others counted."""
     kept: list[Document] = []
     truncated = split = dropped = without = longest = 0
     for number, document in enumerate(documents):

@@ -1,4 +1,7 @@
-"""Job of a language model, made of its options. If it does not fit, copy it and change it."""
+"""Make the job of a language model from its options.
+
+If it does not fit, copy it and change it.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ PREFERENCE_DEFAULTS: Mapping[bool, Mapping[str, Any]] = {
 
 
 def job(options: Options, *, beta: float | None = None, prepare: PrepareSource = prepare) -> Job:
-    """Make a fine-tuning job, or with `beta` one that trains an adapter on preferences (DPO).
+    """Make a fine-tuning job. With `beta`, train on preferences (DPO).
 
     Prepares the token rows, once, and checks the options, the model and its memory before a worker starts.
 
@@ -74,16 +77,19 @@ def job(options: Options, *, beta: float | None = None, prepare: PrepareSource =
     if options.check_memory:
         _check_memory(options, recipe, tokens.seq_len)
     transform = token_rows() if beta is None else pair_rows()
-    rows = {"transform": transform, "global_batch": options.global_batch}
+
+    def data_of(plan: Plan | Mixture) -> Data:
+        return Data(plan=plan, transform=transform, global_batch=options.global_batch or 1)
+
     held_out = None
     if options.held_out is not None:
         # The same tokenizer, also where it was trained on the data.
         other = prepared(options.held_out, tokens.spec(spec))
         check_model(options.model, other, has_pairs=beta is not None)
-        held_out = Data(plan=build_plan(other.prepared.manifest, shuffle=False), **rows)
+        held_out = data_of(build_plan(other.prepared.manifest, shuffle=False))
     return Job(
         train=partial(finetune, recipe) if beta is None else partial(train_dpo, recipe, beta=beta),
-        data=Data(plan=_plan(options, parts), **rows),
+        data=data_of(_plan(options, parts)),
         held_out=held_out,
         identity=run_identity(recipe, parts if options.mix else tokens, beta=beta, **_row_options(options)),
         **_run_options(options),
@@ -91,7 +97,10 @@ def job(options: Options, *, beta: float | None = None, prepare: PrepareSource =
 
 
 def _completed(options: Options, beta: float | None) -> Options:
-    """Options with their defaults and a pinned model. Raises `InvalidOption` for a contradiction."""
+    """Fill in defaults, and pin the model.
+
+    Raises `InvalidOption` for a contradiction.
+    """
     if options.data is None and not options.mix:
         raise InvalidOption("there is no data. Give data=, or mix= with several datasets.")
     if beta is not None and options.finetuning == "full":
@@ -114,7 +123,10 @@ def _row_options(options: Options) -> dict[str, Any]:
 
 
 def _plan(options: Options, parts: Mapping[str, PreparedTokens]) -> Plan | Mixture:
-    """Plan of one dataset, or of several by weight, under the last parts of their names."""
+    """Plan of one dataset, or a mixture of several.
+
+    Parts of a mixture are named by the last parts of their paths.
+    """
     if not options.mix:
         return build_plan(next(iter(parts.values())).prepared.manifest, seed=options.seed)
     names = {data: Path(data).name.partition(".")[0] for data in parts}

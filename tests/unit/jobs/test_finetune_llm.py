@@ -39,13 +39,13 @@ class NoWorkers(AssertionError):
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder with data and a model, which no test changes."""
-    place = tmp_path_factory.mktemp("made")
-    chats = write_chats(place, chats=20, held_out=2)
+    folder = tmp_path_factory.mktemp("made")
+    chats = write_chats(folder, chats=20, held_out=2)
     reader = llm.TokenSource(str(chats.training), llm.tokenizer("tiny")).open()
-    reader.tokenizer.save_pretrained(place / "model")
-    llm.ModelSpec(name="tiny", vocab_size=len(reader.tokenizer)).build().save_pretrained(place / "model")
-    chats.training.rename(place / "chats.jsonl")
-    return place
+    reader.tokenizer.save_pretrained(folder / "model")
+    llm.ModelSpec(name="tiny", vocab_size=len(reader.tokenizer)).build().save_pretrained(folder / "model")
+    chats.training.rename(folder / "chats.jsonl")
+    return folder
 
 
 @pytest.fixture
@@ -230,6 +230,6 @@ def test_a_resumed_run_shares_base_adapter_data_and_rows(
     other = llm.ModelSpec(name="tiny", vocab_size=llm.models.read_config(str(model))["vocab_size"]).build()
     other.save_pretrained(model)
     assert re.search(r"begun with model = model \(\w+\), and this job has model = model \(\w+\)", refusal(**usual))
-    # A copy in another place is the same base, and the number of workers is free.
+    # A copy elsewhere is the same base, and the number of workers is free.
     copy = shutil.copytree(made / "model", tmp_path / "elsewhere" / "model")
     assert refusal(**usual | {"model": copy, "workers": 2}) is None

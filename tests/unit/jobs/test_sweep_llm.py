@@ -31,26 +31,26 @@ def sweep_llm(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> ModuleType:
     return importlib.import_module("sweep_llm")
 
 
-def places(folder: Path) -> dict[str, str]:
+def folders(folder: Path) -> dict[str, str]:
     return {"cache": str(folder / "cache"), "storage": str(folder / "runs")}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
     """Folder of a tiny model that was not trained, with a tokenizer of made-up conversations."""
-    place = tmp_path_factory.mktemp("made")
-    chats = write_chats(place, chats=60, held_out=2)
+    folder = tmp_path_factory.mktemp("made")
+    chats = write_chats(folder, chats=60, held_out=2)
     reader = llm.TokenSource(str(chats.training), llm.tokenizer("tiny")).open()
-    reader.tokenizer.save_pretrained(place / "model")
-    llm.ModelSpec(name="tiny", vocab_size=len(reader.tokenizer)).build().save_pretrained(place / "model")
-    return str(place / "model")
+    reader.tokenizer.save_pretrained(folder / "model")
+    llm.ModelSpec(name="tiny", vocab_size=len(reader.tokenizer)).build().save_pretrained(folder / "model")
+    return str(folder / "model")
 
 
 def test_trials_prepare_nothing_and_have_the_same_blocks(
     sweep_llm: ModuleType, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     options = {"model": model, "deadline": 60, "lora_targets": "q_proj,v_proj"}
-    sweep: fb.Sweep = sweep_llm.sweep(**SMALL, **options, **places(tmp_path))
+    sweep: fb.Sweep = sweep_llm.sweep(**SMALL, **options, **folders(tmp_path))
     assert sweep.space.keys() == {"lr", "lora_r", "numbers_share"} and sweep.deadline_s == 60
     monkeypatch.setattr(llm.TokenSource, "open", lambda _: pytest.fail("a source was opened"))
     jobs = [sweep.job(**sweep.fixed, **config) for config in CONFIGS]
@@ -63,12 +63,12 @@ def test_trials_prepare_nothing_and_have_the_same_blocks(
 
 def test_data_and_model_are_given_together(sweep_llm: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="Give model=, words=, numbers= and held_out= together"):
-        sweep_llm.sweep(words="a.jsonl", **places(tmp_path))
+        sweep_llm.sweep(words="a.jsonl", **folders(tmp_path))
 
 
 @pytest.mark.variation
 def test_four_trials_read_each_file_of_tokens_once(sweep_llm: ModuleType, tmp_path: Path) -> None:
-    sweep = sweep_llm.sweep(**SMALL, epochs=1, trials=4, name="mine", driver="local", **places(tmp_path))
+    sweep = sweep_llm.sweep(**SMALL, epochs=1, trials=4, name="mine", driver="local", **folders(tmp_path))
     result = fb.run_sweep(replace(sweep, max_concurrent=1))
     assert [trial.state for trial in result.record.trials.values()] == ["finished"] * 4
     runs = [json.loads(path.read_text()) for path in (tmp_path / "runs").rglob("result.json") if "mine" in str(path)]
@@ -93,7 +93,7 @@ def test_training_continues_from_an_export_with_other_data(sweep_llm: ModuleType
         "seq_len": 128,
         "global_batch": 8,
         "per_device_batch": 8,
-        **places(tmp_path),
+        **folders(tmp_path),
     }
     finetune = importlib.import_module("finetune_llm").job
     first = fb.run(finetune(data=str(text), epochs=2, lr=4e-3, name="text", **options), driver="local")

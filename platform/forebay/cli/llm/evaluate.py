@@ -21,7 +21,10 @@ Facts = dict[str, Any]
 
 
 def run_evaluation(words: Sequence[str], *, as_json: bool) -> None:
-    """Run `forebay llm evaluate`. Raises `BadJob` for arguments that do not fit, and as the measurements."""
+    """Run `forebay llm evaluate`.
+
+    Raises `BadJob` for arguments that do not fit, and as the measurements.
+    """
     values: dict[str, object] = dict(values_of(words))
     metric = str(values.pop("metric", None))
     if metric not in METRICS:

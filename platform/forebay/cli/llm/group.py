@@ -25,12 +25,15 @@ def export(
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Add the adapter to its base model.")] = False,
     dtype: Annotated[
-        str | None, typer.Option(help="fp32, bf16 or fp16.", show_default="that of the base model; fp32 for an adapter")
+        str | None, typer.Option(help="fp32, bf16 or fp16.", show_default="the base model's; fp32 for an adapter")
     ] = None,
     storage: Annotated[str, typer.Option(help="Storage of the run.")] = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """Write what a run trained as the folder of a model, for transformers and vLLM. Needs no GPU and little memory."""
+    """Export a trained model as a Hugging Face folder.
+
+    For transformers and vLLM. Needs no GPU and little memory.
+    """
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.llm.hf_folder.exporting import export as export_run  # noqa: PLC0415
 
@@ -69,7 +72,9 @@ def score(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Score each row of a dataset once: text, likelihoods, vectors or verdicts, in Parquet of the same order.
+    """Score each row of a dataset once.
+
+    Text, likelihoods, vectors or verdicts, in Parquet of the same order.
 
     What is written is kept: a run that was stopped goes on where it is started again with the same arguments.
     """
@@ -94,7 +99,9 @@ Metric = Annotated[
 
 @app.command()
 def evaluate(words: Metric = None, as_json: AsJson = False) -> None:
-    """Measure a model or its answers: perplexity on documents, exact matches, or wins over other answers.
+    """Measure a model or its answers.
+
+    Perplexity on documents, exact matches, or wins over other answers.
 
     Win rates ask a judge about each pair in both orders. With to=, a measurement that was stopped goes on.
     """

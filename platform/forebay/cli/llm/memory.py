@@ -1,4 +1,4 @@
-"""`forebay llm memory`: bytes of a fine-tuning on each rank, before a worker starts."""
+"""`forebay llm memory`: memory of a fine-tuning on each rank."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def memory(
     ],
     as_json: AsJson = False,
 ) -> None:
-    """Show the memory of a fine-tuning on each rank, part by part and for each strategy. Loads no weights."""
+    """Show the memory of a fine-tuning on each rank.
+
+    Part by part, and for each strategy. Loads no weights.
+    """
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from dataclasses import replace  # noqa: PLC0415
 

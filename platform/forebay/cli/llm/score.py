@@ -1,4 +1,4 @@
-"""A scoring run on the command line: progress on standard error, a table at the end."""
+"""Scoring on the command line, with progress and a table."""
 
 from __future__ import annotations
 
@@ -87,13 +87,19 @@ def print_result(result: ScoreResult) -> None:
 
 
 def request_of(words: Sequence[str]) -> ScoreRequest:
-    """Request of `name=value` arguments. Raises `BadJob` for one that is unknown, missing or of a wrong type."""
+    """Parse `name=value` arguments to a request.
+
+    Raises `BadJob` for an unknown, missing or mistyped one.
+    """
     made: ScoreRequest = call_for((ScoreRequest,), ScoreRequest, values_of(words), called="forebay llm score")
     return made
 
 
 def progress_line() -> Callable[[ScoreProgress], None]:
-    """Function that shows progress on standard error: one line that changes, or a new one every 10 s in a file."""
+    """Function that shows progress on standard error.
+
+    One line that changes, or in a file a new line every 10 s.
+    """
     shown = [0.0, 0.0]
 
     def show(progress: ScoreProgress) -> None:

@@ -1,4 +1,7 @@
-"""Bytes that the forward pass of a model keeps for its backward pass, counted without memory."""
+"""Bytes that the forward pass keeps for the backward pass.
+
+Counted without allocating memory.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,11 @@ class Activations:
 def count_activations(
     config: Any, adapter: Lora | None, tokens: tuple[int, int], *, attn: str, is_bf16: bool, checkpointing: bool
 ) -> Activations:
-    """Bytes kept by a pass of `tokens`, (rows, tokens of a row), up to the last hidden states.
+    """Bytes that a forward pass keeps.
+
+    Up to the last hidden states. `tokens` is (rows, tokens of a row).
+
+    `tokens` is (rows, tokens of a row).
 
     Operators run on fake tensors of a CPU, with one and two layers. "sdpa" keeps there what fused attention keeps on a
     GPU: no scores. With checkpointing, each layer keeps its input, and one layer at a time all of it.
@@ -53,7 +60,7 @@ def count_activations(
 
 
 def _kept(adapter: Lora | None, attn: str, is_bf16: bool, config: Any, tokens: tuple[int, int]) -> int:
-    """Bytes of all storages but parameters that are saved for the backward pass."""
+    """Bytes of all storages saved for backward, without parameters."""
     model: Any = skeleton(config, adapter, attn=attn)
     inner: nn.Module = getattr(model, "get_base_model", lambda: model)().get_decoder()
     # Storages are kept alive while they are counted: a freed one would lend its address to the next.
@@ -69,8 +76,8 @@ def _kept(adapter: Lora | None, attn: str, is_bf16: bool, config: Any, tokens: t
             return tensor
 
         ids = torch.zeros(tokens, dtype=torch.long)
-        places = torch.arange(tokens[1]).expand(tokens)
+        positions = torch.arange(tokens[1]).expand(tokens)
         autocast = torch.autocast("cpu", torch.bfloat16) if is_bf16 else nullcontext()
         with saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
-            inner(input_ids=ids, position_ids=places, use_cache=False)
+            inner(input_ids=ids, position_ids=positions, use_cache=False)
         return sum(nbytes for nbytes, _ in found.values())

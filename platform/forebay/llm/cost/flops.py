@@ -1,4 +1,7 @@
-"""FLOPs of training, counted once without memory: right for adapters, packed rows and any architecture."""
+"""FLOPs of training, counted once without allocating memory.
+
+Right for adapters, packed rows and any architecture.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ SHORT, LONG = 256, 512
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFlops:
-    """FLOPs of a forward and backward pass: `linear` of each token, and `squared` of the square of a document's length.
+    """FLOPs of a forward and backward pass, as two coefficients.
+
+    `linear` counts for each token, and `squared` for the square of a document's length.
 
     Attention is thereby charged for documents, and not for the row that they are packed in. `output` is the part of
     `linear` that is the output layer's, which a loss over targets computes for targets only.
@@ -42,7 +47,9 @@ class TokenFlops:
 
 
 def count_flops(config: Any, adapter: Lora | None = None) -> TokenFlops:
-    """FLOPs of the model of `config`, with nothing trained but `adapter`, if there is one.
+    """Count the FLOPs of training the model of `config`.
+
+    With an `adapter`, nothing else is trained.
 
     Two counts give both coefficients. Models of equal layers are counted with one and two of them, which is exact.
     Recomputed activations are not counted, and attention has no discount for the half that is masked.
@@ -55,7 +62,7 @@ def count_flops(config: Any, adapter: Lora | None = None) -> TokenFlops:
 
 
 def _counted(adapter: Lora | None, length: int, config: Any) -> int:
-    """FLOPs of one row that is one document of `length` tokens."""
+    """FLOPs of one document of `length` tokens."""
     # Fused attention is counted wrongly: not at all on the CPU, with its recomputation on GPUs.
     model = skeleton(config, adapter, attn="eager")
     with torch.device("meta"):
@@ -71,14 +78,17 @@ def _counted(adapter: Lora | None, length: int, config: Any) -> int:
 
 
 def _of_output_layer(adapter: Lora | None, config: Any) -> float:
-    """FLOPs of the output layer for one token: its result, the gradient of its input, and that of a trained weight."""
+    """FLOPs of the output layer for one token.
+
+    Its result, the gradient of its input, and the gradient of its weight if that is trained.
+    """
     model: Any = skeleton(with_layers(config, 1), adapter)
     weight: torch.Tensor = model.get_output_embeddings().weight
     return 2.0 * weight.numel() * (3 if weight.requires_grad else 2)
 
 
 def one_document(model: nn.Module, length: int) -> dict[str, torch.Tensor]:
-    """Inputs of `model` that are one document, on the current device."""
+    """Inputs of `model` for one document, on the current device."""
     forward = getattr(model, "get_base_model", lambda: model)().forward
     inputs = {
         "input_ids": torch.zeros(1, length, dtype=torch.long),

@@ -1,4 +1,7 @@
-"""Configurations of language models: of well-known ones by name, or of a folder. No weights, no network."""
+"""Configurations of language models, by name or from a folder.
+
+Reads no weights, and needs no network for the known ones.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,9 @@ KNOWN_MODELS: Mapping[str, Mapping[str, Any]] = {
 
 
 def model_config(name: str, vocab_size: int = TINY_VOCABULARY) -> Any:
-    """Configuration of transformers for "tiny" with `vocab_size` entries, a known model, or a model's folder.
+    """Configuration of transformers for a model.
+
+    `name` is "tiny" with `vocab_size` entries, a known model, or a model's folder.
 
     Raises `InvalidOption` for a folder that `llm.check_model` refuses.
     """

@@ -1,4 +1,7 @@
-"""Memory of a fine-tuning, before a worker starts: bytes per rank, part by part."""
+"""Memory of a fine-tuning, estimated before a worker starts.
+
+Bytes per rank, part by part.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ BUCKET = 50_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryPlan:
-    """Options of a fine-tuning that decide its memory, by the names of `llm.Options`, with values for GPUs.
+    """Options that decide the memory of a fine-tuning.
+
+    They have the names of `llm.Options`, with values for GPUs.
 
     Attributes:
         model: "tiny", a known model such as "Llama-2-70B", or a model's folder.
@@ -37,7 +42,7 @@ class MemoryPlan:
         dtype: Type of the computation.
         stored: Type of the weights and gradients that DeepSpeed holds. Forebay's strategies hold float32; with "bf16"
             these are the figures of DeepSpeed's own bf16 mode.
-        loss_chunk: Positions whose logits exist at a time. 0: those of all rows of a pass.
+        loss_chunk: Positions whose logits exist at a time. 0: all rows of a pass.
         vocab_size: Entries of the tokenizer, for the tiny model.
     """
 
@@ -79,7 +84,10 @@ class MemoryPlan:
 
 @with_options(workers=1)
 def plan_of(options: Options, stored: Precision = "fp32", vocab_size: int = TINY_VOCABULARY) -> MemoryPlan:
-    """Plan of a job with these options on GPUs. Options that do not decide its memory count for nothing."""
+    """Memory plan of a job on GPUs.
+
+    Options that do not change its memory are ignored.
+    """
     defaults = {"seq_len": 1024, "per_device_batch": 1, "gradient_checkpointing": True}
     known = asdict(options.with_defaults(defaults))
     plan = {each.name: known[each.name] for each in fields(MemoryPlan) if each.name in known}
@@ -110,13 +118,16 @@ class MemoryEstimate:
 
     @property
     def states(self) -> int:
-        """Bytes of weights, gradients and states of the optimizer on the device."""
+        """Bytes of weights, gradients and optimizer states on the device."""
         return sum(self.device[part] for part in ("weights", "gradients", "optimizer"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
-    """Numbers of parameters: all, trained, of a layer, outside of layers, and of layers that can be NF4."""
+    """Parameter counts of a model.
+
+    All, trained, of one layer, outside of layers, and of the linear layers that can be NF4.
+    """
 
     total: int
     trained: int
@@ -131,7 +142,9 @@ class ModelSizes:
 
 
 def estimate_memory(plan: MemoryPlan) -> MemoryEstimate:
-    """Bytes of a rank of `plan`. Weights, gradients and optimizer by formula, activations counted.
+    """Estimate the bytes of a rank.
+
+    Weights, gradients and optimizer by formula, activations counted.
 
     Not in it: the CUDA context and NCCL (1 to 2 GB), and gaps of the allocator. Raises `InvalidOption` for a model that
     cannot be read.
@@ -186,7 +199,10 @@ def _buffers(plan: MemoryPlan, sizes: ModelSizes) -> int:
 
 
 def _logits(plan: MemoryPlan, entries: int) -> int:
-    """Bytes of the logits: in the type of the computation, in float32, and their gradient."""
+    """Bytes of the logits.
+
+    In the type of the computation, in float32, and their gradient.
+    """
     positions = plan.per_device_batch * plan.seq_len
     if plan.loss_chunk:
         positions = min(positions, plan.loss_chunk)
@@ -208,7 +224,7 @@ def _sizes(name: str, vocab_size: int, adapter: Lora | None) -> ModelSizes:
 
 
 def _linear_weights(config: Any) -> int:
-    """Weights of linear layers but the last one, which gives the logits."""
+    """Number of weights in linear layers, without the output layer."""
     model: Any = skeleton(config)
     head = model.get_output_embeddings()
     return sum(each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear) and each is not head)

@@ -1,4 +1,7 @@
-"""Refusal of a fine-tuning that does not fit into memory, with the smallest change that makes it fit."""
+"""Check that a fine-tuning fits into memory.
+
+Refuses it otherwise, with the smallest change that makes it fit.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,9 @@ CHANGES: tuple[Mapping[str, Any], ...] = (
 
 
 def check_memory(plan: MemoryPlan, device_memory: str | None = None) -> None:
-    """Check that a run of `plan` fits into `device_memory`, such as "80GB". None: the memory of this machine.
+    """Check that a run fits into `device_memory`, such as "80GB".
+
+    None: the memory of this machine.
 
     A model that cannot be counted is not checked, with a warning. Raises `InvalidOption`, with the parts of the
     estimate and the smallest change that fits, for a run that does not.
@@ -68,7 +73,7 @@ def check_memory(plan: MemoryPlan, device_memory: str | None = None) -> None:
 def memory_plan(
     recipe: Recipe, *, workers: int, seq_len: int, strategy: str = "ddp", offload: str = "none"
 ) -> MemoryPlan:
-    """Plan of the memory of `recipe` on the devices of this machine.
+    """Memory plan of `recipe` on the devices of this machine.
 
     Raises `InvalidOption` for unknown options, and for an adapter whose targets match no layer.
     """
@@ -96,7 +101,9 @@ def memory_plan(
 
 
 def parse_bytes(text: str) -> int:
-    """Number of bytes of "80GB", "74.5 GiB" or "1000000". Raises `InvalidOption` for other text.
+    """Parse a size: "80GB", "74.5 GiB" or "1000000".
+
+    Raises `InvalidOption` for other text.
 
     >>> parse_bytes("80GB"), parse_bytes("1.5 GiB"), parse_bytes("1000")
     (80000000000, 1610612736, 1000)
@@ -113,7 +120,10 @@ def fits(estimate: MemoryEstimate, device_bytes: int) -> bool:
 
 
 def smallest_change(plan: MemoryPlan, device_bytes: int) -> dict[str, Any] | None:
-    """Options that make `plan` fit: as few of `CHANGES` as possible, or else more workers. None if nothing does."""
+    """Find the smallest change that makes `plan` fit.
+
+    As few of `CHANGES` as possible, or else more workers. None if nothing fits.
+    """
     for changes in _combinations(plan):
         if fits(estimate_memory(replace(plan, **changes)), device_bytes):
             return changes
@@ -135,7 +145,10 @@ def smallest_change(plan: MemoryPlan, device_bytes: int) -> dict[str, Any] | Non
 
 
 def largest_batch(plan: MemoryPlan, device_bytes: int) -> int:
-    """Most rows of a pass, `per_device_batch`, with which `plan` fits. 0 if not even one does."""
+    """Largest `per_device_batch` with which `plan` fits.
+
+    0 if one row does not fit.
+    """
     rows = 0
     for step in (1 << power for power in reversed(range(12))):
         if fits(estimate_memory(replace(plan, per_device_batch=rows + step)), device_bytes):
@@ -144,7 +157,7 @@ def largest_batch(plan: MemoryPlan, device_bytes: int) -> int:
 
 
 def local_memory() -> int:
-    """Bytes of this machine's first GPU, or of its main memory without one."""
+    """Bytes of the first GPU, or of main memory without one."""
     if torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(0).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -168,7 +181,10 @@ def _combinations(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
 
 
 def _different(plan: MemoryPlan, changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of `changes` that change something. None of them, if they would undo what `plan` does to fit."""
+    """Return the part of `changes` that changes `plan`.
+
+    Empty if the changes would undo what `plan` already does to fit.
+    """
     if plan.finetuning == "qlora" and "finetuning" in changes:
         return {}
     if plan.strategy == "zero3" and plan.offload == "optimizer" and changes.get("strategy") == "fsdp2":

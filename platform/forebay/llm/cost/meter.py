@@ -1,4 +1,4 @@
-"""Meter of a fine-tuning: tokens per second, TFLOP/s, utilisation of the device, and peak memory of each step."""
+"""Tokens per second, TFLOP/s, MFU and peak memory per step."""
 
 from __future__ import annotations
 
@@ -47,7 +47,9 @@ _LOGGER = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepCost:
-    """Tokens and FLOPs of a rank's part of a step, as numbers or float64 tensors on the device.
+    """Tokens and FLOPs of a rank's part of a step.
+
+    Numbers, or float64 tensors on the device.
 
     Attributes:
         tokens: Tokens of the rows.
@@ -61,7 +63,9 @@ class StepCost:
 
 
 class Meter:
-    """Rates of a rank, as metrics for `worker.commit`. It never waits for the device.
+    """Rates of a rank, as metrics for `worker.commit`.
+
+    It never waits for the device.
 
     - `tokens_per_s`: tokens of rows, per worker.
     - `document_tokens_per_s`: the same without the empty ends of rows.
@@ -70,9 +74,9 @@ class Meter:
     - `mfu`: their share of the device's peak. Left out for an unknown device.
     - `peak_memory_bytes`: most memory that was allocated on the GPU, or that the process had without one.
 
-    The time of a step is that since the step before, with its wait for data and its checkpoint. The mean of a rate over
-    an epoch is that of all its tokens and seconds. The first step of a process is not measured: kernels are chosen and
-    memory is found there.
+    The time of a step begins at the end of the step before, with its wait for data and its checkpoint. The mean of a
+    rate over an epoch is over all its tokens and seconds. The first step of a process is not measured: kernels are
+    chosen and memory is found there.
     """
 
     def __init__(
@@ -84,7 +88,10 @@ class Meter:
 
     @classmethod
     def of(cls, recipe: Recipe, device: torch.device) -> Meter:
-        """Meter of the model of `recipe`. A model whose FLOPs cannot be counted has no `tflops_per_s`, and no `mfu`."""
+        """Meter of the model of `recipe`.
+
+        A model whose FLOPs cannot be counted has no `tflops_per_s` and no `mfu`.
+        """
         try:
             config = model_config(recipe.model.name, recipe.model.vocab_size)
             flops = count_flops(config, recipe.adapter)
@@ -95,7 +102,10 @@ class Meter:
         return cls(flops, peak, device, targets_only=recipe.loss_chunk > 0)
 
     def step(self, batch: Batch) -> dict[str, Metric]:
-        """Metrics of the step of `batch`. Call it once per step, before `commit`."""
+        """Metrics of the step of `batch`.
+
+        Call it once per step, before `commit`.
+        """
         now = time.perf_counter()
         before, self._since = self._since, now
         seconds = 0.0 if before is None else now - before
@@ -112,13 +122,15 @@ class Meter:
         return found | {"peak_memory_bytes": float(peak_memory(self._device))}
 
     def restart(self) -> None:
-        """Leave the time until now out, such as that of an evaluation."""
+        """Exclude the time until now, such as an evaluation."""
         if self._since is not None:
             self._since = time.perf_counter()
 
 
 def step_cost(batch: Batch, flops: TokenFlops | None, *, targets_only: bool = False) -> StepCost:
-    """Tokens and FLOPs of a batch of token rows. A dummy row costs nothing.
+    """Tokens and FLOPs of a batch of token rows.
+
+    A dummy row costs nothing.
 
     With `targets_only`, the output layer is charged for targets, and else for all tokens of documents.
 
@@ -128,8 +140,8 @@ def step_cost(batch: Batch, flops: TokenFlops | None, *, targets_only: bool = Fa
     if batch.weight == 0:
         return StepCost(tokens=0.0, document_tokens=0.0, flops=0.0)
     position = unpack(packed).position_ids
-    place = torch.arange(packed.shape[1], device=packed.device)
-    start = place - position
+    index = torch.arange(packed.shape[1], device=packed.device)
+    start = index - position
     is_last = start == start[:, -1:]
     ids = packed & ID_BITS
     is_empty = ~(is_last & (((packed & TARGET) != 0) | (ids != ids[:, -1:]))).any(dim=1, keepdim=True)
@@ -144,7 +156,7 @@ def step_cost(batch: Batch, flops: TokenFlops | None, *, targets_only: bool = Fa
 
 
 def peak_memory(device: torch.device) -> int:
-    """Most bytes that were allocated on a GPU by this process, or that the process had in memory without one."""
+    """Peak bytes allocated on the GPU, or of the process's memory."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # Kibibytes on Linux, bytes on macOS.
@@ -152,13 +164,18 @@ def peak_memory(device: torch.device) -> int:
 
 
 def _per_second(amount: float | Tensor, seconds: float) -> WeightedMean:
-    """Rate as a mean over time. In whole microseconds: a mean whose weight is below 1 is divided by 1."""
+    """Rate as a mean over time.
+
+    In whole microseconds: a mean whose weight is below 1 is divided by 1.
+    """
     micro = round(seconds * _MICRO)
     return WeightedMean(total=amount * _MICRO if micro else 0.0, weight=micro)
 
 
 def published_peak(name: str) -> float | None:
-    """Peak FLOP/s of a GPU. None for an unknown one: with an assumed peak, every utilisation would be wrong.
+    """Published peak FLOP/s of a GPU, or None.
+
+    With an assumed peak, every utilization would be wrong.
 
     The longest name that fits counts, and its words must be whole: an H200 is no H20, and an L40S no L4.
 
@@ -173,14 +190,22 @@ def published_peak(name: str) -> float | None:
 
 
 def device_peak(device: torch.device, dtype: torch.dtype) -> float | None:
-    """Peak FLOP/s of `device`, or None if it is unknown. That of a CPU is measured: the best of a few products."""
+    """Peak FLOP/s of `device`, or None.
+
+    For a CPU, the best of a few measured products.
+
+    For a CPU, the best of a few measured products.
+    """
     if device.type == "cuda":
         return published_peak(torch.cuda.get_device_name(device))
     return measured_peak(dtype) if device.type == "cpu" else None
 
 
 def measured_peak(dtype: torch.dtype) -> float:
-    """FLOP/s of products of square matrices on the CPU, with the threads that torch has now. Takes about 50 ms."""
+    """Measure FLOP/s of matrix products on the CPU.
+
+    With the threads that torch has now. Takes about 50 ms.
+    """
     matrix = torch.ones(_MEASURED_SIZE, _MEASURED_SIZE, dtype=dtype)
     product = torch.empty_like(matrix)
     best = float("inf")

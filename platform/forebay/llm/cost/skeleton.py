@@ -1,4 +1,4 @@
-"""Models without memory, of as many layers as a count needs."""
+"""Models without memory, with as many layers as needed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Counted = TypeVar("Counted", int, float)
 
 
 def skeleton(config: Any, adapter: Lora | None = None, *, attn: str = "eager") -> nn.Module:
-    """Model of `config` with its adapter, in training mode, on the device "meta".
+    """Model of `config` with its adapter, on device "meta".
+
+    It is in training mode.
 
     Experts are computed by one batched product, which has the FLOPs of the experts that a token uses. Other
     implementations look at the data, which is not there.
@@ -35,7 +37,9 @@ def skeleton(config: Any, adapter: Lora | None = None, *, attn: str = "eager") -
 
 
 def on_fake_cpu(model: nn.Module) -> nn.Module:
-    """`model` with its tensors replaced by fake ones of a CPU. Call it, and the model, within a `FakeTensorMode`.
+    """Replace the tensors of `model` by fake CPU tensors.
+
+    Call it, and the model, within a `FakeTensorMode`.
 
     Operators see shapes, types and a device that has them all, autocast too. Tensors on "meta" have no autocast.
     """
@@ -69,7 +73,9 @@ def num_layers(config: Any) -> int:
 
 
 def over_layers(config: Any, count: Callable[[Any], Counted]) -> Counted:
-    """`count` of the whole `config`, from counts of one and of two layers where all layers are equal.
+    """Extrapolate `count` to all layers from one and two.
+
+    Where layers are not all equal, the whole `config` is counted.
 
     The first layer may differ from the others: without a trained embedding, it has no gradient of its input.
     """

@@ -1,4 +1,7 @@
-"""Export of a run's checkpoint as a Hugging Face folder, without a GPU and without a model in memory."""
+"""Export of a checkpoint as a Hugging Face folder.
+
+Needs no GPU, and holds no model in memory.
+"""
 
 from __future__ import annotations
 
@@ -78,7 +81,7 @@ def export(
     merge: bool = False,
     dtype: str | None = None,
 ) -> ExportedModel:
-    """Write a checkpoint of the run `name` as the folder of a model, which the transformers library and vLLM load.
+    """Write a checkpoint of run `name` as a Hugging Face folder.
 
     The folder has safetensors, the configuration, and the tokenizer with its chat template. Its configuration is
     written last: until then it is not the folder of a model. Holds one tensor in memory at a time.
@@ -89,7 +92,7 @@ def export(
         storage: Storage of the run.
         step: Step of a checkpoint. None: the newest.
         merge: Add an adapter to its base model, instead of writing the adapter alone.
-        dtype: Type of the weights: "fp32", "bf16" or "fp16". None: that of the base model, and fp32 for an adapter.
+        dtype: Type of the weights: "fp32", "bf16" or "fp16". None: the type of the base model, and fp32 for an adapter.
 
     Raises:
         InvalidOption: There is no such run or step, it trained no language model, or the folder has other content.
@@ -199,10 +202,13 @@ def _weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, Any]) -
 
 
 def stored_checkpoints(storage: Location, name: str) -> CheckpointFiles:
-    """Return the checkpoints of the run `name`. Raises `InvalidOption` if there is no such run."""
+    """Checkpoints of the run `name`.
+
+    Raises `InvalidOption` if the run does not exist.
+    """
     folder = below(storage.uri, name)
-    place = resolve(folder)
-    if place.fs.get_file_info(place.path).type != fs.FileType.Directory:
+    location = resolve(folder)
+    if location.fs.get_file_info(location.path).type != fs.FileType.Directory:
         runs = sorted(
             info.base_name
             for info in children(storage.fs, storage.path)
@@ -217,7 +223,10 @@ def stored_checkpoints(storage: Location, name: str) -> CheckpointFiles:
 
 
 def found_step(files: CheckpointFiles, name: str, step: int | None) -> tuple[int, str]:
-    """Return the step to export, and the checksum of its checkpoint. Raises as `export`."""
+    """Step to export, and the checksum of its checkpoint.
+
+    Raises as `export`.
+    """
     steps = files.complete_steps()
     if not steps:
         raise InvalidOption(
@@ -226,7 +235,7 @@ def found_step(files: CheckpointFiles, name: str, step: int | None) -> tuple[int
         )
     if step is not None and step not in steps:
         raise InvalidOption(
-            f"run {name!r} has no checkpoint of step {step}. There are those of {', '.join(map(str, sorted(steps)))}. "
+            f"run {name!r} has no checkpoint of step {step}. It has steps {', '.join(map(str, sorted(steps)))}. "
             "Give one of them, or leave step out for the newest.",
             steps=sorted(steps),
         )

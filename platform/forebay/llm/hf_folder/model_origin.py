@@ -1,4 +1,7 @@
-"""Origin of a trained model, which each checkpoint holds: with it, a checkpoint alone becomes a folder of a model."""
+"""Origin of a trained model, stored in each checkpoint.
+
+With it, a checkpoint alone can be exported.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ TRACKED = "model_origin"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelOrigin:
-    """Base model, adapter and tokenizer of a run. A `Stateful` whose state never changes.
+    """Base model, adapter and tokenizer of a run.
+
+    A `Stateful` whose state never changes.
 
     Attributes:
         model: The model that the run started from.
@@ -39,7 +44,12 @@ class ModelOrigin:
         return {"model": asdict(self.model), "adapter": adapter, "tokenizer": tokenizer, "seed": self.seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Check that a checkpoint trains the same part of the model. Raises `ValueError`."""
+        """Check that a checkpoint trains the same part.
+
+        Raises `ValueError`.
+
+        Raises `ValueError`.
+        """
         own = self.state_dict()["adapter"]
         found = state_dict["adapter"]
         if own != found:

@@ -1,4 +1,7 @@
-"""Files of safetensors that are written tensor by tensor: the library's own writer holds all tensors of a file."""
+"""Safetensors files written tensor by tensor.
+
+The library's own writer holds all tensors of a file in memory.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ _ALIGNMENT = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weight:
-    """Tensor by its name in a model's folder. `read` returns it, in any dtype. It is written as `dtype`."""
+    """A named tensor of a model's folder.
+
+    `read` returns it in any dtype, and it is written as `dtype`.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -44,7 +50,10 @@ class Weight:
 
 
 def split_files(weights: Sequence[Weight], stem: str, most_bytes: int = FILE_BYTES) -> dict[str, list[Weight]]:
-    """Weights by the name of their file, in order: `model.safetensors`, or `model-00001-of-00002.safetensors`, ..."""
+    """Group weights into files, in order.
+
+    The names are `model.safetensors`, or `model-00001-of-00002.safetensors`, ...
+    """
     groups: list[list[Weight]] = [[]]
     for weight in weights:
         if groups[-1] and sum(each.num_bytes for each in groups[-1]) + weight.num_bytes > most_bytes:
@@ -56,7 +65,10 @@ def split_files(weights: Sequence[Weight], stem: str, most_bytes: int = FILE_BYT
 
 
 def write_safetensors(out: IO[bytes], weights: Sequence[Weight]) -> None:
-    """Write a file of safetensors. It holds one tensor in memory at a time."""
+    """Write a safetensors file.
+
+    Holds one tensor in memory at a time.
+    """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
     for weight in weights:
@@ -77,7 +89,7 @@ def write_safetensors(out: IO[bytes], weights: Sequence[Weight]) -> None:
 
 
 def index_text(files: dict[str, list[Weight]]) -> str:
-    """Text of the index of several files: the file of each tensor."""
+    """Text of the index: the file of each tensor."""
     total = sum(weight.num_bytes for weights in files.values() for weight in weights)
-    places = {weight.name: file for file, weights in files.items() for weight in weights}
-    return json.dumps({"metadata": {"total_size": total}, "weight_map": places}, indent=2, sort_keys=True)
+    weight_map = {weight.name: file for file, weights in files.items() for weight in weights}
+    return json.dumps({"metadata": {"total_size": total}, "weight_map": weight_map}, indent=2, sort_keys=True)

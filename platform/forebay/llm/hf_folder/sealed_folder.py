@@ -1,4 +1,4 @@
-"""Folder on any storage that counts only once its last file is written."""
+"""Folder that is complete once its last file is written."""
 
 from __future__ import annotations
 
@@ -23,54 +23,61 @@ ORIGIN = "forebay.json"
 
 
 class SealedFolder:
-    """Folder for content that `origin` describes: its file is written first, the seal last.
+    """Folder whose seal is written last.
+
+    The first file holds `origin`, which describes the content.
 
     Readers of the folder need the seal, so without it nothing of the folder is used. A folder that was left without a
     seal is written again by the same export.
     """
 
     def __init__(self, uri: str, origin: Mapping[str, Any], seal: str) -> None:
-        self._place, self._origin, self._seal_name = resolve(uri), dict(origin), seal
+        self._location, self._origin, self._seal_name = resolve(uri), dict(origin), seal
 
     @property
     def uri(self) -> str:
         """URI without credentials."""
-        return self._place.uri
+        return self._location.uri
 
     def start(self) -> bool:
-        """Make the folder ready for files. Returns False if it is complete, with the same origin.
+        """Prepare the folder for files.
+
+        Returns False if it is complete, with the same origin.
 
         Raises `InvalidOption` for a folder with other content.
         """
-        place = self._place
-        if place.fs.get_file_info(place.path).type == fs.FileType.File:
-            raise InvalidOption(f"{place.uri} is a file. Give a folder.", path=place.uri)
-        names = {info.base_name for info in children(place.fs, place.path)}
+        location = self._location
+        if location.fs.get_file_info(location.path).type == fs.FileType.File:
+            raise InvalidOption(f"{location.uri} is a file. Give a folder.", path=location.uri)
+        names = {info.base_name for info in children(location.fs, location.path)}
         if not names:
-            place.fs.create_dir(place.path, recursive=True)
+            location.fs.create_dir(location.path, recursive=True)
             self.write(ORIGIN, json.dumps(self._origin, indent=1).encode())
             return True
         found = self._found() if ORIGIN in names else None
         if found != self._origin:
             is_whole = "" if found is None or self._seal_name in names else ", which is not complete"
             raise InvalidOption(
-                f"{place.uri} holds {_text(found) or ', '.join(sorted(names)[:5])}{is_whole}, and this would be "
+                f"{location.uri} holds {_text(found) or ', '.join(sorted(names)[:5])}{is_whole}, and this would be "
                 f"{_text(self._origin)}. Give another folder, or remove that one.",
-                path=place.uri,
+                path=location.uri,
             )
         return self._seal_name not in names
 
     def write(self, name: str, content: bytes) -> None:
         """Write a small file."""
-        write_atomically(below(self._place.uri, name), content)
+        write_atomically(below(self._location.uri, name), content)
 
     @contextmanager
     def stream(self, name: str) -> Iterator[IO[bytes]]:
-        """Open a large file to write. It is on the disk at the end of the block."""
-        path = f"{self._place.path}/{name}"
-        with redacting(), self._place.fs.open_output_stream(path) as out:
+        """Open a large file for writing.
+
+        It is on the disk at the end of the block.
+        """
+        path = f"{self._location.path}/{name}"
+        with redacting(), self._location.fs.open_output_stream(path) as out:
             yield out
-        if self._place.is_local:
+        if self._location.is_local:
             # The seal must not reach the disk before the weights.
             with Path(path).open("rb") as written:
                 os.fsync(written.fileno())
@@ -88,7 +95,7 @@ class SealedFolder:
             raise write_failed(_text(self._origin), self.uri, error) from redacted(error)
 
     def _found(self) -> Mapping[str, Any] | None:
-        content = read_small(self._place.child(ORIGIN))
+        content = read_small(self._location.child(ORIGIN))
         try:
             found = json.loads(content)
         except ValueError:

@@ -1,4 +1,4 @@
-"""Files beside the weights of a model: its configuration, its tokenizer, and the configuration of an adapter."""
+"""Configuration and tokenizer files beside a model's weights."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NOT_COPIED = ("quantization_config", "torch_dtype")
 
 
 def model_config(origin: ModelOrigin) -> dict[str, Any]:
-    """Configuration of the model that a run started from, whose sizes training does not change."""
+    """Configuration of the run's base model, unchanged by training."""
     if origin.model.name == TINY:
         sizes = tiny_sizes(origin.model.vocab_size)
         return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes, "use_cache": True}
@@ -58,7 +58,10 @@ def adapter_config(origin: ModelOrigin, weights: Sequence[Weight]) -> dict[str, 
 
 
 def side_files(origin: ModelOrigin, *, has_generation: bool) -> dict[str, bytes]:
-    """Contents of the tokenizer's files and, with `has_generation`, of the defaults of generation, by name."""
+    """Contents of the tokenizer's files by name.
+
+    With `has_generation`, also the defaults of generation.
+    """
     found = _tokenizer_files(origin)
     if has_generation:
         of_base = None if origin.model.name == TINY else _content(origin.model.name, FILE)
@@ -84,10 +87,10 @@ def _tokenizer_files(origin: ModelOrigin) -> dict[str, bytes]:
 
 
 def _content(folder: str, name: str) -> bytes | None:
-    place = resolve(below(small_files_of(folder).uri, name))
-    if place.fs.get_file_info(place.path).type != fs.FileType.File:
+    location = resolve(below(small_files_of(folder).uri, name))
+    if location.fs.get_file_info(location.path).type != fs.FileType.File:
         return None
-    return read_small(place)
+    return read_small(location)
 
 
 def _plain(value: Any) -> Any:
@@ -95,7 +98,9 @@ def _plain(value: Any) -> Any:
 
 
 def generation_defaults(origin: ModelOrigin, of_base: bytes | None) -> bytes | None:
-    """Content of `generation_config.json`, or None if neither the base nor a tokenizer says anything.
+    """Content of `generation_config.json`, or None.
+
+    None if neither the base nor a tokenizer sets anything.
 
     Without the end tokens of training, `generate` goes on behind an answer up to its limit: a base of plain text, and
     one whose chat template was replaced, know other ones.
@@ -117,7 +122,10 @@ def generation_defaults(origin: ModelOrigin, of_base: bytes | None) -> bytes | N
 
 
 def end_tokens(tokenizer: Any) -> list[int]:
-    """Ids of the tokens that end an answer: the tokenizer's own, and the last one of a turn under its template."""
+    """Ids of the tokens that end an answer.
+
+    The tokenizer's end token, and the last token of a turn under its template.
+    """
     found = [int(tokenizer.eos_token_id)]
     if tokenizer.chat_template:
         conversation = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

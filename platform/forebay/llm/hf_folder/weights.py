@@ -1,4 +1,7 @@
-"""Weights of a trained model from a checkpoint: all of it, its adapter, or the base with the adapter added."""
+"""Weights of a trained model, read from a checkpoint.
+
+The whole model, its adapter, or the base with the adapter merged.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +32,17 @@ _OUTPUT = "lm_head.weight"
 
 
 def trained_weights(state: StoredState, config: Mapping[str, Any]) -> list[Weight]:
-    """All weights of a model that was trained as a whole. The output layer is left out where it is the embedding."""
+    """All weights of a fully trained model.
+
+    A tied output layer is left out.
+    """
     is_tied = bool(config.get("tie_word_embeddings"))
     leaves = state.head["objects"]["model"]
     return [each for each in _weights(state, leaves) if not (is_tied and each.name == _OUTPUT)]
 
 
 def adapter_weights(state: StoredState) -> list[Weight]:
-    """Weights of an adapter, by the names of the peft library."""
+    """Weights of an adapter, by the names of peft."""
     return [
         replace(each, name=each.name.replace(".default.", "."))
         for each in _weights(state, state.head["objects"]["model"])
@@ -45,7 +51,10 @@ def adapter_weights(state: StoredState) -> list[Weight]:
 
 
 def merged_weights(base: list[Weight], state: StoredState, adapter: Lora) -> list[Weight]:
-    """Weights of the base with the adapter added. Raises `InvalidOption` for an adapter of another base."""
+    """Weights of the base with the adapter merged.
+
+    Raises `InvalidOption` for an adapter of another base.
+    """
     parts = {each.name.removeprefix(_ADAPTED): each for each in _weights(state, state.head["objects"]["model"])}
     layers = {name.removesuffix(_A) for name in parts if name.endswith(_A)}
     if missing := layers - {each.name.removesuffix(".weight") for each in base}:
@@ -66,7 +75,7 @@ def merged_weights(base: list[Weight], state: StoredState, adapter: Lora) -> lis
 
 
 def base_weights(origin: ModelOrigin) -> list[Weight]:
-    """Weights of the model that a run started from, in the order of its files.
+    """Weights of the base model, in the order of its files.
 
     The tiny model is drawn from the seed of the run, as its workers did.
     """
@@ -91,7 +100,10 @@ def base_weights(origin: ModelOrigin) -> list[Weight]:
 
 
 def dequantized_weights(base: list[Weight], config: Mapping[str, Any]) -> list[Weight]:
-    """Weights of the base as a run with 4-bit weights had them: those of linear layers went through 4 bits."""
+    """Weights of the base as a 4-bit run had them.
+
+    Weights of linear layers are quantized and dequantized.
+    """
     transformers = import_transformers()
     facts = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
     with torch.device("meta"):
@@ -105,7 +117,7 @@ def dequantized_weights(base: list[Weight], config: Mapping[str, Any]) -> list[W
 
 
 def as_type(weights: list[Weight], dtype: torch.dtype) -> list[Weight]:
-    """The same weights, written as `dtype` where they are of floating point."""
+    """The same weights, with floating-point ones written as `dtype`."""
     return [replace(each, dtype=dtype) if each.dtype.is_floating_point else each for each in weights]
 
 

@@ -1,4 +1,7 @@
-"""Scoring of large datasets with language models: each row once, whatever is lost on the way (`docs/scoring.md`)."""
+"""Scoring of large datasets with language models (`docs/scoring.md`).
+
+Each row is scored once, also when workers are lost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Output folder of a scoring run: one Parquet file per shard, whose name is its number."""
+"""Output folder of a scoring run.
+
+One Parquet file per shard, named by its number.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ _OBJECT_STORES = ("s3://", "gs://", "gcs://", "abfs://", "abfss://")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerFolder:
-    """Folder of one plan. Any number of processes may write to it.
+    """Output folder of one plan.
+
+    Any number of processes may write to it.
 
     Attributes:
         uri: Folder.
@@ -40,15 +45,20 @@ class AnswerFolder:
     is_exact: bool = True
 
     def existing(self) -> set[int]:
-        """Numbers of the shards that are written. Only complete files have such a name."""
-        place = resolve(self.uri)
-        if not place.fs.get_file_info(place.path).type:
+        """Numbers of the shards that are written.
+
+        Only complete files have such a name.
+        """
+        location = resolve(self.uri)
+        if not location.fs.get_file_info(location.path).type:
             return set()
-        names = (info.base_name for info in children(place.fs, place.path))
+        names = (info.base_name for info in children(location.fs, location.path))
         return {int(found[1]) for name in names if (found := _NAME.fullmatch(name))}
 
     def write(self, shard: int, table: pa.Table) -> bool:
-        """Write a shard, unless it is there. Returns whether it was missing.
+        """Write a shard, unless it exists.
+
+        Returns whether it was missing.
 
         The file gets its name last, so that a process that is killed leaves none, or a whole one.
 
@@ -72,10 +82,10 @@ class AnswerFolder:
         return True
 
     def read(self) -> Iterator[pa.Table]:
-        """Tables of all shards that are there, in the order of the source."""
+        """Tables of all written shards, in the order of the source."""
         for shard in sorted(self.existing()):
-            place = resolve(below(self.uri, shard_name(shard)))
-            with place.fs.open_input_file(place.path) as file:
+            location = resolve(below(self.uri, shard_name(shard)))
+            with location.fs.open_input_file(location.path) as file:
                 yield pq.read_table(file)
 
     def _compare(self, uri: str, found: str, digest: str) -> None:
@@ -95,33 +105,33 @@ def shard_name(shard: int) -> str:
 
 
 def _write_whole(uri: str, content: bytes) -> None:
-    """Write a file that appears at once, with all its content."""
-    place = resolve(uri)
-    if place.is_local or place.uri.startswith(_OBJECT_STORES):
+    """Write a file atomically."""
+    location = resolve(uri)
+    if location.is_local or location.uri.startswith(_OBJECT_STORES):
         write_atomically(uri, content)
         return
-    folder, _, name = place.path.rpartition("/")
+    folder, _, name = location.path.rpartition("/")
     draft = f"{folder}/.{name}.{uuid.uuid4().hex}"
-    place.fs.create_dir(folder, recursive=True)
-    with place.fs.open_output_stream(draft) as stream:
+    location.fs.create_dir(folder, recursive=True)
+    with location.fs.open_output_stream(draft) as stream:
         stream.write(content)
-    _rename(place, draft)
+    _rename(location, draft)
 
 
-def _rename(place: Location, draft: str) -> None:
+def _rename(location: Location, draft: str) -> None:
     try:
-        place.fs.move(draft, place.path)
+        location.fs.move(draft, location.path)
     except OSError:
         # HDFS refuses to replace a file: another process was first.
-        if not place.fs.get_file_info(place.path).type == fs.FileType.File:
+        if not location.fs.get_file_info(location.path).type == fs.FileType.File:
             raise
-        place.fs.delete_file(draft)
+        location.fs.delete_file(draft)
 
 
 def _found_digest(uri: str) -> str | None:
-    place = resolve(uri)
+    location = resolve(uri)
     try:
-        with place.fs.open_input_file(place.path) as file:
+        with location.fs.open_input_file(location.path) as file:
             facts = pq.read_schema(file).metadata or {}
     except FileNotFoundError:
         return None
@@ -139,14 +149,20 @@ def _digest(table: pa.Table) -> str:
 
 
 class CutShards:
-    """Tables of pieces by shard, in the memory of the driver: at most one shard for each that was cut."""
+    """Tables of partial shards, held until a shard is complete.
+
+    In the memory of the driver: one shard for each that was cut.
+    """
 
     def __init__(self, folder: AnswerFolder) -> None:
         self._folder = folder
         self._tables: dict[int, dict[int, pa.Table]] = {}
 
     def keep(self, piece: Piece, table: pa.Table, *, ends_shard: bool) -> None:
-        """Keep the table of a piece. The last one writes the shard. Raises as `AnswerFolder.write`."""
+        """Keep the table of a piece.
+
+        The last one writes the shard. Raises as `AnswerFolder.write`.
+        """
         self._tables.setdefault(piece.shard, {})[piece.start] = table
         if ends_shard:
             tables = self._tables.pop(piece.shard)

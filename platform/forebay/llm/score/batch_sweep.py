@@ -1,4 +1,7 @@
-"""Throughput of an engine over batch sizes, on the first rows of the data."""
+"""Throughput of an engine over batch sizes.
+
+Measured on the first rows of the data.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ LEAST_ROWS, ROWS_PER_BATCH = 64, 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchThroughput:
-    """Rates of one batch size, per second of one engine, without the time to open it."""
+    """Rates of one batch size and one engine.
+
+    Per second, without the time to open the engine.
+    """
 
     batch: int
     rows: int
@@ -48,7 +54,9 @@ _CURVES: Mapping[str, Callable[[BatchThroughput], float]] = {
 
 
 def sweep_batches(request: ScoreRequest, batches: Sequence[int]) -> Iterator[BatchThroughput]:
-    """Rates of each batch size, as they are measured, with one engine in this process. Writes no answers.
+    """Measure each batch size with one engine in this process.
+
+    Yields the rates as they are measured. Writes no answers.
 
     A batch size is measured on `ROWS_PER_BATCH` batches, and at least `LEAST_ROWS` rows, after one batch to warm up.
 
@@ -67,7 +75,10 @@ def sweep_batches(request: ScoreRequest, batches: Sequence[int]) -> Iterator[Bat
 
 
 def write_batch_page(found: Sequence[BatchThroughput], folder: str) -> str:
-    """Write the curves over batch sizes into `folder`. Returns the page's URI. Raises `WriteFailed`."""
+    """Write the curves over batch sizes into `folder`.
+
+    Returns the page's URI. Raises `WriteFailed`.
+    """
     pictures = [
         curves(
             Plot(
@@ -103,7 +114,10 @@ def _measured(request: ScoreRequest, setup: ScoreSetup, prompts: list[Prompt]) -
 
 
 def _prompts(setup: ScoreSetup, count: int) -> list[Prompt]:
-    """First `count` prompts of the data. Rows without one are left out, and a small dataset is repeated."""
+    """First `count` prompts of the data.
+
+    Rows without a prompt are left out, and a small dataset is repeated.
+    """
     stop = min(count, setup.layout.rows)
     found = []
     block = setup.spec.source.open(setup.spec.columns, ()).read(0, stop)

@@ -1,4 +1,7 @@
-"""Plan of a scoring run: everything that decides its output, kept beside it in `plan.json`."""
+"""Plan of a scoring run: everything that decides its output.
+
+It is kept beside the output in `plan.json`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ FILE_NAME = "plan.json"
 
 @dataclass(frozen=True, slots=True)
 class ScorePlan:
-    """Facts that decide the output, by name: values that JSON can hold."""
+    """Facts that decide the output, by name.
+
+    The values are plain data that JSON can hold.
+    """
 
     facts: Mapping[str, Any]
 
@@ -29,7 +35,7 @@ class ScorePlan:
 
 
 def keep_plan(plan: ScorePlan, folder: str) -> None:
-    """Write the plan into `folder`, or find that it is there already.
+    """Write the plan into `folder`, or check the existing one.
 
     Raises `InvalidOption` for a folder with another plan, and names what differs. Raises `WriteFailed`.
     """

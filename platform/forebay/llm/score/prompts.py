@@ -1,4 +1,4 @@
-"""Rows of a source as prompts: which columns there are, or a function, decides what is asked."""
+"""Prompts of rows, from their columns or a function."""
 
 from __future__ import annotations
 
@@ -64,12 +64,18 @@ class PromptSource:
         return {name: fact for name, fact in facts.items() if fact not in (None, False)}
 
     def prompt(self, number: int, row: Row) -> Prompt:
-        """Prompt of row `number`. Raises `InvalidConversation` for a row that has none."""
+        """Prompt of row `number`.
+
+        Raises `InvalidConversation` for a row without a prompt.
+        """
         completion = None if self.completion is None else _completion(row[self.completion], self.completion)
         return Prompt(row=number, content=self._content(row), completion=completion)
 
     def question(self, row: Row) -> str | None:
-        """Text of the prompt of a row: the last turn of a conversation. None for a row that has no prompt."""
+        """Text of a row's prompt, or None.
+
+        The last turn of a conversation.
+        """
         try:
             content = self._content(row)
         except InvalidConversation:
@@ -112,7 +118,7 @@ class PromptSource:
 
 
 def find_prompt(source: PromptSource, present: Sequence[str], where: str) -> PromptSource:
-    """`source` with the column that the data has, if it names none.
+    """Choose the column of the data, unless `source` names one.
 
     Raises `InvalidOption` if none of `KNOWN` is there, `MissingColumn` for a named one that is not.
     """

@@ -20,9 +20,11 @@ _DIGEST, _SHOWN = re.compile(r"[0-9a-f]{32,}"), 12
 
 
 def write_page(result: ScoreResult, names: Mapping[str, str], facts: Mapping[str, object]) -> str:
-    """Write the page into the folder of the answers. Returns its URI. Raises `WriteFailed`.
+    """Write the page into the folder of the answers.
 
-    `names` are those of model and data, `facts` those of the plan.
+    Returns its URI. Raises `WriteFailed`.
+
+    `names` has the model and the data, `facts` the plan.
     """
     return write(below(result.folder, FILE_NAME), page_of(result, names, facts), "The page of the scoring run")
 
@@ -45,13 +47,19 @@ def page_of(result: ScoreResult, names: Mapping[str, str], facts: Mapping[str, o
 
 
 def worker_rows(result: ScoreResult) -> list[tuple[str, ...]]:
-    """Rows of the table. Rates of a worker are per second in which it scored, those of all per second of the run."""
+    """Rows of the table, one per worker and one total.
+
+    Rates of a worker are per second in which it scored. The total is per second of the run.
+    """
     rows = [_row(each.name, each, each.busy_s) for each in result.workers]
     return [*rows, _row("all", _sum(result.workers), result.seconds)]
 
 
 def _text(fact: object) -> str:
-    """Fact as people read it. `plan.json` has digests as a whole."""
+    """Format a fact for people.
+
+    `plan.json` has whole digests.
+    """
     if isinstance(fact, Mapping):
         return ", ".join(f"{name} {_text(value)}" for name, value in fact.items())
     if isinstance(fact, list | tuple):

@@ -1,4 +1,4 @@
-"""Request of a scoring run: model, data, folder, and every option by one name."""
+"""Request of a scoring run, with every option."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ ENGINES: Mapping[str, Callable[..., EngineSpec]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreRequest:
-    """All arguments of a scoring run. Raises `InvalidOption` for values that can never work.
+    """All arguments of a scoring run.
+
+    Raises `InvalidOption` for values that can never work.
 
     Attributes:
         model: Folder of a Hugging Face model, on any storage. For `engine="openai"`: the server's name of the model.
@@ -51,7 +53,7 @@ class ScoreRequest:
         dtype: Type of weights and activations: "float32", "bfloat16" or "float16".
         tensor_parallel: GPUs of one engine, for `engine="vllm"`.
         cpus_per_worker, gpus_per_worker: Resources of one engine on the Ray cluster.
-        engine_options: More arguments of the engine's own library, for `engine="vllm"` those of `vllm.LLM`.
+        engine_options: More arguments of the engine's own library, such as `vllm.LLM`.
         base_url: Address of the server, for `engine="openai"`: `http://host:port/v1`.
     """
 
@@ -100,7 +102,10 @@ class ScoreRequest:
             raise InvalidOption("cpus_per_worker= and gpus_per_worker= cannot be negative.")
 
     def scoring_task(self) -> ScoreTask:
-        """ScoreTask with its options. Raises `InvalidOption` for options that do not fit."""
+        """Task of the run, with its options.
+
+        Raises `InvalidOption` for options that do not fit.
+        """
         sampling = Sampling(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
@@ -113,7 +118,10 @@ class ScoreRequest:
         return ScoreTask(kind=self.task, sampling=sampling, pooling=self.pooling)
 
     def prompt_source(self, function: PromptFunction | None = None) -> PromptSource:
-        """Rule by which a row becomes a prompt: `function`, or that of the options."""
+        """Rule by which a row becomes a prompt.
+
+        `function`, or the rule of the options.
+        """
         if function is not None and (self.prompt or self.template):
             raise InvalidOption("a prompt function says what is asked. Leave prompt= and template= out.")
         return PromptSource(
@@ -142,7 +150,10 @@ class ScoreRequest:
 
 
 def _text_of(schema: str) -> str:
-    """JSON text: `schema` itself, or the content of the file that it names."""
+    """JSON text of a schema.
+
+    `schema` itself, or the content of the file that it names.
+    """
     if schema.lstrip().startswith("{"):
         return schema
     path = Path(schema).expanduser()
@@ -152,7 +163,7 @@ def _text_of(schema: str) -> str:
 
 
 def engine_named(name: str, options: Mapping[str, Any]) -> EngineSpec:
-    """Engine `name` with those of `options` that it has.
+    """Make the engine `name` with the `options` that it takes.
 
     Raises `InvalidOption` for an unknown name, and for an option that differs from its default and is another engine's.
     """

@@ -53,11 +53,14 @@ class ScoreResult:
         return sum(each.output_tokens for each in self.workers)
 
     def tables(self) -> Iterator[pa.Table]:
-        """Answers as one table per shard, in the order of the source."""
+        """Answers, one table per shard, in source order."""
         return AnswerFolder(uri=self.folder, plan="").read()
 
     def read(self) -> pa.Table:
-        """Answers as one table, in the order of the source: for those that fit in memory."""
+        """All answers as one table, in source order.
+
+        They must fit in memory.
+        """
         return pa.concat_tables(self.tables())
 
     def facts(self) -> dict[str, Any]:

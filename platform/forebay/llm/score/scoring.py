@@ -28,7 +28,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSetup:
-    """Request that was checked: what every process gets, the division into shards, and the plan."""
+    """A checked request.
+
+    What every process gets, the division into shards, and the plan.
+    """
 
     spec: ScoreSpec
     layout: ShardLayout
@@ -42,7 +45,9 @@ def score_rows(
     engine: EngineSpec | None = None,
     listener: ProgressListener | None = None,
 ) -> ScoreResult:
-    """Score each row of `request.data` once, and write the answers to `request.to`.
+    """Score each row of `request.data` once.
+
+    The answers are written to `request.to`.
 
     Shards that are there are not scored again: a finished run opens no engine. A run that was stopped or killed goes
     on. The answer to a row does not depend on workers, restarts and other rows.
@@ -87,7 +92,10 @@ def score_rows(
 
 
 def set_up(request: ScoreRequest, prompt: PromptFunction | None = None, engine: EngineSpec | None = None) -> ScoreSetup:
-    """Check a request without opening its engine. Raises as `score_rows`."""
+    """Check a request without opening its engine.
+
+    Raises as `score_rows`.
+    """
     spec, task = engine or request.engine_spec(), request.scoring_task()
     asked = request.prompt_source(prompt)
     source = find_source(request.data)

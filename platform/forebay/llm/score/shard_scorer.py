@@ -1,4 +1,7 @@
-"""One shard after the other: rows, prompts, answers, file. What each process of a run does."""
+"""Scoring of one shard after the other.
+
+Rows, prompts, answers, file: what each process of a run does.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ _LONGEST_ERROR = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSpec:
-    """Everything that a process needs to score any shard. It is pickled for each process.
+    """Everything that a process needs to score any shard.
+
+    It is pickled for each process.
 
     `keep` are the columns of the source that the output has too, `columns` all that are read. `access` holds the
     credentials of model and folder.
@@ -43,7 +48,10 @@ class ScoreSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceReport:
-    """Counts of a piece that was scored, in `seconds`. `error` is the first error of a row."""
+    """Counts of a piece that was scored, in `seconds`.
+
+    `error` is the first error of a row.
+    """
 
     piece: Piece
     errors: int
@@ -54,7 +62,10 @@ class PieceReport:
 
 
 class ShardScorer:
-    """Opened engine with its source of rows. The engine is opened at the first piece."""
+    """Scorer of pieces, with its engine and source.
+
+    The engine is opened at the first piece.
+    """
 
     def __init__(self, spec: ScoreSpec) -> None:
         self._spec = spec
@@ -73,13 +84,18 @@ class ShardScorer:
             self._engine = None
 
     def write(self, piece: Piece) -> PieceReport:
-        """Score a whole shard, and write its file. Raises as `table`, and as `AnswerFolder.write`."""
+        """Score a whole shard, and write its file.
+
+        Raises as `table`, and as `AnswerFolder.write`.
+        """
         table, report = self.table(piece)
         self._spec.folder.write(piece.shard, table)
         return report
 
     def table(self, piece: Piece) -> tuple[pa.Table, PieceReport]:
-        """Answers of a piece as a table. A row that cannot be answered has an error.
+        """Answers of a piece as a table.
+
+        A row that cannot be answered has an error.
 
         Raises `EngineFailed` if the engine can answer no more, and the errors of storage.
         """
@@ -99,7 +115,10 @@ class ShardScorer:
         )
 
     def marked(self, piece: Piece, error: str) -> tuple[pa.Table, PieceReport]:
-        """Table of a piece without answers: every row has `error`. Needs no engine."""
+        """Table of a piece without answers.
+
+        Every row has `error`. Needs no engine.
+        """
         source = self._rows.read(piece.start, piece.stop)
         table = self._assemble(piece, source, [RowAnswer(error=error)] * piece.num_rows)
         return table, PieceReport(
@@ -133,7 +152,10 @@ class ShardScorer:
         return _as_answer(found.error, "the prompt function")
 
     def _asked(self, prompts: list[Prompt]) -> list[RowAnswer]:
-        """Answers of the engine. If it raises, halves are asked, down to the prompts that it cannot answer."""
+        """Answers of the engine.
+
+        If it raises, halves are asked, down to the prompts that it cannot answer.
+        """
         if not prompts:
             return []
         assert self._engine is not None
@@ -154,6 +176,9 @@ def _as_answer(error: BaseException, who: str) -> RowAnswer:
 
 
 def _raise_what_is_not_a_row(error: BaseException) -> None:
-    """Raise errors that no other row would escape: those of Forebay, and Ctrl-C."""
+    """Raise errors that affect all rows.
+
+    Errors of Forebay, and Ctrl-C.
+    """
     if isinstance(error, ForebayError) or not isinstance(error, Exception):
         raise error

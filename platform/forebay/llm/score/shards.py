@@ -1,4 +1,4 @@
-"""Shards: numbered ranges of rows. Pure functions of the number of rows."""
+"""Shards: numbered ranges of rows. Pure functions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Rows `start` to `stop` of the source, which belong to one shard and are all of it or a part."""
+    """Rows `start` to `stop` of the source, within one shard.
+
+    They are all rows of the shard, or a part.
+    """
 
     shard: int
     start: int
@@ -18,7 +21,10 @@ class Piece:
         return self.stop - self.start
 
     def halves(self) -> tuple[Piece, Piece]:
-        """Two pieces of the same rows. The first one is as long or one row longer."""
+        """Split into two pieces.
+
+        The first one is as long or one row longer.
+        """
         middle = (self.start + self.stop + 1) // 2
         return (
             Piece(shard=self.shard, start=self.start, stop=middle),
@@ -28,7 +34,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLayout:
-    """Division of `rows` rows into shards of `shard_rows`. The last one may have fewer."""
+    """Division of `rows` rows into shards of `shard_rows`.
+
+    The last one may have fewer.
+    """
 
     rows: int
     shard_rows: int

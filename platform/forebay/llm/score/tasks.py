@@ -1,4 +1,4 @@
-"""Tasks of a scoring run: the kind of answers, and the columns that they fill."""
+"""Tasks of a scoring run, and their output columns."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ COLUMNS: Mapping[Kind, Mapping[str, pa.DataType]] = {
     },
     "embed": {"embedding": pa.list_(pa.float32()), "input_tokens": pa.int32()},
 }
-"""Columns of the answers, between those of the source and `error`. A judge has those of `generate` and `verdict`."""
+"""Columns of the answers, between the source's columns and `error`. A judge has `verdict` and those of `generate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,7 +67,10 @@ class ScoreTask:
         return facts
 
     def ask(self, engine: Engine, prompts: Sequence[Prompt]) -> list[RowAnswer]:
-        """Answers of the engine, in the order of the prompts. Raises what the engine raises."""
+        """Ask the engine, in the order of the prompts.
+
+        Raises what the engine raises.
+        """
         match self.kind:
             case "log_likelihood":
                 return engine.log_likelihood(prompts)
@@ -97,7 +100,10 @@ def _field(answer: RowAnswer, name: str) -> Any:
 
 
 def _verdicts(answers: Sequence[RowAnswer], schema: Mapping[str, Any]) -> tuple[list[str | None], list[str | None]]:
-    """Verdicts as JSON texts, and errors: those of the answers, and those of texts that are no verdict."""
+    """Verdicts as JSON texts, and the errors.
+
+    Errors of the answers, and of texts that are not a verdict.
+    """
     verdicts: list[str | None] = []
     errors: list[str | None] = []
     for answer in answers:

@@ -1,4 +1,4 @@
-"""Verdicts of a judge: JSON in the text of an answer, checked against a schema."""
+"""Verdicts of a judge: JSON checked against a schema."""
 
 from __future__ import annotations
 
@@ -14,11 +14,14 @@ _FENCED = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
 class InvalidVerdict(ValueError):
-    """A text that is no verdict: its message says why."""
+    """A text that is not a verdict: its message says why."""
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:
-    """Raise `InvalidOption` for a schema that is not one, and if the package that checks it is missing."""
+    """Check a JSON schema.
+
+    Raises `InvalidOption` if it is invalid, or if the package that checks it is missing.
+    """
     checker, errors = _import_jsonschema()
     try:
         checker.check_schema(schema)
@@ -27,7 +30,10 @@ def check_schema(schema: Mapping[str, Any]) -> None:
 
 
 def verdict_of(text: str, schema: Mapping[str, Any]) -> Any:
-    """JSON value of `text`: the whole of it, or its first block between ``` marks. Raises `InvalidVerdict`."""
+    """Parse the JSON value in `text`.
+
+    The whole text, or its first block between ``` marks. Raises `InvalidVerdict`.
+    """
     fenced = _FENCED.search(text)
     try:
         value = json.loads(fenced[1] if fenced else text)
@@ -35,8 +41,8 @@ def verdict_of(text: str, schema: Mapping[str, Any]) -> Any:
         raise InvalidVerdict(f"the answer is not JSON ({error}): {text[:80]!r}") from error
     checker, _ = _import_jsonschema()
     for found in checker(schema).iter_errors(value):
-        place = "".join(f"[{each!r}]" for each in found.absolute_path) or "the verdict"
-        raise InvalidVerdict(f"the answer does not fit the schema: {place}: {found.message}"[:300])
+        at = "".join(f"[{each!r}]" for each in found.absolute_path) or "the verdict"
+        raise InvalidVerdict(f"the answer does not fit the schema: {at}: {found.message}"[:300])
     return value
 
 

@@ -1,4 +1,4 @@
-"""Rows of text data as examples: which columns there are decides what an example is."""
+"""Rows of text data as examples, by their columns."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Example of two answers to one prompt: the one that is preferred, and the other one."""
+    """Example of a preferred and a rejected answer to one prompt."""
 
     chosen: Conversation | Completion
     rejected: Conversation | Completion
@@ -44,7 +44,10 @@ class Preference:
 
 @dataclass(frozen=True, slots=True)
 class TokenIds:
-    """Example that is tokenised already. A label of -100 is no target. None: all tokens are."""
+    """Example of token ids.
+
+    A label of -100 is not a target. Without labels, all tokens are targets.
+    """
 
     ids: Sequence[int]
     labels: Sequence[int] | None
@@ -56,7 +59,10 @@ Row: TypeAlias = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schema:
-    """Columns that make an example: all of `required`, and `build`, which raises `InvalidConversation`."""
+    """Columns that make an example.
+
+    All of `required` must exist. `build` raises `InvalidConversation`.
+    """
 
     required: tuple[str, ...]
     build: Callable[[Row], Example]
@@ -95,7 +101,10 @@ def find_schema(columns: Sequence[str], names: Mapping[str, str]) -> Schema:
 
 
 def renamed(row: Row, names: Mapping[str, str]) -> Row:
-    """The row under the names that are looked for. `names` maps them to columns of the data."""
+    """Rename the columns of a row.
+
+    `names` maps the known names to columns of the data.
+    """
     if not names:
         return row
     return {**row, **{name: row[column] for name, column in names.items() if column in row}}
@@ -140,7 +149,10 @@ def _preference(row: Row) -> Example:
 
 
 def _answered(row: Row, column: str) -> Conversation | Completion:
-    """Prompt of a row with the answer in `column`: both text, or messages, which may hold the prompt themselves."""
+    """Prompt of a row with the answer in `column`.
+
+    Both are text, or messages, which may contain the prompt themselves.
+    """
     prompt, answer = row.get("prompt"), row[column]
     if isinstance(answer, list):
         return Conversation(check_messages([*(prompt if isinstance(prompt, list) else ()), *answer]))

@@ -1,4 +1,4 @@
-"""Folders of models on any storage or the Hub, as local folders."""
+"""Folders of models on any storage, as local folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _SAMPLES, _SAMPLE_BYTES = 9, 1 << 16
 
 
 def small_files_of(model: str) -> Location:
-    """Folder of a model, on any storage. For one of the Hub, a copy that may lack the weights.
+    """Folder of a model, perhaps without its weights.
+
+    On any storage. For a model of the Hub, a copy that may lack the weights.
 
     Raises `InvalidOption` for a model that the Hub does not give.
     """
@@ -28,7 +30,9 @@ def small_files_of(model: str) -> Location:
 
 
 def local_copy(folder: str, *, with_weights: bool = True) -> str:
-    """Path of a local folder with the files of `folder`: itself, or a copy that all processes of the machine share.
+    """Local path of a model's folder.
+
+    The folder itself, or a copy that all processes of the machine share.
 
     The copy is named after the URI, sizes and times of all files, and appears by a rename. Subfolders are left out.
     `folder` may name a model of the Hub, which is downloaded, its weights only `with_weights`.
@@ -38,21 +42,21 @@ def local_copy(folder: str, *, with_weights: bool = True) -> str:
     hub = hub_model(folder)
     if hub is not None:
         return hub_copy(hub, with_weights=with_weights)
-    place = resolve(folder)
-    if place.is_local:
-        if not Path(place.path).is_dir():
-            raise InvalidOption(f"{place.uri} is not a folder. Give the folder of a model.", path=place.uri)
-        return place.path
-    files = [info for info in children(place.fs, place.path) if info.type == fs.FileType.File]
+    location = resolve(folder)
+    if location.is_local:
+        if not Path(location.path).is_dir():
+            raise InvalidOption(f"{location.uri} is not a folder. Give the folder of a model.", path=location.uri)
+        return location.path
+    files = [info for info in children(location.fs, location.path) if info.type == fs.FileType.File]
     if not files:
-        raise InvalidOption(f"{place.uri} holds no files. Give the folder of a model.", path=place.uri)
+        raise InvalidOption(f"{location.uri} holds no files. Give the folder of a model.", path=location.uri)
     version = sorted((info.base_name, info.size, info.mtime_ns) for info in files)
-    target = _copies() / digest(repr((place.uri, version)).encode())[:32]
+    target = _copies() / digest(repr((location.uri, version)).encode())[:32]
     if not target.exists():
         draft = Path(tempfile.mkdtemp(prefix=".draft-", dir=target.parent))
         try:
             for info in files:
-                fs.copy_files(info.path, str(draft / info.base_name), place.fs, fs.LocalFileSystem())
+                fs.copy_files(info.path, str(draft / info.base_name), location.fs, fs.LocalFileSystem())
             draft.rename(target)
         except OSError:
             # Another process was first.
@@ -64,7 +68,9 @@ def local_copy(folder: str, *, with_weights: bool = True) -> str:
 
 
 def folder_digest(folder: str) -> str:
-    """SHA-256 of the names and sizes of a folder's files, and of samples of their content: 64 KiB at 9 places of each.
+    """SHA-256 of a folder's file names, sizes and samples.
+
+    Samples are 64 KiB at 9 offsets of each file.
 
     Copies of a model have the same digest. Models that were trained in other ways differ in nearly all weights. That of
     a model of the Hub is of its name and commit: its weights are not needed here.
@@ -72,13 +78,13 @@ def folder_digest(folder: str) -> str:
     hub = hub_model(folder)
     if hub is not None:
         return digest(str(hub).encode())
-    place = resolve(folder)
+    location = resolve(folder)
     facts: list[object] = []
-    for info in sorted(children(place.fs, place.path), key=lambda each: str(each.base_name)):
+    for info in sorted(children(location.fs, location.path), key=lambda each: str(each.base_name)):
         if info.type == fs.FileType.File and info.base_name.endswith((".json", ".safetensors")):
             facts.append((info.base_name, info.size))
             last = max(info.size - _SAMPLE_BYTES, 0)
-            with place.fs.open_input_file(info.path) as file:
+            with location.fs.open_input_file(info.path) as file:
                 facts += [
                     digest(file.read_at(_SAMPLE_BYTES, part * last // (_SAMPLES - 1))) for part in range(_SAMPLES)
                 ]

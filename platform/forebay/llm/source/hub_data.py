@@ -1,4 +1,7 @@
-"""Datasets of the Hugging Face Hub, by the library `datasets` and its cache."""
+"""Datasets of the Hugging Face Hub, by the library `datasets`.
+
+They come through its cache.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ HUB = "hf:"
 
 
 def hub_files(data: str) -> list[str]:
-    """Arrow files of `hf:NAME` or `hf:NAME:SPLIT` in the cache of `datasets`, which downloads what is missing.
+    """Arrow files of `hf:NAME` or `hf:NAME:SPLIT`.
+
+    They lie in the cache of `datasets`, which downloads what is missing.
 
     NAME may be a local folder. The split is "train" unless it is given.
 

@@ -1,4 +1,7 @@
-"""Models of the Hugging Face Hub: a name becomes a folder in the cache of its library, once on each node."""
+"""Models of the Hugging Face Hub as cached folders.
+
+Each node downloads a model once, into the cache of `huggingface_hub`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _OFFLINE = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 @dataclass(frozen=True, slots=True)
 class HubModel:
-    """Repository of a model on the Hub, and its branch, tag or commit."""
+    """Repository on the Hub, and a branch, tag or commit."""
 
     repo: str
     revision: str
@@ -37,7 +40,10 @@ class HubModel:
 
 
 def hub_model(model: str) -> HubModel | None:
-    """Model of the Hub that "org/name" or "org/name@revision" names. None for all else, and for local folders."""
+    """Parse "org/name" or "org/name@revision".
+
+    None for all other names, and for local folders.
+    """
     found = _NAME.fullmatch(model)
     if found is None or Path(model).exists():
         return None
@@ -45,7 +51,9 @@ def hub_model(model: str) -> HubModel | None:
 
 
 def pinned_model(model: str) -> str:
-    """Name of a model of the Hub with its present commit, which all workers and later runs share. Else `model` itself.
+    """Pin a model of the Hub to its present commit.
+
+    All workers and later runs share it. Other names are returned unchanged.
 
     Downloads the configuration and the tokenizer. Raises `InvalidOption` for a model that the Hub does not give.
     """
@@ -56,7 +64,9 @@ def pinned_model(model: str) -> str:
 
 
 def hub_copy(hub: HubModel, *, with_weights: bool) -> str:
-    """Folder with the configuration and the tokenizer, and the safetensors of a model: downloads what is missing.
+    """Download what is missing of a model, and return its folder.
+
+    Configuration, tokenizer and safetensors.
 
     Processes of one machine share the folder, and wait for each other. Without a network, it has to be in the cache.
 
@@ -72,7 +82,10 @@ def hub_copy(hub: HubModel, *, with_weights: bool) -> str:
 
 
 def hub_names(hub: HubModel) -> set[str]:
-    """Names of all files of a model on the Hub, without subfolders. Without a network, those in the cache."""
+    """Names of a model's files on the Hub, without subfolders.
+
+    Without a network, the names in the cache.
+    """
     listing = partial(_library().HfApi().list_repo_files, hub.repo, revision=hub.revision)
     names = outcome_of(listing)
     if names.error is None and names.value is not None:
@@ -82,7 +95,11 @@ def hub_names(hub: HubModel) -> set[str]:
 
 @contextmanager
 def hub_access(model: str) -> Iterator[None]:
-    """Keep this process and its children from the Hub within the block, unless `model` is a model of the Hub.
+    """Block access to the Hub, unless `model` is from there.
+
+    Applies to this process and its children within the block.
+
+    Applies to this process and its children.
 
     The library refuses each request then (`HF_HUB_OFFLINE=1`). A variable of the user stands.
     """

@@ -1,4 +1,4 @@
-"""Facts of a prepared dataset of token rows, for those who train on it."""
+"""Facts of a prepared dataset of token rows."""
 
 from __future__ import annotations
 
@@ -34,16 +34,25 @@ class PreparedTokens:
     has_pairs: bool = False
 
     def spec(self, spec: TokenizerSpec) -> TokenizerSpec:
-        """Tokenizer for other data of the same model: `spec`, or the one that was trained on this data."""
+        """Tokenizer for other data of the same model.
+
+        `spec`, or the tokenizer that was trained on this data.
+        """
         return replace(spec, trained=self.trained_tokenizer)
 
     def tokenizer(self, spec: TokenizerSpec) -> Any:
-        """Tokenizer of the transformers library. `spec` is that of the dataset's source."""
+        """Load the dataset's tokenizer.
+
+        `spec` is the spec of the dataset's source.
+        """
         return load_tokenizer(self.spec(spec))
 
 
 def prepared_tokens(prepared: Prepared) -> PreparedTokens:
-    """Facts of `prepared`. Raises `InvalidOption` for a dataset that is not made of token rows."""
+    """Facts of `prepared`.
+
+    Raises `InvalidOption` for a dataset that is not made of token rows.
+    """
     facts = prepared.facts
     if "seq_len" not in facts:
         raise InvalidOption(

@@ -1,4 +1,4 @@
-"""Files with text to train on, and their division into spans that are prepared one by one."""
+"""Text files to train on, divided into spans."""
 
 from __future__ import annotations
 
@@ -46,9 +46,11 @@ class TextFiles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextSpan:
-    """Part of the source: rows `start` to `stop`, in the unit of the format.
+    """Part of the source: rows `start` to `stop`.
 
-    Parquet counts row groups of the manifest, and `uri` is that of the first. JSON Lines count bytes: a line belongs to
+    In the unit of the format.
+
+    Parquet counts row groups of the manifest, and `uri` names the first one. JSON Lines count bytes: a line belongs to
     the span in which it begins. Compressed files and files of the `datasets` library are whole spans, without a `stop`.
     """
 
@@ -58,8 +60,10 @@ class TextSpan:
 
 
 def find_text_files(data: Uri | Sequence[Uri]) -> TextFiles:
-    """Files that `data` names: Parquet, JSON Lines (also `.gz` and `.zst`), folders of `datasets.save_to_disk`, or
-    datasets of the Hub (`hf:NAME`, `hf:NAME:SPLIT`).
+    """Find the text files that `data` names.
+
+    Parquet, JSON Lines (also `.gz` and `.zst`), folders of `datasets.save_to_disk`, or datasets of the Hub (`hf:NAME`,
+    `hf:NAME:SPLIT`).
 
     Raises `InvalidOption` for files of several formats or of another one, and as `find_files`.
     """
@@ -83,7 +87,9 @@ def scan_parquet(found: TextFiles) -> Manifest:
 
 
 def cut_spans(found: TextFiles, manifest: Manifest | None, span_bytes: int = SPAN_BYTES) -> list[TextSpan]:
-    """Spans of about `span_bytes` bytes, in order. They depend on the files alone.
+    """Cut files into spans of about `span_bytes` bytes, in order.
+
+    They depend on the files alone.
 
     Args:
         found: Files.
@@ -123,18 +129,24 @@ def _format_of(uri: str) -> Format:
 
 
 def _is_cache(uri: str) -> bool:
-    """Whether a file is a cache of the `datasets` library: results of map and filter, which are not the data."""
+    """Whether a file is a cache of the `datasets` library.
+
+    Caches hold results of map and filter, which are not the data.
+    """
     name = PurePosixPath(uri).name
     return name.startswith("cache-") and name.endswith(".arrow")
 
 
 def _refuse_splits(files: Sequence[FoundFile]) -> None:
-    """Refuse a folder of several splits of the `datasets` library: a held-out one would be trained on."""
+    """Refuse a `datasets` folder of several splits.
+
+    A held-out split would be trained on.
+    """
     folders = sorted({file.uri.rpartition("/")[0] for file in files})
     parents = {folder.rpartition("/")[0] for folder in folders}
     for parent in sorted(parents):
-        place = resolve(f"{parent}/dataset_dict.json")
-        if place.fs.get_file_info(place.path).type and len(folders) > 1:
+        location = resolve(f"{parent}/dataset_dict.json")
+        if location.fs.get_file_info(location.path).type and len(folders) > 1:
             raise InvalidOption(
                 f"{parent} holds the splits {', '.join(folder.rpartition('/')[2] for folder in folders)} of a data "
                 f"set. Name the one to train on: data={folders[0]!r}.",

@@ -1,4 +1,4 @@
-"""Rows of a span of text data, as dictionaries, each with its place for messages."""
+"""Rows of a span of text data, as dictionaries."""
 
 from __future__ import annotations
 
@@ -23,17 +23,22 @@ _CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 
 class TextRow(NamedTuple):
-    """A row, and a function that finds its place for messages: `chats.jsonl, line 3`.
+    """A row, and a function that returns its address.
+
+    The address is for messages: `chats.jsonl, line 3`.
 
     `values` is an error for a row that cannot be decoded.
     """
 
-    place: Callable[[], str]
+    address: Callable[[], str]
     values: Mapping[str, Any] | InvalidDocument
 
 
 def rows_of(span: TextSpan, file_format: Format, manifest: Manifest | None) -> Iterator[TextRow]:
-    """Rows of a span, in order. Raises as `RowGroupReader.read`, or the file system's errors."""
+    """Read the rows of a span, in order.
+
+    Raises as `RowGroupReader.read`, or the file system's errors.
+    """
     if manifest is not None:
         return _parquet_rows(span, manifest)
     readers: Mapping[str, Callable[[TextSpan], Iterator[TextRow]]] = {
@@ -45,7 +50,10 @@ def rows_of(span: TextSpan, file_format: Format, manifest: Manifest | None) -> I
 
 
 def count_rows(span: TextSpan, file_format: Format) -> int:
-    """Number of the rows of a span that is not Parquet, which are not decoded. Raises `ReadFailed`."""
+    """Count the rows of a span without decoding them.
+
+    The span is not Parquet. Raises `ReadFailed`.
+    """
     counters: Mapping[str, Callable[[TextSpan], int]] = {
         "jsonl": lambda span: _num_lines(io.BytesIO(_lines_from(span)[1])),
         "compressed": lambda span: _num_lines(_compressed_lines(span)),
@@ -85,12 +93,12 @@ def _line_rows(span: TextSpan) -> Iterator[TextRow]:
     position, content = read(f"bytes from {span.start} of {span.uri}", partial(_lines_from, span))
     for line in io.BytesIO(content):
         if line.strip():
-            yield _json_row(line, partial(_line_place, span.uri, position))
+            yield _json_row(line, partial(_line_address, span.uri, position))
         position += len(line)
 
 
 def _lines_from(span: TextSpan) -> tuple[int, bytes]:
-    """All lines that begin in the span, and the position of the first."""
+    """All lines that begin in the span, with the first position."""
     location = resolve_source(span.uri)
     with location.fs.open_input_file(location.path) as file:
         stop = file.size() if span.stop is None else span.stop
@@ -106,8 +114,11 @@ def _lines_from(span: TextSpan) -> tuple[int, bytes]:
     return first + skipped, content[skipped:]
 
 
-def _line_place(uri: str, position: int) -> str:
-    """`uri, line 3` of the line at byte `position`. Counts lines, which is worth it only for a message."""
+def _line_address(uri: str, position: int) -> str:
+    """Address of the line at byte `position`: `uri, line 3`.
+
+    Counts lines, which is only worth it for a message.
+    """
     location = resolve(uri)
     line = 1
     with location.fs.open_input_file(location.path) as file:
@@ -129,13 +140,15 @@ def _compressed_lines(span: TextSpan) -> Iterator[bytes]:
         yield from io.BufferedReader(stream)
 
 
-def _json_row(line: bytes, place: Callable[[], str]) -> TextRow:
+def _json_row(line: bytes, address: Callable[[], str]) -> TextRow:
     try:
         values = json.loads(line)
     except UnicodeDecodeError as error:
-        return TextRow(place, InvalidDocument(f"{place()}: the line is not UTF-8 ({error.reason})"))
+        return TextRow(address, InvalidDocument(f"{address()}: the line is not UTF-8 ({error.reason})"))
     except (ValueError, RecursionError) as error:
-        return TextRow(place, InvalidDocument(f"{place()}: the line is not JSON ({error})"))
+        return TextRow(address, InvalidDocument(f"{address()}: the line is not JSON ({error})"))
     if not isinstance(values, dict):
-        return TextRow(place, InvalidDocument(f"{place()}: the line is a JSON {type(values).__name__}, not an object"))
-    return TextRow(place, values)
+        return TextRow(
+            address, InvalidDocument(f"{address()}: the line is a JSON {type(values).__name__}, not an object")
+        )
+    return TextRow(address, values)

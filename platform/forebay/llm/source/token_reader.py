@@ -51,9 +51,11 @@ _MOST_MEASURED = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExampleRows:
-    """Examples of text data: its format, its columns, and the rule for rows that are not valid.
+    """Examples of text data.
 
-    `manifest` is that of Parquet files, None for other formats.
+    Its format, its columns, and the rule for invalid rows.
+
+    `manifest` lists Parquet files. None: another format.
     """
 
     format: Format
@@ -64,7 +66,10 @@ class ExampleRows:
     access: Access
 
     def examples(self, span: TextSpan, on_skipped: Callable[[], None] = lambda: None) -> Iterator[Example]:
-        """Examples of a span, in order. Raises `InvalidDocument` for the first row that is not valid."""
+        """Examples of a span, in order.
+
+        Raises `InvalidDocument` for the first invalid row.
+        """
         for row in rows_of(span, self.format, self.manifest):
             example = self._example(row)
             if not isinstance(example, InvalidDocument):
@@ -80,15 +85,18 @@ class ExampleRows:
         try:
             return self.schema.example(renamed(row.values, self.names))
         except InvalidConversation as error:
-            place = row.place()
+            address = row.address()
             return InvalidDocument(
-                f"{place}: {error}. Correct the row, or set on_bad_rows='skip' to leave such rows out.", place=place
+                f"{address}: {error}. Correct the row, or set on_bad_rows='skip' to leave such rows out.",
+                address=address,
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenReader:
-    """Reader of the spans of a `TokenSource`: examples, tokens, rows. A `SpanReader`.
+    """Reader of the spans of a `TokenSource`.
+
+    A `SpanReader`: examples, tokens, rows.
 
     `tokenizer` is one of the transformers library. `trained` is its text if it was trained on the data.
     """
@@ -135,7 +143,7 @@ class TokenReader:
             )
 
     def _ready(self, example: Example) -> Rendered | Document:
-        """Text of an example, or its document where that needs no text."""
+        """Text of an example, or its document if it needs no text."""
         begin, end = self._begin(), self.tokenizer.eos_token
         match example:
             case Conversation(messages) if has_generation_marks(self.tokenizer):
@@ -163,7 +171,7 @@ class TokenReader:
         return "last" if self.has_pairs else self.train_on
 
     def _begin(self) -> str:
-        """Text of the token that this tokenizer puts before a text, or none."""
+        """Text of the tokenizer's begin token, or empty."""
         before: Sequence[int] = self.tokenizer("")["input_ids"]
         is_begin = bool(before) and before[0] == self.tokenizer.bos_token_id
         return str(self.tokenizer.bos_token) if is_begin else ""
@@ -189,7 +197,10 @@ class TokenReader:
         )
 
     def _median(self) -> str:
-        """Median length of the first documents, for a message. Reads the first span again."""
+        """Median length of the first documents, for a message.
+
+        Reads the first span again.
+        """
         examples = self.rows.examples(self.all_spans[0]) if self.all_spans else iter(())
         lengths = sorted(len(document.ids) for document in islice(self.documents(examples), _MOST_MEASURED))
         if not lengths:

@@ -1,4 +1,4 @@
-"""Text as the source of a prepared dataset: what is read, how it becomes tokens, and how these fill rows."""
+"""Source of token rows for `fb.prepare`."""
 
 from __future__ import annotations
 
@@ -37,8 +37,9 @@ _MOST_NAMED_INPUTS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenOptions:
-    """Options of a `TokenSource`, by the names that others use too. Raises `InvalidOption` for values that can never
-    work.
+    """Options of a `TokenSource`.
+
+    Raises `InvalidOption` for values that can never work.
     """
 
     seq_len: int = 1024
@@ -56,7 +57,10 @@ class TokenOptions:
             raise InvalidOption(f"on_bad_rows={self.on_bad_rows!r} is unknown. Choose one of {known}.")
 
     def layout(self, default: Packing, *, pad: int) -> RowLayout:
-        """Layout of the rows, with the packing that suits the data unless one is given."""
+        """Layout of the rows.
+
+        `default` is the packing that suits the data.
+        """
         return RowLayout(seq_len=self.seq_len, packing=self.packing or default, overflow=self.overflow, pad=pad)
 
 
@@ -98,7 +102,10 @@ class TokenSource:
         return max(ROW_GROUP_TOKENS // self.options.seq_len, 1)
 
     def origin(self) -> PreparedOrigin:
-        """Everything that decides the rows. Lists the files of the data, and opens none."""
+        """Everything that decides the rows.
+
+        Lists the files of the data, and opens none.
+        """
         versions = find_text_files(self.data).versions
         if len(versions) > _MOST_NAMED_INPUTS:
             versions = {str(self.data): digest(canonical(dict(versions)).encode())}
@@ -120,7 +127,9 @@ class TokenSource:
         )
 
     def open(self) -> TokenReader:
-        """Reader of the spans. Reads the first rows, and trains the tokenizer where the data has its own.
+        """Open a reader of the spans.
+
+        Reads the first rows, and trains the tokenizer if the data has its own.
 
         Raises `InvalidOption` for columns that make no example, and for conversations without a chat template.
         """
@@ -160,7 +169,7 @@ class TokenSource:
         raise NoFiles(f"{self.data}: no file has a row. Name files that have.")
 
     def _tokenizer(self, rows: ExampleRows, spans: Sequence[TextSpan]) -> tuple[Any, str | None]:
-        """Tokenizer, and its text if it was trained on the first examples of the data."""
+        """Tokenizer, and its text if trained on the first examples."""
         spec = self.tokenizer
         if spec.folder is not None or spec.trained is not None:
             return load_tokenizer(spec), spec.trained
@@ -169,7 +178,7 @@ class TokenSource:
         return found, to_text(found)
 
     def _check_pairs(self) -> None:
-        """Check that a pair stays whole: both of its answers lie in one row."""
+        """Check that both answers of a pair stay in one row."""
         for option, values in (("overflow", ("truncate", "split")), ("packing", ("wrapped",))):
             value = getattr(self.options, option)
             if value in values:

@@ -1,4 +1,4 @@
-"""Tokenizers: one from a model's folder, or a small one that is trained on the data."""
+"""Tokenizers from a model's folder, or trained on the data."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class TokenizerSpec:
         return None if self.template is None else TEMPLATES.get(self.template, self.template)
 
     def identity(self) -> Mapping[str, str]:
-        """Everything that decides how text is split, besides the data. Reads the folder's tokenizer files.
+        """Everything that decides how text is split, besides the data.
+
+        Reads the folder's tokenizer files.
 
         Raises `InvalidOption` for a folder without a tokenizer.
         """
@@ -79,7 +81,9 @@ class TokenizerSpec:
 
 
 def tokenizer(model: str = "tiny", *, template: str | None = None) -> TokenizerSpec:
-    """Tokenizer of `model`: a folder with `tokenizer.json`, or "tiny" for one that is trained on the data.
+    """Tokenizer of `model`.
+
+    A folder with `tokenizer.json`, or "tiny" for a tokenizer that is trained on the data.
 
     Raises `InvalidOption` for a folder without a tokenizer, and for an unknown template.
     """
@@ -90,22 +94,27 @@ def tokenizer(model: str = "tiny", *, template: str | None = None) -> TokenizerS
 
 
 def tokenizer_files(folder: str) -> dict[str, bytes]:
-    """Content of the tokenizer's files in a model's folder, by name. Raises `InvalidOption` if there are none."""
-    place = small_files_of(folder)
-    present = {info.base_name: info for info in children(place.fs, place.path) if info.type == fs.FileType.File}
+    """Contents of the tokenizer files in a model's folder.
+
+    By name. Raises `InvalidOption` if there are none.
+    """
+    location = small_files_of(folder)
+    present = {info.base_name: info for info in children(location.fs, location.path) if info.type == fs.FileType.File}
     names = [name for name in _FILES if name in present]
     if not {"tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt"}.intersection(names):
         seen = ", ".join(sorted(present)[:10]) or "no files"
         raise InvalidOption(
-            f"{place.uri} has no tokenizer: it needs tokenizer.json (or tokenizer.model), and holds {seen}. Give the "
-            "folder of a Hugging Face model, as save_pretrained() writes it.",
-            path=place.uri,
+            f"{location.uri} has no tokenizer: it needs tokenizer.json (or tokenizer.model), and holds {seen}. Give "
+            "the folder of a Hugging Face model, as save_pretrained() writes it.",
+            path=location.uri,
         )
-    return {name: read_small(place.child(name)) for name in names}
+    return {name: read_small(location.child(name)) for name in names}
 
 
 def load_folder(folder: str, template: str | None = None) -> Any:
-    """Tokenizer of a local folder, or of a copy of a remote one. No network, no code of others.
+    """Load the tokenizer of a local folder or a copy.
+
+    Uses no network, and runs no code of the folder.
 
     Without a pad token, the end token pads. Raises `InvalidOption` for a tokenizer that cannot be loaded, has neither a
     pad nor an end token, or does not give offsets.
@@ -126,7 +135,10 @@ def load_folder(folder: str, template: str | None = None) -> Any:
 
 
 def load_tokenizer(spec: TokenizerSpec) -> Any:
-    """Tokenizer of a spec: that of its folder, or the one that was trained already. Raises as `load_folder`."""
+    """Load the tokenizer of a spec.
+
+    From its folder, or from its trained text. Raises as `load_folder`.
+    """
     if spec.trained is not None:
         return from_text(spec.trained)
     if spec.folder is None:
@@ -135,7 +147,10 @@ def load_tokenizer(spec: TokenizerSpec) -> Any:
 
 
 def with_pad_and_template(found: Any, name: str, template: str | None) -> Any:
-    """The same tokenizer, with a pad token and the given template. Raises `InvalidOption` if it cannot have one."""
+    """Set the pad token and the given template.
+
+    Returns the same tokenizer. Raises `InvalidOption` if it cannot have a pad token.
+    """
     if found.eos_token_id is None:
         raise InvalidOption(f"the tokenizer of {name} has no end token (eos_token). Set it in tokenizer_config.json.")
     if found.pad_token_id is None:
@@ -147,7 +162,10 @@ def with_pad_and_template(found: Any, name: str, template: str | None) -> Any:
 
 
 def train_tokenizer(texts: Iterable[str], spec: TokenizerSpec) -> Any:
-    """Byte-level BPE tokenizer with the ChatML template. Equal texts in equal order give equal tokenizers."""
+    """Train a byte-level BPE tokenizer with the ChatML template.
+
+    Equal texts in equal order give equal tokenizers.
+    """
     transformers = import_transformers()
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers  # noqa: PLC0415 - an extra
 
@@ -187,7 +205,7 @@ def from_text(text: str) -> Any:
 
 
 def check_sizes(num_entries: int, num_embeddings: int, name: str) -> None:
-    """Raise `InvalidOption` for a tokenizer with more entries than the model has embeddings."""
+    """Raise `InvalidOption` if the tokenizer exceeds the model's embeddings."""
     if num_entries > num_embeddings:
         raise InvalidOption(
             f"the tokenizer has {count_text(num_entries)} entries, and the model {name} has embeddings for "
@@ -198,7 +216,10 @@ def check_sizes(num_entries: int, num_embeddings: int, name: str) -> None:
 
 
 def import_transformers() -> Any:
-    """Library `transformers`. Raises `InvalidOption` with the install line if it is missing."""
+    """Import `transformers`.
+
+    Raises `InvalidOption` with the install line if it is missing.
+    """
     with extra_package("transformers", "A language model"):
         import transformers  # noqa: PLC0415 - an extra, which takes seconds to import
     # A worker's bars would be mixed with the lines of the run.

@@ -48,7 +48,7 @@ def test_export(forebay: Callable[..., Any], weights: dict[str, torch.Tensor], t
     ("words", "reason"),
     [
         (("other",), "there is no run 'other'"),
-        (("mine", "--step", "7"), "no checkpoint of step 7. There are those of 20"),
+        (("mine", "--step", "7"), "no checkpoint of step 7. It has steps 20"),
         (("mine", "--merge"), "there is no adapter"),
         (("mine", "--dtype", "int8"), "dtype='int8' is unknown"),
     ],

@@ -33,7 +33,7 @@ def config_of(name: str) -> Any:
 
 
 def formula_flops(config: Any) -> TokenFlops:
-    """Full training by the usual formula: `6 N + 12 L H Q T` per token (PaLM, appendix B; torchtitan).
+    """Full training by the usual formula: `6 N + 12 L H Q T` per token (PaLM, appendix B, and torchtitan).
 
     N is the number of parameters, without the input embedding unless it is shared with the output.
     """

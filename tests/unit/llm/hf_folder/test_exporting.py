@@ -198,8 +198,8 @@ def test_from_and_to_storage_that_is_not_local(in_parts: dict[str, torch.Tensor]
     made = llm.export("parts", "memory://exported/out", storage="memory://exported/runs")
     assert made.folder == "memory://exported/out"
     llm.export("parts", str(tmp_path / "here"), storage=str(tmp_path / "runs"))
-    place = resolve("memory://exported/out")
-    with place.fs.open_input_stream(f"{place.path}/model.safetensors") as stream:
+    location = resolve("memory://exported/out")
+    with location.fs.open_input_stream(f"{location.path}/model.safetensors") as stream:
         assert stream.read() == (tmp_path / "here" / "model.safetensors").read_bytes()
 
 

@@ -63,11 +63,11 @@ def test_what_cannot_be_decoded_is_named_by_its_line(tmp_path: Path) -> None:
 
 def test_places_of_rows(write: Callable[..., Path]) -> None:
     parquet = write(ROWS, "p/a.parquet")
-    assert read_all(parquet)[8].place() == f"{parquet}, row group 1, row 1"
+    assert read_all(parquet)[8].address() == f"{parquet}, row group 1, row 1"
     arrow = write(ROWS, "q/a.arrow")
-    assert read_all(arrow)[8].place() == f"{arrow}, row 8"
+    assert read_all(arrow)[8].address() == f"{arrow}, row 8"
     packed = write(ROWS, "r/a.jsonl.gz")
-    assert read_all(packed)[13].place() == f"{packed}, line 14"
+    assert read_all(packed)[13].address() == f"{packed}, line 14"
 
 
 def test_caches_of_the_datasets_library_are_no_data(write: Callable[..., Path]) -> None:

@@ -1,4 +1,4 @@
-"""Generated tokens as an answer: the text, and why it ended. The same for every engine that sees tokens."""
+"""Generated tokens as an answer, for engines that return tokens."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from forebay.llm.score.engines.engine import RowAnswer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerText:
-    """Text of generated tokens, up to the first of the texts `stop`."""
+    """Text of generated tokens, up to the first stop text."""
 
     tokenizer: Any
     stop: tuple[str, ...]
 
     def answer(self, input_tokens: int, ids: Sequence[int], *, is_ended: bool) -> RowAnswer:
-        """RowAnswer of the tokens. `is_ended`: the last one is an end token, which is not part of the text."""
+        """Make the answer of generated tokens.
+
+        `is_ended`: the last one is an end token, which is not part of the text.
+        """
         text = self._decoded(ids[:-1] if is_ended else ids)
         cut = self._cut(text)
         return RowAnswer(
@@ -28,12 +31,12 @@ class AnswerText:
         )
 
     def has_stop(self, ids: Sequence[int]) -> bool:
-        """Whether a stop text is in the text of the tokens."""
+        """Whether the text of the tokens contains a stop text."""
         return bool(self.stop) and self._cut(self._decoded(ids)) is not None
 
     def _cut(self, text: str) -> int | None:
-        """Place of the first stop text, None if there is none."""
-        found = [place for stop in self.stop if (place := text.find(stop)) >= 0]
+        """Index of the first stop text, or None."""
+        found = [index for stop in self.stop if (index := text.find(stop)) >= 0]
         return min(found, default=None)
 
     def _decoded(self, ids: Sequence[int]) -> str:

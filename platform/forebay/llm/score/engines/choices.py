@@ -1,4 +1,4 @@
-"""JSON schemas with few possible values, which an engine can hold its answers to by listing them."""
+"""JSON schemas with few values, listed to constrain an engine."""
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ MOST_CHOICES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """Token ids of every text that may be generated, each with its end token."""
+    """Token ids of every allowed text, with its end token."""
 
     lines: tuple[tuple[int, ...], ...]
 
     def next_tokens(self, ids: Sequence[int]) -> list[int]:
-        """Tokens that may follow `ids`. Behind the end of a text: its end token again."""
+        """Tokens that may follow `ids`.
+
+        After the end of a text: its end token again.
+        """
         begun = tuple(ids)
         found = sorted(
             {line[len(begun)] for line in self.lines if line[: len(begun)] == begun and len(line) > len(begun)}
@@ -27,7 +30,10 @@ class Choices:
 
 
 def choices_of(schema: Mapping[str, Any], tokenizer: Any) -> Choices | None:
-    """Choices of a schema. None if it has too many values, or if they cannot be listed."""
+    """Choices of a schema.
+
+    None if it has more than `MOST_CHOICES` values, or if they cannot be listed.
+    """
     values = list(itertools.islice(_values(schema) or (), MOST_CHOICES + 1))
     if not values or len(values) > MOST_CHOICES:
         return None
@@ -37,7 +43,10 @@ def choices_of(schema: Mapping[str, Any], tokenizer: Any) -> Choices | None:
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Values of a schema of enums, booleans, small whole numbers and objects of these. None: they cannot be listed."""
+    """Values of a schema, or None if they cannot be listed.
+
+    Enums, booleans, small whole numbers, and objects of these.
+    """
     match schema:
         case {"enum": [*values]}:
             return list(values)

@@ -1,4 +1,4 @@
-"""Engine of a scoring run: what it is asked for and what it answers. The laws that every engine keeps."""
+"""Engine of a scoring run: requests, answers, and laws."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forebay.errors import InvalidOption, whole_number
 from forebay.llm.chat import Messages
 
 Pooling = Literal["mean", "last"]
-"""Vector of a text: the mean over its tokens, or that of its last token."""
+"""Vector of a text: the mean over its tokens, or its last token's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,7 @@ class Prompt:
     Attributes:
         row: Number of the row in the source.
         content: Text, which is continued as it is, or a conversation, which is rendered by the chat template.
-        completion: Text whose log-likelihood is asked for. None: that of the content itself.
+        completion: Text whose log-likelihood is asked for. None: the content itself.
     """
 
     row: int
@@ -30,7 +30,9 @@ class Prompt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowAnswer:
-    """RowAnswer to one prompt. Only the fields of the task are set. With an `error`, the others have no meaning.
+    """Answer to one prompt.
+
+    Only the fields of the task are set. With an `error`, the others have no meaning.
 
     Attributes:
         text: Generated text, without its end token.
@@ -55,7 +57,9 @@ class RowAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """Rules by which tokens are chosen. Raises `InvalidOption` for values that can never work.
+    """Rules by which tokens are chosen.
+
+    Raises `InvalidOption` for values that can never work.
 
     Attributes:
         max_tokens: Most generated tokens of a row.
@@ -110,15 +114,24 @@ class EngineSpec(Protocol):
     """Closed engine, which is pickled for each process that scores."""
 
     def identity(self) -> Mapping[str, Any]:
-        """Everything that decides the answers, besides prompts and sampling: plain data that JSON can hold."""
+        """Everything that decides the answers, besides prompts and sampling.
+
+        Plain data that JSON can hold.
+        """
         ...
 
     def check(self) -> None:
-        """Raise `InvalidOption` for what can be found without opening the engine, such as a missing package."""
+        """Check what can be checked without opening the engine.
+
+        Raises `InvalidOption`, for example for a missing package.
+        """
         ...
 
     def open(self) -> Engine:
-        """Open the engine. Raises `InvalidOption` for one that can never be opened."""
+        """Open the engine.
+
+        Raises `InvalidOption` if it can never be opened.
+        """
         ...
 
 

@@ -1,4 +1,4 @@
-"""Answers of a batch of prompts by `generate` of the transformers library."""
+"""Generation for a batch of prompts, by `generate` of transformers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,10 @@ class Generator:
     choices: Choices | None = None
 
     def answers(self, questions: list[list[int]], rows: list[int]) -> list[RowAnswer]:
-        """Answer each question, of at least one token. Rows that have ended stay in the batch until the last one."""
+        """Answer questions of at least one token each.
+
+        Rows that have ended stay in the batch until the last one.
+        """
         lengths = np.array([len(each) for each in questions])
         text = AnswerText(tokenizer=self.tokenizer, stop=self.sampling.stop)
         end = _EndOfAnswers(text=text, ends=self.ends, limits=self._limits(lengths).tolist())
@@ -65,13 +68,16 @@ class Generator:
         ]
 
     def _limits(self, lengths: Ids) -> Ids:
-        """Most tokens of each answer: `max_tokens`, or the positions that are left."""
+        """Largest number of tokens per answer.
+
+        `max_tokens`, or the positions that are left.
+        """
         most = np.full_like(lengths, self.sampling.max_tokens)
         return most if self.positions is None else np.minimum(most, self.positions - lengths)
 
 
 class _EndOfAnswers:
-    """Stopping criterion that keeps the tokens of each answer up to its end."""
+    """Stopping criterion that collects the tokens of each answer."""
 
     def __init__(self, *, text: AnswerText, ends: frozenset[int], limits: list[int]) -> None:
         self._text, self._ends, self.limits = text, ends, limits
@@ -90,7 +96,10 @@ class _EndOfAnswers:
 
 
 class _RowDraws:
-    """Logits processor whose largest score is a draw that depends on the row alone. Prompts have `width` tokens."""
+    """Logits processor that draws tokens independently of the batch.
+
+    The largest score is the draw of the row. Prompts have `width` tokens.
+    """
 
     def __init__(self, sampling: Sampling, rows: list[int], width: int) -> None:
         self._sampling, self._rows, self._width = sampling, np.asarray(rows, np.int64), width
@@ -101,7 +110,10 @@ class _RowDraws:
 
 
 class _Allowed:
-    """Tokens that may follow those of a row, behind a prompt of `width` tokens."""
+    """Allowed next tokens of a row.
+
+    Its prompt has `width` tokens.
+    """
 
     def __init__(self, choices: Choices, width: int) -> None:
         self._choices, self._width = choices, width
@@ -121,7 +133,9 @@ def _left_padded(questions: list[list[int]], lengths: Ids, device: torch.device)
 
 
 def gumbel_noise(seed: int, rows: NDArray[np.int64], positions: NDArray[np.int64], entries: int) -> NDArray[np.float32]:
-    """Gumbel noise float32 [rows, entries]. The argmax of logits / temperature + noise is a draw from their softmax.
+    """Gumbel noise, float32 [rows, entries].
+
+    The argmax of logits / temperature + noise is a draw from their softmax.
 
     The noise of an entry is a hash of seed, row, position and entry (the finaliser of splitmix64, twice; Steele et
     al., OOPSLA 2014). So it is the same in every batch, process and version of NumPy.
@@ -136,7 +150,9 @@ def gumbel_noise(seed: int, rows: NDArray[np.int64], positions: NDArray[np.int64
 
 
 def drawn_scores(logits: Tensor, rows: NDArray[np.int64], position: int, sampling: Sampling) -> Tensor:
-    """Scores whose largest entry is the draw of each row at the generated `position`, float32 [rows, entries].
+    """Scores whose argmax is each row's draw, float32 [rows, entries].
+
+    `position` counts generated tokens.
 
     `sampling` has a temperature above 0.
     """
@@ -146,7 +162,10 @@ def drawn_scores(logits: Tensor, rows: NDArray[np.int64], position: int, samplin
 
 
 def _truncated(logits: Tensor, sampling: Sampling) -> Tensor:
-    """Logits with -inf for tokens that `top_k` and `top_p` leave out. The most likely token always stays."""
+    """Apply `top_k` and `top_p`: other tokens get -inf.
+
+    The most likely token always stays.
+    """
     if 0 < sampling.top_k < logits.shape[1]:
         least = logits.topk(sampling.top_k, dim=1).values[:, -1:]
         logits = logits.masked_fill(logits < least, -torch.inf)

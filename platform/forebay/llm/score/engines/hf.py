@@ -1,4 +1,4 @@
-"""Engine of the transformers library: any causal language model, on CPU or one GPU."""
+"""Engine of transformers: causal language models, on CPU or GPU."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ class HfEngineSpec:
 
 
 class HfEngine:
-    """Opened engine `hf`. Prompts are answered in batches of similar length, in the order of (length, row)."""
+    """Opened engine `hf`.
+
+    Prompts are answered in batches of similar length, in the order of (length, row).
+    """
 
     def __init__(self, spec: HfEngineSpec) -> None:
         config = read_config(spec.model)
@@ -119,7 +122,10 @@ class HfEngine:
         answer: Callable[[list[T], list[int]], list[RowAnswer]],
         most: int | None = None,
     ) -> list[RowAnswer]:
-        """Answers in the order of `tokens`. Those that are answers already stay as they are."""
+        """Answer `tokens` in batches, in their order.
+
+        Elements that are answers already are returned unchanged.
+        """
         answers: list[RowAnswer | None] = [each if isinstance(each, RowAnswer) else None for each in tokens]
         lengths = {number: length(each) for number, each in enumerate(tokens) if not isinstance(each, RowAnswer)}
         order = sorted(lengths, key=lambda number: (lengths[number], rows[number]))
@@ -190,7 +196,10 @@ def _length(document: Document) -> int:
 def _batches(
     order: Sequence[int], lengths: Mapping[int, int], rows: int, most_tokens: int | None
 ) -> Iterator[list[int]]:
-    """`order` in batches of at most `rows`, and of at most `most_tokens` with their padding. Lengths ascend."""
+    """Split `order` into batches of at most `rows`.
+
+    With padding, a batch has at most `most_tokens`. Lengths ascend.
+    """
     chosen: list[int] = []
     for number in order:
         is_full = len(chosen) == rows

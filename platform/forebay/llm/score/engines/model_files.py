@@ -1,4 +1,4 @@
-"""Identity of a model's folder: content of its small files, version of its weights."""
+"""Identity of a model's folder."""
 
 from __future__ import annotations
 
@@ -15,17 +15,22 @@ _NOT_THE_MODEL = (".md", ".txt", ".gitattributes", ".png", ".jpg", ".html")
 
 
 def model_identity(folder: str) -> str:
-    """Digest of the files of a model: contents up to 16 MiB, and size, time and etag of larger ones."""
-    place = resolve(folder)
-    files = sorted((info for info in children(place.fs, place.path) if info.type == fs.FileType.File), key=_name)
+    """Digest of a model's files.
+
+    Contents up to 16 MiB, and size, time and etag of larger files.
+    """
+    location = resolve(folder)
+    files = sorted((info for info in children(location.fs, location.path) if info.type == fs.FileType.File), key=_name)
     facts: list[Identity] = []
     for info in files:
         if info.base_name.startswith(".") or info.base_name.endswith(_NOT_THE_MODEL):
             continue
         if info.size <= _SMALL_BYTES:
-            facts.append([info.base_name, digest(read_small(place.child(info.base_name)))])
+            facts.append([info.base_name, digest(read_small(location.child(info.base_name)))])
         else:
-            facts.append([info.base_name, info.size, info.mtime_ns or 0, stat_etag(below(place.uri, info.base_name))])
+            facts.append(
+                [info.base_name, info.size, info.mtime_ns or 0, stat_etag(below(location.uri, info.base_name))]
+            )
     return digest(canonical(facts).encode())[:32]
 
 

@@ -1,4 +1,7 @@
-"""Engine of a server that speaks the OpenAI API: vLLM, SGLang, llama.cpp, or a hosted model."""
+"""Engine of a server with the OpenAI API.
+
+vLLM, SGLang, llama.cpp, or a hosted model.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _NO_KEY = "none"
 class OpenAiEngineSpec:
     """Engine `openai`. An `EngineSpec`.
 
-    The key is that of `OPENAI_API_KEY` in the environment of each process. Requests that the server refuses for now
+    The key is `OPENAI_API_KEY` in the environment of each process. Requests that the server refuses for now
     (429, 5xx) are repeated with growing waits, as long as it says.
 
     Attributes:
@@ -55,7 +58,10 @@ class OpenAiEngineSpec:
 
 
 class OpenAiEngine:
-    """Client of a server. Conversations go to its chat completions, texts to its completions."""
+    """Client of a server.
+
+    Conversations go to its chat completions, texts to its completions.
+    """
 
     def __init__(self, spec: OpenAiEngineSpec) -> None:
         self._openai = _import_openai()
@@ -83,7 +89,10 @@ class OpenAiEngine:
         return list(self._threads.map(partial(self._guarded, answer), prompts))
 
     def _guarded(self, answer: Callable[[Prompt], RowAnswer], prompt: Prompt) -> RowAnswer:
-        """Answer, or the error of a request that the server will never accept. Raises `EngineFailed` for the others."""
+        """Answer, or the error of a permanently rejected request.
+
+        Raises `EngineFailed` for other errors.
+        """
         try:
             return answer(prompt)
         except (self._openai.BadRequestError, self._openai.UnprocessableEntityError) as error:
@@ -106,7 +115,7 @@ class OpenAiEngine:
             "max_tokens": sampling.max_tokens,
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            # By row: a server that keeps its word draws the same text in every batch.
+            # By row: a server that honors seeds draws the same text in every batch.
             "seed": (sampling.seed * 1_000_003 + prompt.row) % 2**31,
             "stop": list(sampling.stop) or None,
         }

@@ -1,4 +1,7 @@
-"""Prompts as token ids: conversations by the chat template, texts as they are."""
+"""Prompts as token ids.
+
+Conversations by the chat template, texts as they are.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ from forebay.llm.score.engines.engine import Prompt, RowAnswer
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTokens:
-    """Tokenizer of an engine. `positions` is the most tokens of a prompt and its answer together, None without limit.
+    """Tokenizer of an engine.
+
+    `positions` limits the tokens of a prompt with its answer. None: no limit.
 
     The begin token stands before a text if the tokenizer puts it there itself. A chat template writes its own.
     """
@@ -33,7 +38,12 @@ class PromptTokens:
     positions: int | None
 
     def questions(self, prompts: Sequence[Prompt]) -> list[list[int] | RowAnswer]:
-        """Token ids of each prompt, or an answer with an error: a prompt without tokens, or one that is too long."""
+        """Encode prompts to token ids, or to answers with errors.
+
+        A prompt without tokens and one that is too long are errors.
+
+        A prompt without tokens and one that is too long are errors.
+        """
         texts, kinds = [self._text(prompt) for prompt in prompts], [isinstance(each.content, str) for each in prompts]
         ids: list[list[int]] = [[] for _ in prompts]
         for is_plain in (True, False):
@@ -45,7 +55,10 @@ class PromptTokens:
         return [self._refusal(len(each), room=1) or each for each in ids]
 
     def documents(self, prompts: Sequence[Prompt]) -> list[Document | RowAnswer]:
-        """Token ids and targets of each prompt with its completion: as training sees them."""
+        """Token ids and targets of each prompt with its completion.
+
+        The same as in training.
+        """
         ready = [self._ready(prompt) for prompt in prompts]
         encoded = encode(self.tokenizer, [each for each in ready if isinstance(each, Rendered)])
         found = [next(encoded) if isinstance(each, Rendered) else each for each in ready]
@@ -97,13 +110,16 @@ class PromptTokens:
             )
 
     def _begin(self) -> str:
-        """Text of the token that this tokenizer puts before a text, or none."""
+        """Text of the tokenizer's begin token, or empty."""
         before: Sequence[int] = self.tokenizer("")["input_ids"]
         is_begin = bool(before) and before[0] == self.tokenizer.bos_token_id
         return str(self.tokenizer.bos_token) if is_begin else ""
 
     def _without_end(self, ids: list[int]) -> list[int]:
-        """The same ids without the end token that some tokenizers add, after which there is nothing to continue."""
+        """Remove the end token that some tokenizers add.
+
+        Nothing can be continued after it.
+        """
         is_added = (
             len(ids) > 1
             and ids[-1] == self.tokenizer.eos_token_id

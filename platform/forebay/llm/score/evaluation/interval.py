@@ -9,7 +9,9 @@ _Z = 1.959963984540054
 
 
 def wilson_interval(successes: float, trials: int) -> tuple[float, float]:
-    """95 % interval of a share (Wilson 1927). Half successes, such as ties, are allowed.
+    """95 % interval of a share (Wilson 1927).
+
+    Half successes, such as ties, are allowed.
 
     >>> tuple(round(bound, 4) for bound in wilson_interval(8, 10))
     (0.4902, 0.9433)

@@ -1,4 +1,7 @@
-"""Perplexity of a model on documents, each by itself: the same for every number of workers and every packing."""
+"""Perplexity of a model on documents, each by itself.
+
+It does not depend on the number of workers or the packing.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ _LARGEST_EXPONENT = 700.0
 class Perplexity:
     """Loss of a model over the targets of documents.
 
-    Targets are those of training: the assistant's turns of conversations, completions, all tokens but the first of a
-    text.
+    Targets are the same as in training: the assistant's turns of conversations, completions, all tokens but the first
+    of a text.
 
     Attributes:
         loss: Mean over all targets, in nats.
@@ -43,7 +46,9 @@ class Perplexity:
 
 
 def measure_perplexity(request: ScoreRequest, *, listener: ProgressListener | None = None) -> Perplexity:
-    """Perplexity of `request.model` on `request.data`, by log-likelihoods of rows that are kept in `request.to`.
+    """Measure the perplexity of `request.model` on `request.data`.
+
+    From log-likelihoods of rows that are kept in `request.to`.
 
     With an empty `to`, they are kept in a temporary folder, which only works for one worker.
 

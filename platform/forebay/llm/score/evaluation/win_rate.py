@@ -1,4 +1,4 @@
-"""Win rate of answers over others: a judge sees each pair in both orders."""
+"""Win rate of answers, judged in both orders."""
 
 from __future__ import annotations
 
@@ -46,7 +46,9 @@ _FIELDS = {"question", "a", "b"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WinRateRequest:
-    """Two folders of answers to the same data, and their judge. Raises `InvalidOption` for a template without fields.
+    """Two folders of answers to the same data, and a judge.
+
+    Raises `InvalidOption` for a template without fields.
 
     Attributes:
         answers: Folder of the answers whose win rate is measured.
@@ -111,7 +113,9 @@ _SCHEMA = pa.schema([("pair", pa.int64()), ("prompt", pa.string()), ("by", pa.st
 
 
 def judged_pairs(request: WinRateRequest) -> tuple[pa.Table, int]:
-    """Prompts of the judge, two rows for each pair, and the number of rows without a pair.
+    """Prompts of the judge, and the number of unpaired rows.
+
+    Each pair has two rows.
 
     Raises `InvalidOption` for answers to other data, and as `read_answers`.
     """
@@ -134,24 +138,29 @@ def judged_pairs(request: WinRateRequest) -> tuple[pa.Table, int]:
 
 
 def write_pairs(pairs: pa.Table, uri: str) -> None:
-    """Write the pairs, unless equal ones are there: a file that is written again would be other data.
+    """Write the pairs, unless equal ones exist.
+
+    A rewritten file would count as other data.
 
     Raises `WriteFailed`.
     """
-    place, content = resolve(uri), io.BytesIO()
+    location, content = resolve(uri), io.BytesIO()
     pq.write_table(pairs, content, row_group_size=_ROWS_AT_A_TIME, compression="zstd")
     try:
-        if place.fs.get_file_info(place.path).type and read_small(place) == content.getvalue():
+        if location.fs.get_file_info(location.path).type and read_small(location) == content.getvalue():
             return
-        if not place.is_local:
-            place.fs.create_dir(place.path.rpartition("/")[0], recursive=True)
+        if not location.is_local:
+            location.fs.create_dir(location.path.rpartition("/")[0], recursive=True)
         write_atomically(uri, content.getvalue())
     except OSError as error:
         raise write_failed("The pairs of the judge", uri, error) from error
 
 
 def _questions(request: WinRateRequest, data: RowSource) -> list[str | None]:
-    """Text of each question: the last turn of a conversation. None where there is none."""
+    """Text of each question, or None.
+
+    The last turn of a conversation.
+    """
     source = find_prompt(PromptSource(column=request.prompt), data.columns, data.name)
     reader = data.open(source.columns(data.columns), ())
     found: list[str | None] = []
@@ -178,7 +187,9 @@ PairOutcome = Literal["win", "loss", "tie"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WinRate:
-    """Wins, losses and ties of the pairs that were judged in both orders. A contradiction is a tie.
+    """Wins, losses and ties of the judged pairs.
+
+    A pair is judged in both orders. A contradiction is a tie.
 
     Attributes:
         wins, losses, ties: Pairs.
@@ -210,7 +221,7 @@ class WinRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WinRates:
-    """Win rate over all pairs, and by the values of a column."""
+    """Win rate in total, and by values of a column."""
 
     total: WinRate
     by: Mapping[str, WinRate] = field(default_factory=dict)
@@ -219,7 +230,9 @@ class WinRates:
 def measure_win_rate(
     request: WinRateRequest, *, engine: EngineSpec | None = None, listener: ProgressListener | None = None
 ) -> WinRates:
-    """Ask the judge about each pair in both orders. A run that was stopped goes on.
+    """Ask the judge about each pair in both orders.
+
+    A stopped run continues.
 
     Raises as `score_rows`, `InvalidOption` for answers to other data, `ScoringFailed` without a pair to judge.
     """
@@ -240,7 +253,9 @@ def measure_win_rate(
 
 
 def outcome_of_pair(first: str | None, second: str | None) -> PairOutcome | None:
-    """Outcome of the answers that are A in the first order, and B in the second. None: a verdict is missing.
+    """Outcome of a pair from its two verdicts.
+
+    `first` has the answers as A and B, `second` as B and A. None: a verdict is missing.
 
     >>> outcome_of_pair("A", "B"), outcome_of_pair("B", "A"), outcome_of_pair("A", "A"), outcome_of_pair("A", None)
     ('win', 'loss', 'tie', None)

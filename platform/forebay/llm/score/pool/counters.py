@@ -1,4 +1,4 @@
-"""Counts of a scoring run while it goes on: by worker, and as one line of progress."""
+"""Counters of a running scoring run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ TELL_EVERY_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTotals:
-    """Counts of one worker. `busy_s` are the seconds in which it scored."""
+    """Counters of one worker.
+
+    `busy_s` are the seconds in which it scored.
+    """
 
     name: str
     shards: int = 0
@@ -26,7 +29,7 @@ class WorkerTotals:
     busy_s: float = 0.0
 
     def plus(self, report: PieceReport, *, ends_shard: bool) -> WorkerTotals:
-        """The same counts with those of a piece."""
+        """Counters with a piece added."""
         return replace(
             self,
             shards=self.shards + ends_shard,
@@ -40,7 +43,10 @@ class WorkerTotals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreProgress:
-    """State of a run: `rows_done` of `rows` rows have an answer, of which `rows_before` had one at the start."""
+    """Progress of a run.
+
+    `rows_done` of `rows` rows have an answer, of which `rows_before` had one at the start.
+    """
 
     rows: int
     rows_before: int
@@ -52,7 +58,7 @@ class ScoreProgress:
 
     @property
     def left_s(self) -> float | None:
-        """Estimate of the seconds that are left. None before the first rows."""
+        """Estimated seconds left. None before the first rows."""
         scored = self.rows_done - self.rows_before
         return (self.rows - self.rows_done) * self.seconds / scored if scored else None
 
@@ -72,7 +78,10 @@ ProgressListener = Callable[[ScoreProgress], None]
 
 
 class RunCounters:
-    """Counts of a run. Sends the progress to `listener`, at most twice a second."""
+    """Counters of a run.
+
+    Sends the progress to `listener`, at most twice a second.
+    """
 
     def __init__(self, rows: int, rows_before: int, max_errors: int | None, listener: ProgressListener) -> None:
         self._rows, self._rows_before, self._max_errors = rows, rows_before, max_errors
@@ -86,7 +95,7 @@ class RunCounters:
 
     @property
     def totals(self) -> tuple[WorkerTotals, ...]:
-        """Counts of each worker that scored, in the order of their first piece."""
+        """Counters of each worker, by their first piece."""
         return tuple(self._by_worker.values())
 
     @property
@@ -95,7 +104,10 @@ class RunCounters:
         return time.monotonic() - self._began
 
     def add(self, worker: str, report: PieceReport, *, ends_shard: bool) -> None:
-        """Count a piece. Raises `ScoringFailed` if there are more errors than allowed."""
+        """Count a piece.
+
+        Raises `ScoringFailed` if there are more errors than allowed.
+        """
         before = self._by_worker.get(worker, WorkerTotals(name=worker))
         self._by_worker[worker] = before.plus(report, ends_shard=ends_shard)
         errors = sum(each.errors for each in self.totals)

@@ -13,7 +13,9 @@ NAME = "here"
 
 
 def score_here(spec: ScoreSpec, schedule: PieceSchedule, counters: RunCounters) -> None:
-    """Score all pieces in this process. An engine that fails is opened again.
+    """Score all pieces in this process.
+
+    An engine that fails is opened again.
 
     Raises `EngineFailed` for one that fails before it has answered anything, and the errors of `ShardScorer`.
     """

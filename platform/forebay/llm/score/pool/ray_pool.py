@@ -1,4 +1,7 @@
-"""Pool of engines on a Ray cluster, one actor each. Actors may join late, and be lost."""
+"""Pool of engines on a Ray cluster, one actor each.
+
+Actors may join late, and may be lost.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ T = TypeVar("T")
 
 
 class ScoreActor:
-    """Scores pieces. Its methods return outcomes: an exception of the process itself means that it is lost."""
+    """Actor that scores pieces.
+
+    Its methods return outcomes: an exception of the process itself means that it is lost.
+    """
 
     def __init__(self, payload: bytes) -> None:
         self._payload = payload
@@ -42,7 +48,10 @@ class ScoreActor:
         return _portable(outcome_of(opened))
 
     def score(self, piece: Piece, is_whole: bool) -> CallOutcome[tuple[pa.Table | None, PieceReport]]:
-        """Score a piece: write a whole shard, or return the table of a part."""
+        """Score a piece.
+
+        Writes a whole shard, or returns the table of a part.
+        """
         scorer = self._scorer
         assert scorer is not None
         if is_whole:
@@ -51,7 +60,7 @@ class ScoreActor:
 
 
 def _portable(outcome: CallOutcome[T]) -> CallOutcome[T]:
-    """The same outcome, with an error that any process can raise."""
+    """Replace an error that other processes cannot unpickle."""
     error = outcome.error
     if error is None or isinstance(error, ForebayError):
         return outcome
@@ -66,7 +75,10 @@ _MOST_LOST_AT_START = 5
 
 @dataclass(slots=True, eq=False)
 class _PoolActor:
-    """One actor, and what it does: a piece, or None while it opens its engine. `is_idle`: it waits for a piece."""
+    """One actor and its piece.
+
+    None while it opens its engine. `is_idle`: it waits for a piece.
+    """
 
     handle: ActorHandle
     number: int
@@ -79,7 +91,9 @@ class _PoolActor:
 
 
 class RayPool:
-    """Actors that score the pieces of a schedule. `resources` are those of one actor: `num_cpus`, `num_gpus`.
+    """Actors that score the pieces of a schedule.
+
+    `resources` are the `num_cpus` and `num_gpus` of one actor.
 
     As many actors as `workers` are requested. Those that find room begin; the others join when the cluster has room.
     """
@@ -96,7 +110,10 @@ class RayPool:
         self._num_started = self._num_lost_at_start = 0
 
     def run(self, workers: int) -> None:
-        """Score all pieces. Raises the errors of `ShardScorer`, and `ScoringFailed` if no engine can be opened."""
+        """Score all pieces.
+
+        Raises the errors of `ShardScorer`, and `ScoringFailed` if no engine can be opened.
+        """
         try:
             for _ in range(workers):
                 self._start()

@@ -1,4 +1,4 @@
-"""Order in which pieces are scored: which worker gets which, and what follows when one is lost. Pure."""
+"""Assignment of pieces to workers, also after losses. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ DEATHS_BEFORE_CUT = 2
 
 @dataclass(slots=True)
 class _Suspect:
-    """Shard that ended its worker `DEATHS_BEFORE_CUT` times: the rows that are not answered yet."""
+    """Shard that ended its worker `DEATHS_BEFORE_CUT` times.
+
+    `rows_left` are the rows that are not answered yet.
+    """
 
     rows_left: int
     waiting: list[Piece] = field(default_factory=list)
@@ -48,7 +51,10 @@ class PieceSchedule:
         return self._left == 0
 
     def take(self, worker: Worker) -> Piece | None:
-        """Next piece for `worker`, which has none. None: nothing is left that no other one does."""
+        """Next piece for an idle `worker`.
+
+        None: nothing is left that no other worker does.
+        """
         assert worker not in self._running
         piece = self._next(worker)
         if piece is not None:
@@ -56,11 +62,17 @@ class PieceSchedule:
         return piece
 
     def finished(self, worker: Worker) -> bool:
-        """Record that the piece of `worker` is done. Returns whether this was the last one of its shard."""
+        """Record that the piece of `worker` is done.
+
+        Returns whether this was the last piece of its shard.
+        """
         return self._completed(self._running.pop(worker))
 
     def lost(self, worker: Worker) -> Piece | None:
-        """Record that `worker` is lost, with its piece. Returns the row to mark: one that ended its worker twice."""
+        """Record that `worker` is lost, with its piece.
+
+        Returns the row to mark: a row that ended its worker twice.
+        """
         if rest := self._ranges.pop(worker, []):
             self._unowned.insert(0, rest)
         piece = self._running.pop(worker, None)
@@ -77,11 +89,17 @@ class PieceSchedule:
         return None
 
     def marked(self, piece: Piece) -> bool:
-        """Record that the row of `lost` was marked. Returns whether this was the last one of its shard."""
+        """Record that the row of `lost` was marked.
+
+        Returns whether this was the last piece of its shard.
+        """
         return self._completed(piece)
 
     def is_whole(self, piece: Piece) -> bool:
-        """Whether a piece is written as a shard, and not kept until the others of its shard are there."""
+        """Whether a piece is written as a whole shard.
+
+        Otherwise it is kept until the others of its shard are there.
+        """
         return piece.shard not in self._suspects
 
     def _next(self, worker: Worker) -> Piece | None:
@@ -103,7 +121,10 @@ class PieceSchedule:
         return taken
 
     def _blamed(self, piece: Piece) -> Piece | None:
-        """Cut a piece that ended its worker. One row is repeated once, and then returned."""
+        """Cut a piece that ended its worker.
+
+        One row is repeated once, and then returned.
+        """
         suspect = self._suspects[piece.shard]
         if piece.num_rows > 1:
             suspect.waiting[:0] = piece.halves()

@@ -21,8 +21,10 @@ _TEXT = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".arrow")
 
 
 def find_source(data: str) -> RowSource:
-    """Rows of Parquet files, of JSON Lines (also `.gz` and `.zst`), of a folder of the `datasets` library, or of a
-    dataset of the Hub (`hf:NAME`).
+    """Find the rows that a URI names.
+
+    Parquet files, JSON Lines (also `.gz` and `.zst`), a folder of the `datasets` library, or a dataset of the Hub
+    (`hf:NAME`).
 
     Raises as `scan` and `find_text_files`, and `InvalidOption` for data without rows.
     """

@@ -1,4 +1,4 @@
-"""Rows to score, by their number in the source: what every kind of data offers."""
+"""Rows to score, by their number in the source."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pyarrow as pa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowBlock:
-    """Rows of a range. `rows` has a dictionary each, empty where `errors` has a reason by the place in the range.
+    """Rows of a range.
+
+    `rows` has a dictionary each, empty where `errors` has a reason, by the index in the range.
 
     `kept` are the columns that the answers have too.
     """
@@ -22,15 +24,21 @@ class RowBlock:
 
 
 class RowReader(Protocol):
-    """Open source. Ranges are read one after the other, so it keeps what the next one may need."""
+    """Open source.
+
+    Ranges are read one after the other, so it keeps what the next one may need.
+    """
 
     def read(self, start: int, stop: int) -> RowBlock:
-        """Rows `start` to `stop`, which exist. Raises the errors of storage, and `SourceChanged`."""
+        """Read rows `start` to `stop`, which exist.
+
+        Raises the errors of storage, and `SourceChanged`.
+        """
         ...
 
 
 class RowSource(Protocol):
-    """Source of rows, which is pickled for each process that scores."""
+    """Source of rows, pickled for each process that scores."""
 
     @property
     def name(self) -> str:
@@ -49,5 +57,5 @@ class RowSource(Protocol):
         ...
 
     def open(self, columns: Sequence[str], keep: Sequence[str]) -> RowReader:
-        """Reader of `columns`, among which are those of `keep`."""
+        """Open a reader of `columns`, which include `keep`."""
         ...

@@ -1,4 +1,4 @@
-"""Rows of JSON Lines, and of folders of the `datasets` library."""
+"""Rows of JSON Lines, and of `datasets` folders."""
 
 from __future__ import annotations
 
@@ -55,7 +55,10 @@ class TextRows:
 
 
 class TextReader:
-    """`RowReader` of text files. Keeps its place in the last span."""
+    """`RowReader` of text files.
+
+    Keeps its position in the last span.
+    """
 
     def __init__(self, source: TextRows, columns: Sequence[str], keep: Sequence[str]) -> None:
         self._source, self._columns = source, tuple(columns)
@@ -73,7 +76,7 @@ class TextReader:
             if isinstance(values, InvalidDocument):
                 errors[at] = str(values)
             elif (wrong := self._misfit(values)) is not None:
-                errors[at] = f"{row.place()}: {wrong}"
+                errors[at] = f"{row.address()}: {wrong}"
             else:
                 rows[at] = {name: values.get(name) for name in self._columns}
         kept = {name: pa.array([row.get(name) for row in rows], kind) for name, kind in self._types.items()}
@@ -85,7 +88,7 @@ class TextReader:
             if span != self._span or self._next > start:
                 self._open(span)
             end = min(stop, self._source.ends[span])
-            # Rows before `start` are those of other workers.
+            # Rows before `start` belong to other workers.
             found = list(islice(self._rows, start - self._next, end - self._next))
             self._next = end
             if len(found) != end - start:
@@ -103,7 +106,7 @@ class TextReader:
         self._span, self._next = span, self._source.ends[span - 1] if span else 0
 
     def _misfit(self, values: Mapping[str, Any]) -> str | None:
-        """Reason for which a row cannot be kept, None if it can."""
+        """Why a row cannot be kept, or None."""
         for name, kind in self._types.items():
             try:
                 pa.array([values.get(name)], kind)
@@ -113,7 +116,9 @@ class TextReader:
 
 
 def count_text_rows(name: str, found: TextFiles) -> TextRows:
-    """Source of the rows of files. Reads them once, to count their rows.
+    """Make the source of the rows of files.
+
+    Reads them once, to count their rows.
 
     Raises `InvalidOption` for files without rows, and `ReadFailed`.
     """

@@ -39,30 +39,30 @@ def environment() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_leaked_threads() -> None:
-    """Take the place of the guard: vLLM's threads for schemas live as long as the engine of all tests."""
+    """Replace the guard: vLLM's threads for schemas live as long as the engine of all tests."""
 
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Export of a run that trained a model with heads of 32: vLLM takes no smaller ones on processors."""
     pytest.importorskip("vllm")
-    place = tmp_path_factory.mktemp("vllm")
+    folder = tmp_path_factory.mktemp("vllm")
     chats = itertools.islice(made_up_chats(0), 500)
     tokenizer = train_tokenizer((turn["content"] for turns in chats for turn in turns), TokenizerSpec())
     transformers = import_transformers()
     sizes = tiny_sizes(len(tokenizer)) | {"num_attention_heads": 2, "num_key_value_heads": 2}
-    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(place / "base")
-    tokenizer.save_pretrained(place / "base")
-    options = {"model": place / "base", "chats": 800, "epochs": 2, "seq_len": 256, "global_batch": 16, "lr": 4e-3}
-    where = {"workers": 1, "cache": place / "cache", "storage": place / "runs", "name": "mine"}
+    transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes)).save_pretrained(folder / "base")
+    tokenizer.save_pretrained(folder / "base")
+    options = {"model": folder / "base", "chats": 800, "epochs": 2, "seq_len": 256, "global_batch": 16, "lr": 4e-3}
+    where = {"workers": 1, "cache": folder / "cache", "storage": folder / "runs", "name": "mine"}
     words = [f"{name}={value}" for name, value in (options | where).items()]
     forebay = [sys.executable, "-m", "forebay"]
     for command in (
         [*forebay, "run", "--driver", "local", str(JOB), *words],
-        [*forebay, "llm", "export", "mine", "--to", str(place / "model")],
+        [*forebay, "llm", "export", "mine", "--to", str(folder / "model")],
     ):
-        subprocess.run(command, check=True, cwd=place, capture_output=True)
-    return place / "model"
+        subprocess.run(command, check=True, cwd=folder, capture_output=True)
+    return folder / "model"
 
 
 @pytest.fixture(scope="module")
