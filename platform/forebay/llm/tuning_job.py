@@ -79,7 +79,7 @@ def job(options: Options, *, beta: float | None = None, prepare: PrepareSource =
     transform = token_rows() if beta is None else pair_rows()
 
     def data_of(plan: Plan | Mixture) -> Data:
-        return Data(plan=plan, transform=transform, global_batch=options.global_batch or 1)
+        return Data(plan=plan, transform=transform, global_batch=_filled(options.global_batch))
 
     held_out = None
     if options.held_out is not None:
@@ -112,6 +112,11 @@ def _completed(options: Options, beta: float | None) -> Options:
     defaults = TUNING_DEFAULTS if beta is None else PREFERENCE_DEFAULTS
     model = smollm2(f"{options.storage}/models") if options.model == "smollm2" else options.model
     return replace(options.with_defaults(defaults[model == TINY]), model=pinned_model(model))
+
+
+def _filled(value: int | None) -> int:
+    assert value is not None, "the defaults have it"
+    return value
 
 
 def _datasets(options: Options) -> list[str]:
@@ -157,7 +162,7 @@ def _recipe(options: Options, tokens: PreparedTokens, spec: TokenizerSpec) -> Re
         warmup=options.warmup,
         weight_decay=options.weight_decay,
         max_grad_norm=options.max_grad_norm,
-        per_device_batch=options.per_device_batch or 1,
+        per_device_batch=_filled(options.per_device_batch),
         dtype=options.dtype,
         tokenizer=tokens.spec(spec),
         loss_chunk=options.loss_chunk,
