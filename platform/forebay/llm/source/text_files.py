@@ -148,7 +148,7 @@ def _refuse_splits(files: Sequence[FoundFile]) -> None:
         location = resolve(f"{parent}/dataset_dict.json")
         if location.fs.get_file_info(location.path).type and len(folders) > 1:
             raise InvalidOption(
-                f"{parent} holds the splits {', '.join(folder.rpartition('/')[2] for folder in folders)} of a data "
-                f"set. Name the one to train on: data={folders[0]!r}.",
+                f"{parent} holds the splits {', '.join(folder.rpartition('/')[2] for folder in folders)} of a "
+                f"dataset. Name the one to train on: data={folders[0]!r}.",
                 folders=folders,
             )

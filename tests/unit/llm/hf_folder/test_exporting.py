@@ -234,7 +234,7 @@ def test_what_cannot_be_exported(in_parts: dict[str, torch.Tensor], tmp_path: Pa
     storage, out = str(tmp_path / "runs"), str(tmp_path / "out")
     with pytest.raises(InvalidOption, match="there is no run 'other' in .*Its runs are parts"):
         llm.export("other", out, storage=storage)
-    with pytest.raises(InvalidOption, match=r"no checkpoint of step 7. There are those of 3"):
+    with pytest.raises(InvalidOption, match=r"no checkpoint of step 7. It has steps 3"):
         llm.export("parts", out, storage=storage, step=7)
     with pytest.raises(InvalidOption, match="trained all of its model: there is no adapter"):
         llm.export("parts", out, storage=storage, merge=True)
