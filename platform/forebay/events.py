@@ -1,9 +1,9 @@
-"""Events of a run and commands to its workers, as data: small, frozen, picklable."""
+"""Events of a run, and requests to it, as frozen data."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 
@@ -190,41 +190,42 @@ Event = (
 
 
 class Reporter(Protocol):
-    """Link from rank 0 to its driver: sends events and receives commands.
+    """Link from rank 0 to its driver.
 
     Laws:
     - `report` never blocks a training step.
-    - `commands` answers from memory or within one quick round trip. It is called once per checkpoint.
-    - `synced_commands` is called at the end of an epoch, and takes as long as the callbacks do.
+    - `request` answers from memory or within one quick round trip. It is called once per checkpoint.
+    - `synced_request` is called at the end of an epoch, and takes as long as the callbacks do.
     """
 
     def report(self, event: Event) -> None:
         """Send one event."""
 
-    def commands(self) -> Commands:
-        """Return the current commands."""
+    def request(self) -> Request:
+        """Return what is requested of this world now."""
         ...
 
-    def synced_commands(self) -> Commands:
-        """Return the commands once every callback has received all events reported so far."""
+    def synced_request(self) -> Request:
+        """Return the request once callbacks have received all reported events."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commands:
-    """Commands to the workers. Rank 0 reads them once per checkpoint, and all ranks obey them at that checkpoint.
+class Request:
+    """Request to a run: end it, resize it, or change its global batch.
 
-    `stop` is the reason to end the run here. `target` is the number of workers to train on. If the target differs from
-    the present world size, every rank leaves the world. Then a driver can start the next one at exactly this
-    checkpoint. With `moves`, the ranks also leave for a world of the same size, because some workers move to other
-    nodes. `global_batch` is the number of rows per step from the next batch on. None leaves it to the job.
+    `stop` is the reason to end the run. `target` is the number of workers to train on. `global_batch` is the number of
+    rows per step from the next batch on. None leaves each of them as it is.
+
+    Rank 0 reads the request once per checkpoint, and all ranks obey it at that checkpoint. With a `target`, every rank
+    leaves its world there, and a driver can start the next one at exactly this checkpoint. The target may be the
+    present world size, because some workers move to other nodes.
     """
 
     stop: str | None = None
     target: int | None = None
     global_batch: int | None = None
-    moves: bool = False
 
-    def resize_to(self, world_size: int) -> int | None:
-        """Size of the next world, for which a world of `world_size` ends. None to train on."""
-        return self.target if self.moves or self.target != world_size else None
+    def for_world(self, size: int) -> Request:
+        """Request to a world of `size` workers, which stays if `target` is its size."""
+        return replace(self, target=None) if self.target == size else self

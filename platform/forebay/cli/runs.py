@@ -28,7 +28,7 @@ from forebay.training.runs.status import RunStatus
 
 Storage = Annotated[
     str | None,
-    typer.Option(help="Storage of the run: leaves an order there for its driver. Needs no cluster."),
+    typer.Option(help="Storage of the run: leaves a request there for its driver. Needs no cluster."),
 ]
 RunName = Annotated[str, typer.Argument(help="Name of the run, as `forebay ps` lists it.", metavar="RUN")]
 
@@ -104,14 +104,14 @@ def stop(
 
 
 def _order(storage: str, run: str, as_json: bool, *, stop: str | None = None, target: int | None = None) -> None:
-    from forebay.training.runs.attempts.orders import give_orders  # noqa: PLC0415 - imports what only this needs
+    from forebay.training.runs.attempts.stored_request import send_request  # noqa: PLC0415 - imports what only this needs
 
-    orders = give_orders(storage, run, stop=stop, target=target)
+    attempt, request = send_request(storage, run, stop=stop, target=target)
     if as_json:
-        print_json({"run": run, "attempt": orders.attempt, "stop": orders.stop, "target": orders.target})
+        print_json({"run": run, "attempt": attempt, "stop": request.stop, "target": request.target})
         return
     what = f"ends at its next checkpoint ({stop})" if stop is not None else f"target {target} workers"
-    typer.echo(f"{run}: {what}, ordered in its storage. Attempt {orders.attempt} reads it within 15 s.")
+    typer.echo(f"{run}: {what}, requested in its storage. Attempt {attempt} reads it within 15 s.")
 
 
 def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:

@@ -23,7 +23,7 @@ import forebay as fb
 from forebay.fleet.client.submission import JobFiles
 from forebay.fleet.kube.api import Object
 from forebay.fleet.kube.kuberay import KubeRay
-from forebay.training.runs.attempts.orders import give_orders
+from forebay.training.runs.attempts.stored_request import send_request
 
 pytestmark = pytest.mark.k8s
 
@@ -116,7 +116,7 @@ class Scenario:
         self.ran[job["metadata"]["uid"]] += 1
         if name == "stop":
             if self.ran[job["metadata"]["uid"]] == 1:
-                give_orders(self.storage, name, stop="enough")
+                send_request(self.storage, name, stop="enough")
             return "RUNNING"
         return "FAILED" if (name, number) == ("again", "1") else "SUCCEEDED"
 

@@ -49,7 +49,7 @@ def test_scale_sets_the_target(forebay: Call, under_way: Make) -> None:
 def test_stop_is_asked_with_a_reason(forebay: Call, under_way: Make) -> None:
     ctr = under_way("ctr")
     assert "ctr: ends at its next checkpoint" in forebay("stop", "ctr", "--reason", "seen enough")[1]
-    assert ray.get(ctr.commands.remote()).stop == "seen enough"
+    assert ray.get(ctr.request.remote()).stop == "seen enough"
 
 
 def test_what_cannot_be_is_refused_and_changes_nothing(forebay: Call, under_way: Make) -> None:

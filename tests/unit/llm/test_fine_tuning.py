@@ -16,7 +16,7 @@ import transformers
 import forebay as fb
 from forebay import llm
 from forebay.errors import BadJob
-from forebay.events import Commands, Event
+from forebay.events import Event, Request
 from forebay.testing.data.chats import write_chats
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective
@@ -48,11 +48,11 @@ class StepLog:
     def report(self, event: Event) -> None:
         self.events.append(event)
 
-    def commands(self) -> Commands:
-        return Commands()
+    def request(self) -> Request:
+        return Request()
 
-    def synced_commands(self) -> Commands:
-        return Commands()
+    def synced_request(self) -> Request:
+        return Request()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import torch
 import forebay as fb
 from forebay import llm
 from forebay.errors import InvalidOption
-from forebay.events import Commands, Event, Reported
+from forebay.events import Event, Reported, Request
 from forebay.llm.adapters import without_adapter
 from forebay.llm.packing import ID_BITS, START, TARGET
 from forebay.llm.preference_tuning import pair_scores, preference_loss, preference_margins
@@ -39,11 +39,11 @@ class ReportLog:
         if isinstance(event, Reported):
             self.metrics.append(event.metrics)
 
-    def commands(self) -> Commands:
-        return Commands()
+    def request(self) -> Request:
+        return Request()
 
-    def synced_commands(self) -> Commands:
-        return Commands()
+    def synced_request(self) -> Request:
+        return Request()
 
 
 @pytest.fixture(scope="module")

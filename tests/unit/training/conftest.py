@@ -19,7 +19,7 @@ from forebay.data.plan.plan import build_plan
 from forebay.data.sources.scan import scan
 from forebay.data.transform.features.groups import Dense, Label
 from forebay.data.transform.transform import Transform
-from forebay.events import Commands, EpochEnded, Event
+from forebay.events import EpochEnded, Event, Request
 from forebay.world import World
 
 NUM_PROCESSES = 4
@@ -109,26 +109,26 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
 class EventRecorder:
     """A `Reporter` that records all events.
 
-    It asks to stop from the `stop_at`-th saved commit on, and sends what `commands` returns for a commit, counted
+    It asks to stop from the `stop_at`-th saved commit on, and sends what `request` returns for a commit, counted
     from 1.
     """
 
-    def __init__(self, stop_at: int | None = None, commands: Callable[[int], Commands] | None = None) -> None:
+    def __init__(self, stop_at: int | None = None, request: Callable[[int], Request] | None = None) -> None:
         self.events: list[Event] = []
-        self.questions, self._stop_at, self._commands = 0, stop_at, commands
+        self.questions, self._stop_at, self._request = 0, stop_at, request
 
     def report(self, event: Event) -> None:
         self.events.append(event)
 
-    def commands(self) -> Commands:
+    def request(self) -> Request:
         self.questions += 1
         if self._stop_at is not None and self.questions >= self._stop_at:
-            return Commands(stop="enough")
-        return Commands() if self._commands is None else self._commands(self.questions)
+            return Request(stop="enough")
+        return Request() if self._request is None else self._request(self.questions)
 
-    def synced_commands(self) -> Commands:
+    def synced_request(self) -> Request:
         assert isinstance(self.events[-1], EpochEnded), "asked before the end of the epoch was told"
-        return self.commands()
+        return self.request()
 
     def of(self, kind: type) -> list[Any]:
         return [event for event in self.events if isinstance(event, kind)]

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from forebay.cli.tables.counted_rows import CountedRows
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.errors import BadJob
-from forebay.events import Commands, Event
+from forebay.events import Event, Request
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.job.job import Job
@@ -78,11 +78,11 @@ class _NoDriver:
     def report(self, event: Event) -> None:
         """Do nothing."""
 
-    def commands(self) -> Commands:
-        return Commands()
+    def request(self) -> Request:
+        return Request()
 
-    def synced_commands(self) -> Commands:
-        return Commands()
+    def synced_request(self) -> Request:
+        return Request()
 
 
 class CountingWorker(Worker):

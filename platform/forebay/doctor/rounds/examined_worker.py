@@ -9,7 +9,7 @@ import torch
 from forebay.data.loader.batch import Batch
 from forebay.doctor.rounds.examination import Examination
 from forebay.errors import BadJob
-from forebay.events import Commands, Event
+from forebay.events import Event, Request
 from forebay.training.checkpoint.checkpoint import Checkpoint
 from forebay.training.checkpoint.encoded import PartFacts
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt
@@ -66,13 +66,13 @@ class UnheardReporter:
     def report(self, event: Event) -> None:
         """Do nothing."""
 
-    def commands(self) -> Commands:
-        """No commands."""
-        return Commands()
+    def request(self) -> Request:
+        """No request."""
+        return Request()
 
-    def synced_commands(self) -> Commands:
-        """No commands."""
-        return Commands()
+    def synced_request(self) -> Request:
+        """No request."""
+        return Request()
 
 
 class NoCheckpoints:

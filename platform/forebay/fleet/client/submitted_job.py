@@ -15,7 +15,7 @@ from forebay.fleet.client.submission import FLEET, JobFiles, Submission
 from forebay.fleet.spec.job_spec import ordered
 from forebay.storage.filesystem import below, resolve
 from forebay.training.runs.attempts.files import AttemptFiles
-from forebay.training.runs.attempts.orders import give_orders
+from forebay.training.runs.attempts.stored_request import send_request
 from forebay.training.runs.result import Result, load_result
 
 POLL_S = 0.5
@@ -164,12 +164,12 @@ class SubmittedJob:
         )
 
     def stop(self, reason: str = "forebay stop", *, now: bool = False) -> None:
-        """Ask the job to end after its next checkpoint, by an order in its storage. With `now`, end its process."""
+        """Ask the job to end after its next checkpoint, by a request in its storage. With `now`, end its process."""
         submission = self.submission
         if now:
             self._backend_of(submission).end(submission)
             return
-        give_orders(submission.spec.storage, self._run_name, stop=reason)
+        send_request(submission.spec.storage, self._run_name, stop=reason)
 
     def result(self) -> Result | None:
         """Result so far of the last task that trains, from storage: there also when the cluster is gone."""

@@ -13,25 +13,25 @@ from forebay.fleet.spec.job_spec import JobSpec, Task
 from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import below, resolve
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, How
-from forebay.training.runs.attempts.orders import load_orders
 from forebay.training.runs.attempts.start import create_attempt
+from forebay.training.runs.attempts.stored_request import load_request
 
 _MARKETS: dict[str, Market] = {"spot": "spot", "on-demand": "on-demand"}
 
 
 STOP_S = 120.0
-"""Time in which a run obeys an order to stop itself: it saves a checkpoint first."""
+"""Time in which a run obeys a request to stop: it saves a checkpoint first."""
 
 
 class RunStorage:
     """`StoragePort` over the files of attempts. The place of an attempt is part of its claim, for its next controller.
 
-    An order to stop counts after `stop_s` seconds: until then the run may end by itself.
+    A request to stop counts after `stop_s` seconds: until then the run may end by itself.
     """
 
     def __init__(self, *, stop_s: float = STOP_S) -> None:
         self._stop_s = stop_s
-        self._ordered_at: dict[str, float] = {}
+        self._requested_at: dict[str, float] = {}
 
     def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None:
         """Newest claim of a task's run, with its end. Raises `ReadFailed`."""
@@ -58,27 +58,27 @@ class RunStorage:
         return sum(end is not None and end.how == "failed" for end in ends)
 
     def is_stopped(self, spec: JobSpec, task: Task, live: int = 0) -> bool:
-        """Whether the newest attempt has had an order to stop for long enough. Raises `ReadFailed`.
+        """Whether the newest attempt has had a request to stop for long enough. Raises `ReadFailed`.
 
-        An order that its attempt has obeyed counts only if that is the attempt `live`, whose RayJob is still there.
+        A request that its attempt has obeyed counts only if that is the attempt `live`, whose RayJob is still there.
         """
         run = _run(spec, task)
         files = AttemptFiles(run)
         try:
-            orders, newest = load_orders(run), files.newest()
-            if orders is None or newest is None or orders.stop is None or orders.attempt != newest.number:
-                is_ordered = False
+            newest = files.newest()
+            if newest is None or load_request(run, newest.number).stop is None:
+                is_requested = False
             else:
                 # A queued job whose attempt has obeyed was submitted again since.
                 end = files.ended(newest.number)
-                is_ordered = end is None or end.how != "stopped" or newest.number == live
+                is_requested = end is None or end.how != "stopped" or newest.number == live
         except OSError as error:
             raise _unread(spec, task, error) from redacted(error)
-        if not is_ordered:
-            self._ordered_at.pop(run, None)
+        if not is_requested:
+            self._requested_at.pop(run, None)
             return False
         now = time.monotonic()
-        return now - self._ordered_at.setdefault(run, now) >= self._stop_s
+        return now - self._requested_at.setdefault(run, now) >= self._stop_s
 
     def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool:
         """Claim attempt `number` of a task's run for a place. Returns false if another process has it.

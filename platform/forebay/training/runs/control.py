@@ -1,20 +1,21 @@
-"""Requests that the callbacks of a run may make."""
+"""Control of a run by its callbacks."""
 
 from __future__ import annotations
 
 import operator
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 
 from forebay.errors import BatchTooSmall, InvalidOption, whole_number
-from forebay.events import Commands
+from forebay.events import Request
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
 from forebay.training.job.job_facts import Fact, job_facts
 
 
 class Control:
-    """Requests of a callback. The driver carries them out at the next checkpoint.
+    """Makes the requests of callbacks. The driver obeys at the next checkpoint.
 
     A stop, a global batch or a smaller target may be requested on `EpochEnded`. Then it takes effect at exactly the
     checkpoint that ends the epoch, in every run alike. A larger target takes effect at the first checkpoint after the
@@ -24,7 +25,7 @@ class Control:
     >>> control.resize(16)
     4
     >>> control.stop("loss is low enough")
-    >>> control.commands.stop
+    >>> control.request.stop
     'loss is low enough'
     """
 
@@ -40,11 +41,10 @@ class Control:
     ) -> None:
         self._elastic, self._epochs, self._epoch = elastic, epochs, epoch
         self._facts = dict(facts or {})
-        self._target = self._world_size = workers if elastic is None else elastic.target
-        self._batch = global_batch
-        self._stop: str | None = None
+        self._num_fixed, self._batch = workers, global_batch
+        self._request = Request(target=None if elastic is None else elastic.target)
+        self._world_size = self.target
         self._requested: int | None = None
-        self._requested_batch: int | None = None
         self._lock = threading.Lock()
 
     @classmethod
@@ -62,8 +62,8 @@ class Control:
     def stop(self, reason: str) -> None:
         """End the run after its next checkpoint. The first reason is kept."""
         with self._lock:
-            if self._stop is None:
-                self._stop = reason
+            if self._request.stop is None:
+                self._request = replace(self._request, stop=reason)
 
     def resize(self, workers: int) -> int:
         """Set the target to `workers`, clamped to the job's bounds. Returns the new target.
@@ -72,12 +72,13 @@ class Control:
         """
         if self._elastic is None:
             raise InvalidOption(
-                f"resize({workers}) needs an elastic job: this one has a fixed number of workers ({self._target}). "
+                f"resize({workers}) needs an elastic job: this one has a fixed number of workers ({self._num_fixed}). "
                 "Give it elastic=Elastic(min_workers=..., max_workers=...)."
             )
         with self._lock:
-            self._target = self._requested = self._elastic.clamp(operator.index(workers))
-            return self._target
+            self._requested = self._elastic.clamp(operator.index(workers))
+            self._request = replace(self._request, target=self._requested)
+            return self._requested
 
     def global_batch(self, rows: int) -> None:
         """Train on `rows` rows per step, over all workers. From then on this overrides the job's own batch policy.
@@ -93,13 +94,13 @@ class Control:
                 max_workers=self.max_workers,
             )
         with self._lock:
-            self._requested_batch = rows
+            self._request = replace(self._request, global_batch=rows)
 
     def follow(self, *, target: int | None = None, world_size: int | None = None, batch: int | None = None) -> None:
         """For drivers: update the present state, and the target if it was set elsewhere (`forebay scale`)."""
         with self._lock:
             if target is not None:
-                self._target = target
+                self._request = replace(self._request, target=target)
             if world_size is not None:
                 self._world_size = world_size
             if batch:
@@ -116,21 +117,19 @@ class Control:
             return requested
 
     @property
-    def commands(self) -> Commands:
-        """All requests, as commands to the workers."""
-        with self._lock:
-            target = None if self._elastic is None else self._target
-            return Commands(stop=self._stop, target=target, global_batch=self._requested_batch)
+    def request(self) -> Request:
+        """All that was requested so far. `target` is always set for an elastic job."""
+        return self._request
 
     @property
     def stop_reason(self) -> str | None:
         """Reason of the requested stop, or None."""
-        return self._stop
+        return self._request.stop
 
     @property
     def target(self) -> int:
         """Number of workers that the run should have."""
-        return self._target
+        return self._num_fixed if self._request.target is None else self._request.target
 
     @property
     def world_size(self) -> int:
@@ -140,12 +139,12 @@ class Control:
     @property
     def min_workers(self) -> int:
         """Smallest target of the job."""
-        return self._target if self._elastic is None else self._elastic.min_workers
+        return self._num_fixed if self._elastic is None else self._elastic.min_workers
 
     @property
     def max_workers(self) -> int:
         """Largest target of the job."""
-        return self._target if self._elastic is None else self._elastic.max_workers
+        return self._num_fixed if self._elastic is None else self._elastic.max_workers
 
     @property
     def is_elastic(self) -> bool:

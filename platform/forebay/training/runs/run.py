@@ -20,8 +20,8 @@ from forebay.training.checkpoint.config import FOLDER, CheckpointConfig
 from forebay.training.job.job import Job
 from forebay.training.runs.attempts.fence import Fence
 from forebay.training.runs.attempts.files import AttemptEnd
-from forebay.training.runs.attempts.orders import OrderReader
 from forebay.training.runs.attempts.start import start_attempt
+from forebay.training.runs.attempts.stored_request import RequestReader
 from forebay.training.runs.callback import Callback, notify
 from forebay.training.runs.control import Control
 from forebay.training.runs.history import RunHistory
@@ -77,11 +77,11 @@ class Run:
             start = RunStart(at=time.time(), attempt=self.attempt, origin=origin_of(job))
             self._timeline = TimelineRecorder(self.path, start, load_timeline(self.path))
             undo.pop_all()
-        self._orders = OrderReader(self.path, self._fence.number, self.control)
+        self._stored_requests = RequestReader(self.path, self._fence.number, self.control)
         self._fence.watch(self._each_round)
 
     def _each_round(self) -> None:
-        self._orders.obey()
+        self._stored_requests.obey()
         self._save_timeline()
 
     def _save_timeline(self) -> None:

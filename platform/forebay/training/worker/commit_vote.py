@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from forebay.events import Commands
+from forebay.events import Request
 from forebay.training.monitors.monitor import Action, Verdict
 from forebay.training.monitors.monitor_set import gravest
 from forebay.training.monitors.rows_at_fault import rows_text
@@ -20,14 +20,14 @@ class CommitVote:
     """Contribution of one rank to the single exchange at a checkpoint. It is sent pickled, so it is kept small.
 
     `rng` holds the states of its random generators, as `rng.light` makes them. `measured` is for the batch policy. Only
-    rank 0's `commands` count.
+    rank 0's `request` count.
     """
 
     facts: EpochFacts
     rng: Mapping[str, Any]
     verdict: Verdict
     measured: tuple[float, ...]
-    commands: Commands
+    request: Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +38,7 @@ class CommitDecision:
     rng: Sequence[Mapping[str, Any]]
     verdict: Verdict
     measured: Sequence[tuple[float, ...]]
-    commands: Commands
+    request: Request
     at_fault: tuple[World, ...]
 
     @classmethod
@@ -49,7 +49,7 @@ class CommitDecision:
             rng=[vote.rng for vote in votes],
             verdict=gravest([vote.verdict for vote in votes]),
             measured=[vote.measured for vote in votes],
-            commands=votes[0].commands,
+            request=votes[0].request,
             at_fault=_at_fault([vote.verdict for vote in votes]),
         )
 

@@ -1,4 +1,4 @@
-"""Results that ranks wait for without a limit, such as storage or commands at the end of an epoch, on all ranks."""
+"""Results of rank 0 for which all ranks wait without a limit."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from threading import Thread
 from typing import TypeVar
 
-from forebay.events import Commands, Reporter
+from forebay.events import Reporter, Request
 from forebay.runtime.foreign_code import outcome_of
 from forebay.training.collectives.collective import Collective
 
@@ -17,9 +17,9 @@ BEAT_S = 1.0
 T = TypeVar("T")
 
 
-def synced_commands(reporter: Reporter, collective: Collective) -> Commands:
-    """Return `reporter.synced_commands()` of rank 0 on all ranks."""
-    return broadcast_from_rank_zero(reporter.synced_commands, collective)
+def synced_request(reporter: Reporter, collective: Collective) -> Request:
+    """Return `reporter.synced_request()` of rank 0 on all ranks."""
+    return broadcast_from_rank_zero(reporter.synced_request, collective)
 
 
 def broadcast_from_rank_zero(call: Callable[[], T], collective: Collective) -> T:

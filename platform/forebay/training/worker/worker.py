@@ -18,7 +18,7 @@ from forebay.data.loader.data import Data
 from forebay.data.loader.loader import Loader
 from forebay.data.loader.worker_loaders import WorkerLoaders
 from forebay.errors import BadJob
-from forebay.events import Commands, Reporter, RolledBack, Warned
+from forebay.events import Reporter, Request, RolledBack, Warned
 from forebay.training.checkpoint.checkpoint import CheckpointStore
 from forebay.training.collectives.collective import Collective
 from forebay.training.collectives.micro_batches import LossOf, MicroBatches
@@ -35,7 +35,7 @@ from forebay.training.strategies.torch_strategies import TORCH_STRATEGIES
 from forebay.training.tables.strategy import TablesOption, with_tables
 from forebay.training.worker.checkpoints import RankCheckpoints
 from forebay.training.worker.commit_vote import CommitDecision, CommitVote
-from forebay.training.worker.rank_zero import synced_commands
+from forebay.training.worker.rank_zero import synced_request
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.step_reporter import StepReports
 from forebay.training.worker.train_state import TrainState
@@ -313,10 +313,10 @@ class Worker:
     def _save(self, drawn: PendingBatches, metrics: Mapping[str, Metric]) -> None:
         verdict, measured = self._state.evaluate_monitors()
         began = time.perf_counter()
-        decision = self._exchange_votes(verdict, self._reporter.commands() if self.world.is_first else Commands())
+        decision = self._exchange_votes(verdict, self._reporter.request() if self.world.is_first else Request())
         if self._is_rejected(decision.verdict):
             return
-        self._apply(decision, decision.commands)
+        self._apply(decision, decision.request)
         self._report(drawn.epoch, drawn.position, {**metrics, **measured}, due=not self._goes_on)
         self._save_checkpoint(decision.facts, decision.rng)
         self._state.totals.add_time("checkpoint_s", time.perf_counter() - began)
@@ -325,7 +325,7 @@ class Worker:
         """Save a checkpoint after callbacks have run: their requests take effect here."""
         verdict, measured = self._state.evaluate_monitors()
         began = time.perf_counter()
-        decision = self._exchange_votes(verdict, Commands())
+        decision = self._exchange_votes(verdict, Request())
         if self._is_rejected(decision.verdict):
             return
         self._report(epoch, position, {**metrics, **measured}, due=True)
@@ -337,23 +337,23 @@ class Worker:
         closed = time.perf_counter()
         self._step_reports.emit(self._state.add_to_last_epoch(closed - began))
         if self._goes_on:
-            self._apply(decision, synced_commands(self._reporter, self._collective))
+            self._apply(decision, synced_request(self._reporter, self._collective))
             self._save_checkpoint(EpochFacts(), decision.rng)
             self._state.totals.add_time("checkpoint_s", time.perf_counter() - closed)
 
-    def _exchange_votes(self, verdict: Verdict, commands: Commands) -> CommitDecision:
+    def _exchange_votes(self, verdict: Verdict, request: Request) -> CommitDecision:
         """Run the one exchange of a checkpoint."""
         facts, states = self._state.totals.facts(), rng.light(rng.capture(self.device))
         measured = self._state.batch_size.measured()
-        vote = CommitVote(facts=facts, rng=states, verdict=verdict, measured=measured, commands=commands)
+        vote = CommitVote(facts=facts, rng=states, verdict=verdict, measured=measured, request=request)
         votes = self._collective.all_gather_object(vote)
         return CommitDecision.of(votes).naming_rows(self._progress, run=self._spec.run)
 
-    def _apply(self, decision: CommitDecision, commands: Commands) -> None:
-        self._state.decide_batch(commands.global_batch, decision.measured)
-        self.stopped = commands.stop
-        if commands.stop is None:
-            self.resize_to = commands.resize_to(self.world.size)
+    def _apply(self, decision: CommitDecision, request: Request) -> None:
+        self._state.decide_batch(request.global_batch, decision.measured)
+        self.stopped = request.stop
+        if request.stop is None:
+            self.resize_to = request.target
 
     def _is_rejected(self, verdict: Verdict) -> bool:
         """Return whether the steps since the newest checkpoint are rejected. Then none is saved."""

@@ -13,7 +13,7 @@ from forebay.fleet.federation.controller import FleetController
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.testing.fleet.made import made_fleet, simulated
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles
-from forebay.training.runs.attempts.orders import give_orders
+from forebay.training.runs.attempts.stored_request import send_request
 
 
 @pytest.mark.parametrize("is_journal_lost", [False, True])
@@ -43,7 +43,7 @@ def test_job_submitted_again_after_a_stop_begins_again(
     submit(spec, "fleet", folder=code)
     rounds(0.0)
     (first,) = ray_jobs.values()
-    give_orders(spec.storage, "ctr", stop="enough")
+    send_request(spec.storage, "ctr", stop="enough")
     attempts.end(1, AttemptEnd(how="stopped", why="enough"))
     clusters.clusters["c00"].end(first, "stopped", "", 90.0)
     rounds(100.0)

@@ -11,8 +11,8 @@ from forebay.errors import InvalidOption, ReadFailed
 from forebay.fleet.federation.run_storage import RunStorage
 from forebay.fleet.lifecycle.states import Target
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles
-from forebay.training.runs.attempts.orders import give_orders
 from forebay.training.runs.attempts.start import create_attempt
+from forebay.training.runs.attempts.stored_request import send_request
 
 WEST = Target(cluster="west", sku="h100", market="spot", workers=4)
 EAST = Target(cluster="east", sku="h100", market="on-demand", workers=2)
@@ -40,7 +40,7 @@ def test_end_and_orders_are_seen(spec: fb.JobSpec, tmp_path: Path) -> None:
     storage, task = RunStorage(stop_s=0.0), spec.task[0]
     storage.claim(spec, task, 1, WEST)
     assert not storage.is_stopped(spec, task)
-    give_orders(str(tmp_path), spec.run_name(task), stop="enough")
+    send_request(str(tmp_path), spec.run_name(task), stop="enough")
     assert storage.is_stopped(spec, task)
     # A run has time to end by itself.
     assert not RunStorage().is_stopped(spec, task)
@@ -52,7 +52,7 @@ def test_end_and_orders_are_seen(spec: fb.JobSpec, tmp_path: Path) -> None:
 def test_order_that_was_obeyed_stops_no_later_submission(spec: fb.JobSpec, tmp_path: Path) -> None:
     storage, task = RunStorage(stop_s=0.0), spec.task[0]
     storage.claim(spec, task, 1, WEST)
-    give_orders(str(tmp_path), spec.run_name(task), stop="enough")
+    send_request(str(tmp_path), spec.run_name(task), stop="enough")
     storage.end(spec, task, 1, "stopped", "enough")
     assert not storage.is_stopped(spec, task)
     # A controller was killed before it deleted the RayJob: the next one goes on with that.

@@ -12,7 +12,7 @@ import pytest
 
 import forebay as fb
 from forebay import llm
-from forebay.events import Commands, EpochEnded, Event
+from forebay.events import EpochEnded, Event, Request
 from forebay.testing.data.chats import write_chats
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective
@@ -32,11 +32,11 @@ class LastEpoch:
         if isinstance(event, EpochEnded):
             self.metrics = dict(event.metrics)
 
-    def commands(self) -> Commands:
-        return Commands()
+    def request(self) -> Request:
+        return Request()
 
-    def synced_commands(self) -> Commands:
-        return Commands()
+    def synced_request(self) -> Request:
+        return Request()
 
 
 @pytest.fixture(scope="session")

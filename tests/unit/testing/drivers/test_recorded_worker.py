@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from forebay.data.loader.batch import Batch
-from forebay.events import Commands
+from forebay.events import Request
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
 from forebay.testing.drivers.recorded_worker import LOSSES, checksums, recorded, recorded_losses
 from forebay.training.checkpoint.checkpoint import DirectoryStore
@@ -23,10 +23,10 @@ class Silent:
 
     def report(self, _event: Any) -> None: ...
 
-    def commands(self) -> Commands:
-        return Commands()
+    def request(self) -> Request:
+        return Request()
 
-    synced_commands = commands
+    synced_request = request
 
 
 def commit_positions(worker: Worker) -> None:

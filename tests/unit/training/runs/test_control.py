@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.errors import BatchTooSmall, InvalidOption
-from forebay.events import Commands
+from forebay.events import Request
 from forebay.training.job.elastic import Elastic
 from forebay.training.runs.control import Control
 
@@ -21,14 +21,14 @@ def test_first_reason_to_stop_is_kept() -> None:
     control.stop("loss is low enough")
     control.stop("later")
     assert control.stop_reason == "loss is low enough"
-    assert control.commands == Commands(stop="loss is low enough")
+    assert control.request == Request(stop="loss is low enough")
 
 
 @pytest.mark.parametrize(("asked", "wanted"), [(4, 4), (1, 2), (-3, 2), (99, 6)])
 def test_resize_is_kept_within_the_bounds(asked: int, wanted: int) -> None:
     control = make_control()
     assert control.resize(asked) == wanted
-    assert control.target == control.commands.target == wanted
+    assert control.target == control.request.target == wanted
     assert control.world_size == 2, "asked for, not done yet"
 
 
@@ -36,7 +36,7 @@ def test_the_last_size_that_was_asked_for_counts() -> None:
     control = make_control()
     control.resize(6)
     control.resize(3)
-    assert control.commands == Commands(target=3)
+    assert control.request == Request(target=3)
 
 
 def test_fixed_job_cannot_be_resized_and_orders_no_size() -> None:
@@ -44,18 +44,18 @@ def test_fixed_job_cannot_be_resized_and_orders_no_size() -> None:
     assert (control.target, control.min_workers, control.max_workers, control.is_elastic) == (3, 3, 3, False)
     with pytest.raises(InvalidOption, match=r"resize\(2\).*fixed number of workers \(3\).*elastic=Elastic\("):
         control.resize(2)
-    assert control.commands == Commands()
+    assert control.request == Request()
 
 
 def test_global_batch_needs_a_row_for_every_worker() -> None:
     control = make_control()
-    assert control.commands.global_batch is None
+    assert control.request.global_batch is None
     with pytest.raises(BatchTooSmall, match=r"global_batch\(5\) .* workers \(6\)"):
         control.global_batch(5)
     with pytest.raises(InvalidOption):
         control.global_batch(0)
     control.global_batch(128)
-    assert control.commands.global_batch == 128
+    assert control.request.global_batch == 128
     assert control.batch == 64, "asked for, not done yet"
 
 
@@ -64,4 +64,4 @@ def test_drivers_tell_what_is_so() -> None:
     assert (control.min_workers, control.max_workers, control.job_epochs) == (2, 6, 3)
     control.follow(target=5, world_size=4, batch=32)
     assert (control.target, control.world_size, control.batch) == (5, 4, 32)
-    assert control.commands == Commands(target=5)
+    assert control.request == Request(target=5)

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from forebay.events import Commands
+from forebay.events import Request
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
 from forebay.training.worker import rank_zero as syncing
 
 FEW_BEATS = 3
 WAIT_S = 30.0
-COMMANDS = Commands(target=3, global_batch=64)
+REQUEST = Request(target=3, global_batch=64)
 
 
 class Slow:
@@ -27,14 +27,14 @@ class Slow:
     def report(self, event: object) -> None:
         raise NotImplementedError
 
-    def commands(self) -> Commands:
+    def request(self) -> Request:
         raise NotImplementedError
 
-    def synced_commands(self) -> Commands:
+    def synced_request(self) -> Request:
         self.heard.wait(WAIT_S)
         if self.error is not None:
             raise self.error
-        return COMMANDS
+        return REQUEST
 
 
 def at_once() -> threading.Event:
@@ -43,7 +43,7 @@ def at_once() -> threading.Event:
     return heard
 
 
-def settle(collective: Collective) -> tuple[Commands, int]:
+def settle(collective: Collective) -> tuple[Request, int]:
     shared: list[object] = []
     heard = threading.Event()
 
@@ -57,12 +57,12 @@ def settle(collective: Collective) -> tuple[Commands, int]:
             return collective.broadcast_object(value)
 
     syncing.BEAT_S = 0.02
-    return syncing.synced_commands(Slow(heard), CountingCollective()), len(shared)  # type: ignore[arg-type]
+    return syncing.synced_request(Slow(heard), CountingCollective()), len(shared)  # type: ignore[arg-type]
 
 
 def test_all_ranks_hear_the_same_and_keep_in_touch_meanwhile(ranks: Callable[..., list[Any]]) -> None:
     answers = ranks(2, settle)
-    assert [commands for commands, _ in answers] == [COMMANDS, COMMANDS]
+    assert [request for request, _ in answers] == [REQUEST, REQUEST]
     assert answers[0][1] == answers[1][1] > FEW_BEATS, "a rank that hears nothing calls rank 0 hung"
 
 
@@ -87,7 +87,7 @@ def test_none_is_an_answer(ranks: Callable[..., list[Any]]) -> None:
 
 
 def test_alone_nobody_has_to_be_told() -> None:
-    assert syncing.synced_commands(Slow(at_once()), SingleProcessCollective()) == COMMANDS
+    assert syncing.synced_request(Slow(at_once()), SingleProcessCollective()) == REQUEST
 
 
 @pytest.mark.parametrize("error", [TimeoutError("the driver does not answer"), OSError("gone")])
@@ -99,4 +99,4 @@ def test_what_rank_0_meets_is_raised_there(error: Exception) -> None:
             return value
 
     with pytest.raises(type(error), match=str(error)):
-        syncing.synced_commands(Slow(at_once(), error), Pair())  # type: ignore[arg-type]
+        syncing.synced_request(Slow(at_once(), error), Pair())  # type: ignore[arg-type]

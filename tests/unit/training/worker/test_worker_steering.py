@@ -1,4 +1,4 @@
-"""Influences on a run from outside and inside: commands, batch policies, rates, monitors."""
+"""Influences on a run from outside and inside: requests, batch policies, rates, monitors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from forebay.data.loader.data import Data
 from forebay.errors import Diverged
-from forebay.events import Commands, EpochEnded, Reported, RolledBack, Warned
+from forebay.events import EpochEnded, Reported, Request, RolledBack, Warned
 from forebay.training.batch_size.lr_scaling import LinearScaling
 from forebay.training.batch_size.schedule import BatchSchedule
 from forebay.training.checkpoint.checkpoint import DirectoryStore
@@ -116,24 +116,24 @@ def make_run(make_data: Callable[..., Data], tmp_path: Path, make_recorder: type
     shared = make_data()
 
     def make(name: str = "run", *, data: Data = shared, **options: Any) -> SteeredRun:
-        recorder = make_recorder(options.pop("stop_at", None), options.pop("commands", None))
+        recorder = make_recorder(options.pop("stop_at", None), options.pop("request", None))
         defaults = {"data": data, "epochs": 2, "seed": 5, "checkpoint_every": 2}
         return SteeredRun(TrainSpec(**(defaults | options)), tmp_path / name, recorder)
 
     return make
 
 
-def at_commit(number: int, **order: Any) -> Callable[[int], Commands]:
-    """Commands that are sent from the saved commit `number` on."""
-    return lambda question: Commands(**order) if question >= number else Commands()
+def at_commit(number: int, **facts: Any) -> Callable[[int], Request]:
+    """Request that is sent from the saved commit `number` on."""
+    return lambda question: Request(**facts) if question >= number else Request()
 
 
 def test_ordered_to_another_size_a_worker_parts_at_the_saved_commit(make_run: MakeRun) -> None:
-    run = make_run(commands=at_commit(2, target=3))
+    run = make_run(request=at_commit(2, target=3))
     worker = run.train()
     assert (worker.resize_to, worker.stopped, worker.is_finished, worker.step) == (3, None, False, 4)
     assert run.recorder.of(Reported)[-1].step == 4, "the last step before a resize is always told"
-    again = make_run(commands=at_commit(1, target=1))
+    again = make_run(request=lambda _question: Request(target=1).for_world(1))
     again.batches = run.batches
     worker = again.train()
     assert (worker.resize_to, worker.is_finished) == (None, True)
@@ -141,26 +141,26 @@ def test_ordered_to_another_size_a_worker_parts_at_the_saved_commit(make_run: Ma
 
 
 def test_orders_to_stop_go_before_a_resize_and_the_end_goes_before_both(make_run: MakeRun) -> None:
-    worker = make_run("a", commands=at_commit(1, target=3, stop="enough")).train()
+    worker = make_run("a", request=at_commit(1, target=3, stop="enough")).train()
     assert (worker.stopped, worker.resize_to) == ("enough", None)
-    worker = make_run("b", epochs=1, checkpoint_every=100, commands=at_commit(1, target=3, stop="enough")).train()
+    worker = make_run("b", epochs=1, checkpoint_every=100, request=at_commit(1, target=3, stop="enough")).train()
     assert (worker.stopped, worker.resize_to, worker.is_finished) == (None, None, True)
 
 
 def test_world_of_the_same_size_elsewhere_is_a_parting_too(make_run: MakeRun) -> None:
-    worker = make_run(commands=at_commit(1, target=1, moves=True)).train()
+    worker = make_run(request=at_commit(1, target=1)).train()
     assert (worker.resize_to, worker.step) == (1, 2)
 
 
 def test_ordered_batch_is_in_use_from_the_next_step_on_and_after_a_resume(make_run: MakeRun) -> None:
-    commands = at_commit(1, global_batch=16)
-    run = make_run(commands=commands)
+    request = at_commit(1, global_batch=16)
+    run = make_run(request=request)
     worker = run.train()
     assert run.sizes == [8, 7, 14, 14, 15, 14, 14]
     assert run.rows(0, 4) == run.rows(4) == list(range(NUM_ROWS))
     assert worker.global_batch == 16
     assert [event.global_batch for event in run.recorder.of(Reported)][-1] == 16
-    resumed = make_run("resumed", commands=commands)
+    resumed = make_run("resumed", request=request)
     resumed.train(steps=5)
     resumed.recorder.questions = -1000
     resumed.train()
@@ -169,7 +169,7 @@ def test_ordered_batch_is_in_use_from_the_next_step_on_and_after_a_resume(make_r
 
 
 def test_what_is_asked_at_the_end_of_an_epoch_takes_effect_there(make_run: MakeRun) -> None:
-    run = make_run(checkpoint_every=100, commands=at_commit(1, global_batch=32))
+    run = make_run(checkpoint_every=100, request=at_commit(1, global_batch=32))
     run.train()
     assert run.sizes == [8, 7, 7, 7, 7, 7, 22, 21]
 
@@ -179,7 +179,7 @@ def test_orders_go_before_the_policy(make_run: MakeRun) -> None:
     run = make_run("policy", checkpoint_every=100, batch=policy)
     run.train()
     assert run.sizes == [8, 7, 7, 7, 7, 7, 22, 21]
-    ordered = make_run("ordered", checkpoint_every=100, batch=policy, commands=at_commit(1, global_batch=43))
+    ordered = make_run("ordered", checkpoint_every=100, batch=policy, request=at_commit(1, global_batch=43))
     ordered.train()
     assert ordered.sizes == [8, 7, 7, 7, 7, 7, 43]
 
@@ -187,14 +187,14 @@ def test_orders_go_before_the_policy(make_run: MakeRun) -> None:
 def test_batch_that_fits_no_more_into_an_epoch_waits_for_the_next(
     make_run: MakeRun, make_data: Callable[..., Data]
 ) -> None:
-    run = make_run(data=make_data(last="drop"), commands=at_commit(2, global_batch=12))
+    run = make_run(data=make_data(last="drop"), request=at_commit(2, global_batch=12))
     run.train()
     assert run.sizes == [8, 8, 8, 8, 8, 12, 12, 12]
     assert [event.dropped_rows for event in run.recorder.of(EpochEnded)] == [3, 7]
 
 
 def test_batch_without_a_row_for_every_lane(make_run: MakeRun) -> None:
-    run = make_run(commands=at_commit(1, global_batch=3))
+    run = make_run(request=at_commit(1, global_batch=3))
     run.train()
     assert run.sizes[0] == 8
     assert set(run.sizes[-5:]) <= {2, 3}
@@ -213,7 +213,7 @@ def test_rate_follows_the_batch_within_steps_only_and_after_a_resume(make_run: M
 
 
 def test_job_with_another_batch_goes_on_with_its_own(make_run: MakeRun) -> None:
-    run = make_run(commands=at_commit(1, global_batch=16))
+    run = make_run(request=at_commit(1, global_batch=16))
     run.train(steps=4)
     other = make_run(data=replace(run.train_spec.data, global_batch=22))
     other.batches = run.batches

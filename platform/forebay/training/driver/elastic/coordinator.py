@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forebay.events import Commands, EpochEnded, Event, Failed, Preempted, Reported, Started
+from forebay.events import EpochEnded, Event, Failed, Preempted, Reported, Request, Started
 from forebay.training.driver.elastic.phase import (
     Aborted,
     AtWork,
@@ -30,20 +30,6 @@ from forebay.training.runs.status import RunState, RunStatus
 
 RATE_OVER_S = 5.0
 DRIVER = "driver"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Updates:
-    """Events that the driver has not taken yet, in order, and the requests that are open now.
-
-    `count` is the number of all events of the run up to these. The driver passes it to `Coordinator.noted` once the
-    callbacks have seen them.
-    """
-
-    events: Sequence[Event]
-    count: int
-    target: int
-    stop: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,13 +65,13 @@ class Coordinator:
     """Named actor without CPUs, on the driver's node. No method computes for long. Some wait for one condition.
 
     It does not use Ray: worker handles are opaque to it. It keeps the events until the driver takes them, the phase of
-    the run, the ranks of the present attempt, and the open requests: target, stop, global batch.
+    the run, the ranks of the present attempt, and the request to the run.
 
     A resize goes through these steps:
     1. A caller sets the target.
     2. The controller gets the next workers ready. Then it calls `resize`. A shrink of a world that trains needs no new
        worker, so `set_target` does this at once.
-    3. `commands` passes the new size on, and all ranks pause at the next commit. Under Ray Train each rank calls
+    3. `request` passes the new size on, and all ranks pause at the next commit. Under Ray Train each rank calls
        `pause`.
     4. When all ranks have paused, `begin` opens the next attempt.
     """
@@ -98,8 +84,7 @@ class Coordinator:
         self._events: list[Event] = []
         self._num_events, self._num_noted = 0, 0
         self._num_failures, self._num_preempted = 0, 0
-        self._stop: str | None = None
-        self._global_batch: int | None = None
+        self._wanted = Request(target=start.target)
         self._asked_by_others = False
         self._reported_rows: deque[tuple[float, int]] = deque()
         self._committed_at: float | None = None
@@ -115,25 +100,25 @@ class Coordinator:
             self._changed.notify_all()
         return self._num_events
 
-    async def commands(self) -> Commands:
-        """Commands to the workers now. Rank 0 reads them at each commit."""
+    async def request(self) -> Request:
+        """Request to the present world. Rank 0 reads it at each commit."""
         await self.committed()
-        return self._commands
+        return self._request_to_world
 
     async def committed(self) -> None:
-        """Record that rank 0 commits and knows the commands."""
+        """Record that rank 0 commits and knows the request."""
         self._committed_at = time.monotonic()
         self._status = replace(self._status, last_commit_step=self._status.step or None)
 
-    async def changed(self, known: Commands) -> None:
-        """Return once the commands differ from `known`, or the attempt is over."""
+    async def changed(self, known: Request) -> None:
+        """Return once the request differs from `known`, or the attempt is over."""
         number = self._attempt.number
-        await self._until(lambda: self._commands != known or self._is_over(number))
+        await self._until(lambda: self._request_to_world != known or self._is_over(number))
 
-    async def synced_commands(self, count: int) -> Commands:
-        """Same as `commands`, but waits until the driver's callbacks have seen all events up to number `count`."""
+    async def synced_request(self, count: int) -> Request:
+        """Same as `request`, but waits until the driver's callbacks have seen all events up to number `count`."""
         await self._until(lambda: self._num_noted >= count or self._has_ended)
-        return await self.commands()
+        return await self.request()
 
     async def join(self, rank: int, worker: Any) -> int | None:
         """Enter the present attempt. Returns its number once all ranks have joined. None if it or the run ends
@@ -183,11 +168,14 @@ class Coordinator:
 
     # Called by the driver.
 
-    async def take(self, wait_s: float) -> Updates:
-        """All events since the last call. Waits up to `wait_s` seconds for an event, or for a request from outside."""
+    async def take(self, wait_s: float) -> tuple[Sequence[Event], Request]:
+        """Return the events since the last call, in order, and the request to the run.
+
+        Waits up to `wait_s` seconds for an event, or for a request from outside.
+        """
         await self._until(lambda: bool(self._events) or self._asked_by_others, wait_s)
         events, self._events, self._asked_by_others = self._events, [], False
-        return Updates(events=events, count=self._num_events, target=self._status.target, stop=self._stop)
+        return events, self._wanted
 
     async def noted(self, count: int) -> None:
         """Record that the callbacks have seen all events up to number `count`, and that their requests were
@@ -206,7 +194,7 @@ class Coordinator:
         aborted.
         """
         is_at_work = isinstance(self._phase, AtWork) and _num_paused(self._phase) < self._attempt.world_size
-        if self._stop is not None and not is_at_work:
+        if self._wanted.stop is not None and not is_at_work:
             await self._end(Aborted())
         return self._phase == Ended(cause=Aborted())
 
@@ -228,6 +216,7 @@ class Coordinator:
             self._asked_by_others |= who != DRIVER and target != self._status.target
             requested = target if who == DRIVER else self._status.callback_target
             self._status = replace(self._status, target=target, callback_target=requested)
+            self._wanted = replace(self._wanted, target=target)
             if target < self._attempt.world_size:
                 self._pause_for(target)
             self._changed.notify_all()
@@ -240,8 +229,8 @@ class Coordinator:
     async def request_stop(self, reason: str, who: str = DRIVER) -> None:
         """Ask the run to end at the next commit. The first reason is kept."""
         async with self._changed:
-            if self._stop is None:
-                self._stop = reason
+            if self._wanted.stop is None:
+                self._wanted = replace(self._wanted, stop=reason)
                 self._asked_by_others |= who != DRIVER
                 if isinstance(self._phase, AtWork):
                     self._phase = Stopping(paused=self._phase.paused)
@@ -250,7 +239,7 @@ class Coordinator:
     async def set_batch(self, rows: int) -> None:
         """Ask for another global batch from the next commit on."""
         async with self._changed:
-            self._global_batch = rows
+            self._wanted = replace(self._wanted, global_batch=rows)
             self._changed.notify_all()
 
     async def status(self) -> RunStatus:
@@ -318,10 +307,8 @@ class Coordinator:
         return self._has_ended or self._attempt.number != attempt
 
     @property
-    def _commands(self) -> Commands:
-        resize_to = self._phase.resize_to if isinstance(self._phase, Resizing) else None
-        moves = resize_to is not None
-        return Commands(stop=self._stop, target=resize_to, global_batch=self._global_batch, moves=moves)
+    def _request_to_world(self) -> Request:
+        return replace(self._wanted, target=self._phase.resize_to if isinstance(self._phase, Resizing) else None)
 
     @property
     def _state(self) -> RunState:
@@ -330,7 +317,7 @@ class Coordinator:
                 return "failed-over"
             case Stopping() | Ended():
                 return "stopping"
-            case _ if self._stop is not None:
+            case _ if self._wanted.stop is not None:
                 return "stopping"
             case Starting(after="resize") | Resizing():
                 return "resizing"
@@ -370,7 +357,7 @@ class Coordinator:
             case Started():
                 self._status = replace(self._status, world_size=event.world_size, epochs=event.epochs)
                 if isinstance(self._phase, Starting):
-                    self._phase = Training() if self._stop is None else Stopping()
+                    self._phase = Training() if self._wanted.stop is None else Stopping()
                 self._reported_rows.clear()
             case Reported():
                 self._status = replace(self._status, step=event.step, epoch=event.epoch, position=event.position)

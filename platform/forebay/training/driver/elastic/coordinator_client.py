@@ -10,46 +10,46 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from forebay.events import Commands, Event
+from forebay.events import Event, Request
 
 
 class CoordinatorReporter:
     """`Reporter` that sends events without waiting. Ends this process when the coordinator has died.
 
-    Commands seldom change, and no commit should wait for a round trip. So one call to the coordinator stays pending and
-    returns when they change. Use one reporter per attempt: it does not know the commands of an earlier one.
+    Requests are rare, and no commit should wait for a round trip. So one call to the coordinator stays pending and
+    returns when the request changes. Use one reporter per attempt: it does not know the request of an earlier one.
     """
 
     def __init__(self, coordinator: ActorHandle) -> None:
         self._coordinator = coordinator
         self._last_number: Any = None
-        self._known: Commands | None = None
+        self._known: Request | None = None
         self._change: Future[None] | None = None
 
     def report(self, event: Event) -> None:
         self._last_number = self._coordinator.report.remote(event)
 
-    def commands(self) -> Commands:
+    def request(self) -> Request:
         if self._known is None or self._has_changed:
-            return self._hear(_answer(self._coordinator.commands.remote()))
+            return self._hear(_answer(self._coordinator.request.remote()))
         self._coordinator.committed.remote()
         return self._known
 
-    def synced_commands(self) -> Commands:
+    def synced_request(self) -> Request:
         # Ray may reorder calls of one caller, so this call names the event it comes after.
         number = 0 if self._last_number is None else _answer(self._last_number)
-        return self._hear(_answer(self._coordinator.synced_commands.remote(number)))
+        return self._hear(_answer(self._coordinator.synced_request.remote(number)))
 
     @property
     def _has_changed(self) -> bool:
-        """Whether the commands have changed or the coordinator cannot be reached. The next call finds out which."""
+        """Whether the request has changed or the coordinator cannot be reached. The next call finds out which."""
         return self._change is None or self._change.done()
 
-    def _hear(self, commands: Commands) -> Commands:
-        if commands != self._known or self._has_changed:
-            self._known = commands
-            self._change = self._coordinator.changed.remote(commands).future()
-        return commands
+    def _hear(self, request: Request) -> Request:
+        if request != self._known or self._has_changed:
+            self._known = request
+            self._change = self._coordinator.changed.remote(request).future()
+        return request
 
 
 def _answer(reply: Any) -> Any:

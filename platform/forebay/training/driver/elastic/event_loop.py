@@ -6,15 +6,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 import ray
 from ray.actor import ActorHandle
 
-from forebay.events import Commands, Event, Failed, Preempted, Preparing, Started
+from forebay.events import Event, Failed, Preempted, Preparing, Request, Started
 from forebay.training.checkpoint.ray_store import flush_stores
-from forebay.training.driver.elastic.coordinator import Updates
 from forebay.training.runs.control import Control
 from forebay.training.runs.run import Run
 
@@ -31,22 +29,27 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     """
     watch = _StartWatch(run)
     # Requests made before the first worker started: the coordinator does not know them yet.
-    made_with = Commands(target=run.job.start_workers if run.control.is_elastic else None)
+    made_with = Request(target=run.job.start_workers if run.control.is_elastic else None)
     known = _pass_on(run.control, made_with, coordinator)
-    goes_on, gave_up = True, None
+    goes_on, gave_up, num_events = True, None, 0
     while goes_on or gave_up is not None:
         run.check_fence()
         goes_on = is_training()  # read before the events are taken, so that none of the last events is missed
-        updates: Updates = ray.get(coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0))
-        known = _take_over(run.control, updates, known)
-        for event in updates.events:
+        taken: tuple[Sequence[Event], Request] = ray.get(
+            coordinator.take.remote(POLL_S if goes_on and gave_up is None else 0)
+        )
+        events, request = taken
+        _take_over(run.control, request, known)
+        known = request
+        for event in events:
             watch.see(event)
             run.tell(event)
             if isinstance(event, Preempted):
                 # In a thread: callbacks learn of the next step while the newest checkpoint is being uploaded.
                 threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True).start()
         known = _pass_on(run.control, known, coordinator)
-        coordinator.noted.remote(updates.count)
+        num_events += len(events)
+        coordinator.noted.remote(num_events)
         watch.tell_if_late()
         if gave_up is not None:
             return gave_up
@@ -56,25 +59,24 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     return gave_up
 
 
-def _take_over(control: Control, updates: Updates, known: Commands) -> Commands:
+def _take_over(control: Control, request: Request, known: Request) -> None:
     """Apply requests from outside to `control`. Requests of the run's own callbacks were passed on before."""
-    if control.is_elastic and updates.target != known.target:
-        control.follow(target=updates.target)
-    if updates.stop is not None:
-        control.stop(updates.stop)
-    return replace(known, target=updates.target, stop=updates.stop)
+    if control.is_elastic and request.target != known.target:
+        control.follow(target=request.target)
+    if request.stop is not None:
+        control.stop(request.stop)
 
 
-def _pass_on(control: Control, known: Commands, coordinator: ActorHandle) -> Commands:
-    resized, commands = control.take_resize(), control.commands
+def _pass_on(control: Control, known: Request, coordinator: ActorHandle) -> Request:
+    resized, request = control.take_resize(), control.request
     if resized is not None:
         # Also if the target is the same: a sweep that shares workers among runs then gives this run no more.
         ray.get(coordinator.set_target.remote(resized))
-    if commands.global_batch is not None and commands.global_batch != known.global_batch:
-        ray.get(coordinator.set_batch.remote(commands.global_batch))
-    if commands.stop is not None and known.stop is None:
-        ray.get(coordinator.request_stop.remote(commands.stop))
-    return commands
+    if request.global_batch is not None and request.global_batch != known.global_batch:
+        ray.get(coordinator.set_batch.remote(request.global_batch))
+    if request.stop is not None and known.stop is None:
+        ray.get(coordinator.request_stop.remote(request.stop))
+    return request
 
 
 class _StartWatch:

@@ -13,7 +13,7 @@ from typing import NoReturn
 import torch
 
 from forebay.data.cache.local_source import LocalCache
-from forebay.events import Commands, Event
+from forebay.events import Event, Request
 from forebay.runtime.foreign_code import outcome_of
 from forebay.training.checkpoint.local_store import open_local_checkpoints
 from forebay.training.collectives.torch_collective import process_group
@@ -36,15 +36,15 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class SyncRequest:
-    """Request of the worker for its commands, once callbacks have seen all events that it reported before."""
+class Sync:
+    """Question of rank 0 for the request, once callbacks have seen its events."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Synced:
-    """The driver's answer."""
+    """The driver's answer to `Sync`."""
 
-    commands: Commands
+    request: Request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,9 +54,9 @@ class Done:
     outcome: Outcome
 
 
-Message = Event | SyncRequest | Done | WorkerError
-Instruction = Start | Commands | Synced
-"""Messages of the driver: first the rank of the worker, then the commands at each change and on request."""
+Message = Event | Sync | Done | WorkerError
+Instruction = Start | Request | Synced
+"""Messages of the driver: first `Start`, then the request at each change and at each `Sync`."""
 
 
 class DriverLink:
@@ -64,8 +64,8 @@ class DriverLink:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._commands = Commands()
-        self._synced: queue.SimpleQueue[Commands] = queue.SimpleQueue()
+        self._request = Request()
+        self._synced: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         # A thread sends, so that a slow driver never holds up a training step.
         self._sender = threading.Thread(target=self._send, name="forebay-send", daemon=True)
@@ -75,12 +75,12 @@ class DriverLink:
     def report(self, event: Message) -> None:
         self._outbox.put(event)
 
-    def commands(self) -> Commands:
-        return self._commands
+    def request(self) -> Request:
+        return self._request
 
-    def synced_commands(self) -> Commands:
+    def synced_request(self) -> Request:
         # On the same connection, behind all earlier events: the driver processes messages in order.
-        self._outbox.put(SyncRequest())
+        self._outbox.put(Sync())
         return self._synced.get()
 
     def close(self) -> None:
@@ -99,10 +99,10 @@ class DriverLink:
         try:
             while True:
                 match self._connection.recv():
-                    case Synced(commands=commands):
-                        self._synced.put(commands)
-                    case Commands() as commands:
-                        self._commands = commands
+                    case Synced(request=request):
+                        self._synced.put(request)
+                    case Request() as request:
+                        self._request = request
         except (EOFError, OSError):
             os._exit(1)  # the driver has ended: no process would read this one's results
 

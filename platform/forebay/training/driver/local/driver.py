@@ -9,10 +9,10 @@ import torch
 
 from forebay.data.cache.local_source import LocalCache
 from forebay.errors import ForebayError
-from forebay.events import Commands, Event, Preparing
+from forebay.events import Event, Preparing, Request
 from forebay.training.checkpoint.local_store import open_local_checkpoints
 from forebay.training.collectives.collective import SingleProcessCollective
-from forebay.training.driver.local.child import SyncRequest
+from forebay.training.driver.local.child import Sync
 from forebay.training.driver.local.fork_server import ForkServer
 from forebay.training.driver.local.processes import RankProcesses, WorkerLost, WorkerRaised, worker_processes
 from forebay.training.driver.worker_error import WorkerError
@@ -48,11 +48,11 @@ class DirectReporter:
     def report(self, event: Event) -> None:
         self._run.tell(event)
 
-    def commands(self) -> Commands:
-        return self._run.control.commands
+    def request(self) -> Request:
+        return self._run.control.request
 
-    def synced_commands(self) -> Commands:
-        return self._run.control.commands
+    def synced_request(self) -> Request:
+        return self._run.control.request
 
 
 def _run_here(run: Run) -> Result:
@@ -93,7 +93,7 @@ def _run_worlds(run: Run, server: ForkServer) -> Result:
         run.tell(Preparing(what=f"starting {size} worker process{'es' if size > 1 else ''}"))
         try:
             with worker_processes(server, size, payload) as workers:
-                _follow(run, workers)
+                _follow(run, workers, size)
             if workers.outcome.resize_to is None:
                 return run.finish(workers.outcome.stopped)
         except WorkerLost as lost:
@@ -104,14 +104,14 @@ def _run_worlds(run: Run, server: ForkServer) -> Result:
             raise error from error.__cause__
 
 
-def _follow(run: Run, workers: RankProcesses) -> None:
+def _follow(run: Run, workers: RankProcesses, size: int) -> None:
     for event in workers.events():
         run.check_fence()
         match event:
-            case SyncRequest():
-                workers.answer_sync(run.control.commands)
+            case Sync():
+                workers.answer_sync(run.control.request.for_world(size))
             case None:
                 pass
             case _:
                 run.tell(event)
-        workers.send_commands(run.control.commands)
+        workers.send_request(run.control.request.for_world(size))

@@ -14,7 +14,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, Literal
 
-Request = tuple[Literal["fork"], str] | tuple[Literal["kill"], int] | tuple[Literal["wait"], tuple[int, float]]
+Call = tuple[Literal["fork"], str] | tuple[Literal["kill"], int] | tuple[Literal["wait"], tuple[int, float]]
 
 POLL_S = 0.01
 END_S = 10.0
@@ -95,7 +95,7 @@ class ForkServer:
         is_connected = self._connection is not None and not self._connection.closed
         return is_connected and self._process is not None and self._process.poll() is None
 
-    def _ask(self, request: Request, descriptor: int | None = None) -> Any:
+    def _ask(self, request: Call, descriptor: int | None = None) -> Any:
         assert self._connection is not None, "start() comes first"
         assert self._process is not None
         try:
@@ -137,7 +137,7 @@ def serve(descriptor: int, *, can_fork: bool) -> int:
     folders: set[str] = set()
     while True:
         try:
-            request: Request = connection.recv()
+            request: Call = connection.recv()
             match request:
                 case ("fork", str(folder)):
                     folders.add(folder)

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from forebay.events import Commands, Event
-from forebay.training.driver.local.child import NODE, Done, Instruction, Message, Start, Synced, SyncRequest
+from forebay.events import Event, Request
+from forebay.training.driver.local.child import NODE, Done, Instruction, Message, Start, Sync, Synced
 from forebay.training.driver.local.fork_server import ForkServer, ForkServerLost, describe_exit
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome
@@ -84,20 +84,20 @@ class RankProcesses:
 
     def __init__(self, members: list[WorkerProcess]) -> None:
         self._members = members
-        self._sent = Commands()
+        self._sent = Request()
         self.outcome = Outcome()
 
-    def send_commands(self, commands: Commands) -> None:
-        """Send commands to rank 0. All ranks obey them at the next checkpoint."""
-        if commands != self._sent:
-            self._sent = commands
-            self._members[0].send(commands)
+    def send_request(self, request: Request) -> None:
+        """Send a new request to rank 0. All ranks obey it at the next checkpoint."""
+        if request != self._sent:
+            self._sent = request
+            self._members[0].send(request)
 
-    def answer_sync(self, commands: Commands) -> None:
-        """Answer rank 0, which has asked for its commands and waits for them."""
-        self._members[0].send(Synced(commands=commands))
+    def answer_sync(self, request: Request) -> None:
+        """Answer rank 0, which waits for the request."""
+        self._members[0].send(Synced(request=request))
 
-    def events(self) -> Iterator[Event | SyncRequest | None]:
+    def events(self) -> Iterator[Event | Sync | None]:
         """Yield the events of the workers until all are done. Yields None when there is none for a while.
 
         Raises `WorkerLost` when a process died, and `WorkerRaised` when a train function raised.

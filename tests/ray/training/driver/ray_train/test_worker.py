@@ -13,7 +13,7 @@ from ray.exceptions import RayActorError
 from tests.ray.ending import kill
 
 from forebay.errors import Hung
-from forebay.events import Commands, Finished, Started
+from forebay.events import Finished, Request, Started
 from forebay.training.driver.elastic.coordinator import Coordinator
 from forebay.training.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.training.driver.ray_train.worker import _is_its_own, _lost_peers
@@ -29,18 +29,18 @@ class Peer:
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    def ask(self, coordinator: ActorHandle) -> Commands:
-        return CoordinatorReporter(coordinator).commands()
+    def ask(self, coordinator: ActorHandle) -> Request:
+        return CoordinatorReporter(coordinator).request()
 
-    def ask_again(self, coordinator: ActorHandle) -> Commands:
+    def ask_again(self, coordinator: ActorHandle) -> Request:
         self.reporter = getattr(self, "reporter", None) or CoordinatorReporter(coordinator)
-        return self.reporter.commands()
+        return self.reporter.request()
 
-    def sync(self, coordinator: ActorHandle) -> Commands:
+    def sync(self, coordinator: ActorHandle) -> Request:
         reporter = CoordinatorReporter(coordinator)
         for name in "abc":
             reporter.report(Finished(name=name, path="/runs"))
-        return reporter.synced_commands()
+        return reporter.synced_request()
 
     def ping(self) -> str:
         return "here"
@@ -99,38 +99,38 @@ def test_broken_connection_is_told_from_an_error_of_ones_own(error: Exception, i
     assert _is_its_own(error) == is_its_own
 
 
-def test_commands_are_synced_when_all_reported_events_were_heard(
+def test_request_is_synced_when_all_reported_events_were_heard(
     make_actors: Callable[[int], list[ActorHandle]],
 ) -> None:
     coordinator, peer = make_actors(1)
     syncing = peer.sync.remote(coordinator)
     heard = 0
     while heard < 3:
-        heard = ray.get(coordinator.take.remote(1.0)).count
+        heard += len(ray.get(coordinator.take.remote(1.0))[0])
     assert not ray.wait([syncing], timeout=0.2)[0]
     ray.get(coordinator.request_stop.remote("enough"))
     ray.get(coordinator.noted.remote(heard))
-    assert ray.get(syncing) == Commands(stop="enough")
+    assert ray.get(syncing) == Request(stop="enough")
 
 
-def test_commands_are_heard_when_they_change(make_actors: Callable[[int], list[ActorHandle]]) -> None:
+def test_request_is_heard_when_it_changes(make_actors: Callable[[int], list[ActorHandle]]) -> None:
     coordinator, peer = make_actors(1)
 
-    def heard() -> Commands:
+    def heard() -> Request:
         return ray.get(peer.ask_again.remote(coordinator))
 
-    assert heard() == heard() == Commands()
+    assert heard() == heard() == Request()
     time.sleep(LATE_S)
     age_s = ray.get(coordinator.status.remote()).last_commit_age_s
-    assert heard() == Commands()
-    until(lambda: heard() == Commands() and ray.get(coordinator.status.remote()).last_commit_age_s < age_s)
+    assert heard() == Request()
+    until(lambda: heard() == Request() and ray.get(coordinator.status.remote()).last_commit_age_s < age_s)
     ray.get(coordinator.set_batch.remote(64))
-    until(lambda: heard() == Commands(global_batch=64))
+    until(lambda: heard() == Request(global_batch=64))
     ray.get(coordinator.report.remote(Started(name="a", world_size=1, epochs=1, num_batches=8)))
     ray.get(coordinator.resize.remote(3))
-    until(lambda: heard() == Commands(global_batch=64, target=3, moves=True))
+    until(lambda: heard() == Request(global_batch=64, target=3))
     ray.get(coordinator.resize.remote(None))
-    until(lambda: heard() == Commands(global_batch=64))
+    until(lambda: heard() == Request(global_batch=64))
     ray.kill(coordinator)
     with pytest.raises(RayActorError):
         until(lambda: heard().stop)
@@ -144,7 +144,7 @@ def until(condition: Callable[[], object]) -> None:
 
 def test_worker_ends_when_the_coordinator_is_gone(make_actors: Callable[[int], list[ActorHandle]]) -> None:
     coordinator, peer = make_actors(1)
-    assert ray.get(peer.ask.remote(coordinator)) == Commands()
+    assert ray.get(peer.ask.remote(coordinator)) == Request()
     kill(coordinator)
     with pytest.raises(RayActorError):
         ray.get(peer.ask.remote(coordinator))

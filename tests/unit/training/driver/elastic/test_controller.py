@@ -137,7 +137,7 @@ def test_order_to_pause_outlives_the_loss_of_a_waiting_worker() -> None:
 
     conduct(pool, coordinator, nothing, look, lambda: Lost(name="late", why="killed\nby"), look, lambda: DONE)
     assert found == [(4, "resizing"), (3, "resizing")], "the other one that waits is ready"
-    events = asyncio.run(coordinator.take(0)).events
+    events = asyncio.run(coordinator.take(0))[0]
     assert list(events) == [Failed(error="lost a waiting worker (killed)", failures=1, will_retry=True)]
 
 
@@ -177,7 +177,7 @@ def test_survivors_of_a_broken_world_go_on_at_once() -> None:
 
     conduct(pool, coordinator, break_world, lambda: DONE)
     assert pool.begun == [("0",)]
-    assert asyncio.run(coordinator.take(0)).events == [Failed(error="lost worker 1", failures=1, will_retry=True)]
+    assert asyncio.run(coordinator.take(0))[0] == [Failed(error="lost worker 1", failures=1, will_retry=True)]
 
 
 @pytest.mark.parametrize("happens", [lambda: WorldBroken(error="gone"), lambda: Lost(name="next", why="gone")])
@@ -204,7 +204,7 @@ def test_draining_node_is_reported_once_and_left(draining: dict[str, float | Non
     pool.workers["next"] = PoolWorker(name="next", since=0.0, state="warm", node="other")
     draining["n"] = None
     conduct(pool, coordinator, nothing, nothing, WorldPaused, lambda: DONE)
-    assert [event.workers for event in asyncio.run(coordinator.take(0)).events] == [1]
+    assert [event.workers for event in asyncio.run(coordinator.take(0))[0]] == [1]
     assert pool.begun == [("next",)]
 
 

@@ -7,8 +7,8 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
-from forebay.events import Commands, EpochEnded, Failed, Finished, Preempted, Reported, Started
-from forebay.training.driver.elastic.coordinator import Coordinator, Updates
+from forebay.events import EpochEnded, Failed, Finished, Preempted, Reported, Request, Started
+from forebay.training.driver.elastic.coordinator import Coordinator
 from forebay.training.driver.elastic.phase import Aborted, Ended, Raised, Resizing, Starting
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.runs.status import RunStatus
@@ -53,8 +53,8 @@ def test_events_are_taken_once_in_order() -> None:
     async def talk() -> None:
         coordinator = coordinator_of(1)
         assert [await coordinator.report(event) for event in EVENTS] == [1, 2, 3]
-        assert await coordinator.take(0) == Updates(events=EVENTS, count=3, target=1, stop=None)
-        assert list((await coordinator.take(0)).events) == []
+        assert await coordinator.take(0) == (EVENTS, Request(target=1))
+        assert list((await coordinator.take(0))[0]) == []
 
     asyncio.run(talk())
 
@@ -65,8 +65,8 @@ def test_taking_waits_for_the_first_event_only() -> None:
         taking = await waits(coordinator.take(600.0))
         began = time.monotonic()
         await coordinator.report(EVENTS[0])
-        assert list((await taking).events) == EVENTS[:1]
-        assert list((await coordinator.take(0.05)).events) == []
+        assert list((await taking)[0]) == EVENTS[:1]
+        assert list((await coordinator.take(0.05))[0]) == []
         return time.monotonic() - began
 
     assert asyncio.run(talk()) < 60.0
@@ -78,11 +78,11 @@ def test_what_others_ask_is_news_to_the_driver_and_what_it_asked_itself_is_not()
         assert await coordinator.set_target(3) == 3
         taking = await waits(coordinator.take(5.0))
         assert await coordinator.set_target(99, "cli") == 8, "beyond the bounds of the run"
-        assert (await taking).target == 8
+        assert (await taking)[1].target == 8
         taking = await waits(coordinator.take(5.0))
         await coordinator.request_stop("enough", "cli")
         await coordinator.request_stop("again", "cli")
-        assert (await taking).stop == "enough"
+        assert (await taking)[1].stop == "enough"
         assert (await coordinator.status()).state == "stopping"
         assert await coordinator.target() == 8
 
@@ -130,7 +130,7 @@ def test_next_attempt_has_other_workers_and_may_have_another_size() -> None:
         waiting = await waits(coordinator.join(1, "new 1"))
         assert await coordinator.join(0, "new 0"), "an old worker was counted"
         assert await waiting
-        assert list((await coordinator.take(0)).events) == [Failed(error="lost worker 1", failures=1, will_retry=True)]
+        assert list((await coordinator.take(0))[0]) == [Failed(error="lost worker 1", failures=1, will_retry=True)]
         await coordinator.begin(1)
         assert await coordinator.join(0, "alone")
 
@@ -176,15 +176,15 @@ def test_growing_waits_for_the_next_workers_and_shrinking_for_nobody() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
         await coordinator.set_target(3)
-        assert await coordinator.commands() == Commands(), "told to part before the next workers were ready"
+        assert await coordinator.request() == Request(), "told to part before the next workers were ready"
         await coordinator.resize(3)
-        assert (await coordinator.commands()).resize_to(2) == 3
+        assert (await coordinator.request()).target == 3
         assert (await coordinator.status()).state == "resizing"
         await coordinator.resize(None)
-        assert (await coordinator.commands()).resize_to(2) is None
+        assert (await coordinator.request()).target is None
         assert (await coordinator.status()).state == "training"
         await coordinator.set_target(1)
-        assert (await coordinator.commands()).resize_to(2) == 1
+        assert (await coordinator.request()).target == 1
         assert (await coordinator.status()).state == "resizing"
 
     asyncio.run(talk())
@@ -195,16 +195,16 @@ def test_shrink_asked_at_the_end_of_an_epoch_is_obeyed_there_by_workers_that_nev
         coordinator = coordinator_of(4)
         await coordinator.begin(3)
         await coordinator.set_target(2)
-        assert await coordinator.commands() == Commands(), "told to part before it trained"
+        assert await coordinator.request() == Request(), "told to part before it trained"
         await coordinator.report(Started(name="a", world_size=3, epochs=4, num_batches=8))
         ended = EpochEnded(epoch=0, step=3, metrics={}, rows=48, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
         number = await coordinator.report(ended)
-        syncing = await waits(coordinator.synced_commands(number))
+        syncing = await waits(coordinator.synced_request(number))
         await coordinator.set_target(1)
         await coordinator.noted(number)
-        assert (await syncing).resize_to(3) == 1
+        assert (await syncing).target == 1
         await coordinator.begin(1)
-        assert await coordinator.commands() == Commands()
+        assert await coordinator.request() == Request()
 
     asyncio.run(talk())
 
@@ -215,8 +215,8 @@ def test_loss_of_a_waiting_worker_leaves_those_alone_who_train() -> None:
         await coordinator.resize(3)
         await coordinator.record_failure("lost a waiting worker", world_goes_on=True)
         lost = Failed(error="lost a waiting worker", failures=1, will_retry=True)
-        assert list((await coordinator.take(0)).events) == [lost]
-        assert (await coordinator.commands()).resize_to(2) == 3
+        assert list((await coordinator.take(0))[0]) == [lost]
+        assert (await coordinator.request()).target == 3
         assert (await coordinator.status()).state == "resizing"
         assert await coordinator.workers() == {0: "worker 0", 1: "worker 1"}
 
@@ -227,7 +227,7 @@ def test_workers_may_resize_a_world_of_the_same_size() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
         await coordinator.resize(2)
-        assert (await coordinator.commands()).resize_to(2) == 2
+        assert (await coordinator.request()).target == 2
         assert not await coordinator.all_paused(0)
         await coordinator.pause(1)
         waiting = await waits(coordinator.all_paused(5.0))
@@ -237,20 +237,20 @@ def test_workers_may_resize_a_world_of_the_same_size() -> None:
         assert view.has_paused and view.phase == Resizing(resize_to=2, paused=frozenset({0, 1}))
         await coordinator.begin(2)
         assert (await coordinator.view()).phase == Starting(after="resize")
-        assert (await coordinator.commands()).resize_to(2) is None
+        assert (await coordinator.request()).target is None
 
     asyncio.run(talk())
 
 
-def test_synced_commands_wait_until_callbacks_have_heard_what_was_reported() -> None:
+def test_synced_request_wait_until_callbacks_have_heard_what_was_reported() -> None:
     async def talk() -> None:
         coordinator = await joined(1)
         number = await coordinator.report(EVENTS[0])
-        syncing = await waits(coordinator.synced_commands(number))
-        news = await coordinator.take(0)
+        syncing = await waits(coordinator.synced_request(number))
+        await coordinator.take(0)
         await coordinator.set_batch(64)
-        await coordinator.noted(news.count)
-        assert await syncing == Commands(global_batch=64)
+        await coordinator.noted(number)
+        assert await syncing == Request(global_batch=64)
 
     asyncio.run(talk())
 
@@ -258,21 +258,21 @@ def test_synced_commands_wait_until_callbacks_have_heard_what_was_reported() -> 
 def test_a_bell_rings_when_something_else_is_asked_or_the_attempt_is_over() -> None:
     async def talk() -> None:
         coordinator = await joined(2)
-        asks: list[tuple[Callable[[], Awaitable[None]], Commands]] = [
-            (lambda: coordinator.set_batch(64), Commands()),
-            (lambda: coordinator.resize(3), Commands(global_batch=64)),
-            (lambda: coordinator.resize(None), Commands(global_batch=64, target=3, moves=True)),
-            (lambda: coordinator.request_stop("enough"), Commands(global_batch=64)),
-            (lambda: coordinator.begin(2), Commands(global_batch=64, stop="enough")),
+        asks: list[tuple[Callable[[], Awaitable[None]], Request]] = [
+            (lambda: coordinator.set_batch(64), Request()),
+            (lambda: coordinator.resize(3), Request(global_batch=64)),
+            (lambda: coordinator.resize(None), Request(global_batch=64, target=3)),
+            (lambda: coordinator.request_stop("enough"), Request(global_batch=64)),
+            (lambda: coordinator.begin(2), Request(global_batch=64, stop="enough")),
         ]
         for ask, known in asks:
-            assert await coordinator.commands() == known
+            assert await coordinator.request() == known
             bell = await waits(coordinator.changed(known))
             await coordinator.report(EVENTS[0])
             assert not bell.done()
             await ask()
             await asyncio.wait_for(bell, 5.0)
-        await asyncio.wait_for(coordinator.changed(Commands()), 5.0)
+        await asyncio.wait_for(coordinator.changed(Request()), 5.0)
 
     asyncio.run(talk())
 
@@ -281,7 +281,7 @@ def test_ending_run_turns_workers_away_and_is_not_retried() -> None:
     async def talk() -> None:
         coordinator = coordinator_of(2)
         waiting = await waits(coordinator.join(0, "worker 0"))
-        syncing = await waits(coordinator.synced_commands(1))
+        syncing = await waits(coordinator.synced_request(1))
         assert await coordinator.abort() == {0: "worker 0"}
         assert not await waiting
         await syncing
@@ -324,7 +324,7 @@ def test_status_follows_the_events() -> None:
         assert (status.state, status.world_size, status.last_commit_step) == ("training", 2, None)
         for step, rows in ((1, 16), (2, 32)):
             await coordinator.report(Reported(step=step, epoch=1, position=rows, metrics={}, rows=rows))
-        await coordinator.commands()
+        await coordinator.request()
         status = await coordinator.status()
         assert (status.epoch, status.step, status.position, status.last_commit_step) == (1, 2, 32, 2)
         assert status.rows_per_s > 0
@@ -336,6 +336,6 @@ def test_status_follows_the_events() -> None:
         await coordinator.record_failure("lost worker 1")
         assert (await coordinator.status()).state == "failed-over"
         await coordinator.draining("node", 1, 5.0)
-        assert (await coordinator.take(0)).events[-1] == Preempted(node="node", workers=1, deadline_s=5.0)
+        assert (await coordinator.take(0))[0][-1] == Preempted(node="node", workers=1, deadline_s=5.0)
 
     asyncio.run(talk())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from forebay.events import Commands
+from forebay.events import Request
 from forebay.training.driver.elastic import event_loop as ray_following
 from forebay.training.driver.elastic.coordinator import Coordinator
 from forebay.training.driver.elastic.event_loop import follow
@@ -70,8 +70,8 @@ def test_what_was_asked_before_there_were_workers_is_passed_on(actor: Any, monke
     control.stop("enough")
     follow_to_the_end(control, actor)
     assert actor.target.remote() == 4
-    assert actor.commands.remote() == Commands(stop="enough", global_batch=128)
-    assert control.commands == Commands(stop="enough", target=4, global_batch=128), "a request was overwritten"
+    assert actor.request.remote() == Request(stop="enough", global_batch=128)
+    assert control.request == Request(stop="enough", target=4, global_batch=128), "a request was overwritten"
 
 
 def test_what_callbacks_ask_is_known_also_where_it_is_so_already(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,4 +99,4 @@ def test_fixed_job_asks_for_no_size(actor: Any, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(ray_following, "POLL_S", 0.0)
     control = Control(workers=2)
     follow_to_the_end(control, actor)
-    assert control.commands == Commands() and actor.target.remote() == 2
+    assert control.request == Request() and actor.target.remote() == 2

@@ -1,4 +1,4 @@
-"""Fence of a running attempt: later attempts, storage that does not answer, orders, and the first result."""
+"""Fence of a running attempt: later attempts, storage that does not answer, requests, and the first result."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import Fenced, InvalidOption, WriteFailed
+from forebay.events import Request
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts import fence as fence_module
 from forebay.training.runs.attempts.fence import Fence
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles
-from forebay.training.runs.attempts.orders import OrderReader, Orders, give_orders
 from forebay.training.runs.attempts.start import create_attempt, start_attempt
+from forebay.training.runs.attempts.stored_request import RequestReader, load_request, send_request
 from forebay.training.runs.control import Control
 from forebay.training.runs.result import Result, load_result, save_result
 
@@ -103,25 +104,25 @@ def test_late_write_of_an_older_attempt_does_not_hide_the_result(run: str, held:
     held.release(None)
 
 
-def test_orders_reach_their_attempt_and_no_later_one(run: str, held: Fence) -> None:
+def test_requests_reach_their_attempt_and_no_later_one(run: str, held: Fence) -> None:
     storage = str(Path(run).parent)
     control = Control(elastic=Elastic(min_workers=1, max_workers=4))
-    reader = OrderReader(run, held.number, control)
+    reader = RequestReader(run, held.number, control)
     reader.obey()
-    assert give_orders(storage, "ctr", target=2) == Orders(attempt=1, target=2)
+    assert send_request(storage, "ctr", target=2) == (1, Request(target=2))
     reader.obey()
     assert control.target == 2 and control.stop_reason is None
     control.resize(3)
     reader.obey()
-    assert control.target == 3, "an order was obeyed twice"
-    assert give_orders(storage, "ctr", stop="enough") == Orders(attempt=1, target=2, stop="enough")
+    assert control.target == 3, "a request was obeyed twice"
+    assert send_request(storage, "ctr", stop="enough") == (1, Request(target=2, stop="enough"))
     reader.obey()
     assert control.stop_reason == "enough" and control.target == 3
     later = Control()
-    OrderReader(run, 2, later).obey()
-    assert later.stop_reason is None
+    RequestReader(run, 2, later).obey()
+    assert later.stop_reason is None and load_request(run, 2) == Request()
     held.release(AttemptEnd(how="stopped", why="enough"))
     with pytest.raises(InvalidOption, match=r"run 'ctr' has ended \(stopped: enough\): nothing was changed"):
-        give_orders(storage, "ctr", stop="again")
+        send_request(storage, "ctr", stop="again")
     with pytest.raises(InvalidOption, match="there is no run 'ctx' in"):
-        give_orders(storage, "ctx", stop="again")
+        send_request(storage, "ctx", stop="again")
