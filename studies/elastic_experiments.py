@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import ray
 import typer
 from elastic_cnn import job
+from random_resize import RandomResize
 from reports.elastic import write_report
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -28,7 +29,7 @@ import forebay as fb
 from forebay.errors import ForebayError
 from forebay.events import EpochEnded, Event, Reported, Started
 from forebay.ray_cluster.session import train_environment
-from forebay.training.callbacks.scaling import DoubleEvery, RandomResize
+from forebay.training.callbacks.scaling import ScaleSchedule
 from forebay.training.runs.callback import Callback
 from forebay.training.runs.control import Control
 
@@ -42,6 +43,11 @@ class Experiment:
     title: str
     start: int
     callbacks: Callable[[float, int, int], Sequence[Callback]] = lambda _period_s, _epochs, _seed: ()
+
+
+def doubling(first: int, every: int, epochs: int) -> dict[int, int]:
+    """Return a schedule that doubles `first` workers after every `every` epochs. The job's bounds limit it."""
+    return {number * every: first << number for number in range(-(-epochs // every))}
 
 
 EXPERIMENTS = {
@@ -60,7 +66,7 @@ EXPERIMENTS = {
     "double": Experiment(
         title="2, doubling to {max} by epoch",
         start=2,
-        callbacks=lambda _period_s, epochs, _seed: [DoubleEvery(max(epochs // 3, 1), first=2)],
+        callbacks=lambda _period_s, epochs, _seed: [ScaleSchedule(doubling(2, max(epochs // 3, 1), epochs))],
     ),
 }
 

@@ -62,7 +62,7 @@ class UnderWay(InvalidOption):
 
 
 class Fenced(ForebayError):
-    """A later attempt has taken over this run, because this one gave no sign for too long. Never retried.
+    """A later attempt has taken over this run, because this one sent no heartbeat for too long. Never retried.
 
     Its exit code is that of `EX_TEMPFAIL`.
     """

@@ -23,7 +23,7 @@ from tests.ray.conftest import ray_ends_with_session as ray_ends_with_session
 from tests.ray.conftest import ray_off as ray_off
 from tests.ray.conftest import ray_session as ray_session
 
-from forebay.training.driver.horovod.rendezvous import Rendezvous
+from forebay.training.driver.horovod.backend import Rendezvous
 from forebay.training.driver.horovod.world import RankAssignment, horovod_world
 from forebay.world import World
 

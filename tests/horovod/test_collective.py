@@ -18,7 +18,7 @@ from forebay.data.plan.plan import build_plan
 from forebay.testing.tables.many_tables import ManyRun, assert_bit_equal, reduce_apart, train_many
 from forebay.training.collectives.collective import Collective
 from forebay.training.driver.horovod.collective import HorovodCollective
-from forebay.training.driver.horovod.strategy import HorovodDataParallel
+from forebay.training.driver.horovod.gradients import HorovodDataParallel
 from forebay.training.strategies.strategy import StrategyOptions
 
 SIZES = (1, pytest.param(2, marks=pytest.mark.variation), 3)

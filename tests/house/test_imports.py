@@ -47,7 +47,7 @@ def test_every_public_name_can_be_imported(tmp_path: Path) -> None:
 def test_public_modules_come_with_the_package(tmp_path: Path) -> None:
     loaded = _loaded_by("import forebay as fb; fb.events.EpochEnded, fb.errors.ForebayError, fb.callbacks", tmp_path)
     assert loaded.isdisjoint(HEAVY)
-    _loaded_by("import forebay as fb; fb.callbacks.progress.Progress, fb.callbacks.scaling.DoubleEvery", tmp_path)
+    _loaded_by("import forebay as fb; fb.callbacks.progress.Progress, fb.callbacks.scaling.ScaleSchedule", tmp_path)
 
 
 def test_an_unknown_name_is_an_attribute_error(tmp_path: Path) -> None:

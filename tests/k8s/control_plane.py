@@ -64,7 +64,7 @@ class ControlPlane:
         self._start_controller_manager()
 
     def start_scheduler(self) -> None:
-        """Start an API server and a scheduler alone: no CRDs, and nodes need no sign of life."""
+        """Start an API server and a scheduler alone: no CRDs, and nodes need no heartbeat."""
         make_pki(self.pki)
         for user in ("admin", "scheduler"):
             self._write_kubeconfig(user)

@@ -102,7 +102,7 @@ def test_a_table_is_refused_where_its_log_cannot_be_read(
 
 
 def test_a_json_file_that_is_replaced_is_read_whole(store: Any) -> None:
-    """Short and long contents in turn, as signs of life are: a reader never meets the beginning of one."""
+    """Short and long contents in turn, as heartbeats are: a reader never meets the beginning of one."""
     place = resolve(store.uri("replaced/alive.json"))
     contents = [json.dumps({"step": 0}).encode(), json.dumps({"step": 12_345, "why": "x" * 1_000}).encode()]
     write_atomically(place.uri, contents[0])

@@ -29,7 +29,7 @@ def run(
     ] = True,
     takeover_after: Annotated[
         str,
-        typer.Option(help="Continue here if its process elsewhere gave no sign for this long.", metavar="TIME"),
+        typer.Option(help="Continue here if its process elsewhere sent no heartbeat for this long.", metavar="TIME"),
     ] = "60s",
     as_json: AsJson = False,
 ) -> None:

@@ -28,8 +28,8 @@ from forebay.fleet.kube.kuberay import KubeRay
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.storage.filesystem import resolve
 from forebay.storage.globs import children
+from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.checkpoint.files.names import STEP_FORM, saved_step
-from forebay.training.runs.attempts.claim import Claim
 from forebay.training.runs.attempts.files import AttemptFiles
 
 ROOT = Path(__file__).parents[3]

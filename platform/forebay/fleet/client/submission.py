@@ -18,7 +18,7 @@ from forebay.storage.filesystem import below, resolve, resolve_source
 from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
 from forebay.storage.small_files import find_small
-from forebay.training.runs.attempts.claim import Claim
+from forebay.training.checkpoint.files.claim import Claim
 
 FOLDER = "submissions"
 FLEET = "fleet"

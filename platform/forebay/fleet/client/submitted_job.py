@@ -100,7 +100,7 @@ class SubmittedJob:
             state, why = "preparing", prepares
         run = AttemptFiles(self._run_path)
         claim = run.newest()
-        sign = None if claim is None else run.sign(claim.number)
+        heartbeat = None if claim is None else run.heartbeat(claim.number)
         result = load_result(self._run_path) if ended is not None and ended.how == "succeeded" else None
         if result is not None:
             state = "stopped" if result.stopped else "succeeded"
@@ -112,10 +112,10 @@ class SubmittedJob:
             submission=submission.number,
             attempt=0 if claim is None else claim.number,
             host="" if claim is None else claim.host,
-            epoch=0 if sign is None else sign.epoch,
-            epochs=0 if sign is None else sign.epochs,
-            step=max(0 if sign is None else sign.step, _last_step(result)),
-            workers=0 if sign is None else sign.world_size,
+            epoch=0 if heartbeat is None else heartbeat.epoch,
+            epochs=0 if heartbeat is None else heartbeat.epochs,
+            step=max(0 if heartbeat is None else heartbeat.step, _last_step(result)),
+            workers=0 if heartbeat is None else heartbeat.world_size,
             why=why,
         )
 
@@ -223,7 +223,7 @@ class SubmittedJob:
 
 
 def _last_step(result: Result | None) -> int:
-    """Newest step of a result. A sign of life comes every few seconds: a short run ends before its second one."""
+    """Newest step of a result. A heartbeat comes every few seconds: a short run ends before its second one."""
     if result is None:
         return 0
     reported = [each.step for each in result.steps[-1:]]

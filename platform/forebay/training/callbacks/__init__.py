@@ -1,4 +1,4 @@
-"""Callbacks for `fb.run`, one module each: comet, mlflow, progress, scaling, tensorboard, throughput, wandb."""
+"""Callbacks for `fb.run`, one module each: comet, mlflow, progress, scaling, tensorboard, wandb."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from forebay.training.callbacks import progress as progress
     from forebay.training.callbacks import scaling as scaling
     from forebay.training.callbacks import tensorboard as tensorboard
-    from forebay.training.callbacks import throughput as throughput
     from forebay.training.callbacks import wandb as wandb
     from forebay.training.runs.callback import optional_callback as optional_callback
 
@@ -25,7 +24,6 @@ __getattr__, __all__ = lazy_names(
         "progress": "forebay.training.callbacks.progress:",
         "scaling": "forebay.training.callbacks.scaling:",
         "tensorboard": "forebay.training.callbacks.tensorboard:",
-        "throughput": "forebay.training.callbacks.throughput:",
         "wandb": "forebay.training.callbacks.wandb:",
     },
 )

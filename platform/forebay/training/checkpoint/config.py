@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,10 +10,6 @@ from forebay.storage.credentials import Access, without_credentials
 
 FOLDER = "checkpoints"
 """Folder of the checkpoints within that of a run."""
-ATTEMPTS = "attempts"
-"""Folder of the claims within that of a run."""
-CLAIM_FORM = re.compile(r"(\d{6,})\.json")
-"""Form of the names of claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,9 +14,9 @@ class StartPolicy:
     """Reaction of a start if the run is under way elsewhere.
 
     With `follow`, it shows the progress of the other attempt, waits for its end, and returns its result. Otherwise it
-    raises `UnderWay`. An attempt that gives no sign for `takeover_s` seconds is taken over: the run continues here from
-    its newest stored checkpoint, and the silent attempt ends as soon as it reaches storage again. `attempt` names an
-    attempt that another process has created for this start, as `NUMBER/TOKEN`. Raises `InvalidOption` for a
+    raises `UnderWay`. An attempt without a heartbeat for `takeover_s` seconds is taken over: the run continues here
+    from its newest stored checkpoint, and the silent attempt ends as soon as it reaches storage again. `attempt` names
+    an attempt that another process has created for this start, as `NUMBER/TOKEN`. Raises `InvalidOption` for a
     `takeover_s` of less than a second.
 
     >>> StartPolicy(follow=True).takeover_s
@@ -31,5 +31,5 @@ class StartPolicy:
         if isinstance(self.takeover_s, bool) or not self.takeover_s >= LEAST_S:
             raise InvalidOption(
                 f"takeover_s={self.takeover_s!r} would take over attempts that are alive. Give {LEAST_S:g} second or "
-                "more; running attempts give a sign every 15 s."
+                "more; running attempts send a heartbeat every 15 s."
             )

@@ -24,9 +24,8 @@ from forebay.training.runs.attempts.start import start_attempt
 from forebay.training.runs.attempts.stored_request import RequestReader
 from forebay.training.runs.callback import Callback, notify
 from forebay.training.runs.control import Control
-from forebay.training.runs.history import RunHistory
 from forebay.training.runs.job_record import check_identity, record_job
-from forebay.training.runs.result import Result, load_result, save_result
+from forebay.training.runs.result import Result, RunHistory, load_result, save_result
 from forebay.training.runs.rows.order_record import record_order
 from forebay.training.runs.run_folder import RunFolder, new_run_folder, run_folder
 from forebay.training.runs.timeline.origin import origin_of

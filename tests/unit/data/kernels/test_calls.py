@@ -18,6 +18,6 @@ def test_what_moves_no_row_does_not_import_the_compiler(module: str) -> None:
 
 
 def test_a_warm_worker_has_loaded_them() -> None:
-    code = "import sys, forebay.training.driver.elastic.warm_up as w; w.make_a_step(); print('numba' in sys.modules)"
+    code = "import sys, forebay.training.driver.warm_up as w; w.make_a_step(); print('numba' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout == "True\n"

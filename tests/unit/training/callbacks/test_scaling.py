@@ -1,20 +1,20 @@
-"""Targets by epoch are a function of the position. Targets by time are requested when the clock says so."""
+"""Targets by epoch are a function of the position."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 
 import pytest
 
 from forebay.errors import InvalidOption
 from forebay.events import EpochEnded, Preparing, Reported, Started
-from forebay.training.callbacks.scaling import DoubleEvery, RandomResize, ScaleSchedule
+from forebay.training.callbacks.scaling import ScaleSchedule
 from forebay.training.job.elastic import Elastic
 from forebay.training.runs.callback import Callback
 from forebay.training.runs.control import Control
 
 STARTED = Started(name="run", world_size=1, epochs=10, num_batches=5)
+DOUBLING = {0: 1, 2: 2, 4: 4}
 
 
 def control(least: int = 1, most: int = 8, start: int | None = None, epochs: int = 10) -> Control:
@@ -58,10 +58,9 @@ def test_what_a_person_asked_for_holds_until_the_next_change() -> None:
     assert asked.target == 4
 
 
-@pytest.mark.parametrize("make", [lambda: ScaleSchedule({0: 1, 2: 2, 4: 4}), lambda: DoubleEvery(2)])
-def test_a_driver_that_goes_on_with_a_run_asks_for_what_belongs_to_its_epoch(make) -> None:
-    throughout = list(sizes(make(), control(start=1), 6))
-    callback, again = make(), control(start=1)
+def test_a_driver_that_goes_on_with_a_run_asks_for_what_belongs_to_its_epoch() -> None:
+    throughout = list(sizes(ScaleSchedule(DOUBLING), control(start=1), 6))
+    callback, again = ScaleSchedule(DOUBLING), control(start=1)
     callback(STARTED, again)
     callback(reported(5), again)
     assert again.target == throughout[5] == 4
@@ -70,7 +69,7 @@ def test_a_driver_that_goes_on_with_a_run_asks_for_what_belongs_to_its_epoch(mak
 def test_a_schedule_is_asked_for_before_there_are_workers_and_then_holds() -> None:
     elastic = Elastic(min_workers=1, max_workers=8, start=8)
     asked = Control(elastic=elastic, epochs=10, epoch=2)
-    callback = DoubleEvery(2)
+    callback = ScaleSchedule(DOUBLING)
     callback(Preparing(what="starting"), asked)
     assert asked.take_resize() == asked.target == 2
     asked.follow(target=1)
@@ -81,23 +80,17 @@ def test_a_schedule_is_asked_for_before_there_are_workers_and_then_holds() -> No
 
 
 def test_a_job_of_fixed_size_is_told_so_at_its_first_step() -> None:
-    callback, asked = DoubleEvery(2), Control(workers=2)
+    callback, asked = ScaleSchedule(DOUBLING), Control(workers=2)
     callback(Preparing(what="starting"), asked)
     with pytest.raises(InvalidOption, match="fixed number of workers"):
         callback(reported(0), asked)
 
 
 def test_an_epoch_that_is_told_twice_asks_for_the_same() -> None:
-    callback, asked = DoubleEvery(2), control()
+    callback, asked = ScaleSchedule(DOUBLING), control()
     for _ in range(2):
         callback(ended(1), asked)
     assert asked.target == 2
-
-
-def test_doubling() -> None:
-    assert list(sizes(DoubleEvery(2), control(least=2, start=2), 9)) == [2, 2, 4, 4, 8, 8, 8, 8, 8]
-    assert list(sizes(DoubleEvery(1, first=3), control(start=3), 4)) == [3, 6, 8, 8]
-    assert list(sizes(DoubleEvery(1), control(epochs=10_000), 10_000))[-1] == 8
 
 
 def test_nothing_is_asked_for_after_the_last_epoch() -> None:
@@ -106,61 +99,11 @@ def test_nothing_is_asked_for_after_the_last_epoch() -> None:
     assert asked.target == 1
 
 
-def test_random_sizes_by_the_clock() -> None:
-    now = 100.0
-    callback, asked = RandomResize(60.0, step=3, seed=1, clock=lambda: now), control(start=4)
-    heard = []
-    callback(STARTED, asked)
-    for second in range(1, 6000, 7):
-        now = 100.0 + second
-        callback(reported(0), asked)
-        heard.append(asked.target)
-    changes = [after - before for before, after in pairwise(heard) if after != before]
-    assert set(changes) == {3, -3}, "at a bound it turns round"
-    assert len(changes) == 6000 // 60 - 1
-    assert {1, 4, 7} == set(heard)
-
-
-def test_the_seed_says_which_way() -> None:
-    def way(seed: int) -> list[int]:
-        now = 0.0
-        callback, asked = RandomResize(1.0, seed=seed, clock=lambda: now), control(start=4)
-        found = []
-        for second in range(20):
-            now = float(second)
-            callback(reported(0), asked)
-            found.append(asked.target)
-        return found
-
-    assert way(1) == way(1) != way(2)
-
-
-def test_periods_that_nobody_reported_are_left_out() -> None:
-    now = 0.0
-    callback, asked = RandomResize(10.0, clock=lambda: now), control(start=4)
-    callback(STARTED, asked)
-    now = 95.0
-    callback(ended(0), asked)
-    assert asked.target == 4, "decided while training, not at the end of an epoch"
-    callback(reported(1), asked)
-    first = asked.target
-    now = 99.0
-    callback(reported(1), asked)
-    assert abs(first - 4) == 1 and asked.target == first
-    now = 100.0
-    callback(reported(1), asked)
-    assert asked.target != first
-
-
 def test_options_that_cannot_work() -> None:
     with pytest.raises(InvalidOption, match="is empty"):
         ScaleSchedule({})
     with pytest.raises(InvalidOption, match="workers=0"):
         ScaleSchedule({1: 0})
-    with pytest.raises(InvalidOption, match="epochs=0"):
-        DoubleEvery(0)
-    with pytest.raises(InvalidOption, match="every_s=0"):
-        RandomResize(0)
 
 
 def test_a_job_of_fixed_size_refuses() -> None:

@@ -6,8 +6,7 @@ import math
 from pathlib import Path
 
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Resized, RolledBack, Started, Warned
-from forebay.training.runs.history import RunHistory
-from forebay.training.runs.result import Result, save_result
+from forebay.training.runs.result import Result, RunHistory, save_result
 from forebay.training.runs.timeline.origin import StartOrigin
 from forebay.training.runs.timeline.recorder import TimelineRecorder
 from forebay.training.runs.timeline.timeline import RunStart, load_timeline

@@ -54,7 +54,7 @@ def fenced_error(claim_uri: str, attempt: int) -> Fenced:
     """Error for `attempt`, whose run a later attempt has claimed with the file `claim_uri`."""
     return Fenced(
         f"a later attempt has taken over this run ({claim_uri}): attempt {attempt} ends and keeps nothing more. It "
-        "gave no sign for too long, or was replaced. The later attempt continues; nothing has to be started.",
+        "sent no heartbeat for too long, or was replaced. The later attempt continues; nothing has to be started.",
         attempt=attempt,
         claim=claim_uri,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
@@ -11,7 +11,6 @@ import cloudpickle
 import numpy as np
 import torch
 
-from forebay.training.driver.horovod.tensor_collectives import HorovodTensorCollectives
 from forebay.world import World
 
 T = TypeVar("T")
@@ -20,6 +19,9 @@ T = TypeVar("T")
 # and a new one. A name may be used again as soon as its operation is over, and ours are over when the method returns.
 _ALL_REDUCE, _ALL_GATHER = "forebay/all_reduce", "forebay/all_gather_object"
 _SIZE, _BROADCAST = "forebay/broadcast_object/size", "forebay/broadcast_object"
+_ALL_TO_ALL, _GATHER_TENSOR = "forebay/tensors/all_to_all", "forebay/tensors/all_gather"
+_EXCHANGE = "forebay/tensors/exchange"
+_REDUCE_TENSOR, _BROADCAST_TENSOR = "forebay/tensors/all_reduce", "forebay/tensors/broadcast"
 PIECE_BYTES = 1 << 30
 
 
@@ -119,3 +121,50 @@ def _packed(value: object) -> torch.Tensor:
 
 def _unpacked(packed: torch.Tensor) -> Any:
     return cloudpickle.loads(packed.numpy())
+
+
+class HorovodTensorCollectives:
+    """`TensorCollectives` over Horovod's global process set. Every wait for other ranks is inside `patience`."""
+
+    def __init__(self, patience: AbstractContextManager[object]) -> None:
+        import horovod.torch as hvd  # noqa: PLC0415 - an extra
+
+        self._hvd: Any = hvd
+        self._patience = patience
+        self.rank: int = hvd.rank()
+        self.world_size: int = hvd.size()
+
+    def all_to_all(self, buffers: torch.Tensor) -> torch.Tensor:
+        count, length = buffers.shape
+        outgoing = buffers.view(count, self.world_size, -1).transpose(0, 1).contiguous()
+        splits = torch.ones(self.world_size, dtype=torch.int32)  # of the first dimension: one slice for each rank
+        with self._patience:
+            incoming, _ = self._hvd.alltoall(outgoing, splits, name=_ALL_TO_ALL)
+        received: torch.Tensor = incoming.view(self.world_size, count, length // self.world_size)
+        return received
+
+    def exchange(
+        self,
+        rows: torch.Tensor,
+        send: Sequence[int],
+        receive: Sequence[int] | None = None,  # noqa: ARG002 - it finds out
+    ) -> tuple[torch.Tensor, Sequence[int]]:
+        with self._patience:
+            received, counts = self._hvd.alltoall(
+                rows.contiguous(), torch.tensor(send, dtype=torch.int32), name=_EXCHANGE
+            )
+        return received, counts.tolist()
+
+    def all_gather(self, part: torch.Tensor) -> torch.Tensor:
+        with self._patience:
+            whole: torch.Tensor = self._hvd.allgather(part.contiguous(), name=_GATHER_TENSOR)
+        return whole
+
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        with self._patience:
+            total: torch.Tensor = self._hvd.allreduce(values, op=self._hvd.Sum, name=_REDUCE_TENSOR)
+        return total
+
+    def broadcast(self, values: torch.Tensor) -> None:
+        with self._patience:
+            self._hvd.broadcast_(values, root_rank=0, name=_BROADCAST_TENSOR)

@@ -33,7 +33,7 @@ class Entered:
     world: int
 
 
-Sign = Connected | Entered | Lost
+LivenessMessage = Connected | Entered | Lost
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class LineAddress:
 class LivenessServer:
     """The driver's side. Calls `tell` from its threads with every message of a worker. The last one is `Lost`."""
 
-    def __init__(self, host: str, tell: Callable[[Sign], None]) -> None:
+    def __init__(self, host: str, tell: Callable[[LivenessMessage], None]) -> None:
         token = secrets.token_hex(16)
         self._open: dict[str, socket.socket] = {}
         self._is_closed = False
@@ -117,7 +117,7 @@ def _hello(next_line: Callable[[], bytes], token: str) -> dict[str, str] | None:
         return None  # the peer is not a worker of this run
 
 
-def _listen(next_line: Callable[[], bytes], name: str, tell: Callable[[Sign], None]) -> None:
+def _listen(next_line: Callable[[], bytes], name: str, tell: Callable[[LivenessMessage], None]) -> None:
     # A connection that was reset counts as closed.
     with suppress(OSError):
         while line := next_line():

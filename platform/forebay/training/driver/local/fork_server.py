@@ -202,7 +202,7 @@ def _program(preload: str, main: str) -> str:
     # Ctrl-C reaches the whole process group, also during the imports. The driver decides.
     return (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        f"import sys; sys.path[:] = {sys.path!r}; from forebay.training.driver.startup import without_gc\n"
+        f"import sys; sys.path[:] = {sys.path!r}; from forebay.training.driver.warm_up import without_gc\n"
         "with without_gc():\n"
         f"    {preload}\n"
         "    from forebay.training.driver.local import child, fork_server\n"

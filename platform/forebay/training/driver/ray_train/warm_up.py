@@ -8,7 +8,7 @@ import ray
 
 from forebay.runtime.foreign_code import error_of
 from forebay.training.driver.elastic.pool import Ready
-from forebay.training.driver.startup import without_gc
+from forebay.training.driver.warm_up import make_a_step, without_gc
 
 log = logging.getLogger(__name__)
 
@@ -16,8 +16,7 @@ log = logging.getLogger(__name__)
 def warm_up(payload: bytes) -> Ready:
     """Do what takes time before the first step and needs no other worker. Called while the others train."""
     with without_gc():
-        from forebay.training.driver.elastic.warm_up import make_a_step  # noqa: PLC0415 - imported without the collector
-        from forebay.training.driver.ray_train.worker import open_job  # noqa: PLC0415 - as above
+        from forebay.training.driver.ray_train.worker import open_job  # noqa: PLC0415 - imported without the collector
 
         make_a_step()
         # Errors are only logged: the train loop will raise the same error, and report it.

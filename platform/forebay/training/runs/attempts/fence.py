@@ -14,11 +14,11 @@ from forebay.storage.atomic import ADVICE, write_failed
 from forebay.storage.credentials import redact
 from forebay.storage.file_lock import FileLock
 from forebay.training.checkpoint.files.checkpoint_files import fenced_error
-from forebay.training.runs.attempts.claim import Claim
-from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, Sign
+from forebay.training.checkpoint.files.claim import Claim
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, AttemptHeartbeat
 
 ASK_S = 15.0
-"""Time between two questions of a driver for a later attempt, which are also its signs of life.
+"""Time between two questions of a driver for a later attempt, which are also its heartbeats.
 
 A driver that finds one ends within 20 s of its first chance to see it: under Ray, its processes take 3 to 4 s to end.
 """
@@ -43,7 +43,7 @@ class Fence:
 
     def __init__(self, files: AttemptFiles | None, claim: Claim | None, lock: FileLock | None = None) -> None:
         self._files, self._claim, self._lock = files, claim, lock
-        self._sign = Sign(number=0)
+        self._heartbeat = AttemptHeartbeat(number=0)
         self._fenced: Fenced | None = None
         self._answered_at = time.monotonic()
         self._is_released = threading.Event()
@@ -72,8 +72,8 @@ class Fence:
             self._thread.start()
 
     def show(self, **progress: object) -> None:
-        """Set the progress that the next sign of life shows."""
-        self._sign = replace(self._sign, **progress)  # type: ignore[arg-type]
+        """Set the progress that the next heartbeat shows."""
+        self._heartbeat = replace(self._heartbeat, **progress)  # type: ignore[arg-type]
 
     def check(self) -> None:
         """Raise `Fenced` if a later attempt was seen. Sends no request."""
@@ -131,7 +131,7 @@ class Fence:
         while not self._is_released.wait(ASK_S):
             try:
                 self.ask()
-                self._give_sign()
+                self._beat()
                 each_round()
             except Fenced:
                 return
@@ -144,8 +144,8 @@ class Fence:
                         redact(str(error)),
                     )
 
-    def _give_sign(self) -> None:
+    def _beat(self) -> None:
         assert self._files is not None
         assert self._claim is not None
-        self._sign = replace(self._sign, number=self._sign.number + 1)
-        self._files.give_sign(self._claim.number, self._sign)
+        self._heartbeat = replace(self._heartbeat, number=self._heartbeat.number + 1)
+        self._files.beat(self._claim.number, self._heartbeat)

@@ -1,4 +1,4 @@
-"""Files of a run's attempts, in the folder `attempts` of the run: claims, signs of life, ends, and the finish."""
+"""Files of a run's attempts, in the folder `attempts` of the run: claims, heartbeats, ends, and the finish."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ from forebay.storage.atomic import write_atomically
 from forebay.storage.exclusive import create_exclusively, create_locked
 from forebay.storage.file_lock import FileLock, try_lock
 from forebay.storage.filesystem import below, resolve, resolve_source
-from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
 from forebay.storage.versions import is_there
-from forebay.training.checkpoint.config import ATTEMPTS, CLAIM_FORM, CheckpointConfig
 from forebay.training.checkpoint.config import FOLDER as CHECKPOINTS
+from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, spool_of
+from forebay.training.checkpoint.files.claim import ATTEMPTS, Claim, claim_name, newest_number, read_claim
 from forebay.training.checkpoint.files.names import title_of
-from forebay.training.runs.attempts.claim import Claim
 
 How = Literal["finished", "stopped", "failed"]
 
@@ -32,8 +31,8 @@ class AttemptEnd:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sign:
-    """Sign of life of an attempt, with its progress. `number` grows with each sign."""
+class AttemptHeartbeat:
+    """Heartbeat of an attempt, with its progress. `number` grows with each."""
 
     number: int
     driver: str = ""
@@ -44,7 +43,7 @@ class Sign:
 
 
 class AttemptFiles:
-    """Claims of a run: `000001.json` and so on. Beside each, `.alive.json` while it runs and `.ended.json` after."""
+    """Claims of a run: `000001.json` and so on. Beside it, `.heartbeat.json` and `.ended.json`."""
 
     def __init__(self, run: str) -> None:
         uri = resolve(run).uri
@@ -58,22 +57,16 @@ class AttemptFiles:
 
     def claim_uri(self, number: int) -> str:
         """URI of the claim on attempt `number`."""
-        return below(self._folder, f"{number:06d}.json")
+        return below(self._folder, claim_name(number))
 
     def newest(self) -> Claim | None:
         """Claim of the newest attempt, or None. Raises `OSError`, and `InvalidOption` for a file that is no claim."""
-        place = resolve(self._folder)
-        try:
-            names = [CLAIM_FORM.fullmatch(info.base_name) for info in children(place.fs, place.path)]
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        number = max((int(name[1]) for name in names if name), default=None)
+        number = newest_number(resolve(self._folder))
         return None if number is None else self.claim(number)
 
     def claim(self, number: int) -> Claim | None:
         """Claim of attempt `number`, or None. Raises as `newest`."""
-        content = self._read(f"{number:06d}.json")
-        return None if content is None else Claim.from_json(content, self.claim_uri(number))
+        return read_claim(resolve_source(self._folder), number)
 
     def restorable_by(self, number: int) -> tuple[str, ...] | None:
         """Folders of the checkpoints that attempt `number` may restore if it is claimed now. None for the first one.
@@ -120,14 +113,14 @@ class AttemptFiles:
         """Mark an attempt that another process has created as started. Returns false if it was started before."""
         return create_exclusively(below(self._folder, f"{claim.number:06d}.started.json"), claim.to_json())
 
-    def give_sign(self, number: int, sign: Sign) -> None:
-        """Write a sign of life. Raises `OSError`."""
-        write_atomically(below(self._folder, f"{number:06d}.alive.json"), json.dumps(asdict(sign)).encode())
+    def beat(self, number: int, heartbeat: AttemptHeartbeat) -> None:
+        """Write a heartbeat. Raises `OSError`."""
+        write_atomically(below(self._folder, f"{number:06d}.heartbeat.json"), json.dumps(asdict(heartbeat)).encode())
 
-    def sign(self, number: int) -> Sign | None:
-        """Newest sign of life of an attempt. Raises `OSError`."""
-        facts = self._facts(f"{number:06d}.alive.json")
-        return None if facts is None else Sign(**facts)
+    def heartbeat(self, number: int) -> AttemptHeartbeat | None:
+        """Newest heartbeat of an attempt. Raises `OSError`."""
+        facts = self._facts(f"{number:06d}.heartbeat.json")
+        return None if facts is None else AttemptHeartbeat(**facts)
 
     def end(self, number: int, end: AttemptEnd) -> None:
         """Record the regular end of an attempt. Raises `OSError`."""

@@ -12,10 +12,10 @@ from forebay.storage.exclusive import NoExclusiveCreation
 from forebay.storage.file_lock import FileLock
 from forebay.storage.filesystem import below, resolve
 from forebay.training.checkpoint.files.checkpoint_files import fenced_error
+from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.job.start_policy import StartPolicy
-from forebay.training.runs.attempts.claim import Claim
 from forebay.training.runs.attempts.fence import ASK_S, Fence
-from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, Sign
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, AttemptHeartbeat
 
 POLL_S = 1.0
 
@@ -57,7 +57,7 @@ class _Starter:
     def __init__(self, files: AttemptFiles, policy: StartPolicy, on_progress: OnProgress) -> None:
         self._files, self._policy, self._on_progress = files, policy, on_progress
         self._watched: Claim | None = None
-        self._first = self._last = _NO_SIGN
+        self._first = self._last = _NO_HEARTBEAT
         self._heard_at = 0.0
         self._said = ""
 
@@ -104,7 +104,7 @@ class _Starter:
             )
         if silent_s >= self._policy.takeover_s:
             log.warning(
-                "%s has given no sign for %.0f s. This start takes over; the other ends when it reaches storage.",
+                "%s has sent no heartbeat for %.0f s. This start takes over; the other ends when it reaches storage.",
                 newest.title,
                 silent_s,
             )
@@ -120,26 +120,26 @@ class _Starter:
         return claim.is_dead()
 
     def _listen(self, newest: Claim) -> float:
-        """Seconds since the last new sign of the attempt."""
-        sign = self._files.sign(newest.number) or _NO_SIGN
+        """Seconds since the last new heartbeat of the attempt."""
+        heartbeat = self._files.heartbeat(newest.number) or _NO_HEARTBEAT
         if self._watched is None or self._watched.token != newest.token:
-            self._watched, self._first, self._last, self._heard_at = newest, sign, sign, time.monotonic()
-        elif sign != self._last:
-            self._last, self._heard_at = sign, time.monotonic()
+            self._watched, self._first, self._last, self._heard_at = newest, heartbeat, heartbeat, time.monotonic()
+        elif heartbeat != self._last:
+            self._last, self._heard_at = heartbeat, time.monotonic()
         return time.monotonic() - self._heard_at
 
     def _say(self, newest: Claim, silent_s: float) -> None:
-        sign = self._last
-        where = f": epoch {min(sign.epoch + 1, sign.epochs)} of {sign.epochs}, step {sign.step}" if sign.epochs else ""
+        last = self._last
+        where = f": epoch {min(last.epoch + 1, last.epochs)} of {last.epochs}, step {last.step}" if last.epochs else ""
         text = f"following {newest.title}{where}"
         if silent_s > 2 * ASK_S:
-            text += f"; no sign of it for {silent_s // 10 * 10:.0f} s, taken over after {self._policy.takeover_s:g} s"
+            text += f"; no heartbeat for {silent_s // 10 * 10:.0f} s, taken over after {self._policy.takeover_s:g} s"
         if text != self._said:
             self._said = text
             self._on_progress(text)
 
 
-_NO_SIGN = Sign(number=0)
+_NO_HEARTBEAT = AttemptHeartbeat(number=0)
 
 
 def _adopt(files: AttemptFiles, attempt: str) -> Fence:

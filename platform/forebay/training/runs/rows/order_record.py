@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from pyarrow.fs import FileType
 
 from forebay.data.loader.data import Data
@@ -16,19 +20,24 @@ from forebay.data.plan.order import Last, Order
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.data.plan.sampled import Sampled
 from forebay.data.provenance.order_rows import step_keys
-from forebay.data.windows.index import WindowIndex, window_indices
+from forebay.data.windows.index import TargetBounds, WindowIndex, window_indices
+from forebay.data.windows.line import StepLine
+from forebay.data.windows.shape import WindowShape
 from forebay.data.windows.step_columns import StepColumns
 from forebay.errors import InvalidOption
-from forebay.storage.atomic import ADVICE, write_failed
+from forebay.storage.atomic import ADVICE, write_atomically, write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
-from forebay.training.runs.rows.window_record import load_index, save_index
+from forebay.storage.small_files import read_small
 
 FILE_NAME = "order.json"
 # Hidden from scans: a run folder may lie below a folder of data.
 FOLDER = "_manifests"
 VERSION = 1
+_LINE = ("block", "first", "starts", "segments", "entities")
+_BOUNDS = ("low", "high")
+_METADATA = b"forebay"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,3 +158,47 @@ def _manifest_uri(path: str, manifest_id: str) -> str:
 
 def _index_uri(path: str, index_id: str) -> str:
     return below(path, f"{FOLDER}/{index_id[:16]}.windows.parquet")
+
+
+def save_index(index: WindowIndex, uri: str) -> None:
+    """Write `index` as a Parquet file of one row, whose columns are lists. Raises `OSError`."""
+    arrays = {name: getattr(index.line, name) for name in _LINE} | {
+        name: getattr(index.bounds, name) for name in _BOUNDS
+    }
+    facts: dict[str, Any] = {
+        "shape": asdict(index.shape),
+        "own_context": index.bounds.own_context,
+        "num_blocks": len(index.rows),
+        "data_id": index.data_id,
+    }
+    lists = [pa.LargeListArray.from_arrays([0, len(array)], pa.array(array)) for array in arrays.values()]
+    table = pa.Table.from_arrays(lists, names=list(arrays)).replace_schema_metadata({_METADATA: json.dumps(facts)})
+    sink = pa.BufferOutputStream()
+    # Most numbers ascend: their differences are small.
+    encodings = {f"{name}.list.element": "DELTA_BINARY_PACKED" for name in arrays}
+    pq.write_table(table, sink, use_dictionary=False, column_encoding=encodings, compression="zstd")
+    write_atomically(uri, sink.getvalue().to_pybytes())
+
+
+def load_index(uri: str) -> WindowIndex:
+    """Index that `save_index` wrote. Raises `InvalidOption` for a file that is missing or damaged."""
+    place = resolve(uri)
+    try:
+        table = pq.read_table(pa.BufferReader(read_small(place)))
+        arrays = {name: np.array(table[name].chunk(0).values, dtype=np.int64) for name in (*_LINE, *_BOUNDS)}
+        facts = json.loads(table.schema.metadata[_METADATA])
+    except (OSError, pa.ArrowException, KeyError, TypeError) as error:
+        raise InvalidOption(
+            f"The index of windows {place.uri} cannot be read ({error}). Give the folder of the run with all files "
+            "that the run has written there.",
+            path=place.uri,
+        ) from error
+    shape = facts["shape"] | {"ahead": tuple(facts["shape"]["ahead"])}
+    bounds = TargetBounds(**{name: arrays[name] for name in _BOUNDS}, own_context=facts["own_context"])
+    return WindowIndex(
+        StepLine(**{name: arrays[name] for name in _LINE}),
+        WindowShape(**shape),
+        bounds,
+        num_blocks=facts["num_blocks"],
+        data_id=facts["data_id"],
+    )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from forebay.training.driver.elastic.pool import Connected, Lost
-from forebay.training.driver.horovod.liveness import Entered, LivenessServer, Sign
+from forebay.training.driver.horovod.liveness import Entered, LivenessMessage, LivenessServer
 
 WAIT_S = 30.0
 STILL_S = 0.3
@@ -25,12 +25,12 @@ threading.Event().wait()
 
 
 @pytest.fixture
-def signs() -> queue.SimpleQueue[Sign]:
+def signs() -> queue.SimpleQueue[LivenessMessage]:
     return queue.SimpleQueue()
 
 
 @pytest.fixture
-def lines(signs: queue.SimpleQueue[Sign]) -> Iterator[LivenessServer]:
+def lines(signs: queue.SimpleQueue[LivenessMessage]) -> Iterator[LivenessServer]:
     lines = LivenessServer("127.0.0.1", signs.put)
     yield lines
     lines.close()
@@ -45,7 +45,7 @@ def worker(lines: LivenessServer) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_worker_is_heard_of_until_it_is_killed(
-    worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[Sign]
+    worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[LivenessMessage]
 ) -> None:
     assert signs.get(timeout=WAIT_S) == Connected(name="w", node="n")
     assert signs.get(timeout=WAIT_S) == Entered(name="w", world=3)
@@ -53,7 +53,7 @@ def test_a_worker_is_heard_of_until_it_is_killed(
     assert signs.get(timeout=WAIT_S) == Lost(name="w")
 
 
-def test_a_stranger_is_no_worker(lines: LivenessServer, signs: queue.SimpleQueue[Sign]) -> None:
+def test_a_stranger_is_no_worker(lines: LivenessServer, signs: queue.SimpleQueue[LivenessMessage]) -> None:
     for hello in (b'{"token": "guessed", "name": "w", "node": "n"}\n', b"GET / HTTP/1.0\r\n\r\n", b"\n"):
         with socket.create_connection(("127.0.0.1", lines.address.port)) as stranger:
             stranger.sendall(hello)
@@ -62,7 +62,7 @@ def test_a_stranger_is_no_worker(lines: LivenessServer, signs: queue.SimpleQueue
 
 
 def test_a_worker_ends_when_it_is_told_to_and_is_lost_only_then(
-    lines: LivenessServer, worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[Sign]
+    lines: LivenessServer, worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[LivenessMessage]
 ) -> None:
     assert signs.get(timeout=WAIT_S) == Connected(name="w", node="n")
     assert signs.get(timeout=WAIT_S) == Entered(name="w", world=3)
@@ -81,7 +81,7 @@ def test_a_worker_ends_when_it_is_told_to_and_is_lost_only_then(
 
 
 def test_no_worker_outlives_the_end_of_all_lines(
-    lines: LivenessServer, worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[Sign]
+    lines: LivenessServer, worker: subprocess.Popen[bytes], signs: queue.SimpleQueue[LivenessMessage]
 ) -> None:
     assert signs.get(timeout=WAIT_S) == Connected(name="w", node="n")
     with socket.create_connection(("127.0.0.1", lines.address.port)) as late:

@@ -49,13 +49,13 @@ def is_fenced(fence: Fence) -> bool:
     return False
 
 
-def test_thread_gives_signs_and_finds_the_later_attempt(run: str, held: Fence, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thread_beats_and_finds_the_later_attempt(run: str, held: Fence, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence_module, "ASK_S", 0.01)
     rounds: list[int] = []
     held.show(step=7, epochs=2)
     held.watch(lambda: rounds.append(1))
     files = AttemptFiles(run)
-    until(lambda: (sign := files.sign(1)) is not None and sign.step == 7 and rounds)
+    until(lambda: (beat := files.heartbeat(1)) is not None and beat.step == 7 and rounds)
     held.check()
     create_attempt(run, 2)
     until(lambda: is_fenced(held))

@@ -10,9 +10,9 @@ from tests.unit.training.runs.attempts.late_laws import LateWriteLaws, encoded, 
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.files import checkpoint_files
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, spool_of
+from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.checkpoint.files.names import SavedStep
 from forebay.training.job.start_policy import StartPolicy
-from forebay.training.runs.attempts.claim import Claim
 from forebay.training.runs.attempts.fence import Fence
 from forebay.training.runs.attempts.files import AttemptEnd
 from forebay.training.runs.attempts.start import start_attempt

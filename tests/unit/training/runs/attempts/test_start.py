@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import Fenced, InvalidOption, UnderWay
+from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts import start
-from forebay.training.runs.attempts.claim import Claim
 from forebay.training.runs.attempts.fence import Fence
-from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, Sign
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, AttemptHeartbeat
 from forebay.training.runs.attempts.start import FollowedEnd, create_attempt, newest_attempt, start_attempt
 
 FOLLOW = StartPolicy(follow=True)
@@ -110,7 +110,7 @@ def test_attempt_elsewhere_is_taken_over_when_it_gives_no_sign(run: str) -> None
 
 def test_attempt_elsewhere_that_gives_signs_is_under_way(run: str) -> None:
     files = on_another_machine(run)
-    timer = threading.Timer(0.1, lambda: files.give_sign(1, Sign(number=1, epoch=1, epochs=3, step=70)))
+    timer = threading.Timer(0.1, lambda: files.beat(1, AttemptHeartbeat(number=1, epoch=1, epochs=3, step=70)))
     timer.start()
     with pytest.raises(UnderWay, match="on elsewhere"):
         begin(run, StartPolicy(takeover_s=30.0))
@@ -119,7 +119,7 @@ def test_attempt_elsewhere_that_gives_signs_is_under_way(run: str) -> None:
 
 def test_follower_shows_progress_and_returns_the_end(run: str) -> None:
     files = on_another_machine(run)
-    files.give_sign(1, Sign(number=1, epoch=1, epochs=3, step=70))
+    files.beat(1, AttemptHeartbeat(number=1, epoch=1, epochs=3, step=70))
     said: list[str] = []
 
     def on_progress(text: str) -> None:

@@ -1,9 +1,14 @@
-"""Claim of a process on a run: the file that makes it the run's next attempt, and facts by which its end is known."""
+"""Claim of a process on a run, and its file.
+
+A claim makes the process the run's next attempt. It says which checkpoints of earlier attempts may be restored, and
+holds facts by which the end of the process is known.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import socket
 import sys
@@ -13,7 +18,14 @@ from functools import cache
 from pathlib import Path
 
 from forebay.errors import InvalidOption
+from forebay.storage.filesystem import Location
+from forebay.storage.globs import children
+from forebay.storage.json_file import read_json_content
 from forebay.training.checkpoint.files.names import checkpoint_names
+
+ATTEMPTS = "attempts"
+"""Folder of the claims within that of a run."""
+_CLAIM_FORM = re.compile(r"(\d{6,})\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +85,8 @@ class Claim:
             return cls(**facts)
         except (ValueError, TypeError, AttributeError) as error:
             raise InvalidOption(
-                f"{uri} is not a claim of a Forebay run ({error}). Give the run another name, or another storage.",
+                f"{uri} is not a claim of a Forebay run ({error}). Copy the run's folder again, or remove the file if "
+                "no process trains the run, or give the run another name.",
                 uri=uri,
             ) from error
 
@@ -96,6 +109,32 @@ class Claim:
     def title(self) -> str:
         """Name of the process for messages."""
         return f"attempt {self.number} (process {self.pid} on {self.host})" if self.pid else f"attempt {self.number}"
+
+
+def newest_number(attempts: Location) -> int | None:
+    """Return the number of the newest claim in the folder `attempts`. None without one. Raises `OSError`."""
+    try:
+        names = [_CLAIM_FORM.fullmatch(info.base_name) for info in children(attempts.fs, attempts.path)]
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return max((int(name[1]) for name in names if name), default=None)
+
+
+def read_claim(attempts: Location, number: int) -> Claim | None:
+    """Return the claim on attempt `number`, or None.
+
+    Raises `OSError`, and `InvalidOption` for a file that is not a claim.
+    """
+    file = attempts.child(claim_name(number))
+    try:
+        return Claim.from_json(read_json_content(file), file.uri)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def claim_name(number: int) -> str:
+    """Return the file name of the claim on attempt `number`."""
+    return f"{number:06d}.json"
 
 
 @cache

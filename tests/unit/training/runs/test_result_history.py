@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from forebay.events import EpochEnded, Failed, Finished, Reported
-from forebay.training.runs.history import MAX_STEPS, RunHistory
-from forebay.training.runs.result import Result
+from forebay.training.runs.result import MAX_STEPS, Result, RunHistory
 
 START = Result(name="a", path="/runs/a", plan_id="p", num_epochs=2)
 

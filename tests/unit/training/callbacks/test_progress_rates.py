@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from forebay.events import Reported
-from forebay.training.callbacks.throughput import Throughput
+from forebay.training.callbacks.progress import Throughput
 
 
 def reported(step: int, rows: int, wait_s: float) -> Reported:

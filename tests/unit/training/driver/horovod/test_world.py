@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from forebay.training.driver.horovod.watchdog import CollectiveWatchdog
+from forebay.training.driver.horovod.world import CollectiveWatchdog
 
 WAIT_S = 30.0
 
