@@ -36,7 +36,7 @@ from forebay.training.tables.shared_rows import SharedRows, TableUse
 from forebay.training.tables.table import Table
 from forebay.training.tables.vocabulary.admitted_rows import AdmittedRows
 from forebay.training.tables.vocabulary.open_rows import OpenRows
-from forebay.training.tables.warm_start.earlier_tables import earlier_tables
+from forebay.training.tables.warm_start.saved_tables import earlier_tables
 from forebay.training.tables.warm_start.started_tables import StartedTables
 
 _Counts = tuple[float, ...]

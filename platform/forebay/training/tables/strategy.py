@@ -21,11 +21,11 @@ from forebay.training.state.setup import LocalParts
 from forebay.training.state.stateful import Stateful
 from forebay.training.strategies.flat_part import FlatPart
 from forebay.training.strategies.strategy import BuildOptimizer, Strategy, StrategyOptions
-from forebay.training.tables.metrics.table_metrics import TableMetrics
 from forebay.training.tables.model_tables import ModelTables
 from forebay.training.tables.optimizers import RowOptimizer
 from forebay.training.tables.options import Tables
 from forebay.training.tables.table import Table
+from forebay.training.tables.table_metrics import TableMetrics
 
 TablesOption = Tables | RowOptimizer | None
 """Options of tables, or their optimizer alone. None for a model without tables."""

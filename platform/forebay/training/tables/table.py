@@ -12,9 +12,8 @@ from forebay.errors import BadJob, InvalidOption
 from forebay.training.tables.exchange.lookups import fetch_together
 from forebay.training.tables.layout import NUM_SHARDS
 from forebay.training.tables.lookup.bad_ids import MOST_NAMED, BeyondTable
-from forebay.training.tables.lookup.bags import Bags, bags_of
+from forebay.training.tables.lookup.bags import Bags, WantedIds, bags_of
 from forebay.training.tables.lookup.batch_features import BatchFeatures
-from forebay.training.tables.lookup.wanted_ids import WantedIds
 from forebay.training.tables.shared_rows import SharedRows
 from forebay.training.tables.vocabulary.admission import Admission
 from forebay.training.tables.vocabulary.open_rows import OpenRows

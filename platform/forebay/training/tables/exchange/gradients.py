@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from forebay.training.tables.exchange.joined_exchange import OutgoingRows, exchange_together
-from forebay.training.tables.exchange.joined_sum import sum_together
+from forebay.training.tables.exchange.joined_exchange import OutgoingRows, exchange_together, sum_together
 from forebay.training.tables.shared_rows import SharedRows
 from forebay.training.tables.vocabulary.open_rows import OpenRows
 from forebay.training.tables.wire import from_wire, to_wire

@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from forebay.training.checkpoint.parts.stored_state import StoredState
+from forebay.errors import CorruptFile, InvalidOption
+from forebay.training.checkpoint.encoded import CorruptCheckpoint
+from forebay.training.checkpoint.files.readable import readable_checkpoints
+from forebay.training.checkpoint.parts.stored_state import StoredState, open_state
 from forebay.training.tables.layout import TableLayout
 from forebay.training.tables.owned_rows import DECAYED, WEIGHT, decayed
 from forebay.training.tables.vocabulary.saved_rows import COUNTS, IDS, SEEN, SKETCH
+from forebay.training.tables.warm_start.options import WarmStart
+
+
+@contextmanager
+def earlier_tables(start: WarmStart) -> Iterator[SavedTables]:
+    """Open the checkpoint that `start` names. Raises `InvalidOption` if there is none, and `CorruptFile`."""
+    files = readable_checkpoints(start.run)
+    steps = files.complete_steps()
+    step = start.step if start.step is not None else next(iter(steps), None)
+    if step is None or step not in steps:
+        there = f"It has those of steps {', '.join(map(str, sorted(steps)))}" if steps else "There is none"
+        raise InvalidOption(
+            f"WarmStart(run={start.run!r}, step={start.step}) found no such checkpoint. {there}. Give the folder of a "
+            "run with a checkpoint: the storage of its job, and its name.",
+            run=start.run,
+        )
+    try:
+        with open_state(files, step) as state:
+            yield SavedTables(state, step)
+    except CorruptCheckpoint as error:
+        raise CorruptFile(f"the checkpoint {files.uri_of(step)} is corrupt: {error}.", step=step) from error
+
 
 _PIECE_ROWS = 1 << 18
 

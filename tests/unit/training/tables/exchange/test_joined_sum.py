@@ -11,7 +11,7 @@ from torch import Tensor
 
 from forebay.testing.tables.many_tables import CountedCollective
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
-from forebay.training.tables.exchange.joined_sum import sum_together
+from forebay.training.tables.exchange.joined_exchange import sum_together
 
 Ranks = Callable[..., list[Any]]
 SHAPES = ((5, 3), (1,), (0, 4), (17,), (2, 2))

@@ -20,11 +20,11 @@ from forebay.training.collectives.collective import Collective, SingleProcessCol
 from forebay.training.state.metric import WeightedMean
 from forebay.training.strategies.ddp import TorchDataParallel
 from forebay.training.strategies.strategy import StrategyOptions
-from forebay.training.tables.metrics.table_metrics import estimated_collisions
 from forebay.training.tables.optimizers import LazyAdam, RowWiseAdagrad
 from forebay.training.tables.options import Tables
 from forebay.training.tables.strategy import with_tables
 from forebay.training.tables.table import Lookup, Table, look_up
+from forebay.training.tables.table_metrics import estimated_collisions
 from forebay.training.tables.vocabulary.admission import Admission
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.worker import Worker

@@ -4,7 +4,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forebay.training.tables.vocabulary.id_index import IdIndex
+from forebay.training.tables.vocabulary.admitted_rows import IdIndex
 from forebay.training.tables.vocabulary.shards import mixed, owners, shard_bounds, shards_of
 
 CPU = torch.device("cpu")
