@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+
 from forebay.bridges.equal_parts import validate_equal_parts
-from forebay.bridges.frames import frame_transform, plain_transform
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.loader.loader import Loader
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.parquet.arrow_types import parse_type
 from forebay.data.plan.plan import build_plan
 from forebay.data.sources.scan import scan
+from forebay.data.transform.features.groups import Label
 from forebay.data.transform.transform import Transform
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, WrongType
+from forebay.runtime.extras import require_package
 from forebay.world import World
 
 _WITHOUT_MEANING = {"reader_pool_type", "workers_count", "results_queue_size", "hdfs_driver", "cache_row_size_estimate"}
@@ -96,3 +103,37 @@ def _cache(kind: str, location: str | None, limit_bytes: int | None) -> DiskCach
             "'local-disk' with a folder and its limit in bytes."
         )
     return DiskCache(location, quota_bytes=limit_bytes)
+
+
+def plain_transform(manifest: Manifest) -> Transform:
+    """Transform that makes one array of each column, with its type. Raises `WrongType` unless all are numbers."""
+    types = {field.name: np.dtype(parse_type(field.type).to_pandas_dtype()) for field in manifest.fields}
+    if others := sorted(name for name, dtype in types.items() if dtype.kind not in "biuf"):
+        raise WrongType(
+            f"the columns {others} hold no numbers. Name the others in schema_fields=, or give a "
+            "transform=fb.Transform(...) that makes numbers of them.",
+            columns=tuple(others),
+        )
+    features: dict[str, Any] = {name: Label(name, dtype=dtype.name) for name, dtype in types.items()}
+    return Transform(**features)
+
+
+def frame_transform(spec: Any) -> Transform:
+    """Transform of a `TransformSpec` of petastorm: `func`, from frame to frame, and the fields that are kept."""
+    require_package("pandas", "pandas", "transform_spec=")
+    kept, removed = tuple(spec.selected_fields or ()), tuple(spec.removed_fields or ())
+    return Transform(fn=partial(_arrays, spec.func, kept, removed))
+
+
+def _arrays(
+    func: Callable[[Any], Any] | None, kept: tuple[str, ...], removed: tuple[str, ...], rows: pa.RecordBatch
+) -> dict[str, Any]:
+    frame = rows.to_pandas()
+    if func is not None:
+        frame = func(frame)
+    names = kept or [name for name in frame.columns if name not in removed]
+    # Lists of equal length become rows of one array.
+    return {
+        name: np.stack(frame[name].to_list()) if frame[name].dtype == object else frame[name].to_numpy(copy=True)
+        for name in names
+    }

@@ -40,9 +40,8 @@ from forebay.sweep.result import SweepResult
 from forebay.sweep.setup import SweepSetup, largest_job, prepare, warn_if_too_large
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial.trainable import TrialRun
-from forebay.sweep.tune.cleanup import PlacementCleanup
 from forebay.sweep.tune.filesystems import whole_files, without_secrets
-from forebay.sweep.tune.resources import pack_here, trial_resources, worker_share
+from forebay.sweep.tune.resources import PlacementCleanup, pack_here, trial_resources, worker_share
 from forebay.sweep.tune.resume import ResumeCheck, load_known_trials, open_record, resume_config
 from forebay.sweep.tune.search import (
     concurrency_limit,

@@ -79,8 +79,7 @@ def _of_sweep(path: str, out: str | None) -> dict[str, object]:
     from forebay.report.page import write_page  # noqa: PLC0415 - as above
     from forebay.storage.filesystem import below  # noqa: PLC0415
     from forebay.sweep.record.record import load_record  # noqa: PLC0415
-    from forebay.sweep.report.page import FILE_NAME  # noqa: PLC0415
-    from forebay.sweep.report.trial_runs import best_runs, sweep_report  # noqa: PLC0415
+    from forebay.sweep.report.page import FILE_NAME, best_runs, sweep_report  # noqa: PLC0415
     from forebay.training.run_report.summary import differences, facts_of  # noqa: PLC0415
 
     record = load_record(path)

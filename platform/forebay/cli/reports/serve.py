@@ -18,8 +18,7 @@ def serve_runs(paths: Sequence[str], port: int, *, is_sweep: bool) -> None:
     Raises `InvalidOption` for a sweep, a folder without a run, and a port that cannot be used.
     """
     # Imported here because they take seconds to import and the other commands do not need them.
-    from forebay.training.run_report.live.live_page import CachedPage, live_page  # noqa: PLC0415
-    from forebay.training.run_report.live.server import PageServer  # noqa: PLC0415
+    from forebay.training.run_report.live import CachedPage, PageServer, live_page  # noqa: PLC0415
     from forebay.training.run_report.recorded_run import load_run  # noqa: PLC0415
     from forebay.training.run_report.report_page import report_of  # noqa: PLC0415
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
+from types import TracebackType
+from typing import Self
 
 import torch
 
@@ -17,7 +21,6 @@ from forebay.doctor.findings.measurements import Contention, Round
 from forebay.doctor.findings.ways import MEANINGS, RoundKind, Way, in_rounds
 from forebay.doctor.rounds.cold_epoch import ColdEpoch
 from forebay.doctor.rounds.feeds import Copy, GatheredBatches, KeptBatches
-from forebay.doctor.rounds.gpu_idle import GpuIdle
 from forebay.doctor.rounds.production import BlockProduction, Produced
 from forebay.doctor.rounds.sample import Sample
 from forebay.doctor.rounds.sample_pass import BlockPlaces
@@ -200,3 +203,36 @@ class Examination:
     def _synchronize(self) -> None:
         if self._apparatus.device.type == "cuda":
             torch.cuda.synchronize(self._apparatus.device)
+
+
+_EVERY_S = 0.05
+PIP_LINE = "pip install nvidia-ml-py"
+
+
+class GpuIdle:
+    """Context manager that samples the utilization of a GPU every 50 ms. `shares` are the idle shares.
+
+    Without NVML's package `shares` stays empty: `PIP_LINE` installs it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.shares: list[float] = []
+        self._device, self._ends = device, threading.Event()
+        self._thread = threading.Thread(target=self._run, name="forebay-doctor", daemon=True)
+
+    def __enter__(self) -> Self:
+        if find_spec("pynvml") is not None:
+            self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ends.set()
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        # torch finds the device's number in NVML, which may differ from CUDA's.
+        while not self._ends.wait(_EVERY_S):
+            self.shares.append(1 - torch.cuda.utilization(self._device) / 100)

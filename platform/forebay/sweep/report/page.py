@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from markupsafe import Markup
 
+from forebay.errors import InvalidOption
 from forebay.report.elements import element, facts, joined, row, section, table
 from forebay.report.page import document, fragment
 from forebay.report.page import write_page as write
@@ -21,6 +22,9 @@ from forebay.sweep.report.parallel import configs_picture
 from forebay.sweep.report.plots import metric_picture, workers_picture
 from forebay.sweep.report.text import blocks_text, config_text, states_text, value_text
 from forebay.sweep.report.trial_columns import STATE, TRIAL, TrialColumn, TrialRow, page_columns
+from forebay.training.run_report.comparison import comparison
+from forebay.training.run_report.recorded_run import RecordedRun, load_run
+from forebay.training.run_report.report_page import MAX_RUNS
 
 FILE_NAME = "sweep.html"
 
@@ -131,3 +135,24 @@ def _errors(record: Record) -> Markup:
             found.setdefault(trial.error, []).append(trial.id)
     named = {", ".join(ids): error for error, ids in found.items()}
     return section("Errors", facts(named)) if found else joined(())
+
+
+def sweep_report(record: Record, runs: list[RecordedRun]) -> str:
+    """HTML document of the sweep, with a comparison of `runs` if there are any."""
+    if not runs:
+        return page(record)
+    told = f"The runs of the {len(runs)} best trials." if len(runs) > 1 else "The run of the best trial."
+    return page(record, joined((section("Best trials", element("p", told)), comparison(runs))))
+
+
+def best_runs(record: Record, path: str) -> list[RecordedRun]:
+    """Runs of the best trials with a value, whose folders are there, at most as many as a report compares."""
+    found = []
+    for trial in record.ranked[:MAX_RUNS]:
+        if trial.best(record.mode) is None:
+            break
+        try:
+            found.append(load_run(below(below(path, "runs"), trial.run_at_best)))
+        except InvalidOption:  # a folder that was removed since
+            continue
+    return found

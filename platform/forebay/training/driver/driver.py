@@ -10,7 +10,7 @@ from forebay.errors import InvalidOption
 from forebay.ray_cluster.private_names import EVERYTHING, RAY_TRAIN, check_ray
 from forebay.runtime.extras import missing_package
 from forebay.training.job.job import Job
-from forebay.training.run_report.at_end import ReportAtEnd
+from forebay.training.run_report.report_page import ReportAtEnd
 from forebay.training.runs.callback import Callback
 from forebay.training.runs.result import Result
 

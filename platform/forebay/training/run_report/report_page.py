@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from forebay.errors import InvalidOption
+from forebay.errors import ForebayError, InvalidOption
+from forebay.events import Event, Failed, Finished, Started
 from forebay.report.page import document, fragment, write_page
-from forebay.storage.filesystem import below
+from forebay.storage.filesystem import below, resolve
 from forebay.training.run_report.comparison import comparison
-from forebay.training.run_report.recorded_run import RecordedRun
+from forebay.training.run_report.recorded_run import RecordedRun, load_run
 from forebay.training.run_report.sections import run_sections
+from forebay.training.runs.control import Control
 from forebay.training.runs.result import REPORT_FILE
 
 MAX_RUNS = 5
@@ -40,3 +43,28 @@ def _line(runs: Sequence[RecordedRun]) -> str:
     began = datetime.fromtimestamp(run.timeline.starts[0].at, UTC)
     starts = len(run.timeline.starts) + run.timeline.omitted
     return f"{run.state}, began {began:%Y-%m-%d %H:%M} UTC{f', {starts} starts' if starts > 1 else ''}"
+
+
+log = logging.getLogger(__name__)
+
+
+class ReportAtEnd:
+    """Writes `report.html` into the folder of a run below `storage`. A report that cannot be written is logged."""
+
+    def __init__(self, storage: str) -> None:
+        self._storage, self._name = storage, ""
+
+    def __call__(self, event: Event, control: Control) -> None:  # noqa: ARG002 - form of a callback
+        match event:
+            case Started():
+                self._name = event.name
+            case Finished():
+                self._write(event.path)
+            case Failed(will_retry=False) if self._name:
+                self._write(below(resolve(self._storage).uri, self._name))
+
+    def _write(self, path: str) -> None:
+        try:
+            write_report(load_run(path))
+        except (OSError, ForebayError) as error:
+            log.warning("The report of the run in %s could not be written: %s", path, error)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.unit.training.run_report.made import EVIL, MadeClock, write_run
 
-from forebay.training.run_report.live.live_page import CachedPage, LivePage, live_page
+from forebay.training.run_report.live import CachedPage, LivePage, live_page
 from forebay.training.run_report.recorded_run import RECENT_S
 from forebay.training.runs.timeline.timeline import FILE_NAME, load_timeline, save_timeline
 

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from forebay.errors import InvalidOption
-from forebay.training.run_report.live.live_page import LivePage
-from forebay.training.run_report.live.server import PageServer
+from forebay.training.run_report.live import LivePage, PageServer
 
 
 @contextmanager
