@@ -44,7 +44,7 @@ def play(job: tuple[int, str | None, bool]) -> dict[str, Any]:
         "seed": seed,
         "family": setting.family,
         "length": setting.length,
-        "atoms": setting.atoms,
+        "slots": setting.slots,
         "trials": setting.num_trials,
         "possible": float(setting.true.max()),
         "ended": ended,
@@ -116,8 +116,8 @@ def document(found: dict[str, Any]) -> str:
     parts = [
         HEAD.format(
             sweeps=len(synthetic),
-            atoms_low=min(row["atoms"] for row in synthetic),
-            atoms_high=max(row["atoms"] for row in synthetic),
+            slots_low=min(row["slots"] for row in synthetic),
+            slots_high=max(row["slots"] for row in synthetic),
             other=other,
             won=won,
             hardest=hardest,
@@ -142,7 +142,7 @@ HEAD = """# The best trial by a deadline: DeadlineScheduler compared with ASHA
 `python -m bench.deadline` writes this page.
 Every sweep runs in simulated time twice: under our `DeadlineScheduler` with its worker allocator, and under \
 Ray Tune's `AsyncHyperBandScheduler`.
-Both are the classes themselves, with the same trials, the same {atoms_low} to {atoms_high} workers and the \
+Both are the classes themselves, with the same trials, the same {slots_low} to {slots_high} workers and the \
 same deadline.
 The result is the true value, at the deadline, of the trial with the best reported score.
 

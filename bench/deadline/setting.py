@@ -27,7 +27,7 @@ class DeadlineSetting:
     seed: int
     family: str
     length: str
-    atoms: int
+    slots: int
     deadline_s: float
     startup_s: float
     resize_s: float
@@ -55,8 +55,8 @@ def draw(seed: int, family: str | None = None) -> DeadlineSetting:
     """Draw the sweep of a seed. `family="digits"` takes recorded curves, otherwise families follow each other."""
     rng = np.random.default_rng(seed)
     family = family or FAMILIES[seed % len(FAMILIES)]
-    atoms = int(rng.integers(4, 17))
-    trials = round(atoms * _log_uniform(rng, 1, 8))
+    slots = int(rng.integers(4, 17))
+    trials = round(slots * _log_uniform(rng, 1, 8))
     seen, true = _digits(rng, trials) if family == "digits" else _synthetic(rng, family, trials)
     epoch_s, startup_s = _log_uniform(rng, 3, 60), float(rng.uniform(3, 12))
     length = "short" if rng.random() < 0.5 else "long"
@@ -65,7 +65,7 @@ def draw(seed: int, family: str | None = None) -> DeadlineSetting:
         seed=seed,
         family=family,
         length=length,
-        atoms=atoms,
+        slots=slots,
         deadline_s=startup_s + epochs_in_time * epoch_s,
         startup_s=startup_s,
         resize_s=_log_uniform(rng, 0.5, 6),

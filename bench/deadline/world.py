@@ -66,8 +66,8 @@ class SimulatedWorld:
         self._allocator: WorkerAllocator | None = None
         if isinstance(scheduler, DeadlineScheduler):
             scheduler.clock = lambda: self.now
-            scheduler.set_limits(setting.atoms, (1, setting.atoms), setting.epochs)
-            self._allocator = WorkerAllocator(self, lambda: setting.atoms, scheduler)
+            scheduler.set_limits(setting.slots, (1, setting.slots), setting.epochs)
+            self._allocator = WorkerAllocator(self, lambda: setting.slots, scheduler)
         for trial in self.trials:
             scheduler.on_trial_add(self, trial)
 
@@ -119,7 +119,7 @@ class SimulatedWorld:
                 target=trial.target,
                 world_size=trial.world,
                 min_workers=1,
-                max_workers=self._setting.atoms,
+                max_workers=self._setting.slots,
                 epochs=self._setting.epochs,
             )
             for trial in self.trials
@@ -141,7 +141,7 @@ class SimulatedWorld:
         while True:
             if self._allocator is not None:
                 self._allocator.turn([trial.trial_id for trial in self.trials if trial.status == Trial.RUNNING])
-            room = self._setting.atoms - sum(map(self._occupied, self.trials))
+            room = self._setting.slots - sum(map(self._occupied, self.trials))
             trial = self._scheduler.choose_trial_to_run(self) if room >= self._workers_each else None
             if trial is None:
                 return
@@ -209,13 +209,13 @@ class SimulatedWorld:
 
 def play_deadline(setting: DeadlineSetting, rules: Rules | None = None, policy: str = "top") -> float:
     """Play a sweep under `DeadlineScheduler`. Returns the true value of its best trial."""
-    scheduler = DeadlineScheduler(setting.deadline_s, setting.atoms, policy, metric="score", mode="max", rules=rules)
+    scheduler = DeadlineScheduler(setting.deadline_s, setting.slots, policy, metric="score", mode="max", rules=rules)
     return SimulatedWorld(setting, scheduler).run()
 
 
 def play_asha(setting: DeadlineSetting, workers_each: int, reduction: int) -> float | None:
     """Play a sweep under Ray's ASHA with `workers_each` workers per trial. None if not even one trial fits."""
-    if workers_each > setting.atoms:
+    if workers_each > setting.slots:
         return None
     np.random.seed(0)  # noqa: NPY002 - the class draws a bracket from it
     scheduler = AsyncHyperBandScheduler(

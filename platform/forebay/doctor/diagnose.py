@@ -15,9 +15,9 @@ from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, usable_cor
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.loader.batch import Batch
+from forebay.doctor.findings.bottleneck import BottleneckVerdict, verdict_of
 from forebay.doctor.findings.gains import Gain, gains_of
 from forebay.doctor.findings.measurements import JobFacts, Measurements
-from forebay.doctor.findings.walls import WallVerdict, verdict_of
 from forebay.doctor.findings.ways import RoundKind, Way, stages_of
 from forebay.doctor.rounds.examination import Apparatus, Examination, Found, Progress
 from forebay.doctor.rounds.examined_worker import ExaminedWorker
@@ -43,10 +43,10 @@ _MOST_CACHE_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Result of an examination: what was measured, the walls, and what each change would bring."""
+    """Result of an examination: what was measured, the bottlenecks, and what each change would bring."""
 
     measurements: Measurements
-    verdict: WallVerdict
+    verdict: BottleneckVerdict
     gains: tuple[Gain, ...]
 
 

@@ -34,27 +34,29 @@ def page_of(diagnosis: Diagnosis, title: str) -> str:
 
 
 def picture_of(diagnosis: Diagnosis) -> Markup:
-    """Bar of each way. The part that it adds to the way before it has the color of a wall if it is one."""
+    """Bar of each way. The part that it adds to the way before it has the color of a bottleneck if it is one."""
     rows = list(way_rows(diagnosis.measurements))
     longest = max(step_s for _, step_s, _, _ in rows)
     scale, before, bars = (_WIDTH - _LEFT - _RIGHT) / longest, 0.0, []
     for number, (way, step_s, _, _) in enumerate(rows):
         top = number * (_BAR + _GAP)
-        bars += _bar(way, top, widths=(before * scale, step_s * scale), is_wall=way is diagnosis.verdict.wall.way)
+        bars += _bar(
+            way, top, widths=(before * scale, step_s * scale), is_bottleneck=way is diagnosis.verdict.bottleneck.way
+        )
         label = f"{1e3 * step_s:.3g} ms"
         bars.append(_text(label, x=_LEFT + step_s * scale + 8, y=top + _BAR * 0.7))
         before = step_s
     height = len(rows) * (_BAR + _GAP)
-    name = element("title", f"Time of a step, {title_of(diagnosis.verdict.wall.name)}")
+    name = element("title", f"Time of a step, {title_of(diagnosis.verdict.bottleneck.name)}")
     picture = element(
         "svg", name, *bars, viewBox=f"0 0 {_WIDTH} {height}", role="img", style="min-width: 360px; max-width: 620px"
     )
     return wide(picture, "time of a step by way")
 
 
-def _bar(way: Way, top: float, *, widths: tuple[float, float], is_wall: bool) -> list[Markup]:
+def _bar(way: Way, top: float, *, widths: tuple[float, float], is_bottleneck: bool) -> list[Markup]:
     before, now = widths
-    color = "var(--series-1)" if is_wall else "var(--series-0)"
+    color = "var(--series-1)" if is_bottleneck else "var(--series-0)"
     added = element("rect", x=_LEFT + before, y=top, width=max(now - before, 0.0), height=_BAR, fill=color)
     return [
         _text(str(way), x=0, y=top + _BAR * 0.7),

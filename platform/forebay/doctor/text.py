@@ -7,17 +7,17 @@ from collections.abc import Iterator
 from statistics import median
 
 from forebay.doctor.diagnose import Diagnosis
+from forebay.doctor.findings.bottleneck import LOCK, Bottleneck, step_s_of
 from forebay.doctor.findings.gains import Gain
 from forebay.doctor.findings.loop_parts import BATCH
 from forebay.doctor.findings.measurements import Measurements
-from forebay.doctor.findings.walls import LOCK, Wall, step_s_of
 from forebay.doctor.findings.ways import MEANINGS, RoundKind, Way
 from forebay.runtime.formatting import bytes_text, count_text
 
 COLUMNS = 80
-_WALLS = {
-    BATCH: "batch wall (a cost of each step, whatever its rows)",
-    LOCK: "lock wall (a lock, or the GIL, in the transform)",
+_TITLES = {
+    BATCH: "batch (a cost of each step, whatever its rows)",
+    LOCK: "lock (a lock, or the GIL, in the transform)",
 }
 
 
@@ -42,27 +42,30 @@ def lines_of(diagnosis: Diagnosis) -> list[str]:
 
 
 def sentence_of(diagnosis: Diagnosis) -> str:
-    """The verdict in one sentence, and one more if later epochs stand elsewhere."""
+    """Return the verdict as a sentence.
+
+    Another one follows if later epochs have another bottleneck.
+    """
     found, verdict = diagnosis.measurements, diagnosis.verdict
-    wall, after = verdict.wall, verdict.next_wall
-    where = f"the {title_of(wall.name)}"
-    if wall.tied_with is not None:
-        where = f"the {title_of(wall.name)} and the {title_of(wall.tied_with)}, within {wall.tied_within:.0%}"
+    bottleneck, after = verdict.bottleneck, verdict.next_bottleneck
+    where = title_of(bottleneck.name)
+    if bottleneck.tied_with is not None:
+        where = f"{where} and {title_of(bottleneck.tied_with)}, within {bottleneck.tied_within:.0%}"
     epoch = "first epoch" if found.facts.epochs > 1 else "epoch"
-    text = f"The {epoch} stands at {where}: {_step_text(wall, found)}"
+    text = f"The bottleneck of the {epoch} is {where}: {_step_text(bottleneck, found)}"
     if after is not None:
-        text += f"; next is the {title_of(after.name)}, at {1e3 * after.step_s:.3g} ms"
+        text += f"; next is {title_of(after.name)}, at {1e3 * after.step_s:.3g} ms"
     text += "."
-    if found.facts.epochs > 1 and verdict.cached.name != wall.name:
-        would = "stand" if found.facts.quota_bytes is not None else "would stand"
-        cached = verdict.cached
-        text += f" Later epochs from a cache {would} at the {title_of(cached.name)}: {_step_text(cached, found)}."
+    cached = verdict.cached
+    if found.facts.epochs > 1 and cached.name != bottleneck.name:
+        verb = "is" if found.facts.quota_bytes is not None else "would be"
+        text += f" For later epochs from a cache it {verb} {title_of(cached.name)}: {_step_text(cached, found)}."
     return text
 
 
 def title_of(name: str) -> str:
-    """Name of a wall for people."""
-    return _WALLS.get(name, f"{name} wall")
+    """Return the name of a bottleneck for people."""
+    return _TITLES.get(name, name)
 
 
 def way_rows(found: Measurements) -> Iterator[tuple[Way, float, float, float]]:
@@ -110,8 +113,8 @@ def _device_text(device: str) -> str:
     return "the CPU" if kind == "cpu" else device
 
 
-def _step_text(wall: Wall, found: Measurements) -> str:
-    return f"{1e3 * wall.step_s:.3g} ms a step, {count_text(found.facts.rows / wall.step_s)} rows/s"
+def _step_text(bottleneck: Bottleneck, found: Measurements) -> str:
+    return f"{1e3 * bottleneck.step_s:.3g} ms a step, {count_text(found.facts.rows / bottleneck.step_s)} rows/s"
 
 
 def _gain_lines(gain: Gain) -> list[str]:

@@ -83,12 +83,12 @@ class _Tuning:
     def run(self, scheduler: TrialScheduler, searcher: Any, *, show: bool) -> SweepResult:
         deadline_s = self._deadline_s(scheduler)
         record, stopper = open_record(self._setup, self._name, self._path), SweepStopper(deadline_s, self._began)
-        record.deadline_s, record.slots = deadline_s, self._atoms()
+        record.deadline_s, record.slots = deadline_s, self._slots()
         known = load_known_trials(self._path, record)
         validate_population(
             scheduler,
             self._setup.num_rounds * self._setup.grid_size,
-            slots=self._slots() if self._is_steered else None,
+            at_once=self._trials_at_once() if self._is_steered else None,
             most=concurrency_limit(searcher, self._setup.sweep.max_concurrent),
         )
         if isinstance(scheduler, DeadlineScheduler):
@@ -156,17 +156,17 @@ class _Tuning:
     def _limit(self, scheduler: TrialScheduler, searcher: Any) -> int | None:
         given = self._setup.sweep.max_concurrent
         if given is None and not isinstance(scheduler, NEED_ALL):
-            given = self._slots()
+            given = self._trials_at_once()
         return concurrency_limit(searcher, given)
 
-    def _slots(self) -> int:
+    def _trials_at_once(self) -> int:
         """Number of trials that can train at once."""
-        return max(self._atoms() // self._job.min_workers, 1)
+        return max(self._slots() // self._job.min_workers, 1)
 
     def _limit_scheduler(self, scheduler: DeadlineScheduler, searcher: Any, record: Record) -> None:
         bounds = (self._job.min_workers, self._job.max_workers)
         max_live = concurrency_limit(searcher, self._setup.sweep.max_concurrent)
-        scheduler.set_limits(self._atoms(), bounds, self._job.epochs, max_live)
+        scheduler.set_limits(self._slots(), bounds, self._job.epochs, max_live)
         values = {trial.id: [point.value for point in trial.points] for trial in record.trials.values()}
         worst = math.inf if record.mode == "min" else -math.inf
         scores = {trial: [worst if value is None else value for value in each] for trial, each in values.items()}
@@ -182,10 +182,10 @@ class _Tuning:
             return []
         return [
             PlacementCleanup(self._name),
-            WorkerAllocator(self._workers, self._atoms, scheduler, self._job.min_workers),
+            WorkerAllocator(self._workers, self._slots, scheduler, self._job.min_workers),
         ]
 
-    def _atoms(self) -> int:
+    def _slots(self) -> int:
         return worker_capacity(cpus=self._job.resources.cpus, gpus=self._job.resources.gpus)
 
     @property

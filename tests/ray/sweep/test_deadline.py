@@ -18,7 +18,7 @@ from forebay.training.runs.result import load_result
 
 pytestmark = pytest.mark.usefixtures("ray_session")
 
-ATOMS, TRIALS, EPOCH_S = 2, 5, 0.5
+SLOTS, TRIALS, EPOCH_S = 2, 5, 0.5
 
 
 class CountedClock(DeadlineScheduler):
@@ -27,8 +27,8 @@ class CountedClock(DeadlineScheduler):
     It stands still until `trials` trials have reported, and one of them has had `workers` workers.
     """
 
-    def __init__(self, deadline_s: float, atoms: int | None = None, *, trials: int = 1, workers: int = 0) -> None:
-        super().__init__(deadline_s, atoms)
+    def __init__(self, deadline_s: float, slots: int | None = None, *, trials: int = 1, workers: int = 0) -> None:
+        super().__init__(deadline_s, slots)
         self._needs, self._told, self._most, self._results = (trials, workers), set(), 0, 0
         self.clock = lambda: self._results * EPOCH_S
 
@@ -70,14 +70,14 @@ class AllotmentWatch(tune.Callback):
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:
         self.at_work.append(sum(trial.status in (Trial.PENDING, Trial.RUNNING) for trial in trials))
-        self.seen.add(tuple(trial.status for trial in trials[:ATOMS]))
+        self.seen.add(tuple(trial.status for trial in trials[:SLOTS]))
 
 
 @pytest.mark.variation
 def test_tune_starts_no_more_trials_than_there_are_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
-    scheduler = CountedClock(40.0, ATOMS, trials=ATOMS)
-    scheduler.set_limits(ATOMS, (1, ATOMS), epochs=1000)
+    scheduler = CountedClock(40.0, SLOTS, trials=SLOTS)
+    scheduler.set_limits(SLOTS, (1, SLOTS), epochs=1000)
     watching = AllotmentWatch()
     found = tune.run(
         tune.with_resources(Tiny, {"CPU": 0, "memory": 1 << 20}),
@@ -90,10 +90,10 @@ def test_tune_starts_no_more_trials_than_there_are_workers(tmp_path: Path, monke
         callbacks=[watching],
         verbose=0,
     )
-    assert max(watching.at_work) <= ATOMS
+    assert max(watching.at_work) <= SLOTS
     assert [trial.status for trial in found.trials] == [Trial.TERMINATED] * TRIALS
     begun = {trial.trial_id for trial in found.trials if trial.last_result.get("steps")}
-    assert len(begun) >= ATOMS
+    assert len(begun) >= SLOTS
     # The worse of the first two was stopped, because others were waiting.
     assert (Trial.TERMINATED, Trial.RUNNING) in watching.seen
 

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from forebay.doctor.diagnose import Diagnosis
+from forebay.doctor.findings.bottleneck import verdict_of
 from forebay.doctor.findings.gains import gains_of
 from forebay.doctor.findings.measurements import Measurements
-from forebay.doctor.findings.walls import verdict_of
 from forebay.doctor.page import page_of
 from forebay.doctor.text import lines_of, notes_of, sentence_of
 
@@ -26,14 +26,14 @@ def diagnosed(measured: Callable[..., Measurements]) -> Callable[..., Diagnosis]
     return make
 
 
-def test_one_sentence_has_the_wall_and_the_next(diagnosed: Callable[..., Diagnosis]) -> None:
+def test_one_sentence_has_the_bottleneck_and_the_next(diagnosed: Callable[..., Diagnosis]) -> None:
     assert sentence_of(diagnosed(**NETWORK)) == (
-        "The first epoch stands at the network wall: 5 ms a step, 102k rows/s; next is the transform wall, at 2 ms. "
-        "Later epochs from a cache stand at the compute wall: 1.2 ms a step, 427k rows/s."
+        "The bottleneck of the first epoch is network: 5 ms a step, 102k rows/s; next is transform, at 2 ms. "
+        "For later epochs from a cache it is compute: 1.2 ms a step, 427k rows/s."
     )
     limit = diagnosed(**NETWORK | {"transform": 0.1, "network": 0.5}, facts={"epochs": 1})
     assert sentence_of(limit) == (
-        "The epoch stands at the compute wall: 1.2 ms a step, 427k rows/s; next is the network wall, at 0.5 ms."
+        "The bottleneck of the epoch is compute: 1.2 ms a step, 427k rows/s; next is network, at 0.5 ms."
     )
 
 

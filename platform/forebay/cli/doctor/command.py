@@ -1,4 +1,4 @@
-"""`forebay doctor`: the wall at which a job stands."""
+"""`forebay doctor`: the bottleneck at which a job stands."""
 
 from __future__ import annotations
 

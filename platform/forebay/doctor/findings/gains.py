@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forebay.doctor.findings.bottleneck import LOCK, BottleneckVerdict, ratio_of, step_s_of
 from forebay.doctor.findings.loop_parts import fixed_share_of
 from forebay.doctor.findings.measurements import Measurements
-from forebay.doctor.findings.walls import LOCK, WallVerdict, ratio_of, step_s_of
 from forebay.doctor.findings.ways import RoundKind, Way
 from forebay.runtime.formatting import bytes_text
 
@@ -22,18 +22,18 @@ class Gain:
     why: str
 
 
-def gains_of(found: Measurements, verdict: WallVerdict) -> list[Gain]:
+def gains_of(found: Measurements, verdict: BottleneckVerdict) -> list[Gain]:
     """Gains of all changes, the largest first."""
     gains = [_workers(found, verdict), _nearer(found), _cache(found), _bytes(found, verdict), _batch(found, verdict)]
     return sorted(gains, key=lambda gain: -gain.factor)
 
 
-def _workers(found: Measurements, verdict: WallVerdict) -> Gain:
+def _workers(found: Measurements, verdict: BottleneckVerdict) -> Gain:
     change, facts = "twice the data workers", found.facts
     doubled = RoundKind(way=Way.NETWORK, worker_factor=2)
     before, after = (found.step_s(stage) for stage in (RoundKind(way=Way.NETWORK), doubled))
     factor = sorted(before[number] / after[number] for number in before)[len(before) // 2]
-    if verdict.wall.name == LOCK:
+    if verdict.bottleneck.name == LOCK:
         return Gain(change=change, factor=1.0, why="a lock admits one transform at a time")
     cores = facts.data_cores
     room = "" if 2 * cores <= facts.cores else f", of {facts.cores:g} cores in all"
@@ -44,10 +44,10 @@ def _workers(found: Measurements, verdict: WallVerdict) -> Gain:
     )
 
 
-def _reads_text(found: Measurements, verdict: WallVerdict) -> str:
+def _reads_text(found: Measurements, verdict: BottleneckVerdict) -> str:
     """Reads of the job. Those that "auto" chose are no part of the change: it chooses again."""
     if found.facts.fixed_reads is not None:
-        auto = ' (num_reads="auto" would follow the line)' if verdict.wall.name == Way.NETWORK else ""
+        auto = ' (num_reads="auto" would follow the line)' if verdict.bottleneck.name == Way.NETWORK else ""
         return f"{found.facts.fixed_reads} reads{auto}"
     chosen = found.median_of(RoundKind(way=Way.NETWORK), "num_reads")
     return f'the {chosen:.0f} reads of num_reads="auto", which is left to choose'
@@ -72,20 +72,20 @@ def _cache(found: Measurements) -> Gain:
     return Gain(change="blocks in the cache", factor=factor, why=why)
 
 
-def _bytes(found: Measurements, verdict: WallVerdict) -> Gain:
-    """Half the bytes take half of the copy and of the gather, where these are the wall."""
+def _bytes(found: Measurements, verdict: BottleneckVerdict) -> Gain:
+    """Half the bytes take half of the copy and of the gather, where these are the bottleneck."""
     change = "half the bytes (dtypes)"
-    compute, now = step_s_of(found, Way.COMPUTE), verdict.wall.step_s
-    if verdict.wall.way not in (Way.COPY, Way.GATHER):
-        return Gain(change=change, factor=1.0, why=f"a batch has {bytes_text(found.facts.batch_bytes)}: no wall")
+    compute, now = step_s_of(found, Way.COMPUTE), verdict.bottleneck.step_s
+    if verdict.bottleneck.way not in (Way.COPY, Way.GATHER):
+        return Gain(change=change, factor=1.0, why=f"a batch has {bytes_text(found.facts.batch_bytes)}: no bottleneck")
     moved = max(now - compute, 0.0)
     return Gain(change=change, factor=now / (now - moved / 2), why=f"{1e3 * moved:.3g} ms of a step move bytes")
 
 
-def _batch(found: Measurements, verdict: WallVerdict) -> Gain:
+def _batch(found: Measurements, verdict: BottleneckVerdict) -> Gain:
     change = f"batch of {LARGER} times the rows"
-    if verdict.wall.way not in (Way.COMPUTE, Way.COPY, Way.GATHER):
-        return Gain(change=change, factor=1.0, why="rows are the wall, not steps")
+    if verdict.bottleneck.way not in (Way.COMPUTE, Way.COPY, Way.GATHER):
+        return Gain(change=change, factor=1.0, why="rows are the bottleneck, not steps")
     share = fixed_share_of(found, Way.GATHER)
     if share is None:
         return Gain(change=change, factor=1.0, why="not measured")

@@ -48,7 +48,7 @@ class Round:
     """One round of one stage.
 
     Attributes:
-        step_s: Wall seconds of a step of the train function, with the wait for its batch.
+        step_s: Bottleneck seconds of a step of the train function, with the wait for its batch.
         cpu_s: CPU seconds of this process per step.
         produce_s: Seconds in which the data workers make the rows of one step. 0 if the round makes no blocks.
         read_s: Seconds in which the reads fetch the pages of these rows, all at work.

@@ -1,4 +1,4 @@
-"""Allocation of a fixed number of workers, the atoms of a sweep, to its trials. Pure."""
+"""Allocation of a fixed number of workers, the slots of a sweep, to its trials. Pure."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class WorkerDemand:
     forecast: float = 0.0
 
 
-def allocate(demands: Sequence[WorkerDemand], atoms: int, policy: Policy = "uniform") -> dict[str, int]:
-    """Number of workers per trial: at most `atoms` in total, each within its bounds or 0.
+def allocate(demands: Sequence[WorkerDemand], slots: int, policy: Policy = "uniform") -> dict[str, int]:
+    """Number of workers per trial: at most `slots` in total, each within its bounds or 0.
 
-    Each trial gets its minimum, in the given order, while atoms last. The first trial that cannot get it, and all after
+    Each trial gets its minimum, in the given order, while slots last. The first trial that cannot get it, and all after
     it, get 0. The rest is distributed one by one. `top` fills the trial with the best forecast, then the next.
     `uniform` gives to the trial with the fewest workers. `softmax` gives to the trial with the fewest workers for its
-    weight, which grows exponentially with its forecast. One more atom never takes a worker from another trial, if all
+    weight, which grows exponentially with its forecast. One more slot never takes a worker from another trial, if all
     minima fit.
     """
-    target_workers, left = dict.fromkeys((demand.trial_id for demand in demands), 0), atoms
+    target_workers, left = dict.fromkeys((demand.trial_id for demand in demands), 0), slots
     served: list[WorkerDemand] = []
     for demand in demands:
         if demand.min_workers > left:
@@ -46,8 +46,8 @@ def allocate(demands: Sequence[WorkerDemand], atoms: int, policy: Policy = "unif
         if policy == "top":
             chosen = max(open_demands, key=lambda demand: demand.forecast)
         else:
-            # The trial furthest below its share, one at a time (D'Hondt). Largest remainders could take an atom
-            # away from a trial when another atom is added.
+            # The trial furthest below its share, one at a time (D'Hondt). Largest remainders could take an slot
+            # away from a trial when another slot is added.
             chosen = max(
                 open_demands, key=lambda demand: weights[demand.trial_id] / (target_workers[demand.trial_id] + 1)
             )

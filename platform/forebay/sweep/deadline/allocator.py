@@ -20,8 +20,8 @@ AT_WORK = (Trial.PENDING, Trial.RUNNING)
 class AllocatingScheduler(Protocol):
     """Scheduler that decides how many workers each trial should have."""
 
-    def note_allocations(self, allocations: Mapping[str, TrialAllocation], atoms: int) -> None:
-        """Take note of the current allocations of the trials' runs, out of `atoms` workers."""
+    def note_allocations(self, allocations: Mapping[str, TrialAllocation], slots: int) -> None:
+        """Take note of the current allocations of the trials' runs, out of `slots` workers."""
         ...
 
     def target_workers(self) -> Mapping[str, int]:
@@ -34,11 +34,11 @@ class AllocatingScheduler(Protocol):
 
 
 def plan_resizes(
-    target_workers: Mapping[str, int], allocations: Mapping[str, TrialAllocation], atoms: int, reserved: int = 0
+    target_workers: Mapping[str, int], allocations: Mapping[str, TrialAllocation], slots: int, reserved: int = 0
 ) -> tuple[dict[str, int], dict[str, int]]:
     """Runs to shrink and runs that may grow now: two mappings, trial -> workers.
 
-    A worker is given to another run only when it is free. Three numbers add up to at most `atoms`:
+    A worker is given to another run only when it is free. Three numbers add up to at most `slots`:
     - occupied workers, including those of trials that were just stopped
     - `reserved` workers for starting runs
     - the growth granted here
@@ -50,7 +50,7 @@ def plan_resizes(
         for trial_id, n in target_workers.items()
         if trial_id in allocations and 0 < n < allocations[trial_id].target
     }
-    room = atoms - reserved - sum(each.occupied for each in allocations.values())
+    room = slots - reserved - sum(each.occupied for each in allocations.values())
     is_loosening = bool(shrink) or any(
         each.world_size > each.target or trial_id not in target_workers for trial_id, each in allocations.items()
     )
@@ -73,18 +73,18 @@ class WorkerAllocator(tune.Callback):  # type: ignore[misc]
     """Tune callback that applies the decisions of an `AllocatingScheduler`. With another scheduler, running trials get
     even shares.
 
-    `atoms` returns the current number of workers. `min_workers` is the number that a trial starts with.
+    `slots` returns the current number of workers. `min_workers` is the number that a trial starts with.
     """
 
     def __init__(
         self,
         workers: TrialWorkers,
-        atoms: Callable[[], int],
+        slots: Callable[[], int],
         scheduler: object = None,
         min_workers: int = 1,
         every_s: float = EVERY_S,
     ) -> None:
-        self._workers, self._atoms = workers, atoms
+        self._workers, self._slots = workers, slots
         self._scheduler = scheduler if isinstance(scheduler, AllocatingScheduler) else None
         self._min_workers = min_workers
         self._every_s = every_s
@@ -99,21 +99,21 @@ class WorkerAllocator(tune.Callback):  # type: ignore[misc]
 
     def turn(self, at_work: Sequence[str]) -> None:
         """Make the resizes and stops that are possible now. `at_work` are trials that Tune runs or is about to run."""
-        allocations, atoms = self._workers.allocations(), self._atoms()
+        allocations, slots = self._workers.allocations(), self._slots()
         if self._scheduler is None:
-            target_workers = self._even(at_work, allocations, atoms)
+            target_workers = self._even(at_work, allocations, slots)
         else:
-            self._scheduler.note_allocations(allocations, atoms)
+            self._scheduler.note_allocations(allocations, slots)
             target_workers = self._scheduler.target_workers()
             for trial_id, reason in self._scheduler.trials_to_stop().items():
                 self._workers.stop(trial_id, reason)
         reserved = sum(self._min_workers for trial_id in at_work if trial_id not in allocations)
-        shrink, grow = plan_resizes(target_workers, allocations, atoms, reserved)
+        shrink, grow = plan_resizes(target_workers, allocations, slots, reserved)
         for trial_id, workers in (*shrink.items(), *grow.items()):
             self._workers.resize(trial_id, workers)
 
     def _even(
-        self, at_work: Sequence[str], allocations: Mapping[str, TrialAllocation], atoms: int
+        self, at_work: Sequence[str], allocations: Mapping[str, TrialAllocation], slots: int
     ) -> Mapping[str, int]:
         demands = [
             WorkerDemand(
@@ -122,7 +122,7 @@ class WorkerAllocator(tune.Callback):  # type: ignore[misc]
                 max_workers=allocations[trial_id].max_workers,
             )
             if trial_id in allocations
-            else WorkerDemand(trial_id=trial_id, min_workers=self._min_workers, max_workers=atoms)
+            else WorkerDemand(trial_id=trial_id, min_workers=self._min_workers, max_workers=slots)
             for trial_id in at_work
         ]
-        return allocate(demands, atoms, "uniform")
+        return allocate(demands, slots, "uniform")

@@ -64,7 +64,7 @@ class SweepView:
 
     now_s: float
     deadline_s: float
-    atoms: int
+    slots: int
     trials: Sequence[TrialView]
     rungs: Mapping[int, Sequence[float]]
     costs: Costs
@@ -80,7 +80,7 @@ class SweepView:
 
     def speedup(self, trial: TrialView) -> float:
         """Speed of a trial on all workers that it can have, relative to one worker."""
-        return self.speedup_model.speedup(max(min(self.atoms, trial.max_workers), 1))
+        return self.speedup_model.speedup(max(min(self.slots, trial.max_workers), 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +196,7 @@ def max_live_trials(view: SweepView, rules: Rules, explore_s: float) -> int:
     Until `explore_s`, as many as have a place. From then on the number shrinks by the same factor in equal time, down
     to one.
     """
-    most = max(view.atoms // min((trial.min_workers for trial in view.trials), default=1), 1)
+    most = max(view.slots // min((trial.min_workers for trial in view.trials), default=1), 1)
     most = min(most, view.max_live or most)
     ends_s = view.deadline_s - rules.alone * (view.deadline_s - explore_s)
     left = min(max((ends_s - view.now_s) / (ends_s - explore_s), 0.0), 1.0)
@@ -229,7 +229,7 @@ def _replace_losers(
     waiting: Sequence[TrialView], live: Sequence[TrialView], limit: int, view: SweepView, rules: Rules
 ) -> tuple[list[TrialView], list[TrialView]]:
     """Trials to start, in order of arrival, and trials that end for them, worst forecast first."""
-    room, places = view.atoms - sum(trial.min_workers for trial in live), limit - len(live)
+    room, places = view.slots - sum(trial.min_workers for trial in live), limit - len(live)
     losers = [trial for trial in reversed(live) if fails_rung(trial, view.rungs, rules.reduction)]
     start: list[TrialView] = []
     beaten: list[TrialView] = []
@@ -248,7 +248,7 @@ def _resume_paused(
     paused: Sequence[TrialView], live: Sequence[TrialView], limit: int, view: SweepView
 ) -> list[TrialView]:
     """Paused trials to resume, best forecast first, because others have ended."""
-    room = view.atoms - sum(trial.min_workers for trial in live)
+    room = view.slots - sum(trial.min_workers for trial in live)
     start: list[TrialView] = []
     for trial in paused[: max(limit - len(live), 0)]:
         if trial.min_workers <= room:
@@ -272,7 +272,7 @@ def _workers(
             )
             for trial in trials
         ]
-        target_workers = allocate(demands, view.atoms, rules.policy)
+        target_workers = allocate(demands, view.slots, rules.policy)
         vain = {
             trial.trial_id: trial.workers
             for trial in trials

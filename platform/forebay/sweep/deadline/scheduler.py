@@ -34,7 +34,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
     Attributes:
         deadline_s: Seconds from the call of `run_sweep` until the sweep ends. A resumed sweep has the same time once
             more.
-        atoms: Number of workers for all trials together. None uses all of the cluster.
+        slots: Number of workers for all trials together. None uses all of the cluster.
         policy: Distribution of the workers beyond each trial's minimum after exploring: to the best forecast (`top`),
             evenly (`uniform`), or by forecast (`softmax`).
         metric, mode: Those of the sweep, unless given here.
@@ -48,7 +48,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
     def __init__(
         self,
         deadline_s: float,
-        atoms: int | None = None,
+        slots: int | None = None,
         policy: Policy = "top",
         *,
         metric: str | None = None,
@@ -56,17 +56,17 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         rules: Rules | None = None,
     ) -> None:
         super().__init__()
-        if not deadline_s > 0 or (atoms is not None and atoms < 1):
-            raise InvalidOption(f"DeadlineScheduler({deadline_s=}, {atoms=}) cannot work. Give more than 0 of both.")
+        if not deadline_s > 0 or (slots is not None and slots < 1):
+            raise InvalidOption(f"DeadlineScheduler({deadline_s=}, {slots=}) cannot work. Give more than 0 of both.")
         if policy not in ("top", "uniform", "softmax"):
             raise InvalidOption(f"policy={policy!r} is unknown. Choose 'top', 'uniform' or 'softmax'.")
         self.deadline_s = deadline_s
         self.clock: Callable[[], float] = time.monotonic
         self._rules = replace(rules or Rules(), policy=policy)
         self._metric, self._mode = metric, mode
-        self._limit, self._atoms = atoms, atoms or 1
+        self._limit, self._slots = slots, slots or 1
         self._max_live: int | None = None
-        self._bounds: tuple[int, int] = (1, self._atoms)
+        self._bounds: tuple[int, int] = (1, self._slots)
         self._epochs: int | None = None
         self._experience = TrialStats()
         self._elapsed_s = 0.0
@@ -82,17 +82,17 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
     # Called by the sweep.
 
     def set_limits(
-        self, atoms: int, bounds: tuple[int, int], epochs: int | None = None, max_live: int | None = None
+        self, slots: int, bounds: tuple[int, int], epochs: int | None = None, max_live: int | None = None
     ) -> None:
         """Set the limits before the first trial.
 
         Args:
-            atoms: Workers of the cluster.
+            slots: Workers of the cluster.
             bounds: Smallest and largest number of workers of a trial.
             epochs: Epochs of the trials' job.
             max_live: Largest number of trials that train at once. None for as many as fit.
         """
-        self._atoms = min(atoms, self._limit or atoms)
+        self._slots = min(slots, self._limit or slots)
         self._bounds, self._epochs, self._max_live = bounds, epochs, max_live
 
     def restore_scores(
@@ -193,14 +193,14 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
 
     # Called by the allocator (`allocator.AllocatingScheduler`).
 
-    def note_allocations(self, allocations: Mapping[str, TrialAllocation], atoms: int) -> None:
-        """Take note of the current allocations of the trials' runs, out of `atoms` workers."""
+    def note_allocations(self, allocations: Mapping[str, TrialAllocation], slots: int) -> None:
+        """Take note of the current allocations of the trials' runs, out of `slots` workers."""
         for trial_id in self._parting.keys() - allocations.keys():
             self._experience.note_cost("stop_s", self.clock() - self._parting.pop(trial_id))
         for trial_id, each in allocations.items():
             self._experience.note_allocations(trial_id, each)
         self._allocations, self._follows_runs = allocations, True
-        self._atoms = min(atoms, self._limit or atoms)
+        self._slots = min(slots, self._limit or slots)
 
     def target_workers(self) -> Mapping[str, int]:
         """Trial -> number of workers, for trials that train or are about to."""
@@ -224,7 +224,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         view = SweepView(
             now_s=now_s,
             deadline_s=self.deadline_s,
-            atoms=self._atoms,
+            slots=self._slots,
             trials=trial_views,
             rungs=self._experience.rungs,
             costs=self._experience.costs,
@@ -272,14 +272,14 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
 
     def _least(self, trial_id: str) -> int:
         bounds = self._experience.history(trial_id).bounds or self._bounds
-        return min(bounds[0], self._atoms)
+        return min(bounds[0], self._slots)
 
     def _room(self, trials: Mapping[str, Trial]) -> int:
         """Number of free workers: not occupied by a run, and not reserved for a trial that is about to start."""
         coming = [each for each, trial in trials.items() if trial.status in AT_WORK and each not in self._allocations]
         if self._max_live is not None and len(coming) + len(self._allocations) >= self._max_live:
             return 0
-        return self._atoms - sum(run.occupied for run in self._allocations.values()) - sum(map(self._least, coming))
+        return self._slots - sum(run.occupied for run in self._allocations.values()) - sum(map(self._least, coming))
 
     def __getstate__(self) -> dict[str, Any]:
         """State to resume from. The clock belongs to one process."""

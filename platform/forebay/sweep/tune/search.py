@@ -74,12 +74,13 @@ def make_searcher(setup: SweepSetup) -> Any:
         raise InvalidOption(f"searcher={given!r} is unknown to Ray Tune: {error}", searcher=given) from error
 
 
-def validate_population(scheduler: TrialScheduler, num_trials: int, *, slots: int | None, most: int | None) -> None:
-    """Check that all trials of a population can train at the same time. Raises `InvalidOption` if they cannot.
+def validate_population(scheduler: TrialScheduler, num_trials: int, *, at_once: int | None, most: int | None) -> None:
+    """Check that all trials of a population can train at once.
 
-    `slots` is the number of trials that can train at once, `most` the number that may. None means no limit. Trials of a
-    synchronous population take turns in the slots. A trial that starts only after another one ends is compared with no
-    trial.
+    `at_once` is the number of trials that can train at once, `most` the number that may. None means no limit. Trials of
+    a synchronous population take turns. A trial that starts only after another one ends is compared with no trial.
+
+    Raises `InvalidOption` if they cannot.
     """
     if not isinstance(scheduler, PopulationBasedTraining):
         return
@@ -90,12 +91,12 @@ def validate_population(scheduler: TrialScheduler, num_trials: int, *, slots: in
             num_trials=num_trials,
             max_concurrent=most,
         )
-    if slots is not None and num_trials > slots and not is_synchronous(scheduler):
+    if at_once is not None and num_trials > at_once and not is_synchronous(scheduler):
         raise InvalidOption(
-            f"{type(scheduler).__name__} compares {num_trials} trials while they train, but only {slots} can train at "
-            f"a time. Give it synch=True, so that they take turns, or num_trials={slots}.",
+            f"{type(scheduler).__name__} compares {num_trials} trials while they train, but only {at_once} can train "
+            f"at a time. Give it synch=True, so that they take turns, or num_trials={at_once}.",
             num_trials=num_trials,
-            slots=slots,
+            at_once=at_once,
         )
 
 

@@ -24,15 +24,15 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.rglob("forebay-doctor-*"))
 
 
-def test_it_names_a_wall_and_leaves_nothing(forebay: Command, job_words: Words, tmp_path: Path) -> None:
+def test_it_names_a_bottleneck_and_leaves_nothing(forebay: Command, job_words: Words, tmp_path: Path) -> None:
     page = tmp_path / "pages" / "small.html"
     page.parent.mkdir()
     said = forebay("doctor", *job_words(), "--seconds", 1, "--json", "--out", page)
     assert said.code == 0, said.err
     found = json.loads(said.out)
     # Steps of 16 rows: nearly all of a step does not depend on them.
-    assert found["wall"]["name"] in {"batch", "compute", "gather", "transform", "network"}
-    assert found["sentence"].startswith("The first epoch stands at the ")
+    assert found["bottleneck"]["name"] in {"batch", "compute", "gather", "transform", "network"}
+    assert found["sentence"].startswith("The bottleneck of the first epoch is ")
     assert set(found["step_s"]) == {"compute", "gather", "transform", "network"}
     assert all(len(rounds) == 5 for rounds in found["step_s"].values())
     assert found["job"]["rows"] == 15

@@ -21,10 +21,10 @@ def demands(draw: st.DrawFn) -> list[WorkerDemand]:
 
 
 @given(demands(), st.integers(0, 40), st.sampled_from(POLICIES))
-def test_never_more_than_there_are_and_each_within_its_bounds(found, atoms, policy):
-    target_workers = allocate(found, atoms, policy)
+def test_never_more_than_there_are_and_each_within_its_bounds(found, slots, policy):
+    target_workers = allocate(found, slots, policy)
     assert list(target_workers) == [demand.trial_id for demand in found]
-    assert sum(target_workers.values()) <= atoms
+    assert sum(target_workers.values()) <= slots
     for demand in found:
         assert (
             target_workers[demand.trial_id] == 0
@@ -33,34 +33,34 @@ def test_never_more_than_there_are_and_each_within_its_bounds(found, atoms, poli
 
 
 @given(demands(), st.integers(0, 40), st.sampled_from(POLICIES))
-def test_everybody_gets_the_minimum_as_long_as_atoms_allow(found, atoms, policy):
-    target_workers, needed = allocate(found, atoms, policy), 0
+def test_everybody_gets_the_minimum_as_long_as_slots_allow(found, slots, policy):
+    target_workers, needed = allocate(found, slots, policy), 0
     for demand in found:
         needed += demand.min_workers
-        assert (target_workers[demand.trial_id] > 0) == (needed <= atoms)
+        assert (target_workers[demand.trial_id] > 0) == (needed <= slots)
 
 
 @given(demands(), st.integers(0, 40), st.sampled_from(POLICIES))
-def test_nothing_is_left_over_while_somebody_could_take_it(found, atoms, policy):
-    target_workers = allocate(found, atoms, policy)
+def test_nothing_is_left_over_while_somebody_could_take_it(found, slots, policy):
+    target_workers = allocate(found, slots, policy)
     if all(target_workers.values()):
-        assert sum(target_workers.values()) == min(atoms, sum(demand.max_workers for demand in found))
+        assert sum(target_workers.values()) == min(slots, sum(demand.max_workers for demand in found))
 
 
 @given(demands(), st.integers(0, 40), st.sampled_from(POLICIES))
-def test_one_more_atom_takes_none_from_anybody(found, atoms, policy):
-    before, after = allocate(found, atoms, policy), allocate(found, atoms + 1, policy)
+def test_one_more_slot_takes_none_from_anybody(found, slots, policy):
+    before, after = allocate(found, slots, policy), allocate(found, slots + 1, policy)
     if all(before.values()):
         assert all(after[trial_id] >= before[trial_id] for trial_id in before)
 
 
 @given(demands(), st.integers(0, 40), st.sampled_from(["top", "softmax"]))
-def test_a_better_promise_never_gets_less_with_the_same_bounds(found, atoms, policy):
+def test_a_better_promise_never_gets_less_with_the_same_bounds(found, slots, policy):
     alike = [WorkerDemand(trial_id=demand.trial_id, max_workers=9, forecast=demand.forecast) for demand in found]
-    target_workers = allocate(alike, atoms, policy)
+    target_workers = allocate(alike, slots, policy)
     if all(target_workers.values()):
         for better in alike:
-            # One atom may be the last to be allocated.
+            # One slot may be the last to be allocated.
             assert all(
                 target_workers[better.trial_id] >= target_workers[worse.trial_id] - (policy == "softmax")
                 for worse in alike

@@ -41,7 +41,7 @@ def view(*trials: TrialView, now_s: float = 0.0, deadline_s: float = 1000.0, **f
         for age, score in enumerate(each.scores, 1):
             rungs.setdefault(age, []).append(score)
     told = {
-        "atoms": 4,
+        "slots": 4,
         "rungs": rungs,
         "costs": COSTS,
         "learning_curve": LearningCurve(),
@@ -114,11 +114,11 @@ def test_new_trials_begin_as_long_as_a_whole_one_has_time() -> None:
 
 
 @given(st.integers(1, 64), st.lists(st.floats(0, 1000), min_size=2, max_size=5))
-def test_ever_fewer_trials_live(atoms: int, times: list[float]) -> None:
-    live = [max_live_trials(view(trial("a"), atoms=atoms, now_s=now_s), RULES, 200.0) for now_s in sorted(times)]
+def test_ever_fewer_trials_live(slots: int, times: list[float]) -> None:
+    live = [max_live_trials(view(trial("a"), slots=slots, now_s=now_s), RULES, 200.0) for now_s in sorted(times)]
     assert live == sorted(live, reverse=True)
-    assert max_live_trials(view(trial("a"), atoms=atoms, now_s=200.0), RULES, 200.0) == atoms
-    assert max_live_trials(view(trial("a"), atoms=atoms, now_s=999.0), RULES, 200.0) == 1
+    assert max_live_trials(view(trial("a"), slots=slots, now_s=200.0), RULES, 200.0) == slots
+    assert max_live_trials(view(trial("a"), slots=slots, now_s=999.0), RULES, 200.0) == 1
 
 
 def test_near_the_end_the_best_one_is_alone_with_all_workers() -> None:
@@ -130,7 +130,7 @@ def test_near_the_end_the_best_one_is_alone_with_all_workers() -> None:
 
 def test_between_them_the_rest_goes_by_policy() -> None:
     running = [trial("a", 0.5, 0.5), trial("b", 0.9, 0.9), trial("c", 0.4, 0.4)]
-    now = view(*running, atoms=9, now_s=350.0)
+    now = view(*running, slots=9, now_s=350.0)
     assert decide(now, Rules(policy="top")).workers == {"a": 1, "b": 7, "c": 1}
     assert decide(now, Rules(policy="uniform")).workers == {"a": 3, "b": 3, "c": 3}
     soft = decide(now, Rules(policy="softmax")).workers
@@ -139,7 +139,7 @@ def test_between_them_the_rest_goes_by_policy() -> None:
 
 def test_a_paused_trial_goes_on_when_the_better_ones_have_ended() -> None:
     assert decide(view(paused("a", 0.5), paused("b", 0.8), now_s=900.0), RULES).start == ("b",)
-    assert decide(view(trial("c", 0.6), paused("b", 0.8), now_s=900.0, atoms=2), RULES).start == ()
+    assert decide(view(trial("c", 0.6), paused("b", 0.8), now_s=900.0, slots=2), RULES).start == ()
     finished = trial("c", 0.9, epochs=1)
     found = decide(view(finished, paused("b", 0.8), now_s=900.0), RULES)
     assert (found.stop, found.start) == ({"c"}, ("b",))
@@ -193,7 +193,7 @@ def test_shrinking_needs_no_reason() -> None:
 
 def test_what_is_not_worth_it_for_one_goes_to_the_next() -> None:
     running = [trial("a", 0.9, 0.9, results_since_resize=0), trial("b", 0.5, 0.5)]
-    found = decide(view(*running, atoms=6, now_s=350.0), RULES)
+    found = decide(view(*running, slots=6, now_s=350.0), RULES)
     assert found.workers == {"a": 1, "b": 5}
 
 
@@ -214,11 +214,11 @@ trial_views = st.builds(
 
 
 @given(st.lists(trial_views, max_size=8), st.integers(1, 20), st.floats(0, 1000), st.sampled_from(["top", "softmax"]))
-def test_decisions_always_fit(found, atoms, now_s, policy) -> None:
+def test_decisions_always_fit(found, slots, now_s, policy) -> None:
     trials = [TrialView(trial_id=str(n), epoch_s=10.0, **facts) for n, facts in enumerate(found)]
-    decisions = decide(view(*trials, atoms=atoms, now_s=now_s), Rules(policy=policy))
+    decisions = decide(view(*trials, slots=slots, now_s=now_s), Rules(policy=policy))
     by_id = {each.trial_id: each for each in trials}
-    assert sum(decisions.workers.values()) <= atoms
+    assert sum(decisions.workers.values()) <= slots
     for trial_id, workers in decisions.workers.items():
         assert workers == 0 or by_id[trial_id].min_workers <= workers <= by_id[trial_id].max_workers
     assert not decisions.stop & decisions.pause
@@ -240,7 +240,7 @@ def test_promise_adds_what_others_gained_at_the_same_age() -> None:
     assert forecast(young, now) == pytest.approx(0.95)
     assert forecast(old, now) == pytest.approx(current_level(old.scores))
     # Without time for those epochs, the older trial is ahead.
-    late = view(young, old, learning_curve=learning_curve, now_s=996.0, atoms=1)
+    late = view(young, old, learning_curve=learning_curve, now_s=996.0, slots=1)
     assert forecast(young, late) < forecast(old, late)
 
 

@@ -70,9 +70,9 @@ class SchedulerController:
         return [trial.status for trial in self.trials]
 
 
-def begun(trials: int = 6, atoms: int = 4, deadline_s: float = 100.0) -> SchedulerController:
-    scheduler = DeadlineScheduler(deadline_s, atoms, metric="loss", mode="min")
-    scheduler.set_limits(atoms, (1, atoms), epochs=1000)
+def begun(trials: int = 6, slots: int = 4, deadline_s: float = 100.0) -> SchedulerController:
+    scheduler = DeadlineScheduler(deadline_s, slots, metric="loss", mode="min")
+    scheduler.set_limits(slots, (1, slots), epochs=1000)
     return SchedulerController(scheduler, trials)
 
 
@@ -84,7 +84,7 @@ def test_trials_are_held_back_until_they_have_a_worker() -> None:
 
 
 def test_a_trial_begins_only_where_nobody_holds_its_worker() -> None:
-    controller = begun(trials=2, atoms=2)
+    controller = begun(trials=2, slots=2)
     full = TrialAllocation(target=1, world_size=2, min_workers=1, max_workers=2)
     controller.scheduler.note_allocations({"gone": full}, 2)
     assert controller.start_all() == []
@@ -218,7 +218,7 @@ def test_no_more_trials_train_at_once_than_may() -> None:
 
 
 def test_nobody_is_given_up_by_a_guess() -> None:
-    controller = begun(trials=3, atoms=2, deadline_s=12.0)
+    controller = begun(trials=3, slots=2, deadline_s=12.0)
     assert controller.start_all() == ["0", "1"]
     controller.now += 9.0
     assert controller.start_all() == []
@@ -239,7 +239,7 @@ def test_metric_and_mode_come_from_the_sweep_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"deadline_s": 0.0}, {"deadline_s": 5.0, "atoms": 0}, {"deadline_s": 5.0, "policy": "best"}]
+    "options", [{"deadline_s": 0.0}, {"deadline_s": 5.0, "slots": 0}, {"deadline_s": 5.0, "policy": "best"}]
 )
 def test_impossible_options(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):

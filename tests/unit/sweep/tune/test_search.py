@@ -61,16 +61,16 @@ def test_another_metric_is_refused(setup: Callable[..., SweepSetup], own: dict[s
 
 def test_a_population_has_to_stand_side_by_side_unless_it_takes_turns() -> None:
     with pytest.raises(InvalidOption, match="compares 5 trials while they train, but only 4 can"):
-        validate_population(population(), 5, slots=4, most=None)
+        validate_population(population(), 5, at_once=4, most=None)
     for scheduler, trials in ((population(), 4), (population(synch=True), 5), (FIFOScheduler(), 5)):
-        validate_population(scheduler, trials, slots=4, most=None)
-    validate_population(population(), 5, slots=None, most=5)
+        validate_population(scheduler, trials, at_once=4, most=None)
+    validate_population(population(), 5, at_once=None, most=5)
 
 
 @pytest.mark.parametrize("is_synchronous", [True, False])
 def test_a_population_of_which_some_have_to_wait_for_the_end_of_others_is_refused(is_synchronous: bool) -> None:
     with pytest.raises(InvalidOption, match=r"compares 5 trials while they train, but only max_concurrent=4 may"):
-        validate_population(population(synch=is_synchronous), 5, slots=8, most=4)
+        validate_population(population(synch=is_synchronous), 5, at_once=8, most=4)
 
 
 def population(**options: Any) -> PopulationBasedTraining:

@@ -1,4 +1,4 @@
-"""Verdict of an examination: the wall at which a job stands, and the next one. Pure."""
+"""Verdict of an examination: the bottleneck, and the next one. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from forebay.doctor.findings.measurements import Measurements, spread_of
 from forebay.doctor.findings.ways import RoundKind, Way
 
 LEAST_GAP = 0.10
-"""Two ways that are closer than this share, or than twice the spread of their rounds, are one wall."""
+"""Two ways that are closer than this share, or than twice the spread of their rounds, are one bottleneck."""
 TIE = 0.03
 CLEARLY_BUSIER = 2.0
 """From this ratio of busy reads to busy cores, the spread of the rounds does not hide a network."""
 LOCK = "lock"
-"""Wall that is no way of its own: a lock in the user's functions."""
+"""A lock in the user's functions, a bottleneck without a way of its own."""
 _LOOP = (Way.COMPUTE, Way.COPY, Way.GATHER)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wall:
-    """RoundKind of the job that limits it.
+class Bottleneck:
+    """The stage that limits a job.
 
     Attributes:
         name: A `Way`, `BATCH` or `LOCK`.
         way: The way in which it was found.
-        step_s: Seconds of a step at this wall.
-        tied_with: Name of a wall that cannot be separated from this one, and by how much it differs at most.
+        step_s: Seconds of a step at this bottleneck.
+        tied_with: Name of a bottleneck that cannot be separated from this one, and by how much it differs at most.
     """
 
     name: str
@@ -39,27 +39,27 @@ class Wall:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WallVerdict:
-    """Walls of the first epoch, and of later epochs from the cache (None without such).
+class BottleneckVerdict:
+    """Bottlenecks of the first epoch, and of later epochs from the cache (None without such).
 
-    `next_wall` is where the first epoch stands once `wall` is out of the way.
+    `next_bottleneck` is where the first epoch stands once `bottleneck` is out of the way.
     """
 
-    wall: Wall
-    next_wall: Wall | None
-    cached: Wall
+    bottleneck: Bottleneck
+    next_bottleneck: Bottleneck | None
+    cached: Bottleneck
 
 
-def verdict_of(found: Measurements) -> WallVerdict:
-    """Find the walls.
+def verdict_of(found: Measurements) -> BottleneckVerdict:
+    """Find the bottlenecks.
 
-    Stages that make blocks run beside the training: the slower side is the wall. Stages of the training loop follow
-    each other: the one that takes the largest part of a step is the wall.
+    Stages that make blocks run beside the training: the slower side counts. Stages of the training loop follow each
+    other: the one that takes the largest part of a step counts.
     """
     parts = loop_parts(found)
-    cached = _loop_wall(parts, step_s_of(found, Way.GATHER))
-    wall = _making_wall(found, parts) or _slowed(found, cached)
-    return WallVerdict(wall=wall, next_wall=_next(found, wall, parts), cached=cached)
+    cached = _loop_bottleneck(parts, step_s_of(found, Way.GATHER))
+    bottleneck = _making_bottleneck(found, parts) or _slowed(found, cached)
+    return BottleneckVerdict(bottleneck=bottleneck, next_bottleneck=_next(found, bottleneck, parts), cached=cached)
 
 
 def ratio_of(found: Measurements, way: Way, other: Way) -> tuple[float, float]:
@@ -79,10 +79,10 @@ def step_s_of(found: Measurements, way: Way) -> float:
     return max(median(found.step_s(RoundKind(way=each)).values()) for each in before)
 
 
-def _loop_wall(parts: list[LoopPart], step_s: float) -> Wall:
+def _loop_bottleneck(parts: list[LoopPart], step_s: float) -> Bottleneck:
     first, second = parts[0], parts[1]
     tied = not is_clearly_larger(first, second, LEAST_GAP)
-    return Wall(
+    return Bottleneck(
         name=first.name,
         way=first.way,
         step_s=step_s,
@@ -91,8 +91,10 @@ def _loop_wall(parts: list[LoopPart], step_s: float) -> Wall:
     )
 
 
-def _making_wall(found: Measurements, parts: list[LoopPart]) -> Wall | None:
-    """Wall of making blocks. None if training is as slow without it, or is only slowed down by less than its own work.
+def _making_bottleneck(found: Measurements, parts: list[LoopPart]) -> Bottleneck | None:
+    """Return the bottleneck of making blocks.
+
+    None if training is as slow without it, or is only slowed down by less than its own work.
 
     A lock that training waits for is named however much slower training is by itself: it makes both sides take turns.
     """
@@ -111,22 +113,22 @@ def _making_wall(found: Measurements, parts: list[LoopPart]) -> Wall | None:
     if _reads_are_busiest(found, factor=CLEARLY_BUSIER):
         spread = 0.0  # counted in the same rounds, whose load spreads their times
     if not _reads_are_busiest(found):
-        return Wall(name=_making_name(found), way=Way.TRANSFORM, step_s=step_s)
+        return Bottleneck(name=_making_name(found), way=Way.TRANSFORM, step_s=step_s)
     if further > 1 + max(LEAST_GAP, 2 * spread):
-        return Wall(name=str(Way.NETWORK), way=Way.NETWORK, step_s=step_s)
-    wall = Wall(name=_making_name(found), way=Way.TRANSFORM, step_s=step_s)
-    return replace(wall, tied_with=str(Way.NETWORK), tied_within=further - 1) if further > 1 + TIE else wall
+        return Bottleneck(name=str(Way.NETWORK), way=Way.NETWORK, step_s=step_s)
+    bottleneck = Bottleneck(name=_making_name(found), way=Way.TRANSFORM, step_s=step_s)
+    return replace(bottleneck, tied_with=str(Way.NETWORK), tied_within=further - 1) if further > 1 + TIE else bottleneck
 
 
-def _slowed(found: Measurements, cached: Wall) -> Wall:
-    """The wall of the training loop, at the time that a step takes beside making blocks."""
+def _slowed(found: Measurements, cached: Bottleneck) -> Bottleneck:
+    """The bottleneck of the training loop, at the time that a step takes beside making blocks."""
     slower, spread = ratio_of(found, Way.NETWORK, Way.GATHER)
-    wall = replace(cached, step_s=step_s_of(found, Way.NETWORK))
+    bottleneck = replace(cached, step_s=step_s_of(found, Way.NETWORK))
     if not 1 + TIE < slower <= 1 + max(LEAST_GAP, 2 * spread):
-        return wall
+        return bottleneck
     later = Way.NETWORK if _reads_are_busiest(found) else Way.TRANSFORM
     name = _making_name(found) if later is Way.TRANSFORM else str(later)
-    return replace(wall, tied_with=name, tied_within=slower - 1)
+    return replace(bottleneck, tied_with=name, tied_within=slower - 1)
 
 
 def _reads_are_busiest(found: Measurements, factor: float = 1.0) -> bool:
@@ -136,7 +138,10 @@ def _reads_are_busiest(found: Measurements, factor: float = 1.0) -> bool:
 
 
 def _making_name(found: Measurements) -> str:
-    """Name of the wall of making blocks: a lock counts if the transform takes longer than decoding and writing."""
+    """Name the bottleneck of making blocks.
+
+    A lock counts if the transform takes longer than decoding and writing.
+    """
     contention, cores = found.contention, found.facts.data_cores
     reads = found.median_of(RoundKind(way=Way.TRANSFORM), "num_reads")
     # Seconds at work of all that do this at once. Threads that read also write, without a core.
@@ -148,27 +153,29 @@ def _making_name(found: Measurements) -> str:
     return str(Way.TRANSFORM)
 
 
-def _next(found: Measurements, wall: Wall, parts: list[LoopPart]) -> Wall | None:
-    """Wall once `wall` is out of the way: of the other stages, the one that takes longest."""
-    candidates = [each for each in _others(found, wall, parts) if each.step_s > 0]
+def _next(found: Measurements, bottleneck: Bottleneck, parts: list[LoopPart]) -> Bottleneck | None:
+    """Bottleneck once `bottleneck` is out of the way: of the other stages, the one that takes longest."""
+    candidates = [each for each in _others(found, bottleneck, parts) if each.step_s > 0]
     if not candidates:
         return None
     most = max(candidate.step_s for candidate in candidates)
     return next(each for each in candidates if each.step_s >= most / (1 + LEAST_GAP))
 
 
-def _others(found: Measurements, wall: Wall, parts: list[LoopPart]) -> Iterator[Wall]:
+def _others(found: Measurements, bottleneck: Bottleneck, parts: list[LoopPart]) -> Iterator[Bottleneck]:
     loop_s = step_s_of(found, Way.GATHER)
-    if wall.way not in _LOOP:
-        yield _loop_wall(parts, loop_s)
+    if bottleneck.way not in _LOOP:
+        yield _loop_bottleneck(parts, loop_s)
     else:
-        yield Wall(name=parts[1].name, way=parts[1].way, step_s=loop_s * (1 - parts[0].share))
-        if wall.name != Way.GATHER:  # it runs beside the other parts
-            yield Wall(
+        yield Bottleneck(name=parts[1].name, way=parts[1].way, step_s=loop_s * (1 - parts[0].share))
+        if bottleneck.name != Way.GATHER:  # it runs beside the other parts
+            yield Bottleneck(
                 name=str(Way.GATHER), way=Way.GATHER, step_s=found.median_of(RoundKind(way=Way.GATHER), "gather_s")
             )
-    if wall.way is not Way.TRANSFORM:
+    if bottleneck.way is not Way.TRANSFORM:
         made_s = found.median_of(RoundKind(way=Way.TRANSFORM), "produce_s")
-        yield Wall(name=_making_name(found), way=Way.TRANSFORM, step_s=made_s)
-    if wall.way is not Way.NETWORK:
-        yield Wall(name=str(Way.NETWORK), way=Way.NETWORK, step_s=found.median_of(RoundKind(way=Way.NETWORK), "read_s"))
+        yield Bottleneck(name=_making_name(found), way=Way.TRANSFORM, step_s=made_s)
+    if bottleneck.way is not Way.NETWORK:
+        yield Bottleneck(
+            name=str(Way.NETWORK), way=Way.NETWORK, step_s=found.median_of(RoundKind(way=Way.NETWORK), "read_s")
+        )

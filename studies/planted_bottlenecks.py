@@ -1,6 +1,6 @@
-"""Jobs with one planted bottleneck each, examined by `forebay doctor` again and again: is the planted wall named?
+"""Jobs with one planted bottleneck each, examined by `forebay doctor` again and again: is the planted bottleneck named?
 
-python studies/planted_walls.py --runs 20 --out docs/experiments
+python studies/planted_bottlenecks.py --runs 20 --out docs/experiments
 
 Each job trains a small network on 24 row groups of 4,096 rows and 32 floats. All but one of its stages are quick.
 With --load N, N processes keep the cores busy meanwhile. --budget ends the study after that many seconds; the next call
@@ -40,16 +40,16 @@ READ_DELAY_S = 0.3
 LINK_BYTES_PER_S = 5e6
 HEAVY_ROUNDS = 60
 PYTHON_ROUNDS = 400
-"""Rounds of the transforms, and the link: a planted wall takes at least twice the time of every other stage."""
+"""Rounds of the transforms, and the link: a planted bottleneck takes at least twice the time of every other stage."""
 LOCK = threading.Lock()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Planted:
-    """Job with a planted wall, and the names of walls that are right for it."""
+    """Job with a planted bottleneck, and the names of bottlenecks that are right for it."""
 
     title: str
-    wall: str
+    bottleneck: str
     job: Callable[[Path, Path], fb.Job]
     copy: Callable[[fb.Batch], fb.Batch] | None = None
 
@@ -155,15 +155,17 @@ def job(
 
 
 PLANTED = {
-    "store": Planted(title="slow store", wall="network", job=partial(job, scheme="slowstore://")),
-    "transform": Planted(title="heavy transform", wall="transform", job=partial(job, fn=heavy)),
-    "batch": Planted(title="tiny batches", wall="batch", job=partial(job, global_batch=8)),
-    "copy": Planted(title="slow copy", wall="copy", job=job, copy=slow_link),
-    "model": Planted(title="heavy model", wall="compute", job=partial(job, width=1024)),
-    "lock": Planted(title="lock in the transform", wall="lock", job=partial(job, fn=locked)),
-    "gil": Planted(title="Python loop in the transform", wall="lock", job=partial(job, fn=in_python)),
+    "store": Planted(title="slow store", bottleneck="network", job=partial(job, scheme="slowstore://")),
+    "transform": Planted(title="heavy transform", bottleneck="transform", job=partial(job, fn=heavy)),
+    "batch": Planted(title="tiny batches", bottleneck="batch", job=partial(job, global_batch=8)),
+    "copy": Planted(title="slow copy", bottleneck="copy", job=job, copy=slow_link),
+    "model": Planted(title="heavy model", bottleneck="compute", job=partial(job, width=1024)),
+    "lock": Planted(title="lock in the transform", bottleneck="lock", job=partial(job, fn=locked)),
+    "gil": Planted(title="Python loop in the transform", bottleneck="lock", job=partial(job, fn=in_python)),
     "shared": Planted(
-        title="lock shared with the train function", wall="lock", job=partial(job, fn=locked, width=768, in_lock=True)
+        title="lock shared with the train function",
+        bottleneck="lock",
+        job=partial(job, fn=locked, width=768, in_lock=True),
     ),
 }
 
@@ -209,17 +211,17 @@ def _spin() -> None:
 def table_of(found: list[dict[str, Any]]) -> list[str]:
     """Table with one line for each job and load."""
     lines = [
-        "| job | planted wall | busy processes beside it | seconds of a run | right | named otherwise |",
+        "| job | planted bottleneck | busy processes beside it | seconds of a run | right | named otherwise |",
         "|---|---|---|---|---|---|",
     ]
     for key in dict.fromkeys((each["job"], each["load"], each["seconds"]) for each in found):
         runs = [each for each in found if (each["job"], each["load"], each["seconds"]) == key]
         planted = PLANTED[key[0]]
-        named = Counter(each["wall"] for each in runs)
-        right = named.pop(planted.wall, 0)
+        named = Counter(each["bottleneck"] for each in runs)
+        right = named.pop(planted.bottleneck, 0)
         others = ", ".join(f"{name} {count}" for name, count in named.most_common())
         lines.append(
-            f"| {planted.title} | {planted.wall} | {key[1]} | {key[2]:g} | {right} of {len(runs)} | {others} |"
+            f"| {planted.title} | {planted.bottleneck} | {key[1]} | {key[2]:g} | {right} of {len(runs)} | {others} |"
         )
     return lines
 
@@ -227,8 +229,8 @@ def table_of(found: list[dict[str, Any]]) -> list[str]:
 def text_of(found: list[dict[str, Any]]) -> str:
     """Page with the table."""
     head = [
-        "# Planted walls",
-        "`python studies/planted_walls.py` examines jobs with one planted bottleneck each, as `forebay doctor` does.",
+        "# Planted bottlenecks",
+        "`python studies/planted_bottlenecks.py` examines jobs with one planted bottleneck each by `forebay doctor`.",
         "",
     ]
     return "\n".join([*head, *table_of(found), ""])
@@ -249,7 +251,7 @@ def main(
     busy: Annotated[int, typer.Option("--load", help="Processes that keep cores busy meanwhile.")] = 0,
     out: Annotated[Path, typer.Option(help="Folder of the page. Earlier runs in it are kept.")] = Path(),
 ) -> None:
-    numbers, page = out / "planted-walls.json", out / "planted-walls.md"
+    numbers, page = out / "planted-bottlenecks.json", out / "planted-bottlenecks.md"
     found: list[dict[str, Any]] = json.loads(numbers.read_text()) if numbers.exists() else []
     names, like, ends = only or list(PLANTED), {"load": busy, "seconds": seconds}, time.monotonic() + budget
     with tempfile.TemporaryDirectory() as place, load(busy):
@@ -257,9 +259,9 @@ def main(
         write_data(folder)
         while (name := fewest(found, names, runs=runs, like=like)) and time.monotonic() < ends:
             diagnosis = examined(PLANTED[name], folder, seconds=seconds)
-            wall = diagnosis.verdict.wall
-            found.append({"job": name, **like, "wall": wall.name, "tied": wall.tied_with})
-            print(f"{time.strftime('%T')} {name}: {wall.name}, tied {wall.tied_with}", flush=True)
+            bottleneck = diagnosis.verdict.bottleneck
+            found.append({"job": name, **like, "bottleneck": bottleneck.name, "tied": bottleneck.tied_with})
+            print(f"{time.strftime('%T')} {name}: {bottleneck.name}, tied {bottleneck.tied_with}", flush=True)
             numbers.write_text(json.dumps(found) + "\n")
             page.write_text("\n".join([text_of(found), *kept_reading(page)]))
     print("\n".join(table_of(found)))
