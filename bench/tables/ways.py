@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from tests.tables.many_tables import reduce_apart
 from torch import Tensor, nn
 from torch.optim import SGD
 
 from bench.tables.setting import TableSetting
-from forebay.testing.tables.many_tables import reduce_apart
 from forebay.training.collectives.collective import Collective
 from forebay.training.collectives.tensor_collectives import TensorCollectives
 from forebay.training.strategies.ddp import TorchDataParallel

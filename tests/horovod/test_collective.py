@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 from tests.horovod.conftest import run_ranks
+from tests.tables.many_tables import ManyRun, assert_bit_equal, reduce_apart, train_many
 from tests.unit.conftest import memory_manifest as memory_manifest
 from torch import nn
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.plan.plan import build_plan
-from forebay.testing.tables.many_tables import ManyRun, assert_bit_equal, reduce_apart, train_many
 from forebay.training.collectives.collective import Collective
 from forebay.training.driver.horovod.collective import HorovodCollective
 from forebay.training.driver.horovod.gradients import HorovodDataParallel

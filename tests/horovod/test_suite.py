@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import ray
 from tests.ray.training.driver.under_ray import UnderRay
+from tests.tables.driver_suite import TableSuite
 
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.nodes import SmallNodes
 from forebay.testing.drivers.suite import Nodes
-from forebay.testing.tables.driver_suite import TableSuite
 from forebay.training.driver.driver import Driver, named_driver
 from forebay.training.driver.horovod.driver import HorovodDriver
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from forebay.testing.tables.suite import IDS, OPTIMIZERS, PlacementSuite
+from tests.tables.suite import IDS, OPTIMIZERS, PlacementSuite
 
 LAWS = frozenset(name for name in dir(PlacementSuite) if name.startswith("test_"))
 

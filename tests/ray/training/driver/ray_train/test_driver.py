@@ -19,6 +19,7 @@ import torch
 from ray.cluster_utils import Cluster
 from tests.language.suite import LanguageSuite
 from tests.ray.training.driver.under_ray import UnderRay
+from tests.tables.driver_suite import TableSuite
 
 from forebay.errors import InvalidOption
 from forebay.events import Event, Failed, Preparing, Reported, Started
@@ -30,7 +31,6 @@ from forebay.testing.drivers.fixed_suite import Heard
 from forebay.testing.drivers.nodes import SmallNodes
 from forebay.testing.drivers.sharded_suite import ZERO
 from forebay.testing.drivers.suite import Nodes
-from forebay.testing.tables.driver_suite import TableSuite
 from forebay.training.driver.driver import Driver, run
 from forebay.training.driver.elastic import event_loop as ray_following
 from forebay.training.driver.ray_train.driver import RayTrainDriver

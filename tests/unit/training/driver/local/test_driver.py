@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 from tests.language.suite import LanguageSuite
+from tests.tables.driver_suite import TableSuite
 from tests.unit.kept_server import KeptForkServer
 
 from forebay.data.plan.plan import build_plan
@@ -26,7 +27,6 @@ from forebay.events import EpochEnded, Event, Failed, Reported, Started
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.fixed_suite import assert_same_model, in_each_order
 from forebay.testing.drivers.sharded_suite import ZERO
-from forebay.testing.tables.driver_suite import TableSuite
 from forebay.training.driver.driver import Driver, run
 from forebay.training.driver.local import fork_server
 from forebay.training.driver.local.driver import LocalDriver

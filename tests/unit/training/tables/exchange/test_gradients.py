@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.tables.many_tables import ManyRun, assert_bit_equal, reduce_apart, train_many
 
-from forebay.testing.tables.many_tables import ManyRun, assert_bit_equal, reduce_apart, train_many
 from forebay.training.collectives.collective import SingleProcessCollective
 
 Ranks = Callable[..., list[Any]]

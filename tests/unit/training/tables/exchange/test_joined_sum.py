@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tables.many_tables import CountedCollective
 from torch import Tensor
 
-from forebay.testing.tables.many_tables import CountedCollective
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
 from forebay.training.tables.exchange.joined_exchange import sum_together
 

@@ -8,9 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-
-from forebay.errors import InvalidOption
-from forebay.testing.tables.many_tables import (
+from tests.tables.many_tables import (
     CountedCollective,
     ManyRun,
     ManyTables,
@@ -18,6 +16,8 @@ from forebay.testing.tables.many_tables import (
     reduce_apart,
     train_many,
 )
+
+from forebay.errors import InvalidOption
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
 from forebay.training.tables.model_tables import ModelTables
 from forebay.training.tables.optimizers import RowSGD

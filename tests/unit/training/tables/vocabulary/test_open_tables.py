@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tables.open_table import OpenOracle, OpenResult, OpenRun, train_open
 from torch import nn
 
 from forebay.errors import BadJob, InvalidOption
-from forebay.testing.tables.open_table import OpenOracle, OpenResult, OpenRun, train_open
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.tables.model_tables import ModelTables
 from forebay.training.tables.optimizers import LazyAdam, RowSGD

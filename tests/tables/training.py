@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 import torch
+from tests.tables.clicks import ITEMS, USERS, ClickModel, Clicks, DenseClickModel, by_id, click_loss, clicks
 from torch import Tensor, nn
 from torch.optim import SGD
 
 from forebay.data.plan.order import Order
-from forebay.testing.tables.clicks import ITEMS, USERS, ClickModel, Clicks, DenseClickModel, by_id, click_loss, clicks
 from forebay.training.collectives.collective import Collective
 from forebay.training.strategies.ddp import TorchDataParallel
 from forebay.training.strategies.flat_part import FlatPart

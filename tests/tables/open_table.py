@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from tests.tables.training import whole_state
 from torch import Tensor, nn
 from torch.optim import SGD
 
-from forebay.testing.tables.training import whole_state
 from forebay.training.collectives.collective import Collective
 from forebay.training.strategies.ddp import TorchDataParallel
 from forebay.training.strategies.strategy import StrategyOptions

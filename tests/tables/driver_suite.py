@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.tables.clicks import by_id
 from torch import Tensor, nn
 from torch.optim import SGD
 
@@ -22,7 +23,6 @@ from forebay.testing.drivers.fixed_suite import WORKERS, Heard
 from forebay.testing.drivers.process import DriverProcess
 from forebay.testing.drivers.script import Cue, Script, resize
 from forebay.testing.drivers.suite import STEP_S, DriverSuite, changes, kill_members, no_act
-from forebay.testing.tables.clicks import by_id
 from forebay.training.driver.local.driver import LocalDriver
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job

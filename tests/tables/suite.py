@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.tables.clicks import ITEMS, PADDING, USERS, Clicks, clicks
+from tests.tables.training import ClickResult, ClickRun, continued, train_clicks, train_dense
 from torch import Tensor
 
-from forebay.testing.tables.clicks import ITEMS, PADDING, USERS, Clicks, clicks
-from forebay.testing.tables.training import ClickResult, ClickRun, continued, train_clicks, train_dense
 from forebay.training.tables.optimizers import LazyAdam, RowOptimizer, RowSGD, RowWiseAdagrad
 from forebay.training.tables.options import Tables
 
