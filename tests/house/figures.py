@@ -74,13 +74,22 @@ def classes_by_name(trees: Trees) -> dict[str, list[str]]:
 
 
 def broad_excepts(trees: Trees) -> list[str]:
-    """`file:line` of each handler that catches all exceptions."""
+    """`file:line` of each handler that catches all exceptions, and of each call of `foreign_code` that does."""
     return [
         f"{file}:{node.lineno}"
         for file, tree in trees.items()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ExceptHandler) and _is_broad(node.type)
+        if (isinstance(node, ast.ExceptHandler) and _is_broad(node.type))
+        or (isinstance(node, ast.Call) and _catches_all(node))
     ]
+
+
+def _catches_all(call: ast.Call) -> bool:
+    """Whether the call is of a function of `runtime/foreign_code.py`, and names no kinds of errors."""
+    name = ast.unparse(call.func)
+    if name == "replaced_errors":
+        return len(call.args) < 2 and all(each.arg != "kinds" for each in call.keywords)
+    return name in ("outcome_of", "error_of")
 
 
 def _is_broad(caught: ast.expr | None) -> bool:

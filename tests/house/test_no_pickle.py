@@ -13,8 +13,6 @@ MAY_CLOUDPICKLE = {
     "training/driver/horovod/collective.py",
     "training/driver/worker_error.py",
     "runtime/pickling.py",
-    "training/runs/worker_spec.py",
-    "sweep/trial_spec.py",
     "training/collectives/torch_collective.py",
 }
 UNSAFE_MODULES = {

@@ -1,7 +1,12 @@
-"""Calls into code of users and of other libraries, which may raise anything. Only this file catches everything."""
+"""Calls of code that may raise anything: of users and of other libraries. Only this file catches everything.
+
+Each call of `outcome_of` and `error_of`, and of `replaced_errors` without `kinds`, counts as a broad handler: name what
+is caught where it can be named.
+"""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -40,6 +45,27 @@ def outcome_of(call: Callable[[], T]) -> CallOutcome[T]:
         return CallOutcome(error=error)
 
 
+class OutcomeThread(threading.Thread, Generic[T]):
+    """A daemon thread of one call. Its result or its exception is for the thread that asks for it."""
+
+    def __init__(self, call: Callable[[], T], name: str, on_end: Callable[[], object] = lambda: None) -> None:
+        """Prepare the thread. It calls `on_end` once `outcome` is set."""
+        super().__init__(name=name, daemon=True)
+        self._call, self._on_end = call, on_end
+        self.outcome: CallOutcome[T] | None = None
+
+    def run(self) -> None:
+        """Run the call."""
+        self.outcome = outcome_of(self._call)
+        del self._call  # and what it refers to: this object may live longer
+        self._on_end()
+
+    @property
+    def error(self) -> BaseException | None:
+        """Exception of the call. None if it succeeded or has not ended."""
+        return None if self.outcome is None else self.outcome.error
+
+
 def error_of(call: Callable[[], object]) -> Exception | None:
     """Call, and return the `Exception` that it raised, or None. Others, such as `KeyboardInterrupt`, are raised."""
     try:
@@ -59,14 +85,20 @@ def message_of(error: BaseException | None) -> str:
 
 
 @contextmanager
-def replaced_errors(replace: Callable[[Exception], Exception], *, is_cause_shown: bool = True) -> Iterator[None]:
-    """Raise `replace(error)` for every `Exception` of the block. If that is `error` itself, it is raised unchanged.
+def replaced_errors(
+    replace: Callable[[Exception], Exception],
+    kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
+    *,
+    is_cause_shown: bool = True,
+) -> Iterator[None]:
+    """Raise `replace(error)` for each error of `kinds` in the block.
 
-    Without `is_cause_shown`, the new error does not refer to the original one, which may contain a secret.
+    If that is `error` itself, it is raised unchanged. Without `is_cause_shown`, the new error does not refer to the
+    original one, which may contain a secret.
     """
     try:
         yield
-    except Exception as error:
+    except kinds as error:
         instead = replace(error)
         if instead is error:
             raise

@@ -9,6 +9,7 @@ from typing import Any
 
 import cloudpickle
 
+from forebay.runtime.foreign_code import replaced_errors
 from forebay.runtime.installed import package_of
 
 
@@ -38,9 +39,16 @@ def own_code_by_value(pickler: Any = cloudpickle) -> Iterator[None]:
             pickler.unregister_pickle_by_value(module)
 
 
+class NotPicklable(TypeError):
+    """A value that cannot be pickled. The text has the reason."""
+
+
 def pickled(value: object) -> bytes:
-    """Pickle of `value` for another process of this program. The user's own code goes by value."""
-    with own_code_by_value():
+    """Pickle `value` for another process of this program. The user's own code goes by value.
+
+    Raises `NotPicklable`, whatever the value's own code raises.
+    """
+    with own_code_by_value(), replaced_errors(lambda error: NotPicklable(f"{type(error).__name__}: {error}")):
         data: bytes = cloudpickle.dumps(value)
     return data
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from forebay.errors import Cancelled
 from forebay.runtime.at_exit import wait_for_read
-from forebay.runtime.foreign_code import CallOutcome, outcome_of
+from forebay.runtime.foreign_code import OutcomeThread
 
 T = TypeVar("T")
 
@@ -46,19 +46,6 @@ class Cancellation(threading.Event):
                 self._followers.discard(event)
 
 
-class _Call(Generic[T]):
-    """One call in its own thread. `outcome` is there before `ended` is set."""
-
-    def __init__(self, fn: Callable[[], T], ended: threading.Event) -> None:
-        self._fn = fn
-        self._ended = ended
-        self.outcome: CallOutcome[T] | None = None
-
-    def run(self) -> None:
-        self.outcome = outcome_of(self._fn)
-        self._ended.set()
-
-
 def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: Cancellation | None = None) -> T:
     """Run `fn` in a new daemon thread and return its result, or raise its exception.
 
@@ -73,14 +60,13 @@ def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: Cancel
     if stop.is_set():
         raise Cancelled("the read was cancelled before it began")
     ended = threading.Event()
-    call = _Call(fn, ended)
-    thread = threading.Thread(target=call.run, name="forebay-read", daemon=True)
+    thread = OutcomeThread(fn, "forebay-read", ended.set)
     wait_for_read(thread)
     with stop.followed_by(ended):
         thread.start()
         ended.wait(deadline_s)
-    if call.outcome is not None:
-        return call.outcome.result()
+    if thread.outcome is not None:
+        return thread.outcome.result()
     if stop.is_set():
         raise Cancelled("the read was cancelled")
     raise TimeoutError(f"no answer within {deadline_s:g} s")

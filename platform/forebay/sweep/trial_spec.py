@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import cloudpickle
 import numpy as np
 
 from forebay.data.cache.block_key import BlockNames
 from forebay.errors import BadJob
-from forebay.runtime.foreign_code import error_of, replaced_errors
-from forebay.runtime.pickling import own_code_by_value
+from forebay.runtime.foreign_code import error_of
+from forebay.runtime.pickling import NotPicklable, pickled, unpickled
 from forebay.storage.credentials import Access
 from forebay.sweep.layout import run_name, runs_path
 from forebay.sweep.space import SweepParameters
@@ -97,19 +96,17 @@ def blocks_of(job: Job) -> str:
 
 def pack(spec: TrialSpec) -> bytes:
     """Pickle `spec` for another process, with the user's own code by value. Raises `BadJob` if that fails."""
-    with own_code_by_value(), replaced_errors(_not_pickled):
-        return bytes(cloudpickle.dumps(spec))
-
-
-def _not_pickled(error: Exception) -> BadJob:
-    return BadJob(
-        f"the job function cannot be sent to a trial's process ({type(error).__name__}: {error}). Make locks, "
-        "connections, open files and the like within it."
-    )
+    try:
+        return pickled(spec)
+    except NotPicklable as error:
+        raise BadJob(
+            f"the job function cannot be sent to a trial's process ({error}). Make locks, connections, open files and "
+            "the like within it."
+        ) from error
 
 
 def unpack(payload: bytes) -> TrialSpec:
     """Inverse of `pack`."""
-    spec = cloudpickle.loads(payload)
+    spec = unpickled(payload)
     assert isinstance(spec, TrialSpec)
     return spec

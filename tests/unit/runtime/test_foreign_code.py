@@ -7,7 +7,7 @@ from concurrent.futures import Future
 import pytest
 
 from forebay.errors import TransformFailed
-from forebay.runtime.foreign_code import error_of, outcome_of, replaced_errors
+from forebay.runtime.foreign_code import OutcomeThread, error_of, outcome_of, replaced_errors
 
 
 def raising(error: BaseException) -> object:
@@ -30,6 +30,24 @@ def test_an_outcome_keeps_the_value_even_none() -> None:
     future: Future[None] = Future()
     outcome_of(lambda: None).settle(future)
     assert future.result() is None
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3)])
+def test_a_thread_keeps_whatever_was_raised(error: BaseException) -> None:
+    ended: list[BaseException | None] = []
+    thread = OutcomeThread(lambda: raising(error), "test", lambda: ended.append(thread.error))
+    assert thread.outcome is None
+    assert thread.error is None
+    thread.start()
+    thread.join()
+    assert ended == [error]
+
+
+def test_only_the_named_kinds_are_replaced() -> None:
+    with pytest.raises(TransformFailed), replaced_errors(lambda _: TransformFailed("no"), (OSError, ValueError)):
+        raise ValueError("named")
+    with pytest.raises(KeyError), replaced_errors(lambda _: TransformFailed("no"), (OSError, ValueError)):
+        raise KeyError("another")
 
 
 def test_an_error_is_returned_and_an_interrupt_passes() -> None:

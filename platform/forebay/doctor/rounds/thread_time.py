@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.foreign_code import OutcomeThread
 
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 
@@ -60,11 +60,7 @@ class ThreadLoop:
 
     def __init__(self, work: Callable[[], object], num_threads: int) -> None:
         self._work, self._ends = work, threading.Event()
-        self._lock, self._times = threading.Lock(), list[ThreadTime]()
-        self._errors: list[BaseException] = []
-        self._threads = [
-            threading.Thread(target=self._run, name="forebay-doctor", daemon=True) for _ in range(num_threads)
-        ]
+        self._threads = [OutcomeThread(self._run, "forebay-doctor") for _ in range(num_threads)]
 
     def start(self) -> None:
         """Start all threads."""
@@ -80,10 +76,9 @@ class ThreadLoop:
         self._ends.set()
         for thread in self._threads:
             thread.join()
-        if self._errors:
-            raise self._errors[0]
-        first_s = min(each.wall_s for each in self._times)
-        shared = (replace(each, cpu_s=max(each.cpu_s - (each.wall_s - first_s), 0.0)) for each in self._times)
+        times = [thread.outcome.result() for thread in self._threads if thread.outcome is not None]
+        first_s = min(each.wall_s for each in times)
+        shared = (replace(each, cpu_s=max(each.cpu_s - (each.wall_s - first_s), 0.0)) for each in times)
         return sum(shared, ThreadTime())
 
     def run_for(self, seconds: float) -> ThreadTime:
@@ -92,18 +87,12 @@ class ThreadLoop:
         self._ends.wait(seconds)
         return self.stop()
 
-    def _run(self) -> None:
+    def _run(self) -> ThreadTime:
         clock = ThreadClock()
-        outcome = outcome_of(self._repeat)
-        with self._lock:
-            self._times.append(clock.elapsed())
-            if outcome.error is not None:
-                self._errors.append(outcome.error)
-
-    def _repeat(self) -> None:
         self._work()
         while not self._ends.is_set():
             self._work()
+        return clock.elapsed()
 
 
 def _now() -> tuple[float, float, float]:

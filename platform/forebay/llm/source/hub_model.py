@@ -9,7 +9,7 @@ import os
 import re
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 
 from forebay.errors import InvalidOption
 from forebay.runtime.extras import extra_package
-from forebay.runtime.foreign_code import outcome_of, replaced_errors
+from forebay.runtime.foreign_code import replaced_errors
 
 _NAME = re.compile(r"(?P<repo>[\w-][\w.-]*/[\w-][\w.-]*)(?:@(?P<revision>[\w.-]+))?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -74,7 +74,7 @@ def hub_copy(hub: HubModel, *, with_weights: bool) -> str:
     """
     download = _library().snapshot_download
     patterns = [*_SMALL, *(_WEIGHTS if with_weights else ())]
-    with replaced_errors(partial(_unreachable, hub)):
+    with _asking(hub):
         folder: str = download(
             hub.repo, revision=hub.revision, allow_patterns=patterns, ignore_patterns=list(_LEFT_OUT)
         )
@@ -87,10 +87,16 @@ def hub_names(hub: HubModel) -> set[str]:
     Without a network, the names in the cache.
     """
     listing = partial(_library().HfApi().list_repo_files, hub.repo, revision=hub.revision)
-    names = outcome_of(listing)
-    if names.error is None and names.value is not None:
-        return {name for name in names.value if "/" not in name}
-    return {path.name for path in Path(hub_copy(hub, with_weights=True)).iterdir()}
+    try:
+        with _asking(hub):
+            return {name for name in listing() if "/" not in name}
+    except InvalidOption:
+        return {path.name for path in Path(hub_copy(hub, with_weights=True)).iterdir()}
+
+
+def _asking(hub: HubModel) -> AbstractContextManager[None]:
+    """Raise the errors of the library as `InvalidOption`: those of its HTTP client have no type of its own."""
+    return replaced_errors(partial(_unreachable, hub))
 
 
 @contextmanager

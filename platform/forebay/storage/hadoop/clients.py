@@ -100,12 +100,10 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 def plain_errors() -> Any:
     """Raise the errors of hdfs-native as `OSError`, a refusal as `PermissionError`."""
-    return replaced_errors(_plain, is_cause_shown=False)
+    return replaced_errors(_plain, (RuntimeError, OSError), is_cause_shown=False)
 
 
 def _plain(error: Exception) -> Exception:
-    if not isinstance(error, RuntimeError | OSError):
-        return error
     text = redact(_JAVA_STACK.sub("", str(error)))
     if "AccessControlException" in text:
         return PermissionError(text)

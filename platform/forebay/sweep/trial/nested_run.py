@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from forebay.events import EpochEnded, Event, Failed, Reported, Resized, Started
-from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.foreign_code import OutcomeThread
 from forebay.training.driver.driver import run
 from forebay.training.job.job import Job
 from forebay.training.runs.callback import Callback
@@ -77,7 +77,6 @@ class NestedRun:
 
     def __init__(self, job: Job, driver: str, callbacks: Sequence[Callback] = ()) -> None:
         self.job = job
-        self.result: Result | None = None
         self._driver = driver
         # Last, so that requests of the other callbacks are known when this one waits.
         self._callbacks = [*callbacks, self._on_event]
@@ -85,12 +84,16 @@ class NestedRun:
         self._clock = Clock()
         self._control: Control | None = None
         self._epoch: Epoch | None = None
-        self._error: BaseException | None = None
         self._stop: str | None = None
         self._is_paused = False
         self._paused_s = 0.0
-        self._thread = threading.Thread(target=self._run, name="forebay-trial", daemon=True)
+        self._thread = OutcomeThread(partial(run, job, driver, self._callbacks), "forebay-trial", self._notify)
         self._thread.start()
+
+    @property
+    def result(self) -> Result | None:
+        """Result of the run. None until it has ended."""
+        return None if self._thread.outcome is None else self._thread.outcome.value
 
     @property
     def is_running(self) -> bool:
@@ -121,8 +124,8 @@ class NestedRun:
         """
         with self._changed:
             self._changed.wait_for(lambda: self._epoch is not None or not self._is_under_way, wait_s)
-            if self._error is not None:
-                raise self._error
+            if self._thread.error is not None:
+                raise self._thread.error
             epoch = self._epoch
             if not self._is_paused:
                 self._epoch = None
@@ -150,13 +153,10 @@ class NestedRun:
 
     @property
     def _is_under_way(self) -> bool:
-        return self.result is None and self._error is None
+        return self._thread.outcome is None
 
-    def _run(self) -> None:
-        outcome = outcome_of(partial(run, self.job, self._driver, self._callbacks))
+    def _notify(self) -> None:
         with self._changed:
-            # `next_epoch` raises the error in the caller's thread.
-            self.result, self._error = outcome.value, outcome.error
             self._changed.notify_all()
 
     def _on_event(self, event: Event, control: Control) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, cast
 
@@ -10,7 +11,7 @@ import torch
 from torch.utils.serialization import config
 
 from forebay.errors import BadJob
-from forebay.runtime.foreign_code import error_of
+from forebay.runtime.foreign_code import replaced_errors
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.encoded import Bytes
 
@@ -22,12 +23,27 @@ def serialize(state: Mapping[str, Any], buffer: ReusableBuffer) -> None:
         torch.save(dict(state), cast(IO[bytes], buffer))
 
 
+class UnreadableState(ValueError):
+    """Content that this PyTorch cannot load as a state."""
+
+
 def deserialize(content: Bytes) -> dict[str, Any]:
-    """Return the state in main memory. Raises `TypeError` for other content, and any exception of unpicklers."""
-    found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    if not isinstance(found, dict):
-        raise TypeError("it holds no state")
-    return found
+    """Return a state in main memory. Raises `UnreadableState`."""
+    return _loaded(io.BytesIO(content))
+
+
+def deserialize_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return a state whose tensors are views of the mapped file. Raises `UnreadableState`."""
+    return _loaded(os.fspath(path), mmap=True)
+
+
+def _loaded(source: IO[bytes] | str, **options: bool) -> dict[str, Any]:
+    # Unpicklers raise exceptions of any type.
+    with replaced_errors(lambda error: UnreadableState(str(error))):
+        found = torch.load(source, map_location="cpu", weights_only=True, **options)
+        if not isinstance(found, dict):
+            raise TypeError("it holds no state")
+        return found
 
 
 PLAIN = (torch.Tensor, torch.nn.Parameter, dict, list, tuple, str, int, float, bool, type(None))
@@ -51,7 +67,9 @@ class LoadableTypes:
         _add_types(state, found)
         if found <= self._seen:
             return
-        if error := error_of(lambda: torch.load(io.BytesIO(written), map_location="cpu", weights_only=True)):
+        try:
+            deserialize(written)
+        except UnreadableState as error:
             strange = [f"{where} is a {_name(value)}" for where, value in _walk(state, "") if type(value) not in PLAIN]
             raise BadJob(
                 "the state of this run could be saved, but not be read back: "

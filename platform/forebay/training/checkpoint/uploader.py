@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack
 
-from forebay.errors import Fenced, WriteFailed
+import pyarrow as pa
+
+from forebay.errors import Fenced, ForebayError, WriteFailed
 from forebay.runtime.foreign_code import error_of, replaced_errors
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redact
@@ -21,6 +23,7 @@ MOST_WAITING = 2
 # Pause before a failed upload is repeated, if every checkpoint is due at once.
 RETRY_S = 1.0
 CLOSE_S = 10.0
+_WRITE_ERRORS = (OSError, RuntimeError, pa.ArrowException, ForebayError)
 
 log = logging.getLogger(__name__)
 
@@ -112,13 +115,13 @@ class Uploader:
 
     def flush(self) -> None:
         """Write everything that is not in storage, on this thread. Raises `WriteFailed`, and `Fenced`."""
-        with replaced_errors(self._write_failed):
+        with replaced_errors(self._write_failed, _WRITE_ERRORS):
             self._write(everything=True)
 
     def hand_over(self, encoded: EncodedCheckpoint, successor: CheckpointConfig) -> None:
         """Write `encoded` as a checkpoint of the later attempt that asks for it. Raises `WriteFailed`, and `Fenced`."""
         files = CheckpointFiles(successor)
-        with replaced_errors(self._write_failed), self._writing:
+        with replaced_errors(self._write_failed, _WRITE_ERRORS), self._writing:
             files.check_fence()
             if not self._upload_parts(encoded, successor):
                 raise _lost_parts(encoded)
@@ -149,7 +152,7 @@ class Uploader:
 
     def _run(self) -> None:
         while self._wait_until_due():
-            if error := error_of(lambda: self._write(everything=False)):  # fsspec raises exceptions of any type
+            if error := error_of(lambda: self._write(everything=False)):  # any error: the thread goes on
                 log.warning("A checkpoint could not be written to %s (%s).", self._files.uri, _one_line(error))
 
     def _wait_until_due(self) -> bool:

@@ -28,7 +28,7 @@ class Optional:
     def __call__(self, event: Event, control: Control) -> None:
         if self._failed:
             return
-        error = error_of(partial(self._callback, event, control))
+        error = _error_of(self._callback, event, control)
         if error is not None:
             self._failed = True
             log.warning("%s raised and is not called again.", name_of(self._callback), exc_info=error)
@@ -49,8 +49,12 @@ def notify(callbacks: Iterable[Callback], event: Event, control: Control) -> Non
         raise failures[0] from failures[0].__cause__
 
 
+def _error_of(callback: Callback, event: Event, control: Control) -> Exception | None:
+    return error_of(partial(callback, event, control))
+
+
 def _failure_of(callback: Callback, event: Event, control: Control) -> RunFailed | None:
-    error = error_of(partial(callback, event, control))
+    error = _error_of(callback, event, control)
     if error is None:
         return None
     failure = RunFailed(

@@ -6,13 +6,11 @@ import inspect
 from dataclasses import dataclass
 from functools import partial
 
-import cloudpickle
 import torch
 
 from forebay.data.cache.spec import CacheSpec
 from forebay.errors import BadJob, InvalidOption
-from forebay.runtime.foreign_code import error_of, replaced_errors
-from forebay.runtime.pickling import own_code_by_value
+from forebay.runtime.pickling import NotPicklable, pickled, unpickled
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.job.job import Resources
 from forebay.training.worker.spec import TrainSpec
@@ -39,17 +37,19 @@ def pack(spec: WorkerSpec) -> bytes:
     test) is pickled by value: the other process may be unable to import it. Raises `BadJob`, naming the parts that
     cannot be pickled.
     """
-    with own_code_by_value(), replaced_errors(partial(_not_pickled, spec)):
-        return bytes(cloudpickle.dumps(spec))
+    try:
+        return pickled(spec)
+    except NotPicklable as error:
+        raise _not_pickled(spec, error) from error
 
 
-def _not_pickled(spec: WorkerSpec, error: Exception) -> BadJob:
+def _not_pickled(spec: WorkerSpec, error: NotPicklable) -> BadJob:
     parts = {"the data": spec.train_spec, "the cache": spec.cache, **_parts_of(spec.train)}
     stuck = [f"{name} ({reason})" for name, part in parts.items() if (reason := _why_not_pickled(part))]
     title = title_of(spec.train)
     return BadJob(
         f"the train function {title} cannot be sent to a worker process: "
-        f"{', '.join(stuck) or f'{type(error).__name__}: {error}'}. Make locks, connections, open files and "
+        f"{', '.join(stuck) or error}. Make locks, connections, open files and "
         f"the like within {title}, or use workers=1 and driver='local'.",
         train=title,
     )
@@ -57,7 +57,7 @@ def _not_pickled(spec: WorkerSpec, error: Exception) -> BadJob:
 
 def unpack(payload: bytes) -> WorkerSpec:
     """Load the specification from the result of `pack`."""
-    spec = cloudpickle.loads(payload)
+    spec = unpickled(payload)
     assert isinstance(spec, WorkerSpec)
     return spec
 
@@ -99,5 +99,8 @@ def _parts_of(train: object) -> dict[str, object]:
 
 
 def _why_not_pickled(part: object) -> str | None:
-    error = error_of(partial(cloudpickle.dumps, part))
-    return f"{type(error).__name__}: {error}" if error else None
+    try:
+        pickled(part)
+    except NotPicklable as error:
+        return str(error)
+    return None

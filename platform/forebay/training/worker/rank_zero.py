@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future
-from threading import Thread
 from typing import TypeVar
 
 from forebay.events import Reporter, Request
-from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.foreign_code import OutcomeThread
 from forebay.training.collectives.collective import Collective
 
 BEAT_S = 1.0
@@ -36,20 +34,15 @@ def broadcast_from_rank_zero(call: Callable[[], T], collective: Collective) -> T
             return answer[0]
 
 
-def _start(call: Callable[[], T]) -> Future[T]:
-    answer: Future[T] = Future()
-
-    # An exception is raised again where the result is read.
-    Thread(target=lambda: outcome_of(call).settle(answer), name="forebay-rank-zero", daemon=True).start()
-    return answer
+def _start(call: Callable[[], T]) -> OutcomeThread[T]:
+    thread = OutcomeThread(call, "forebay-rank-zero")
+    thread.start()
+    return thread
 
 
-def _answer(pending: Future[T]) -> tuple[T] | None:
-    try:
-        return (pending.result(timeout=BEAT_S),)
-    except TimeoutError:
-        # The call may have raised this error itself, or ended just now.
-        return (pending.result(),) if pending.done() else None
+def _answer(pending: OutcomeThread[T]) -> tuple[T] | None:
+    pending.join(BEAT_S)
+    return None if pending.outcome is None else (pending.outcome.result(),)
 
 
 def gathered_from_all(call: Callable[[], T], collective: Collective) -> list[T]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future
 from typing import Any
 
 import pytest
 
 from forebay.events import Request
+from forebay.runtime.foreign_code import CallOutcome, OutcomeThread
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
 from forebay.training.worker import rank_zero as syncing
 
@@ -67,14 +67,12 @@ def test_all_ranks_hear_the_same_and_keep_in_touch_meanwhile(ranks: Callable[...
 
 
 def test_an_answer_that_comes_when_the_beat_is_over_is_taken() -> None:
-    class LastMoment(Future[str]):
-        def result(self, timeout: float | None = None) -> str:
-            if timeout is not None:
-                self.set_result("done")
-                raise TimeoutError
-            return super().result()
+    class LastMoment(OutcomeThread[str]):
+        def join(self, timeout: float | None = None) -> None:
+            assert timeout is not None
+            self.outcome = CallOutcome(value="done")
 
-    assert syncing._answer(LastMoment()) == ("done",)
+    assert syncing._answer(LastMoment(str, "last-moment")) == ("done",)
 
 
 def wait_for_nothing(collective: Collective) -> object:

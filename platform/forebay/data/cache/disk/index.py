@@ -11,7 +11,7 @@ import os
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, nullcontext
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -109,13 +109,11 @@ class Index:
                 if "locked" in str(error):
                     raise self._unusable(error) from error
                 raise
-            try:
+            with ExitStack() as undo:
+                undo.callback(_roll_back, connection)
                 result = work(IndexTable(connection))
                 connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:  # SQLite has ended it after some errors, such as a full disk
-                    connection.execute("ROLLBACK")
-                raise
+                undo.pop_all()
             return result
 
     def _create(self) -> None:
@@ -137,12 +135,11 @@ class Index:
         connection = sqlite3.connect(self.file, timeout=_BUSY_S, isolation_level=None)
         # sqlite3 has an error of its own, which looks like one of the disk, for text that is not UTF-8.
         connection.text_factory = bytes
-        try:
+        with ExitStack() as undo:
+            undo.callback(connection.close)
             for setting in _SETTINGS:
                 connection.execute(setting).close()
-        except BaseException:
-            connection.close()
-            raise
+            undo.pop_all()
         return connection
 
     def _wait(self) -> FileLock | None:
@@ -170,6 +167,11 @@ class Index:
             "End the process that holds it, or remove the file: the index is rebuilt from the blocks.",
             path=str(self.file),
         )
+
+
+def _roll_back(connection: sqlite3.Connection) -> None:
+    if connection.in_transaction:  # SQLite has ended it after some errors, such as a full disk
+        connection.execute("ROLLBACK")
 
 
 def _text(found: object) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,7 +46,7 @@ class ScoreActor:
             self._scorer.open()
             return os.getpid()
 
-        return _portable(outcome_of(opened))
+        return _portable(opened)
 
     def score(self, piece: Piece, is_whole: bool) -> CallOutcome[tuple[pa.Table | None, PieceReport]]:
         """Score a piece.
@@ -55,12 +56,13 @@ class ScoreActor:
         scorer = self._scorer
         assert scorer is not None
         if is_whole:
-            return _portable(outcome_of(lambda: (None, scorer.write(piece))))
-        return _portable(outcome_of(lambda: scorer.table(piece)))
+            return _portable(lambda: (None, scorer.write(piece)))
+        return _portable(lambda: scorer.table(piece))
 
 
-def _portable(outcome: CallOutcome[T]) -> CallOutcome[T]:
-    """Replace an error that other processes cannot unpickle."""
+def _portable(call: Callable[[], T]) -> CallOutcome[T]:
+    """Call, and replace an error that other processes cannot unpickle."""
+    outcome = outcome_of(call)
     error = outcome.error
     if error is None or isinstance(error, ForebayError):
         return outcome

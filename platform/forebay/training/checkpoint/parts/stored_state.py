@@ -9,12 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from forebay.runtime.foreign_code import replaced_errors
 from forebay.training.checkpoint.encoded import CorruptCheckpoint
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.training.checkpoint.parts.part import read_region
 from forebay.training.checkpoint.parts.table import TABLE, PartsTable, filled, scalar_tensor, tensor_name
 from forebay.training.checkpoint.parts.verified_part import VerifiedPart
+from forebay.training.checkpoint.serialization import UnreadableState, deserialize_file
 
 _HEAD = 0
 
@@ -70,8 +70,10 @@ def open_state(files: CheckpointFiles, step: int) -> Iterator[StoredState]:
     """
     metadata = files.read(step, shards=()).metadata
     with files.verified_shard(step, _HEAD, metadata) as path:
-        with replaced_errors(lambda error: CorruptCheckpoint(f"shard {_HEAD} cannot be read: {error}")):
-            head = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        try:
+            head = deserialize_file(path)
+        except UnreadableState as error:
+            raise CorruptCheckpoint(f"shard {_HEAD} cannot be read: {error}") from error
         table = PartsTable.in_state(head)
         parts = {} if table is None else table.open(lambda part: files.part_readers(step, part.number))
         yield StoredState({name: value for name, value in head.items() if name != TABLE}, table, parts)

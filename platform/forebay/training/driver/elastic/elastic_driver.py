@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Self, TypeAlias
@@ -14,7 +13,7 @@ from ray.exceptions import RayError
 
 from forebay.errors import ForebayError, RunFailed
 from forebay.events import Preparing
-from forebay.runtime.foreign_code import message_of, outcome_of
+from forebay.runtime.foreign_code import OutcomeThread, message_of
 from forebay.training.checkpoint.ray_store import checkpoint_stores
 from forebay.training.driver.elastic.coordinator_actor import coordinator_of
 from forebay.training.driver.elastic.event_loop import follow
@@ -86,9 +85,13 @@ class TrainingThread:
     """
 
     def __init__(self, trainer: Trainer, coordinator: ActorHandle) -> None:
-        self.error: BaseException | None = None
-        self._trainer, self._coordinator = trainer, coordinator
-        self._thread = threading.Thread(target=self._run, name="forebay-train", daemon=True)
+        self._coordinator = coordinator
+        self._thread = OutcomeThread(trainer, "forebay-train")
+
+    @property
+    def error(self) -> BaseException | None:
+        """Exception of the trainer, for the thread that waits for its end."""
+        return self._thread.error
 
     @property
     def is_running(self) -> bool:
@@ -108,6 +111,3 @@ class TrainingThread:
         self._thread.join(END_S)
         if self.is_running:
             log.warning("The run's workers have not ended after %.0f s.", END_S)
-
-    def _run(self) -> None:
-        self.error = outcome_of(self._trainer).error  # judged by the thread that waits for this one

@@ -98,18 +98,19 @@ class ForkServer:
     def _ask(self, request: Call, descriptor: int | None = None) -> Any:
         assert self._connection is not None, "start() comes first"
         assert self._process is not None
-        try:
-            self._connection.send(request)
-            if descriptor is not None:
-                send_handle(self._connection, descriptor, self._process.pid)
-            return self._connection.recv()
-        except (EOFError, OSError):
-            self._connection.close()
-            raise ForkServerLost(self._end(END_S)) from None
-        except BaseException:
-            # Ctrl-C: the next request would get the answer of this one. The server ends, with all workers.
-            self._connection.close()
-            raise
+        with contextlib.ExitStack() as undo:
+            # Also at Ctrl-C: the next request would get the answer of this one. The server ends, with all workers.
+            undo.callback(self._connection.close)
+            try:
+                self._connection.send(request)
+                if descriptor is not None:
+                    send_handle(self._connection, descriptor, self._process.pid)
+                answer = self._connection.recv()
+            except (EOFError, OSError):
+                self._connection.close()
+                raise ForkServerLost(self._end(END_S)) from None
+            undo.pop_all()
+            return answer
 
     def _end(self, timeout_s: float) -> int:
         """Wait for a server without a connection, which ends its workers and itself. Returns its exit code."""

@@ -6,7 +6,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -44,16 +44,15 @@ class WorkerProcess:
         self._server = server
         ours, theirs = socket.socketpair()
         self.connection = Connection(ours.detach())
-        try:
-            with theirs:
-                self.pid = server.fork(theirs.fileno(), folder)
-        except ForkServerLost as lost:
-            self.connection.close()
-            raise WorkerLost(str(lost)) from None
-        except BaseException:
-            # Ctrl-C. A notebook keeps the frame of this call, and a worker that was forked would wait for its start.
-            self.connection.close()
-            raise
+        with ExitStack() as undo:
+            # Also at Ctrl-C: a notebook keeps the frame of this call, and a forked worker would wait for its start.
+            undo.callback(self.connection.close)
+            try:
+                with theirs:
+                    self.pid = server.fork(theirs.fileno(), folder)
+            except ForkServerLost as lost:
+                raise WorkerLost(str(lost)) from None
+            undo.pop_all()
 
     def send(self, message: Instruction) -> None:
         """Send to the worker. Its death is found by `RankProcesses.events`, not here."""
