@@ -1,4 +1,7 @@
-"""Check that all ranks get equally many rows of every batch, for training loops that know no `batch.weight`."""
+"""Check for equal rows per rank in every batch.
+
+For training loops that do not use `batch.weight`.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from forebay.world import World
 
 
 def validate_equal_parts(plan: Order, *, global_batch: int, last: Last, world_size: int) -> None:
-    """Check every batch of any epoch, from any position on.
+    """Check every batch of any epoch.
 
     A loop that averages the mean losses of its ranks is exact only for parts of equal size.
 
@@ -45,7 +48,9 @@ def validate_equal_parts(plan: Order, *, global_batch: int, last: Last, world_si
 
 
 def has_equal_parts(plan: Order, *, global_batch: int, world_size: int) -> bool:
-    """Whether each run of `global_batch` positions has equally many rows of each rank.
+    """Return whether `global_batch` rows split evenly among the ranks.
+
+    Each run of `global_batch` positions has equally many rows of each rank.
 
     >>> from types import SimpleNamespace
     >>> plan = SimpleNamespace(lanes=4, owned_lanes=lambda world: [world.rank, world.rank + 2])

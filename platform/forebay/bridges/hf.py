@@ -1,4 +1,7 @@
-"""Loader in the `Trainer` of Hugging Face, and in trainers made of it such as those of TRL."""
+"""Use a `Loader` with the Hugging Face `Trainer`.
+
+And with its subclasses (e.g. TRL).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ else:
 
 
 class TrainerMixin(TrainerMethods):  # type: ignore[misc]
-    """Mixin for a `Trainer` that trains on `train_loader` and keeps its cursor in the Trainer's checkpoints.
+    """Train a `Trainer` on `train_loader`, with its cursor in checkpoints.
 
     ```python
     class ClickTrainer(fb.bridges.hf.TrainerMixin, Trainer): ...
@@ -42,11 +45,17 @@ class TrainerMixin(TrainerMethods):  # type: ignore[misc]
         self.add_callback(_cursor_callback(self))
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """Batches of this rank, on the host. `Accelerator.prepare` would divide them among the ranks once more."""
+        """Return the batches of this rank, on the host.
+
+        `Accelerator.prepare` would divide them among the ranks once more.
+        """
         return DataLoader(self._train_dataset, batch_size=None)
 
     def training_step(self, model: Any, inputs: Batch, *rest: Any, **options: Any) -> Any:
-        """Train on a batch, then move the cursor behind it: the Trainer takes batches ahead of their steps."""
+        """Train on a batch, then advance the cursor.
+
+        The Trainer takes batches ahead of their steps.
+        """
         loss = super().training_step(model, inputs, *rest, **options)
         epoch, position = (inputs.epoch + 1, 0) if inputs.ends_epoch else (inputs.epoch, inputs.position + inputs.size)
         self.trained = Cursor(
@@ -55,7 +64,10 @@ class TrainerMixin(TrainerMethods):  # type: ignore[misc]
         return loss
 
     def seek(self, cursor: Cursor | None) -> None:
-        """Continue from `cursor`, or where the loader was when this trainer was made."""
+        """Continue from `cursor`.
+
+        None: where the loader was when this trainer was made.
+        """
         self.trained = cursor or self._start
         self._train_dataset.loader.seek(self.trained)
 
@@ -84,7 +96,7 @@ def _cursor_callback(trainer: TrainerMixin) -> Any:
         from transformers.trainer_callback import ExportableState, TrainerCallback  # noqa: PLC0415 - an extra
 
     class LoaderCursor(TrainerCallback, ExportableState):  # type: ignore[misc]
-        """Cursor among the states of callbacks, which the Trainer saves."""
+        """Cursor among the callback states that the Trainer saves."""
 
         def state(self) -> dict[str, Any]:
             return {"args": {}, "attributes": {"cursor": trainer.trained.to_dict()}}

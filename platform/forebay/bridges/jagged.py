@@ -1,4 +1,7 @@
-"""Lists of a batch without their padding, also as a `KeyedJaggedTensor` of torchrec."""
+"""Lists of a batch without padding.
+
+Also as a `KeyedJaggedTensor` of torchrec.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from forebay.errors import InvalidOption, MissingPackage
 
 
 def jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> tuple[Tensor, Tensor]:
-    """Values [total] and lengths, int32 [features * rows], of features of a batch: the lists without their padding.
+    """Return the lists of features without padding.
+
+    Values [total] and lengths, int32 [features * rows].
 
     The lists of the first feature come first, in the order of the rows, then those of the second one: the layout of
     torchrec. With one feature they are the arguments of `fb.Table`: `table(*jagged(batch, "items"), pool="sum")`.
@@ -42,7 +47,9 @@ def jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> tuple[Tensor
 
 
 def keyed_jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> Any:
-    """`torchrec.KeyedJaggedTensor` of features of a batch, with their names as keys, in this order.
+    """Return features of a batch as a `torchrec.KeyedJaggedTensor`.
+
+    Their names are the keys, in this order.
 
     Features are those of `jagged`, which says what is refused. Raises `MissingPackage` without torchrec.
     """
@@ -67,7 +74,9 @@ def _keys(names: str | Sequence[str]) -> list[str]:
 
 
 def values_and_lengths(batch: Mapping[str, Any], name: str) -> tuple[Tensor, Tensor]:
-    """Values [total] and lengths, int32 [rows], of a feature. Copies nothing that has no padding.
+    """Return the values and lengths of one feature.
+
+    Values [total] and lengths, int32 [rows]. Copies nothing that has no padding.
 
     Raises:
         InvalidOption: An array that the batch lacks or that holds no lists, and lengths that do not fit it.
@@ -96,7 +105,10 @@ def values_and_lengths(batch: Mapping[str, Any], name: str) -> tuple[Tensor, Ten
 
 
 def _validate_lengths(name: str, values: Tensor, lengths: Tensor, *, is_made_here: bool) -> None:
-    """Raise for lengths beyond the values: they would make a kernel of torchrec read other memory."""
+    """Raise for lengths beyond the values.
+
+    They would make a kernel of torchrec read other memory.
+    """
     fits = lengths.dim() == 1 and not lengths.is_floating_point()
     if values.dim() == 2:
         rows, width = values.shape

@@ -19,7 +19,9 @@ from forebay.world import World
 
 
 def data_module(data: Data, cache: DiskCache | SourceProvider | None = None) -> Any:
-    """`LightningDataModule` that trains on `data` and keeps its cursor in Lightning's checkpoints.
+    """Return a `LightningDataModule` over `data`.
+
+    It keeps the cursor in Lightning's checkpoints.
 
     ```python
     data = fb.Data(plan=plan, transform=transform, global_batch=8192, last="drop")
@@ -67,12 +69,18 @@ def _module_class() -> Any:
             return DataLoader(as_dataset(loader), batch_size=None)
 
         def state_dict(self) -> dict[str, Any]:
-            """Cursor after the last batch that Lightning took. It takes none ahead of a step."""
+            """Return the cursor after the last batch Lightning took.
+
+            It takes none ahead of a step.
+            """
             cursor = self._cursor if self._loader is None else self._loader.cursor()
             return {"cursor": cursor.to_dict()}
 
         def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-            """Continue from a checkpoint. Raises `CursorMismatch` for that of another plan."""
+            """Continue from a checkpoint.
+
+            Raises `CursorMismatch` for another plan.
+            """
             self._cursor = Cursor.from_dict(state_dict["cursor"])
             self._data.validate_cursor(self._cursor, step=self.trainer.global_step if self.trainer else 0)
 

@@ -1,4 +1,4 @@
-"""`make_batch_reader` with the arguments of petastorm, over a plan and a cache of Forebay."""
+"""Petastorm's `make_batch_reader`, over a plan and a cache."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ _WITHOUT_MEANING = {"reader_pool_type", "workers_count", "results_queue_size", "
 
 
 class BatchReader(AbstractContextManager["BatchReader"]):
-    """Reader of `num_epochs` epochs: named tuples of NumPy arrays [rows, ...]. Its state is that of its loader."""
+    """Reader of `num_epochs` epochs.
+
+    Yields named tuples of NumPy arrays [rows, ...]. Its state is the loader's.
+    """
 
     def __init__(self, loader: Loader, num_epochs: int | None) -> None:
         self.loader, self._num_epochs = loader, num_epochs
@@ -70,7 +73,9 @@ def make_batch_reader(  # noqa: PLR0913 - the signature of petastorm
     cache_size_limit: int | None = None,
     **others: Any,
 ) -> BatchReader:
-    """Reader with the signature of petastorm's function. `docs/coming-from-petastorm.md` has what differs.
+    """Make a reader with petastorm's arguments.
+
+    `docs/coming-from-petastorm.md` has what differs.
 
     New are `batch_size` (rows of one shard), `lanes` (of `fb.build_plan`) and `transform`, an `fb.Transform` instead of
     a `transform_spec` with a function of pandas frames. Rows are shuffled, not only row groups.
@@ -106,7 +111,10 @@ def _cache(kind: str, location: str | None, limit_bytes: int | None) -> DiskCach
 
 
 def plain_transform(manifest: Manifest) -> Transform:
-    """Transform that makes one array of each column, with its type. Raises `WrongType` unless all are numbers."""
+    """Return a transform that keeps each column as an array.
+
+    Raises `WrongType` unless all are numbers.
+    """
     types = {field.name: np.dtype(parse_type(field.type).to_pandas_dtype()) for field in manifest.fields}
     if others := sorted(name for name, dtype in types.items() if dtype.kind not in "biuf"):
         raise WrongType(
@@ -119,7 +127,10 @@ def plain_transform(manifest: Manifest) -> Transform:
 
 
 def frame_transform(spec: Any) -> Transform:
-    """Transform of a `TransformSpec` of petastorm: `func`, from frame to frame, and the fields that are kept."""
+    """Return the transform of petastorm's `TransformSpec`.
+
+    `func`, from frame to frame, and the fields that are kept.
+    """
     require_package("pandas", "pandas", "transform_spec=")
     kept, removed = tuple(spec.selected_fields or ()), tuple(spec.removed_fields or ())
     return Transform(fn=partial(_arrays, spec.func, kept, removed))

@@ -1,4 +1,7 @@
-"""Loader as the dataset of Ray Train. Checked with Ray 2.60."""
+"""Loader as the dataset of Ray Train.
+
+Checked with Ray 2.60.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ from forebay.world import World
 
 
 class LoaderShard(LoaderDataset):
-    """What `ray.train.get_dataset_shard` returns: the loader of one worker, over the cache of its node.
+    """The loader of one Ray Train worker.
+
+    `ray.train.get_dataset_shard` returns it, over the cache of its node.
 
     One iteration yields the rest of the current epoch. `state_dict` belongs into the checkpoint: it is the same on all
     workers, and another number of workers can continue from it. The loader opens at the first use, in the worker.
@@ -37,7 +42,9 @@ class LoaderShard(LoaderDataset):
         return Loader(self.data, None if self._cache is None else attach(self._cache), world=self.world)
 
     def iter_torch_batches(self, *, batch_size: int | None = None) -> Iterator[Batch]:
-        """Batches of tensors, as from a shard of Ray Data. Raises `InvalidOption` for another size than the config's.
+        """Yield batches of tensors, as a Ray Data shard.
+
+        Raises `InvalidOption` for another size than the config's.
 
         `batch_size` counts rows of this worker: `global_batch` divided by the number of workers.
         """
@@ -72,7 +79,10 @@ class DataConfig(ray.train.DataConfig):  # type: ignore[misc]
         self._seed, self._lanes, self._cache = seed, lanes, cache
 
     def configure(self, datasets: Mapping[str, Any], world_size: int, *_: Any, **__: Any) -> list[dict[str, Any]]:
-        """Shards of each worker by name. Ray Train calls this for every new group of workers."""
+        """Return the shards of each worker by name.
+
+        Ray Train calls this for every new group of workers.
+        """
         data = {name: self._data(name, dataset, world_size) for name, dataset in datasets.items()}
         worlds = [World(rank=rank, size=world_size) for rank in range(world_size)]
         return [{name: LoaderShard(each, world, self._cache) for name, each in data.items()} for world in worlds]

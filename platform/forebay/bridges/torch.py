@@ -1,4 +1,4 @@
-"""Loader as a PyTorch dataset, for training loops over a `DataLoader`."""
+"""Loader as a PyTorch dataset for a `DataLoader`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from forebay.errors import InvalidOption
 
 
 class LoaderDataset(IterableDataset[Batch]):
-    """Dataset whose samples are the batches of a loader. One iteration yields the rest of the current epoch.
+    """Dataset whose samples are the batches of a loader.
+
+    One iteration yields the rest of the current epoch.
 
     `state_dict` and `load_state_dict` make it stateful for `torchdata.stateful_dataloader.StatefulDataLoader`, for
     `torch.distributed.checkpoint` and for `accelerator.register_for_checkpointing`. The state is the same on every
@@ -28,7 +30,7 @@ class LoaderDataset(IterableDataset[Batch]):
         self.loader = loader
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from the cursor to the end of the epoch.
+        """Yield batches from the cursor to the epoch's end.
 
         Raises:
             InvalidOption: In a worker process of a `DataLoader`.
@@ -52,7 +54,10 @@ class LoaderDataset(IterableDataset[Batch]):
         return self.loader.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from the result of `state_dict`. Raises `CursorMismatch` for that of another plan."""
+        """Continue from the result of `state_dict`.
+
+        Raises `CursorMismatch` for another plan.
+        """
         self.loader.load_state_dict(state_dict)
 
 

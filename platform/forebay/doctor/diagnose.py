@@ -1,4 +1,7 @@
-"""Examination of a job, from its parts to its verdict. Everything is in memory, or in one temporary folder."""
+"""Examination of a job, from its parts to its verdict.
+
+Everything is in memory, or in one temporary folder.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,7 @@ _MOST_CACHE_BYTES = 4 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Diagnosis:
-    """Result of an examination: what was measured, the bottlenecks, and what each change would bring."""
+    """Result of an examination: measurements, bottlenecks, gains of changes."""
 
     measurements: Measurements
     verdict: BottleneckVerdict
@@ -78,7 +81,9 @@ class ExaminationOptions:
 
 
 def diagnose(job: Job, options: ExaminationOptions | None = None) -> Diagnosis:
-    """Run the job's train function for about `seconds` on batches from five places, and judge where it stands.
+    """Measure where a job's train function spends its time.
+
+    It runs for about `seconds` on batches from five sources.
 
     Its run folder and its cache are not opened. No checkpoint is saved, no epoch ends, no callback or monitor runs.
     Raises `RunFailed` if the train function raises, `BadJob` if it ends early or draws no batch, and other
@@ -184,7 +189,10 @@ def _facts(job: Job, place: _ExaminedPlace, apparatus: Apparatus, held: HeldBloc
 
 
 def _may_resize(job: Job, rows: int) -> bool:
-    """Whether the train function may get batches of fewer rows: with last="drop" it may rely on their size."""
+    """Return whether batches may have fewer rows.
+
+    With last="drop" the train function may rely on their size.
+    """
     return rows > 1 and job.data.last == "balance" and job.reduction == "mean" and not job.data.plan.windows
 
 
@@ -204,14 +212,17 @@ def _transform_once(sample: Sample) -> Callable[[], object]:
 
 
 def _caches(spec: CacheSpec | None, folder: Path) -> list[DiskCache]:
-    """Cache directories of the passes over a sample. None for a job that stores no blocks."""
+    """Open the cache directories of the passes over a sample.
+
+    None for a job that stores no blocks.
+    """
     if spec is None or not spec.quota_bytes:
         return []
     return [_cache(spec, folder / f"made-{number}") for number in range(MOST_PASSES)]
 
 
 def _cache(spec: CacheSpec | None, folder: Path) -> DiskCache:
-    """Cache directory of an examination, with the limits of the job's own."""
+    """Open a cache directory with the limits of the job's own."""
     spec = spec or CacheSpec()
     quota_bytes = min(spec.quota_bytes or _MOST_CACHE_BYTES, _MOST_CACHE_BYTES)
     return DiskCache(folder, quota_bytes=quota_bytes, min_free_bytes=spec.min_free_bytes)
@@ -219,7 +230,10 @@ def _cache(spec: CacheSpec | None, folder: Path) -> DiskCache:
 
 @contextmanager
 def _temporary_folder(spec: CacheSpec | None) -> Iterator[Path]:
-    """New folder on the disk of the job's cache, or in the system's temporary folder if none can be made there."""
+    """Make a folder on the disk of the job's cache.
+
+    In the system's temporary folder if that fails.
+    """
     beside = Path(spec.directory).parent if spec is not None else None
     made: tempfile.TemporaryDirectory[str] | None = None
     if beside is not None and beside.is_dir():
@@ -231,7 +245,10 @@ def _temporary_folder(spec: CacheSpec | None) -> Iterator[Path]:
 
 @contextmanager
 def _state_kept(job: Job, device: torch.device) -> Iterator[None]:
-    """Threads of torch as a worker has them. Restores them, and the random generators, at the end."""
+    """Use as many torch threads as a worker.
+
+    Restores them, and the random generators, at the end.
+    """
     state, threads = rng.capture(device), torch.get_num_threads()
     torch.set_num_threads(max(1, int(job.resources.cpus)))
     try:

@@ -34,7 +34,10 @@ def page_of(diagnosis: Diagnosis, title: str) -> str:
 
 
 def picture_of(diagnosis: Diagnosis) -> Markup:
-    """Bar of each way. The part that it adds to the way before it has the color of a bottleneck if it is one."""
+    """Draw a bar for each way.
+
+    The part that it adds to the way before it has the color of a bottleneck if it is one.
+    """
     rows = list(way_rows(diagnosis.measurements))
     longest = max(step_s for _, step_s, _, _ in rows)
     scale, before, bars = (_WIDTH - _LEFT - _RIGHT) / longest, 0.0, []

@@ -22,7 +22,7 @@ _TITLES = {
 
 
 def lines_of(diagnosis: Diagnosis) -> list[str]:
-    """All lines: the verdict, the ways, the changes, and notes."""
+    """Return all lines: verdict, ways, changes and notes."""
     found = diagnosis.measurements
     parts = [
         *textwrap.wrap(sentence_of(diagnosis), COLUMNS),
@@ -69,7 +69,10 @@ def title_of(name: str) -> str:
 
 
 def way_rows(found: Measurements) -> Iterator[tuple[Way, float, float, float]]:
-    """Way, seconds of a step, rows per second, and spread of the rounds, for each way that was run."""
+    """Yield a row for each way that was run.
+
+    The way, seconds of a step, rows per second, and spread of the rounds.
+    """
     for way in Way:
         rounds = list(found.step_s(RoundKind(way=way)).values())
         if rounds:

@@ -18,7 +18,9 @@ ROUNDING = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class PlotAxis:
-    """Map values from `low` to `high` onto coordinates from `start` to `end`.
+    """Map the range `low` to `high` onto coordinates.
+
+    From `start` to `end`.
 
     A value outside is moved to the nearer end. A logarithmic axis needs `low` > 0.
     """
@@ -36,7 +38,9 @@ class PlotAxis:
         return self.start + (inside - low) / (high - low) * (self.end - self.start)
 
     def ticks(self, count: int) -> list[float]:
-        """Return round values within the axis: at most `count` + 1, or powers of ten.
+        """Return round values within the axis.
+
+        At most `count` + 1, or powers of ten.
 
         >>> PlotAxis(0.0, 9.7, 0, 100).ticks(5)
         [0.0, 2.0, 4.0, 6.0, 8.0]
@@ -49,13 +53,16 @@ class PlotAxis:
 
 
 def round_step(least: float) -> float:
-    """Return the smallest of 1, 2, 5 times a power of ten >= `least`."""
+    """Return the smallest 1, 2 or 5 x 10^n >= `least`."""
     power = 10.0 ** math.floor(math.log10(least))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= least * (1 - ROUNDING))
 
 
 def _decades(low: float, high: float) -> list[float]:
-    """Return powers of ten from `low` to `high`, with 2, 3 and 5 times each if there are few."""
+    """Return powers of ten within a range.
+
+    With 2, 3 and 5 times each if there are few.
+    """
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     for digits in ((1,), (1, 3), (1, 2, 5)):
         marks = [digit * 10.0**power for power in powers for digit in digits]

@@ -1,4 +1,4 @@
-"""Horizontal bars that are cut into parts, as a picture of a page."""
+"""Stacked horizontal bars."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ LETTER = 7.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bar:
-    """Seconds of each part, under a label. `end` is a text behind the bar."""
+    """Seconds of each part, under a label.
+
+    `end` is a text behind the bar.
+    """
 
     label: str
     parts: Sequence[float]
@@ -30,7 +33,10 @@ class Bar:
 
 
 def bars(title: str, rows: Sequence[Bar], parts: Mapping[str, str], unit: str = "seconds") -> Markup:
-    """Picture of `rows`. `parts` is the name and the color of each part."""
+    """Draw `rows`.
+
+    `parts` is the name and the color of each part.
+    """
     left = 14 + LETTER * max((len(row.label) for row in rows), default=0)
     longest = max((sum(row.parts) for row in rows), default=0.0)
     room = RIGHT + LETTER * max((len(row.end) for row in rows), default=0)

@@ -1,4 +1,4 @@
-"""Columns of tables: title, value and text of each, defined once per kind of row."""
+"""Columns of tables, defined once per kind of row."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ NONE = "-"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column(Generic[Row]):
-    """Column of a table whose rows are described by `Row`.
+    """Title, value and text of a table's column.
+
+    Rows are described by `Row`.
 
     `value` returns the value of a row, for sorting and for data frames. `text` returns it for display.
     """

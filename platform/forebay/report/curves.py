@@ -1,4 +1,4 @@
-"""Curves over steps or time, with numbered marks, as a picture of a page."""
+"""Curves over steps or time, with numbered marks."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ DOTS_UP_TO = 40
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Curve:
-    """Points under a name. `series` chooses the color. `faint` is for noise behind another curve, without a name."""
+    """A named series of points.
+
+    `series` chooses the color. `faint` is for noise behind another curve, without a name.
+    """
 
     label: str
     points: Sequence[tuple[float, float]]
@@ -32,7 +35,10 @@ class Curve:
 
     @property
     def finite(self) -> list[tuple[float, float]]:
-        """Points that can be drawn, at most about `MAX_POINTS`, the last one among them."""
+        """Return at most about `MAX_POINTS` finite points.
+
+        The last one is among them.
+        """
         found = [(x, y) for x, y in self.points if math.isfinite(x) and math.isfinite(y)]
         every = -(-len(found) // MAX_POINTS) or 1
         kept = found[::every]
@@ -41,7 +47,10 @@ class Curve:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """Vertical line at `x`, with `label` above it and `title` where it is pointed at."""
+    """A vertical line at `x`.
+
+    `label` is above it, `title` where it is pointed at.
+    """
 
     x: float
     label: str = ""
@@ -69,7 +78,10 @@ class Plot:
 
 
 def curves(plot: Plot) -> Markup:
-    """Draw `plot` as a figure, with a key if it has several named curves."""
+    """Draw `plot` as a figure.
+
+    With a key if it has several named curves.
+    """
     drawn = [(curve, curve.finite) for curve in plot.curves]
     area = PlotArea(
         _x_axis(plot, [x for _, points in drawn for x, _ in points]),

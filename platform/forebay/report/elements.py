@@ -1,4 +1,7 @@
-"""Elements of HTML and SVG. Text is escaped unless it was made here."""
+"""Elements of HTML and SVG.
+
+Text is escaped unless it was made here.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ Attribute = str | int | float | None
 
 
 def element(tag: str, *content: str, **attributes: Attribute) -> Markup:
-    """Element with its content. An attribute of None is left out, `class_` is `class`, `data_key` is `data-key`.
+    """Return an element with its content.
+
+    An attribute of None is left out, `class_` is `class`, `data_key` is `data-key`.
 
     >>> str(element("td", "a < b", class_="wide"))
     '<td class="wide">a &lt; b</td>'
@@ -45,13 +50,19 @@ def shown(value: object) -> str:
 
 
 def row(cells: Iterable[str], **attributes: Attribute) -> Markup:
-    """Row of a table. A cell that is a text becomes a `td`."""
+    """Return a row of a table.
+
+    A cell that is a text becomes a `td`.
+    """
     made = (each if isinstance(each, Markup) else element("td", each) for each in cells)
     return element("tr", *made, **attributes)
 
 
 def table(head: Sequence[str], rows: Iterable[Markup], *, class_: str | None = None, label: str = "table") -> Markup:
-    """Table of `rows` from `row`. It scrolls where it is wider than the screen."""
+    """Return a table of `rows` from `row`.
+
+    It scrolls where it is wider than the screen.
+    """
     made = element(
         "table",
         element("thead", element("tr", *(element("th", each, scope="col") for each in head))),
@@ -62,7 +73,10 @@ def table(head: Sequence[str], rows: Iterable[Markup], *, class_: str | None = N
 
 
 def wide(content: str, label: str) -> Markup:
-    """Content that scrolls by itself where it is wider than the screen, also by keys."""
+    """Make content scroll where it is wider than the screen.
+
+    Also by keys.
+    """
     return element("div", content, class_="wide", tabindex=0, role="region", aria_label=label)
 
 

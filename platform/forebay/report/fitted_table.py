@@ -1,4 +1,7 @@
-"""Tables that fit a terminal of any width. No cell is cut off."""
+"""Tables that fit a terminal of any width.
+
+No cell is cut off.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _GAP = 2
 
 
 def columns_that_fit(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, kept: int = 1) -> list[int]:
-    """Numbers of the columns that one table of `width` characters has room for.
+    """Return the columns that fit into `width` characters.
 
     The first `kept`, and of the others each one that fits beside those before it.
     """
@@ -29,7 +32,7 @@ def columns_that_fit(names: Sequence[str], rows: Sequence[Sequence[str]], width:
 
 
 class FittedTable:
-    """Rows under named columns, drawn as one table or as several below each other.
+    """A table that is split where the terminal is narrow.
 
     If a table is wider than the terminal, the next columns follow in a table below, which repeats the first column. A
     column that does not fit beside the first one is folded.
@@ -54,7 +57,10 @@ class FittedTable:
             yield self._table(group, title, self._caption if number == len(groups) - 1 else None)
 
     def _groups(self, width: int) -> list[list[int]]:
-        """Column numbers of each table, for a width of `width` characters."""
+        """Return the column numbers of each table.
+
+        For a width of `width` characters.
+        """
         widths = _widths(self._names, self._rows)
         groups, used = [[0]], _EDGES + widths[0]
         for number in range(1, len(widths)):

@@ -1,4 +1,4 @@
-"""Page: one HTML file that needs no network and no other file."""
+"""An HTML page that needs no network or other file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inl
 
 
 def fragment(title: str, *content: str, under: str = "") -> Markup:
-    """Content of a page under its title, with its style, as a notebook shows it. `under` is a line below the title."""
+    """Return the content of a page, with its style.
+
+    A notebook shows it as it is. `under` is a line below the title.
+    """
     line = element("p", under, class_="quiet") if under else ""
     parts = (element("header", element("h1", title), line), element("main", *content))
     return _STYLE + element("div", *parts, class_="forebay")
@@ -34,7 +37,9 @@ def document(title: str, content: Markup, script: str = "") -> str:
 
 
 def write_page(uri: str, text: str, what: str, advice: str = ADVICE) -> str:
-    """Write or replace the page `uri`. Returns `uri`. Raises `WriteFailed`.
+    """Write or replace the page `uri`.
+
+    Returns `uri`. Raises `WriteFailed`.
 
     `what` names the page in the error: "the page of sweep 'a'".
     """

@@ -26,7 +26,9 @@ _SHRINKS_TO = 0.72
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """A drawing of `width` x `height` units. A notebook shows it.
+    """A drawing of `width` x `height` units.
+
+    A notebook shows it.
 
     `content` may use the colors of a page (`var(--ink)`).
     """
@@ -37,12 +39,14 @@ class Picture:
     content: tuple[Markup, ...]
 
     def in_page(self) -> Markup:
-        """Return the picture for a page, in the page's colors."""
+        """Return the picture for a page, in its colors."""
         least = f"min-width: {round(_SHRINKS_TO * self.width)}px"
         return wide(self._svg(style=least), self.title)
 
     def save(self, path: str | os.PathLike[str]) -> str:
-        """Write the picture as an SVG file, local or at a URI. Returns its path.
+        """Write the picture as an SVG file.
+
+        Local, or at a URI. Returns its path.
 
         Raises:
             InvalidOption: `path` does not end in `.svg`.
@@ -54,7 +58,10 @@ class Picture:
         return write_page(uri, self._repr_svg_(), f"The picture {self.title!r}")
 
     def _repr_svg_(self) -> str:
-        """Return a document of its own, in light colors on a white ground."""
+        """Return an SVG document.
+
+        In light colors on a white ground.
+        """
         ground = element("rect", width=self.width, height=self.height, fill=PAPER)
         size: dict[str, Attribute] = {"width": self.width, "height": self.height}
         drawn = self._svg(ground, xmlns="http://www.w3.org/2000/svg", font_family="system-ui, sans-serif", **size)
@@ -81,7 +88,10 @@ class PlotArea:
         whole_x: bool = False,
         whole_y: bool = False,
     ) -> list[Markup]:
-        """Draw horizontal lines and the labels of both axes. `whole_` leaves out fractions."""
+        """Draw grid lines and the labels of both axes.
+
+        `whole_` leaves out fractions.
+        """
         left, right, bottom = self.across.start, self.across.end, self.up.start
         parts = []
         num_up, num_across = round((bottom - self.up.end) / _TICK_UP), round((right - left) / _TICK_ACROSS)
@@ -97,7 +107,10 @@ class PlotArea:
         return parts
 
     def path(self, points: Sequence[tuple[float, float]], *, steps: bool = False) -> str:
-        """Return the `d` of a path through `points`, with `steps` as a staircase."""
+        """Return the `d` of a path through `points`.
+
+        With `steps` as a staircase.
+        """
         (x, y), *others = [(self.across(x), self.up(y)) for x, y in points]
         parts = [f"M{x:.1f} {y:.1f}", *(f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}" for x, y in others)]
         return "".join(parts)
@@ -114,7 +127,7 @@ def label(text: str, x: float, y: float, anchor: str = "middle", color: str = QU
 
 
 def turned(text: str, x: float, y: float) -> Markup:
-    """Draw a text that reads from bottom to top, with its middle at (x, y)."""
+    """Draw a text from bottom to top, centered at (x, y)."""
     return label(text, x, y, transform=f"rotate(-90 {x:g} {y:g})")
 
 

@@ -1,4 +1,4 @@
-"""Look of all pages: light and dark, narrow and wide, on screen and on paper."""
+"""Style of all pages: light, dark, narrow, wide, print."""
 
 from __future__ import annotations
 

@@ -40,7 +40,9 @@ class Bottleneck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BottleneckVerdict:
-    """Bottlenecks of the first epoch, and of later epochs from the cache (None without such).
+    """Bottlenecks of the first epoch and of cached epochs.
+
+    `cached` holds for later epochs.
 
     `next_bottleneck` is where the first epoch stands once `bottleneck` is out of the way.
     """
@@ -63,7 +65,9 @@ def verdict_of(found: Measurements) -> BottleneckVerdict:
 
 
 def ratio_of(found: Measurements, way: Way, other: Way) -> tuple[float, float]:
-    """Median over the rounds of a step's time by `way`, divided by that of `other`, and the spread of the rounds.
+    """Return the time of a step by `way` relative to `other`.
+
+    A pair: the median over the rounds, and their spread.
 
     Both are of one round, so a load that comes and goes is in both.
     """
@@ -73,7 +77,10 @@ def ratio_of(found: Measurements, way: Way, other: Way) -> tuple[float, float]:
 
 
 def step_s_of(found: Measurements, way: Way) -> float:
-    """Median seconds of a step in a way, at least those of the ways before it."""
+    """Return the median seconds of a step in a way.
+
+    At least as many as in the ways before it.
+    """
     known = [earlier for earlier in Way if found.of(RoundKind(way=earlier))]
     before = known[: known.index(way) + 1]
     return max(median(found.step_s(RoundKind(way=each)).values()) for each in before)
@@ -121,7 +128,7 @@ def _making_bottleneck(found: Measurements, parts: list[LoopPart]) -> Bottleneck
 
 
 def _slowed(found: Measurements, cached: Bottleneck) -> Bottleneck:
-    """The bottleneck of the training loop, at the time that a step takes beside making blocks."""
+    """Return the loop's bottleneck, at the speed beside making blocks."""
     slower, spread = ratio_of(found, Way.NETWORK, Way.GATHER)
     bottleneck = replace(cached, step_s=step_s_of(found, Way.NETWORK))
     if not 1 + TIE < slower <= 1 + max(LEAST_GAP, 2 * spread):
@@ -132,7 +139,10 @@ def _slowed(found: Measurements, cached: Bottleneck) -> Bottleneck:
 
 
 def _reads_are_busiest(found: Measurements, factor: float = 1.0) -> bool:
-    """Whether reads take `factor` times the time that decoding and transforming take to make blocks from the source."""
+    """Return whether reads are `factor` times busier than cores.
+
+    Both make blocks from the source; cores decode and transform.
+    """
     source = RoundKind(way=Way.NETWORK)
     return found.median_of(source, "read_s") > factor * found.median_of(source, "make_s")
 
@@ -154,7 +164,7 @@ def _making_name(found: Measurements) -> str:
 
 
 def _next(found: Measurements, bottleneck: Bottleneck, parts: list[LoopPart]) -> Bottleneck | None:
-    """Bottleneck once `bottleneck` is out of the way: of the other stages, the one that takes longest."""
+    """Return the next bottleneck: the longest of the other stages."""
     candidates = [each for each in _others(found, bottleneck, parts) if each.step_s > 0]
     if not candidates:
         return None

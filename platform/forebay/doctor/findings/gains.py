@@ -1,4 +1,7 @@
-"""Gains of changes to a job, computed from the numbers of one examination. Pure."""
+"""Gains of changes to a job, computed from one examination.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ LARGER = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gain:
-    """Change, its factor on the rows per second of the first epoch, and the number behind it."""
+    """A change, its speedup of the first epoch, and the reason.
+
+    `factor` is on the rows per second.
+    """
 
     change: str
     factor: float
@@ -45,7 +51,10 @@ def _workers(found: Measurements, verdict: BottleneckVerdict) -> Gain:
 
 
 def _reads_text(found: Measurements, verdict: BottleneckVerdict) -> str:
-    """Reads of the job. Those that "auto" chose are no part of the change: it chooses again."""
+    """Describe the job's reads.
+
+    Reads that "auto" chose are not part of the change: it chooses again.
+    """
     if found.facts.fixed_reads is not None:
         auto = ' (num_reads="auto" would follow the line)' if verdict.bottleneck.name == Way.NETWORK else ""
         return f"{found.facts.fixed_reads} reads{auto}"
@@ -73,7 +82,10 @@ def _cache(found: Measurements) -> Gain:
 
 
 def _bytes(found: Measurements, verdict: BottleneckVerdict) -> Gain:
-    """Half the bytes take half of the copy and of the gather, where these are the bottleneck."""
+    """Return the gain of batches of half the bytes.
+
+    They take half of the copy and of the gather, where these are the bottleneck.
+    """
     change = "half the bytes (dtypes)"
     compute, now = step_s_of(found, Way.COMPUTE), verdict.bottleneck.step_s
     if verdict.bottleneck.way not in (Way.COPY, Way.GATHER):

@@ -1,4 +1,7 @@
-"""Parts of a step of the training loop, which add up to it: from the ways without making blocks. Pure."""
+"""Parts of a step of the training loop. Pure.
+
+They add up to the step, and come from the ways without making blocks.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ BATCH = "batch"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoopPart:
-    """One part of a step, as a share of the step in each round."""
+    """A part of a step, as a share in each round."""
 
     name: str
     way: Way
@@ -28,7 +31,9 @@ class LoopPart:
 
 
 def loop_parts(found: Measurements) -> list[LoopPart]:
-    """Parts of a step from cached blocks, the largest first.
+    """Return the parts of a step from cached blocks.
+
+    The largest is first.
 
     Each is the difference of two ways in one round, so a load that comes and goes is in both. What does not depend on
     the rows of a step is taken out of these differences, and is a part by itself.
@@ -46,7 +51,10 @@ def loop_parts(found: Measurements) -> list[LoopPart]:
 
 
 def fixed_share_of(found: Measurements, way: Way) -> float | None:
-    """Share of a step that does not depend on its rows, from steps of two sizes. None if only one was measured."""
+    """Return the share of a step that does not depend on rows.
+
+    From steps of two sizes. None if only one was measured.
+    """
     small, rows = found.of(RoundKind(way=way, is_small=True)), found.facts.rows
     if not small or found.facts.small_rows >= rows:
         return None
@@ -57,7 +65,10 @@ def fixed_share_of(found: Measurements, way: Way) -> float | None:
 
 
 def is_clearly_larger(part: LoopPart, other: LoopPart, least_gap: float) -> bool:
-    """Whether `part` exceeds `other` by more than `least_gap` of itself, and by more than twice the rounds' spread."""
+    """Return whether `part` is larger than `other` beyond noise.
+
+    By more than `least_gap` of itself, and by more than twice the rounds' spread.
+    """
     differences = [mine - its for mine, its in zip(part.shares, other.shares, strict=True)]
     return median(differences) > max(least_gap * part.share, 2 * spread_of(differences))
 

@@ -1,4 +1,4 @@
-"""Numbers of an examination, as they were measured: what a verdict is made of."""
+"""Measured numbers of an examination."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ class Contention:
 
     @property
     def with_training(self) -> bool:
-        """Whether a transform and the train function take turns, whichever of them waits longer."""
+        """Return whether a transform and the train function take turns.
+
+        Whichever of them waits longer.
+        """
         return (self.beside - self.alone + self.training_beside - self.training) / 2 > LOCK_SHARE
 
 
@@ -120,7 +123,9 @@ class Measurements:
         return {each.number: each for each in self.rounds if each.stage == stage}
 
     def step_s(self, stage: RoundKind) -> dict[int, float]:
-        """Seconds of a step in each round, as in a long epoch of this kind.
+        """Return the seconds of a step in each round.
+
+        As in a long epoch of this kind.
 
         In a round that makes blocks, they are made all the time, and the batches come from held blocks. In an epoch a
         step waits for its rows, or blocks are made only for the share of the time that its rows need: the smaller that
@@ -142,6 +147,9 @@ class Measurements:
 
 
 def spread_of(values: Sequence[float]) -> float:
-    """Median distance from the median. Twice this is about twice the standard error of the median of five."""
+    """Return the median distance from the median.
+
+    Twice this is about twice the standard error of the median of five.
+    """
     middle = median(values)
     return median(abs(value - middle) for value in values)

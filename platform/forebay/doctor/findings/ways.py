@@ -1,4 +1,4 @@
-"""Five ways in which a job is run, and the order of the rounds in which they are measured."""
+"""Five ways of running a job, and the order of rounds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from enum import StrEnum
 
 
 class Way(StrEnum):
-    """Origin of the batches of a round. Each way has all the work of the ways before it, and more."""
+    """Source of the batches of a round.
+
+    Each way has all the work of the ways before it, and more.
+    """
 
     COMPUTE = "compute"
     COPY = "copy"
@@ -44,7 +47,10 @@ class RoundKind:
 
 
 def stages_of(*, copies: bool, resizes: bool) -> tuple[RoundKind, ...]:
-    """Stages of one pass. `copies`: batches are copied to a device. `resizes`: batches may have fewer rows."""
+    """Return the stages of one pass.
+
+    `copies`: batches are copied to a device. `resizes`: batches may have fewer rows.
+    """
     return (
         RoundKind(way=Way.COMPUTE),
         *([RoundKind(way=Way.COMPUTE, is_small=True)] if resizes else []),
@@ -59,7 +65,10 @@ def stages_of(*, copies: bool, resizes: bool) -> tuple[RoundKind, ...]:
 
 
 def in_rounds(stages: tuple[RoundKind, ...], num_rounds: int) -> Iterator[tuple[int, RoundKind]]:
-    """Stages round by round, every other round backwards: a load that grows or falls meets all ways alike."""
+    """Return the stages of all rounds.
+
+    Every other round is backwards: a load that grows or falls meets all ways alike.
+    """
     for number in range(num_rounds):
         for stage in stages if number % 2 == 0 else reversed(stages):
             yield number, stage

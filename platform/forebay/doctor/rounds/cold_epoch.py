@@ -1,4 +1,7 @@
-"""Place in a cold epoch, which is longer than a round: each round goes on where the last one stopped."""
+"""Progress within a cold epoch.
+
+An epoch is longer than a round: each round goes on where the last one stopped.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from forebay.data.cache.builders.reads_in_flight import ReadsInFlight
 
 @dataclass(slots=True)
 class ColdEpoch:
-    """Place in an epoch of `num_blocks`, with the controller of its reads. None begins as a job does.
+    """Progress in an epoch of `num_blocks`, with its read controller.
+
+    A controller of None begins as a job does.
 
     A job with few row groups ends before its reads are as many as the line needs. One with many hardly notices.
     """
@@ -24,7 +29,10 @@ class ColdEpoch:
         return range(self.position, self.num_blocks)
 
     def advance(self, num_made: int, reads: ReadsInFlight) -> None:
-        """Count blocks that were made with `reads`. After the last one, another epoch begins."""
+        """Count blocks made with `reads`.
+
+        After the last one, another epoch begins.
+        """
         self.position, self.reads = self.position + num_made, reads
         if self.position >= self.num_blocks:
             self.position, self.reads = 0, None

@@ -1,4 +1,4 @@
-"""Rounds of an examination, as the batches that a train function draws."""
+"""Rounds of an examination: the batches a train function draws."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Apparatus:
-    """Parts of the rounds: batches, row groups, data workers, places, blocks of an epoch, the work of one transform."""
+    """Parts of the rounds.
+
+    Batches, row groups, data workers, sources, blocks of an epoch, the work of one transform.
+    """
 
     kept: KeptBatches
     gathered: GatheredBatches
@@ -64,7 +67,9 @@ class Found:
 
 
 class Examination:
-    """Batches of all rounds, for one iteration by a train function. `is_complete` once the last round is over.
+    """Batches of all rounds, for one iteration.
+
+    `is_complete` once the last round is over.
 
     A step lasts from one draw to the next. Rounds begin and end with an idle device.
     """
@@ -80,7 +85,10 @@ class Examination:
         self._running: Generator[Batch] | None = None
 
     def cursor(self) -> Cursor:
-        """Position of the next batch: always the start, because no round trains on data."""
+        """Position of the next batch.
+
+        Always the start, because no round trains on data.
+        """
         return self._start
 
     def __iter__(self) -> Iterator[Batch]:
@@ -88,7 +96,10 @@ class Examination:
         return self._running
 
     def close(self) -> None:
-        """End all threads. A train function that raises leaves its loop, and so this one, in a traceback."""
+        """End all threads.
+
+        A train function that raises leaves its loop, and so this one, in a traceback.
+        """
         if self._running is not None:
             self._running.close()
 
@@ -104,7 +115,10 @@ class Examination:
         self.is_complete = True
 
     def _warm_up(self) -> Iterator[Batch]:
-        """Steps that compile, allocate and fill caches. They are not measured."""
+        """Take steps that compile, allocate and fill caches.
+
+        They are not measured.
+        """
         self._progress(0, NUM_ROUNDS * len(self._stages), "first steps")
         began, least = time.perf_counter(), self.num_steps + _WARM_STEPS
         for stage in self._stages:
@@ -164,7 +178,10 @@ class Examination:
 
     @contextmanager
     def _beside(self, stage: RoundKind) -> Iterator[Callable[[], bool]]:
-        """Work beside the training of a round. Yields a function that returns whether there was enough of it."""
+        """Make blocks beside the training of a round.
+
+        Yields a function that returns whether there was enough of it.
+        """
         with ExitStack() as stack:
             is_enough: Callable[[], bool] = lambda: True  # noqa: E731 - replaced below
             if stage.way in (Way.TRANSFORM, Way.NETWORK):
@@ -193,7 +210,10 @@ class Examination:
         self.found.produced.setdefault(stage, []).append(produced)
 
     def _probe_alone(self) -> None:
-        """Run the transform while the train function waits for a batch: in one thread, and in two."""
+        """Run the transform while the train function waits.
+
+        In one thread, and in two.
+        """
         for name, num_threads in (("alone", 1), ("together", 2)):
             self._add_probe(name, ThreadLoop(self._apparatus.transform_once, num_threads).run_for(self._round_s))
 
@@ -210,7 +230,9 @@ PIP_LINE = "pip install nvidia-ml-py"
 
 
 class GpuIdle:
-    """Context manager that samples the utilization of a GPU every 50 ms. `shares` are the idle shares.
+    """Samples the utilization of a GPU every 50 ms.
+
+    A context manager. `shares` are the idle shares.
 
     Without NVML's package `shares` stays empty: `PIP_LINE` installs it.
     """

@@ -1,4 +1,7 @@
-"""Worker whose train function draws the batches of an examination, and saves nothing."""
+"""Worker that draws the batches of an examination.
+
+It saves nothing.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,10 @@ from forebay.training.worker.worker import TrainFunction, Worker
 
 
 class ExaminedWorker(Worker):
-    """The one rank of an examination. Its `loader` yields the batches of `examination`, and then ends the run."""
+    """The only rank of an examination.
+
+    Its `loader` yields the batches of `examination`, and then ends the run.
+    """
 
     def __init__(self, spec: TrainSpec, examination: Examination, device: torch.device) -> None:
         super().__init__(spec, SingleProcessCollective(device), None, NoCheckpoints(), UnheardReporter())
@@ -28,7 +34,7 @@ class ExaminedWorker(Worker):
         self._has_loader = False
 
     def loader(self) -> Iterator[Batch]:
-        """Yield the batches of all rounds, which are on the device already."""
+        """Yield the batches of all rounds, already on the device."""
         self._has_loader = True
         self._is_displaced = False
         self._progress.discard_pending()
@@ -76,7 +82,10 @@ class UnheardReporter:
 
 
 class NoCheckpoints:
-    """`CheckpointStore` of a run that keeps nothing. It begins from scratch."""
+    """`CheckpointStore` that keeps nothing.
+
+    The run begins from scratch.
+    """
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Save nothing."""

@@ -1,4 +1,7 @@
-"""Endless batches for the rounds of an examination: kept in memory, or gathered by the job's own loader."""
+"""Endless batches for the rounds of an examination.
+
+Kept in memory, or gathered by the job's own loader.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ _EPOCHS = 1 << 30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptBatches:
-    """The first batches of the job, in main memory and on the device."""
+    """First batches of the job, in memory and on the device."""
 
     in_memory: tuple[Batch, ...]
     on_device: tuple[Batch, ...]
@@ -62,7 +65,7 @@ def small_rows(rows: int) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GatheredBatches:
-    """Batches of one rank of `world`, gathered from held blocks by a `Loader`."""
+    """Batches of one rank, gathered from held blocks by a `Loader`."""
 
     data: Data
     world: World
@@ -75,7 +78,10 @@ class GatheredBatches:
         return KeptBatches(in_memory=tuple(first), on_device=tuple(copy(batch) for batch in first))
 
     def endless(self, copy: Copy, counters: Counters, *, batch_bytes: int, is_small: bool = False) -> Generator[Batch]:
-        """Batches of epoch after epoch. Close the iterator to end its threads."""
+        """Yield the batches of epoch after epoch.
+
+        Close the iterator to end its threads.
+        """
         rows = max(self.world.size, small_rows(self.data.global_batch)) if is_small else self.data.global_batch
         resized = replace(self, data=replace(self.data, global_batch=rows))
         # A short queue: a round must not be fed by what was prepared before it.
@@ -99,18 +105,27 @@ class GatheredBatches:
 
 
 def _within_epoch(batch: Batch) -> Batch:
-    """The batch as one of the middle of the first epoch: an examination ends no epoch."""
+    """Return the batch as if amid the first epoch.
+
+    An examination ends no epoch.
+    """
     batch.epoch, batch.ends_epoch = 0, False
     return batch
 
 
 def _num_rows(batch: Batch) -> int:
-    """Rows of the arrays, with the dummy row of a rank that has none."""
+    """Return the number of rows of the arrays.
+
+    With the dummy row of a rank that has none.
+    """
     return max(batch.num_rows, 1)
 
 
 def _owned(batch: Batch, device: torch.device) -> Batch:
-    """Copy of a batch that has its own memory, page-locked for a GPU."""
+    """Copy a batch into its own memory.
+
+    Page-locked for a GPU.
+    """
     owned = batch.take(np.arange(_num_rows(batch)), weight=batch.weight)
     owned.num_rows = batch.num_rows
     if device.type == "cuda":

@@ -1,4 +1,7 @@
-"""A few cached blocks that stand for all blocks of their dataset, so that a gather needs no whole cold epoch first."""
+"""A few cached blocks that stand for a whole dataset.
+
+So a gather needs no cold epoch first.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ MOST_HELD = 8
 
 
 class HeldBlocks:
-    """`SourceProvider` of blocks of a sample, from a cache directory of its own.
+    """`SourceProvider` of the blocks of a sample.
+
+    They are in a cache directory of its own.
 
     Block `i` of the data is answered with one of the held blocks, at the row count of `i`: the order, the number of
     blocks that a batch is gathered from and the bytes of a row stay those of the job. Windows of series need their own
@@ -37,7 +42,9 @@ class HeldBlocks:
         self.num_blocks = self.rows = self.nbytes = 0
 
     def fill(self, sample: Sample, *, seconds: float) -> None:
-        """Build blocks of the sample for about `seconds`, at least one of each dataset, at most `MOST_HELD`.
+        """Build blocks of the sample for about `seconds`.
+
+        At least one of each dataset, at most `MOST_HELD`.
 
         Raises the errors of building them, and `CacheUnusable` if the disk has no room for one.
         """

@@ -1,4 +1,7 @@
-"""Blocks made as fast as the data workers of a job can, and discarded: the speed of a cold epoch's other half."""
+"""Blocks made at full speed, and discarded.
+
+The data workers' half of a cold epoch.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ _CLOSE_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Produced:
-    """Result of a production: blocks and rows made in `seconds`, and the seconds of each step over all threads.
+    """Blocks and rows made in `seconds`.
+
+    With the seconds of each step over all threads.
 
     `num_reads` is the mean number of row groups that were read at once. `read_s` is the time in which as many fetch
     these rows, `make_s` that in which as many cores as may do so decode and transform them.
@@ -43,7 +48,7 @@ class Produced:
 
 
 class _Made(NamedTuple):
-    """Block, the seconds in which it held a thread, and its counters."""
+    """A block, its thread seconds, and its counters."""
 
     block: Block
     held_s: float
@@ -51,7 +56,9 @@ class _Made(NamedTuple):
 
 
 class BlockProduction:
-    """Makes the blocks of `epoch` and of the epochs after it, in the order of need, from `start` to `stop`.
+    """Makes the blocks of `epoch` and of the epochs after it.
+
+    In the order of need, from `start` to `stop`.
 
     It has the threads, cores and reads in flight of a job's `LocalSource`. The row groups of a sample stand for all of
     the dataset, in turn.
@@ -71,7 +78,9 @@ class BlockProduction:
         self._thread = threading.Thread(target=self._run, name="forebay-doctor", daemon=True)
 
     def has_made_enough(self, least: int = _LEAST_BLOCKS) -> bool:
-        """Whether the blocks show the speed: an epoch, or two blocks for each read at once. Also after an error.
+        """Return whether there are enough blocks to show the speed.
+
+        An epoch, or two blocks for each read at once. Also after an error.
 
         Reads that begin together end together, so a few of them show a part of what the line gives. And "auto" has
         more reads as long as the line has room: then it takes some round trips until this number is reached. Of
@@ -89,7 +98,10 @@ class BlockProduction:
         self._thread.start()
 
     def stop(self) -> Produced:
-        """End all threads. Blocks that are not finished do not count. Raises the error of a block that failed."""
+        """End all threads.
+
+        Unfinished blocks do not count. Raises the error of a block that failed.
+        """
         with self._changed:
             self._ends = True
             self._changed.notify_all()
@@ -140,7 +152,10 @@ class BlockProduction:
             self._pending.clear()
 
     def _request(self, numbers: range, pool: BlockPool[int, _Made], open_pass: Callable[[int], None]) -> None:
-        """Request all of `numbers` ahead of need, as far as passes may overlap, and wait for them."""
+        """Request all of `numbers` ahead of need, and wait.
+
+        As far as passes may overlap.
+        """
         size = len(self._places.sample)
         open_pass(numbers.start // size)
         made, began = self._blocks, time.perf_counter()

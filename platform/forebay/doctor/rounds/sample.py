@@ -1,4 +1,7 @@
-"""Row groups on which an examination measures: the first ones of the order, read once before the measurement."""
+"""Row groups that an examination measures.
+
+The first ones of the order, read once before the measurement.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ LEAST_BLOCKS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class SampledRowGroup:
-    """Row group `index` of `dataset`. `held` has its pages if they come from a network."""
+    """Row group `index` of `dataset`.
+
+    `held` has its pages if they come from a network.
+    """
 
     dataset: Dataset
     index: int
@@ -42,7 +48,9 @@ Sample = tuple[SampledRowGroup, ...]
 
 
 def read_sample(data: Data, world: World, *, num_reads: int, seconds: float) -> Sample:
-    """Read the row groups that `world` needs first, for about `seconds`, and at least `LEAST_BLOCKS` of them.
+    """Read the row groups that `world` needs first.
+
+    For about `seconds`, and at least `LEAST_BLOCKS` of them.
 
     Pages of local files are in the page cache afterwards. Pages from a network are held.
     Raises the errors of `RowGroupReader.fetch`.
@@ -65,12 +73,18 @@ def read_sample(data: Data, world: World, *, num_reads: int, seconds: float) -> 
 
 
 def num_blocks(data: Data, world: World, sample: Sample) -> int:
-    """Number of blocks that a rank of `world` needs in an epoch: its share, and all of a sample that is larger."""
+    """Return the number of blocks of a rank in an epoch.
+
+    Its share in `world`, or all of a sample that is larger.
+    """
     return max(len(sample), -(-sum(len(dataset.manifest) for dataset in data.datasets) // world.size))
 
 
 def forget_pages(sample: Sample) -> None:
-    """Drop the sample's local files from the page cache, as far as the system does so. Changes no file."""
+    """Drop the sample's local files from the page cache.
+
+    As far as the system does so. Changes no file.
+    """
     if not hasattr(os, "posix_fadvise"):
         return
     for uri in {each.row_group.uri for each in sample if each.held is None}:

@@ -1,4 +1,4 @@
-"""One pass over the row groups of a sample, as cold as the first one."""
+"""A pass over a sample, as cold as the first one."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_PASSES = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockPlaces:
-    """Origin of the pages of an examination's blocks, and destination of the blocks.
+    """Source of an examination's pages, destination of its blocks.
 
     Attributes:
         sample: Row groups.
@@ -32,7 +32,9 @@ class BlockPlaces:
 
 
 class SamplePass:
-    """Builders of pass `number`: one for each thread, so that what a block took is known apart.
+    """Builders of pass `number`, one for each thread.
+
+    So the time of each block is known apart.
 
     Discards the blocks of the pass that had its cache directory before.
     """
@@ -46,14 +48,14 @@ class SamplePass:
             self._cache.clear()
 
     def begin(self) -> None:
-        """Drop the local files of the sample from the page cache, once."""
+        """Drop the sample's local files from the page cache, once."""
         with self._guard:
             if self._places.from_source and not self._is_begun:
                 forget_pages(self._places.sample)
             self._is_begun = True
 
     def builder(self, dataset: Dataset) -> tuple[BlockBuilder, Counters]:
-        """Builder of the calling thread for `dataset`, and its counters."""
+        """Return the calling thread's builder and its counters."""
         made: dict[int, tuple[BlockBuilder, Counters]] = self._of_thread.__dict__.setdefault("made", {})
         if id(dataset) not in made:
             counters = Counters()

@@ -1,4 +1,7 @@
-"""Time of threads: on a core, waiting for a core, and blocked by a lock, a sleep or a device."""
+"""Time of threads on a core, queued, or blocked.
+
+Blocked by a lock, a sleep or a device.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ _SCHEDULED = Path("/proc/thread-self/schedstat")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThreadTime:
-    """Seconds of a thread: `wall_s` in all, `cpu_s` on a core, `blocked_s` neither on a core nor waiting for one."""
+    """Seconds of a thread.
+
+    `wall_s` in all, `cpu_s` on a core, `blocked_s` neither on a core nor waiting for one.
+    """
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
@@ -30,7 +36,9 @@ class ThreadTime:
 
     @property
     def blocked_share(self) -> float:
-        """Share of the time that the thread was blocked, without the time that it waited for a core.
+        """Share of the time in which the thread was blocked.
+
+        Without the time that it waited for a core.
 
         A thread that waits for the GIL wakes up every 5 ms, so on a busy machine it mostly waits for a core.
         """
@@ -50,7 +58,10 @@ class ThreadClock:
         self._start = _now()
 
     def elapsed(self) -> ThreadTime:
-        """Time since the clock was made. Called in the same thread."""
+        """Return the time since the clock was made.
+
+        Called in the same thread.
+        """
         wall_s, cpu_s, queued_s = (now - then for now, then in zip(_now(), self._start, strict=True))
         return ThreadTime(wall_s=wall_s, cpu_s=cpu_s, blocked_s=max(wall_s - cpu_s - queued_s, 0.0))
 
@@ -68,7 +79,9 @@ class ThreadLoop:
             thread.start()
 
     def stop(self) -> ThreadTime:
-        """End the threads after their present work. Returns their time. Raises the error of one that failed.
+        """End the threads after their present work.
+
+        Returns their time. Raises the error of one that failed.
 
         CPU time counts until the first thread ends. The others are not blocked after that: with work of the length of
         a round, a lock would seem to block two threads for a third of their time instead of a half.
@@ -82,7 +95,10 @@ class ThreadLoop:
         return sum(shared, ThreadTime())
 
     def run_for(self, seconds: float) -> ThreadTime:
-        """Start, wait and stop. Every thread works at least once."""
+        """Start, wait and stop.
+
+        Every thread works at least once.
+        """
         self.start()
         self._ends.wait(seconds)
         return self.stop()
