@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.schedule import LongestFirst, is_quick, save_durations, seconds_by, starts_ray
+from tests.schedule import LongestFirst, is_quick, module_of, save_durations, seconds_by, starts_ray
 from xdist.remote import Producer
 
 # The time of an example means nothing on a machine with other work.
@@ -22,6 +23,10 @@ settings.register_profile("forebay", deadline=None, suppress_health_check=[Healt
 settings.load_profile("forebay")
 
 GRACE_S = 30.0
+OF_HELPERS = (
+    *("tests/unit/bench/", "tests/unit/studies/", "tests/unit/testing/"),
+    *("tests/fuzz/test_harness.py", "tests/soak/test_harness.py"),
+)
 SETTLE_S = 0.02
 # One event loop per process that fsspec starts on first use and never stops.
 PROCESS_WIDE_THREADS = ("fsspecIO",)
@@ -51,15 +56,9 @@ SCHEMA = pa.schema(
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Collect doctests from the package only.
-
-    Tests import the modules beside them. A second import through doctest would be a different module. With `--quick`,
-    modules that start processes or take long are not even imported.
-    """
-    if config.getoption("quick") and collection_path.suffix == ".py" and not is_quick(collection_path):
-        return True
-    is_module = collection_path.suffix == ".py" and Path(__file__).parent in collection_path.parents
-    return True if is_module and not collection_path.name.startswith("test_") else None
+    """With `--quick`, modules that start processes or take long are not even imported."""
+    is_slow = config.getoption("quick") and collection_path.suffix == ".py" and not is_quick(collection_path)
+    return True if is_slow else None
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -87,10 +86,17 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ray last: cheap failures come first, and no unit test forks a process in which Ray's threads are alive.
 
+    Of tests about benches, studies and helpers of tests, the first of a module runs, or those marked `smoke`.
     A class that inherits its tests names in `variations` those of which another class has the same case, and in
     `varied_cases` such cases of any test.
     """
     items.sort(key=lambda item: starts_ray(item.nodeid))
+    of_helpers = [item for item in items if item.nodeid.startswith(OF_HELPERS)]
+    for _, group in groupby(of_helpers, key=lambda item: module_of(item.nodeid)):
+        tests = list(group)
+        chosen = [item for item in tests if item.get_closest_marker("smoke")] or tests[:1]
+        for item in set(tests) - set(chosen):
+            item.add_marker(pytest.mark.variation)
     for item in items:
         cls = getattr(item, "cls", None)
         variations = getattr(cls, "variations", ())

@@ -124,6 +124,7 @@ def test_report_shows_misses_failures_and_stopped_epochs(bench: Bench, tmp_path:
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", [pytest.param("dense", marks=pytest.mark.variation), "mixed"])
 def test_forebay_gather_and_pyarrow_bring_every_row(bench: Bench, tmp_path: Path, kind: str) -> None:
     """Both run in processes of their own, like the bench. Forebay and the bare gather deliver the same batches."""
@@ -148,6 +149,7 @@ def test_forebay_gather_and_pyarrow_bring_every_row(bench: Bench, tmp_path: Path
     assert forebay["warm"]["order"] == forebay["first"]["order"] != forebay["later"]["order"]
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["dense", pytest.param("mixed", marks=pytest.mark.variation)])
 def test_no_byte_is_moved_twice(bench: Bench, tmp_path: Path, kind: str) -> None:
     """The counts of the bench meet their targets, with blocks as large as those of the bench.
