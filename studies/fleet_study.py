@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from tests.fleet_simulation.day import FaultRates, SimulatedDay
+from tests.fleet_simulation.made import made_fleet, made_jobs, simulated
+
 from forebay.fleet.clusters.cluster import Cluster, Market
 from forebay.fleet.federation.federation import Placer
 from forebay.fleet.placement.capacity import PoolRemainder
 from forebay.fleet.placement.history import COOL_DOWN_S, PlacementHistory, Pool
 from forebay.fleet.placement.place import Fit, FleetView, Placement, PlacementChoice, Refusal, gang_of, place
 from forebay.fleet.spec.job_spec import JobSpec, Task
-from forebay.testing.fleet.day import FaultRates, SimulatedDay
-from forebay.testing.fleet.made import made_fleet, made_jobs, simulated
 
 DAY_S = 86_400.0
 OUTAGES = 3

@@ -12,7 +12,7 @@ from tests.k8s.control_plane import ControlPlane
 from tests.k8s.objects import IMAGE, ray_job, wait_for
 from tests.k8s.player import Player
 
-from forebay.fleet.agent.publisher import CAPACITY, CapacityAgent
+from forebay.fleet.capacity_agent import CAPACITY, CapacityAgent
 from forebay.fleet.clusters.cluster import Cluster, Sku
 from forebay.fleet.kube.kuberay import KubeRay
 from forebay.fleet.placement.capacity import Capacity, Shape

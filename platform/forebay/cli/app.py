@@ -12,7 +12,8 @@ from forebay import __version__
 from forebay.cli import cache, plan, run, scan, warm
 from forebay.cli import runs as steering
 from forebay.cli.doctor.command import doctor
-from forebay.cli.fleet import cluster, clusters, controller, explain, jobs, schema, submit
+from forebay.cli.fleet import group as fleet
+from forebay.cli.fleet.submit import submit
 from forebay.cli.llm import group as llm
 from forebay.cli.output import print_error
 from forebay.cli.preparation import commands as preparation
@@ -44,15 +45,8 @@ app.command(rich_help_panel="Training")(report)
 app.command(rich_help_panel="Training")(steering.ps)
 app.command(rich_help_panel="Training")(steering.scale)
 app.command(rich_help_panel="Training")(steering.stop)
-app.add_typer(cluster.app, name="cluster", rich_help_panel="Clusters")
-app.command(rich_help_panel="Clusters")(submit.submit)
-app.command(rich_help_panel="Clusters")(jobs.jobs)
-app.command(rich_help_panel="Clusters")(jobs.watch)
-app.command(rich_help_panel="Clusters")(jobs.logs)
-app.command(rich_help_panel="Clusters")(explain.explain)
-app.command(rich_help_panel="Clusters")(clusters.clusters)
-app.command(rich_help_panel="Clusters")(controller.controller)
-app.command("job-schema", rich_help_panel="Clusters")(schema.job_schema)
+app.command(rich_help_panel="Clusters")(submit)
+app.add_typer(fleet.app, name="fleet", rich_help_panel="Clusters")
 app.add_typer(llm.app, name="llm", rich_help_panel="Language models")
 
 

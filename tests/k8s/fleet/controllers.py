@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from forebay.cli.fleet.controller import controller as run_controller
+from forebay.cli.fleet.chart import controller as run_controller
 from forebay.fleet.client.submission import JobFiles
 from forebay.fleet.federation import controller as rounds
 from forebay.fleet.federation.run_storage import RunStorage
@@ -83,7 +83,7 @@ class _Effects:
 
 
 def _run(files: ControllerFiles, crashes: frozenset[Crash]) -> None:
-    """Run `forebay controller` with quick rounds. It ends itself at the first of `crashes` that it comes to."""
+    """Run `forebay fleet controller` with quick rounds. It ends itself at the first of `crashes` that it comes to."""
     os.environ["KUBECONFIG"] = files.kubeconfig
     output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
@@ -125,8 +125,8 @@ def start(files: ControllerFiles, crashes: frozenset[Crash] = frozenset()) -> Ba
 
 @contextmanager
 def command(files: ControllerFiles) -> Iterator[subprocess.Popen[bytes]]:
-    """`forebay controller`, as a user starts it. Ended by SIGKILL if it runs."""
-    words = ["controller", "--fleet", files.fleet, "--storage", files.storage, "--journal", files.journal]
+    """`forebay fleet controller`, as a user starts it. Ended by SIGKILL if it runs."""
+    words = ["fleet", "controller", "--fleet", files.fleet, "--storage", files.storage, "--journal", files.journal]
     with Path(files.output).open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, "-m", "forebay", *words],

@@ -92,23 +92,27 @@ def test_no_secret_is_written_printed_or_sent(
     fleet_words, storage = ("--fleet", files.fleet), ("--storage", files.storage)
     with command(files):
         for words in (
-            ("explain", str(job), *fleet_words),
-            ("explain", str(job), *fleet_words, "--live", "--json"),
+            ("fleet", "explain", str(job), *fleet_words),
+            ("fleet", "explain", str(job), *fleet_words, "--live", "--json"),
             ("submit", str(job), "--backend", "fleet", *fleet_words, "--json"),
-            ("clusters", *fleet_words),
-            ("clusters", *fleet_words, "--json"),
+            ("fleet", "clusters", *fleet_words),
+            ("fleet", "clusters", *fleet_words, "--json"),
         ):
             printed[words] = run(*words)
         wait_for((Path(files.storage) / "canary" / "submissions" / "000001.started.json").exists, 120)
         stored = list(stored_objects(plane))
         journal = b"".join(each.read_bytes() for each in tmp_path.glob("journal.sqlite*"))
-        for words in (("jobs", *storage), ("jobs", *storage, "--json"), ("logs", "canary", *storage)):
+        for words in (
+            ("fleet", "jobs", *storage),
+            ("fleet", "jobs", *storage, "--json"),
+            ("fleet", "logs", "canary", *storage),
+        ):
             printed[words] = run(*words)
         players["west"].run_job = lambda _: "SUCCEEDED"
         wait_for((Path(files.storage) / "canary" / "submissions" / "000001.ended.json").exists, 120)
     # An error of the API server, for a token that it does not know.
     monkeypatch.setattr(KUBECONFIG, plane.kubeconfig_of(UNKNOWN))
-    refused = run("clusters", *fleet_words)
+    refused = run("fleet", "clusters", *fleet_words)
     assert "401" in refused
     kinds = {each["kind"] for each in stored}
     assert kinds >= {"RayJob", "RayCluster", "Pod"}
@@ -121,7 +125,7 @@ def test_no_secret_is_written_printed_or_sent(
         "refused": refused.encode(),
         **{" ".join(words): text.encode() for words, text in printed.items()},
     }
-    assert all(len(content) > 0 for what, content in outputs.items() if not what.startswith("logs")), outputs
+    assert all(len(content) > 0 for what, content in outputs.items() if not what.startswith("fleet logs")), outputs
     found = {what for what, content in outputs.items() for secret in spellings(account) if secret in content}
     assert found == set()
     print({what: len(content) for what, content in outputs.items()})

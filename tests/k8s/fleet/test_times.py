@@ -62,7 +62,7 @@ def test_time_to_place_and_time_of_the_table(
     def table() -> str:
         shown = io.StringIO()
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-            main(["clusters", "--fleet", files.fleet])
+            main(["fleet", "clusters", "--fleet", files.fleet])
         return shown.getvalue()
 
     with command(files):

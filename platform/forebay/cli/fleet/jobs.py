@@ -1,4 +1,4 @@
-"""`forebay jobs`, `watch` and `logs`: submitted jobs, as their storage shows them."""
+"""`forebay fleet jobs`, `watch` and `logs`: submitted jobs, as their storage shows them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forebay submit`: start a job file on a backend."""
+"""`forebay submit` and `forebay fleet schema`: start a job file on a backend, and the form of such files."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ Address = Annotated[str, typer.Option(help="Dashboard of the Ray cluster, http:/
 
 def submit(
     job: Annotated[
-        str, typer.Argument(help="Job file in TOML. `forebay job-schema` describes it.", metavar="JOB.toml")
+        str, typer.Argument(help="Job file in TOML. `forebay fleet schema` describes it.", metavar="JOB.toml")
     ],
     backend: Backend = "local",
     address: Address = "",
     watch: Annotated[bool, typer.Option("--watch", help="Show what the job writes, until it ends.")] = False,
     replace: Annotated[bool, typer.Option("--replace", help="Accept changes of a job that was submitted.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Start nothing: as `forebay explain` with --fleet.")
+        bool, typer.Option("--dry-run", help="Start nothing: as `forebay fleet explain` with --fleet.")
     ] = False,
     fleet: FleetFile = Path("fleet.toml"),
     as_json: AsJson = False,
@@ -68,6 +68,14 @@ def submit(
     made.wait()
 
 
+def schema() -> None:
+    """Print the JSON Schema of job files. Editors use it for completion: `forebay fleet schema > job.schema.json`."""
+    # Imported here: it takes seconds, and the other commands do not need it.
+    from forebay.fleet.spec.job_toml import job_schema  # noqa: PLC0415
+
+    print_json(job_schema())
+
+
 def _require_room(job: Path, fleet: Path) -> None:
     """Refuse a job that no cluster could start. Without a fleet file here, only the controller can tell."""
     from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
@@ -85,4 +93,4 @@ def _after_interrupt(storage: str, name: str) -> str:
 
     if JobFiles(storage=storage, name=name).newest() is None:
         return f"{name} was not placed. Submit it again."
-    return f"{name} was placed and goes on.\nforebay watch {name} --storage {storage}"
+    return f"{name} was placed and goes on.\nforebay fleet watch {name} --storage {storage}"

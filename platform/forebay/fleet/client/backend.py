@@ -73,7 +73,7 @@ class FleetBackend:
     address = ""
 
     def start(self, submission: Submission) -> None:
-        """Do nothing: `forebay controller` reads the submissions."""
+        """Do nothing: `forebay fleet controller` reads the submissions."""
 
     def is_alive(self, submission: Submission) -> bool | None:  # noqa: ARG002 - of the protocol
         """Return true: a submission that has not ended waits or runs."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from forebay.errors import Fenced, ForebayError
 from forebay.fleet.client.stored_log import StoredLog
 from forebay.fleet.client.submission import VARIABLE, JobFiles, Submission, SubmissionEnd
-from forebay.fleet.code.stored_code import fetch_code
+from forebay.fleet.code import fetch_code
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.spec.job_spec import Task, ordered
 

@@ -11,8 +11,7 @@ from forebay.errors import InvalidOption
 from forebay.fleet.client.backend import JobBackend, backend_of
 from forebay.fleet.client.submission import JobFiles, Submission
 from forebay.fleet.client.submitted_job import JobState, SubmittedJob
-from forebay.fleet.code.archive import pack
-from forebay.fleet.code.stored_code import store_code
+from forebay.fleet.code import pack, store_code
 from forebay.fleet.spec.canonical import require_same
 from forebay.fleet.spec.job_spec import JobSpec
 from forebay.fleet.spec.job_toml import load_job_spec

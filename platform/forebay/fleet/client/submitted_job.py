@@ -85,7 +85,7 @@ class SubmittedJob:
         if newest is None:
             raise InvalidOption(
                 f"no job {self.name!r} was submitted with the storage {resolve(self._files.storage).uri}. Check the "
-                "name and the storage: `forebay jobs --storage URI` lists them.",
+                "name and the storage: `forebay fleet jobs --storage URI` lists them.",
                 name=self.name,
             )
         return newest
@@ -123,7 +123,7 @@ class SubmittedJob:
         """Lines that the newest submission has written. With `follow`, until it ends.
 
         A submission to a fleet has the lines of each attempt behind a line with its number. What a job writes may have
-        control characters in it: `forebay logs` replaces them.
+        control characters in it: `forebay fleet logs` replaces them.
         """
         is_of_fleet, last = self.submission.backend == FLEET, ""
         for each in self.log_lines(follow=follow):
@@ -158,8 +158,8 @@ class SubmittedJob:
         if status.state in ("succeeded", "stopped"):
             return self.result()
         raise RunFailed(
-            f"job {self.name!r}: {status.state}{': ' + status.why if status.why else ''}. `forebay logs {self.name}` "
-            "shows what it wrote. Submit it again to continue from its newest checkpoint.",
+            f"job {self.name!r}: {status.state}{': ' + status.why if status.why else ''}. `forebay fleet logs "
+            f"{self.name}` shows what it wrote. Submit it again to continue from its newest checkpoint.",
             name=self.name,
         )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -158,3 +159,23 @@ def _one_of(found: str, known: Iterable[str], what: str, *path: str | int) -> No
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
+
+
+def parse_catalogue(text: str, where: str) -> Cluster:
+    """Cluster of a catalogue. Raises `InvalidOption`, which names `where`."""
+    try:
+        return TypeAdapter(Cluster).validate_python(json.loads(text))
+    except ValueError as error:
+        why = first_fault(error) if isinstance(error, ValidationError) else error
+        raise InvalidOption(f"{where} is no catalogue of a cluster: {why} Install the chart again.") from None
+    except InvalidJobSpec as error:
+        raise InvalidOption(f"{where} is no catalogue of a cluster: {error} Install the chart again.") from None
+
+
+def load_catalogue(path: str | Path) -> Cluster:
+    """Cluster of a catalogue in a file. Raises `InvalidOption`."""
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidOption(f"{path} cannot be read ({error}). Give the catalogue.json of the chart.") from error
+    return parse_catalogue(text, str(path))

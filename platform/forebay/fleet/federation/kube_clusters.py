@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from forebay.errors import InvalidOption
-from forebay.fleet.agent.publisher import CAPACITY
+from forebay.fleet.capacity_agent import CAPACITY
 from forebay.fleet.clusters.cluster import Cluster
 from forebay.fleet.clusters.fleet import Fleet
-from forebay.fleet.federation.observed import seen_ray_job
 from forebay.fleet.federation.ports import ClusterView
 from forebay.fleet.kube.api import KubeApi, Object
 from forebay.fleet.kube.api_errors import AccessRefused, ApiUnreachable, KubeError, ObjectMissing
 from forebay.fleet.kube.connection import by_context, in_cluster
 from forebay.fleet.kube.kuberay import KubeRay
-from forebay.fleet.lifecycle.decide import SeenRayJob
+from forebay.fleet.lifecycle.decide import Phase, SeenRayJob
 from forebay.fleet.placement.capacity import Capacity
 from forebay.fleet.placement.counting import count
 from forebay.fleet.rayjob.attempt import DOMAIN, PlacedAttempt
@@ -32,6 +33,17 @@ ANSWER_S = 2.5
 SILENT_S = 30.0
 """Time after which a silent cluster is asked again."""
 MOST_THREADS = 16
+_EXIT_CODE = re.compile(r"[^\n]*failed with exit code (\d+)")
+"""Begin of Ray's message about an entrypoint that failed. Its other lines are the end of the log (Ray 2.60)."""
+_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
+"""Colors and movements of the cursor."""
+LAST_LINES = 5
+LONGEST_WORDS = 1000
+_ENDED: Mapping[tuple[str, str], Phase] = {
+    # A job that was stopped is complete, too.
+    ("Complete", "SUCCEEDED"): "succeeded",
+    ("Complete", "STOPPED"): "stopped",
+}
 BEATS = 2
 """Writes of the agent after which a pod that was seen is part of its figures."""
 
@@ -234,3 +246,33 @@ def _labels(found: Object) -> tuple[str | None, ...]:
 
 def _fault(cluster: str, now: float, why: str) -> Capacity:
     return Capacity(cluster=cluster, observed_at=now, fault=why.splitlines()[0])
+
+
+def seen_ray_job(job: Mapping[str, Any]) -> SeenRayJob:
+    """Return the phase of a RayJob, its last words and the exit code of its entrypoint. Checked on KubeRay 1.7.0.
+
+    `ValidationFailed` is an end as well: the operator looks at the RayJob no more.
+    """
+    status = job.get("status") or {}
+    deployment, run = str(status.get("jobDeploymentStatus") or ""), str(status.get("jobStatus") or "")
+    message = str(status.get("message") or status.get("reason") or "")
+    found = _EXIT_CODE.match(message)
+    words = last_words(message) if found is None else f"exit code {found[1]}: {last_words(message[found.end() :])}"
+    return SeenRayJob(phase=_phase(deployment, run), words=words, exit_code=int(found[1]) if found else None)
+
+
+def last_words(text: str) -> str:
+    r"""Last lines of a text that a cluster or a job wrote, as one line that cannot steer a terminal.
+
+    >>> last_words("step 1\n\x1b[31mUnusableStorage: s3://lake\x1b[0m cannot be used\n")
+    'step 1 | UnusableStorage: s3://lake cannot be used'
+    """
+    lines = [_SEQUENCE.sub("", line).strip() for line in text.splitlines()]
+    joined = " | ".join([line for line in lines if line][-LAST_LINES:])
+    return "".join(each if each.isprintable() else "�" for each in joined)[-LONGEST_WORDS:]
+
+
+def _phase(deployment: str, run: str) -> Phase:
+    if deployment in ("Complete", "Failed", "ValidationFailed"):
+        return _ENDED.get((deployment, run), "failed")
+    return "running" if deployment == "Running" and run in ("", "RUNNING", "SUCCEEDED") else "starting"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from forebay.errors import InvalidJobSpec
-from forebay.fleet.agent.publisher import CAPACITY
+from forebay.fleet.capacity_agent import CAPACITY
 from forebay.fleet.clusters.cluster import Cluster, Market
 from forebay.fleet.clusters.fleet import Fleet
 from forebay.fleet.federation.kube_clusters import MOST_THREADS, KubeClusters, api_of

@@ -80,7 +80,7 @@ class PlacedAttempt:
     @property
     def fetch_code(self) -> tuple[str, ...]:
         """Words of the command that fetches the code into `CODE_FOLDER`. Empty if no code was packed."""
-        module = ("python", "-m", "forebay.fleet.code.fetch")
+        module = ("python", "-m", "forebay.fleet.code")
         return (*module, self.spec.storage, self.code, CODE_FOLDER) if self.code else ()
 
     @property

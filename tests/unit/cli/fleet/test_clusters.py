@@ -1,4 +1,4 @@
-"""`forebay clusters`, and what a job lacks on them. The API server is local and speaks HTTP."""
+"""`forebay fleet clusters`, and what a job lacks on them. The API server is local and speaks HTTP."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_clusters_are_listed_with_their_room(forebay: Call, fleet: Path) -> None:
-    said = forebay("clusters", "--fleet", fleet)
+    said = forebay("fleet", "clusters", "--fleet", fleet)
     assert said.code == 0, said.err
     (row,) = (line.split() for line in said.out.splitlines() if "on-demand" in line)
     age = int(row.pop(6))
@@ -128,7 +128,7 @@ def test_clusters_are_listed_with_their_room(forebay: Call, fleet: Path) -> None
     assert 19 <= age <= 60
     assert "lost: cluster lost gave no answer" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
-    east, lost = json.loads(forebay("clusters", "--fleet", fleet, "--json").out)["clusters"]
+    east, lost = json.loads(forebay("fleet", "clusters", "--fleet", fleet, "--json").out)["clusters"]
     assert (east["pools"][0]["free"], east["running"], lost["pools"]) == (11, 1, [])
 
 
@@ -140,7 +140,7 @@ def test_a_job_that_no_cluster_could_start_is_refused_at_submit(forebay: Call, f
     assert "3 workers are more than any cluster holds when it is empty: east h100 on-demand holds 2" in " ".join(
         said.err.split()
     )
-    shown = " ".join(forebay("explain", file, "--fleet", fleet, "--live").out.split())
+    shown = " ".join(forebay("fleet", "explain", file, "--fleet", fleet, "--live").out.split())
     assert "3 workers are more than any cluster holds when it is empty" in shown
     wants = JOB.replace("STORAGE", str(tmp_path / "runs")).replace("min = 3", "min = 1")
     file.write_text(
@@ -150,7 +150,7 @@ def test_a_job_that_no_cluster_could_start_is_refused_at_submit(forebay: Call, f
     assert said.code == 2
     lacks = "it lacks Secret hf in namespace ml, ConfigMap conf in namespace ml"
     assert lacks in " ".join(said.err.split())
-    assert lacks in " ".join(forebay("explain", file, "--fleet", fleet, "--live").out.split())
+    assert lacks in " ".join(forebay("fleet", "explain", file, "--fleet", fleet, "--live").out.split())
     assert not (tmp_path / "runs").exists()
     # What a Secret holds is never asked for.
     assert all("PartialObjectMetadata" in accept for path, accept in EastServer.asked if "/secrets/" in path)

@@ -1,4 +1,4 @@
-"""`forebay explain` ranks and renders a job without a cluster."""
+"""`forebay fleet explain` ranks and renders a job without a cluster."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_job_is_explained_without_a_cluster(forebay: Call, files: Path) -> None:
-    said = forebay("explain", files / "job.toml", "--fleet", files / "fleet.toml")
+    said = forebay("fleet", "explain", files / "job.toml", "--fleet", files / "fleet.toml")
     assert said.code == 0, said.err
     assert max(map(len, said.out.splitlines())) <= 80
     assert "1. eu-1: h100, spot, 2.50/h for 2" in said.out
@@ -58,11 +58,11 @@ def test_a_job_is_explained_without_a_cluster(forebay: Call, files: Path) -> Non
 
 def test_a_dry_run_of_submit_says_the_same(forebay: Call, files: Path) -> None:
     words = (files / "job.toml", "--fleet", files / "fleet.toml", "--json")
-    assert forebay("submit", *words, "--dry-run").out == forebay("explain", *words).out
+    assert forebay("submit", *words, "--dry-run").out == forebay("fleet", "explain", *words).out
 
 
 def test_its_json_has_the_rendered_objects(forebay: Call, files: Path) -> None:
-    facts = json.loads(forebay("explain", files / "job.toml", "--fleet", files / "fleet.toml", "--json").out)
+    facts = json.loads(forebay("fleet", "explain", files / "job.toml", "--fleet", files / "fleet.toml", "--json").out)
     prepare, train = facts["tasks"]
     assert prepare["ray_job"]["spec"]["entrypoint"] == "python prepare.py"
     assert train["ray_job"]["kind"] == "RayJob"
@@ -81,5 +81,5 @@ def test_a_wrong_job_is_refused_without_a_request(
     forebay: Call, files: Path, good: str, wrong: str, fault: str
 ) -> None:
     (files / "job.toml").write_text(JOB.replace(good, wrong))
-    said = forebay("explain", files / "job.toml", "--fleet", files / "fleet.toml")
+    said = forebay("fleet", "explain", files / "job.toml", "--fleet", files / "fleet.toml")
     assert said.code == 2 and fault in said.err

@@ -8,8 +8,8 @@ import pytest
 from tests.unit.fleet.chart.conftest import VALUES, Objects
 
 from forebay.errors import InvalidOption
-from forebay.fleet.clusters.catalogue import load_catalogue, parse_catalogue
 from forebay.fleet.clusters.cluster import Cluster
+from forebay.fleet.clusters.fleet import load_catalogue, parse_catalogue
 
 
 def catalogue(objects: Objects) -> Cluster:

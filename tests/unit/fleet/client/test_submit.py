@@ -91,16 +91,16 @@ def test_submitted_twice_is_one_job(
     capfd.readouterr()
     storage = str(tmp_path / "runs")
     with pytest.raises(SystemExit) as ended:
-        main(["logs", "words", "--storage", storage])
+        main(["fleet", "logs", "words", "--storage", storage])
     assert ended.value.code == 0
     assert capfd.readouterr().out == "one\n�[31mtwo\n", "a job steers the terminal"
     with pytest.raises(SystemExit) as ended:
-        main(["watch", "words", "--storage", storage, "--json"])
+        main(["fleet", "watch", "words", "--storage", storage, "--json"])
     *lines, last = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert lines == [{"part": first.submission.id, "line": line} for line in ("one", "\x1b[31mtwo")]
     assert (last["status"]["name"], last["status"]["state"], ended.value.code) == ("words", "succeeded", 0)
     with pytest.raises(SystemExit):
-        main(["jobs", "--storage", storage])
+        main(["fleet", "jobs", "--storage", storage])
     table = capfd.readouterr().out
     assert "words" in table and "succeeded" in table and all(len(line) <= 80 for line in table.splitlines())
 
@@ -137,7 +137,7 @@ def test_the_job_function_is_called_where_the_run_starts_and_shows_what_it_prepa
                 time.sleep(0.1)
             status = job.status()
             with pytest.raises(SystemExit):
-                main(["jobs", "--storage", str(tmp_path / "runs")])
+                main(["fleet", "jobs", "--storage", str(tmp_path / "runs")])
         finally:
             (tmp_path / "go").touch()
         assert end.result().how == "failed"
@@ -244,7 +244,7 @@ def test_job_that_its_place_did_not_take_is_started_there(
 
 @pytest.mark.parametrize(
     ("is_placed", "says"),
-    [(True, "words was placed and goes on.\nforebay watch words --storage"), (False, "not placed")],
+    [(True, "words was placed and goes on.\nforebay fleet watch words --storage"), (False, "not placed")],
 )
 def test_ctrl_c_says_whether_the_job_was_placed(
     write_job: Callable[..., str],

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tests.fleet_simulation.made import made_fleet, simulated
 
 import forebay as fb
 from forebay.fleet.client.submission import JobFiles
 from forebay.fleet.client.submit import submit
 from forebay.fleet.federation.controller import FleetController
 from forebay.fleet.lifecycle.journal import JobJournal
-from forebay.testing.fleet.made import made_fleet, simulated
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles
 from forebay.training.runs.attempts.stored_request import send_request
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from tests.fleet_simulation.clusters import SimulatedFleet
+from tests.fleet_simulation.made import made_fleet, simulated
+from tests.fleet_simulation.storage import SimulatedStorage
 
 import forebay as fb
 from forebay.fleet.federation.federation import Federation
@@ -15,9 +18,6 @@ from forebay.fleet.lifecycle.decide import Phase, SeenClaim
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.fleet.lifecycle.states import JobState
 from forebay.fleet.rayjob.attempt import PlacedAttempt
-from forebay.testing.fleet.clusters import SimulatedFleet
-from forebay.testing.fleet.made import made_fleet, simulated
-from forebay.testing.fleet.storage import SimulatedStorage
 
 
 class FleetBench:
@@ -142,7 +142,7 @@ def test_a_large_job_does_not_starve_behind_small_ones(monkeypatch: pytest.Monke
 
 
 def test_a_ray_job_is_deleted_some_time_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("forebay.testing.fleet.clusters.TTL_S", 1e9)
+    monkeypatch.setattr("tests.fleet_simulation.clusters.TTL_S", 1e9)
     monkeypatch.setattr("forebay.fleet.federation.federation.KEEP_ENDED_S", 600.0)
     bench = FleetBench()
     bench.submit("short", 1, 0.1)

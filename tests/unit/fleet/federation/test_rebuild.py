@@ -9,6 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fleet_simulation.day import ControllerEnded
+from tests.fleet_simulation.made import made_fleet, simulated
+from tests.fleet_simulation.storage import SimulatedStorage
 
 import forebay as fb
 from forebay.errors import InvalidOption
@@ -23,9 +26,6 @@ from forebay.fleet.lifecycle.states import Target
 from forebay.fleet.placement.capacity import Capacity
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.spec.job_spec import JobSpec, Task
-from forebay.testing.fleet.day import ControllerEnded
-from forebay.testing.fleet.made import made_fleet, simulated
-from forebay.testing.fleet.storage import SimulatedStorage
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, How
 
 HOUR = 3600.0
@@ -191,7 +191,7 @@ def test_the_command_lists_what_it_rebuilt(
     fleet.write_text(
         '[[cluster]]\nname = "c00"\ncontext = "c"\nimage = "a@sha256:00"\n[cluster.sku.h100]\ncpu = 64\nmemory = "1Ti"'
     )
-    words = ("jobs", "--storage", storage, "--rebuild", "--fleet", fleet)
+    words = ("fleet", "jobs", "--storage", storage, "--rebuild", "--fleet", fleet)
     assert "Give --journal FILE" in forebay(*words).err
     said = forebay(*words, "--journal", tmp_path / "a.db")
     assert said.code == 0, said.err

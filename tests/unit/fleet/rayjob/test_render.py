@@ -136,7 +136,7 @@ def test_a_setup_that_fails_starts_no_ray(setup: list[str], code: int, shown: st
 
 def test_code_is_unpacked_before_the_setup() -> None:
     (before,) = container_of(groups_of(render(attempt(launch={"setup": "echo hi"}), cluster()))[0])["args"]
-    fetch = f"python -m forebay.fleet.code.fetch s3://lake/runs {'c' * 64} /work/code && cd /work/code"
+    fetch = f"python -m forebay.fleet.code s3://lake/runs {'c' * 64} /work/code && cd /work/code"
     assert before.index(fetch) < before.index("echo hi")
     assert before.endswith("|| exit 97")
 

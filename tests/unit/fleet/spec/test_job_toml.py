@@ -86,7 +86,7 @@ def test_the_key_depends_on_what_is_meant(spec: fb.JobSpec) -> None:
 
 
 def test_the_schema_is_the_golden_one() -> None:
-    """After a wanted change: `forebay job-schema | python -m json.tool > tests/unit/deploy/spec/job.schema.json`."""
+    """After a wanted change: `forebay fleet schema | python -m json.tool > tests/unit/fleet/spec/job.schema.json`."""
     assert job_schema() == json.loads(GOLDEN.read_text())
 
 
@@ -98,7 +98,7 @@ def test_the_schema_takes_the_job_file() -> None:
 
 
 def test_the_command_prints_the_schema(forebay: Callable[..., Any]) -> None:
-    assert json.loads(forebay("job-schema").out) == json.loads(GOLDEN.read_text())
+    assert json.loads(forebay("fleet", "schema").out) == json.loads(GOLDEN.read_text())
 
 
 LONG = "a" * 31

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from forebay.fleet.agent.mirror import trimmed
+from forebay.fleet.capacity_agent import trimmed
 from forebay.fleet.clusters.cluster import Cluster, Sku
 from forebay.fleet.placement.counting import count
 

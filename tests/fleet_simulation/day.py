@@ -7,14 +7,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
 
+from tests.fleet_simulation.clusters import SimulatedFleet
+from tests.fleet_simulation.storage import SimulatedStorage
+
 from forebay.fleet.clusters.fleet import Fleet
 from forebay.fleet.federation.federation import Federation, Placer
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.fleet.lifecycle.states import JobEnd, JobSucceeded
 from forebay.fleet.placement.place import place
 from forebay.fleet.spec.job_spec import JobSpec
-from forebay.testing.fleet.clusters import SimulatedFleet
-from forebay.testing.fleet.storage import SimulatedStorage
 
 
 class ControllerEnded(Exception):
@@ -104,7 +105,7 @@ class SimulatedDay:
         self.num_controllers, self.crash_chance, self.keeps_journal = 1, 0.0, True
         self.step_s = 30.0
         # Of their own each, so that the same clusters fail at the same times under every rule of placement.
-        self._random, self._losses, self._ends = (random.Random(seed + n) for n in range(3))  # noqa: S311 - a simulation
+        self._random, self._losses, self._ends = (random.Random(seed + n) for n in range(3))
         self._work = {job.spec.run_name(job.spec.task[0]): job.work for job in jobs}
         self._submitted: list[SimulatedJob] = []
         self._started: dict[str, float] = {}

@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import InvalidOption
-from forebay.fleet.code import archive as archives
-from forebay.fleet.code.archive import CodeArchive, pack, unpack
-from forebay.fleet.code.stored_code import fetch_code, store_code
+from forebay.fleet import code as archives
+from forebay.fleet.code import CodeArchive, fetch_code, pack, store_code, unpack
 
 
 def write(folder: Path, **files: str) -> Path:

@@ -6,20 +6,21 @@ import math
 import random
 from collections.abc import Iterator
 
+from tests.fleet_simulation.clusters import SimulatedFleet
+from tests.fleet_simulation.day import SimulatedJob
+
 from forebay.fleet.clusters.cluster import Cluster, Market, Sku
 from forebay.fleet.clusters.fleet import Fleet
 from forebay.fleet.placement.capacity import HEAD_POOL, NodeGroup, Shape
 from forebay.fleet.placement.place import machine_of
 from forebay.fleet.spec.job_spec import JobSpec, Place, Task, TaskWorkers
-from forebay.testing.fleet.clusters import SimulatedFleet
-from forebay.testing.fleet.day import SimulatedJob
 
 GPUS = 8
 
 
 def made_fleet(num_clusters: int, seed: int = 0) -> Fleet:
     """Clusters of machines with 8 GPUs on both markets, at prices that differ by a half."""
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    rng = random.Random(seed)
     return Fleet(cluster=tuple(_cluster(f"c{number:02d}", rng.uniform(0.75, 1.25)) for number in range(num_clusters)))
 
 
@@ -38,7 +39,7 @@ def simulated(fleet: Fleet, nodes: int) -> SimulatedFleet:
 
 def made_jobs(count: int, seconds: float, largest: int, seed: int = 0, *, mean_s: float = 3600.0) -> list[SimulatedJob]:
     """Jobs of 1 GPU to `largest` machines, at random times, of `mean_s` in the mean. Sizes are log-uniform."""
-    rng = random.Random(seed)  # noqa: S311 - a simulation
+    rng = random.Random(seed)
     jobs = []
     for number in range(count):
         part = rng.random() < 0.2

@@ -49,7 +49,7 @@ class SimulatedStorage:
     def failures(self, spec: JobSpec, task: Task, *, since: int, before: int) -> int:
         return sum(claim.how == "failed" for claim in self.run(spec, task).claims[max(since, 1) - 1 : before - 1])
 
-    def is_stopped(self, spec: JobSpec, task: Task, live: int = 0) -> bool:  # noqa: ARG002 - of the port
+    def is_stopped(self, spec: JobSpec, task: Task, live: int = 0) -> bool:
         return spec.run_name(task) in self.stopped
 
     def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool:

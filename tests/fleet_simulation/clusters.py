@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
+from tests.fleet_simulation.machines import BoundPod, SimulatedNodes
+from tests.fleet_simulation.storage import SimulatedStorage
+
 from forebay.fleet.clusters.cluster import Cluster
 from forebay.fleet.clusters.fleet import Fleet
 from forebay.fleet.federation.ports import ClusterView
@@ -13,8 +16,6 @@ from forebay.fleet.lifecycle.decide import Phase, SeenRayJob
 from forebay.fleet.placement.capacity import Capacity, NodeGroup
 from forebay.fleet.placement.place import gang_of
 from forebay.fleet.rayjob.attempt import PlacedAttempt
-from forebay.testing.fleet.machines import BoundPod, SimulatedNodes
-from forebay.testing.fleet.storage import SimulatedStorage
 
 COMMIT_S = 60.0
 TTL_S = 600.0
@@ -146,7 +147,7 @@ class SimulatedFleet:
             found.jobs[attempt.name] = SimulatedRayJob(attempt=attempt, created_at=self.now)
         self._answer(found, "created")
 
-    def delete(self, cluster: str, name: str, *, key: str | None = None) -> None:  # noqa: ARG002 - names are unique
+    def delete(self, cluster: str, name: str, *, key: str | None = None) -> None:
         """Delete a RayJob, if it is there."""
         found = self._reach(cluster, "delete")
         job = found.jobs.pop(name, None)

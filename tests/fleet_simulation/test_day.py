@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import pytest
-
-from forebay.testing.fleet.day import DayReport, FaultRates, SimulatedDay
-from forebay.testing.fleet.made import made_fleet, made_jobs, simulated
-from forebay.testing.fleet.storage import SimulatedStorage
+from tests.fleet_simulation.day import DayReport, FaultRates, SimulatedDay
+from tests.fleet_simulation.made import made_fleet, made_jobs, simulated
+from tests.fleet_simulation.storage import SimulatedStorage
 
 HOUR = 3600.0
 ALL = FaultRates(

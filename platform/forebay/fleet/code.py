@@ -1,4 +1,9 @@
-"""Archive of a job's code: the files of its folder that Git does not ignore, equal for equal files."""
+"""Code of a job: the files of its folder that Git does not ignore, as an archive under its digest in storage.
+
+A container fetches the code, and runs a command in it:
+
+python -m forebay.fleet.code STORAGE DIGEST FOLDER [-- COMMAND...]
+"""
 
 from __future__ import annotations
 
@@ -7,14 +12,22 @@ import io
 import os
 import stat
 import subprocess
+import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pyarrow import fs
+
 from forebay.errors import InvalidOption
 from forebay.runtime.formatting import bytes_text
+from forebay.storage.atomic import write_atomically
+from forebay.storage.filesystem import resolve
+from forebay.storage.small_files import read_small
 
+FOLDER = ".code"
+"""Folder of the archives below a storage."""
 LARGEST_BYTES = 200 * 2**20
 """Bytes of all files, before compression, above which a folder is refused: data does not belong into it."""
 SKIPPED = frozenset({".git", ".venv", "__pycache__", ".ipynb_checkpoints", "node_modules"})
@@ -107,3 +120,40 @@ def _check_size(root: Path, files: list[Path]) -> None:
             f"workers. The largest files: {largest}. Add what is no code to .gitignore, or start in a smaller folder.",
             bytes=total,
         )
+
+
+def code_uri(storage: str, digest: str) -> str:
+    """URI of an archive."""
+    return f"{storage.rstrip('/')}/{FOLDER}/{digest}.zip"
+
+
+def store_code(storage: str, archive: CodeArchive) -> str:
+    """Write an archive below `storage`, unless it is there, and return its URI. Raises `OSError` if storage refuses."""
+    uri = code_uri(storage, archive.digest)
+    place = resolve(uri)
+    if place.fs.get_file_info(place.path).size != len(archive.content):
+        write_atomically(uri, archive.content)
+    return uri
+
+
+def fetch_code(storage: str, digest: str, into: str | os.PathLike[str]) -> None:
+    """Read an archive and write its files into the folder `into`. Raises `InvalidOption` if it is not there."""
+    uri = code_uri(storage, digest)
+    place = resolve(uri)
+    if place.fs.get_file_info(place.path).type != fs.FileType.File:
+        raise InvalidOption(f"{place.uri} is not there. Submit the job again: that stores its code.", uri=place.uri)
+    unpack(read_small(place), digest, into)
+
+
+def main(words: Sequence[str]) -> None:
+    """Fetch the code, unless the folder is there, and become the command."""
+    storage, digest, folder, *rest = words
+    if not Path(folder).exists():
+        fetch_code(storage, digest, folder)
+    if rest:
+        os.chdir(folder)
+        os.execvp(rest[1], rest[1:])  # noqa: S606 - the user's own command
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
