@@ -61,12 +61,12 @@ def job(
 
     Args:
         csv: File `adult.data` of the UCI dataset. It is converted to Parquet next to the runs.
-        ids: Ids of categories: places in a vocabulary that is fitted on the training part, or hashes.
+        ids: Ids of categories: positions in a vocabulary that is fitted on the training part, or hashes.
     """
     manifest = fb.scan(to_parquet(Path(csv), Path(storage) / "data" / "adult.parquet"))
     training, evaluation = manifest.split(0.2, seed=seed)
     if ids == "vocabulary":
-        categories = fb.Categorical(CATEGORIES, vocabulary=fb.fit_vocabulary(training, CATEGORIES))
+        categories = fb.Categorical(CATEGORIES, vocabulary=fb.Vocabulary(CATEGORIES).fit(training))
     else:
         categories = fb.Categorical(CATEGORIES, buckets=4096)
     transform = fb.Transform(numbers=fb.Dense(list(NUMBERS)), ids=categories, label=fb.Label("rich"))

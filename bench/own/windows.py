@@ -20,9 +20,9 @@ import numpy as np
 
 from bench.own.verdict import Figure, interleaved, main, measure, spread
 from forebay.data.kernels.calls import gather_scaled, gather_steps
-from forebay.data.windows.index import TargetBounds, WindowIndex
+from forebay.data.windows.index import WindowIndex, WindowShape
 from forebay.data.windows.line import StepLine
-from forebay.data.windows.shape import WindowShape
+from forebay.data.windows.splits import TargetBounds
 
 _SHAPES = ((336, 7), (64, 100), (3000, 20))
 """Steps and columns: 9, 26 and 240 KB per window."""

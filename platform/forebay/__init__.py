@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from forebay.data.plan.plan import Plan as Plan
     from forebay.data.plan.plan import build_plan as build_plan
     from forebay.data.plan.sampled import Sampled as Sampled
-    from forebay.data.preparation.fits import Vocabulary as Vocabulary
     from forebay.data.preparation.prepare import prepare as prepare
     from forebay.data.sources.scan import scan as scan
     from forebay.data.transform.augment import Augment as Augment
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
     from forebay.data.transform.features.image import Image as Image
     from forebay.data.transform.features.text import Bytes as Bytes
     from forebay.data.transform.features.timestamps import Time as Time
-    from forebay.data.transform.features.vocabulary import fit_vocabulary as fit_vocabulary
+    from forebay.data.transform.features.vocabulary import Vocabulary as Vocabulary
     from forebay.data.transform.transform import Transform as Transform
     from forebay.data.windows.sequences import Sequences as Sequences
     from forebay.data.windows.views import History as History
@@ -110,7 +109,7 @@ __getattr__, _names = lazy_names(
         "Table": "forebay.training.tables.table",
         "Time": "forebay.data.transform.features.timestamps",
         "Transform": "forebay.data.transform.transform",
-        "Vocabulary": "forebay.data.preparation.fits",
+        "Vocabulary": "forebay.data.transform.features.vocabulary",
         "Worker": "forebay.training.worker.worker",
         "World": "forebay.world",
         "batch_size": "forebay.training.batch_size:",
@@ -121,7 +120,6 @@ __getattr__, _names = lazy_names(
         "evaluate_auc": "forebay.training.worker.evaluation",
         "events": "forebay.events:",
         "fit": "forebay.training.worker.fit",
-        "fit_vocabulary": "forebay.data.transform.features.vocabulary",
         "fleet": "forebay.fleet:",
         "llm": "forebay.llm:",
         "monitors": "forebay.training.monitors:",

@@ -57,7 +57,6 @@ PUBLIC_NAMES = [
     "evaluate_auc",
     "events",
     "fit",
-    "fit_vocabulary",
     "fleet",
     "llm",
     "monitors",

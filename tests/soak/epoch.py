@@ -12,7 +12,7 @@ from tests.soak.case import CaseOutcome
 from tests.soak.dataset import SoakSetting, row_of
 
 import forebay as fb
-from forebay.data.plan.digest import order_digest
+from forebay.data.plan.order import order_digest
 from forebay.errors import ForebayError
 from forebay.runtime.metrics import Counters
 

@@ -9,17 +9,15 @@ from typing import Annotated
 import typer
 
 from forebay import __version__
-from forebay.cli import cache, plan, run, scan, warm
+from forebay.cli import cache, plan, prepare, run, scan, series, warm
 from forebay.cli import runs as steering
 from forebay.cli.doctor.command import doctor
 from forebay.cli.fleet import group as fleet
 from forebay.cli.fleet.submit import submit
 from forebay.cli.llm import group as llm
 from forebay.cli.output import print_error
-from forebay.cli.preparation import commands as preparation
 from forebay.cli.reports.command import report
 from forebay.cli.rows.command import rows
-from forebay.cli.sequences import series
 from forebay.cli.tables import commands as tables
 from forebay.errors import ForebayError
 from forebay.runtime.extras import missing_package
@@ -35,7 +33,7 @@ app.command(rich_help_panel="Data")(scan.scan)
 app.command(rich_help_panel="Data")(plan.plan)
 app.command(rich_help_panel="Data")(rows)
 app.command(rich_help_panel="Data")(series.series)
-app.add_typer(preparation.app, name="prepare", rich_help_panel="Data")
+app.add_typer(prepare.app, name="prepare", rich_help_panel="Data")
 app.command(rich_help_panel="Cache")(warm.warm)
 app.add_typer(cache.app, name="cache", rich_help_panel="Cache")
 app.command(rich_help_panel="Training")(run.run)

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from forebay.cli.preparation.display import shown_preparations
+from forebay.cli.preparation_display import shown_preparations
 from forebay.errors import BadJob
 from forebay.sweep.sweep import Sweep
 from forebay.training.job.job import Job

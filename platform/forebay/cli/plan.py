@@ -16,9 +16,8 @@ from forebay.cli.output import only_the_document, print_facts, print_json, print
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.saved import load_manifest
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.data.plan.digest import order_digest
 from forebay.data.plan.mixture.mixture import Mixture
-from forebay.data.plan.order import Last
+from forebay.data.plan.order import Last, order_digest
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.data.plan.shuffle_quality import FULL_TRAVEL, ShuffleQuality, shuffle_quality
 from forebay.errors import InvalidOption, WrongType

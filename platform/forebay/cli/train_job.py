@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 from forebay.cli.fleet.placed_run import PlacedRun
 from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.output import only_the_document, print_facts, print_json
-from forebay.cli.preparation.display import shown_preparations
+from forebay.cli.preparation_display import shown_preparations
 from forebay.fleet.client.preparing import PreparingFile
 from forebay.runtime.formatting import metric_text
 from forebay.storage.filesystem import below

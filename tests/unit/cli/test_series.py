@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.data.windows import pass_progress
+from forebay.data.windows import series_blocks
 
 Call = Callable[..., Any]
 
@@ -69,7 +69,7 @@ def test_people_read_units(forebay: Call, tmp_path: Path, monkeypatch: pytest.Mo
 def test_interleaved_series_are_arranged(
     forebay: Call, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pass_progress, "REPORT_EVERY_S", 0.0)
+    monkeypatch.setattr(series_blocks, "REPORT_EVERY_S", 0.0)
     rows = {"meter": np.tile(np.arange(9), 40), "ts": np.repeat(np.arange(40), 9), "load": np.arange(360.0)}
     pq.write_table(pa.table(rows), tmp_path / "a.parquet", row_group_size=9)
     shape = ("--entity", "meter", "--time", "ts", "--past", 20)

@@ -8,7 +8,7 @@ from typing import Any
 from forebay.cli.job_file import values_of
 from forebay.cli.llm.score import progress_line
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
-from forebay.cli.preparation.display import shown_preparations
+from forebay.cli.preparation_display import shown_preparations
 from forebay.errors import BadJob
 from forebay.llm.score.evaluation.exact_match import ExactMatchRequest, count_exact_matches
 from forebay.llm.score.evaluation.perplexity import measure_perplexity

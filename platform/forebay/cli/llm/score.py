@@ -11,7 +11,7 @@ import typer
 
 from forebay.cli.job_file import values_of
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
-from forebay.cli.preparation.display import shown_preparations
+from forebay.cli.preparation_display import shown_preparations
 from forebay.llm.score.batch_sweep import sweep_batches, write_batch_page
 from forebay.llm.score.pool.counters import ScoreProgress
 from forebay.llm.score.report import COLUMNS, worker_rows

@@ -16,7 +16,7 @@ from forebay.data.plan.order import Last, Order
 from forebay.data.plan.plan import build_plan
 from forebay.data.provenance.order_rows import OrderRows, step_keys
 from forebay.data.sources.scan import scan
-from forebay.data.windows.step_columns import StepColumns
+from forebay.data.windows.steps import StepColumns
 from forebay.errors import InvalidOption, whole_number
 from forebay.storage.filesystem import below, resolve
 from forebay.world import World

@@ -25,8 +25,8 @@ from forebay.data.provenance.order_rows import OrderRows
 from forebay.data.transform.augment import as_augment
 from forebay.data.transform.block import Block
 from forebay.data.windows.sequence_block import SequenceTransform
-from forebay.data.windows.step_columns import StepColumns
-from forebay.data.windows.window_tables import WindowTables
+from forebay.data.windows.steps import StepColumns
+from forebay.data.windows.window_table import WindowTables
 from forebay.errors import LoaderClosed
 from forebay.runtime.memory.buffers import BufferPool
 from forebay.runtime.metrics import Counters

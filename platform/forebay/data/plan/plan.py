@@ -11,10 +11,10 @@ from functools import lru_cache, partial
 from typing import Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
 from forebay.data.kernels.calls import order_lanes
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.plan.lane_count import choose_lanes, choose_window
 from forebay.data.plan.lanes import LaneEpoch, LaneRows, deal, owned_order, shuffled_line
 from forebay.data.plan.order import BlockSpan, BlockWindows, Order, PositionedRows
 from forebay.data.plan.permute import Ints
@@ -25,6 +25,15 @@ PLAN_VERSION = 2
 
 _FEW_ROWS = 8
 """Rows per lane below which an epoch is one permutation of all rows: lanes of few rows have few orders."""
+
+
+LEAST_LANES = 16
+MOST_LANES = 1024
+GROUPS_PER_LANE = 32
+OPEN_BYTES = 16 << 30
+MOST_SHUFFLE_ROWS = 65_536
+SHUFFLED_ROWS = 1 << 20
+LEAST_SHUFFLE_ROWS = 4096
 
 
 class Windowed(Protocol):
@@ -52,7 +61,7 @@ def build_plan(
         lanes: Parallel streams of an epoch, constant for the run: the largest number of ranks that it can ever have. By
             default a power of two from 16 to 1024, chosen from the row groups' number and bytes (`choose_lanes`).
         shuffle_rows: Rows of a lane that are shuffled together. Bounds memory, and the distance that a row can move.
-            By default 65,536, and less for more than 16 lanes (`choose_window`).
+            By default 65,536, and less for more than 16 lanes (`choose_shuffle_rows`).
         shuffle: False reads each lane's share of the manifest in file order.
 
     Raises:
@@ -69,12 +78,12 @@ def build_plan(
             f"build_plan was given {manifest}, which has no rows. Give a dataset with rows, or leave it out."
         )
     num_lanes = choose_lanes(manifest.bytes) if lanes is None else whole_number("lanes", lanes, least=1, most=1 << 20)
-    window = choose_window(num_lanes) if shuffle_rows is None else shuffle_rows
+    shuffled = choose_shuffle_rows(num_lanes) if shuffle_rows is None else shuffle_rows
     return Plan(
         manifest,
         seed=whole_number("seed", seed, most=(1 << 64) - 1),
         lanes=num_lanes,
-        shuffle_rows=whole_number("shuffle_rows", window, least=1, most=1 << 31),
+        shuffle_rows=whole_number("shuffle_rows", shuffled, least=1, most=1 << 31),
         shuffle=bool(shuffle),
         windows=windows,
     )
@@ -216,3 +225,33 @@ class Plan(Order):
 
 def _rebuild(manifest: Manifest, options: dict[str, int], windows: BlockWindows | None) -> Plan:
     return Plan(manifest, **options, windows=windows)  # type: ignore[arg-type]
+
+
+def choose_lanes(group_bytes: NDArray[np.int64]) -> int:
+    """Number of lanes: a power of two from 16 to 1024 that depends only on the row groups.
+
+    It is the largest one that leaves each lane 32 row groups, and for which one row group per lane takes at most 16
+    GiB. The first batch needs a row group of every lane, so it comes after at most 3 % of an epoch's reads. The row
+    groups that all ranks hold open together are bounded. Small datasets have 16 lanes. ADR 0020 has the measurements.
+
+    Args:
+        group_bytes: Uncompressed bytes of each row group, int64 [row groups].
+
+    >>> [choose_lanes(np.full(groups, 1 << 20)) for groups in (1, 1000, 10_000, 1_000_000)]
+    [16, 16, 256, 1024]
+    """
+    mean_bytes = max(int(group_bytes.sum()) // len(group_bytes), 1)
+    most = min(len(group_bytes) // GROUPS_PER_LANE, OPEN_BYTES // mean_bytes, MOST_LANES)
+    return max(1 << max(most, 1).bit_length() - 1, LEAST_LANES)
+
+
+def choose_shuffle_rows(lanes: int) -> int:
+    """Default `shuffle_rows`: 65,536 up to 16 lanes, 1,048,576 / lanes for more, at least 4,096.
+
+    Mixing and memory depend on all lanes together. A shuffle has a fixed cost of some thousand rows, and smaller row
+    groups are held completely anyway.
+
+    >>> [choose_shuffle_rows(lanes) for lanes in (1, 16, 17, 64, 1024)]
+    [65536, 65536, 61680, 16384, 4096]
+    """
+    return max(min(MOST_SHUFFLE_ROWS, SHUFFLED_ROWS // lanes), LEAST_SHUFFLE_ROWS)

@@ -19,27 +19,10 @@ from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.transform.features.categories import check_categories
 from forebay.data.transform.features.columns import column_names, column_type
 from forebay.data.transform.features.numeric import check_numeric
-from forebay.data.transform.features.vocabulary import count_values, most_frequent
+from forebay.data.transform.features.vocabulary import Vocabulary, count_values, most_frequent
 from forebay.errors import InvalidOption
 
 _DIGITS, _DIGIT_BITS = 4, 16
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """Values of each column by frequency, as `fit_vocabulary` returns them.
-
-    Leaves out nulls, and values that occur fewer than `min_count` times. `max_size` keeps the most frequent ones.
-    """
-
-    columns: str | Sequence[str]
-    min_count: int = 1
-    max_size: int | None = None
-
-    def __post_init__(self) -> None:
-        _check_columns(self)
-        if self.min_count < 1 or (self.max_size is not None and self.max_size < 1):
-            raise InvalidOption(f"{self} keeps no value. Give min_count and max_size of at least 1.")
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import itertools
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from forebay.data.manifest.prepared import Prepared
 from forebay.data.preparation.external_sort import sorted_tables
 from forebay.data.preparation.fits import Fit
-from forebay.data.preparation.parts import ROW_GROUPS_PER_FILE, cut, write_part
+from forebay.data.preparation.parts import ROW_GROUPS_PER_FILE, agreeing, cut, write_part
 from forebay.data.preparation.request import PreparationRequest, plan_request, preparation_options
 from forebay.data.preparation.sealing import Production, prepare_once
 from forebay.data.preparation.spans.prepare_spans import in_processes, prepare_spans
 from forebay.data.preparation.spans.source import SpanSource
-from forebay.data.preparation.tables import Tables, function_tables
 from forebay.errors import InvalidOption
 from forebay.storage.filesystem import resolve
 
 ROW_GROUP_ROWS = 65_536
+Tables = Callable[..., Iterable[pa.Table]]
 
 
 def prepare(  # noqa: PLR0913 - public options, all keyword-only
@@ -101,3 +103,30 @@ def _scratch(folder: str) -> Iterator[Path]:
     location = resolve(folder)
     with tempfile.TemporaryDirectory(prefix="_sort-", dir=location.path if location.is_local else None) as path:
         yield Path(path)
+
+
+def function_tables(request: PreparationRequest) -> Iterator[pa.Table]:
+    """Tables with rows, all of one schema. The first one shows whether its columns can be fitted.
+
+    Raises `InvalidOption` for other items, `MixedSchemas`, and as `Fits.check_schema`.
+    """
+    tables = agreeing(_given(request))
+    first = next(tables, None)
+    if first is not None:
+        request.options.fits.check_schema(first.schema)
+        yield first
+        yield from tables
+
+
+def _given(request: PreparationRequest) -> Iterable[pa.Table]:
+    found = request.function(**request.arguments)
+    for number, table in enumerate([found] if isinstance(found, pa.Table) else found):
+        if isinstance(table, pa.RecordBatch):
+            yield pa.Table.from_batches([table])
+        elif isinstance(table, pa.Table):
+            yield table
+        else:
+            raise InvalidOption(
+                f"{request.origin.name} gave {type(table).__name__} as item {number}. Let it yield pyarrow tables: "
+                "pa.table(...), or pa.Table.from_pandas(frame, preserve_index=False)."
+            )

@@ -7,17 +7,20 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
 
 from forebay.data.manifest.file_rows import FileRows
 from forebay.data.manifest.file_windows import FileWindows
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.plan.order import Order, PositionedRows
 from forebay.data.plan.permute import Ints
-from forebay.data.provenance.row_values import row_values
 from forebay.data.provenance.window_spans import StepOrder, WindowSpans, window_spans
 from forebay.data.transform.dataset import Dataset
 from forebay.data.windows.index import window_indices
 from forebay.data.windows.sequence_block import SequenceTransform
-from forebay.data.windows.step_columns import StepColumns
+from forebay.data.windows.steps import StepColumns
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -115,3 +118,27 @@ def _shifts(order: Order, epoch: int, rows: PositionedRows) -> Ints:
             own = source_of == source
             shifts[own] = order.window_shifts(epoch, rows.position[own], source)
     return shifts
+
+
+def row_values(
+    manifests: Sequence[Manifest],
+    block: NDArray[np.int64],
+    row: NDArray[np.int64],
+    columns: Sequence[str] | None = None,
+) -> list[dict[str, Any]]:
+    """Values by column of rows `row` of the row groups `block`, which are numbered over all manifests.
+
+    Reads each row group once, as a whole. `columns` None is for those of each manifest. Raises as `RowGroupReader`.
+    """
+    ends = np.cumsum([len(manifest) for manifest in manifests])
+    found: list[dict[str, Any]] = [{} for _ in block]
+    readers = [RowGroupReader(manifest) for manifest in manifests]
+    for each in np.unique(block).tolist():
+        number = int(np.searchsorted(ends, each, side="right"))
+        reader = readers[number]
+        places = np.flatnonzero(block == each)
+        table = reader.decode(reader.fetch(each - int(ends[number]) + len(manifests[number]), columns))
+        values = table.take(pa.array(row[places])).to_pylist()
+        for place, value in zip(places.tolist(), values, strict=True):
+            found[place] = value
+    return found

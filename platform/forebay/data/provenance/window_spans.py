@@ -13,8 +13,7 @@ from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.plan.permute import Ints
 from forebay.data.windows.index import WindowIndex
-from forebay.data.windows.step_columns import StepColumns
-from forebay.data.windows.steps import sorted_steps
+from forebay.data.windows.steps import StepColumns, sorted_steps
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

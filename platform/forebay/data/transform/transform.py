@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from forebay.data.manifest.manifest import Manifest
@@ -22,7 +24,6 @@ from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 from forebay.data.transform.features.text import Bytes
 from forebay.data.transform.features.timestamps import Time
 from forebay.data.transform.fingerprint.function import function_identity, function_name
-from forebay.data.transform.fingerprint.memory_reuse import refuse_reused
 from forebay.data.transform.fingerprint.values import Identity, canonical, digest
 from forebay.errors import InvalidOption, TransformFailed
 from forebay.runtime.foreign_code import message_of, replaced_errors
@@ -177,3 +178,34 @@ def _block_of(fn: RowFunction, batch: pa.RecordBatch) -> Block:
         return Block.of(arrays, batch.num_rows)
     except TransformFailed as error:
         raise type(error)(f"Transform function {name}: {error}", function=name, **error.facts) from error
+
+
+_returned: dict[int, weakref.ref[np.ndarray]] = {}
+
+
+def refuse_reused(function: str, values: Iterable[object]) -> None:
+    """Raise `TransformFailed` for a writable array that an earlier call has returned and that is still in use.
+
+    Several threads keep blocks while others are made. A buffer that is filled again for every row group would change
+    rows that were already returned.
+    """
+    for key, owner in {id(owner): owner for value in values if (owner := _writable_owner(value)) is not None}.items():
+        known = _returned.get(key)
+        if known is not None and known() is owner:
+            raise TransformFailed(
+                f"Transform function {function} returned the same array twice. It is called by several threads, and "
+                "what it returned is used long after: make a new array in every call, or copy it.",
+                function=function,
+            )
+        _returned[key] = weakref.ref(owner, partial(_forget, key))
+
+
+def _writable_owner(value: object) -> np.ndarray | None:
+    """Array whose memory `value` is a view of, or `value` itself. None if it is not writable."""
+    while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
+        value = value.base
+    return value if isinstance(value, np.ndarray) and value.flags.writeable else None
+
+
+def _forget(key: int, _dead: weakref.ref[np.ndarray]) -> None:
+    _returned.pop(key, None)

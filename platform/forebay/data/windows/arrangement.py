@@ -12,11 +12,9 @@ from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.preparation.prepare import prepare
 from forebay.data.transform.features.numeric import whole
 from forebay.data.transform.features.ragged import list_parts
-from forebay.data.windows.pass_progress import PassProgress
-from forebay.data.windows.series_blocks import Series
-from forebay.data.windows.shape import WindowShape
-from forebay.data.windows.step_columns import StepColumns
-from forebay.data.windows.steps import refuse_nulls
+from forebay.data.windows.index import WindowShape
+from forebay.data.windows.series_blocks import PassProgress, Series
+from forebay.data.windows.steps import StepColumns, refuse_nulls
 from forebay.errors import BadSeries, InvalidOption
 
 ARRANGEMENT_VERSION = "1"

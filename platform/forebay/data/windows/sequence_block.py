@@ -15,9 +15,8 @@ from forebay.data.parquet.decoded_table import Columns, as_table
 from forebay.data.transform.block import ATTACHED, ArraySchema, Block, BlockArray
 from forebay.data.transform.fingerprint.values import canonical, digest
 from forebay.data.transform.transform import LAYOUT_VERSION, Transform
-from forebay.data.windows.step_columns import StepColumns
-from forebay.data.windows.steps import Steps, sorted_steps
-from forebay.data.windows.summary import summarize
+from forebay.data.windows.statistics import summarize
+from forebay.data.windows.steps import StepColumns, Steps, sorted_steps
 from forebay.data.windows.views import WindowViews
 from forebay.errors import BadSeries
 

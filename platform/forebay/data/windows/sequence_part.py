@@ -2,17 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
 
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.windows.index import TargetBounds, WindowIndex, require_windows
-from forebay.data.windows.sequence_block import SequenceTransform
-from forebay.data.windows.shape import WindowShape
-from forebay.data.windows.statistics import ColumnStatistics
-from forebay.data.windows.training_part import TrainingPart
+from forebay.data.transform.block import BlockArray
+from forebay.data.windows.index import WindowIndex, WindowShape, require_windows
+from forebay.data.windows.sequence_block import VALUES, SequenceTransform
+from forebay.data.windows.series_blocks import Series, SeriesBlocks
+from forebay.data.windows.splits import TargetBounds
+from forebay.data.windows.statistics import ColumnStatistics, QuantileCounts, Summary, fold, summarize
 from forebay.data.windows.views import WindowViews
+from forebay.errors import InvalidOption
+
+Ranges = list[tuple[int, int]]
+
+
+# Without slots: `cached_property` needs the instance's __dict__.
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainingPart:
+    """Steps that the statistics are of: those of the first part of a split, up to the end of its targets.
+
+    Attributes:
+        blocks: Blocks of the dataset.
+        series: All series.
+        bounds: Steps of each entity that belong to the part.
+        quantiles: Shares of the quantiles to count.
+    """
+
+    blocks: SeriesBlocks
+    series: Series
+    bounds: TargetBounds
+    quantiles: tuple[float, ...]
+
+    @cached_property
+    def statistics(self) -> dict[str, ColumnStatistics]:
+        """Statistics of each column. A column of two dtypes has those of the first."""
+        found: dict[str, ColumnStatistics] = {}
+        for dtype, columns in self.blocks.transform.step_columns.values.items():
+            folded = fold(self._summaries[dtype], columns)
+            if self.quantiles and dtype == "float32":
+                folded = self._with_quantiles(folded)
+            found = folded | found
+        return found
+
+    @cached_property
+    def _summaries(self) -> Mapping[str, list[Summary]]:
+        whole, cut = self._ranges
+        found = {dtype: [kept[block] for block in whole] for dtype, kept in self.series.summaries.items()}
+        for index, block in self.blocks.each(cut):
+            for dtype, kept in found.items():
+                kept.append(summarize(_selected(block.arrays[f"{VALUES}{dtype}"], cut[index])))
+        return found
+
+    @cached_property
+    def _ranges(self) -> tuple[list[int], dict[int, Ranges]]:
+        """Blocks that lie in the part as a whole, and the steps of those of which it has some."""
+        line = self.series.whole
+        entity = np.searchsorted(line.entities, line.starts[:-1], side="right") - 1
+        begin, end = line.starts[:-1], line.starts[1:]
+        low = np.clip(line.entities[entity] + self.bounds.low[entity], begin, end)
+        high = np.clip(line.entities[entity] + self.bounds.high[entity], low, end)
+        is_cut = np.zeros(len(self.blocks.manifest), dtype=bool)
+        is_cut[line.block[high - low < end - begin]] = True
+        whole = np.unique(line.block[~is_cut[line.block]]).tolist()
+        ranges: dict[int, Ranges] = {}
+        for run in np.flatnonzero(is_cut[line.block] & (high > low)).tolist():
+            first = int(line.first[run] + low[run] - begin[run])
+            ranges.setdefault(int(line.block[run]), []).append((first, first + int(high[run] - low[run])))
+        return whole, {block: sorted(ranges[block]) for block in sorted(ranges)}
+
+    def _with_quantiles(self, folded: dict[str, ColumnStatistics]) -> dict[str, ColumnStatistics]:
+        return {
+            name: replace(column, quantiles=QuantileCounts(partial(self._values, number)).at(self.quantiles))
+            for number, (name, column) in enumerate(folded.items())
+        }
+
+    def _values(self, column: int) -> Iterator[NDArray[np.float32]]:
+        """Values of a float32 column by block."""
+        whole, cut = self._ranges
+        for index, block in self.blocks.each(sorted([*whole, *cut])):
+            values = block.arrays[f"{VALUES}float32"]
+            yield (_selected(values, cut[index]) if index in cut else values)[:, column]
+
+
+def validate_quantiles(shares: Sequence[float]) -> tuple[float, ...]:
+    """Shares of quantiles. Raises `InvalidOption` for one outside [0, 1]."""
+    if any(not 0 <= share <= 1 for share in shares):
+        raise InvalidOption(f"quantiles={tuple(shares)!r}: give shares from 0 to 1, such as 0.5.", quantiles=shares)
+    return tuple(float(share) for share in shares)
+
+
+def _selected(values: BlockArray, ranges: Ranges) -> BlockArray:
+    return np.concatenate([values[first:stop] for first, stop in ranges])
 
 
 # Without slots: `cached_property` needs the instance's __dict__.

@@ -24,17 +24,22 @@ from forebay.data.transform.features.groups import Feature
 from forebay.data.transform.features.ragged import is_list
 from forebay.data.transform.fingerprint.values import digest
 from forebay.data.windows.arrangement import arranged_manifest, has_short_runs
-from forebay.data.windows.index import TargetBounds, WindowIndex, require_windows
+from forebay.data.windows.index import WindowIndex, WindowShape, require_windows
 from forebay.data.windows.sequence_block import SequenceTransform
-from forebay.data.windows.sequence_part import SequencePart
+from forebay.data.windows.sequence_part import SequencePart, TrainingPart, validate_quantiles
 from forebay.data.windows.series_blocks import Series, SeriesBlocks, first_steps_at, read_series
-from forebay.data.windows.shape import WindowShape
-from forebay.data.windows.splits import fraction_cuts, parts_of_cuts, parts_of_entities, step_cuts
-from forebay.data.windows.statistics import ColumnStatistics, Scale, saved_statistics, scaling_of
-from forebay.data.windows.step_columns import StepColumns
-from forebay.data.windows.summary import INFINITE, NULLS, Summary
+from forebay.data.windows.splits import TargetBounds, fraction_cuts, parts_of_cuts, parts_of_entities, step_cuts
+from forebay.data.windows.statistics import (
+    INFINITE,
+    NULLS,
+    ColumnStatistics,
+    Scale,
+    Summary,
+    saved_statistics,
+    scaling_of,
+)
+from forebay.data.windows.steps import StepColumns
 from forebay.data.windows.times import duration_ticks, ticks_of
-from forebay.data.windows.training_part import TrainingPart, validate_quantiles
 from forebay.data.windows.views import Fill, FillOptions, History, Horizon, View, WindowViews
 from forebay.errors import InvalidOption
 

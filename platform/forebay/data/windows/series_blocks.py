@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future
@@ -17,14 +18,16 @@ from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.source import SourceProvider, open_source
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.arrow_types import parse_type
+from forebay.data.preparation.progress import tell
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.data.windows.line import ARRANGE, BlockRuns, RunNames, StepLine
-from forebay.data.windows.pass_progress import PassProgress
 from forebay.data.windows.sequence_block import SUMMARY, TIME, Runs, SequenceTransform
-from forebay.data.windows.summary import Summary
+from forebay.data.windows.statistics import Summary
 from forebay.data.windows.times import time_text
 from forebay.errors import BadSeries, InvalidOption
+from forebay.runtime.formatting import count_text, rate_text, share_text
+from forebay.runtime.formatting import time_text as clock_text
 from forebay.runtime.metrics import Counters
 
 _PENDING = 8
@@ -204,3 +207,31 @@ def first_steps_at(blocks: SeriesBlocks, series: Series, ticks: int) -> NDArray[
     entity = np.searchsorted(line.entities, line.starts[:-1], side="right") - 1
     counted: NDArray[np.int64] = np.bincount(entity, before, minlength=len(line.entities) - 1).astype(np.int64)
     return counted
+
+
+REPORT_EVERY_S = 5.0
+
+
+class PassProgress:
+    """Reports rows and the rate of a pass every five seconds. A pass that ends before reports nothing.
+
+    Args:
+        name: What the pass does, in messages.
+        num_rows: Rows of all row groups.
+    """
+
+    def __init__(self, name: str, num_rows: int) -> None:
+        self._name, self._num_rows, self._done = name, num_rows, 0
+        self._began = time.monotonic()
+        self._due = self._began + REPORT_EVERY_S
+
+    def add(self, rows: int) -> None:
+        """Count `rows` as done."""
+        self._done += rows
+        if (now := time.monotonic()) < self._due:
+            return
+        self._due = now + REPORT_EVERY_S
+        rate = self._done / max(now - self._began, 1e-9)
+        left = clock_text((self._num_rows - self._done) / rate) if rate else "-:--"
+        share = share_text(self._done / max(self._num_rows, 1))
+        tell(f"{self._name}: {share} of {count_text(self._num_rows)} rows, {rate_text(rate)}, {left} left")

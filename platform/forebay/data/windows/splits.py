@@ -3,15 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
 from numpy.typing import NDArray
 
 from forebay.data.plan.permute import Ints
-from forebay.data.windows.index import TargetBounds
 from forebay.data.windows.line import StepLine
 from forebay.errors import InvalidOption, whole_number
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class TargetBounds:
+    """Part of a split: the steps of each entity that may be targets.
+
+    Attributes:
+        low: First target step of each entity, counted from its first step, int64 [entities].
+        high: End of the target steps, int64 [entities]. Not above `low`: no target.
+        own_context: Whether windows look back on steps from `low` only.
+    """
+
+    low: Ints
+    high: Ints
+    own_context: bool = False
+
+    @classmethod
+    def all_of(cls, line: StepLine) -> TargetBounds:
+        """All steps of all entities."""
+        steps = np.diff(line.entities)
+        return cls(low=np.zeros_like(steps), high=steps)
 
 
 def step_cuts(line: StepLine, steps: Sequence[int]) -> Ints:

@@ -1,4 +1,4 @@
-"""Default number of lanes and default size of windows."""
+"""Defaults of a plan: number of lanes, and rows that are shuffled together."""
 
 from __future__ import annotations
 
@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.plan.lane_count import choose_lanes, choose_window
 from forebay.data.plan.lanes import owned_order
-from forebay.data.plan.plan import build_plan
+from forebay.data.plan.plan import build_plan, choose_lanes, choose_shuffle_rows
 
 MIB = 1 << 20
 
@@ -35,9 +34,9 @@ def test_lanes_follow_from_the_row_groups(groups: int, group_bytes: int, lanes: 
     assert choose_lanes(np.full(groups, group_bytes)) == lanes
 
 
-def test_windows_of_all_lanes_together_stay_as_large() -> None:
-    assert [choose_window(lanes) for lanes in (1, 16, 32, 256)] == [65_536, 65_536, 32_768, 4096]
-    assert choose_window(1024) == choose_window(1 << 20) == 4096
+def test_all_lanes_together_shuffle_as_many_rows() -> None:
+    assert [choose_shuffle_rows(lanes) for lanes in (1, 16, 32, 256)] == [65_536, 65_536, 32_768, 4096]
+    assert choose_shuffle_rows(1024) == choose_shuffle_rows(1 << 20) == 4096
 
 
 def test_a_plan_takes_both_by_default(memory_manifest: Callable[..., Manifest]) -> None:

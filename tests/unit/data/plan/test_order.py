@@ -11,13 +11,12 @@ import pytest
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.plan.cursor import Cursor
-from forebay.data.plan.digest import order_digest
 from forebay.data.plan.mixture.mixture import Mixture
-from forebay.data.plan.order import Order
+from forebay.data.plan.order import Order, order_digest
 from forebay.data.plan.plan import build_plan
-from forebay.data.windows.index import TargetBounds, WindowIndex
+from forebay.data.windows.index import WindowIndex, WindowShape
 from forebay.data.windows.line import BlockRuns, RunNames, StepLine
-from forebay.data.windows.shape import WindowShape
+from forebay.data.windows.splits import TargetBounds
 from forebay.errors import TooManyRanks
 from forebay.world import World
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.row_mask import KeptRows, RowMask
-from forebay.data.plan.digest import order_digest
+from forebay.data.plan.order import order_digest
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.errors import InvalidOption, TooManyRanks
 from forebay.world import World

@@ -13,8 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import forebay as fb
-from forebay.data.plan.digest import order_digest
-from forebay.data.plan.order import Order
+from forebay.data.plan.order import Order, order_digest
 from forebay.errors import InvalidOption, MissingColumn, WrongType
 
 GROUPS = (70, 1, 130, 49)

@@ -61,7 +61,7 @@ def test_rows_are_cut_in_order_of_the_key(clicks: Path, tmp_path: Path) -> None:
     assert prepared.statistics["price"].mean == 249.75
     assert prepared.statistics["price"].quantile(0.5) == 249.5
     assert len(prepared.vocabularies["user"]) == 17
-    assert prepared.vocabularies == {"user": fb.fit_vocabulary(prepared.manifest, ["user"])["user"]}
+    assert prepared.vocabularies == fb.Vocabulary("user").fit(prepared.manifest)
 
 
 @pytest.mark.parametrize("key", ["row", ("user", "row")])

@@ -10,8 +10,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from forebay.data.windows.index import WindowShape
 from forebay.data.windows.line import BlockRuns, RunNames, StepLine
-from forebay.data.windows.shape import WindowShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,7 +21,7 @@ from forebay.data.manifest.prepared import list_prepared
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.preparation import external_sort, parts
 from forebay.data.windows.arrangement import arranged_manifest
-from forebay.data.windows.step_columns import StepColumns
+from forebay.data.windows.steps import StepColumns
 from forebay.errors import BadSeries, InvalidOption, WriteFailed
 
 PAST = fb.History(["load"], steps=6)

@@ -10,10 +10,9 @@ import pytest
 from numpy.typing import NDArray
 from tests.unit.data.windows.oracle import ExpectedWindow, line_of, random_frame, windows_of
 
-from forebay.data.windows.index import TargetBounds, WindowIndex, require_windows
+from forebay.data.windows.index import WindowIndex, WindowShape, require_windows
 from forebay.data.windows.line import BlockRuns, RunNames, StepLine
-from forebay.data.windows.shape import WindowShape
-from forebay.data.windows.splits import fraction_cuts, parts_of_cuts, parts_of_entities, step_cuts
+from forebay.data.windows.splits import TargetBounds, fraction_cuts, parts_of_cuts, parts_of_entities, step_cuts
 from forebay.errors import BadSeries, InvalidOption
 
 NUM_CASES, NUM_USUAL = 300, 100

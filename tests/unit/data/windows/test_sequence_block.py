@@ -15,8 +15,8 @@ from forebay.data.cache.block_file import map_block, write_block
 from forebay.data.transform.block import Block
 from forebay.data.transform.features.groups import Feature
 from forebay.data.windows.sequence_block import Runs, SequenceTransform
-from forebay.data.windows.step_columns import StepColumns
-from forebay.data.windows.summary import COUNT, INFINITE, MAX, MIN, NULLS, SQUARES, SUM, summarize
+from forebay.data.windows.statistics import COUNT, INFINITE, MAX, MIN, NULLS, SQUARES, SUM, summarize
+from forebay.data.windows.steps import StepColumns
 from forebay.errors import BadSeries, MissingColumn, WrongType
 
 KEY = "cd" * 20

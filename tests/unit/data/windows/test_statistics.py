@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from forebay.data.windows.statistics import QuantileCounts, fold, scaling_of, statistics_id
-from forebay.data.windows.summary import summarize
+from forebay.data.windows.statistics import QuantileCounts, fold, scaling_of, statistics_id, summarize
 from forebay.errors import InvalidOption
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any, TypeVar
 
-from forebay.errors import PreparationFailed
-from forebay.runtime.pickling import pickled
+from forebay.errors import ForebayError, PreparationFailed
+from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.pickling import pickled, unpickled
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -58,7 +60,7 @@ class _WorkerProcess:
         # Not multiprocessing.Process: its spawn imports the user's script again, which then needs a guard.
         program = (
             f"import sys; sys.path[:] = {sys.path!r}\n"
-            f"from forebay.data.preparation.spans.span_process import serve; serve({theirs.fileno()})"
+            f"from forebay.data.preparation.spans.process_pool import serve; serve({theirs.fileno()})"
         )
         self._process = subprocess.Popen(  # noqa: S603 - our own program
             [sys.executable, "-c", program],
@@ -100,3 +102,26 @@ class _WorkerProcess:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def serve(descriptor: int) -> None:
+    """Call the function that arrives first for each task that follows, until the connection is closed."""
+    connection: Connection = Connection(descriptor)
+    try:
+        function = unpickled(connection.recv_bytes())
+        while True:
+            task = connection.recv()
+            outcome = outcome_of(lambda task=task: function(task))  # type: ignore[misc]
+            if outcome.error is not None and not isinstance(outcome.error, Exception):
+                sys.exit(1)
+            connection.send((outcome.value, _portable(outcome.error)))
+    except (EOFError, OSError):
+        sys.exit(0)  # the process that prepares has ended
+
+
+def _portable(error: BaseException | None) -> ForebayError | None:
+    """Error that any process can raise."""
+    if error is None or isinstance(error, ForebayError):
+        return error
+    text = "".join(traceback.format_exception(error))
+    return PreparationFailed(f"a span could not be prepared: {type(error).__name__}: {error}\n{text}")

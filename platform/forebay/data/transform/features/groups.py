@@ -130,8 +130,8 @@ class Categorical:
     """Values as ids: array [rows, len(columns)] of int32 or int64. Id 0 is null.
 
     Without `vocabulary` an id is a hash of (column name, value) in [1, buckets). `vocabulary` maps columns to values,
-    as `fit_vocabulary` returns it. Entries of other columns are ignored. With it, id 1 is any unknown value, and id 2 +
-    i is the value at position i.
+    as `fb.Vocabulary.fit` returns it. Entries of other columns are ignored. With it, id 1 is any unknown value, and
+    id 2 + i is the value at position i.
 
     Without `dtype` the ids are int32 if all of them fit, else int64. torch's embeddings take both. `array_dtype` is the
     dtype in use.

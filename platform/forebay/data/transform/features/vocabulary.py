@@ -1,9 +1,10 @@
-"""Fits vocabularies: counts the values of a column over a dataset, so that each can have its own id."""
+"""Vocabularies: the values of a column, counted over a dataset so that each can have its own id."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -18,37 +19,47 @@ from forebay.data.transform.features.paths import read_paths, schema_with_paths,
 from forebay.errors import InvalidOption
 
 
-def fit_vocabulary(
-    manifest: Manifest, columns: Sequence[str], *, min_count: int = 1, max_size: int | None = None
-) -> dict[str, tuple[Any, ...]]:
-    """Values of each column for `Categorical`: the most frequent first, equally frequent ones in ascending order.
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Values of categorical columns by frequency, for `Categorical(vocabulary=...)`.
 
-    Makes one pass over the row groups, and reads only these columns. Leaves out nulls, and values that occur fewer than
-    `min_count` times. `max_size` keeps only the most frequent ones. Dates and times are returned as their stored
-    integers. Fit on the training part only (`manifest.split`): then held-out values may be unknown, as they will be in
-    production.
-
-    Raises `MissingColumn`, `WrongType` (floats, lists), `InvalidOption`, and the errors of reading.
+    The most frequent value comes first, equally frequent ones in ascending order. Leaves out nulls, and values that
+    occur fewer than `min_count` times. `max_size` keeps the most frequent ones. Dates and times are kept as their
+    stored integers.
     """
-    names = column_names("fit_vocabulary", columns)
-    if min_count < 1 or (max_size is not None and max_size < 1):
-        raise InvalidOption(
-            f"fit_vocabulary(min_count={min_count}, max_size={max_size}) keeps no value. Give both at least 1.",
-            min_count=min_count,
-            max_size=max_size,
-        )
-    columns_of = {field.name: parse_type(field.type) for field in manifest.fields}
-    schema = schema_with_paths(columns_of, names)
-    for name in names:
-        check_categories("fit_vocabulary", name, column_type("fit_vocabulary", name, schema))
-    counts: dict[str, Counter[Any]] = {name: Counter() for name in names}
-    reader = RowGroupReader(manifest)
-    for index in range(len(manifest)):
-        table = with_paths(reader.read(index, read_paths(names, columns_of)), names)
-        for name in names:
-            for chunk in table[name].chunks:
-                count_values(counts[name], chunk)
-    return {name: most_frequent(counts[name], min_count, max_size) for name in names}
+
+    columns: str | Sequence[str]
+    min_count: int = 1
+    max_size: int | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "columns", column_names("Vocabulary", self.columns))
+        if self.min_count < 1 or (self.max_size is not None and self.max_size < 1):
+            raise InvalidOption(
+                f"{self} keeps no value. Give min_count and max_size of at least 1.",
+                min_count=self.min_count,
+                max_size=self.max_size,
+            )
+
+    def fit(self, manifest: Manifest) -> dict[str, tuple[Any, ...]]:
+        """Read the columns once, and return the values of each.
+
+        Fit on the training part only (`manifest.split`): held-out values may then be unknown, as in production.
+
+        Raises `MissingColumn`, `WrongType` (floats, lists), and the errors of reading.
+        """
+        columns_of = {field.name: parse_type(field.type) for field in manifest.fields}
+        schema = schema_with_paths(columns_of, self.columns)
+        for name in self.columns:
+            check_categories("Vocabulary", name, column_type("Vocabulary", name, schema))
+        counts: dict[str, Counter[Any]] = {name: Counter() for name in self.columns}
+        reader = RowGroupReader(manifest)
+        for index in range(len(manifest)):
+            table = with_paths(reader.read(index, read_paths(self.columns, columns_of)), self.columns)
+            for name in self.columns:
+                for chunk in table[name].chunks:
+                    count_values(counts[name], chunk)
+        return {name: most_frequent(counts[name], self.min_count, self.max_size) for name in self.columns}
 
 
 def count_values(counts: Counter[Any], chunk: pa.Array) -> None:

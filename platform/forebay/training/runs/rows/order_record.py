@@ -20,10 +20,10 @@ from forebay.data.plan.order import Last, Order
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.data.plan.sampled import Sampled
 from forebay.data.provenance.order_rows import step_keys
-from forebay.data.windows.index import TargetBounds, WindowIndex, window_indices
+from forebay.data.windows.index import WindowIndex, WindowShape, window_indices
 from forebay.data.windows.line import StepLine
-from forebay.data.windows.shape import WindowShape
-from forebay.data.windows.step_columns import StepColumns
+from forebay.data.windows.splits import TargetBounds
+from forebay.data.windows.steps import StepColumns
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import ADVICE, write_atomically, write_failed
 from forebay.storage.credentials import redacted

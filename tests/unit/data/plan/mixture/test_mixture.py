@@ -14,11 +14,10 @@ from hypothesis import strategies as st
 
 import forebay as fb
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.plan.digest import order_digest
 from forebay.data.plan.mixture.mixture import Mixture
 from forebay.data.plan.mixture.schedule import ramp
 from forebay.data.plan.mixture.shares import WEIGHTS_SUM, integer_weights
-from forebay.data.plan.order import Order
+from forebay.data.plan.order import Order, order_digest
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.errors import CursorMismatch, InvalidOption
 

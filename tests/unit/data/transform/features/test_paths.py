@@ -119,7 +119,7 @@ def test_a_loader_reads_the_pages_of_the_fields_in_use(tmp_path: Path, parquet_f
     assert read < manifest.source_bytes.sum() - noise.nbytes / 2
     with pytest.raises(MissingColumn, match="no column 'nobody.x'"):
         RowGroupReader(manifest).read(0, ["nobody.x"])
-    assert fb.fit_vocabulary(manifest, ["user.home.zip"])["user.home.zip"][0] == "0"
+    assert fb.Vocabulary("user.home.zip").fit(manifest)["user.home.zip"][0] == "0"
 
 
 class CountedNames:

@@ -13,7 +13,7 @@ import pytest
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.sources.scan import scan
 from forebay.data.transform.features.groups import Categorical
-from forebay.data.transform.features.vocabulary import fit_vocabulary
+from forebay.data.transform.features.vocabulary import Vocabulary
 from forebay.data.transform.transform import Transform
 from forebay.errors import InvalidOption, MissingColumn, WrongType
 
@@ -33,14 +33,14 @@ def written(tmp_path: Path) -> Write:
 
 def test_the_most_frequent_first_and_equals_in_rising_order(written: Write) -> None:
     manifest = written(c=["b", "a", None, "c", "c", "b", "b", "d"], n=[3, 2, 1, 3, 2, 9, None, 9])
-    assert fit_vocabulary(manifest, ["c", "n"]) == {"c": ("b", "c", "a", "d"), "n": (2, 3, 9, 1)}
+    assert Vocabulary(["c", "n"]).fit(manifest) == {"c": ("b", "c", "a", "d"), "n": (2, 3, 9, 1)}
 
 
 def test_rare_values_and_a_long_tail_can_be_left_out(written: Write) -> None:
     manifest = written(c=["b", "a", "c", "c", "b", "b"])
-    assert fit_vocabulary(manifest, "c", min_count=2) == {"c": ("b", "c")}
-    assert fit_vocabulary(manifest, "c", max_size=1) == {"c": ("b",)}
-    assert fit_vocabulary(manifest, "c", min_count=9) == {"c": ()}
+    assert Vocabulary("c", min_count=2).fit(manifest) == {"c": ("b", "c")}
+    assert Vocabulary("c", max_size=1).fit(manifest) == {"c": ("b",)}
+    assert Vocabulary("c", min_count=9).fit(manifest) == {"c": ()}
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_rare_values_and_a_long_tail_can_be_left_out(written: Write) -> None:
 def test_what_is_fitted_can_be_looked_up(written: Write, kind: pa.DataType, values: list[Any], expected: Any) -> None:
     table = pa.table({"c": pa.array([*values, None], kind)})
     manifest = written(c=table["c"])
-    vocabulary = fit_vocabulary(manifest, "c")
+    vocabulary = Vocabulary("c").fit(manifest)
     assert vocabulary == {"c": expected}
     transform = Transform(ids=Categorical("c", vocabulary=vocabulary))
     transform.check(manifest)
@@ -77,15 +77,15 @@ def test_what_is_fitted_can_be_looked_up(written: Write, kind: pa.DataType, valu
 
 def test_columns_are_checked_before_reading(written: Write) -> None:
     manifest = written(c=["a"], f=[1.5], n=[[1]])
-    with pytest.raises(MissingColumn, match=r"fit_vocabulary asks for column 'C'.*Did you mean"):
-        fit_vocabulary(manifest, ["C"])
+    with pytest.raises(MissingColumn, match=r"Vocabulary asks for column 'C'.*Did you mean"):
+        Vocabulary(["C"]).fit(manifest)
     with pytest.raises(WrongType, match="Floats"):
-        fit_vocabulary(manifest, ["c", "f"])
+        Vocabulary(["c", "f"]).fit(manifest)
     with pytest.raises(WrongType, match="list"):
-        fit_vocabulary(manifest, ["n"])
+        Vocabulary(["n"]).fit(manifest)
 
 
 @pytest.mark.parametrize("options", [{"min_count": 0}, {"max_size": 0}])
 def test_options_that_keep_nothing_are_refused(written: Write, options: dict[str, int]) -> None:
     with pytest.raises(InvalidOption):
-        fit_vocabulary(written(c=["a"]), "c", **options)
+        Vocabulary("c", **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ from typer.core import TyperGroup
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
+from forebay.cli.preparation_display import shown_preparations
 from forebay.data.manifest.prepared import Prepared, find_prepared, list_prepared, remove_prepared
 from forebay.data.preparation.progress import tell
 from forebay.errors import InvalidOption
@@ -41,11 +43,8 @@ app = typer.Typer(
 @app.command("job")
 def job(job: JobFile, parameters: Parameters = None, as_json: AsJson = False) -> None:
     """Call a job file's function, which prepares its data, and train nothing. What is sealed already is reused."""
-    # Imported here because torch takes seconds to import.
-    from forebay.cli.preparation.job_data import prepare_job_data  # noqa: PLC0415
-
     with only_the_document(as_json):
-        found = prepare_job_data(job, parameters or ())
+        found = _prepare_job_data(job, parameters or ())
     if as_json:
         print_json({"prepared": [_facts(prepared) for prepared in found]})
         return
@@ -99,6 +98,20 @@ def rm(
     with hold_lease(folder, lambda holder: tell(f"waiting for {holder}, which prepares it")):
         remove_prepared(folder)
     print_json({"removed": location.uri}) if as_json else print_facts({"removed": location.uri})
+
+
+def _prepare_job_data(path: str, words: Sequence[str]) -> list[Prepared]:
+    """Datasets that the job of a file prepares or reuses. For a sweep, the datasets of one possible trial."""
+    from forebay.cli.job_file import job_or_sweep_of  # noqa: PLC0415 - torch takes seconds to import
+    from forebay.sweep.sweep import Sweep  # noqa: PLC0415
+
+    with shown_preparations() as display:
+        made = job_or_sweep_of(path, words)
+        if isinstance(made, Sweep):
+            from forebay.sweep.setup import prepare  # noqa: PLC0415 - Ray Tune takes seconds to import
+
+            prepare(made)
+    return display.found
 
 
 def _facts(prepared: Prepared) -> dict[str, object]:

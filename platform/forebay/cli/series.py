@@ -11,7 +11,7 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_table
-from forebay.cli.preparation.display import shown_preparations
+from forebay.cli.preparation_display import shown_preparations
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.manifest.manifest import Manifest
