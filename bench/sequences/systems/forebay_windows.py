@@ -12,13 +12,12 @@ from bench.sequences.setting import FUTURE, PAST, SequenceFacts, SequenceSetting
 from forebay import (
     CacheSpec,
     DiskCache,
-    Future,
+    History,
+    Horizon,
     Loader,
-    Past,
+    Manifest,
     Sequences,
     build_plan,
-    load_manifest,
-    save_manifest,
     scan,
 )
 from forebay.data.kernels.calls import load
@@ -39,7 +38,7 @@ def facts(setting: SequenceSetting) -> SequenceFacts:
 
 def prepare(setting: SequenceSetting) -> None:
     """Fill the cache, and save the manifest."""
-    save_manifest(scan(str(setting.data)), str(setting.work / "manifest.parquet"))
+    scan(str(setting.data)).save(setting.work / "manifest.parquet")
     assert sequences(setting).windows.num_windows == setting.windows
 
 
@@ -55,10 +54,10 @@ def batches(setting: SequenceSetting) -> Iterator[Mapping[str, Any]]:
 def sequences(setting: SequenceSetting) -> Sequences:
     """Windows of all series."""
     return Sequences(
-        load_manifest(str(setting.work / "manifest.parquet")),
+        Manifest.load(setting.work / "manifest.parquet"),
         entity="series",
-        past=Past(setting.names, steps=PAST),
-        future=Future(setting.names, steps=FUTURE),
+        past=History(setting.names, steps=PAST),
+        future=Horizon(setting.names, steps=FUTURE),
         scale=None if setting.variant == "raw" else "standard",
         cache=_cache(setting),
     )

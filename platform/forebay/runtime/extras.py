@@ -119,7 +119,7 @@ def unsupported_ray(what: str, missing: Sequence[str]) -> UnsupportedRay:
     names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     return UnsupportedRay(
         f"{what} uses {names}, which the installed Ray {version} does not have. Forebay was tested with Ray {oldest} "
-        f"to {newest}. Run: pip install 'ray[default,train,tune]>={oldest},<{major}.{int(minor) + 1}'",
+        f"to {newest}. Run: pip install 'ray[data,default,train,tune]>={oldest},<{major}.{int(minor) + 1}'",
         version=version,
         missing=list(missing),
     )

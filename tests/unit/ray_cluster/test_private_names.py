@@ -232,7 +232,7 @@ def another_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SAID = (
     r"uses \S+[\w. ,]+, which the installed Ray [\d.]+ does not have. Forebay was tested with Ray 2.56 to 2.60. "
-    r"Run: pip install 'ray\[default,train,tune\]>=2.56,<2.61'$"
+    r"Run: pip install 'ray\[data,default,train,tune\]>=2.56,<2.61'$"
 )
 
 
