@@ -1,4 +1,7 @@
-"""Progress of preparations on standard error. Fast to import."""
+"""Progress of preparations on standard error.
+
+Fast to import.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,9 @@ LINE_EVERY_S = 5.0
 
 
 class PreparationDisplay:
-    """Prints messages as they come, and the progress every five seconds. Keeps the datasets in `found`.
+    """Prints messages, and progress every five seconds.
 
-    `also` is called with each message and progress, as text.
+    Keeps the datasets in `found`. `also` is called with each message and progress, as text.
     """
 
     def __init__(self, also: Callable[[str], object] = lambda _: None) -> None:
@@ -42,9 +45,9 @@ class PreparationDisplay:
 
 @contextmanager
 def shown_preparations(also: Callable[[str], object] = lambda _: None) -> Iterator[PreparationDisplay]:
-    """Show the preparations of this thread for the length of the block, and pass them to `also`.
+    """Show the preparations of this thread.
 
-    Within another such block, uses its display.
+    For the length of the block. Messages and progress also go to `also`. Within another such block, uses its display.
     """
     current = present_listener()
     if isinstance(current, PreparationDisplay):

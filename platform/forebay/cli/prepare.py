@@ -1,4 +1,4 @@
-"""`forebay prepare`: prepare the data of a job file, list prepared datasets, remove one."""
+"""`forebay prepare`: prepare, list and remove datasets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _FOLDER = re.compile(r"-[0-9a-f]{16}$")
 
 
 class _JobFirst(TyperGroup):
-    """Group whose command is `job` when the first argument is not a command: `forebay prepare JOB.py`."""
+    """Command group that defaults to `job`.
+
+    If the first argument is not a command: `forebay prepare JOB.py`.
+    """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if args and args[0] not in self.commands and not args[0].startswith("-"):
@@ -42,7 +45,10 @@ app = typer.Typer(
 
 @app.command("job")
 def job(job: JobFile, parameters: Parameters = None, as_json: AsJson = False) -> None:
-    """Call a job file's function, which prepares its data, and train nothing. What is sealed already is reused."""
+    """Prepare the data of a job, and train nothing.
+
+    Calls the job file's function. Sealed datasets are reused.
+    """
     with only_the_document(as_json):
         found = _prepare_job_data(job, parameters or ())
     if as_json:
@@ -69,7 +75,10 @@ def ls(
     into: Annotated[str, typer.Argument(help="Folder or URI given as into=.")] = "runs/prepared",
     as_json: AsJson = False,
 ) -> None:
-    """List prepared datasets, and folders of preparations that did not end or are under way."""
+    """List prepared datasets.
+
+    Also folders of preparations that did not end or are under way.
+    """
     found = list(list_prepared(into))
     if as_json:
         facts = [_facts(prepared) if prepared else {"folder": folder, "sealed": False} for folder, prepared in found]
@@ -86,7 +95,10 @@ def rm(
     folder: Annotated[str, typer.Argument(help="Folder of one dataset, as `forebay prepare ls` prints it.")],
     as_json: AsJson = False,
 ) -> None:
-    """Remove a prepared dataset, or what a preparation left. A running job that still reads it fails."""
+    """Remove a prepared dataset, or an unfinished preparation.
+
+    A running job that still reads it fails.
+    """
     location = resolve(folder)
     if find_prepared(folder) is None and not _FOLDER.search(location.path.rstrip("/")):
         raise InvalidOption(
@@ -101,7 +113,10 @@ def rm(
 
 
 def _prepare_job_data(path: str, words: Sequence[str]) -> list[Prepared]:
-    """Datasets that the job of a file prepares or reuses. For a sweep, the datasets of one possible trial."""
+    """Call the job file's function, and collect its datasets.
+
+    For a sweep, the datasets of one possible trial.
+    """
     from forebay.cli.job_file import job_or_sweep_of  # noqa: PLC0415 - torch takes seconds to import
     from forebay.sweep.sweep import Sweep  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`forebay series`: the series of a dataset, and the windows and statistics of a split."""
+"""`forebay series`: series, windows and statistics of a split."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ def series(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read all steps once: series, runs, missing values, windows of each part of a split, statistics."""
+    """Show the series, windows and statistics of a dataset.
+
+    Reads all steps once: series, runs, missing values, windows of each part of a split, statistics.
+    """
     manifest = scan(uri)
     names = columns.split(",") if columns else _numbers(manifest, {entity, time})
     made = Sequences(
@@ -99,7 +102,10 @@ def _facts(made: Sequences, parts: tuple[SequencePart, ...]) -> dict[str, Any]:
 
 
 def _interval(made: Sequences) -> int | None:
-    """Median over the runs of the mean distance of their steps, in the unit of the time column."""
+    """Typical time between steps, in time units.
+
+    Median over the runs of the mean distance of their steps.
+    """
     steps, times = np.diff(made.series.whole.starts), made.series.times
     is_long = steps > 1
     if made.time is None or not np.any(is_long):
@@ -130,7 +136,9 @@ def _texts(made: Sequences, facts: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _interval_text(ticks: int, column: pa.DataType) -> str:
-    """Interval as a short text, with three digits where the whole number is long.
+    """Short text of an interval.
+
+    With three digits where the whole number is long.
 
     >>> _interval_text(3_600_000_000, pa.timestamp("us")), _interval_text(3_661_234_567, pa.timestamp("us"))
     ('1h', 'about 1.02h')

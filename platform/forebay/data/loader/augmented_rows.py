@@ -41,7 +41,7 @@ class AugmentedRows:
         Raises `AugmentFailed` as `Augment.apply`, and for another dtype or shape than in the first batch.
         """
         rng = RowRandom(self._key, self._plan.row_numbers(rows))
-        block = self._augment.apply(arrays, rng, place=partial(self._place, rows))
+        block = self._augment.apply(arrays, rng, where=partial(self._place, rows))
         self._validate_schema(block, rows)
         own = {id(array) for array in arrays.values()}
         made = {name: array for name, array in block.arrays.items() if id(array) not in own}

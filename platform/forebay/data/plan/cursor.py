@@ -1,4 +1,4 @@
-"""Position in a run's data, as a checkpoint keeps it."""
+"""Position in a run's data, as saved in a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
-    """Position in the data of a run: rows `[0, position)` of `epoch` are done.
+    """Position in a run's data.
 
-    Independent of the world size: any number of ranks can continue from here.
+    Rows `[0, position)` of `epoch` are done. Independent of the world size: any number of ranks can continue from here.
 
     Attributes:
         plan_id: Id of the plan, 64 hex digits.
@@ -31,11 +31,14 @@ class Cursor:
     global_batch: int
 
     def to_dict(self) -> dict[str, str | int]:
-        """Plain dict of the fields and the version of their format, the same on every rank."""
+        """Return the fields and the format version.
+
+        A plain dict, the same on every rank.
+        """
         return {"version": _VERSION} | asdict(self)
 
     def to_json(self) -> str:
-        """One line of JSON.
+        """Return one line of JSON.
 
         >>> Cursor(plan_id="9c02", epoch=1, position=64, global_batch=32).to_json()
         '{"version": 1, "plan_id": "9c02", "epoch": 1, "position": 64, "global_batch": 32}'
@@ -44,7 +47,10 @@ class Cursor:
 
     @classmethod
     def from_dict(cls, state: Mapping[str, Any]) -> Cursor:
-        """Inverse of `to_dict`. Raises `CursorMismatch` for anything else, or another version."""
+        """Read a cursor from `to_dict`.
+
+        Raises `CursorMismatch` for anything else, or another version.
+        """
         if not isinstance(state, Mapping) or state.get("version") != _VERSION:
             raise CursorMismatch(
                 f"This is not a cursor of version {_VERSION}: {state!r:.200}. Pass what Cursor.to_dict() or to_json() "
@@ -60,7 +66,10 @@ class Cursor:
 
     @classmethod
     def from_json(cls, text: str) -> Cursor:
-        """Inverse of `to_json`. Raises `CursorMismatch` for any other text, or another version."""
+        """Read a cursor from `to_json`.
+
+        Raises `CursorMismatch` for any other text, or another version.
+        """
         try:
             state = json.loads(text)
         except (ValueError, TypeError, RecursionError):

@@ -1,4 +1,7 @@
-"""Deal of rows into lanes, and order of one lane in one epoch (steps 1 and 2 of the order)."""
+"""Lanes of an epoch: assignment of rows, and their order.
+
+Steps 1 and 2 of the order.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _FEW_PIECES = 4
 
 
 class LaneRows(NamedTuple):
-    """Rows of blocks, in order: `block` int64 [n] (number of the row group in the manifest), `row` int64 [n] in it."""
+    """Rows in order, by block.
+
+    `block` int64 [n] is the number of the row group in the manifest, `row` int64 [n] the row in it.
+    """
 
     block: Ints
     row: Ints
@@ -26,18 +32,24 @@ class LaneRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Pieces:
-    """Runs of consecutive rows of one block: `block`, `first` (row within the block) and `rows`, each int64 [n]."""
+    """Runs of consecutive rows of one block.
+
+    `block`, `first` (row within the block) and `rows`, each int64 [n].
+    """
 
     block: Ints
     first: Ints
     rows: Ints
 
     def select(self, index: Ints | slice) -> Pieces:
-        """Some of the pieces, in the order of `index`."""
+        """Return the pieces at `index`, in its order."""
         return Pieces(block=self.block[index], first=self.first[index], rows=self.rows[index])
 
     def turned(self, start: int) -> Pieces:
-        """The same rows from row number `start` of the line on, then those before it. Cuts one piece in two."""
+        """Rotate the rows to begin at row `start`.
+
+        Cuts one piece in two.
+        """
         ends = np.cumsum(self.rows)
         cut = int(np.searchsorted(ends, start, side="right"))
         done = start - int(ends[cut] - self.rows[cut])
@@ -51,13 +63,19 @@ class Pieces:
 
 
 def lane_starts(num_rows: int, lanes: int) -> Ints:
-    """Start of each lane on the line of all rows, int64 [lanes + 1]. The first `num_rows % lanes` are longer."""
+    """Return the first row of each lane, int64 [lanes + 1].
+
+    Rows count over all blocks. The first `num_rows % lanes` lanes are one row longer.
+    """
     lane = np.arange(lanes + 1, dtype=np.int64)
     return lane * (num_rows // lanes) + np.minimum(lane, num_rows % lanes)
 
 
 def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pieces, Ints]:
-    """Cut the line of all rows into lanes. Returns pieces in line order, and each lane's first, int64 [lanes + 1]."""
+    """Assign all rows to lanes.
+
+    Returns the pieces in line order, and each lane's first piece, int64 [lanes + 1].
+    """
     num_blocks = len(block_rows)
     order = permutation(num_blocks, derive(_DEAL, seed)) if shuffle else np.arange(num_blocks, dtype=np.int64)
     ends = np.cumsum(block_rows[order])
@@ -68,17 +86,20 @@ def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pie
     starts = np.sort(np.concatenate([block_starts, cuts]), kind="stable")
     starts = starts[(np.diff(starts, prepend=-1) > 0) & (starts < num_rows)]
     # side="right": a block without rows ends where the next one starts, and must own nothing.
-    place = np.searchsorted(ends, starts, side="right")
+    index = np.searchsorted(ends, starts, side="right")
     pieces = Pieces(
-        block=order[place],
-        first=starts - block_starts[place],
+        block=order[index],
+        first=starts - block_starts[index],
         rows=np.diff(starts, append=num_rows),
     )
     return pieces, np.searchsorted(starts, cuts)
 
 
 def shuffled_line(block_rows: Ints, *, seed: int, epoch: int) -> LaneRows:
-    """All rows of all blocks in one random order, for datasets so small that a lane would hold only a few rows."""
+    """Shuffle all rows of all blocks.
+
+    For datasets so small that a lane would hold only a few rows.
+    """
     line = permutation(int(block_rows.sum()), derive(_LINE, seed, epoch))
     ends = np.cumsum(block_rows)
     block = np.searchsorted(ends, line, side="right")
@@ -86,10 +107,11 @@ def shuffled_line(block_rows: Ints, *, seed: int, epoch: int) -> LaneRows:
 
 
 def owned_order(lanes: int) -> Ints:
-    """Lanes in the order in which ranks own runs of them, int64 [lanes]: by their number's bits read backwards.
+    """Lanes in bit-reversed order, int64 [lanes].
 
-    Positions go round the lanes, so a batch that is not a multiple of `lanes` has one row more in some lanes next to
-    each other. Any run of this order spreads over all lanes, so these rows spread over all ranks.
+    A rank owns a run of lanes in this order. Positions go round the lanes, so a batch that is not a multiple of `lanes`
+    has one row more in some lanes next to each other. Any run of this order spreads over all lanes, so these rows
+    spread over all ranks.
 
     >>> owned_order(8).tolist(), owned_order(6).tolist()
     ([0, 4, 2, 6, 1, 5, 3, 7], [0, 4, 2, 1, 5, 3])
@@ -101,12 +123,13 @@ def owned_order(lanes: int) -> Ints:
 
 
 @lru_cache(maxsize=64)
-def window_bounds(num_rows: int, shuffle_rows: int) -> Ints:
-    """Bounds of a lane's windows, int64 [windows + 1]. The first three are smaller: the first batch comes early.
+def shuffle_bounds(num_rows: int, shuffle_rows: int) -> Ints:
+    """Return the bounds of a lane's shuffles, int64 [shuffles + 1].
 
-    All lanes of a plan have one of two numbers of rows, so the bounds are kept.
+    The rows between two bounds are shuffled together. The first three shuffles are smaller: the first batch comes
+    early. All lanes of a plan have one of two numbers of rows, so the bounds are kept.
 
-    >>> window_bounds(40, 16).tolist()
+    >>> shuffle_bounds(40, 16).tolist()
     [0, 2, 6, 14, 30, 40]
     """
     ramp = np.cumsum([max(shuffle_rows >> shift, 1) for shift in (3, 2, 1)])
@@ -118,12 +141,14 @@ def window_bounds(num_rows: int, shuffle_rows: int) -> Ints:
 
 
 class LaneEpoch:
-    """Rows of one lane in the order of one epoch. A row's number in this order is its *lane row*.
+    """Rows of one lane in the order of one epoch.
+
+    A row's number in this order is its *lane row*.
 
     Args:
-        pieces: Rows of the lane in order, before the shuffle of each window.
-        bounds: Lane rows at which windows start, and the number of rows, int64 [windows + 1].
-        key: Key of the windows' permutations. None keeps the rows in the order of the pieces.
+        pieces: Rows of the lane in order, before the shuffles.
+        bounds: Lane rows at which shuffles start, and the number of rows, int64 [shuffles + 1].
+        key: Key of the shuffles' permutations. None keeps the rows in the order of the pieces.
     """
 
     def __init__(self, pieces: Pieces, bounds: Ints, key: int | None) -> None:
@@ -145,7 +170,7 @@ class LaneEpoch:
     @classmethod
     def of(cls, pieces: Pieces, *, seed: int, epoch: int, lane: int, shuffle_rows: int, shuffle: bool) -> LaneEpoch:
         num_rows = int(pieces.rows.sum())
-        bounds = window_bounds(num_rows, shuffle_rows)
+        bounds = shuffle_bounds(num_rows, shuffle_rows)
         if not shuffle:
             return cls(pieces, bounds, None)
         pieces = pieces.select(permutation(len(pieces.rows), derive(_PIECES, seed, epoch, lane)))
@@ -155,13 +180,16 @@ class LaneEpoch:
 
     @classmethod
     def of_rows(cls, rows: LaneRows) -> LaneEpoch:
-        """Lane of few rows, in the given order."""
+        """Create a lane of few rows, in the given order."""
         ones = np.ones(len(rows.row), dtype=np.int64)
         bounds = np.unique([0, len(ones)]).astype(np.int64)
         return cls(Pieces(block=rows.block, first=rows.row, rows=ones), bounds, None)
 
     def spans(self) -> tuple[Ints, Ints, Ints]:
-        """Block of each piece, and the lane rows of its first need and its release (whole windows)."""
-        first_window = np.searchsorted(self._bounds, self._starts, side="right") - 1
-        last_window = np.searchsorted(self._bounds, self._ends - 1, side="right") - 1
-        return self._blocks, self._bounds[first_window], self._bounds[last_window + 1]
+        """Return the block and lifetime of each piece.
+
+        The lifetime is the lane row of its first need, and the lane row of its release: both are bounds of shuffles.
+        """
+        first_shuffle = np.searchsorted(self._bounds, self._starts, side="right") - 1
+        last_shuffle = np.searchsorted(self._bounds, self._ends - 1, side="right") - 1
+        return self._blocks, self._bounds[first_shuffle], self._bounds[last_shuffle + 1]

@@ -1,4 +1,4 @@
-"""Order of the rows of one or several datasets: all that a loader, a trainer and a digest know of a plan."""
+"""Interface of a row order over one or several datasets."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _AUGMENT = 8  # Continues the uses of keys in plan/row_sampling.py.
 
 
 class PositionedRows(NamedTuple):
-    """Rows of blocks in position order: `position` in the epoch, `block` and `row` within it, each int64 [n]."""
+    """Rows of blocks in position order.
+
+    `position` in the epoch, `block` and `row` within it, each int64 [n].
+    """
 
     position: Ints
     block: Ints
@@ -32,7 +35,10 @@ class PositionedRows(NamedTuple):
 
 
 class BlockSpan(NamedTuple):
-    """Use of a block: by global batches that end after position `need` and start before `release`."""
+    """Lifetime of a block.
+
+    Global batches use it that end after position `need` and start before `release`.
+    """
 
     need: int
     release: int
@@ -40,7 +46,9 @@ class BlockSpan(NamedTuple):
 
 
 class BlockWindows(Protocol):
-    """Windows of a dataset, numbered within the blocks that they start in (`data/windows/index.py`).
+    """Windows of a dataset, numbered by the block they start in.
+
+    `data/windows/index.py` implements it.
 
     Attributes:
         id: SHA-256 (hex) of everything that the numbers depend on.
@@ -51,14 +59,16 @@ class BlockWindows(Protocol):
     rows: Ints
 
     def shift_of(self, seed: int, epoch: int) -> int:
-        """Steps by which all windows are moved in an epoch."""
+        """Steps by which an epoch moves all windows."""
 
     def neighbours(self, block: int) -> list[int]:
-        """Blocks that windows starting in `block` also read, ascending."""
+        """Other blocks read by windows of `block`, ascending."""
 
 
 class Order(ABC):
-    """Pure function from (epoch, position) to rows of blocks, for any number of ranks up to its lanes.
+    """Pure function from (epoch, position) to rows of blocks.
+
+    It serves any number of ranks up to its lanes.
 
     Laws:
     - A position of an epoch is one row. It belongs to one lane. Nothing depends on the world, on earlier calls or on
@@ -96,7 +106,7 @@ class Order(ABC):
 
     @abstractmethod
     def positioned_rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> PositionedRows:
-        """Rows of some lanes, ascending, among positions `start` to `stop`."""
+        """Rows of ascending `lanes` among positions `start` to `stop`."""
 
     @abstractmethod
     def row_lanes(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> Ints:
@@ -104,33 +114,42 @@ class Order(ABC):
 
     @abstractmethod
     def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
-        """Uses of blocks by some lanes from `position` to the end of the epoch, in the order of need."""
+        """Blocks that `lanes` use from `position` on, by need.
+
+        Up to the end of the epoch.
+        """
 
     def row_key(self, epoch: int) -> int:
-        """64-bit key of the random numbers of an epoch's rows."""
+        """Key of the random numbers of an epoch's rows.
+
+        64 bits.
+        """
         return derive(_AUGMENT, self.seed, epoch)
 
     def row_numbers(self, rows: PositionedRows) -> NDArray[np.uint64]:
-        """Number of each row for `row_key`, uint64 [n]: each comes once in an epoch.
+        """Number of each row for `row_key`, uint64 [n].
 
-        It counts block and row, so it is equal at any number of lanes. Where rows repeat, it is the position, so that
-        copies of a row get different random numbers.
+        Each number comes once in an epoch. It counts block and row, so it is equal at any number of lanes. Where rows
+        repeat, it is the position, so that copies of a row get different random numbers.
         """
         if self.repeats_rows:
             return rows.position.astype(np.uint64)
         return rows.block.astype(np.uint64) << np.uint64(32) | rows.row.astype(np.uint64)
 
     def accepts(self, cursor: Cursor) -> bool:
-        """Whether a run can continue from `cursor` with this order."""
+        """Whether a run can continue from `cursor`."""
         limit = self.continues.get(cursor.plan_id, -1)
         return cursor.plan_id == self.id or cursor.epoch * self.num_rows + cursor.position <= limit
 
     def window_shifts(self, epoch: int, positions: Ints, source: int = 0) -> Ints:  # noqa: ARG002 - of orders of windows
-        """Steps by which the windows of dataset `source` at `positions`, ascending, are moved, int64 [n]."""
+        """Shift of windows at `positions`, in steps, int64 [n].
+
+        `positions` ascend, and `source` is the dataset.
+        """
         return np.zeros_like(positions)
 
     def num_batches(self, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:
-        """Number of global batches from position `start` to the end of the epoch."""
+        """Number of global batches left from position `start`."""
         if last not in ("balance", "drop"):
             raise InvalidOption(
                 f'last={last!r}: choose "balance" (every row once) or "drop" (equal batches).', last=last
@@ -140,10 +159,11 @@ class Order(ABC):
         return left // global_batch if last == "drop" else -(-left // global_batch)
 
     def batch_size(self, position: int, global_batch: int, *, last: Last = "balance") -> int:
-        """Number of rows of the global batch at `position`, 0 if no batch starts there.
+        """Number of rows of the global batch at `position`.
 
-        A function of the position alone: cutting the rest of an epoch again gives the remaining batches of the first
-        cut. This holds because sizes that differ by at most one still do without the first, larger ones.
+        0 if no batch starts there. A function of the position alone: cutting the rest of an epoch again gives the
+        remaining batches of the first cut. This holds because sizes that differ by at most one still do without the
+        first, larger ones.
         """
         batches = self.num_batches(global_batch, position, last=last)
         if batches == 0:
@@ -151,7 +171,7 @@ class Order(ABC):
         return global_batch if last == "drop" else -(-(self.num_rows - position) // batches)
 
     def batch_start(self, number: int, global_batch: int, start: int = 0, *, last: Last = "balance") -> int:
-        """Position of global batch `number`, counted from 0 at position `start`.
+        """Position of global batch `number`, counted from `start`.
 
         Raises `InvalidOption` if the epoch has no such batch.
         """
@@ -166,7 +186,9 @@ class Order(ABC):
     def batch(
         self, epoch: int, position: int, global_batch: int, world: World | None = None, *, last: Last = "balance"
     ) -> LaneRows:
-        """Rows that `world.rank` reads of the global batch at `position`, in position order. All rows without a world.
+        """Rows that `world.rank` reads of one global batch.
+
+        In position order. All rows without a world.
 
         Returns:
             `LaneRows(block, row)`, int64 [n] each. n may be 0 if the batch has fewer rows than there are lanes.
@@ -182,7 +204,10 @@ class Order(ABC):
         return LaneRows(block, row)
 
     def owned_run(self, world: World) -> range:
-        """Numbers in `owned_order` of the lanes that a rank reads. Raises `TooManyRanks` for more ranks than lanes."""
+        """Range of a rank's lanes in `owned_order`.
+
+        Raises `TooManyRanks` for more ranks than lanes.
+        """
         if world.size > self.lanes:
             raise TooManyRanks(
                 f"{world.size} ranks cannot share {self.lanes} lanes{self._lanes_reason()}. Run at most {self.lanes} "
@@ -193,22 +218,25 @@ class Order(ABC):
         return range(world.rank * self.lanes // world.size, (world.rank + 1) * self.lanes // world.size)
 
     def owned_lanes(self, world: World) -> tuple[int, ...]:
-        """Lanes that a rank reads, ascending. Raises `TooManyRanks` for more ranks than lanes."""
+        """Lanes that a rank reads, ascending.
+
+        Raises `TooManyRanks` for more ranks than lanes.
+        """
         run = self.owned_run(world)
         return tuple(sorted(self.owned_order[run.start : run.stop].tolist()))
 
     def _lanes_reason(self) -> str:
-        """Origin of the number of lanes, for the text of an error."""
+        """Origin of the number of lanes, for errors."""
         return ""
 
 
 def order_digest(plan: Order, *, epoch: int, global_batch: int, last: Last = "balance", world_size: int = 1) -> str:
-    """SHA-256 (hex) over the global batches of an epoch in position order.
+    """Return the SHA-256 (hex) of an epoch's batches.
 
-    Each batch adds its size (int64, little-endian), then its sorted rows. A row is three little-endian int64: number of
-    the file in the manifest, row group within the file, row within the row group. Files of several datasets are
-    numbered one dataset after the other. Sorting makes it a digest of the rows of each batch: every `world_size` gives
-    the same one, although ranks read different parts of a batch.
+    Over the global batches in position order. Each batch adds its size (int64, little-endian), then its sorted rows. A
+    row is three little-endian int64: number of the file in the manifest, row group within the file, row within the row
+    group. Files of several datasets are numbered one dataset after the other. Sorting makes it a digest of the rows of
+    each batch: every `world_size` gives the same one, although ranks read different parts of a batch.
     """
     digest = hashlib.sha256()
     first_files = np.cumsum([0, *(len(manifest.files) for manifest in plan.manifests)])

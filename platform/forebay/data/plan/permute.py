@@ -1,9 +1,9 @@
-"""Permutations as pure functions of a key: the only source of randomness in the order.
+"""Permutations as pure functions of a key.
 
-Own arithmetic instead of `numpy.random`, whose streams may change between NumPy releases: the order that a checkpoint
-refers to must never change. The mixer is SplitMix64 (Steele, Lea, Flood, OOPSLA 2014). `data/kernels/orders.py` has the
-same arithmetic compiled. Like Grain's `index_shuffle`, its permutations can be evaluated at an index, so that seeking
-costs nothing.
+The only source of randomness in the order. Own arithmetic instead of `numpy.random`, whose streams may change between
+NumPy releases: the order that a checkpoint refers to must never change. The mixer is SplitMix64 (Steele, Lea, Flood,
+OOPSLA 2014). `data/kernels/orders.py` has the same arithmetic compiled. Like Grain's `index_shuffle`, its permutations
+can be evaluated at an index, so that seeking costs nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ Ints = NDArray[np.int64]
 
 
 def derive(*words: int) -> int:
-    """Fold integers into one 64-bit key. Every integer and its place matter.
+    """Hash integers into one 64-bit key.
+
+    Every integer and its position matter.
 
     >>> derive(7, 0) == derive(7, 0), derive(7, 0) == derive(0, 7)
     (True, False)
@@ -30,10 +32,10 @@ def derive(*words: int) -> int:
 
 
 def permutation(size: int, key: int) -> Ints:
-    """Permutation of `range(size)`, int64 [size], that depends only on `size` and the 64-bit `key`.
+    """Return a permutation of `range(size)`, int64 [size].
 
-    Each index gets a random integer, and these are sorted. The low bits of each hold its index, so all of them differ
-    and every sorting algorithm gives the same result.
+    It depends only on `size` and the 64-bit `key`. Each index gets a random integer, and these are sorted. The low bits
+    of each hold its index, so all of them differ and every sorting algorithm gives the same result.
 
     >>> permutation(5, derive(7)).tolist()
     [0, 3, 4, 2, 1]
@@ -55,7 +57,10 @@ def _mix(word: int) -> int:
 
 
 def mix_words(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Mix 64-bit numbers in place: equal ones stay equal, and all others look random."""
+    """Hash 64-bit numbers in place.
+
+    Equal numbers stay equal, and all others look random.
+    """
     words ^= words >> np.uint64(30)
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(27)

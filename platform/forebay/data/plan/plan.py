@@ -1,4 +1,7 @@
-"""Plan: rows of blocks for any epoch and position (steps 3 to 5 of the order)."""
+"""Plan: order of one dataset in any epoch.
+
+Steps 3 to 5 of the order.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ LEAST_SHUFFLE_ROWS = 4096
 
 
 class Windowed(Protocol):
-    """Windows over the series of a dataset, such as a part of `fb.Sequences`."""
+    """Windows over series, such as a part of `fb.Sequences`."""
 
     @property
     def manifest(self) -> Manifest: ...
@@ -53,7 +56,9 @@ def build_plan(
     shuffle_rows: int | None = None,
     shuffle: bool = True,
 ) -> Plan:
-    """Plan the order of all rows of a manifest, or of all windows of a part of `fb.Sequences`.
+    """Plan the order of all rows of a manifest.
+
+    Or of all windows of a part of `fb.Sequences`.
 
     Args:
         manifest: Row groups, from `scan`, or series, from `Sequences`. The rows of the plan are then windows.
@@ -90,10 +95,10 @@ def build_plan(
 
 
 class Plan(Order):
-    """Order of the rows of one dataset, built by `build_plan`.
+    """Order of the rows of one dataset.
 
-    Position `p` of an epoch is row `p // lanes` of lane `p % lanes`. An epoch is a permutation of all rows. Memory is
-    O(row groups), a batch costs O(its rows), and seeking costs nothing.
+    Built by `build_plan`. Position `p` of an epoch is row `p // lanes` of lane `p % lanes`. An epoch is a permutation
+    of all rows. Memory is O(row groups), a batch costs O(its rows), and seeking costs nothing.
 
     Attributes:
         manifest: Row groups of the data.
@@ -146,24 +151,30 @@ class Plan(Order):
         return max(-(-(position - lane) // self.lanes), 0)
 
     def rows_before(self, position: int, lanes: Sequence[int]) -> int:
-        """Number of rows of some lanes, ascending, before `position`."""
+        """Number of rows of `lanes`, ascending, before `position`."""
         full, rest = divmod(position, self.lanes)
         return full * len(lanes) + bisect_left(lanes, rest)
 
     def spans(self, epoch: int, lane: int) -> Iterator[tuple[int, int, int]]:
-        """(block, first lane row that needs it, lane row of its release), in the order of need."""
+        """Yield (block, first need, release) in the order of need.
+
+        Need and release are lane rows.
+        """
         columns = self._lane_epoch(epoch, lane).spans()
         return zip(*(column.tolist() for column in columns), strict=True)
 
     def rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> LaneRows:
-        """Rows of some lanes, ascending, among positions `start` to `stop`, in position order."""
+        """Rows of ascending `lanes` among positions `start` to `stop`.
+
+        In position order.
+        """
         count = self.rows_before(stop, lanes) - self.rows_before(start, lanes)
         block, row = np.empty((2, count), dtype=np.int64)
         owned = [(lane, self.lane_row(start, lane), self.lane_row(stop, lane)) for lane in lanes]
         # Row i of owned lane k is row i * len(lanes) + k of all these lanes. A batch has a run of such numbers.
         first = self.rows_before(start, lanes)
         ranges = [
-            (low, high, low * len(lanes) + place - first) for place, (_, low, high) in enumerate(owned) if low < high
+            (low, high, low * len(lanes) + index - first) for index, (_, low, high) in enumerate(owned) if low < high
         ]
         if ranges:
             orders = [self._lane_epoch(epoch, lane) for lane, low, high in owned if low < high]
@@ -172,7 +183,7 @@ class Plan(Order):
         return LaneRows(block, self.rows_in_block(block, row))
 
     def rows_in_block(self, block: Ints, number: Ints) -> Ints:
-        """Rows of blocks by their numbers among the rows that belong to the dataset, int64 [n]."""
+        """Convert numbers among kept rows to block rows, int64 [n]."""
         kept = self.manifest.kept
         return number if kept is None else kept.mask.select(block, number)
 
@@ -191,7 +202,7 @@ class Plan(Order):
         return np.full_like(positions, shift)
 
     def _positions(self, start: int, stop: int, lanes: Sequence[int]) -> Ints:
-        """Positions of some lanes, ascending, from `start` to `stop`, int64 [n]."""
+        """Positions of ascending `lanes` from `start` to `stop`, int64 [n]."""
         if len(lanes) == self.lanes:
             return np.arange(start, stop, dtype=np.int64)
         rounds = np.arange(start // self.lanes, -(-stop // self.lanes), dtype=np.int64) * self.lanes
@@ -217,7 +228,7 @@ class Plan(Order):
         )
 
     def _lanes_reason(self) -> str:
-        """Possible origin of the number of lanes, for the text of an error."""
+        """Likely origin of the number of lanes, for errors."""
         if self.lanes != choose_lanes(self.manifest.bytes):
             return ""
         return f", the default for {len(self.manifest)} row groups with {self.manifest.num_bytes} bytes together"
@@ -228,11 +239,12 @@ def _rebuild(manifest: Manifest, options: dict[str, int], windows: BlockWindows 
 
 
 def choose_lanes(group_bytes: NDArray[np.int64]) -> int:
-    """Number of lanes: a power of two from 16 to 1024 that depends only on the row groups.
+    """Choose the number of lanes from the row groups.
 
-    It is the largest one that leaves each lane 32 row groups, and for which one row group per lane takes at most 16
-    GiB. The first batch needs a row group of every lane, so it comes after at most 3 % of an epoch's reads. The row
-    groups that all ranks hold open together are bounded. Small datasets have 16 lanes. ADR 0020 has the measurements.
+    A power of two from 16 to 1024. It is the largest one that leaves each lane 32 row groups, and for which one row
+    group per lane takes at most 16 GiB. The first batch needs a row group of every lane, so it comes after at most 3 %
+    of an epoch's reads. The row groups that all ranks hold open together are bounded. Small datasets have 16 lanes. ADR
+    0020 has the measurements.
 
     Args:
         group_bytes: Uncompressed bytes of each row group, int64 [row groups].
@@ -246,10 +258,10 @@ def choose_lanes(group_bytes: NDArray[np.int64]) -> int:
 
 
 def choose_shuffle_rows(lanes: int) -> int:
-    """Default `shuffle_rows`: 65,536 up to 16 lanes, 1,048,576 / lanes for more, at least 4,096.
+    """Choose `shuffle_rows` from the number of lanes.
 
-    Mixing and memory depend on all lanes together. A shuffle has a fixed cost of some thousand rows, and smaller row
-    groups are held completely anyway.
+    65,536 up to 16 lanes, 1,048,576 / lanes for more, at least 4,096. Mixing and memory depend on all lanes together. A
+    shuffle has a fixed cost of some thousand rows, and smaller row groups are held completely anyway.
 
     >>> [choose_shuffle_rows(lanes) for lanes in (1, 16, 17, 64, 1024)]
     [65536, 65536, 61680, 16384, 4096]

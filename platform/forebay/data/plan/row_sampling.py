@@ -1,4 +1,7 @@
-"""Number of copies of each row in an epoch, by weight: a pure function of the seed and the epoch."""
+"""Copies of each row in an epoch, by weight.
+
+A pure function of the seed and the epoch.
+"""
 
 from __future__ import annotations
 
@@ -15,18 +18,19 @@ _OFFSET, _ROWS = 6, 7  # Continue the uses of keys in plan/lanes.py.
 
 
 class RowSampling:
-    """Systematic sampling of rows: each gets its expected number of copies, rounded up or down at random.
+    """Systematic sampling of rows.
 
-    All rows lie on a line, each as long as its expected number of copies. A row has as many copies as whole numbers
-    plus a random offset fall on it. So the number of copies of an epoch is constant, an expected number of at most 1
-    gives at most one copy, and the copies of any part of the line are within 1 of what is expected. The rows of a block
-    lie on the line by their numbers of copies, and equal ones in an order that changes by epoch. Systematic sampling is
-    due to Madow and Madow, Annals of Mathematical Statistics, 1944.
+    Each row gets its expected number of copies, rounded up or down at random. All rows lie on a line, each as long as
+    its expected number of copies. A row has as many copies as whole numbers plus a random offset fall on it. So the
+    number of copies of an epoch is constant, an expected number of at most 1 gives at most one copy, and the copies of
+    any part of the line are within 1 of what is expected. The rows of a block lie on the line by their numbers of
+    copies, and equal ones in an order that changes by epoch. Systematic sampling is due to Madow and Madow, Annals of
+    Mathematical Statistics, 1944.
 
     Args:
         block_rows: Rows of each block, int64 [blocks].
         copies: Expected numbers of copies that occur, float64 [levels].
-        codes: Place in `copies` of the number of each row, unsigned integers [rows].
+        codes: Index into `copies` for each row, unsigned integers [rows].
         rows: Number of copies of an epoch: the sum over all rows, up to rounding.
         seed: Seed of the offsets and orders.
     """
@@ -48,7 +52,7 @@ class RowSampling:
         assert 0 < self._offsets <= ROW_UNITS, "rounding adds less than a copy to fewer than 2**31 rows"
 
     def block_copies(self, epoch: int) -> Ints:
-        """Number of copies of the rows of each block, int64 [blocks]."""
+        """Number of copies in each block, int64 [blocks]."""
         copies: Ints = np.diff((self._sums + self._offset(epoch)) // ROW_UNITS)
         return copies
 
@@ -68,7 +72,10 @@ class RowSampling:
 
 
 def _whole_units(copies: NDArray[np.float64], times: Ints, rows: int) -> Ints:
-    """Units of each number of copies, int64 [levels]: rounded up, so that they suffice for all `rows`."""
+    """Units of each number of copies, int64 [levels].
+
+    Rounded up, so that they suffice for all `rows`.
+    """
     units = np.ceil(copies * ROW_UNITS).astype(np.int64)
     while int(times @ units) < rows * ROW_UNITS:
         units[units % ROW_UNITS > 0] += 1  # A whole number of copies is exact, and stays what it is.

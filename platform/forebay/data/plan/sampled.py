@@ -1,4 +1,4 @@
-"""Rows of a plan in proportion to weights, or with equally many rows of each class."""
+"""Weighted and class-balanced sampling of a plan's rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ _MOST_ROWS = (1 << 31) - 1
 
 
 class Sampled(Order):
-    """Rows of a plan by weight: an epoch has about `rows * weight / sum of weights` copies of each row.
+    """Rows of a plan, sampled by weight or class.
+
+    An epoch has about `rows * weight / sum of weights` copies of each row.
 
     ```python
     balanced = fb.Sampled(fb.build_plan(manifest), balance="label")
@@ -125,8 +127,8 @@ class Sampled(Order):
         row = np.empty_like(copy)
         by_block = np.argsort(block, kind="stable")
         blocks, firsts = np.unique(block[by_block], return_index=True)
-        for each, places in zip(blocks.tolist(), np.split(by_block, firsts)[1:], strict=True):
-            row[places] = self._block_rows(epoch, each)[copy[places]]
+        for each, own in zip(blocks.tolist(), np.split(by_block, firsts)[1:], strict=True):
+            row[own] = self._block_rows(epoch, each)[copy[own]]
         return PositionedRows(position, block, self.plan.rows_in_block(block, row))
 
     def row_lanes(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> Ints:
@@ -136,14 +138,17 @@ class Sampled(Order):
         return self._copies_plan(epoch).block_spans(epoch, position, lanes)
 
     def _plan_copies(self, epoch: int) -> Plan:
-        """Order of the copies of an epoch, as if each were a row of its block."""
+        """Order an epoch's copies, each as a row of its block."""
         copies = replace(self.plan.manifest, rows=self._sampling.block_copies(epoch), kept=None)
         plan = self.plan
         return Plan(copies, seed=plan.seed, lanes=plan.lanes, shuffle_rows=plan.shuffle_rows, shuffle=plan.shuffle)
 
 
 def _weight_shares(plan: Plan, column: str) -> tuple[NDArray[np.float64], NDArray[Any]]:
-    """Weights that occur, as parts of the largest, and the place of each row's weight among them."""
+    """Distinct weights relative to the largest, and each row's index.
+
+    The index is into the distinct weights.
+    """
     parts = [_numbers(column, array) for array in _read(plan, column)]
     weights = np.concatenate(parts)
     wrong = ~(np.isfinite(weights) & (weights >= 0))
@@ -160,7 +165,7 @@ def _weight_shares(plan: Plan, column: str) -> tuple[NDArray[np.float64], NDArra
 
 
 def _classes(plan: Plan, column: str) -> tuple[list[Any], NDArray[Any]]:
-    """Classes in ascending order, and the place of each row's class among them."""
+    """Classes in ascending order, and each row's index among them."""
     # Decoded: a dictionary may hold values that no row has, such as unused categories of pandas.
     parts = _read(plan, column)
     values = pa.chunked_array(

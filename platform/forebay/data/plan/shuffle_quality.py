@@ -1,4 +1,4 @@
-"""Quality of a plan's shuffle, beside that of a full one."""
+"""Quality of a plan's shuffle, compared with a full shuffle."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from forebay.data.plan.plan import Plan
 
 FULL_TRAVEL = 1 / 3
-"""Mean distance of two random places, as a share of the whole."""
+"""Mean distance of two random positions, as a share of the whole."""
 
 _MOST_BATCHES = 2000
 
@@ -20,8 +20,8 @@ class ShuffleQuality:
     """Figures of an epoch's global batches.
 
     Attributes:
-        travel: Mean distance between the place of a row in the files and in the epoch, as a share of all rows. 1/3 in
-            a full shuffle.
+        travel: Mean distance between the position of a row in the files and in the epoch, as a share of all
+            rows. 1/3 in a full shuffle.
         row_groups: Mean number of row groups that a batch has rows of.
         full_row_groups: The same in a full shuffle.
         label_variance: Variance of the mean label over batches, as a multiple of that in a full shuffle. Above 1
@@ -40,7 +40,9 @@ class ShuffleQuality:
 def shuffle_quality(
     plan: Plan, *, global_batch: int, epoch: int = 0, labels: NDArray[np.float64] | None = None
 ) -> ShuffleQuality:
-    """Quality of an epoch of `plan`, from all batches, or 1,000 pairs of neighbours at equal distances.
+    """Measure the shuffle of an epoch of `plan`.
+
+    From all batches, or 1,000 pairs of neighbours at equal distances.
 
     Args:
         plan: Plan of rows, not of windows.
@@ -55,12 +57,12 @@ def shuffle_quality(
     for number in numbers.tolist():
         position = number * (plan.num_rows // batches) + min(number, plan.num_rows % batches)
         block, row = plan.batch(epoch, position, global_batch)
-        place = starts[block] + row
+        in_files = starts[block] + row
         sizes.append(len(row))
-        travels.append(np.abs(place - np.arange(position, position + len(row))).mean() / plan.num_rows)
+        travels.append(np.abs(in_files - np.arange(position, position + len(row))).mean() / plan.num_rows)
         groups.append(len(np.unique(block)))
         if labels is not None:
-            means.append(np.nanmean(labels[place]))
+            means.append(np.nanmean(labels[in_files]))
     size = float(np.mean(sizes))
     shares = plan.kept_rows / plan.num_rows
     return ShuffleQuality(

@@ -1,4 +1,4 @@
-"""Values fitted during a preparation, and preparation on Ray (`docs/prepare.md`)."""
+"""Fitted values, and preparation on Ray (`docs/prepare.md`)."""
 
 from __future__ import annotations
 

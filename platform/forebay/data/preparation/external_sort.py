@@ -1,4 +1,7 @@
-"""Sort of tables that do not fit in memory: sorted runs on the local disk, merged with bounded memory."""
+"""External sort of tables larger than memory.
+
+Sorted runs on the local disk, merged with bounded memory.
+"""
 
 from __future__ import annotations
 
@@ -28,10 +31,10 @@ _ARRIVAL, _RUN = "__forebay_arrival", "__forebay_run"
 def sorted_tables(
     tables: Iterable[pa.Table], key: Sequence[str], folder: Path, run_bytes: int = RUN_BYTES
 ) -> Iterator[pa.Table]:
-    """The rows of `tables` in the order of `key`, ascending, nulls last. Rows of equal key stay in order of arrival.
+    """Sort tables by `key`, ascending, nulls last.
 
-    Takes about six times `run_bytes` of memory, and as much disk in `folder` as the data has, unless all of it fits
-    into one run.
+    Rows of equal key stay in order of arrival. Takes about six times `run_bytes` of memory, and as much disk in
+    `folder` as the data has, unless all of it fits into one run.
 
     Raises `InvalidOption` for a column of `key` that is missing or cannot be sorted, `WriteFailed` for a full disk.
     """
@@ -62,7 +65,7 @@ def _sorted(table: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _order(table: pa.Table, key: Sequence[str]) -> pa.Array:
-    """Rows of `table` in the order of (key, arrival)."""
+    """Sort indices of `table` by (key, arrival)."""
     names = [name for name in table.column_names if name not in (_ARRIVAL, _RUN)]
     for name in key:
         if names.count(name) != 1:
@@ -75,7 +78,10 @@ def _order(table: pa.Table, key: Sequence[str]) -> pa.Array:
 
 
 class _SortedRun:
-    """Sorted rows in a file. `marker` is the arrival number of the last row that was loaded."""
+    """Sorted rows in a file.
+
+    `marker` is the arrival number of the last row that was loaded.
+    """
 
     def __init__(self, number: int, folder: Path, table: pa.Table) -> None:
         self.number = number
@@ -100,11 +106,14 @@ class _SortedRun:
         return bool(self._next >= self.num_rows)
 
     def load_head(self) -> pa.Table:
-        """First row only: a run whose rows come late costs one row until then."""
+        """Load the first row only.
+
+        A run whose rows come late costs one row until then.
+        """
         return self._take(1)
 
     def load(self, rows: int) -> pa.Table:
-        """Next rows, about `rows`."""
+        """Load about `rows` further rows."""
         self.is_opened = True
         return self._take(rows)
 

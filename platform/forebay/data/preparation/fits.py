@@ -1,4 +1,7 @@
-"""Values fitted on a dataset while it is prepared: exact, and independent of the order of rows and workers."""
+"""Exact statistics, fitted while a dataset is prepared.
+
+Independent of the order of rows and workers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ _DIGITS, _DIGIT_BITS = 4, 16
 
 @dataclass(frozen=True, slots=True)
 class Moments:
-    """Count, nulls, mean, standard deviation, minimum and maximum of numeric columns, in float64."""
+    """Count, nulls, moments and extremes of numeric columns.
+
+    Mean, standard deviation, minimum and maximum, in float64.
+    """
 
     columns: str | Sequence[str]
 
@@ -37,9 +43,10 @@ class Moments:
 
 @dataclass(frozen=True, slots=True)
 class Quantiles:
-    """Exact quantiles of numeric columns: the value at rank `ceil(p * count)` of the sorted column.
+    """Exact quantiles of numeric columns.
 
-    Counts four times over the prepared column, 16 bits at a time. Takes 512 KiB of counts for each quantile.
+    The value at rank `ceil(p * count)` of the sorted column. Counts four times over the prepared column, 16 bits at a
+    time. Takes 512 KiB of counts for each quantile.
     """
 
     columns: str | Sequence[str]
@@ -57,7 +64,10 @@ Fit = Vocabulary | Moments | Quantiles
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """Finite values of one column in one row group. `squares` is the sum of squares about `total / count`."""
+    """Finite values of a column in one row group.
+
+    `squares` is the sum of squares about `total / count`.
+    """
 
     count: int
     nulls: int
@@ -69,7 +79,10 @@ class Summary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FitPart:
-    """Fits of one file, made where it is written. Parts merge in any order with one result."""
+    """Fits of one file, made where it is written.
+
+    Parts merge in any order with one result.
+    """
 
     counts: Mapping[str, Counter[Any]] = field(default_factory=dict)
     summaries: Mapping[str, tuple[Summary, ...]] = field(default_factory=dict)
@@ -77,7 +90,10 @@ class FitPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fits:
-    """Fits of one preparation. Rows for which `on` is not true are left out."""
+    """Fits of one preparation.
+
+    Only rows for which `on` is true are used.
+    """
 
     fits: tuple[Fit, ...] = ()
     on: pc.Expression | None = None
@@ -94,8 +110,10 @@ class Fits:
             )
 
     def check_schema(self, schema: pa.Schema) -> None:
-        """Raise `MissingColumn` or `WrongType` for a column that cannot be fitted, and `InvalidOption` if `on` does not
-        choose rows of such a table.
+        """Check that every column can be fitted.
+
+        Raises `MissingColumn` or `WrongType` for a column that cannot, and `InvalidOption` if `on` does not choose rows
+        of such a table.
         """
         try:
             self._selected(schema.empty_table())
@@ -141,7 +159,10 @@ class Fits:
         return kept
 
     def statistics(self, parts: Iterable[FitPart], manifest: Manifest) -> dict[str, FittedColumn]:
-        """Statistics of each column. Reads the columns of `Quantiles` from the files that were written."""
+        """Statistics of each column.
+
+        Reads the columns of `Quantiles` from the files that were written.
+        """
         found = list(parts)
         columns = {
             name: _merged([each for part in found for each in part.summaries[name]])
@@ -171,10 +192,10 @@ class Fits:
 
 
 def exact_quantiles(values: Any, probabilities: Sequence[float]) -> dict[float, float]:
-    """Value at rank `ceil(p * count)`, at least 1, of all values, for each p. NaN if there are none.
+    """Return the value at each rank `ceil(p * count)`.
 
-    `values()` yields float64 arrays, the same ones at each of four calls. Their order does not matter. Memory: one
-    array and 512 KiB per quantile.
+    Ranks are at least 1. NaN if there are no values. `values()` yields float64 arrays, the same ones at each of four
+    calls. Their order does not matter. Memory: one array and 512 KiB per quantile.
     """
     prefixes = dict.fromkeys(probabilities, np.uint64(0))
     ranks: dict[float, int] = {}
@@ -193,14 +214,17 @@ def exact_quantiles(values: Any, probabilities: Sequence[float]) -> dict[float, 
                 if not total[-1]:
                     return dict.fromkeys(probabilities, math.nan)
                 ranks[probability] = max(math.ceil(probability * int(total[-1])), 1)
-            place = int(np.searchsorted(total, ranks[probability]))
-            ranks[probability] -= int(total[place - 1]) if place else 0
-            prefixes[probability] = (prefix << np.uint64(_DIGIT_BITS)) | np.uint64(place)
+            digits = int(np.searchsorted(total, ranks[probability]))
+            ranks[probability] -= int(total[digits - 1]) if digits else 0
+            prefixes[probability] = (prefix << np.uint64(_DIGIT_BITS)) | np.uint64(digits)
     return {probability: _value_of(bits) for probability, bits in prefixes.items()}
 
 
 def _ordered_bits(array: NDArray[np.float64]) -> NDArray[np.uint64]:
-    """Bits of floats as integers in the same order. Negative zero becomes zero."""
+    """Map floats to integers of the same order.
+
+    Negative zero becomes zero.
+    """
     bits: NDArray[np.uint64] = (array + 0.0).view(np.uint64)
     sign = np.uint64(1 << 63)
     return np.where(bits & sign, ~bits, bits | sign)
@@ -237,7 +261,10 @@ def _summary(column: pa.ChunkedArray) -> Summary:
 
 
 def _merged(summaries: Sequence[Summary]) -> FittedColumn:
-    """Statistics over all row groups. `fsum` is exact, so the order of the parts does not matter."""
+    """Combine the summaries of all row groups.
+
+    `fsum` is exact, so the order of the parts does not matter.
+    """
     full = [each for each in summaries if each.count]
     count, nulls = sum(each.count for each in full), sum(each.nulls for each in summaries)
     if not count:

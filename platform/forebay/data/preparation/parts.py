@@ -1,4 +1,7 @@
-"""Files of a prepared dataset: tables cut again by global row number, so that only their rows decide the files."""
+"""Files of a prepared dataset, cut by row number.
+
+So only the rows decide the files.
+"""
 
 from __future__ import annotations
 
@@ -23,16 +26,22 @@ ROW_GROUPS_PER_FILE = 4
 
 
 def plain_table(table: pa.Table) -> pa.Table:
-    """`table` without metadata and dictionaries: both depend on how rows came, not on the rows."""
-    for place, found in enumerate(table.schema):
+    """Drop metadata and dictionaries.
+
+    Both depend on how rows came, not on the rows.
+    """
+    for index, found in enumerate(table.schema):
         if pa.types.is_dictionary(found.type):
-            values = pc.cast(table.column(place), found.type.value_type)
-            table = table.set_column(place, pa.field(found.name, values.type, found.nullable), values)
+            values = pc.cast(table.column(index), found.type.value_type)
+            table = table.set_column(index, pa.field(found.name, values.type, found.nullable), values)
     return table.replace_schema_metadata(None)
 
 
 def agreeing(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
-    """Plain tables with rows, all with the schema of the first. Raises `MixedSchemas` for another one."""
+    """Yield plain tables of one schema, without empty ones.
+
+    Raises `MixedSchemas` for another schema than the first.
+    """
     schema = None
     for number, given in enumerate(tables):
         table = plain_table(given)
@@ -47,7 +56,10 @@ def agreeing(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
 
 def cut(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
-    """The same rows in tables of `rows` rows, each in one chunk. The last one may have fewer."""
+    """Cut tables again, into `rows` rows each.
+
+    Each in one chunk. The last one may have fewer.
+    """
     waiting: list[pa.Table] = []
     num_waiting = 0
     for table in tables:
@@ -64,10 +76,11 @@ def cut(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
 
 
 def write_part(folder: str, number: int, row_groups: Sequence[pa.Table]) -> tuple[PreparedFile, tuple[Field, ...]]:
-    """Write one file of `row_groups`. Returns it with its columns.
+    """Write one file of `row_groups`.
 
-    Its name holds a hash of its content. So a file is never replaced by another content under readers, and two
-    processes that write the same rows write the same file. Page checksums find damage at reading.
+    Returns it with its columns. Its name holds a hash of its content. So a file is never replaced by another content
+    under readers, and two processes that write the same rows write the same file. Page checksums find damage at
+    reading.
 
     Raises `WriteFailed`.
     """

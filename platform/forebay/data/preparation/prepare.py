@@ -1,4 +1,4 @@
-"""`prepare`: a dataset from a function that yields tables, without Ray."""
+"""`prepare`: a dataset from tables, without Ray."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
     processes: int | None = None,
     **arguments: Any,
 ) -> Prepared:
-    """Prepare a dataset from pyarrow tables, once: a second call with the same function, arguments and inputs reads
-    one small file.
+    """Prepare a dataset from pyarrow tables, once.
 
-    The rows are written as Parquet in row groups of exactly `row_group_rows` rows, however the tables were cut. Memory
-    is bounded: with `key`, rows are sorted in runs of 64 MiB on the local disk.
+    A second call with the same function, arguments and inputs reads one small file. The rows are written as Parquet in
+    row groups of exactly `row_group_rows` rows, however the tables were cut. Memory is bounded: with `key`, rows are
+    sorted in runs of 64 MiB on the local disk.
 
     Args:
         function: Returns or yields tables, all of one schema. Called with `arguments`, and only if needed. Or a source
@@ -97,8 +97,9 @@ def _write(request: PreparationRequest, folder: str, production: Production) -> 
 
 @contextmanager
 def _scratch(folder: str) -> Iterator[Path]:
-    """Local folder for sorted runs. In the dataset's own folder if that is local: a killed process's runs are then
-    removed by the next preparation.
+    """Local folder for sorted runs.
+
+    In the dataset's own folder if that is local: the next preparation then removes the runs of a killed process.
     """
     location = resolve(folder)
     with tempfile.TemporaryDirectory(prefix="_sort-", dir=location.path if location.is_local else None) as path:
@@ -106,9 +107,10 @@ def _scratch(folder: str) -> Iterator[Path]:
 
 
 def function_tables(request: PreparationRequest) -> Iterator[pa.Table]:
-    """Tables with rows, all of one schema. The first one shows whether its columns can be fitted.
+    """Yield the function's tables, checked.
 
-    Raises `InvalidOption` for other items, `MixedSchemas`, and as `Fits.check_schema`.
+    Only tables with rows, all of one schema. The first one shows whether its columns can be fitted. Raises
+    `InvalidOption` for other items, `MixedSchemas`, and as `Fits.check_schema`.
     """
     tables = agreeing(_given(request))
     first = next(tables, None)

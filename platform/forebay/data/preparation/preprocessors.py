@@ -1,6 +1,6 @@
-"""Ray Data's preprocessors as plain data, without pickle: so that serving applies what was fitted.
+"""Preprocessors of Ray Data, saved without pickle.
 
-Ray's own `serialize` writes pickles. Private names: `ray_cluster/private_names.py`.
+So serving applies what was fitted. Ray's own `serialize` writes pickles. Private names: `ray_cluster/private_names.py`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ from forebay.ray_cluster.private_names import RAY_DATA, check_ray
 
 
 def preprocessor_facts(name: str, preprocessor: object) -> dict[str, Any]:
-    """Class, options and fitted values of a preprocessor, as JSON. Raises `InvalidOption` if it keeps other objects."""
+    """Return a preprocessor as JSON values.
+
+    Class, options and fitted values. Raises `InvalidOption` if it keeps other objects.
+    """
     if not isinstance(preprocessor, SerializablePreprocessorBase):
         raise InvalidOption(
             f"preprocessor {name!r} is a {type(preprocessor).__name__}, which Forebay cannot save. Return fitted "
@@ -44,9 +47,10 @@ def preprocessor_facts(name: str, preprocessor: object) -> dict[str, Any]:
 
 
 def load_preprocessor(prepared: Prepared, name: str) -> Any:
-    """Preprocessor `name` of a prepared dataset, as it was fitted: apply it to data to serve.
+    """Load a fitted preprocessor of a prepared dataset.
 
-    Raises `InvalidOption` if the function returned none of that name, or if this Ray has no such class.
+    Apply it to data to serve. Raises `InvalidOption` if the function returned none of that name, or if this Ray has no
+    such class.
     """
     check_ray(RAY_DATA)
     if name not in prepared.preprocessors:
@@ -71,7 +75,10 @@ def load_preprocessor(prepared: Prepared, name: str) -> Any:
 
 
 def _to_plain(value: Any) -> Any:
-    """JSON of a value. Objects name the type of what JSON has not."""
+    """Convert a value to JSON.
+
+    Objects name the types that JSON does not have.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if value is None or isinstance(value, str | bool | int | float):

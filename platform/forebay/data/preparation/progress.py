@@ -1,4 +1,7 @@
-"""Progress of a preparation: sent to a listener, which the command line sets, or to the log."""
+"""Progress of a preparation, for a listener or the log.
+
+The command line sets a listener.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationProgress:
-    """Rows of the dataset `name` that are written so far, in `files` files, after `seconds`."""
+    """Rows and files written so far.
+
+    Of the dataset `name`, after `seconds`.
+    """
 
     name: str
     rows: int
@@ -35,7 +41,10 @@ _listener: ContextVar[Listener | None] = ContextVar("preparation_listener", defa
 
 @contextmanager
 def preparation_listener(listener: Listener) -> Iterator[None]:
-    """Send messages and progress of preparations in this thread to `listener` for the length of the block."""
+    """Send messages of preparations to `listener`.
+
+    For the length of the block, in this thread: messages, progress and results.
+    """
     token = _listener.set(listener)
     try:
         yield
@@ -49,7 +58,10 @@ def present_listener() -> Listener | None:
 
 
 def tell(message: Report) -> None:
-    """Send a message, the progress or the result of a preparation to the listener, or to the log at level INFO."""
+    """Report a message, progress or result.
+
+    To the listener, or to the log at level INFO.
+    """
     listener = _listener.get()
     if listener is not None:
         listener(message)

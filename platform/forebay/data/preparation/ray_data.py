@@ -1,7 +1,8 @@
-"""`from_ray_data`: a dataset from a Ray Data pipeline. Rows never pass through the driver.
+"""`from_ray_data`: a dataset from a Ray Data pipeline.
 
-Ray's blocks are cut elsewhere in every run, and its own files have random names (Ray 2.60). So the pipeline is sorted
-by the key, and tasks write files cut by global row number: only the rows decide the files.
+Rows never pass through the driver. Ray's blocks are cut elsewhere in every run, and its own files have random names
+(Ray 2.60). So the pipeline is sorted by the key, and tasks write files cut by global row number: only the rows decide
+the files.
 """
 
 from __future__ import annotations
@@ -55,10 +56,10 @@ def from_ray_data(  # noqa: PLR0913 - public options, all keyword-only
     version: str | None = None,
     **arguments: Any,
 ) -> Prepared:
-    """Prepare a dataset with Ray Data, once: a second call with the same function, arguments and inputs reads one
-    small file.
+    """Prepare a dataset with Ray Data, once.
 
-    Uses the Ray of this process, the cluster at `RAY_ADDRESS`, or a Ray that it starts on this machine and ends.
+    A second call with the same function, arguments and inputs reads one small file. Uses the Ray of this process, the
+    cluster at `RAY_ADDRESS`, or a Ray that it starts on this machine and ends.
 
     Args:
         function: Returns a `ray.data.Dataset`, or a pair of it and a dictionary of fitted preprocessors, which are
@@ -112,7 +113,10 @@ def _build(function: Pipeline, arguments: Mapping[str, Any]) -> tuple[Dataset, M
 
 @contextmanager
 def _ray_data() -> Iterator[None]:
-    """Ray, with rows in the order of the pipeline, and with the user's own modules sent by value."""
+    """Start Ray, and keep rows in pipeline order.
+
+    The user's own modules are sent by value.
+    """
     with ray_session(os.cpu_count() or 1), own_code_by_value(cloudpickle):
         context = DataContext.get_current()
         ray_log = logging.getLogger("ray.data")
@@ -158,7 +162,7 @@ def _produce(request: PreparationRequest, folder: str, production: Production) -
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Slice:
-    """Rows `start` to `stop` of a block that has `rows` rows."""
+    """Rows `start` to `stop` of a block of `rows` rows."""
 
     ref: Any
     start: int
@@ -168,7 +172,10 @@ class _Slice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PartSpec:
-    """Facts that every write task needs. `schema` is that of the first file, to which the others are cast."""
+    """Facts that every write task needs.
+
+    `schema` is the schema of the first file, to which the others are cast.
+    """
 
     folder: str
     row_group_rows: int
@@ -180,7 +187,10 @@ class _PartSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WrittenPart:
-    """Result of a write task. `ties` counts rows whose key equals that of the row before, within the file."""
+    """Result of a write task.
+
+    `ties` counts rows whose key equals the row before, within the file.
+    """
 
     number: int
     file: PreparedFile
@@ -194,7 +204,7 @@ class _WrittenPart:
 
 @dataclass(slots=True)
 class _WrittenParts:
-    """Collects the parts of a preparation, and looks for rows that the key does not tell apart."""
+    """Collects parts, and counts rows of equal key."""
 
     production: Production
     name: str
@@ -219,7 +229,10 @@ class _WrittenParts:
 
 
 def _slices(dataset: Dataset, rows_per_file: int) -> Iterator[list[_Slice]]:
-    """Slices of blocks that together are the rows of each file, in order. Only references, no rows."""
+    """Yield the slices of blocks that form each file.
+
+    In order. Only references, no rows.
+    """
     waiting: list[_Slice] = []
     num_waiting = 0
     for bundle in dataset.iter_internal_ref_bundles():
@@ -238,7 +251,10 @@ def _slices(dataset: Dataset, rows_per_file: int) -> Iterator[list[_Slice]]:
 
 
 def _write_all(files: Iterator[list[_Slice]], spec: _PartSpec) -> Iterator[_WrittenPart]:
-    """Write each file in a Ray task. The first file decides the schema, so the others wait for it."""
+    """Write each file in a Ray task.
+
+    The first file decides the schema, so the others wait for it.
+    """
     submit = ray.remote(_write).options(num_cpus=1, max_retries=3)
     waiting: list[Any] = []
     for number, slices in enumerate(files):
@@ -267,7 +283,10 @@ def _result(ref: Any) -> _WrittenPart:
 
 
 def _write(number: int, spec: _PartSpec, slices: Sequence[_Slice], *blocks: Any) -> _WrittenPart:
-    """Write file `number`. Runs in a Ray task. After its worker died it runs again, and writes the same file."""
+    """Write file `number`, in a Ray task.
+
+    After its worker died it runs again, and writes the same file.
+    """
     tables = []
     for part, block in zip(slices, blocks, strict=True):
         table = BlockAccessor.for_block(block).to_arrow()
@@ -308,7 +327,10 @@ def _of_one_schema(number: int, tables: Sequence[pa.Table], schema: pa.Schema | 
 
 
 def _ties(keys: pa.Table) -> int:
-    """Number of rows that equal the row before. Nulls are equal to nulls."""
+    """Number of rows that equal the row before.
+
+    Nulls are equal to nulls.
+    """
     if not keys.num_columns or keys.num_rows < 2:
         return 0
     is_tie = None

@@ -1,4 +1,7 @@
-"""Request for a prepared dataset, and its fingerprint: everything that decides the content."""
+"""Request for a prepared dataset, and its fingerprint.
+
+The fingerprint covers everything that decides the content.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ _FOLDER_DIGITS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationOptions:
-    """Options of a preparation, checked. `inputs` None: the function's own arguments name them."""
+    """Checked options of a preparation.
+
+    `inputs` None: the function's own arguments name them.
+    """
 
     into: str
     key: tuple[str, ...] = ()
@@ -59,7 +65,10 @@ def preparation_options(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparationRequest:
-    """A function, its arguments and the options. `folder` is where the dataset of this origin is sealed."""
+    """A function, its arguments and the options.
+
+    `folder` is where the dataset of this origin is sealed.
+    """
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
@@ -73,7 +82,10 @@ class PreparationRequest:
 
     @property
     def folder(self) -> str:
-        """Folder of the dataset: the function's name and the beginning of the fingerprint."""
+        """Folder of the dataset.
+
+        The function's name and the beginning of the fingerprint.
+        """
         name = re.sub(r"[^A-Za-z0-9]+", "-", self.origin.name).strip("-") or "prepared"
         return below(resolve(self.options.into).uri, f"{name}-{self.fingerprint[:_FOLDER_DIGITS]}")
 
@@ -83,7 +95,9 @@ def plan_request(
     arguments: Mapping[str, Any],
     options: PreparationOptions,
 ) -> PreparationRequest:
-    """Request with its fingerprint. Lists the input files, and opens none.
+    """Create a request with its fingerprint.
+
+    Lists the input files, and opens none.
 
     Args:
         function: The user's function.
@@ -127,8 +141,9 @@ def _function_digest(function: Callable[..., Any], version: str | None) -> str:
 
 
 def _expression_identity(expression: pc.Expression | None) -> str:
-    """Text of an expression, and a digest of it. The text alone leaves out values of a long list and digits of float32
-    (pyarrow 26).
+    """Text of an expression, with a digest.
+
+    The text alone leaves out values of a long list and digits of float32 (pyarrow 26).
     """
     if expression is None:
         return str(None)
@@ -173,7 +188,10 @@ def _inputs(
 
 
 def _input_versions(uris: Sequence[str]) -> dict[str, str]:
-    """Version of each input file by URI. Beyond 10,000 files, one digest for each of `uris`."""
+    """Version of each input file, by URI.
+
+    Beyond 10,000 files, one digest for each of `uris`.
+    """
     versions = {
         uri: {file.uri: f"{file.size} {file.mtime_ns} {file.etag}" for file in list_parquet(uri)} for uri in uris
     }

@@ -1,4 +1,7 @@
-"""Preparation of a dataset, once: found if it is sealed, otherwise produced by one process and sealed."""
+"""Preparation of a dataset by one process, once.
+
+A sealed dataset is reused, and otherwise produced and sealed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True, kw_only=True)
 class Production:
-    """Files that a preparation has written so far, and the fits of each. `add` reports progress."""
+    """Files and fits that a preparation has written.
+
+    `add` reports progress.
+    """
 
     name: str
     began: float = field(default_factory=time.monotonic)
@@ -54,7 +60,9 @@ class Production:
 def prepare_once(
     request: PreparationRequest, produce: Callable[[str, Production], None], *, kept: tuple[str, ...] = ()
 ) -> Prepared:
-    """Sealed dataset of `request`: one that exists, or a new one. The listener gets it too.
+    """Find or produce the sealed dataset of `request`.
+
+    The listener gets it too.
 
     Args:
         request: What is prepared. Its fingerprint names the folder.
@@ -101,7 +109,10 @@ def _prepare_once(
 
 @contextmanager
 def _writing(request: PreparationRequest) -> Iterator[None]:
-    """Raise `WriteFailed` where storage refuses a write. The user's function is never called in such a block."""
+    """Raise `WriteFailed` where storage refuses a write.
+
+    The user's function is never called in such a block.
+    """
     try:
         yield
     except OSError as error:
@@ -147,7 +158,10 @@ def _reason(request: PreparationRequest) -> str:
 
 
 def _remove_leftovers(folder: str, kept: tuple[str, ...]) -> None:
-    """Remove what an interrupted preparation left behind, except names that begin with one of `kept`."""
+    """Remove the files of an interrupted preparation.
+
+    Except names that begin with one of `kept`.
+    """
     location = resolve(folder)
     for info in children(location.fs, location.path):
         if info.base_name == LEASE_NAME or info.base_name.startswith(kept):

@@ -1,4 +1,4 @@
-"""Rows or windows of an order, by where they lie in their files."""
+"""Rows or windows of an order, with their files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from forebay.data.windows.steps import StepColumns
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderRows:
-    """Rows of an order, or windows if it orders windows of series.
+    """Rows of an order, or windows over series.
 
     Attributes:
         order: Their order.
@@ -45,7 +45,10 @@ class OrderRows:
     def at(
         cls, order: Order, keys: Sequence[StepColumns], spans: Iterable[tuple[int, int, int]], lanes: Sequence[int]
     ) -> OrderRows:
-        """Those of some lanes, ascending, at positions `(epoch, start, stop)`, span by span."""
+        """Rows of the given lanes within each span, by position.
+
+        A span is `(epoch, start, stop)`, and `lanes` ascend.
+        """
         parts, shifts = [], []
         for epoch, start, stop in spans:
             parts.append(order.positioned_rows(epoch, start, stop, lanes))
@@ -63,15 +66,18 @@ class OrderRows:
 
     @property
     def noun(self) -> str:
-        """Word for them: rows or windows."""
+        """Noun for the entries: rows or windows."""
         return "windows" if self.order.windows else "rows"
 
     def take(self, numbers: Ints | slice) -> OrderRows:
-        """Those at `numbers`, in that order. A mask is allowed."""
+        """Select the rows at `numbers`, in that order.
+
+        A mask is allowed.
+        """
         return replace(self, block=self.block[numbers], row=self.row[numbers], shift=self.shift[numbers])
 
     def named(self) -> FileRows | FileWindows:
-        """File, row group and row of each. Of a stream, `file` is the beginning of the file's name.
+        """Name the file, row group and row of each.
 
         Windows of sorted data read the columns that sort their row groups, and raise the errors of `RowGroupReader`.
         Rows read nothing.
@@ -81,9 +87,10 @@ class OrderRows:
         return FileRows.of(self.order.manifests, self.block, self.row, self.order.names)
 
     def values(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-        """Values of each by column, as the files have them. Of a window, a list of the values of its rows.
+        """Read the values of each row, by column.
 
-        Raises as `RowGroupReader`: a file may be missing, or changed.
+        As the files have them. For a window, a list of the values of its rows. Raises as `RowGroupReader`: a file may
+        be missing, or changed.
         """
         manifests = self.order.manifests
         if not self.order.windows:
@@ -104,13 +111,19 @@ class OrderRows:
 
 
 def step_keys(datasets: Sequence[Dataset]) -> tuple[StepColumns, ...]:
-    """Columns that sort the steps of each dataset of windows. Empty for datasets of rows."""
+    """Columns that order each dataset's steps.
+
+    Empty for datasets of rows.
+    """
     makers = [each.transform for each in datasets]
     return tuple(each.step_columns.keys() for each in makers if isinstance(each, SequenceTransform))
 
 
 def _shifts(order: Order, epoch: int, rows: PositionedRows) -> Ints:
-    """Steps by which each window is moved, int64 [n]. 0 for rows."""
+    """Shift of each window, in steps, int64 [n].
+
+    0 for rows.
+    """
     shifts = np.zeros_like(rows.position)
     if order.windows:
         source_of = np.searchsorted(np.cumsum([len(each) for each in order.manifests]), rows.block, side="right")
@@ -126,9 +139,10 @@ def row_values(
     row: NDArray[np.int64],
     columns: Sequence[str] | None = None,
 ) -> list[dict[str, Any]]:
-    """Values by column of rows `row` of the row groups `block`, which are numbered over all manifests.
+    """Read rows of row groups, by column.
 
-    Reads each row group once, as a whole. `columns` None is for those of each manifest. Raises as `RowGroupReader`.
+    Row `row[i]` of row group `block[i]`. Row groups are numbered over all manifests. Reads each row group once, as a
+    whole. `columns` None is for those of each manifest. Raises as `RowGroupReader`.
     """
     ends = np.cumsum([len(manifest) for manifest in manifests])
     found: list[dict[str, Any]] = [{} for _ in block]
@@ -136,9 +150,9 @@ def row_values(
     for each in np.unique(block).tolist():
         number = int(np.searchsorted(ends, each, side="right"))
         reader = readers[number]
-        places = np.flatnonzero(block == each)
+        own = np.flatnonzero(block == each)
         table = reader.decode(reader.fetch(each - int(ends[number]) + len(manifests[number]), columns))
-        values = table.take(pa.array(row[places])).to_pylist()
-        for place, value in zip(places.tolist(), values, strict=True):
-            found[place] = value
+        values = table.take(pa.array(row[own])).to_pylist()
+        for index, value in zip(own.tolist(), values, strict=True):
+            found[index] = value
     return found

@@ -1,4 +1,7 @@
-"""Rows of files that windows of series read, found from the columns that sort the steps of a row group."""
+"""File rows of windows over series.
+
+The columns that sort the steps of a row group are read again.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from forebay.data.windows.steps import StepColumns, sorted_steps
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class WindowSpans:
-    """Spans of neighbouring rows, window by window, in the order of their steps.
+    """Spans of neighbouring rows, in window and step order.
 
     Attributes:
         block: Row group of each span, numbered over all datasets, int64 [spans].
@@ -38,7 +41,10 @@ class WindowSpans:
         return FileWindows(firsts=firsts, last=self.last, ends=self.ends)
 
     def rows(self) -> tuple[Ints, Ints, Ints]:
-        """Window, row group and row of each row of all spans, int64 [rows] each."""
+        """Window, row group and row of each row.
+
+        Of all spans, int64 [rows] each.
+        """
         window = np.repeat(np.arange(len(self.ends)), np.diff(self.ends, prepend=0))
         counts = self.last - self.first + 1
         row = np.arange(counts.sum()) + np.repeat(self.first - np.cumsum(counts) + counts, counts)
@@ -46,7 +52,7 @@ class WindowSpans:
 
 
 class StepOrder:
-    """Row of each step of the blocks of one dataset.
+    """Row of each step, by block of a dataset.
 
     Steps of a block are sorted by entity and time, so these columns are read again, of each row group once. Without
     both, steps are rows, and nothing is read.
@@ -61,7 +67,10 @@ class StepOrder:
         self._reader: RowGroupReader | None = None
 
     def of(self, block: Ints, step: Ints) -> Ints:
-        """Row of each `step` of `block`, int64 [n]. Raises the errors of reading."""
+        """Row of each `step` of `block`, int64 [n].
+
+        Raises the errors of reading.
+        """
         if self._keys.has_rows_as_steps:
             return step
         if self._reader is None:
@@ -76,10 +85,11 @@ class StepOrder:
 def window_spans(
     indices: Sequence[WindowIndex], rows_of: Sequence[StepOrder], block: Ints, row: Ints, shift: Ints
 ) -> WindowSpans:
-    """Spans of the windows `row` of `block`, numbered over all datasets, each moved by its `shift`. All int64 [n].
+    """Find the file rows of windows.
 
-    A window has the rows from its first real step to its last target, also those between look-aheads and of a gap.
-    Raises the errors of reading.
+    Windows `row` of `block`, numbered over all datasets, each moved by its `shift`. All int64 [n]. A window has the
+    rows from its first real step to its last target, also those between look-aheads and of a gap. Raises the errors of
+    reading.
     """
     parts = list(_rows_of_sources(indices, rows_of, block, row, shift))
     window, row_block, row = (np.concatenate(column) for column in zip(*parts, strict=True))
@@ -97,11 +107,11 @@ def window_spans(
 def _rows_of_sources(
     indices: Sequence[WindowIndex], rows_of: Sequence[StepOrder], block: Ints, row: Ints, shift: Ints
 ) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Window, block and row of each step of the windows of each dataset that has some."""
+    """Window, block and row of each step, by dataset."""
     first_block = np.cumsum([0, *(len(index.rows) for index in indices)])
     source_of = np.searchsorted(first_block, block, side="right") - 1
     for source in np.unique(source_of).tolist():
         own = np.flatnonzero(source_of == source)
-        places = indices[source].locate(block[own] - first_block[source], row[own], shift[own])
-        window, own_block, step = indices[source].steps_of(places)
+        windows = indices[source].locate(block[own] - first_block[source], row[own], shift[own])
+        window, own_block, step = indices[source].steps_of(windows)
         yield own[window], own_block + first_block[source], rows_of[source].of(own_block, step)

@@ -54,19 +54,19 @@ class Augment:
         """Name of the function."""
         return function_name(self.fn)
 
-    def apply(self, arrays: Mapping[str, BlockArray], rng: RowRandom, *, place: Callable[[], str]) -> Block:
-        """Changed arrays of the `len(rng)` rows of a batch. `place()` says which rows these are, for an error.
+    def apply(self, arrays: Mapping[str, BlockArray], rng: RowRandom, *, where: Callable[[], str]) -> Block:
+        """Changed arrays of the `len(rng)` rows of a batch. `where()` says which rows these are, for an error.
 
         Raises `AugmentFailed` if `fn` raises (the original is the cause), leaves out an array, or returns anything but
         numeric arrays with one entry per row.
         """
-        with replaced_errors(partial(self._raised, place)):
+        with replaced_errors(partial(self._raised, where)):
             made = self.fn(dict(arrays), rng)
         if not isinstance(made, Mapping):
-            raise self.failure(f"returned a {type(made).__name__} for {place()}. Return the batch, {{name: array}}.")
+            raise self.failure(f"returned a {type(made).__name__} for {where()}. Return the batch, {{name: array}}.")
         if missing := [name for name in arrays if name not in made]:
             raise self.failure(
-                f"returned no {missing[0]!r} for {place()}, only {', '.join(map(repr, made))}. Return every array of "
+                f"returned no {missing[0]!r} for {where()}, only {', '.join(map(repr, made))}. Return every array of "
                 "the batch: leave out features in the transform.",
                 array=missing[0],
             )
@@ -74,7 +74,7 @@ class Augment:
         if wrong := {name: length for name, length in rows.items() if length != len(rng)}:
             name, length = next(iter(wrong.items()))
             raise self.failure(
-                f"returned {length} rows of {name!r} for the {len(rng)} rows of {place()}. Keep every row, in order: "
+                f"returned {length} rows of {name!r} for the {len(rng)} rows of {where()}. Keep every row, in order: "
                 "a filter belongs into fb.scan(..., where=...).",
                 array=name,
                 rows=length,
@@ -83,15 +83,15 @@ class Augment:
         try:
             return Block.of(made, len(rng))
         except TransformFailed as error:
-            raise self.failure(f"for {place()}: {error}", **error.facts) from error
+            raise self.failure(f"for {where()}: {error}", **error.facts) from error
 
     def failure(self, what: str, **facts: Any) -> AugmentFailed:
         """Error that begins with the name of the function."""
         return AugmentFailed(f"augment {self.name} {what}", function=self.name, **facts)
 
-    def _raised(self, place: Callable[[], str], error: Exception) -> AugmentFailed:
+    def _raised(self, where: Callable[[], str], error: Exception) -> AugmentFailed:
         return self.failure(
-            f"raised {type(error).__name__} in {place()}: {message_of(error)}. Mend the function, or leave "
+            f"raised {type(error).__name__} in {where()}: {message_of(error)}. Mend the function, or leave "
             "augment= out: cached rows stay valid."
         )
 

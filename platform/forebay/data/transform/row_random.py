@@ -128,8 +128,8 @@ class RowRandom:
                 f"{chances.sum():g}. Give one for each value, from 0, with the sum 1."
             )
         ends = np.cumsum(chances)
-        place = np.searchsorted(ends / ends[-1], self.uniform(size=size, dtype=np.float64), side="right")
-        chosen: NDArray[Any] = entries[place]
+        index = np.searchsorted(ends / ends[-1], self.uniform(size=size, dtype=np.float64), side="right")
+        chosen: NDArray[Any] = entries[index]
         return chosen
 
     def permutation(self, n: int) -> NDArray[np.int64]:

@@ -1,4 +1,4 @@
-"""Arrangement of interleaved series: a prepared dataset that is sorted by entity and time."""
+"""Interleaved series, sorted once into a prepared dataset."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _FIRST_TIME = "forebay_first_time"
 
 
 def has_short_runs(series: Series, shape: WindowShape) -> bool:
-    """Whether windows read many row groups that they would not read of sorted data.
+    """Whether sorting would spare reads of row groups.
 
-    Sorted data has a run per series, and one more per end of a row group: series that are short by themselves gain
-    nothing.
+    Windows over short runs read many row groups. Sorted data has a run per series, and one more per end of a row group:
+    series that are short by themselves gain nothing.
     """
     runs, entities = len(series.times), len(series.entities)
     return runs > 2 * entities and series.whole.num_steps / runs < shape.length / _SHORT_RUNS
@@ -39,9 +39,9 @@ def has_short_runs(series: Series, shape: WindowShape) -> bool:
 def arranged_manifest(
     manifest: Manifest, columns: StepColumns, *, into: str, row_group_rows: int | None = None
 ) -> Manifest:
-    """Manifest of the rows of `manifest` in the order of (entity, time, place), prepared once. See `Sequences.arrange`.
+    """Sort the rows by (entity, time, row), once.
 
-    Rows of list columns are ordered by their first time.
+    See `Sequences.arrange`. Rows of list columns are ordered by their first time.
     """
     if columns.entity is None and columns.time is None:
         raise InvalidOption(
@@ -71,7 +71,10 @@ def arranged_manifest(
 
 
 def arranged(data: Manifest, entity: str | None, time: str | None, first_time: str | None) -> Iterator[pa.Table]:
-    """Row groups of `data` in their order, each read once. `first_time` adds the first item of the lists of `time`."""
+    """Yield the row groups of `data`, each read once.
+
+    `first_time` adds a column: the first item of the lists of `time`.
+    """
     reader = RowGroupReader(data)
     progress = PassProgress("arranging", data.num_rows)
     for index in range(len(data)):
@@ -89,7 +92,10 @@ def arranged(data: Manifest, entity: str | None, time: str | None, first_time: s
 
 
 def _refuse_nulls(table: pa.Table, entity: str | None, time: str | None, *, is_list: bool) -> None:
-    """Raise `BadSeries` for a null here: after the sort, its row is in another file than the user's."""
+    """Raise `BadSeries` for a null entity or time.
+
+    Here: after the sort, its row is in another file than the user's.
+    """
     if entity is not None:
         refuse_nulls(f"the entity column {entity!r}", whole(table[entity]))
     if time is not None and not is_list:
@@ -97,6 +103,6 @@ def _refuse_nulls(table: pa.Table, entity: str | None, time: str | None, *, is_l
 
 
 def _first_items(lists: pa.Array) -> pa.Array:
-    """First item of each list, null for one without items."""
+    """First item of each list, null for empty lists."""
     values, starts, lengths = list_parts(lists)
     return values.take(pa.array(starts, mask=lengths == 0))

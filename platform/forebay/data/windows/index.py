@@ -1,4 +1,7 @@
-"""Index of all windows of a split: which windows start in each block, and where each begins. O(runs) memory."""
+"""Index of the windows of a split, in O(runs) memory.
+
+It knows which windows start in each block, and where each begins.
+"""
 
 from __future__ import annotations
 
@@ -67,12 +70,15 @@ class WindowShape:
 
     @property
     def length(self) -> int:
-        """Steps from the start of a window to the end of its last target."""
+        """Steps of a window, up to its last target."""
         return self.past + self.gap + (self.ahead[-1] if self.ahead else 0)
 
     @property
     def first_target(self) -> int:
-        """Step of the first target. Without look-aheads 0."""
+        """Step of the first target.
+
+        Without look-aheads 0.
+        """
         return self.past + self.gap + self.ahead[0] - 1 if self.ahead else 0
 
     @property
@@ -82,7 +88,7 @@ class WindowShape:
 
     @property
     def needed_steps(self) -> int:
-        """Least steps of a series that holds a window."""
+        """Least steps of a series with a window."""
         return self.length - self.past + self.least_steps + self.most_shift
 
 
@@ -94,10 +100,11 @@ _SHIFT = 9  # Continues the uses of keys in plan/order.py.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class WindowPlaces:
-    """Places of windows on the line: `start`, the first `real` step, and a `run` at or before that, each int64 [n].
+class LocatedWindows:
+    """Windows on the line of steps.
 
-    Steps from `start` to `real` are padding.
+    `start` and the first `real` step are offsets on the line, `run` is a run at or before `real`, each int64 [n]. Steps
+    from `start` to `real` are padding.
 
     Attributes:
         table: The three as rows of one array, int64 [3, n], as the kernels read them.
@@ -107,24 +114,25 @@ class WindowPlaces:
 
     @property
     def start(self) -> Ints:
-        places: Ints = self.table[0]
-        return places
+        offsets: Ints = self.table[0]
+        return offsets
 
     @property
     def real(self) -> Ints:
-        places: Ints = self.table[1]
-        return places
+        offsets: Ints = self.table[1]
+        return offsets
 
     @property
     def run(self) -> Ints:
-        places: Ints = self.table[2]
-        return places
+        offsets: Ints = self.table[2]
+        return offsets
 
 
 class WindowIndex:
-    """Windows of one split, numbered within the block in which their first real step lies.
+    """Windows of one split, numbered by block.
 
-    A plan orders them as it orders rows: those of a block are its rows.
+    A window belongs to the block of its first real step. A plan orders them as it orders rows: those of a block are its
+    rows.
 
     Attributes:
         line: Steps of all entities.
@@ -145,7 +153,7 @@ class WindowIndex:
         before = _windows_before(line.starts[:-1], low, high, floor, shape.stride)
         count = _windows_before(line.starts[1:], low, high, floor, shape.stride) - before
         order = np.argsort(line.block, kind="stable")
-        # Ascending by block, of each run: end of its windows, its number, start of its first window, first place read.
+        # Ascending by block, of each run: end of its windows, its number, start of its first window, first offset read.
         self._runs = np.empty((4, len(order)), dtype=np.int64)
         self._runs[0] = np.cumsum(count[order])
         self._runs[1] = order
@@ -159,7 +167,10 @@ class WindowIndex:
         self.id = _id_of(data_id, shape, bounds, line)
 
     def __setstate__(self, state: dict[str, object]) -> None:
-        """Copy read-only arrays: Ray hands out views of its memory, which compiled loops refuse."""
+        """Restore the state, with read-only arrays copied.
+
+        Ray hands out views of its memory, which compiled loops refuse.
+        """
         for name, value in state.items():
             is_shared = isinstance(value, np.ndarray) and not value.flags.writeable
             self.__dict__[name] = np.array(value) if is_shared else value
@@ -170,24 +181,30 @@ class WindowIndex:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the index, with those of the line."""
+        """Bytes of the index and its line."""
         own = (self._runs, self._blocks, self.rows, self.bounds.low, self.bounds.high)
         line = (self.line.block, self.line.first, self.line.starts, self.line.segments, self.line.entities)
         return sum(array.nbytes for array in own + line)
 
-    def locate(self, block: Ints, row: Ints, shift: int | Ints = 0) -> WindowPlaces:
-        """Places of windows `row` of `block`, moved by `shift` steps. One binary search each."""
+    def locate(self, block: Ints, row: Ints, shift: int | Ints = 0) -> LocatedWindows:
+        """Locate windows `row` of `block`, moved by `shift` steps.
+
+        One binary search each.
+        """
         windows = np.empty((3, len(row)), dtype=np.int64)
         windows[0] = shift
         locate_windows(windows, block, row, self._blocks, self._runs, self.shape.stride)
-        return WindowPlaces(windows)
+        return LocatedWindows(windows)
 
     def shift_of(self, seed: int, epoch: int) -> int:
         """Shift of all windows in an epoch."""
         return derive(_SHIFT, seed, epoch) % self.shape.stride if self.shape.shift else 0
 
     def neighbours(self, block: int) -> list[int]:
-        """Blocks that windows starting in `block` also read, at any shift, ascending."""
+        """Other blocks read by windows of `block`, ascending.
+
+        At any shift.
+        """
         ends, numbers, first_starts, _ = self._runs[:, self._runs_at(block)]
         counts = np.diff(ends, prepend=self._blocks[0, block])
         found: set[int] = set()
@@ -202,36 +219,46 @@ class WindowIndex:
         """Runs that lie in a block, int64 [n]."""
         return self._runs[1, self._runs_at(block)]
 
-    def blocks_of(self, places: WindowPlaces) -> Ints:
-        """Blocks that windows read, and those that they are numbered in, ascending, each once."""
+    def blocks_of(self, windows: LocatedWindows) -> Ints:
+        """Blocks that windows read or belong to, ascending.
+
+        Each once.
+        """
         line = self.line
-        last = np.searchsorted(line.starts, places.start + self.shape.length - 1, side="right") - 1
-        counts = last - places.run + 1
-        runs = np.arange(int(counts.sum())) + np.repeat(places.run - np.cumsum(counts) + counts, counts)
+        last = np.searchsorted(line.starts, windows.start + self.shape.length - 1, side="right") - 1
+        counts = last - windows.run + 1
+        runs = np.arange(int(counts.sum())) + np.repeat(windows.run - np.cumsum(counts) + counts, counts)
         return np.unique(line.block[runs])
 
-    def steps_of(self, places: WindowPlaces) -> tuple[Ints, Ints, Ints]:
-        """Window, block and step of the block, of each step that windows span, from the first real one, int64 [n] each.
+    def steps_of(self, windows: LocatedWindows) -> tuple[Ints, Ints, Ints]:
+        """Return the window, block and step of each step.
 
+        int64 [n] each. The steps run from the first real one to the last target. The step counts within its block.
         Window by window, in the order of the line.
         """
-        counts = places.start + self.shape.length - places.real
+        counts = windows.start + self.shape.length - windows.real
         window = np.repeat(np.arange(len(counts)), counts)
-        place = np.arange(len(window)) + np.repeat(places.real - np.cumsum(counts) + counts, counts)
-        run = np.searchsorted(self.line.starts, place, side="right") - 1
-        return window, self.line.block[run], self.line.first[run] + place - self.line.starts[run]
+        offset = np.arange(len(window)) + np.repeat(windows.real - np.cumsum(counts) + counts, counts)
+        run = np.searchsorted(self.line.starts, offset, side="right") - 1
+        return window, self.line.block[run], self.line.first[run] + offset - self.line.starts[run]
 
     def _runs_at(self, block: int) -> slice:
         return slice(*self._blocks[1, block : block + 2].tolist())
 
-    def entity_steps(self, places: WindowPlaces) -> NDArray[np.int64]:
-        """Entity and its step at the start of each window, int64 [n, 2]. A padded window starts below 0."""
-        entity = np.searchsorted(self.line.entities, self.line.starts[places.run], side="right") - 1
-        return np.stack([entity, places.start - self.line.entities[entity]], axis=1)
+    def entity_steps(self, windows: LocatedWindows) -> NDArray[np.int64]:
+        """Entity and first step of each window, int64 [n, 2].
+
+        The step counts within the entity. A padded window starts below 0.
+        """
+        entity = np.searchsorted(self.line.entities, self.line.starts[windows.run], side="right") - 1
+        return np.stack([entity, windows.start - self.line.entities[entity]], axis=1)
 
 
 def _starts(line: StepLine, shape: WindowShape, bounds: TargetBounds) -> tuple[Ints, Ints, Ints]:
-    """First start, end of the starts, and first step to read, of each segment, as places on the line."""
+    """Bounds of the window starts of each segment.
+
+    All are offsets on the line: first start, end of the starts, and first step to read, of each segment.
+    """
     begin, end = line.segments[:-1], line.segments[1:]
     entity = np.searchsorted(line.entities, begin, side="right") - 1
     low = np.clip(line.entities[entity] + bounds.low[entity], begin, end)
@@ -244,10 +271,10 @@ def _starts(line: StepLine, shape: WindowShape, bounds: TargetBounds) -> tuple[I
     return first, high - shape.length - shape.most_shift + 1, floor
 
 
-def _windows_before(place: Ints, low: Ints, high: Ints, floor: Ints, stride: int) -> Ints:
-    """Number of windows of a segment whose first real step is before `place`."""
-    started = np.maximum(-(-(np.minimum(place, high) - low) // stride), 0)
-    return np.where(place > floor, started, 0)
+def _windows_before(offset: Ints, low: Ints, high: Ints, floor: Ints, stride: int) -> Ints:
+    """Windows of a segment whose first real step precedes `offset`."""
+    started = np.maximum(-(-(np.minimum(offset, high) - low) // stride), 0)
+    return np.where(offset > floor, started, 0)
 
 
 def _id_of(data_id: str, shape: WindowShape, bounds: TargetBounds, line: StepLine) -> str:
@@ -260,12 +287,18 @@ def _id_of(data_id: str, shape: WindowShape, bounds: TargetBounds, line: StepLin
 
 
 def window_indices(order: Order) -> tuple[WindowIndex, ...]:
-    """Index of the windows of each dataset of an order, empty for rows of row groups."""
+    """Window index of each dataset of an order.
+
+    Empty for rows of row groups.
+    """
     return tuple(cast(WindowIndex, index) for index in order.windows)
 
 
 def require_windows(index: WindowIndex, what: str) -> None:
-    """Raise `InvalidOption` for a split without a window. `what` names it."""
+    """Raise `InvalidOption` for a split without a window.
+
+    `what` names it.
+    """
     if index.num_windows:
         return
     longest = int(np.diff(index.line.segments).max(initial=0))

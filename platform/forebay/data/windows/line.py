@@ -1,4 +1,7 @@
-"""Line of all steps: the runs of all blocks, ordered by entity and time, end to end."""
+"""Line of all steps, ordered by entity and time.
+
+It joins the runs of all blocks end to end.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ ARRANGE = "Sort the data by entity and time: fb.Sequences(...).arrange(into=...)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class BlockRuns:
-    """Runs of all blocks in any order, one entry each.
+    """Runs of all blocks, in any order.
+
+    One entry each.
 
     Attributes:
         block: Block of each run, int64 [runs].
@@ -36,12 +41,12 @@ class BlockRuns:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNames:
-    """Names for errors: of a run's place by its number, of an entity by its number, and of a time.
+    """Names of runs, entities and times, for errors.
 
-    `remedy` is for runs that overlap.
+    Runs and entities by their number. `remedy` is for runs that overlap.
     """
 
-    place: Callable[[int], str]
+    run: Callable[[int], str]
     entity: Callable[[int], str] = str
     time: Callable[[int], str] = str
     remedy: str = ARRANGE
@@ -49,15 +54,17 @@ class RunNames:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepLine:
-    """Runs in the order of (entity, time). A *place* is a step's number on the line. Nothing is kept per step.
+    """Runs in the order of (entity, time).
+
+    An *offset* is a step's number on the line. Nothing is kept per step.
 
     Attributes:
         block: Block of each run, int64 [runs].
         first: First step of each run within its block, int64 [runs].
-        starts: Place of the first step of each run, and the length of the line, int64 [runs + 1].
-        segments: Place of the first step of each segment, and the length of the line, int64 [segments + 1]. A window
+        starts: Offset of the first step of each run, and the length of the line, int64 [runs + 1].
+        segments: Offset of the first step of each segment, and the length of the line, int64 [segments + 1]. A window
             lies within a segment: the steps of one entity between two gaps.
-        entities: Place of the first step of each entity, and the length of the line, int64 [entities + 1].
+        entities: Offset of the first step of each entity, and the length of the line, int64 [entities + 1].
     """
 
     block: Ints
@@ -68,7 +75,10 @@ class StepLine:
 
     @classmethod
     def of(cls, runs: BlockRuns, num_entities: int, names: RunNames) -> StepLine:
-        """Line of `runs`. Raises `BadSeries` for runs of an entity that overlap."""
+        """Join `runs` in order.
+
+        Raises `BadSeries` for runs of an entity that overlap.
+        """
         when = runs.block if runs.times is None else np.ascontiguousarray(runs.times[:, 0])
         order = np.lexsort((runs.first, runs.block, when, runs.entity))
         if runs.times is not None:
@@ -89,16 +99,22 @@ class StepLine:
     def num_steps(self) -> int:
         return int(self.starts[-1])
 
-    def cut(self, places: Ints) -> StepLine:
-        """Line with a new segment at each of `places`. A run that holds one becomes two."""
-        segments = np.union1d(self.segments, places)
-        starts = np.union1d(self.starts, places)
+    def cut(self, offsets: Ints) -> StepLine:
+        """Start a new segment at each of `offsets`.
+
+        A run that holds one becomes two.
+        """
+        segments = np.union1d(self.segments, offsets)
+        starts = np.union1d(self.starts, offsets)
         run = np.searchsorted(self.starts, starts[:-1], side="right") - 1
         first = self.first[run] + starts[:-1] - self.starts[run]
         return StepLine(block=self.block[run], first=first, starts=starts, segments=segments, entities=self.entities)
 
     def runs_of(self, start: int, stop: int) -> range:
-        """Runs that hold the places from `start` to `stop`, which are not empty."""
+        """Runs that cover offsets `start` to `stop`.
+
+        The range must not be empty.
+        """
         first, last = np.searchsorted(self.starts, [start, stop - 1], side="right") - 1
         return range(int(first), int(last) + 1)
 
@@ -121,7 +137,7 @@ def _refuse_overlaps(runs: BlockRuns, times: Ints, order: Ints, names: RunNames)
         what = f"hold steps {begin} to {end} and {begin_next} to {end_next} {whose}, which overlap"
         remedy = names.remedy
     raise BadSeries(
-        f"{names.place(left)} and {names.place(right)} {what}; {overlaps.size} runs overlap the one before. {remedy}",
+        f"{names.run(left)} and {names.run(right)} {what}; {overlaps.size} runs overlap the one before. {remedy}",
         blocks=(int(runs.block[left]), int(runs.block[right])),
         entity=int(entity[at]),
         overlaps=int(overlaps.size),

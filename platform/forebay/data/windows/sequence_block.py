@@ -1,4 +1,4 @@
-"""Block of sequences: the sorted steps of a row group, with its runs and a summary of its values."""
+"""Block of sequences: sorted steps, runs and value summaries."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class SequenceTransform(Transform):
     """Transform of row groups into blocks of sequences.
 
     All arrays are attached (`ATTACHED`), since the runs and, of list columns, the steps are not as many as the rows:
-    - `@values.<dtype>` [steps, columns]: the steps, sorted by (entity, time, place in the file).
+    - `@values.<dtype>` [steps, columns]: the steps, sorted by (entity, time, row in the file).
     - `@time` int64 [steps]: time in the unit of its column. Left out without a time column.
     - `@runs.ends` int64 [runs]: end of each run. A run holds all steps of one entity.
     - `@runs.times` int64 [runs, 2]: first and last time of each run.
@@ -71,11 +71,14 @@ class SequenceTransform(Transform):
         return self.step_columns.columns
 
     def check(self, manifest: Manifest) -> None:
-        """Raise `MissingColumn` or `WrongType` for a column that cannot be used."""
+        """Raise `MissingColumn` or `WrongType` for an unusable column."""
         self.step_columns.check({field.name: parse_type(field.type) for field in manifest.fields})
 
     def array_schema(self, manifest: Manifest) -> ArraySchema:
-        """Name, dtype and trailing shape of each array of a batch of windows. Raises as `check`."""
+        """Schema of a batch of windows.
+
+        Name, dtype and trailing shape of each array. Raises as `check`.
+        """
         self.check(manifest)
         schema = pa.schema([(field.name, parse_type(field.type)) for field in manifest.fields])
         static: ArraySchema = ()
@@ -84,7 +87,10 @@ class SequenceTransform(Transform):
         return self.views.array_schema + static
 
     def apply(self, table: Columns) -> Block:
-        """Block of `table`. Raises the errors of `check`, and `BadSeries`."""
+        """Transform `table` into a block.
+
+        Raises the errors of `check`, and `BadSeries`.
+        """
         table, columns = as_table(table), self.step_columns
         columns.check(dict(zip(table.schema.names, table.schema.types, strict=True)))
         steps = sorted_steps(columns, table)
@@ -116,7 +122,10 @@ class Runs:
 
     @classmethod
     def of(cls, block: Block) -> Runs:
-        """Runs of a block that a `SequenceTransform` made. Reads nothing else of it."""
+        """Runs of a block made by a `SequenceTransform`.
+
+        Reads nothing else of it.
+        """
         arrays = block.arrays
         if RUN_ENTITIES in arrays:
             entities = pa.array(arrays[RUN_ENTITIES])
@@ -142,7 +151,10 @@ def _entity_arrays(entities: pa.Array) -> dict[str, BlockArray]:
 def _static_arrays(
     columns: StepColumns, table: pa.Table, steps: Steps, first: NDArray[np.int64]
 ) -> dict[str, BlockArray]:
-    """Static arrays of each run. Raises `BadSeries` for a feature that changes within a run."""
+    """Static arrays of each run.
+
+    Raises `BadSeries` for a feature that changes within a run.
+    """
     kept: dict[str, BlockArray] = {}
     for feature_name, feature in columns.static.items():
         for name, array in feature.arrays(feature_name, table).items():

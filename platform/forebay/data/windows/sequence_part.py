@@ -1,4 +1,4 @@
-"""Part of a split of sequences: what a plan orders, and the transform of its batches."""
+"""Part of a split: its windows, transform and statistics."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ Ranges = list[tuple[int, int]]
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TrainingPart:
-    """Steps that the statistics are of: those of the first part of a split, up to the end of its targets.
+    """Steps that the statistics cover.
+
+    The first part of a split, up to the end of its targets.
 
     Attributes:
         blocks: Blocks of the dataset.
@@ -41,7 +43,10 @@ class TrainingPart:
 
     @cached_property
     def statistics(self) -> dict[str, ColumnStatistics]:
-        """Statistics of each column. A column of two dtypes has those of the first."""
+        """Statistics of each column.
+
+        A column of two dtypes has the statistics of the first.
+        """
         found: dict[str, ColumnStatistics] = {}
         for dtype, columns in self.blocks.transform.step_columns.values.items():
             folded = fold(self._summaries[dtype], columns)
@@ -61,7 +66,10 @@ class TrainingPart:
 
     @cached_property
     def _ranges(self) -> tuple[list[int], dict[int, Ranges]]:
-        """Blocks that lie in the part as a whole, and the steps of those of which it has some."""
+        """Blocks entirely in the part, and ranges of the others.
+
+        The second value maps each block that is partly in the part to its ranges of steps.
+        """
         line = self.series.whole
         entity = np.searchsorted(line.entities, line.starts[:-1], side="right") - 1
         begin, end = line.starts[:-1], line.starts[1:]
@@ -91,7 +99,10 @@ class TrainingPart:
 
 
 def validate_quantiles(shares: Sequence[float]) -> tuple[float, ...]:
-    """Shares of quantiles. Raises `InvalidOption` for one outside [0, 1]."""
+    """Shares of quantiles.
+
+    Raises `InvalidOption` for a share outside [0, 1].
+    """
     if any(not 0 <= share <= 1 for share in shares):
         raise InvalidOption(f"quantiles={tuple(shares)!r}: give shares from 0 to 1, such as 0.5.", quantiles=shares)
     return tuple(float(share) for share in shares)
@@ -104,7 +115,9 @@ def _selected(values: BlockArray, ranges: Ranges) -> BlockArray:
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SequencePart:
-    """Windows of one part of a split. `build_plan` orders them, `transform` makes their batches.
+    """Windows of one part of a split.
+
+    `build_plan` orders them, `transform` makes their batches.
 
     Attributes:
         name: Name of the part in errors.
@@ -129,7 +142,10 @@ class SequencePart:
 
     @cached_property
     def windows(self) -> WindowIndex:
-        """Index of the windows. Raises `InvalidOption` if there is none."""
+        """Index of the windows.
+
+        Raises `InvalidOption` if the part has none.
+        """
         line, num_blocks = self.training.series.line, len(self.manifest)
         index = WindowIndex(line, self.shape, self.bounds, num_blocks=num_blocks, data_id=self.data_id)
         require_windows(index, self.name)

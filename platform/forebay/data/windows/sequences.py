@@ -1,4 +1,7 @@
-"""Series of a dataset, cut into windows: `fb.Sequences`, its splits, and the arrays of their batches."""
+"""Series of a dataset, cut into windows.
+
+`fb.Sequences`, its splits, and the arrays of their batches.
+"""
 
 from __future__ import annotations
 
@@ -49,10 +52,11 @@ log = logging.getLogger(__name__)
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Windows over the series of a dataset, whose rows lie in any order in any file.
+    """Windows over the series of a dataset.
 
-    A row is one step of one series, or, with list columns, a series. The first use of `windows`, `split` or
-    `statistics` makes a pass over all row groups: through `cache`, it is also the last one that reads the source.
+    Rows may lie in any order in any file. A row is one step of one series, or, with list columns, a series. The first
+    use of `windows`, `split` or `statistics` makes a pass over all row groups: through `cache`, it is also the last one
+    that reads the source.
 
     Attributes:
         manifest: Row groups, from `scan`.
@@ -129,14 +133,20 @@ class Sequences:
 
     @cached_property
     def max_gap_ticks(self) -> int | None:
-        """Longest distance of two steps, in the unit of the time column."""
+        """Longest gap within a window, in time units.
+
+        In the unit of the time column.
+        """
         if self.max_gap is None:
             return None
         return duration_ticks("max_gap", self.max_gap, self.time_type("max_gap"))
 
     @cached_property
     def series(self) -> Series:
-        """All series. The first use reads the data, and warns of short runs."""
+        """All series.
+
+        The first use reads the data, and warns of short runs.
+        """
         found = read_series(self.blocks, self.max_gap_ticks)
         if self._has_short_runs(found):
             runs, steps = len(found.times), found.whole.num_steps
@@ -149,7 +159,7 @@ class Sequences:
 
     @property
     def needs_arranging(self) -> bool:
-        """Whether windows read many row groups that they would not read after `arrange`."""
+        """Whether `arrange` would spare reads of row groups."""
         return self._has_short_runs(self.series)
 
     @cached_property
@@ -171,7 +181,10 @@ class Sequences:
 
     @property
     def transform(self) -> SequenceTransform:
-        """Transform of all windows, scaled by the statistics of all steps."""
+        """Transform of all windows.
+
+        Scaled by the statistics of all steps.
+        """
         return self.whole.transform
 
     @property
@@ -189,9 +202,10 @@ class Sequences:
         gap: int = 0,
         seed: int = 0,
     ) -> tuple[SequencePart, ...]:
-        """Split the windows by one of `time`, `steps`, `fractions` and `entities`. Statistics are of the first part.
+        """Split the windows.
 
-        A window belongs to the part that holds all its targets. What it looks back on may lie in an earlier part.
+        By one of `time`, `steps`, `fractions` and `entities`. Statistics are computed over the first part. A window
+        belongs to the part that holds all its targets. What it looks back on may lie in an earlier part.
 
         Args:
             time: Cuts in time: a part ends before each.
@@ -226,18 +240,21 @@ class Sequences:
         return parts
 
     def time_type(self, option: str = "this") -> pa.DataType:
-        """Type of one time. Raises `InvalidOption`, which names `option`, without a time column."""
+        """Type of the time column.
+
+        Raises `InvalidOption`, which names `option`, without a time column.
+        """
         if self.time is None:
             raise InvalidOption(f"{option} needs a time column. Give Sequences(time=...), or cut by steps.")
         return self._block_transform.step_columns.time_type(self._schema)
 
     def arrange(self, into: str, *, row_group_rows: int | None = None) -> Sequences:
-        """The same windows over data that is sorted by entity and time: sorted once, out of core, into a folder of its
-        own in `into`. A second call with the same data reads one small file.
+        """Sort the data by entity and time.
 
-        For data whose entities are interleaved over many row groups, a few steps in each, and for runs that overlap.
-        Reads each row group once, and keeps all columns of the manifest. Needs as much local disk as the data while it
-        sorts, and memory that does not grow with the data.
+        Returns the same windows over the sorted data. It is sorted once, out of core, into a folder of its own in
+        `into`. A second call with the same data reads one small file. For data whose entities are interleaved over many
+        row groups, a few steps in each, and for runs that overlap. Reads each row group once, and keeps all columns of
+        the manifest. Needs as much local disk as the data while it sorts, and memory that does not grow with the data.
 
         Args:
             into: Folder or URI, as of `fb.prepare`: `forebay prepare ls` and `rm` list and remove what is there.
@@ -255,12 +272,12 @@ class Sequences:
         return replace(self, manifest=manifest)
 
     def entity_names(self, numbers: ArrayLike) -> list[int | str]:
-        """Entities by their numbers, as in `batch.windows[:, 0]`."""
+        """Names of entities by number, as in `batch.windows[:, 0]`."""
         names: list[int | str] = self.series.entities.take(pa.array(np.asarray(numbers, dtype=np.int64))).to_pylist()
         return names
 
     def views_of(self, statistics: Mapping[str, ColumnStatistics]) -> WindowViews:
-        """Arrays of a batch, with values scaled and filled by `statistics`."""
+        """Arrays of a batch, scaled and filled by `statistics`."""
         options = FillOptions(fill=self.fill, observed=self.observed)
         nulls_of = {dtype: _any_of(NULLS, kept) for dtype, kept in self.series.summaries.items()}
         views = []
@@ -367,7 +384,7 @@ class Sequences:
 
 
 def _any_of(entry: int, summaries: Sequence[Summary]) -> NDArray[np.bool_]:
-    """Whether `entry`, a count, is above 0 in one of `summaries`, for each column."""
+    """Whether any of `summaries` counts `entry`, by column."""
     found: NDArray[np.bool_] = np.any([each[:, entry] > 0 for each in summaries], axis=0)
     return found
 
@@ -380,7 +397,10 @@ def _named(*cuts: object) -> dict[str, object]:
 
 
 def _refuse_fill(view: View, options: FillOptions, has_nulls: bool) -> None:
-    """Raise `InvalidOption` for missing values of a dtype that is not filled."""
+    """Raise `InvalidOption` for missing values that cannot be filled.
+
+    Only float32 is filled.
+    """
     if options.fill and has_nulls and view.dtype.startswith("float"):
         raise InvalidOption(
             f"fill={options.fill!r} works on float32, but {view.name} has {view.dtype} with missing values. Use the "

@@ -1,4 +1,7 @@
-"""First pass over all blocks of sequences: their runs and summaries, which the line and the statistics are made of."""
+"""First pass over all blocks of sequences.
+
+It collects their runs, for the line, and their summaries, for the statistics.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,10 @@ class SeriesBlocks:
         self.counters = Counters()
 
     def each(self, indices: Iterable[int]) -> Iterator[tuple[int, Block]]:
-        """Blocks by number, in the order of `indices`. Raises the errors of reading, and `BadSeries` with the file."""
+        """Yield blocks in the order of `indices`.
+
+        Each with its number. Raises the errors of reading, and `BadSeries` with the file.
+        """
         source = open_source(self._cache, Dataset(self.manifest, self.transform), self.counters)
         pending: deque[tuple[int, Future[Block]]] = deque()
         try:
@@ -76,12 +82,15 @@ class SeriesBlocks:
 
     @property
     def time_type(self) -> pa.DataType:
-        """Type of one time. int64 without a time column."""
+        """Type of the time column.
+
+        int64 without a time column.
+        """
         columns = self.transform.step_columns
         schema = {field.name: parse_type(field.type) for field in self.manifest.fields}
         return pa.int64() if columns.time is None else columns.time_type(schema)
 
-    def place_name(self, index: int) -> str:
+    def row_group_name(self, index: int) -> str:
         """Name of a row group for errors."""
         row_group = self.manifest[index]
         return f"row group {row_group.index} of {row_group.uri}"
@@ -91,7 +100,7 @@ class SeriesBlocks:
             return index, future.result()
         except BadSeries as error:
             facts = error.facts | {"row_group": index, "uri": self.manifest[index].uri}
-            raise BadSeries(f"{self.place_name(index)}: {error}", **facts) from error
+            raise BadSeries(f"{self.row_group_name(index)}: {error}", **facts) from error
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -114,7 +123,10 @@ class Series:
 
 
 def read_series(blocks: SeriesBlocks, max_gap: int | None) -> Series:
-    """Make or map all blocks once, and line up their runs. Raises `BadSeries` for runs that overlap."""
+    """Make or map all blocks, and join their runs.
+
+    Raises `BadSeries` for runs that overlap.
+    """
     columns = blocks.transform.step_columns
     runs: list[Runs] = []
     gaps: list[NDArray[np.int64]] = []
@@ -130,7 +142,7 @@ def read_series(blocks: SeriesBlocks, max_gap: int | None) -> Series:
         progress.add(block.rows)
     block_runs, entities = _block_runs(runs, has_time=columns.time is not None)
     names = RunNames(
-        place=lambda run: blocks.place_name(int(block_runs.block[run])),
+        run=lambda run: blocks.row_group_name(int(block_runs.block[run])),
         entity=lambda number: repr(entities[number].as_py()),
         time=partial(time_text, column=blocks.time_type),
         remedy=_LISTS_REMEDY if columns.is_list else ARRANGE,
@@ -139,7 +151,7 @@ def read_series(blocks: SeriesBlocks, max_gap: int | None) -> Series:
     order = _line_order(line, block_runs)
     times = np.zeros((len(order), 2), np.int64) if block_runs.times is None else block_runs.times[order]
     if max_gap is not None:
-        line = line.cut(_gap_places(line, times, gaps, max_gap))
+        line = line.cut(_gap_offsets(line, times, gaps, max_gap))
     return Series(line=line, whole=whole, times=times, entities=entities, summaries=summaries)
 
 
@@ -162,36 +174,45 @@ def _block_runs(runs: list[Runs], *, has_time: bool) -> tuple[BlockRuns, pa.Arra
 
 
 def _line_order(line: StepLine, runs: BlockRuns) -> NDArray[np.int64]:
-    """Number of each run of the line among `runs`, which ascend by (block, first)."""
+    """Index in `runs` of each run of the line.
+
+    `runs` ascend by (block, first).
+    """
     order = np.argsort(np.lexsort((line.first, line.block)), kind="stable")
     assert np.array_equal(runs.block[order], line.block)
     return order
 
 
 def _gaps_within(block: Block, runs: Runs, max_gap: int) -> NDArray[np.int64]:
-    """Steps of a block that follow a gap within their run."""
+    """Steps of a block that follow a gap.
+
+    Within their run.
+    """
     jumps = np.diff(block.arrays[TIME]) > max_gap
     jumps[runs.ends[:-1] - 1] = False
     return np.flatnonzero(jumps) + 1
 
 
-def _gap_places(
+def _gap_offsets(
     line: StepLine, times: NDArray[np.int64], gaps: list[NDArray[np.int64]], max_gap: int
 ) -> NDArray[np.int64]:
-    """Places of the line that follow a gap, within runs and between them."""
+    """Offsets that follow a gap, within and between runs."""
     between = np.flatnonzero(times[1:, 0] - times[:-1, 1] > max_gap) + 1
-    places = [line.starts[between]]
+    offsets = [line.starts[between]]
     by_block = np.lexsort((line.first, line.block))
     for block, steps in enumerate(gaps):
         own = by_block[slice(*np.searchsorted(line.block, [block, block + 1], sorter=by_block).tolist())]
         if len(steps):
             run = own[np.searchsorted(line.first[own], steps, side="right") - 1]
-            places.append(line.starts[run] + steps - line.first[run])
-    return np.unique(np.concatenate(places))
+            offsets.append(line.starts[run] + steps - line.first[run])
+    return np.unique(np.concatenate(offsets))
 
 
 def first_steps_at(blocks: SeriesBlocks, series: Series, ticks: int) -> NDArray[np.int64]:
-    """Number of steps of each entity before time `ticks`, int64 [entities]. Reads only blocks that time falls into."""
+    """Steps of each entity before time `ticks`, int64 [entities].
+
+    Reads only the blocks that contain this time.
+    """
     line, first, last = series.whole, series.times[:, 0], series.times[:, 1]
     steps = np.diff(line.starts)
     before = np.where(last < ticks, steps, 0)
@@ -213,7 +234,9 @@ REPORT_EVERY_S = 5.0
 
 
 class PassProgress:
-    """Reports rows and the rate of a pass every five seconds. A pass that ends before reports nothing.
+    """Reports the progress of a pass every five seconds.
+
+    A pass that ends before reports nothing.
 
     Args:
         name: What the pass does, in messages.

@@ -1,4 +1,7 @@
-"""Splits of series into parts: by a step, a share, a time or an entity. A window belongs to the part of its targets."""
+"""Splits of series by step, share, time or entity.
+
+A window belongs to the part of its targets.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from forebay.errors import InvalidOption, whole_number
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class TargetBounds:
-    """Part of a split: the steps of each entity that may be targets.
+    """Steps of each entity that may be targets.
+
+    One part of a split.
 
     Attributes:
         low: First target step of each entity, counted from its first step, int64 [entities].
@@ -36,7 +41,10 @@ class TargetBounds:
 
 
 def step_cuts(line: StepLine, steps: Sequence[int]) -> Ints:
-    """Cuts at these steps of each entity, int64 [entities, cuts]. Raises `InvalidOption` unless they ascend."""
+    """Cut each entity at `steps`, int64 [entities, cuts].
+
+    Raises `InvalidOption` unless they ascend.
+    """
     cuts = [whole_number("steps", step, least=1) for step in steps]
     if not cuts or cuts != sorted(set(cuts)):
         raise InvalidOption(f"steps={tuple(steps)!r}: give ascending steps, such as (8640, 11520).", steps=tuple(steps))
@@ -44,9 +52,9 @@ def step_cuts(line: StepLine, steps: Sequence[int]) -> Ints:
 
 
 def fraction_cuts(line: StepLine, fractions: Sequence[float]) -> Ints:
-    """Cuts behind these shares of each entity's steps, int64 [entities, cuts]. The rest is the last part.
+    """Cut each entity's steps by share, int64 [entities, cuts].
 
-    Raises `InvalidOption` unless each is above 0 and their sum is below 1.
+    The rest is the last part. Raises `InvalidOption` unless each is above 0 and their sum is below 1.
     """
     # Of the decimal text: 0.6 + 0.2 is 0.8, where the sum of the floats is above it.
     try:
@@ -65,9 +73,10 @@ def fraction_cuts(line: StepLine, fractions: Sequence[float]) -> Ints:
 
 
 def parts_of_cuts(line: StepLine, cuts: Ints, *, gap: int = 0, own_context: bool = False) -> tuple[TargetBounds, ...]:
-    """Parts between `cuts`, int64 [entities, cuts] in ascending order. Each but the last ends `gap` steps earlier.
+    """Create the parts between `cuts`.
 
-    The gap is taken from the earlier part, so that a test set does not depend on it.
+    `cuts` is int64 [entities, cuts] in ascending order. Each part but the last ends `gap` steps earlier. The gap is
+    taken from the earlier part, so that a test set does not depend on it.
     """
     whole_number("gap", gap)
     steps = np.diff(line.entities)
@@ -81,7 +90,7 @@ def parts_of_cuts(line: StepLine, cuts: Ints, *, gap: int = 0, own_context: bool
 
 
 def parts_of_entities(line: StepLine, is_held_out: NDArray[np.bool_]) -> tuple[TargetBounds, TargetBounds]:
-    """Part of all other entities, and part of those that are held out."""
+    """Split into a part without and with held-out entities."""
     steps = np.diff(line.entities)
     none = np.zeros_like(steps)
     return (

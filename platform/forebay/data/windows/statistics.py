@@ -1,4 +1,7 @@
-"""Statistics of columns, folded from the summaries of blocks: equal to the bit in any order of the blocks."""
+"""Column statistics, folded from the summaries of blocks.
+
+Equal to the bit in any order of the blocks.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +35,10 @@ NUM_ENTRIES: Final = 7
 
 
 def summarize(values: BlockArray) -> Summary:
-    """Summary of `values` [steps, columns], 56 bytes a column. A pure function of the values, also in the last bit.
+    """Summarize `values` [steps, columns] in 56 bytes a column.
 
-    NumPy's sum is pairwise: its error grows with the logarithm of the number of values. `min` and `max` include
-    infinities; without values they are inf and -inf.
+    A pure function of the values, also in the last bit. NumPy's sum is pairwise: its error grows with the logarithm of
+    the number of values. `min` and `max` include infinities; without values they are inf and -inf.
     """
     summary = np.zeros((values.shape[1], NUM_ENTRIES))
     for column, entries in enumerate(summary):
@@ -55,7 +58,7 @@ Scale = Literal["standard", "minmax", "robust"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnStatistics:
-    """Statistics of one column over the steps of a part.
+    """Statistics of one column over a part's steps.
 
     Attributes:
         count: Values that are not null or NaN.
@@ -77,7 +80,10 @@ class ColumnStatistics:
     quantiles: Mapping[float, float] = field(default_factory=dict)
 
     def quantile(self, share: float) -> float:
-        """Value at rank `round(share * (count - 1))`. Raises `InvalidOption` for a share that was not asked for."""
+        """Value at rank `round(share * (count - 1))`.
+
+        Raises `InvalidOption` for a share that was not asked for.
+        """
         if share not in self.quantiles:
             raise InvalidOption(
                 f"quantile({share}) was not counted; counted are {sorted(self.quantiles)}. Ask for it with "
@@ -92,7 +98,7 @@ class ColumnStatistics:
 
 
 def fold(summaries: Sequence[Summary], columns: Sequence[str]) -> dict[str, ColumnStatistics]:
-    """Statistics of `columns` from the summaries of all blocks.
+    """Combine the summaries of all blocks into statistics.
 
     `math.fsum` rounds once, so the order of the summaries and how they were divided among workers change nothing.
     """
@@ -101,7 +107,10 @@ def fold(summaries: Sequence[Summary], columns: Sequence[str]) -> dict[str, Colu
 
 
 def statistics_id(statistics: Mapping[str, ColumnStatistics]) -> str:
-    """SHA-256 (hex) of statistics. `repr` of a float is exact."""
+    """SHA-256 (hex) of statistics.
+
+    `repr` of a float is exact.
+    """
     facts = [[name, repr(asdict(column))] for name, column in sorted(statistics.items())]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
@@ -109,14 +118,20 @@ def statistics_id(statistics: Mapping[str, ColumnStatistics]) -> str:
 def saved_statistics(
     statistics: Mapping[str, ColumnStatistics], *, scale: str | None, fill: str | None
 ) -> dict[str, Any]:
-    """Plain dict of statistics and what they are used for, for a checkpoint: serving scales and fills by the same."""
+    """Statistics and their use, as plain data for checkpoints.
+
+    Serving scales and fills by the same.
+    """
     columns = {name: column.to_dict() for name, column in statistics.items()}
     facts = json.dumps([statistics_id(statistics), scale, fill])
     return {"id": hashlib.sha256(facts.encode()).hexdigest(), "scale": scale, "fill": fill, "columns": columns}
 
 
 def join_statistics(saved: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """`saved_statistics` of several datasets as one. Empty if all are."""
+    """Join the `saved_statistics` of several datasets.
+
+    Empty if all are.
+    """
     used = {name: each for name, each in saved.items() if each}
     if not used:
         return {}
@@ -129,10 +144,11 @@ def join_statistics(saved: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def scaling_of(
     statistics: Mapping[str, ColumnStatistics], columns: Sequence[str], scale: Scale | None
 ) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Shift and factor of each column, float32 [columns] each: a value becomes `(value - shift) * factor`.
+    """Shift and factor of each column, float32 [columns] each.
 
-    "standard": mean 0 and deviation 1. "minmax": from 0 to 1. "robust": median 0 and distance of the quartiles 1.
-    A constant column is only shifted. A column without values is left as it is.
+    A value becomes `(value - shift) * factor`. "standard": mean 0 and deviation 1. "minmax": from 0 to 1. "robust":
+    median 0 and distance of the quartiles 1. A constant column is only shifted. A column without values is left as it
+    is.
 
     Raises `InvalidOption` for an unknown scale.
     """
@@ -145,10 +161,11 @@ def scaling_of(
 
 
 class QuantileCounts:
-    """Exact quantiles of one float32 column, by counting in two passes over its blocks.
+    """Exact quantiles of a float32 column in two passes.
 
-    The first pass counts the upper 16 bits of each value, the second the lower 16 bits of those that share the upper
-    ones of a wanted rank. Bits are made order-preserving first. Integers add up in any order.
+    It counts over the column's blocks. The first pass counts the upper 16 bits of each value, the second the lower 16
+    bits of those that share the upper ones of a wanted rank. Bits are made order-preserving first. Integers add up in
+    any order.
 
     Args:
         values_of: Returns the column's values by block, float32 [n] each. Called once a pass.
@@ -161,7 +178,10 @@ class QuantileCounts:
             self._high += np.bincount(codes >> np.uint32(16), minlength=1 << 16)
 
     def at(self, shares: Sequence[float]) -> dict[float, float]:
-        """Values at ranks `round(share * (count - 1))`. NaN without values."""
+        """Values at ranks `round(share * (count - 1))`.
+
+        NaN without values.
+        """
         ends = np.cumsum(self._high)
         count = int(ends[-1])
         if not count:
@@ -186,7 +206,7 @@ _SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
 
 
 def _codes(blocks: Iterable[BlockArray]) -> Iterator[NDArray[np.uint32]]:
-    """Values that are not NaN, as integers of the same order."""
+    """Values except NaN, as integers of the same order."""
     for values in blocks:
         present = np.ascontiguousarray(values[~np.isnan(values)], np.float32) + np.float32(0)  # -0.0 becomes 0.0
         bits = present.view(np.uint32)
@@ -199,7 +219,7 @@ def _value(code: int) -> float:
 
 
 def _column(entries: NDArray[np.float64]) -> ColumnStatistics:
-    """Statistics from one column's entries of all summaries, float64 [blocks, 7]."""
+    """Combine the summaries of one column, float64 [blocks, 7]."""
     count, nulls, infinite = (int(entries[:, entry].sum()) for entry in (COUNT, NULLS, INFINITE))
     finite = entries[:, COUNT] - entries[:, INFINITE]
     number = count - infinite

@@ -1,4 +1,7 @@
-"""Steps of one row group, read from either layout and sorted by (entity, time, place in the file)."""
+"""Steps of a row group, sorted by entity and time.
+
+By (entity, time, row in the file). Read from either layout.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ _CLOCKS = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer)
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepColumns:
-    """Columns that a block of sequences keeps.
+    """Columns kept in a block of sequences.
 
     Says nothing of windows, splits or scales: all trials of a sweep over these share their blocks.
 
@@ -67,16 +70,22 @@ class StepColumns:
 
     @property
     def has_rows_as_steps(self) -> bool:
-        """Whether the steps of a block are the rows of its row group, in their order."""
+        """Whether steps are rows, in file order."""
         return self.entity is None and self.time is None and not self.is_list
 
     def keys(self) -> StepColumns:
-        """Fewest of these columns whose steps have the same order, with one column of values."""
+        """Reduce to the columns that order the steps.
+
+        With one column of values.
+        """
         dtype, names = next(iter(self.values.items()))
         return StepColumns(entity=self.entity, time=self.time, values={dtype: names[:1]}, is_list=self.is_list)
 
     def time_type(self, schema: Schema) -> pa.DataType:
-        """Type of one time. Raises `MissingColumn`. Needs a time column."""
+        """Type of one time.
+
+        Raises `MissingColumn`. Needs a time column.
+        """
         assert self.time is not None
         return _item(column_type("Sequences(time)", self.time, schema))
 
@@ -87,7 +96,7 @@ class StepColumns:
         return ["Sequences", self.entity, self.time, values, static, self.is_list]
 
     def check(self, schema: Schema) -> None:
-        """Raise `MissingColumn` or `WrongType` for a column that cannot be used."""
+        """Raise `MissingColumn` or `WrongType` for an unusable column."""
         if self.entity is not None:
             found = column_type("Sequences(entity)", self.entity, schema)
             if not (is_text(value_type(found)) or pa.types.is_integer(value_type(found))):
@@ -130,7 +139,7 @@ class Steps:
         row: Row of the table that a step lies in, int64 [steps].
         ends: End of each run on the sorted steps, int64 [runs]. A run holds all steps of one entity.
         entities: Entity of each run, int64 or large_string [runs].
-        time: Time of each step in the column's own unit, int64 [steps]. Without a time column: place in the row group.
+        time: Time of each step in the column's own unit, int64 [steps]. Without a time column: number in the row group.
         values: Array [steps, columns] by dtype.
     """
 
@@ -142,7 +151,10 @@ class Steps:
 
 
 def sorted_steps(columns: StepColumns, table: pa.Table) -> Steps:
-    """Steps of `table`. Raises `BadSeries` for nulls in the entity or time, repeated steps, or unequal lists."""
+    """Sort the steps of `table`.
+
+    Raises `BadSeries` for nulls in the entity or time, repeated steps, or unequal lists.
+    """
     row = _rows_of_steps(columns, table)
     codes, entities = _entities(columns, table)
     step_codes = codes[row]
@@ -163,7 +175,10 @@ def sorted_steps(columns: StepColumns, table: pa.Table) -> Steps:
 
 
 def _rows_of_steps(columns: StepColumns, table: pa.Table) -> Ints:
-    """Row of each step, int64 [steps]. Raises `BadSeries` if two lists of a row have different lengths."""
+    """Row of each step, int64 [steps].
+
+    Raises `BadSeries` if two lists of a row have different lengths.
+    """
     if not columns.is_list:
         return np.arange(table.num_rows, dtype=np.int64)
     names = [name for group in columns.values.values() for name in group]
@@ -183,7 +198,10 @@ def _rows_of_steps(columns: StepColumns, table: pa.Table) -> Ints:
 
 
 def _entities(columns: StepColumns, table: pa.Table) -> tuple[Ints, pa.Array]:
-    """Number of each row's entity, int64 [rows], and the entities in ascending order."""
+    """Return each row's entity number, and the entities.
+
+    The numbers are int64 [rows], the entities ascend.
+    """
     if columns.entity is None:
         return np.zeros(table.num_rows, dtype=np.int64), pa.array([0], pa.int64())
     column = whole(table[columns.entity])
@@ -224,10 +242,13 @@ def _times(columns: StepColumns, table: pa.Table, row: Ints) -> Ints:
 
 
 def refuse_nulls(what: str, column: pa.Array, row: Ints | None = None) -> None:
-    """Raise `BadSeries` for a null. `row` is the row of each value, if that is not its place."""
+    """Raise `BadSeries` for a null.
+
+    `row` is the row of each value, if it differs from its index.
+    """
     if column.null_count:
-        place = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-        at = place if row is None else int(row[place])
+        index = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        at = index if row is None else int(row[index])
         raise BadSeries(
             f"Row {at} has a null in {what}, as {column.null_count} of {len(column)} values. A step without them "
             "belongs nowhere: fill them in, or filter such rows out before writing the files.",
@@ -278,5 +299,8 @@ def _packed(
 
 
 def _items(lists: pa.Array) -> pa.Array:
-    """Items of all lists, in order. A null list has none."""
+    """Items of all lists, in order.
+
+    A null list has none.
+    """
     return pc.list_flatten(lists)

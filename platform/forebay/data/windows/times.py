@@ -1,4 +1,4 @@
-"""Times and durations of a user, in the integers of a time column."""
+"""User times and durations, as integers of a time column."""
 
 from __future__ import annotations
 
@@ -29,10 +29,11 @@ _ISO = re.compile(r"\d{4}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?)?)?)?
 
 
 def ticks_of(option: str, value: object, column: pa.DataType) -> int:
-    """`value` as an integer of `column`: a time of a timestamp or date column, or the integer of an integer column.
+    """Convert a time to an integer of `column`.
 
-    A column with a zone needs a time with an offset, such as `2017-07-01T00:00+02:00`, and one without needs a time
-    without. Raises `InvalidOption` for anything else, and for a time between two integers of the column.
+    `value` is a time for a timestamp or date column, and an integer for an integer column. A column with a zone needs a
+    time with an offset, such as `2017-07-01T00:00+02:00`, and one without needs a time without. Raises `InvalidOption`
+    for anything else, and for a time between two integers of the column.
     """
     if pa.types.is_integer(column):
         if isinstance(value, Integral) and not isinstance(value, bool):
@@ -56,9 +57,10 @@ def ticks_of(option: str, value: object, column: pa.DataType) -> int:
 
 
 def duration_ticks(option: str, value: object, column: pa.DataType) -> int:
-    """`value`, such as `"2h"` or a `timedelta`, in the unit of `column`. An integer counts that unit itself.
+    """Convert a duration to the unit of `column`.
 
-    Raises `InvalidOption` for anything else, and for a duration that is no multiple of the unit.
+    `value` is text such as `"2h"`, or a `timedelta`. An integer counts that unit itself. Raises `InvalidOption` for
+    anything else, and for a duration that is no multiple of the unit.
     """
     if isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0:
         return int(value)
@@ -80,7 +82,9 @@ def duration_ticks(option: str, value: object, column: pa.DataType) -> int:
 
 
 def duration_text(ticks: int, column: pa.DataType) -> str:
-    """`ticks` of `column` in the largest unit that gives a whole number: the text that `duration_ticks` takes.
+    """Text of a duration in its largest whole unit.
+
+    `duration_ticks` takes it.
 
     >>> duration_text(5_400_000_000, pa.timestamp("us")), duration_text(14, pa.date32()), duration_text(3, pa.int64())
     ('90min', '2w', '3')
@@ -93,7 +97,9 @@ def duration_text(ticks: int, column: pa.DataType) -> str:
 
 
 def time_text(ticks: int, column: pa.DataType) -> str:
-    """Time of `column` as ISO 8601, in UTC for a column with a zone. An integer column's is the number.
+    """Time of `column` as ISO 8601.
+
+    In UTC for a column with a zone. For an integer column, the number.
 
     >>> time_text(1_577_854_800_500, pa.timestamp("ms")), time_text(18_262, pa.date32()), time_text(7, pa.int64())
     ('2020-01-01T05:00:00.5', '2020-01-01', '7')
@@ -110,7 +116,10 @@ def time_text(ticks: int, column: pa.DataType) -> str:
 
 
 def _nanoseconds(option: str, value: object, text: str) -> int:
-    """Nanoseconds from 1970 to the time `text`. A Python integer: int64 ends in the year 2262."""
+    """Nanoseconds from 1970 to the time `text`.
+
+    A Python integer: int64 ends in the year 2262.
+    """
     try:
         if not _ISO.fullmatch(text):
             raise ValueError(f"{text!r} is not of this form")

@@ -1,4 +1,4 @@
-"""Parts of a window and the columns that a model sees of them: past, future, and what is known of the future."""
+"""Arrays of a window: history, horizon, and known columns."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ _FILLS: dict[str | None, int] = {None: 0, "forward": 1, "both": 2}
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """Columns that a model looks back on: array `past` [rows, steps, columns] of `dtype`.
+    """Columns that a model looks back on.
 
-    Raises `InvalidOption` for no column, a repeated one, or no steps.
+    They become array `past` [rows, steps, columns] of `dtype`. Raises `InvalidOption` for no column, a repeated one, or
+    no steps.
     """
 
     columns: Sequence[str]
@@ -38,7 +39,9 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Horizon:
-    """Columns to predict: array `future` [rows, steps, columns] of `dtype`.
+    """Columns to predict.
+
+    They become array `future` [rows, steps, columns] of `dtype`.
 
     Attributes:
         columns: Targets.
@@ -71,7 +74,9 @@ class Horizon:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class View:
-    """One array of a batch: some steps of each window, and some columns of the steps' array of `dtype`.
+    """One array of a batch of windows.
+
+    Some steps of each window, and some columns of the steps' array of `dtype`.
 
     Attributes:
         name: Name of the array.
@@ -92,11 +97,14 @@ class View:
 
     @property
     def copies_rows(self) -> bool:
-        """Whether all columns are copied in their order."""
+        """Whether all columns are copied in order."""
         return self.columns == tuple(range(self.width))
 
     def ranges(self) -> Iterator[tuple[int, int, int]]:
-        """Number of the first step, the step itself and the count, of each range of consecutive steps."""
+        """Yield ranges of consecutive steps.
+
+        Of each: number of the first step, the step itself and the count.
+        """
         for _, group in groupby(enumerate(self.steps), key=lambda pair: pair[1] - pair[0]):
             numbers = list(group)
             yield numbers[0][0], numbers[0][1], len(numbers)
@@ -123,7 +131,7 @@ class WindowViews:
 
     @property
     def array_schema(self) -> ArraySchema:
-        """(name, dtype, trailing shape) of every array but the static ones."""
+        """(name, dtype, trailing shape) of each non-static array."""
         arrays: list[tuple[str, str, tuple[int, ...]]] = []
         for view in self.views:
             shape = len(view.steps), len(view.columns)
@@ -157,6 +165,9 @@ class FillOptions:
             )
 
     def kind(self, view: str) -> int:
-        """Kind of fill of a view, as the kernel counts them. Only the past looks at its later steps."""
+        """Kernel code of a view's fill.
+
+        Only the past looks at its later steps.
+        """
         kind = _FILLS[self.fill]
         return kind if view == "past" else min(kind, 1)

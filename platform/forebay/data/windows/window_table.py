@@ -1,4 +1,4 @@
-"""Table of the blocks of sequences that a rank gathers windows from at this moment."""
+"""Blocks held in memory to gather windows from."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from forebay.data.kernels.calls import are_present, fill_windows, gather_scaled,
 from forebay.data.plan.order import Order, PositionedRows
 from forebay.data.plan.permute import Ints
 from forebay.data.transform.block import Block
-from forebay.data.windows.index import WindowIndex, WindowPlaces, window_indices
+from forebay.data.windows.index import LocatedWindows, WindowIndex, window_indices
 from forebay.data.windows.sequence_block import RUN_ENDS, STATIC, VALUES
 from forebay.data.windows.views import View, WindowViews
 from forebay.errors import SourceChanged
@@ -26,7 +26,7 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 class ViewPart(NamedTuple):
-    """One range of consecutive steps of a view, as the kernels read it.
+    """Consecutive steps of a view, as kernels read them.
 
     Attributes:
         first: Number of the first step in the view.
@@ -38,7 +38,9 @@ class ViewPart(NamedTuple):
 
 
 class WindowTable:
-    """Blocks by run. `gather` copies the steps of any windows into one buffer of the pool.
+    """Blocks of one dataset, by run.
+
+    `gather` copies the steps of any windows into one buffer of the pool.
 
     Args:
         index: Windows of the plan.
@@ -51,27 +53,33 @@ class WindowTable:
         self._index, self._views, self._block_rows, self._pool = index, views, block_rows, pool
         self._blocks: dict[int, Block] = {}
         self._dtypes = tuple(dict.fromkeys(view.dtype for view in views.views))
-        # One row of starts, and one of addresses per dtype: address of a step at place 0, if the run reached so far.
+        # One row of starts, and one of addresses per dtype: address of a step at offset 0, if the run reached so far.
         self._line = np.zeros((1 + len(self._dtypes), len(index.line.starts)), dtype=np.int64)
         self._line[0] = index.line.starts
         self._is_present = np.zeros(len(index.line.block), dtype=bool)
         self._parts = [self._parts_of(view) for view in views.views]
         self._static: Arrays = {}
 
-    def locate(self, block: Ints, row: Ints, shifts: Ints) -> WindowPlaces:
-        """Places of windows `row` of `block`, each moved by its shift. All arguments int64 [n]."""
+    def locate(self, block: Ints, row: Ints, shifts: Ints) -> LocatedWindows:
+        """Locate windows `row` of `block`, each moved by its shift.
+
+        All arguments int64 [n].
+        """
         return self._index.locate(block, row, shifts)
 
-    def has(self, places: WindowPlaces) -> bool:
+    def has(self, windows: LocatedWindows) -> bool:
         """Whether no block is `missing`."""
-        return are_present(places.table, self._index.shape.length, self._line, self._is_present)
+        return are_present(windows.table, self._index.shape.length, self._line, self._is_present)
 
-    def missing(self, places: WindowPlaces) -> list[int]:
-        """Numbers of the blocks that windows read and that are not in the table."""
-        return [block for block in self._index.blocks_of(places).tolist() if block not in self._blocks]
+    def missing(self, windows: LocatedWindows) -> list[int]:
+        """Blocks that windows read and the table lacks."""
+        return [block for block in self._index.blocks_of(windows).tolist() if block not in self._blocks]
 
     def add(self, index: int, block: Block) -> None:
-        """Add a block. Raises `SourceChanged` if it does not have the rows of the plan."""
+        """Add a block.
+
+        Raises `SourceChanged` if it does not have the rows of the plan.
+        """
         if block.rows != self._block_rows[index]:
             raise SourceChanged(
                 f"Row group {index} has {block.rows} rows; the windows were made for {self._block_rows[index]}. Scan "
@@ -92,27 +100,36 @@ class WindowTable:
         self._blocks[index], self._is_present[runs] = block, True
 
     def remove(self, index: int) -> Block | None:
-        """Remove and return a block, or None if it is not in the table."""
+        """Remove and return a block.
+
+        None if the table does not have it.
+        """
         self._is_present[self._index.runs_in(index)] = False
         return self._blocks.pop(index, None)
 
-    def gather(self, places: WindowPlaces) -> tuple[Arrays, int]:
-        """Copy windows, of which no block is `missing`, into one buffer. Returns the arrays and their bytes."""
-        arrays, end = self._buffers(len(places.start))
+    def gather(self, windows: LocatedWindows) -> tuple[Arrays, int]:
+        """Copy windows into one buffer.
+
+        No block may be `missing`. Returns the arrays and their bytes.
+        """
+        arrays, end = self._buffers(len(windows.start))
         for view, parts in zip(self._views.views, self._parts, strict=True):
             if view.scaling is None:
-                self._copy(view, parts, arrays[view.name], places.table)
+                self._copy(view, parts, arrays[view.name], windows.table)
             else:
                 mask = arrays.get(f"{view.name}_observed")
-                self._scale(view.scaling, parts, arrays[view.name], mask, places.table)
+                self._scale(view.scaling, parts, arrays[view.name], mask, windows.table)
         if self._views.past is not None:
-            arrays["past_lengths"] = (places.start + self._views.past - places.real).astype(np.int32)
+            arrays["past_lengths"] = (windows.start + self._views.past - windows.real).astype(np.int32)
         for name in self._views.static:
-            arrays[name] = self._static[name][places.run]
+            arrays[name] = self._static[name][windows.run]
         return {name: array.view(bool) if name.endswith("_observed") else array for name, array in arrays.items()}, end
 
     def _buffers(self, count: int) -> tuple[Arrays, int]:
-        """Uninitialised arrays of all views and masks in one buffer, and its bytes."""
+        """Allocate the arrays and masks in one buffer.
+
+        Uninitialised. Returns them and their bytes.
+        """
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
         for view in self._views.views:
             shapes[view.name] = view.dtype, (count, len(view.steps), len(view.columns))
@@ -121,7 +138,10 @@ class WindowTable:
         return self._pool.lease_arrays(shapes)
 
     def _parts_of(self, view: View) -> list[ViewPart]:
-        """Ranges of a view. Made once: a batch of 256 windows spent a fifth of its time on them."""
+        """Ranges of a view.
+
+        Made once: a batch of 256 windows spent a fifth of its time on them.
+        """
         number = self._dtypes.index(view.dtype) + 1
         if view.scaling is None:
             step_bytes = view.width * np.dtype(view.dtype).itemsize
@@ -158,15 +178,20 @@ class WindowTable:
 
 
 class SourceWindows(NamedTuple):
-    """Windows of one dataset in a batch: number of the dataset, rows of the batch, and places on its line."""
+    """Windows of one dataset in a batch.
+
+    Number of the dataset, rows of the batch, and the located windows.
+    """
 
     source: int
     rows: Ints | slice
-    places: WindowPlaces
+    windows: LocatedWindows
 
 
 class WindowTables:
-    """One `WindowTable` for each dataset of a plan. Blocks are numbered over all datasets.
+    """One `WindowTable` for each dataset of a plan.
+
+    Blocks are numbered over all datasets.
 
     Args:
         plan: Order of windows.
@@ -186,30 +211,39 @@ class WindowTables:
         self._last: tuple[PositionedRows, list[SourceWindows]] | None = None
 
     def missing(self, rows: PositionedRows) -> list[int]:
-        """Numbers of the blocks of `rows` that are not in the tables."""
+        """Blocks of `rows` that the tables lack."""
         found: list[int] = []
-        for source, _, places in self._located(rows):
+        for source, _, windows in self._located(rows):
             table = self._tables[source]
-            if not table.has(places):
-                found += [int(self._first[source]) + block for block in table.missing(places)]
+            if not table.has(windows):
+                found += [int(self._first[source]) + block for block in table.missing(windows)]
         return found
 
     def add(self, index: int, block: Block) -> None:
-        """Add a block. Raises `SourceChanged` if it does not have the rows of the plan."""
+        """Add a block.
+
+        Raises `SourceChanged` if it does not have the rows of the plan.
+        """
         source = self._source_of(index)
         self._tables[source].add(index - int(self._first[source]), block)
 
     def remove(self, index: int) -> Block | None:
-        """Remove and return a block, or None if it is not in the tables."""
+        """Remove and return a block.
+
+        None if the tables do not have it.
+        """
         source = self._source_of(index)
         return self._tables[source].remove(index - int(self._first[source]))
 
     def gather(self, rows: PositionedRows) -> tuple[Arrays, int] | None:
-        """Copy windows into one buffer. Returns the arrays and their bytes, or None if a block is `missing`."""
+        """Copy windows into one buffer.
+
+        Returns the arrays and their bytes, or None if a block is `missing`.
+        """
         if self.missing(rows):
             return None
         located = self._located(rows)
-        made = [self._tables[source].gather(places) for source, _, places in located]
+        made = [self._tables[source].gather(windows) for source, _, windows in located]
         if len(made) == 1:
             return made[0]
         parts = [arrays for arrays, _ in made]
@@ -221,9 +255,10 @@ class WindowTables:
         return whole, num_bytes
 
     def window_ids(self, rows: PositionedRows) -> Callable[[], NDArray[np.int64]]:
-        """Function that returns the entity of its dataset, and first step, of each window, int64 [n, 2].
+        """Return a function for the windows' ids.
 
-        It holds the places of the windows and no block.
+        It returns the entity of its dataset, and first step, of each window, int64 [n, 2]. It holds
+        the located windows and no block.
         """
         return partial(_window_ids, self._indices, self._located(rows), len(rows.row))
 
@@ -231,7 +266,10 @@ class WindowTables:
         return int(np.searchsorted(self._first, block, side="right")) - 1
 
     def _located(self, rows: PositionedRows) -> list[SourceWindows]:
-        """Windows of each dataset that has some. A batch asks three times, and its rows are located once."""
+        """Located windows, by dataset.
+
+        A batch asks three times, and its rows are located once.
+        """
         if self._last is None or self._last[0] is not rows:
             self._last = rows, self._locate(rows)
         return self._last[1]
@@ -252,6 +290,6 @@ class WindowTables:
 
 def _window_ids(indices: Sequence[WindowIndex], located: list[SourceWindows], count: int) -> NDArray[np.int64]:
     found = np.empty((count, 2), dtype=np.int64)
-    for source, own, places in located:
-        found[own] = indices[source].entity_steps(places)
+    for source, own, windows in located:
+        found[own] = indices[source].entity_steps(windows)
     return found

@@ -34,7 +34,7 @@ class WindowedSeries:
     def windows(self) -> WindowIndex:
         number = np.arange(len(self.manifest))
         runs = BlockRuns(block=number, first=0 * number, steps=self.manifest.rows, entity=0 * number, times=None)
-        line = StepLine.of(runs, 1, RunNames(place=str))
+        line = StepLine.of(runs, 1, RunNames(run=str))
         bounds = TargetBounds.all_of(line)
         return WindowIndex(line, WindowShape(past=15), bounds, num_blocks=len(number), data_id="d")
 

@@ -33,7 +33,7 @@ def ends_a_sentence(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
 
 def apply(fn: Made) -> dict[str, Any]:
     arrays = {"x": np.ones((3, 2), np.float32), "y": np.arange(3)}
-    return dict(Augment(fn, version="1").apply(arrays, RowRandom(1, ROWS), place=lambda: "batch 7").arrays)
+    return dict(Augment(fn, version="1").apply(arrays, RowRandom(1, ROWS), where=lambda: "batch 7").arrays)
 
 
 def test_arrays_are_replaced_kept_and_added() -> None:

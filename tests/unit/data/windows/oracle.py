@@ -78,4 +78,4 @@ def line_of(frame: pd.DataFrame) -> tuple[StepLine, pd.DataFrame]:
         entity=entity,
         times=runs[["t0", "t1"]].to_numpy(np.int64),
     )
-    return StepLine.of(block_runs, int(frame.entity.max()) + 1, RunNames(place=lambda run: f"run {run}")), frame
+    return StepLine.of(block_runs, int(frame.entity.max()) + 1, RunNames(run=lambda run: f"run {run}")), frame

@@ -160,7 +160,7 @@ def test_memory_and_lookups_do_not_grow_with_windows() -> None:
         entity=np.arange(entities),
         times=np.tile(np.array([[0, steps - 1]]), (entities, 1)),
     )
-    line = StepLine.of(runs, entities, RunNames(place=str))
+    line = StepLine.of(runs, entities, RunNames(run=str))
     index = WindowIndex(line, WindowShape(past=96, ahead=(1,)), TargetBounds.all_of(line), num_blocks=200, data_id="d")
     assert index.num_windows == entities * (steps - 96)
     assert index.nbytes <= 100 * entities
@@ -209,7 +209,7 @@ def test_runs_that_overlap_are_refused(times: list[list[int]], message: str) -> 
         times=np.array(times),
     )
     with pytest.raises(BadSeries, match=message) as raised:
-        StepLine.of(runs, 1, RunNames(place=lambda run: f"run {run}"))
+        StepLine.of(runs, 1, RunNames(run=lambda run: f"run {run}"))
     assert raised.value.blocks == (4, 2)
 
 
@@ -253,7 +253,7 @@ def test_windows_of_the_published_split() -> None:
     runs = BlockRuns(
         block=np.array([0]), first=np.array([0]), steps=np.array([14_400]), entity=np.array([0]), times=None
     )
-    line = StepLine.of(runs, 1, RunNames(place=str))
+    line = StepLine.of(runs, 1, RunNames(run=str))
     shape = WindowShape(past=336, ahead=tuple(range(1, 97)))
     parts = parts_of_cuts(line, step_cuts(line, (8640, 11520)))
     counts = [WindowIndex(line, shape, part, num_blocks=1, data_id="d").num_windows for part in parts]

@@ -28,7 +28,7 @@ Until = Literal["first", "all", "once"]
 
 
 class OwnRows(NamedTuple):
-    """Rows `start` to `stop` of epoch `epoch` of one dataset."""
+    """Rows `start` to `stop` of a dataset's own epoch."""
 
     epoch: int
     start: int
@@ -36,7 +36,9 @@ class OwnRows(NamedTuple):
 
 
 class Mixture(Order):
-    """Rows of several datasets in the proportions of their weights, each dataset in its own order.
+    """Several datasets mixed by weight.
+
+    Each dataset keeps its own order.
 
     ```python
     mix = fb.Mixture({"web": web_plan, "code": code_plan}, weights={"web": 0.8, "code": 0.2})
@@ -98,11 +100,12 @@ class Mixture(Order):
     def continue_from(
         cls, old: Mixture, cursor: Cursor, plans: Mapping[str, Order], weights: Weights | StagedWeights
     ) -> Mixture:
-        """Mixture that is `old` up to `cursor`, and mixes `plans` by other weights from there on.
+        """Change the weights of mixture `old` at `cursor`.
 
-        A dataset that keeps its name goes on after its last row, and must keep its plan. One that is left out of
-        `plans` gives no more rows. Epochs keep their number of rows. A run of `old` whose newest checkpoint is at
-        `cursor` or before it can continue with this mixture.
+        The mixture returned equals `old` up to `cursor`, and mixes `plans` by other weights from there on. A dataset
+        that keeps its name goes on after its last row, and must keep its plan. One that is left out of `plans` gives no
+        more rows. Epochs keep their number of rows. A run of `old` whose newest checkpoint is at `cursor` or before it
+        can continue with this mixture.
 
         Args:
             old: Mixture of the run so far.
@@ -171,7 +174,7 @@ class Mixture(Order):
         return f"Mixture({self.id[:8]}: {self.num_rows} rows of {sizes}, {rule}, lanes={self.lanes}{stages})"
 
     def counts(self, epoch: int, position: int) -> dict[str, int]:
-        """Number of rows of each dataset before `position` of `epoch`, since the start of the run.
+        """Rows per dataset before a position, over the whole run.
 
         Raises `InvalidOption` for a position that does not exist.
         """
@@ -197,17 +200,17 @@ class Mixture(Order):
         plan, size = self.plans[source], self.plans[source].num_rows
         if not len(positions):
             return plan.window_shifts(epoch, positions)
-        first, last = (self._counts(epoch, place)[source] // size for place in positions[[0, -1]].tolist())
+        first, last = (self._counts(epoch, position)[source] // size for position in positions[[0, -1]].tolist())
         ends = [self._position(source, epoch, own * size) for own in range(first + 1, last + 1)]
-        places = np.split(positions, np.searchsorted(positions, ends))
+        parts = np.split(positions, np.searchsorted(positions, ends))
         own_epochs = range(first, last + 1)
-        return np.concatenate([plan.window_shifts(own, part) for own, part in zip(own_epochs, places, strict=True)])
+        return np.concatenate([plan.window_shifts(own, part) for own, part in zip(own_epochs, parts, strict=True)])
 
     def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
         return heapq.merge(*(self._own_spans(index, epoch, position, lanes) for index in range(len(self.plans))))
 
     def _own_spans(self, index: int, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
-        """Uses of the blocks of one dataset, with the positions of the first and the last row that may need them."""
+        """Block spans of one dataset, in positions of the mixture."""
         plan, size = self.plans[index], self.plans[index].num_rows
         own_lanes = self._own_lanes(index, lanes)
         start, stop = self._counts(epoch, position)[index], self._counts(epoch, self.num_rows)[index]
@@ -226,7 +229,10 @@ class Mixture(Order):
             start = first + size
 
     def _own_rows(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, OwnRows]]:
-        """Rows of each dataset among positions `start` to `stop`, cut at the ends of its own epochs."""
+        """Rows of each dataset among positions `start` to `stop`.
+
+        Cut at the ends of its own epochs.
+        """
         ends = zip(self._counts(epoch, start), self._counts(epoch, stop), strict=True)
         for index, (low, high) in enumerate(ends):
             size = self.plans[index].num_rows
@@ -236,7 +242,10 @@ class Mixture(Order):
                 yield index, OwnRows(own_epoch, own_start, own_start + last - first)
 
     def _counts(self, epoch: int, position: int) -> tuple[int, ...]:
-        """Rows of each dataset before a position, over all its own epochs."""
+        """Rows of each dataset before a position.
+
+        Over all its own epochs.
+        """
         counts = self._schedule.counts(self._epoch_start(epoch) + position)
         if self.until != "once":
             return counts
@@ -245,9 +254,10 @@ class Mixture(Order):
     def _merged(
         self, epoch: int, start: int, stop: int, rows_of: Callable[[int, OwnRows], tuple[Ints, ...]], *, columns: int
     ) -> Ints:
-        """Rows of all datasets at positions `start` to `stop`, in order: position and columns, int64 [1 + columns, n].
+        """Merge the rows of all datasets, int64 [1 + columns, n].
 
-        `rows_of(dataset, own rows)` returns the own positions of the rows to merge, ascending, and their columns.
+        The rows at positions `start` to `stop`, in order: position, then the columns. `rows_of(dataset, own rows)`
+        returns the own positions of the rows to merge, ascending, and their columns.
         """
         parts: list[list[tuple[Ints, ...]]] = [[] for _ in self.plans]
         state = np.zeros((3, len(self.plans)), dtype=np.int64)
@@ -266,19 +276,22 @@ class Mixture(Order):
         merged = np.empty((1 + columns, int(state[2].sum())), dtype=np.int64)
         first, written = self._epoch_start(epoch), 0
         for stage, low, high in self._schedule.stages_between(first + start, first + stop):
-            tree, place = stage.tree, (low - first, high - first, stage.tree.root, written)
+            tree, target = stage.tree, (low - first, high - first, stage.tree.root, written)
             due = tree.due(low - stage.start)
-            written = merge(tree.nodes, due, np.array(place, dtype=np.int64), addresses, state, merged)
-        assert written == merged.shape[1], "each row has a place"
+            written = merge(tree.nodes, due, np.array(target, dtype=np.int64), addresses, state, merged)
+        assert written == merged.shape[1], "each row has a position"
         return merged
 
     def _own_lanes(self, index: int, lanes: Sequence[int]) -> list[int]:
-        """Lanes of a dataset that the lanes of the mixture own."""
+        """Lanes of a dataset owned by the mixture's `lanes`."""
         found: list[int] = np.flatnonzero(np.isin(self._lane_of[index], lanes)).tolist()
         return found
 
     def _position(self, index: int, epoch: int, own: int) -> int:
-        """Position of row `own` of a dataset, over all its own epochs."""
+        """Position of row `own` of a dataset.
+
+        Counted over all its own epochs.
+        """
         if self.until == "once":
             own -= epoch * self.plans[index].num_rows
         number = self._schedule.row_number(index, own)
@@ -286,7 +299,10 @@ class Mixture(Order):
         return number - self._epoch_start(epoch)
 
     def _epoch_start(self, epoch: int) -> int:
-        """First row of an epoch in the schedule, which starts over in each epoch if each row comes once."""
+        """First row of an epoch in the schedule.
+
+        The schedule starts over in each epoch if each row comes once.
+        """
         return 0 if self.until == "once" else epoch * self.num_rows
 
     def _epoch_rows(self) -> int:
@@ -307,9 +323,10 @@ class Mixture(Order):
         return 1 + max(end for end in ends if end is not None)
 
     def _mixture_lanes(self, plan: Order) -> Ints:
-        """Lane of the mixture that owns each lane of a plan, int64 [lanes of the plan].
+        """Lane of the mixture for each lane of a plan.
 
-        Both are divided in the order in which ranks own them, so a rank owns about equal runs of both.
+        int64 [lanes of the plan]. Both are divided in the order in which ranks own them, so a rank owns about equal
+        runs of both.
         """
         numbers = np.arange(self.lanes, dtype=np.int64)
         bounds = np.append(numbers, self.lanes) * plan.lanes // self.lanes
@@ -330,7 +347,7 @@ class Mixture(Order):
 
 
 def _joined(parts: Sequence[tuple[Ints, ...]]) -> tuple[Ints, ...]:
-    """Columns of all parts, one part after the other, as a kernel reads them."""
+    """Concatenate the columns of all parts, for a kernel."""
     columns = parts[0] if len(parts) == 1 else [np.concatenate(each) for each in zip(*parts, strict=True)]
     return tuple(np.ascontiguousarray(column, dtype=np.int64) for column in columns)
 
@@ -345,13 +362,19 @@ def _once(names: Sequence[str], sizes: Sequence[int], weights: Weights | StagedW
 
 
 def _weights_of_sizes(plans: Mapping[str, Order]) -> Weights:
-    """Number of rows of each dataset. A tiny one gets the smallest share, and not less."""
+    """Number of rows of each dataset, as weights.
+
+    A tiny dataset gets the smallest share, and not less.
+    """
     least = sum(plan.num_rows for plan in plans.values()) / WEIGHTS_SUM * 2
     return {name: max(plan.num_rows, least) for name, plan in plans.items()}
 
 
 def _validate(plans: object, until: object, rows: object) -> int | None:
-    """Check the arguments of a mixture. Returns `rows` as a plain number."""
+    """Check the arguments of a mixture.
+
+    Returns `rows` as a plain number.
+    """
     if not isinstance(plans, Mapping) or not plans or not all(isinstance(name, str) for name in plans):
         raise InvalidOption(f"Mixture was given {plans!r:.200}. Give {{name: fb.build_plan(manifest), ...}}.")
     for name, plan in plans.items():

@@ -1,4 +1,4 @@
-"""Stages of weights, and the number of rows of each dataset before any row of them."""
+"""Stages of weights, and row counts per dataset."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ StagedWeights: TypeAlias = Sequence[tuple[int, Weights]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightStage:
-    """Rows from `start` on, divided by `tree`. `before` holds the rows of each dataset in earlier stages."""
+    """Stage of a mixture from row `start` on.
+
+    `tree` divides its rows. `before` holds the rows of each dataset in earlier stages.
+    """
 
     start: int
     before: tuple[int, ...]
@@ -26,7 +29,7 @@ class WeightStage:
 
 
 class Schedule:
-    """Rows of each dataset before any row, over all stages.
+    """Row counts per dataset over all stages.
 
     Args:
         sizes: Number of rows of each dataset.
@@ -40,25 +43,31 @@ class Schedule:
             self.add_stage(start, weights)
 
     def add_stage(self, start: int, weights: Mapping[int, int]) -> None:
-        """Divide the rows from `start` on by other weights."""
+        """Use other weights from row `start` on."""
         before = self.counts(start) if self.stages else (0,) * len(self.sizes)
         self.stages.append(WeightStage(start=start, before=before, tree=ShareTree(weights)))
 
     def counts(self, rows: int) -> tuple[int, ...]:
-        """Number of rows of each dataset among the first `rows`."""
+        """Rows of each dataset among the first `rows`."""
         stage = self.stages[bisect_right(self.stages, rows, key=lambda stage: stage.start) - 1]
         own = stage.tree.counts(rows - stage.start)
         return tuple(count + own.get(index, 0) for index, count in enumerate(stage.before))
 
     def row_number(self, index: int, own: int) -> int | None:
-        """Number of the row that is row `own` of dataset `index`, over all its epochs. None if it never comes."""
+        """Number of dataset `index`'s row `own` in the mixture.
+
+        Counted over all epochs of the dataset. None if it never comes.
+        """
         stage = self.stages[self._stage_of(index, own)]
         if index not in stage.tree.members:
             return None
         return stage.start + stage.tree.row_number(index, own - stage.before[index])
 
     def stages_between(self, start: int, stop: int) -> Iterator[tuple[WeightStage, int, int]]:
-        """Each stage of rows `start` to `stop`, with the rows that it has of them: first, and end."""
+        """Yield each stage of rows `start` to `stop`.
+
+        With the rows that it has of them: first, and end.
+        """
         ends = [stage.start for stage in self.stages[1:]] + [stop]
         for stage, end in zip(self.stages, ends, strict=True):
             low, high = max(stage.start, start), min(end, stop)
@@ -66,12 +75,18 @@ class Schedule:
                 yield stage, low, high
 
     def _stage_of(self, index: int, own: int) -> int:
-        """WeightStage of row `own` of a dataset: the last one that starts with at most `own` rows of it."""
+        """Index of the stage with row `own` of a dataset.
+
+        The last stage that starts with at most `own` rows of it.
+        """
         return bisect_right(self.stages, own, key=lambda stage: stage.before[index]) - 1
 
 
 def drop_exhausted(sizes: Sequence[int], weights: Mapping[int, float]) -> Schedule:
-    """Schedule of each row once: a dataset drops out after its last row, and the others keep their proportions."""
+    """Schedule each row once.
+
+    A dataset drops out after its last row, and the others keep their proportions.
+    """
     left = dict(weights)
     schedule = Schedule(sizes, [(0, _indexed(left))])
     while True:
@@ -85,9 +100,10 @@ def drop_exhausted(sizes: Sequence[int], weights: Mapping[int, float]) -> Schedu
 
 
 def staged(names: Sequence[str], weights: Weights | StagedWeights) -> list[tuple[int, dict[int, int]]]:
-    """Check weights. Returns the first row of each stage, and its integer weights by index of the name.
+    """Check weights, and return their stages.
 
-    Raises `InvalidOption` for weights that cannot be a mixture of all the datasets of `names`.
+    Each stage is its first row, and its integer weights by index of the name. Raises `InvalidOption` for weights that
+    cannot be a mixture of all the datasets of `names`.
     """
     given: Sequence[Any] = [(0, weights)] if isinstance(weights, Mapping) else weights
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
@@ -131,9 +147,10 @@ def _indexed(weights: Mapping[int, float]) -> dict[int, int]:
 def ramp(
     first: Weights, last: Weights, start: int, stop: int, *, steps: int = 50
 ) -> list[tuple[int, dict[str, float]]]:
-    """Stages of weights that go from `first` to `last` in equal steps between rows `start` and `stop`.
+    """Return stages that go from weights `first` to `last`.
 
-    A dataset that one of the two leaves out has weight 0 there. Rows count over all epochs of the run.
+    In equal steps between rows `start` and `stop`. A dataset that one of the two leaves out has weight 0 there. Rows
+    count over all epochs of the run.
 
     Raises `InvalidOption` for an impossible weight, or more steps than rows.
 

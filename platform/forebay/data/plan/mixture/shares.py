@@ -1,4 +1,4 @@
-"""Number of rows of each dataset before any row of a mixture with constant weights."""
+"""Row counts per dataset under constant weights."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ WEIGHTS_SUM = 1 << 20
 
 
 def integer_weights(weights: Mapping[str, float]) -> dict[str, int]:
-    """Whole weights that sum to 2**20, by largest remainder. The share of each differs by less than 2**-20.
+    """Scale weights to integers that sum to 2**20.
 
-    Raises `InvalidOption` for a weight that is not a finite number above 0, or a share below 2**-20.
+    By largest remainder. The share of each differs by less than 2**-20. Raises `InvalidOption` for a weight that is not
+    a finite number above 0, or a share below 2**-20.
 
     >>> integer_weights({"a": 0.75, "b": 0.25})
     {'a': 786432, 'b': 262144}
@@ -55,7 +56,10 @@ def integer_weights(weights: Mapping[str, float]) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareNode:
-    """Datasets that share rows: one (`index`), or those of two halves. `weight` is the sum of their weights."""
+    """Node of a `ShareTree`: one dataset, or two halves.
+
+    A leaf is dataset `index`. `weight` is the sum of the weights below.
+    """
 
     weight: int
     index: int
@@ -63,7 +67,10 @@ class ShareNode:
 
 
 class PathStep(NamedTuple):
-    """Step from one half of a node to the node, with both weights."""
+    """Step from one half of a node to the node.
+
+    With both weights.
+    """
 
     weight: int
     half: int
@@ -71,7 +78,7 @@ class PathStep(NamedTuple):
 
 
 class ShareTree:
-    """Split of the rows of a mixture among its datasets, as a Huffman tree of their weights.
+    """Huffman tree that divides a mixture's rows among datasets.
 
     Each inner node gives its left half the nearest whole number to its share of the rows so far, and the right half the
     rest. So a count grows by 0 or 1 from one row to the next, and stays within 2 rows of the exact share at any row:
@@ -94,7 +101,7 @@ class ShareTree:
         self._root = heap[0][2]
         self._paths = dict(_paths(self._root, ()))
         halved = [(node, node.halves) for node, _ in self._counted(0) if node.halves]
-        number = {node: place for place, (node, _) in enumerate(halved)}
+        number = {node: index for index, (node, _) in enumerate(halved)}
         self.root = number.get(self._root, -1 - self._root.index)
         """Root for `forebay.data.kernels.calls.merge`."""
         nodes = [
@@ -110,11 +117,17 @@ class ShareTree:
         return frozenset(self._paths)
 
     def counts(self, rows: int) -> dict[int, int]:
-        """Number of rows of each dataset among the first `rows`. Costs O(datasets), at any row."""
+        """Rows of each dataset among the first `rows`.
+
+        Costs O(datasets), at any row.
+        """
         return {node.index: count for node, count in self._counted(rows) if node.halves is None}
 
     def due(self, rows: int) -> Ints:
-        """Steps of each of `nodes` towards the next row of its left half, after `rows` rows, int64 [inner nodes]."""
+        """Steps towards the next row of each left half.
+
+        After `rows` rows, int64 [inner nodes], in the order of `nodes`.
+        """
         steps = [
             (2 * count * node.halves[0].weight + node.weight) % (2 * node.weight)
             for node, count in self._counted(rows)
@@ -123,13 +136,19 @@ class ShareTree:
         return np.array(steps, dtype=np.int64)
 
     def row_number(self, index: int, own: int) -> int:
-        """Number of the row that is row `own` of dataset `index`, both from 0: the inverse of `counts`."""
+        """Number of dataset `index`'s row `own` in the mixture.
+
+        Both from 0: the inverse of `counts`.
+        """
         for weight, half, is_left in self._paths[index]:
             own = (weight * (2 * own + 1) - is_left) // (2 * half)
         return own
 
     def _counted(self, rows: int) -> Iterator[tuple[ShareNode, int]]:
-        """Each node, from the root on, with its number of rows among the first `rows`."""
+        """Yield each node with its count among the first `rows`.
+
+        From the root on.
+        """
         nodes = [(self._root, rows)]
         while nodes:
             node, count = nodes.pop()

@@ -1,4 +1,7 @@
-"""`prepare_on_ray`: spans of a source prepared by tasks on all nodes of a Ray cluster."""
+"""`prepare_on_ray`: spans of a source, prepared on Ray.
+
+By tasks on all nodes of a cluster.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +29,11 @@ _IN_FLIGHT_PER_CPU = 2
 
 
 def prepare_on_ray(source: SpanSource, /, *, into: str, row_group_rows: int | None = None) -> Prepared:
-    """Prepare a source that is cut into spans on all nodes of a cluster, once. The files are those of `fb.prepare`.
+    """Prepare a source of spans on a cluster, once.
 
-    Uses the Ray of this process, the cluster at `RAY_ADDRESS`, or a Ray that it starts on this machine and ends. A span
-    is one task of one CPU. The spans of a lost node are prepared again, and those that are finished are kept, also if
-    this process is killed.
+    The files equal the files of `fb.prepare`. Uses the Ray of this process, the cluster at `RAY_ADDRESS`, or a Ray that
+    it starts on this machine and ends. A span is one task of one CPU. The spans of a lost node are prepared again, and
+    those that are finished are kept, also if this process is killed.
 
     Args:
         source: Such as `forebay.llm.TokenSource`.

@@ -1,4 +1,7 @@
-"""Preparation of a dataset span by span: each span becomes one file, in any process and in any order."""
+"""Preparation span by span.
+
+Each span becomes one file, in any process and in any order.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ RECORDS = "_spans"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenSpan:
-    """Result of one span: its file, or None if it has no rows, and the counts of its reader."""
+    """Result of one span.
+
+    Its file, or None if it has no rows, and the counts of its reader.
+    """
 
     file: PreparedFile | None
     fields: tuple[Field, ...]
@@ -39,7 +45,10 @@ class WrittenSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpanWriter:
-    """Writes spans as files. Pickled for each process."""
+    """Writes spans as files.
+
+    Pickled for each process.
+    """
 
     reader: SpanReader
     folder: str
@@ -47,7 +56,10 @@ class SpanWriter:
     access: Access
 
     def __call__(self, task: tuple[int, Any]) -> tuple[int, WrittenSpan]:
-        """Write span `number`, or find the record that it was written before. Raises `WriteFailed`."""
+        """Write span `number`, or find its record.
+
+        Raises `WriteFailed`.
+        """
         number, span = task
         if (found := _recorded(self.folder, number)) is not None:
             return number, found
@@ -68,7 +80,10 @@ SpanMap = Callable[[SpanWriter, Sequence[tuple[int, Any]]], Iterator[tuple[int, 
 
 
 def in_processes(processes: int | None) -> SpanMap:
-    """Processes of this machine, at most one per span. None: one per core."""
+    """Prepare spans in processes of this machine.
+
+    At most one per span. None: one per core.
+    """
 
     def call(writer: SpanWriter, tasks: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, WrittenSpan]]:
         yield from map_unordered(writer, tasks, processes=min(processes or os.cpu_count() or 1, len(tasks)))
@@ -77,7 +92,7 @@ def in_processes(processes: int | None) -> SpanMap:
 
 
 def prepare_spans(source: SpanSource, options: PreparationOptions, call_all: SpanMap) -> Prepared:
-    """Sealed dataset of `source`: one that exists, or a new one.
+    """Find or produce the sealed dataset of `source`.
 
     Args:
         source: Source of the spans.
@@ -122,7 +137,10 @@ def _produce(
 
 
 def _recorded(folder: str, number: int) -> WrittenSpan | None:
-    """Record of a span. None if the span was not written, or if its file is missing."""
+    """Record of a span.
+
+    None if the span was not written, or if its file is missing.
+    """
     text = read_json_file(below(folder, RECORDS), _record_name(number), "prepared dataset")
     if text is None:
         return None
@@ -134,8 +152,8 @@ def _recorded(folder: str, number: int) -> WrittenSpan | None:
 
 
 def _exists(uri: str) -> bool:
-    place = resolve(uri)
-    return bool(place.fs.get_file_info(place.path).type)
+    location = resolve(uri)
+    return bool(location.fs.get_file_info(location.path).type)
 
 
 def _record_name(number: int) -> str:

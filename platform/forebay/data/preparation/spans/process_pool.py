@@ -1,4 +1,7 @@
-"""Calls of one function in several processes of this machine, one core each."""
+"""Calls of a function in several processes.
+
+All on this machine, one core each.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +27,11 @@ _END_S = 5.0
 
 
 def map_unordered(function: Callable[[T], R], tasks: Sequence[T], *, processes: int) -> Iterator[R]:
-    """Yield `function(task)` of each task, as they are done. One process: here, in order.
+    """Yield `function(task)` of each task, as done.
 
-    Raises what the function raised. An error that does not belong to Forebay is a `PreparationFailed` with its text, as
-    is the death of a process. The other processes end with the block that iterates.
+    One process: here, in order. Raises what the function raised. An error that does not belong to Forebay is a
+    `PreparationFailed` with its text, as is the death of a process. The other processes end with the block that
+    iterates.
     """
     if processes <= 1:
         yield from map(function, tasks)
@@ -52,7 +56,7 @@ def map_unordered(function: Callable[[T], R], tasks: Sequence[T], *, processes: 
 
 
 class _WorkerProcess:
-    """One process, which calls the function for each task that it is sent."""
+    """Process that calls the function for each task."""
 
     def __init__(self, number: int) -> None:
         self._number = number
@@ -71,7 +75,10 @@ class _WorkerProcess:
         theirs.close()
 
     def give(self, tasks: Iterator[Any]) -> bool:
-        """Send the next task. False if there is none."""
+        """Send the next task.
+
+        Returns False if none is left.
+        """
         for task in tasks:
             with suppress(BrokenPipeError, ConnectionResetError):  # `result` says why it ended
                 self.connection.send(task)
@@ -79,7 +86,10 @@ class _WorkerProcess:
         return False
 
     def result(self) -> Any:
-        """Result of the task. Raises its error."""
+        """Result of the task.
+
+        Raises its error.
+        """
         try:
             value, error = self.connection.recv()
         except (EOFError, OSError) as lost:
@@ -94,7 +104,10 @@ class _WorkerProcess:
         return value
 
     def end(self) -> None:
-        """End the process. It ends by itself when its connection is closed, unless it is in the middle of a task."""
+        """End the process.
+
+        It ends by itself when its connection is closed, unless it is in the middle of a task.
+        """
         connection: Connection[Any, Any] = self.connection
         connection.close()
         try:
@@ -105,7 +118,10 @@ class _WorkerProcess:
 
 
 def serve(descriptor: int) -> None:
-    """Call the function that arrives first for each task that follows, until the connection is closed."""
+    """Run tasks in a process of the pool.
+
+    Calls the function that arrives first for each task that follows, until the connection is closed.
+    """
     connection: Connection = Connection(descriptor)
     try:
         function = unpickled(connection.recv_bytes())
@@ -120,7 +136,7 @@ def serve(descriptor: int) -> None:
 
 
 def _portable(error: BaseException | None) -> ForebayError | None:
-    """Error that any process can raise."""
+    """Convert an error for any process to raise."""
     if error is None or isinstance(error, ForebayError):
         return error
     text = "".join(traceback.format_exception(error))

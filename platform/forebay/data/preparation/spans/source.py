@@ -1,4 +1,7 @@
-"""Protocol of a source that is prepared span by span, in parallel."""
+"""Protocol of a source prepared span by span.
+
+In parallel.
+"""
 
 from __future__ import annotations
 
@@ -11,42 +14,58 @@ from forebay.data.manifest.prepared import PreparedOrigin
 
 
 class SpanReader(Protocol):
-    """Opened source. It is pickled once for each process that prepares.
+    """Opened source.
 
-    Laws: `spans` and the table of a span depend on the origin alone: not on other spans, on the process or on the
-    order of calls. So spans are prepared in parallel and in any order, and each only once when a preparation that was
-    killed is started again.
+    It is pickled once for each process that prepares. Laws: `spans` and the table of a span depend on the origin alone:
+    not on other spans, on the process or on the order of calls. So spans are prepared in parallel and in any order, and
+    each only once when a preparation that was killed is started again.
     """
 
     def spans(self) -> Sequence[Any]:
-        """Spans of the source, in order. Plain data that can be pickled."""
+        """Spans of the source, in order.
+
+        Plain data that can be pickled.
+        """
         ...
 
     def read(self, span: Any) -> tuple[pa.Table, Mapping[str, int]]:
-        """Rows of a span, which may be none, and counts of what was read."""
+        """Read the rows of a span, and counts.
+
+        There may be no rows. The counts say what was read.
+        """
         ...
 
     def facts(self, counts: Sequence[Mapping[str, int]]) -> Mapping[str, Any]:
-        """Facts of the whole dataset for its seal, from the counts of all spans: values that JSON can hold.
+        """Facts of the whole dataset for its seal.
 
-        Raises the error to show if there is nothing to train on.
+        From the counts of all spans: values that JSON can hold. Raises the error to show if there is nothing to train
+        on.
         """
         ...
 
 
 @runtime_checkable
 class SpanSource(Protocol):
-    """Source of a dataset for `fb.prepare`, which is cut into spans, such as `forebay.llm.TokenSource`."""
+    """Source of a dataset, cut into spans.
+
+    For `fb.prepare`, such as `forebay.llm.TokenSource`.
+    """
 
     @property
     def row_group_rows(self) -> int:
-        """Rows of a row group, unless the caller says otherwise."""
+        """Default number of rows of a row group."""
         ...
 
     def origin(self) -> PreparedOrigin:
-        """Everything that decides the rows. Lists the input files, and opens none."""
+        """Everything that decides the rows.
+
+        Lists the input files, and opens none.
+        """
         ...
 
     def open(self) -> SpanReader:
-        """Open the source. Called only if the dataset is not there yet."""
+        """Open the source.
+
+        Called only if the dataset does not exist yet.
+        """
         ...

@@ -83,7 +83,7 @@ class Array:
     def _pack(self, name: str, array: pa.Array, out: BlockArray, first_row: int) -> None:
         """Write the values of rows from `first_row` on into `out`, which is flat and filled."""
         # Numbers of the rows at each level, in the array of the level above with the fixed sizes.
-        places = np.arange(len(array), dtype=np.int64)
+        items = np.arange(len(array), dtype=np.int64)
         for level, size in enumerate(self._sizes):
             if pa.types.is_null(array.type):
                 return
@@ -91,7 +91,7 @@ class Array:
             used = array.is_valid().to_numpy(zero_copy_only=False)
             wrong = np.flatnonzero(used & (lengths != size))
             if len(wrong):
-                row = first_row + int(places[wrong[0]]) // math.prod(self._sizes[:level])
+                row = first_row + int(items[wrong[0]]) // math.prod(self._sizes[:level])
                 raise WrongType(
                     f"Array {name!r} has shape {self._sizes}, but column {self.column!r} has a list of "
                     f"{int(lengths[wrong[0]])} items at level {level + 1}, in row {row} of its row group. Write lists "
@@ -100,10 +100,10 @@ class Array:
                     row=row,
                 )
             inner = (np.asarray(starts, np.int64)[used, None] + np.arange(size)).reshape(-1)
-            places = (places[used, None] * size + np.arange(size)).reshape(-1)
+            items = (items[used, None] * size + np.arange(size)).reshape(-1)
             is_whole = len(inner) == len(values) and (not len(inner) or bool((inner == np.arange(len(inner))).all()))
             array = values if is_whole else values.take(pa.array(inner))
         numbers = cast_numbers(f"Array {name!r}", self.column, array, self.dtype)
         valid = numbers.is_valid().to_numpy(zero_copy_only=False)
         filled = fill_nulls(numbers)
-        out[places[valid]] = filled.to_numpy(zero_copy_only=False)[valid]
+        out[items[valid]] = filled.to_numpy(zero_copy_only=False)[valid]

@@ -108,11 +108,11 @@ class Dense:
             return {name: pack_rows([self._filled(name, column, table, target) for column in self.columns], self.dtype)}
         addresses = table.addresses(tuple(self.columns), target)
         others = {
-            place: self._filled(name, self.columns[place], table, target)
-            for place in np.flatnonzero(addresses == 0).tolist()
+            index: self._filled(name, self.columns[index], table, target)
+            for index in np.flatnonzero(addresses == 0).tolist()
         }
-        for place, array in others.items():
-            addresses[place] = address_of(array)
+        for index, array in others.items():
+            addresses[index] = address_of(array)
         return {name: pack_addresses(addresses, table.num_rows, self.dtype)}
 
     def identity(self) -> Identity:

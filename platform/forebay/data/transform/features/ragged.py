@@ -61,8 +61,8 @@ def pad_rows(out: BlockArray, values: BlockArray, starts: Offsets, lengths: Leng
     `out` is C-contiguous, its dtype holds all of `values`, and no length exceeds its width.
     """
     assert out.flags.c_contiguous
-    values, places = np.ascontiguousarray(values, out.dtype), np.ascontiguousarray(starts, np.int64)
-    pad(out.ctypes.data, out.strides[0], values.ctypes.data, out.itemsize, places, lengths)
+    values, starts = np.ascontiguousarray(values, out.dtype), np.ascontiguousarray(starts, np.int64)
+    pad(out.ctypes.data, out.strides[0], values.ctypes.data, out.itemsize, starts, lengths)
 
 
 def join_lists(values: BlockArray, starts: Offsets, lengths: Lengths) -> BlockArray:

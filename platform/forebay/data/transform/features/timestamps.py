@@ -72,8 +72,8 @@ class Time:
 
     def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         found = empty_array((table.num_rows, len(self.columns)), self.dtype)
-        for place, column in enumerate(self.columns):
-            found[:, place] = self._numbers(whole(table[column]))
+        for index, column in enumerate(self.columns):
+            found[:, index] = self._numbers(whole(table[column]))
         return {name: found}
 
     def identity(self) -> Identity:
