@@ -1,4 +1,7 @@
-"""Augmentation: a user's function that changes the rows of a batch at random, after the cache."""
+"""Random augmentation of batches by a user's function.
+
+It runs after the cache.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ AugmentFunction: TypeAlias = Callable[[dict[str, BlockArray], RowRandom], Mappin
 
 @dataclass(frozen=True, init=False, slots=True, eq=False)
 class Augment:
-    """Function that changes batches at random, after rows were gathered from cached blocks.
+    """Function that changes batches at random.
+
+    It is called after rows were gathered from cached blocks.
 
     ```python
     def noisy(batch, rng):
@@ -55,10 +60,10 @@ class Augment:
         return function_name(self.fn)
 
     def apply(self, arrays: Mapping[str, BlockArray], rng: RowRandom, *, where: Callable[[], str]) -> Block:
-        """Changed arrays of the `len(rng)` rows of a batch. `where()` says which rows these are, for an error.
+        """Change the arrays of the `len(rng)` rows of a batch.
 
-        Raises `AugmentFailed` if `fn` raises (the original is the cause), leaves out an array, or returns anything but
-        numeric arrays with one entry per row.
+        `where()` names these rows in an error. Raises `AugmentFailed` if `fn` raises (the original is the cause),
+        leaves out an array, or returns anything but numeric arrays with one entry per row.
         """
         with replaced_errors(partial(self._raised, where)):
             made = self.fn(dict(arrays), rng)
@@ -86,7 +91,7 @@ class Augment:
             raise self.failure(f"for {where()}: {error}", **error.facts) from error
 
     def failure(self, what: str, **facts: Any) -> AugmentFailed:
-        """Error that begins with the name of the function."""
+        """Error that begins with the function's name."""
         return AugmentFailed(f"augment {self.name} {what}", function=self.name, **facts)
 
     def _raised(self, where: Callable[[], str], error: Exception) -> AugmentFailed:
@@ -97,7 +102,10 @@ class Augment:
 
 
 def as_augment(given: Augment | AugmentFunction | None) -> Augment | None:
-    """The value of an option `augment`: an `Augment`, or the function of one that needs no version."""
+    """Return the option `augment` as an `Augment`.
+
+    A function alone is one that needs no version.
+    """
     return given if given is None or isinstance(given, Augment) else Augment(given)
 
 

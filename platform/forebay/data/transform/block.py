@@ -1,4 +1,4 @@
-"""Transformed row group: named arrays of equal leading length."""
+"""Transformed row group: named arrays of equal length."""
 
 from __future__ import annotations
 
@@ -27,15 +27,19 @@ treat all of them alike.
 
 
 def fits_rows(name: str, length: int, rows: int) -> bool:
-    """Whether an array of this name may have `length` entries in a block of `rows` rows."""
+    """Whether array `name` may have `length` entries.
+
+    In a block of `rows` rows.
+    """
     return length == rows or name.startswith(ATTACHED)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Block:
-    """Named C-contiguous arrays in native byte order. Each has shape [rows, ...] and a dtype of kind b, i, u or f.
+    """Named arrays of a transformed row group.
 
-    Attached arrays (`ATTACHED`) have lengths of their own.
+    C-contiguous, in native byte order. Each has shape [rows, ...] and a dtype of kind b, i, u or f. Attached arrays
+    (`ATTACHED`) have lengths of their own.
 
     The constructor does not check its arguments (a cache maps blocks that it wrote itself). `Block.of` checks them.
     `owner` keeps the memory of the arrays alive, such as a memory map.
@@ -47,10 +51,11 @@ class Block:
 
     @classmethod
     def of(cls, arrays: Mapping[str, object], rows: int | None = None) -> Block:
-        """Block of `arrays`. Copies those that are not contiguous or not in native byte order.
+        """Check `arrays`, and create a block.
 
-        Raises `TransformFailed` without arrays, and for objects, strings, dates or complex numbers. Raises
-        `RowCountChanged` if the first length of an array is not `rows` (by default that of the first array).
+        Copies arrays that are not contiguous or not in native byte order. Raises `TransformFailed` without arrays, and
+        for objects, strings, dates or complex numbers. Raises `RowCountChanged` if the first length of an array is not
+        `rows` (by default that of the first array).
         """
         if not arrays:
             raise TransformFailed("A block needs at least one array, none was given. Return {name: array, ...}.")
@@ -74,7 +79,7 @@ class Block:
         return sum(array.nbytes for array in self.arrays.values())
 
     def has_rows(self, rows: int) -> bool:
-        """Whether this is a block of `rows` rows, and each of its arrays has as many."""
+        """Whether the block and all arrays have `rows` rows."""
         return self.rows == rows and all(fits_rows(name, len(array), rows) for name, array in self.arrays.items())
 
     @property

@@ -1,4 +1,4 @@
-"""Manifest together with its transform: the rows of a dataset as arrays."""
+"""Rows of a manifest as arrays of a transform."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from forebay.errors import InvalidOption, validate_type
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Dataset:
-    """The rows of `manifest` as the arrays of `transform`: one block for each row group.
+    """Rows of `manifest` as arrays of `transform`.
 
-    A cache stores these blocks, for all plans that order them, with any `augment`: that changes batches, after the
-    cache. Immutable and picklable.
+    One block for each row group. A cache stores these blocks, for all plans that order them, with any `augment`: that
+    changes batches, after the cache. Immutable and picklable.
 
     Raises `InvalidOption` if an argument is not a manifest or not a transform, and for an augment of lists without
     padding.
@@ -38,7 +38,10 @@ class Dataset:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Columns and paths to read: those of the features, or with `fn` all columns of the manifest."""
+        """Columns and paths to read.
+
+        The columns of the features, or with `fn` all columns of the manifest.
+        """
         columns = self.transform.columns
         if columns is None:
             return self.manifest.columns
@@ -46,25 +49,35 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """sha256, hex: equal fingerprints make equal blocks of equal row groups.
+        """SHA-256 (hex) of everything that blocks depend on.
 
-        It is the transform's fingerprint. With `fn` it also covers the columns, because `fn` gets all of them.
+        Equal fingerprints make equal blocks of equal row groups. It is the transform's fingerprint. With `fn` it also
+        covers the columns, because `fn` gets all of them.
         """
         if self.transform.columns is not None:
             return self.transform.fingerprint
         return digest(canonical([self.transform.fingerprint, list(self.columns)]).encode())
 
     def validate_columns(self) -> None:
-        """Raise `MissingColumn` or `WrongType` if a feature cannot use the manifest's columns. Does not call `fn`."""
+        """Check that every feature can use its columns.
+
+        Raises `MissingColumn` or `WrongType`. Does not call `fn`.
+        """
         self.transform.check(self.manifest)
 
     def array_schema(self) -> ArraySchema | None:
-        """Name, dtype and trailing shape of each array, without reading data. None with `fn`, which is not called."""
+        """Name, dtype and trailing shape of each array.
+
+        Without reading data. None with `fn`, which is not called.
+        """
         return self.transform.array_schema(self.manifest)
 
 
 def validate_augment(augment: object, transform: Transform) -> None:
-    """Raise `InvalidOption` for an augment of lists without padding: it gets arrays with one entry per row."""
+    """Raise `InvalidOption` for an augment of unpadded lists.
+
+    An augment gets arrays with one entry per row.
+    """
     if augment is None:
         return
     for name, feature in transform.features.items():

@@ -1,4 +1,7 @@
-"""Rows that a transform rejects: found, left out of a block, and named in it, so that no reader takes them for data."""
+"""Rows that a transform rejects.
+
+They are found, left out of a block, and named in it, so that no reader takes them for data.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +29,10 @@ REFUSALS = (TransformFailed, WrongType)
 
 
 def accepted_rows(transform: Transform, table: pa.Table) -> NDArray[np.bool_]:
-    """Whether `transform` makes arrays of each row, bool [rows]. A pure function of the rows.
+    """Whether `transform` accepts each row, bool [rows].
 
-    Null labels are found in one pass. For other reasons a part of the table that is refused is divided in halves, so
-    one rejected row costs about 2 log2(rows) calls.
+    A pure function of the rows. Null labels are found in one pass. For other reasons a part of the table that is
+    refused is divided in halves, so one rejected row costs about 2 log2(rows) calls.
     """
     accepted = np.ones(table.num_rows, dtype=np.bool_)
     for feature in transform.features.values():
@@ -48,10 +51,11 @@ def accepted_rows(transform: Transform, table: pa.Table) -> NDArray[np.bool_]:
 
 
 def apply_to_kept(transform: Transform, columns: Columns, manifest: Manifest, index: int) -> Block:
-    """Block of `columns`, all rows of row group `index`. Rejected rows are no error if the manifest leaves them out.
+    """Transform row group `index` into a block.
 
-    A block does not depend on which rows the manifest keeps, so one in a cache serves every filter. Raises the errors
-    of the transform about rows that are kept.
+    `columns` has all its rows. Rejected rows raise no error if the manifest leaves them out. A block does not depend on
+    which rows the manifest keeps, so one in a cache serves every filter. Raises the errors of the transform about rows
+    that are kept.
     """
     try:
         return transform.apply(columns)
@@ -70,7 +74,10 @@ def apply_to_kept(transform: Transform, columns: Columns, manifest: Manifest, in
 
 
 def usable(block: Block | None, manifest: Manifest, index: int) -> Block | None:
-    """Block for the rows that the manifest keeps of row group `index`. None if one of them was rejected."""
+    """Return the block, if the manifest can use it.
+
+    Row group `index`. None if a row that the manifest keeps was rejected.
+    """
     if block is None or (rejected := block.arrays.get(REJECTED)) is None:
         return block
     if manifest.keeps(index)[rejected].any():
@@ -80,7 +87,10 @@ def usable(block: Block | None, manifest: Manifest, index: int) -> Block | None:
 
 
 def _spread(name: str, array: BlockArray, accepted: NDArray[np.bool_]) -> BlockArray:
-    """Array of all rows from that of the accepted ones. Others are 0, and their lists empty."""
+    """Spread the accepted rows over all rows.
+
+    Others are 0, and their lists empty.
+    """
     if name.startswith(LIST_VALUES):
         return array
     if name.startswith(LIST_OFFSETS):

@@ -1,4 +1,4 @@
-"""Random numbers that belong to the rows of a batch, wherever the rows are."""
+"""Random numbers per row, in any batch."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 
 
 class RowRandom:
-    """Random numbers of the rows of a batch, with the names of `numpy.random.Generator`.
+    """Random numbers of the rows of a batch.
 
-    Each method returns an array [rows, *size]: `size` numbers for each row, one without a `size`. A row's numbers
-    depend on the seed, the epoch, the row, and how many methods were called before. They do not depend on the batch,
-    the rank or the other rows. So call the methods in the same order for every batch: draw numbers for all rows, and
-    use those that are needed.
+    With the names of `numpy.random.Generator`. Each method returns an array [rows, *size]: `size` numbers for each row,
+    one without a `size`. A row's numbers depend on the seed, the epoch, the row, and how many methods were called
+    before. They do not depend on the batch, the rank or the other rows. So call the methods in the same order for every
+    batch: draw numbers for all rows, and use those that are needed.
 
     Bounds and parameters are numbers, or arrays that broadcast to the result as NumPy does it: [rows, 1] is one for
     each row of a result [rows, n]. All numbers are equal on every machine, but `normal` may differ in its last bit.
@@ -45,7 +45,10 @@ class RowRandom:
     def uniform(
         self, low: ArrayLike = 0.0, high: ArrayLike = 1.0, size: Size = (), *, dtype: DTypeLike = np.float32
     ) -> NDArray[Any]:
-        """Floats from `low` to below `high`, float32 (24 random bits) or float64 (52)."""
+        """Floats from `low` to below `high`.
+
+        float32 (24 random bits) or float64 (52).
+        """
         kind, shape = _float(dtype), _shape(size)
         values: NDArray[Any]
         if kind == np.float32:
@@ -64,9 +67,10 @@ class RowRandom:
     def normal(
         self, loc: ArrayLike = 0.0, scale: ArrayLike = 1.0, size: Size = (), *, dtype: DTypeLike = np.float32
     ) -> NDArray[Any]:
-        """Normally distributed floats of mean `loc` and standard deviation `scale`, float32 or float64.
+        """Normally distributed floats.
 
-        They reach 6.3 standard deviations (float32) or 8.1 (float64) from the mean.
+        Of mean `loc` and standard deviation `scale`, float32 or float64. They reach 6.3 standard deviations (float32)
+        or 8.1 (float64) from the mean.
         """
         kind, shape = _float(dtype), _shape(size)
         if kind == np.float32:
@@ -82,7 +86,10 @@ class RowRandom:
         return values
 
     def integers(self, low: ArrayLike, high: ArrayLike | None = None, size: Size = ()) -> NDArray[np.int64]:
-        """Integers from `low` to below `high`, or from 0 to below `low` alone, int64. At most 2**32 values."""
+        """Integers from `low` to below `high`, int64.
+
+        `low` alone: from 0 to below `low`. At most 2**32 values.
+        """
         shape = _shape(size)
         least, stop = (0, low) if high is None else (low, high)
         first, count = np.asarray(least, dtype=np.int64), np.asarray(stop, dtype=np.int64) - np.asarray(least, np.int64)
@@ -113,9 +120,10 @@ class RowRandom:
         return np.less(words, chance * 2.0**32, out=np.empty(words.shape, np.bool_))
 
     def choice(self, values: ArrayLike, size: Size = (), *, p: ArrayLike | None = None) -> NDArray[Any]:
-        """Entries of `values` [n], or of `range(values)`, each as likely as another or by the probabilities `p` [n].
+        """Random entries of `values`.
 
-        A row may get the same entry several times. `permutation` gives each once.
+        `values` is an array [n], or a number for `range(values)`. All are equally likely, or by the probabilities `p`
+        [n]. A row may get the same entry several times. `permutation` gives each once.
         """
         entries = np.arange(values) if isinstance(values, int | np.integer) else np.asarray(values)
         if p is None:
@@ -133,7 +141,7 @@ class RowRandom:
         return chosen
 
     def permutation(self, n: int) -> NDArray[np.int64]:
-        """Order of `range(n)` for each row, int64 [rows, n]."""
+        """Permutation of `range(n)` for each row, int64 [rows, n]."""
         words = self._words((whole_number("n", n, least=1, most=_MOST_VALUES - 1),)).astype(np.uint64)
         words <<= np.uint64(32)
         words |= np.arange(n, dtype=np.uint64)  # Equal numbers keep their order, whatever the algorithm.
@@ -142,9 +150,10 @@ class RowRandom:
         return words.view(np.int64)
 
     def generators(self) -> Iterator[np.random.Generator]:
-        """NumPy generator of each row, one after the other, for what no method here gives. About 6 µs for each row.
+        """Yield a NumPy generator for each row.
 
-        Its numbers may change with NumPy's version, and each generator must be used before the next is taken.
+        For what no method here gives. About 6 µs for each row. Its numbers may change with NumPy's version, and each
+        generator must be used before the next is taken.
         """
         call, self._num_calls = self._num_calls, self._num_calls + 1
         bits = np.random.Philox()
@@ -171,7 +180,7 @@ class RowRandom:
         return pairs
 
     def _fractions(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """Whole numbers of 52 random bits as float64 [rows, *shape]."""
+        """Random integers of 52 bits, as float64 [rows, *shape]."""
         return (self._wide_words(shape) >> np.uint64(12)).astype(np.float64)
 
 
@@ -187,5 +196,8 @@ def _float(dtype: DTypeLike) -> np.dtype[Any]:
 
 
 def _as(parameter: ArrayLike, values: NDArray[Any]) -> NDArray[Any]:
-    """A parameter in the dtype of `values`: float64 beside float32 would cost a copy of all numbers."""
+    """Cast a parameter to the dtype of `values`.
+
+    float64 beside float32 would cost a copy of all numbers.
+    """
     return np.asarray(parameter, dtype=values.dtype)

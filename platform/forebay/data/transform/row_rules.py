@@ -1,4 +1,7 @@
-"""Rows that a function accepts, or that a transform makes arrays of: all others are left out, and counted."""
+"""Rows accepted by a function or a transform.
+
+All others are left out, and counted.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +45,11 @@ def keep_rows(
     policy: ReadPolicy = DEFAULT_POLICY,
     progress: Progress | None = None,
 ) -> Manifest:
-    """Manifest of the rows that `rule` accepts. Reads its columns once, in this process, before any worker starts.
+    """Keep the rows that `rule` accepts.
 
-    So all counts are exact, and every accepted row comes once. `kept.rejected_rows` of the manifest counts the others,
-    and `kept.rules` names the rule with its fingerprint. Rows that were left out before are not judged.
+    Reads its columns once, in this process, before any worker starts. So all counts are exact, and every accepted row
+    comes once. `kept.rejected_rows` of the manifest counts the others, and `kept.rules` names the rule with its
+    fingerprint. Rows that were left out before are not judged.
 
     Args:
         manifest: Rows to judge.
@@ -89,7 +93,10 @@ def keep_rows(
 def _judge_of(
     rule: RowRule | Transform, columns: Sequence[str] | None, version: str | None, manifest: Manifest
 ) -> tuple[str, tuple[str, ...], Callable[[pa.Table], NDArray[np.bool_]]]:
-    """Name of the rule, columns to read, and the rule as a function of a table."""
+    """Name, columns and function of a rule.
+
+    The columns to read. The function takes a table.
+    """
     if not isinstance(manifest, Manifest):
         raise InvalidOption(f"keep_rows(manifest={manifest!r:.100}): give the manifest that fb.scan() returns.")
     if isinstance(rule, Transform):

@@ -1,4 +1,4 @@
-"""Transforms a table of columns into a block of arrays."""
+"""Transform of columns into a block of arrays."""
 
 from __future__ import annotations
 
@@ -73,13 +73,19 @@ class Transform:
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """Columns and paths into them, each once, in order of use. None with `fn`: all columns of the manifest."""
+        """Columns and paths to read, in order of use.
+
+        Each once. None with `fn`: all columns of the manifest.
+        """
         if self.fn is not None:
             return None
         return tuple(dict.fromkeys(column for feature in self.features.values() for column in feature.columns))
 
     def check(self, manifest: Manifest) -> None:
-        """Raise `MissingColumn` or `WrongType` if a feature cannot use the manifest's columns. Does not call `fn`."""
+        """Check that every feature can use its columns.
+
+        Raises `MissingColumn` or `WrongType`. Does not call `fn`.
+        """
         schema = schema_with_paths(
             {field.name: parse_type(field.type) for field in manifest.fields}, self.columns or ()
         )
@@ -87,7 +93,10 @@ class Transform:
             feature.check(name, schema)
 
     def array_schema(self, manifest: Manifest) -> ArraySchema | None:
-        """Name, dtype and trailing shape of each array of the manifest's rows. None with `fn`. Raises as `check`."""
+        """Name, dtype and trailing shape of each array.
+
+        Of the manifest's rows. None with `fn`. Raises as `check`.
+        """
         if self.fn is not None:
             return None
         self.check(manifest)
@@ -96,11 +105,11 @@ class Transform:
         return self.apply(pa.schema([(name, types[name]) for name in tops]).empty_table()).schema
 
     def apply(self, table: Columns) -> Block:
-        """Block of `table`: same rows, same order, however the table is divided into chunks.
+        """Transform `table` into a block.
 
-        Raises the errors of `check`, and `NullLabel`. With `fn`: raises `TransformFailed` if `fn` raises (the original
-        is the cause) or returns anything but numeric arrays, and `RowCountChanged` if an array has another number of
-        rows.
+        Same rows, same order, however the table is divided into chunks. Raises the errors of `check`, and `NullLabel`.
+        With `fn`: raises `TransformFailed` if `fn` raises (the original is the cause) or returns anything but numeric
+        arrays, and `RowCountChanged` if an array has another number of rows.
         """
         if self.fn is not None:
             return _block_of(self.fn, one_batch(as_table(table)))
@@ -144,7 +153,10 @@ def _check_options(fn: RowFunction | None, version: str | None, features: Mappin
 
 
 def one_batch(table: pa.Table) -> pa.RecordBatch:
-    """All rows as one batch. Raises `TransformFailed` if a column holds too much text for one."""
+    """Combine all rows into one batch.
+
+    Raises `TransformFailed` if a column holds too much text for one.
+    """
     if table.num_rows == 0:
         return pa.RecordBatch.from_pylist([], schema=table.schema)
     batches = table.combine_chunks().to_batches()
@@ -184,10 +196,10 @@ _returned: dict[int, weakref.ref[np.ndarray]] = {}
 
 
 def refuse_reused(function: str, values: Iterable[object]) -> None:
-    """Raise `TransformFailed` for a writable array that an earlier call has returned and that is still in use.
+    """Raise `TransformFailed` for memory that was returned before.
 
-    Several threads keep blocks while others are made. A buffer that is filled again for every row group would change
-    rows that were already returned.
+    For a writable array that an earlier call has returned and that is still in use. Several threads keep blocks while
+    others are made. A buffer that is filled again for every row group would change rows that were already returned.
     """
     for key, owner in {id(owner): owner for value in values if (owner := _writable_owner(value)) is not None}.items():
         known = _returned.get(key)
@@ -201,7 +213,10 @@ def refuse_reused(function: str, values: Iterable[object]) -> None:
 
 
 def _writable_owner(value: object) -> np.ndarray | None:
-    """Array whose memory `value` is a view of, or `value` itself. None if it is not writable."""
+    """Array that owns the memory of `value`.
+
+    `value` itself, or the array of which it is a view. None if it is not writable.
+    """
     while isinstance(value, np.ndarray) and isinstance(value.base, np.ndarray):
         value = value.base
     return value if isinstance(value, np.ndarray) and value.flags.writeable else None

@@ -1,4 +1,7 @@
-"""Maps values to ids: hashed into buckets, or looked up in a vocabulary. Id 0 is always null."""
+"""Ids of categorical values: hashed, or from a vocabulary.
+
+Id 0 is always null.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ _WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.larg
 
 
 def value_type(found: pa.DataType) -> pa.DataType:
-    """Type of the values below dictionaries and extension types, in a form that Arrow can look up."""
+    """Type of the values below dictionaries and extension types.
+
+    In a form that Arrow can look up.
+    """
     while pa.types.is_dictionary(found) or isinstance(found, pa.BaseExtensionType):
         found = found.value_type if pa.types.is_dictionary(found) else found.storage_type
     if pa.types.is_decimal32(found) or pa.types.is_decimal64(found):
@@ -44,17 +50,23 @@ def value_type(found: pa.DataType) -> pa.DataType:
 
 
 def is_text(found: pa.DataType) -> bool:
-    """Whether values are stored as bytes: strings and binary."""
+    """Whether values are stored as bytes.
+
+    Strings and binary.
+    """
     return any(kind(found) for kind in _TEXT)
 
 
 def is_countable(found: pa.DataType) -> bool:
-    """Whether values are stored as integers: ints, bools, dates, times."""
+    """Whether values are stored as integers.
+
+    Integers, bools, dates, times.
+    """
     return any(kind(found) for kind in _COUNTABLE)
 
 
 def check_categories(feature: str, column: str, found: pa.DataType) -> None:
-    """Raise `WrongType` unless values of this type can have ids."""
+    """Raise `WrongType` unless values can have ids."""
     values = value_type(found)
     if pa.types.is_floating(values):
         raise wrong_type(feature, column, found, "Floats have no stable identity: use Dense, or cast them to integers.")
@@ -65,10 +77,10 @@ def check_categories(feature: str, column: str, found: pa.DataType) -> None:
 
 
 def hashed_ids(array: pa.Array, column: str, buckets: int) -> Ids:
-    """Ids, int64 [len(array)]: 0 for null, otherwise a hash in [1, buckets).
+    """Hash values to ids, int64 [len(array)].
 
-    Integers are hashed by value, of any width. Dates and times are hashed as integers in their stored unit, decimals as
-    text.
+    0 for null, otherwise a hash in [1, buckets). Integers are hashed by value, of any width. Dates and times are hashed
+    as integers in their stored unit, decimals as text.
     """
     salt = column_salt(column)
 
@@ -85,7 +97,10 @@ def hashed_ids(array: pa.Array, column: str, buckets: int) -> Ids:
 
 
 def vocabulary_ids(array: pa.Array, vocabulary: pa.Array) -> Ids:
-    """Ids, int64 [len(array)]: 0 for null, 1 for a value that is not in the vocabulary, otherwise 2 + its position."""
+    """Look up ids in a vocabulary, int64 [len(array)].
+
+    0 for null, 1 for a value that is not in the vocabulary, otherwise 2 + its position.
+    """
 
     def encode(values: pa.Array) -> Ids:
         positions: Ids = pc.fill_null(pc.index_in(values, value_set=vocabulary), -1).to_numpy().astype(np.int64)
@@ -95,7 +110,10 @@ def vocabulary_ids(array: pa.Array, vocabulary: pa.Array) -> Ids:
 
 
 def vocabulary_array(column: str, vocabulary: Sequence[object], found: pa.DataType) -> pa.Array:
-    """Vocabulary as an array of the column's type. Raises `WrongType` if a value does not fit the type."""
+    """Vocabulary as an array of the column's type.
+
+    Raises `WrongType` if a value does not fit the type.
+    """
     try:
         return pa.array(vocabulary, type=value_type(found))
     except (pa.ArrowInvalid, pa.ArrowTypeError, OverflowError) as error:
@@ -107,7 +125,10 @@ def vocabulary_array(column: str, vocabulary: Sequence[object], found: pa.DataTy
 
 
 def plain_values(array: pa.Array) -> pa.Array:
-    """`array` to fit a vocabulary on: without dictionaries, and with dates and times as their integers."""
+    """Decode values to fit a vocabulary on.
+
+    Without dictionaries, and with dates and times as their integers.
+    """
     array = _storage(array)
     while pa.types.is_dictionary(array.type):
         array = _storage(array.dictionary_decode())
@@ -116,7 +137,10 @@ def plain_values(array: pa.Array) -> pa.Array:
 
 
 def _ids(array: pa.Array, encode: Callable[[pa.Array], Ids]) -> Ids:
-    """`encode(array)`, with 0 for nulls. Encodes each value of a dictionary only once."""
+    """Apply `encode`, with 0 for nulls.
+
+    Encodes each value of a dictionary only once.
+    """
     if pa.types.is_null(array.type):
         return np.zeros(len(array), np.int64)
     if pa.types.is_dictionary(array.type):
@@ -141,7 +165,10 @@ def _storage(array: pa.Array) -> pa.Array:
 
 
 def _as_uint64(array: pa.Array) -> Hashes:
-    """Integers of the values, in two's complement of 64 bits. Nulls become 0."""
+    """Integers in two's complement of 64 bits.
+
+    Nulls become 0.
+    """
     if pa.types.is_boolean(array.type):
         array = pc.cast(array, pa.uint8())
     elif not pa.types.is_integer(array.type):
@@ -169,7 +196,10 @@ def _as_bytes(array: pa.Array) -> list[bytes]:
 
 
 def check_buckets(feature: str, buckets: int) -> None:
-    """Raise `InvalidOption` unless there is an id for null, one for values, and all of them fit int64."""
+    """Raise `InvalidOption` unless `buckets` is usable.
+
+    It needs an id for null and one for values, and all ids must fit int64.
+    """
     if not isinstance(buckets, int) or not 2 <= buckets < 2**63:
         raise InvalidOption(
             f"{feature}(buckets={buckets!r}) is invalid. Give an integer of at least 2; id 0 is null.", buckets=buckets
@@ -177,7 +207,10 @@ def check_buckets(feature: str, buckets: int) -> None:
 
 
 def vocabulary_of(column: str, vocabulary: Mapping[str, Sequence[Any]]) -> tuple[Any, ...]:
-    """Values of a column. Raises `InvalidOption` if there are none, or a null or a repeated one."""
+    """Values of a column, checked.
+
+    Raises `InvalidOption` if the vocabulary lacks the column, or has a null or a repeated value.
+    """
     if column not in vocabulary:
         raise InvalidOption(
             f"Categorical has a vocabulary for {', '.join(map(repr, vocabulary))}, not for column {column!r}. Fit it "

@@ -1,4 +1,4 @@
-"""Validates the columns that a feature needs."""
+"""Checks of the columns that a feature needs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ _MOST_LISTED = 20
 
 
 def column_names(feature: str, columns: Sequence[str]) -> tuple[str, ...]:
-    """Canonical form of `columns`: one name or a sequence. Raises `InvalidOption` for no name, or a repeated one."""
+    """Return `columns` as a tuple of names.
+
+    `columns` is one name or a sequence. Raises `InvalidOption` for no name, or a repeated one.
+    """
     if isinstance(columns, AbstractSet):
         raise InvalidOption(
             f"{feature}(columns={columns!r}) has no order, and every process would make another one. Give a list."
@@ -32,7 +35,10 @@ def column_names(feature: str, columns: Sequence[str]) -> tuple[str, ...]:
 
 
 def column_type(feature: str, column: str, schema: Mapping[str, pa.DataType]) -> pa.DataType:
-    """Type of `column`. Raises `MissingColumn`, which lists the columns and suggests similar names."""
+    """Type of `column`.
+
+    Raises `MissingColumn`, which lists the columns and suggests similar names.
+    """
     if column in schema:
         return schema[column]
     listed = ", ".join(list(schema)[:_MOST_LISTED]) + (", ..." if len(schema) > _MOST_LISTED else "")
@@ -50,7 +56,10 @@ def column_type(feature: str, column: str, schema: Mapping[str, pa.DataType]) ->
 
 
 def wrong_type(feature: str, column: str, found: pa.DataType, wanted: str) -> WrongType:
-    """Error for a `column` of the wrong type `found`. `wanted` is a sentence about what the feature takes."""
+    """Error for a `column` of type `found`.
+
+    `wanted` is a sentence about what the feature takes.
+    """
     return WrongType(
         f"{feature} was given column {column!r}, which is {found}. {wanted}{_paths_into(column, found)}",
         column=column,

@@ -1,4 +1,7 @@
-"""Lists of one length in all rows, also nested: vectors, matrices."""
+"""Lists of a fixed shape: vectors, matrices.
+
+One length in all rows, also nested.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +25,11 @@ from forebay.runtime.memory.arrays import empty_array
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """Lists of one length in all rows, also nested: array [rows, *shape] of `dtype`, such as embeddings or matrices.
+    """Lists of a fixed shape, such as embeddings or matrices.
 
-    `shape` is that of one row: 128 or (3, 224, 224). Takes any of Arrow's lists of numbers, nested as deep as `shape`
-    is long. A null row is all `fill`, and so is a null within a list.
+    One length in all rows, also nested. They become array [rows, *shape] of `dtype`. `shape` is that of one row: 128 or
+    (3, 224, 224). Takes any of Arrow's lists of numbers, nested as deep as `shape` is long. A null row is all `fill`,
+    and so is a null within a list.
 
     Raises `WrongType` for other columns, and for a list of another length, with its row.
     """
@@ -81,7 +85,10 @@ class Array:
         return self.shape
 
     def _pack(self, name: str, array: pa.Array, out: BlockArray, first_row: int) -> None:
-        """Write the values of rows from `first_row` on into `out`, which is flat and filled."""
+        """Write values from row `first_row` on to `out`.
+
+        `out` is flat and filled.
+        """
         # Numbers of the rows at each level, in the array of the level above with the fixed sizes.
         items = np.arange(len(array), dtype=np.int64)
         for level, size in enumerate(self._sizes):

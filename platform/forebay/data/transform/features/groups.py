@@ -1,4 +1,4 @@
-"""Feature groups: define which columns become which arrays of a block."""
+"""Features: which columns become which arrays."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ ID_DTYPES = ("int32", "int64")
 
 
 class Feature(Protocol):
-    """One keyword of a `Transform`. `name` is that keyword.
+    """Columns that become arrays of a `Transform`.
 
-    `columns` are the columns to read. `array_names` are the arrays of a batch. `check` raises `MissingColumn` or
-    `WrongType` before any data is read.
+    `name` is the keyword of the `Transform`. `columns` are the columns to read. `array_names` are the arrays of a
+    batch. `check` raises `MissingColumn` or `WrongType` before any data is read.
 
     Laws:
     - `arrays` is a pure function of the table's values. Chunks and dictionary encoding change nothing.
@@ -74,10 +74,11 @@ class Feature(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Dense:
-    """Numeric columns side by side: array [rows, len(columns)] of `dtype`. Nulls become `fill`. NaN stays NaN.
+    """Numeric columns side by side.
 
-    Takes columns of integers, floats, bools and decimals. Floats are rounded to a narrower float `dtype`. Raises
-    `InvalidOption` for an unknown dtype or a fill that does not fit it, and `WrongType` for other columns.
+    They become array [rows, len(columns)] of `dtype`. Nulls become `fill`. NaN stays NaN. Takes columns of integers,
+    floats, bools and decimals. Floats are rounded to a narrower float `dtype`. Raises `InvalidOption` for an unknown
+    dtype or a fill that does not fit it, and `WrongType` for other columns.
     """
 
     columns: Sequence[str]
@@ -127,11 +128,11 @@ class Dense:
 
 @dataclass(frozen=True, slots=True)
 class Categorical:
-    """Values as ids: array [rows, len(columns)] of int32 or int64. Id 0 is null.
+    """Categorical values as ids. Id 0 is null.
 
-    Without `vocabulary` an id is a hash of (column name, value) in [1, buckets). `vocabulary` maps columns to values,
-    as `fb.Vocabulary.fit` returns it. Entries of other columns are ignored. With it, id 1 is any unknown value, and
-    id 2 + i is the value at position i.
+    They become array [rows, len(columns)] of int32 or int64. Without `vocabulary` an id is a hash of (column name,
+    value) in [1, buckets). `vocabulary` maps columns to values, as `fb.Vocabulary.fit` returns it. Entries of other
+    columns are ignored. With it, id 1 is any unknown value, and id 2 + i is the value at position i.
 
     Without `dtype` the ids are int32 if all of them fit, else int64. torch's embeddings take both. `array_dtype` is the
     dtype in use.
@@ -163,7 +164,10 @@ class Categorical:
 
     @property
     def num_ids(self) -> tuple[int, ...]:
-        """Number of ids of each column, including null and unknown: the number of rows of its embedding."""
+        """Number of ids of each column.
+
+        Including null and unknown: the number of rows of its embedding.
+        """
         if self.vocabulary is None:
             return (self.buckets,) * len(self.columns)
         return tuple(len(self.vocabulary[column]) + 2 for column in self.columns)
@@ -209,10 +213,11 @@ class Categorical:
 
 @dataclass(frozen=True, slots=True)
 class Ragged:
-    """Lists, padded: array NAME [rows, max_len] of `dtype` and array NAME_lengths [rows] of int32.
+    """Lists of different lengths, padded.
 
-    Lists are cut at `max_len` and padded with 0. NAME_lengths holds the lengths after the cut. A null list has length
-    0. A null within a list becomes 0, and counts.
+    They become array NAME [rows, max_len] of `dtype` and array NAME_lengths [rows] of int32. Lists are cut at `max_len`
+    and padded with 0. NAME_lengths holds the lengths after the cut. A null list has length 0. A null within a list
+    becomes 0, and counts.
 
     With `padded=False`, blocks in the cache and batches have no padding. Array NAME [total] holds the values of all
     lists of the batch, in the order of its rows, and NAME_lengths their lengths. Without `max_len` nothing is cut.
@@ -322,9 +327,10 @@ class Ragged:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """Target of the prediction: array [rows] of `dtype` from a column of numbers or bools.
+    """Target of the prediction.
 
-    Raises `NullLabel` for nulls, with their number and the first row, and `WrongType` for other columns.
+    Array [rows] of `dtype` from a column of numbers or bools. Raises `NullLabel` for nulls, with their number and the
+    first row, and `WrongType` for other columns.
     """
 
     column: str
@@ -373,12 +379,18 @@ class Label:
 
 
 def smallest_id_dtype(num_ids: int) -> str:
-    """int32 if all ids in [0, num_ids) fit, else int64."""
+    """Smallest dtype for ids in [0, num_ids).
+
+    int32 if all of them fit, else int64.
+    """
     return "int32" if num_ids - 1 <= np.iinfo(np.int32).max else "int64"
 
 
 def check_id_dtype(feature: str, dtype: object, num_ids: int) -> str | None:
-    """Name of `dtype`, or None. Raises `InvalidOption` unless it is None, int32 or int64, and holds the ids."""
+    """Return the name of `dtype`, or None.
+
+    Raises `InvalidOption` unless it is None, int32 or int64, and holds the ids.
+    """
     if dtype is None:
         return None
     name = check_dtype(feature, dtype)

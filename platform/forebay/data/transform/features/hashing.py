@@ -21,12 +21,18 @@ _SECOND = np.uint64(0x94D049BB133111EB)
 
 
 def column_salt(column: str) -> int:
-    """XXH64 of the column's name. It keeps equal values of two columns from sharing an id."""
+    """XXH64 of the column's name.
+
+    It keeps equal values of two columns from sharing an id.
+    """
     return xxhash.xxh64_intdigest(column.encode())
 
 
 def hash_integers(values: Hashes, salt: int) -> Hashes:
-    """SplitMix64 (Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014) of `values + salt`."""
+    """SplitMix64 of `values + salt`.
+
+    Steele, Lea, Flood, "Fast splittable pseudorandom number generators", 2014.
+    """
     mixed = values + np.uint64((salt + _GAMMA) & _MASK)
     mixed ^= mixed >> np.uint64(30)
     mixed *= _FIRST
@@ -37,13 +43,19 @@ def hash_integers(values: Hashes, salt: int) -> Hashes:
 
 
 def hash_texts(texts: Iterable[bytes], salt: int, count: int) -> Hashes:
-    """XXH64 of each of `count` byte strings, seeded with the salt."""
+    """XXH64 of each byte string, seeded with `salt`.
+
+    `count` is their number.
+    """
     digest = xxhash.xxh64_intdigest
     return np.fromiter((digest(text, salt) for text in texts), dtype=np.uint64, count=count)
 
 
 def bucket_ids(hashes: Hashes, buckets: int) -> Ids:
-    """`1 + hash % (buckets - 1)`: ids in [1, buckets). 0 is kept for null."""
+    """Map hashes to ids in [1, buckets).
+
+    `1 + hash % (buckets - 1)`. 0 is kept for null.
+    """
     modulus = np.uint64(buckets - 1)
     # NumPy divides by a scalar with SIMD multiplications; its remainder does one hardware division per value.
     ids = hashes - (hashes // modulus) * modulus

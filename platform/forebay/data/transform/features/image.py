@@ -26,10 +26,10 @@ _CHANNELS = {"RGB": 3, "L": 1}
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """Encoded images (JPEG, PNG, WebP and what else Pillow reads), decoded and scaled to one size: array
-    [rows, channels, height, width] of uint8. A null is all 0.
+    """Encoded images, decoded and scaled to one size.
 
-    Decoded once, when the row group enters the cache: later epochs read pixels. An image is turned as its EXIF
+    JPEG, PNG, WebP and what else Pillow reads. They become array [rows, channels, height, width] of uint8. A null is
+    all 0. Decoded once, when the row group enters the cache: later epochs read pixels. An image is turned as its EXIF
     orientation says, scaled so that it covers the size, and cut at its centre (`PIL.ImageOps.fit`, bilinear).
 
     Takes binary columns, also as a field of a struct, as datasets of Hugging Face have them (`image.bytes`). The

@@ -1,4 +1,4 @@
-"""Numeric columns, cast to one dtype and packed into arrays."""
+"""Numeric columns, cast and packed into arrays."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ _REMEDY = "It takes integers, floats, bools and decimals; use Categorical for id
 
 
 def check_dtype(feature: str, dtype: object) -> str:
-    """Name of `dtype`. Raises `InvalidOption` unless it is an integer or float dtype of torch."""
+    """Return the name of `dtype`.
+
+    Raises `InvalidOption` unless it is an integer or float dtype of torch.
+    """
     name = getattr(dtype, "name", None) or getattr(dtype, "__name__", None) or dtype
     if name not in NUMERIC_DTYPES:
         raise InvalidOption(
@@ -45,7 +48,10 @@ def check_dtype(feature: str, dtype: object) -> str:
 
 
 def check_numeric(feature: str, column: str, found: pa.DataType, dtype: str, remedy: str = _REMEDY) -> None:
-    """Raise `WrongType` unless every value of type `found` can become a `dtype` without losing its fraction."""
+    """Raise `WrongType` unless `found` converts to `dtype`.
+
+    Without losing its fraction.
+    """
     values = found.value_type if pa.types.is_dictionary(found) else found
     fractional = pa.types.is_floating(values) or (pa.types.is_decimal(values) and values.scale > 0)
     if not (
@@ -61,12 +67,18 @@ def check_numeric(feature: str, column: str, found: pa.DataType, dtype: str, rem
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
-    """`column` as one array. Copies only if it has several chunks."""
+    """Return `column` as one array.
+
+    Copies only if it has several chunks.
+    """
     return column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
 
 
 def cast_numbers(feature: str, column: str, array: pa.Array, dtype: str) -> pa.Array:
-    """`array` as `dtype`, with its nulls. Rounds to floats. Raises `WrongType` for an integer that does not fit."""
+    """Cast `array` to `dtype`, and keep its nulls.
+
+    Rounds to floats. Raises `WrongType` for an integer that does not fit.
+    """
     target = pa.from_numpy_dtype(np.dtype(dtype))
     if array.type == target:
         return array
@@ -88,7 +100,10 @@ def cast_numbers(feature: str, column: str, array: pa.Array, dtype: str) -> pa.A
 
 
 def address_of(array: pa.Array) -> int:
-    """Address of the first value of an array of numbers of 4 or 8 bytes."""
+    """Address of an array's first number.
+
+    Of 4 or 8 bytes.
+    """
     return int(array.buffers()[1].address + array.offset * (array.type.bit_width // 8))
 
 
@@ -98,7 +113,10 @@ def is_packed_by_address(dtype: str) -> bool:
 
 
 def pack_addresses(addresses: NDArray[np.int64], rows: int, dtype: str) -> BlockArray:
-    """Array [rows, len(addresses)] of `dtype`, row-major, of columns of `rows` values of that dtype at `addresses`."""
+    """Interleave columns of numbers at `addresses`.
+
+    Returns array [rows, len(addresses)] of `dtype`, row-major. Each column has `rows` values of that dtype.
+    """
     packed = empty_array((rows, len(addresses)), dtype)
     words = packed.reshape(-1).view(_WORDS[packed.itemsize])
     pack_columns(addresses.view(np.uint64), rows, words)
@@ -106,14 +124,20 @@ def pack_addresses(addresses: NDArray[np.int64], rows: int, dtype: str) -> Block
 
 
 def fill_nulls(numbers: pa.Array, fill: float = 0) -> pa.Array:
-    """`numbers` with `fill` in place of nulls. The same array if it has none, of which Arrow would copy all values."""
+    """Replace nulls by `fill`.
+
+    Returns the same array if it has none, of which Arrow would copy all values.
+    """
     if not numbers.null_count:
         return numbers
     return pc.fill_null(numbers, pa.scalar(float(fill), pa.float64()).cast(numbers.type))
 
 
 def pack_rows(arrays: Sequence[pa.Array], dtype: str) -> BlockArray:
-    """Array [rows, len(arrays)] of `dtype`, row-major. The inputs must have that type and no nulls."""
+    """Interleave columns of numbers.
+
+    Returns array [rows, len(arrays)] of `dtype`, row-major. The inputs must have that type and no nulls.
+    """
     rows, item = len(arrays[0]), np.dtype(dtype)
     packed: BlockArray
     if rows == 0:

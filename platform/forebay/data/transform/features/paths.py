@@ -1,4 +1,7 @@
-"""Paths into nested columns: `user.age` of a struct, `items.price` of a list of structs, `counts.keys` of a map."""
+"""Paths into nested columns.
+
+`user.age` of a struct, `items.price` of a list of structs, `counts.keys` of a map.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,10 @@ _STEPS_OF_MAP = ("keys", "values")
 
 
 def schema_with_paths(schema: Mapping[str, pa.DataType], paths: Iterable[str]) -> dict[str, pa.DataType]:
-    """Types of columns and of `paths` into them. Paths that begin with no column are left out.
+    """Types of columns and of `paths` into them.
 
-    Raises `MissingColumn` for a path with a step that its column does not have.
+    Paths that begin with no column are left out. Raises `MissingColumn` for a path with a step that its column does not
+    have.
     """
     found = dict(schema)
     for path in paths:
@@ -27,7 +31,10 @@ def schema_with_paths(schema: Mapping[str, pa.DataType], paths: Iterable[str]) -
 
 
 def read_paths(paths: Iterable[str], schema: Mapping[str, pa.DataType]) -> tuple[str, ...]:
-    """Columns to read for `paths`, each once: of structs only the fields that are used, of lists and maps all."""
+    """Columns to read for `paths`, each once.
+
+    Of structs only the fields that are used, of lists and maps all.
+    """
     found = []
     for path in paths:
         top = top_column(path, schema)
@@ -40,7 +47,10 @@ def read_paths(paths: Iterable[str], schema: Mapping[str, pa.DataType]) -> tuple
 
 
 def with_paths(table: Columns, paths: Sequence[str]) -> Columns:
-    """Table with a column for each of `paths` that is none yet. A field of a null is null."""
+    """Add a column for each missing path.
+
+    A field of a null is null.
+    """
     # Arrow makes the list of names anew for each question: for 100 columns these took 4 ms a row group.
     known = set(names_of(table))
     for path in paths:
@@ -80,7 +90,10 @@ def _type_at(path: str, top: str, kind: pa.DataType) -> pa.DataType:
 
 
 def _struct_of(kind: pa.DataType) -> pa.StructType | None:
-    """Struct, or the struct that the items of a list are. None for other types."""
+    """Struct type of a column or its list items.
+
+    None for other types.
+    """
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
         return _struct_of(kind.value_type)
     return kind if pa.types.is_struct(kind) else None

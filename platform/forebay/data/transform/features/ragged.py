@@ -1,4 +1,4 @@
-"""Lists of different lengths, copied into one padded array, or one behind the other."""
+"""Lists of different lengths: padded, or concatenated."""
 
 from __future__ import annotations
 
@@ -33,12 +33,15 @@ _LISTS = (
 
 
 def is_list(found: pa.DataType) -> bool:
-    """Whether a value of this type is a sequence of values of one type."""
+    """Whether values of this type are lists."""
     return any(kind(found) for kind in _LISTS)
 
 
 def list_parts(lists: pa.Array) -> tuple[pa.Array, Offsets, Lengths]:
-    """Values of this slice of lists, the start of each list among them, and its length. A null list has length 0."""
+    """Return the values, starts and lengths of lists.
+
+    Only the values that this slice uses, and starts among them. A null list has length 0.
+    """
     if pa.types.is_list_view(lists.type) or pa.types.is_large_list_view(lists.type):
         # Arrow 26 casts the list view [null, [1, 2]] to the list [null, []].
         starts, lengths = lists.offsets.to_numpy(), lists.sizes.to_numpy().astype(np.int32)
@@ -56,9 +59,10 @@ def list_parts(lists: pa.Array) -> tuple[pa.Array, Offsets, Lengths]:
 
 
 def pad_rows(out: BlockArray, values: BlockArray, starts: Offsets, lengths: Lengths) -> None:
-    """Copy `lengths[i]` of `values` from `starts[i]` on into row i of `out`, and fill the rest of the row with zeros.
+    """Copy lists into rows, padded with zeros.
 
-    `out` is C-contiguous, its dtype holds all of `values`, and no length exceeds its width.
+    Row i gets `lengths[i]` of `values` from `starts[i]` on. `out` is C-contiguous, its dtype holds all of `values`, and
+    no length exceeds its width.
     """
     assert out.flags.c_contiguous
     values, starts = np.ascontiguousarray(values, out.dtype), np.ascontiguousarray(starts, np.int64)
@@ -66,7 +70,10 @@ def pad_rows(out: BlockArray, values: BlockArray, starts: Offsets, lengths: Leng
 
 
 def join_lists(values: BlockArray, starts: Offsets, lengths: Lengths) -> BlockArray:
-    """Copy of `lengths[i]` of `values` from `starts[i]` on, for each i, one behind the other."""
+    """Concatenate lists.
+
+    List i is `lengths[i]` of `values` from `starts[i]` on.
+    """
     joined = empty_array((int(lengths.sum(dtype=np.int64)),), values.dtype)
     values = np.ascontiguousarray(values)
     lists = np.stack([values.ctypes.data + starts.astype(np.int64) * values.itemsize, lengths.astype(np.int64)])
@@ -75,12 +82,18 @@ def join_lists(values: BlockArray, starts: Offsets, lengths: Lengths) -> BlockAr
 
 
 def concatenated(parts: Sequence[BlockArray], dtype: str) -> BlockArray:
-    """One array of `parts`, of `dtype` if there are none. A single part is not copied."""
+    """Concatenate `parts`.
+
+    An empty array of `dtype` if there are none. A single part is not copied.
+    """
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype), *parts])
 
 
 def list_offsets(name: str, lengths: Lengths) -> Lengths:
-    """Bounds of lists of these lengths, int32 [n + 1]. Raises `TransformFailed` for 2**31 values and more."""
+    """Offsets of lists by length, int32 [n + 1].
+
+    Raises `TransformFailed` for 2**31 values and more.
+    """
     offsets = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=offsets[1:])
     if offsets[-1] >= 1 << 31:

@@ -22,10 +22,11 @@ from forebay.runtime.memory.arrays import empty_array
 
 @dataclass(frozen=True, slots=True)
 class Bytes:
-    """Strings (as UTF-8) or binary values, unchanged: array NAME [rows, max_len] of uint8, padded with 0, and array
-    NAME_lengths [rows] of int32. A null has length -1.
+    """Strings or binary values as bytes, unchanged.
 
-    For what a model does not compute with: keys of predictions, names, encoded images. `unpack` gives the values back.
+    Strings as UTF-8. They become array NAME [rows, max_len] of uint8, padded with 0, and array NAME_lengths [rows] of
+    int32. A null has length -1. For what a model does not compute with: keys of predictions, names, encoded images.
+    `unpack` gives the values back.
 
     Nothing is cut: raises `InvalidOption` for a value of more than `max_len` bytes, and `WrongType` for other columns.
     """
@@ -40,7 +41,9 @@ class Bytes:
 
     @staticmethod
     def unpack(values: Any, lengths: Any) -> list[bytes | None]:
-        """Values of a batch: `fb.Bytes.unpack(batch["key"], batch["key_lengths"])`. Text is `value.decode()`.
+        """Convert arrays of a batch back to bytes.
+
+        `fb.Bytes.unpack(batch["key"], batch["key_lengths"])`. Text is `value.decode()`.
 
         Args:
             values: Array or tensor [rows, max_len] of uint8.
@@ -90,7 +93,10 @@ class Bytes:
 
 
 def _as_lists(array: pa.Array) -> pa.Array:
-    """Values as lists of bytes, which share their memory where the type has offsets."""
+    """View values as lists of bytes.
+
+    They share their memory where the type has offsets.
+    """
     while pa.types.is_dictionary(array.type) or isinstance(array.type, pa.BaseExtensionType):
         array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array.storage
     plain = pc.cast(array, pa.large_binary())

@@ -1,4 +1,7 @@
-"""Points in time and durations as numbers of a stated unit."""
+"""Points in time and durations as numbers.
+
+Of a stated unit.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +36,11 @@ NULL_TIME = -(1 << 63)
 
 @dataclass(frozen=True, slots=True)
 class Time:
-    """Timestamps, dates, times of day and durations as numbers: array [rows, len(columns)] of int64 or float64.
+    """Timestamps, dates, times and durations as numbers.
 
-    A timestamp or a date is the time since 1970-01-01T00:00 in `unit` (ns, us, ms, s, min, h or d): in UTC for a column
-    with a zone, and in the column's own clock for one without. A time of day counts from midnight.
+    They become array [rows, len(columns)] of int64 or float64. A timestamp or a date is the time since 1970-01-01T00:00
+    in `unit` (ns, us, ms, s, min, h or d): in UTC for a column with a zone, and in the column's own clock for one
+    without. A time of day counts from midnight.
 
     int64 is rounded down to whole units, and null is -2**63, as NumPy's NaT. float64 keeps fractions, and null is NaN.
     There is no float32: it holds the seconds since 1970 to 128 s. Subtract an origin from the tensor before you
@@ -110,7 +114,10 @@ def _without_dictionary(found: pa.DataType) -> pa.DataType:
 
 
 def _tick_ns(found: pa.DataType) -> int | None:
-    """Nanoseconds of 1 in a column of this type. None for a type without time."""
+    """Nanoseconds per unit of this type.
+
+    None for a type without time.
+    """
     types = pa.types
     if types.is_date32(found):
         return _NANOSECONDS["d"]

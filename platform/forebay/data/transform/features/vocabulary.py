@@ -1,4 +1,7 @@
-"""Vocabularies: the values of a column, counted over a dataset so that each can have its own id."""
+"""Vocabularies: values of a column by frequency.
+
+Each value can then have its own id.
+"""
 
 from __future__ import annotations
 
@@ -21,11 +24,11 @@ from forebay.errors import InvalidOption
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """Values of categorical columns by frequency, for `Categorical(vocabulary=...)`.
+    """Vocabulary of categorical columns, by frequency.
 
-    The most frequent value comes first, equally frequent ones in ascending order. Leaves out nulls, and values that
-    occur fewer than `min_count` times. `max_size` keeps the most frequent ones. Dates and times are kept as their
-    stored integers.
+    For `Categorical(vocabulary=...)`. The most frequent value comes first, equally frequent ones in ascending order.
+    Leaves out nulls, and values that occur fewer than `min_count` times. `max_size` keeps the most frequent ones. Dates
+    and times are kept as their stored integers.
     """
 
     columns: str | Sequence[str]
@@ -42,9 +45,10 @@ class Vocabulary:
             )
 
     def fit(self, manifest: Manifest) -> dict[str, tuple[Any, ...]]:
-        """Read the columns once, and return the values of each.
+        """Count the values of each column, in one pass.
 
-        Fit on the training part only (`manifest.split`): held-out values may then be unknown, as in production.
+        Returns the values by column. Reads only these columns. Fit on the training part only (`manifest.split`):
+        held-out values may then be unknown, as in production.
 
         Raises `MissingColumn`, `WrongType` (floats, lists), and the errors of reading.
         """
@@ -63,7 +67,10 @@ class Vocabulary:
 
 
 def count_values(counts: Counter[Any], chunk: pa.Array) -> None:
-    """Add the values of `chunk`, without nulls, to `counts`."""
+    """Count the values of `chunk`, without nulls.
+
+    Adds to `counts`.
+    """
     found = pc.value_counts(plain_values(chunk).drop_null())
     values, times = found.field("values").to_pylist(), found.field("counts").to_pylist()
     for value, count in zip(values, times, strict=True):
@@ -71,6 +78,9 @@ def count_values(counts: Counter[Any], chunk: pa.Array) -> None:
 
 
 def most_frequent(counts: Counter[Any], min_count: int, max_size: int | None) -> tuple[Any, ...]:
-    """Values that occur at least `min_count` times, the most frequent first, equally frequent ones ascending."""
+    """Values by frequency, most frequent first.
+
+    Values that occur at least `min_count` times, equally frequent ones ascending.
+    """
     frequent = (value for value, count in counts.items() if count >= min_count)
     return tuple(sorted(frequent, key=lambda value: (-counts[value], value))[:max_size])

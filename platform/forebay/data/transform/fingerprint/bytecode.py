@@ -1,4 +1,7 @@
-"""References of a function's bytecode to the outside: globals, closure variables, imports."""
+"""External references of a function's bytecode.
+
+Globals, closure variables, imports.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +13,9 @@ from types import CodeType
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A variable that is read, with the attributes that are read from it directly.
+    """Variable that is read, with its attributes.
 
-    `settings.fill` is Loaded("settings", ("fill",)).
+    The attributes that are read from it directly. `settings.fill` is Loaded("settings", ("fill",)).
     """
 
     name: str
@@ -22,7 +25,10 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """An import statement within a function. Relative ones begin with a dot."""
+    """Import statement within a function.
+
+    Relative ones begin with a dot.
+    """
 
     module: str
     relative: bool
@@ -30,7 +36,10 @@ class Imported:
 
 @dataclass(frozen=True, slots=True)
 class WrittenNames:
-    """A global or closure variable that is assigned, so that one call can change the next."""
+    """Global or closure variable that is assigned.
+
+    So one call can change the next.
+    """
 
     name: str
 
@@ -39,7 +48,10 @@ Reference = Loaded | Imported | WrittenNames
 
 
 def references(code: CodeType) -> list[Reference]:
-    """References of `code` and of the functions, lambdas and classes defined in it, each once, in order."""
+    """References of `code`, each once, in order.
+
+    Also of the functions, lambdas and classes defined in it.
+    """
     return list(dict.fromkeys(_walk(code, frozenset(code.co_freevars))))
 
 

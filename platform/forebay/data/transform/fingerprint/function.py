@@ -1,4 +1,7 @@
-"""Identity of a user's function, from its source and its references, without calling it."""
+"""Identity of a user's function.
+
+From its source and its references, without calling it.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,11 @@ _GENERATORS = ("dataclasses", "reprlib")
 
 
 def function_identity(fn: Callable[..., Any], version: str | None) -> Identity:
-    """Identity of `fn`, JSON-able. Two functions with equal identity compute the same.
+    """Identity of `fn`, as JSON values.
 
-    With `version`, the identity is the function's module, name and version: the user is responsible for it. It also has
-    the settings (arguments of a `functools.partial`, closure values) that are plain data: one function in two settings
-    is two functions.
+    Two functions with equal identity compute the same. With `version`, the identity is the function's module, name and
+    version: the user is responsible for it. It also has the settings (arguments of a `functools.partial`, closure
+    values) that are plain data: one function in two settings is two functions.
 
     Without `version`, the identity covers the function's source and bytecode, defaults, closure values, and the globals
     it reads. Plain data counts by value, the user's own functions and classes recursively, installed packages by
@@ -68,7 +71,10 @@ def function_identity(fn: Callable[..., Any], version: str | None) -> Identity:
 
 
 def _plain(value: object) -> Identity | None:
-    """Identity of a setting if it is plain data, else None: then only the version covers it."""
+    """Identity of a setting, if it is plain data.
+
+    Else None: then only the version covers it.
+    """
     try:
         return value_identity(value)
     except NotPlain:
@@ -83,7 +89,10 @@ def function_name(fn: Callable[..., Any]) -> str:
 
 
 class _ReferenceWalk:
-    """Walk from a function through all of its references. Remembers visited objects, because of recursion."""
+    """Walk from a function through all of its references.
+
+    Remembers visited objects, because of recursion.
+    """
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -157,7 +166,10 @@ class _ReferenceWalk:
         }
 
     def _code(self, code: CodeType, where: str) -> Identity:
-        """Identity of the bytecode, besides the source: after an edit, a file shows a source that was not imported."""
+        """Identity of the bytecode, besides the source.
+
+        After an edit, a file shows a source that was not imported.
+        """
         constants: list[Identity] = [
             self._code(part, where) if isinstance(part, CodeType) else value_identity(part) for part in code.co_consts
         ]
@@ -245,7 +257,10 @@ def _is_filled(cell: CellType) -> bool:
 
 
 def _follow(value: Any, path: str, attributes: tuple[str, ...]) -> tuple[Any, str]:
-    """Follow attributes through the user's own modules to the object in use. Stops at an installed package."""
+    """Follow attributes to the object in use.
+
+    Through the user's own modules. Stops at an installed package.
+    """
     for attribute in attributes:
         if not isinstance(value, ModuleType) or package_of(value.__name__) is not None or not hasattr(value, attribute):
             break
@@ -254,7 +269,10 @@ def _follow(value: Any, path: str, attributes: tuple[str, ...]) -> tuple[Any, st
 
 
 def _released_name(value: Any) -> str | None:
-    """module.qualname of a function or class of an installed package, if that name leads to this very object."""
+    """Qualified name of an installed function or class.
+
+    module.qualname, if that name leads to this very object.
+    """
     module = getattr(value, "__module__", None) or ("numpy" if type(value).__module__ == "numpy" else None)
     name = getattr(value, "__qualname__", None) or getattr(value, "__name__", None)
     if not isinstance(module, str) or not isinstance(name, str) or package_of(module) is None:
@@ -266,7 +284,10 @@ def _released_name(value: Any) -> str | None:
 
 
 def _tells(name: str, part: Any) -> bool:
-    """Whether a class attribute adds to the class's source: False for those that Python or `dataclass` added."""
+    """Whether a class attribute adds to the source.
+
+    False for attributes that Python or `dataclass` added.
+    """
     if isinstance(part, FunctionType):
         return part.__code__.co_filename != "<string>" and part.__globals__.get("__name__") not in _GENERATORS
     if isinstance(part, staticmethod | classmethod | property | functools.cached_property):

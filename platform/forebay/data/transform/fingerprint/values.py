@@ -1,4 +1,7 @@
-"""Identities of plain data: equal values give equal JSON in every process."""
+"""Identities of plain data.
+
+Equal values give equal JSON in every process.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ def value_identity(value: Any, item: Callable[[Any], Identity] | None = None) ->
 
 
 def canonical(identity: Identity) -> str:
-    """JSON text of an identity. Equal identities give equal texts."""
+    """JSON text of an identity.
+
+    Equal identities give equal texts.
+    """
     return json.dumps(identity, sort_keys=True, separators=(",", ":"))
 
 
