@@ -94,7 +94,7 @@ def test_the_plan_of_a_mixture(forebay: Call, words: Call) -> None:
         ({"code": "empty"}, "NoFiles", "none of the 2 files has a row"),
         ({"columns": '["x1"]'}, "InvalidOption", "same names, dtypes and trailing shapes"),
         ({"columns": '["nothing"]'}, "MissingColumn", "nothing"),
-        ({"workers": 5}, "TooManyRanks", "5 ranks cannot share 4 lanes, those of dataset 'code'"),
+        ({"workers": 5}, "TooManyRanks", "5 ranks cannot share 4 lanes, as many as dataset 'code' has"),
     ],
 )
 def test_impossible_mixtures_fail_before_training(

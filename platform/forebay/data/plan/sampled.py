@@ -49,7 +49,7 @@ class Sampled(Order):
         balance: Column with the class of each row, or a path. All classes get equally many rows. Instead of `weight`.
         replacement: False gives each row at most once in an epoch. By default that is as many rows as fit: all those
             of the largest weight, or of the smallest class.
-        rows: Number of rows of an epoch. By default that of the plan, or without replacement the largest possible.
+        rows: Number of rows of an epoch. By default as in the plan, or without replacement the largest possible.
 
     Attributes:
         class_rows: Expected number of rows of each class in an epoch, with `balance`. Empty with `weight`.

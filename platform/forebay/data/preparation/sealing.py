@@ -66,7 +66,7 @@ def prepare_once(
 
     Args:
         request: What is prepared. Its fingerprint names the folder.
-        produce: Writes the files into a folder and adds them to a `Production`. Called only if there is no seal, and
+        produce: Writes the files into a folder and adds them to a `Production`. Called only if no seal exists, and
             by one process at a time. An exception leaves an unsealed folder, which the next call empties.
         kept: Beginnings of names that the next call keeps: it uses them, or writes the same again.
 

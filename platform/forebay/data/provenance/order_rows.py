@@ -142,7 +142,7 @@ def row_values(
     """Read rows of row groups, by column.
 
     Row `row[i]` of row group `block[i]`. Row groups are numbered over all manifests. Reads each row group once, as a
-    whole. `columns` None is for those of each manifest. Raises as `RowGroupReader`.
+    whole. `columns` None: all columns of each manifest. Raises as `RowGroupReader`.
     """
     ends = np.cumsum([len(manifest) for manifest in manifests])
     found: list[dict[str, Any]] = [{} for _ in block]

@@ -33,11 +33,11 @@ class Augment:
         return batch
     ```
 
-    `fn` may write into the arrays that it gets. It returns all of them or others in their place, and may add some.
+    `fn` may write into the arrays that it gets. It returns all of them or others instead, and may add some.
     Every array has one entry per row, in order. What it makes of a row must not depend on the other rows of the batch:
     then results are equal at any number of workers. The loader's gathering thread calls it, off the trainer's thread.
 
-    It is no part of a block's fingerprint, so one cached block serves any augment. Immutable and picklable.
+    A block's fingerprint does not cover it, so one cached block serves any augment. Immutable and picklable.
 
     Raises `InvalidOption` if `fn` cannot be called, and `Unfingerprintable` for a `fn` that needs a `version` and has
     none.
@@ -60,7 +60,7 @@ class Augment:
         return function_name(self.fn)
 
     def apply(self, arrays: Mapping[str, BlockArray], rng: RowRandom, *, where: Callable[[], str]) -> Block:
-        """Change the arrays of the `len(rng)` rows of a batch.
+        """Change the arrays of a batch of `len(rng)` rows.
 
         `where()` names these rows in an error. Raises `AugmentFailed` if `fn` raises (the original is the cause),
         leaves out an array, or returns anything but numeric arrays with one entry per row.

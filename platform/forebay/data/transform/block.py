@@ -55,7 +55,7 @@ class Block:
 
         Copies arrays that are not contiguous or not in native byte order. Raises `TransformFailed` without arrays, and
         for objects, strings, dates or complex numbers. Raises `RowCountChanged` if the first length of an array is not
-        `rows` (by default that of the first array).
+        `rows` (by default the first array's length).
         """
         if not arrays:
             raise TransformFailed("A block needs at least one array, none was given. Return {name: array, ...}.")

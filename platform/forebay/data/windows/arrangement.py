@@ -46,7 +46,7 @@ def arranged_manifest(
     if columns.entity is None and columns.time is None:
         raise InvalidOption(
             "arrange() sorts by entity and time, and Sequences has neither: without them the order of the files is "
-            "that of the steps. Name a column by entity= or time=."
+            "the order of the steps. Name a column by entity= or time=."
         )
     time = _FIRST_TIME if columns.is_list and columns.time is not None else columns.time
     if row_group_rows is None:

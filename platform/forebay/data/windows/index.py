@@ -131,8 +131,7 @@ class LocatedWindows:
 class WindowIndex:
     """Windows of one split, numbered by block.
 
-    A window belongs to the block of its first real step. A plan orders them as it orders rows: those of a block are its
-    rows.
+    A window belongs to the block of its first real step. A plan orders the windows of a block as its rows.
 
     Attributes:
         line: Steps of all entities.

@@ -28,8 +28,7 @@ class BlockRuns:
         first: First step of the run within the block, int64 [runs].
         steps: Number of steps of the run, int64 [runs].
         entity: Number of the run's entity, from 0, int64 [runs].
-        times: First and last time, int64 [runs, 2]. None without a time column: then the order of blocks is that of
-            time.
+        times: First and last time, int64 [runs, 2]. None without a time column: then blocks are in time order.
     """
 
     block: Ints

@@ -212,7 +212,7 @@ def _entities(columns: StepColumns, table: pa.Table) -> tuple[Ints, pa.Array]:
         column = column.cast(pa.int64() if pa.types.is_integer(column.type) else pa.large_string())
     except pa.ArrowInvalid as error:
         raise BadSeries(
-            f"The entity column {columns.entity!r} ({column.type}) holds a value that is no int64 or UTF-8 string: "
+            f"The entity column {columns.entity!r} ({column.type}) holds a value that is not an int64 or UTF-8 string: "
             f"{error}. Cast it.",
             column=columns.entity,
         ) from error

@@ -60,7 +60,7 @@ def duration_ticks(option: str, value: object, column: pa.DataType) -> int:
     """Convert a duration to the unit of `column`.
 
     `value` is text such as `"2h"`, or a `timedelta`. An integer counts that unit itself. Raises `InvalidOption` for
-    anything else, and for a duration that is no multiple of the unit.
+    anything else, and for a duration that is not a multiple of the unit.
     """
     if isinstance(value, Integral) and not isinstance(value, bool) and int(value) > 0:
         return int(value)

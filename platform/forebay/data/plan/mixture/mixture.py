@@ -148,7 +148,7 @@ class Mixture(Order):
         before: StagedWeights = [(0, old._weights)] if isinstance(old._weights, Mapping) else old._weights
         stages = [*((start, each) for start, each in before if start < at), *later]
         given_rows = {name for _, each in stages for name in each}
-        # A dataset that had no row yet and is left out now is no part of the mixture.
+        # A dataset that had no row yet and is left out now does not belong to the mixture.
         mixture = cls(
             {name: plan for name, plan in (kept | dict(plans)).items() if name in given_rows or name in plans},
             stages,
@@ -343,7 +343,7 @@ class Mixture(Order):
 
     def _lanes_reason(self) -> str:
         name = min(zip(self.plans, self.names, strict=True), key=lambda each: each[0].lanes)[1]
-        return f", those of dataset {name!r}"
+        return f", as many as dataset {name!r} has"
 
 
 def _joined(parts: Sequence[tuple[Ints, ...]]) -> tuple[Ints, ...]:

@@ -38,7 +38,7 @@ def prepare_on_ray(source: SpanSource, /, *, into: str, row_group_rows: int | No
     Args:
         source: Such as `forebay.llm.TokenSource`.
         into: Folder or URI, which every node can write.
-        row_group_rows: Rows of a row group. None: those of the source.
+        row_group_rows: Rows of a row group. None: the default of the source.
 
     Raises what the source raises, `WriteFailed`, and `PreparationFailed` for a span whose process ends again and again.
     """

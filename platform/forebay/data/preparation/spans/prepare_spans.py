@@ -28,7 +28,7 @@ from forebay.storage.filesystem import below, resolve
 from forebay.storage.json_file import read_json_file, to_json, write_json_file
 
 RECORDS = "_spans"
-"""Folder of the records of finished spans, within that of the dataset. Removed with the seal."""
+"""Folder of the records of finished spans, below the dataset's folder. Removed with the seal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

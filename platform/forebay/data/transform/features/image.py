@@ -36,7 +36,7 @@ class Image:
     fingerprint covers the version of Pillow.
 
     Raises `MissingPackage` without Pillow, `InvalidOption` for an unusable option, `WrongType` for other columns, and
-    `TransformFailed` for a value that is no image, with its row.
+    `TransformFailed` for a value that cannot be decoded as an image, with its row.
     """
 
     column: str

@@ -43,7 +43,7 @@ class Time:
     without. A time of day counts from midnight.
 
     int64 is rounded down to whole units, and null is -2**63, as NumPy's NaT. float64 keeps fractions, and null is NaN.
-    There is no float32: it holds the seconds since 1970 to 128 s. Subtract an origin from the tensor before you
+    float32 is refused: it holds the seconds since 1970 to 128 s. Subtract an origin from the tensor before you
     cast it.
 
     Raises `InvalidOption` for another unit or dtype, and `WrongType` for columns of other types.

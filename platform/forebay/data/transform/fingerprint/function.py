@@ -205,7 +205,7 @@ class _ReferenceWalk:
         described: dict[str, Identity] = {}
         for name, part in sorted(members.items()):
             inner = f"{name!r} of {where}"
-            # The source of the class contains that of its methods.
+            # The source of the class contains the source of its methods.
             described[name] = (
                 self._function(part, inner) if isinstance(part, FunctionType) else self.identity(part, inner)
             )
