@@ -67,8 +67,8 @@ def gathering(steps: int, columns: int, quick: bool) -> dict[str, list[float]]:
 
     def windows() -> np.ndarray:
         series = rng.integers(len(lengths), size=count)
-        place = first[series] + (rng.random(count) * (lengths[series] - steps)).astype(np.int64)
-        return np.ascontiguousarray([place, place, np.searchsorted(starts, place, side="right") - 1])
+        start = first[series] + (rng.random(count) * (lengths[series] - steps)).astype(np.int64)
+        return np.ascontiguousarray([start, start, np.searchsorted(starts, start, side="right") - 1])
 
     fresh = cycle([windows() for _ in range(max(min(values.nbytes // (count * window_bytes), 50), 2))])
     again = next(fresh)

@@ -97,7 +97,7 @@ def _show_quality(plan: Plan, epoch: int, batch: int, label: str | None, *, as_j
 
 
 def _setting(word: str) -> tuple[int | None, int | None]:
-    """Lanes and rows of a window. An empty one is chosen from the data."""
+    """Lanes and `shuffle_rows`. An empty part is chosen from the data."""
     lanes, colon, shuffle_rows = word.partition(":")
     if not colon or not all(part.isdecimal() or not part for part in (lanes, shuffle_rows)):
         raise InvalidOption(f"--compare {word}: give LANES:SHUFFLE_ROWS, e.g. 8:4096, 8: or :4096.", compare=word)

@@ -147,8 +147,8 @@ def test_every_row_exactly_once_in_every_world(
         for whole in batches:
             parts = [pairs(plan, 3, position, batch, World(rank=rank, size=size)) for rank in range(size)]
             assert sorted(flat(parts)) == sorted(whole)
-            place = {pair: number for number, pair in enumerate(whole)}
-            assert all([place[p] for p in part] == sorted(place[p] for p in part) for part in parts)
+            position = {pair: number for number, pair in enumerate(whole)}
+            assert all([position[p] for p in part] == sorted(position[p] for p in part) for part in parts)
             position += len(whole)
 
 
@@ -221,11 +221,11 @@ def test_lanes_of_few_row_groups_begin_elsewhere_in_every_epoch(memory_manifest:
 
 def test_few_rows_are_shuffled_through_all_lanes(memory_manifest: Make) -> None:
     plan = build_plan(memory_manifest([20]), seed=5)
-    places = np.zeros((20, 20), dtype=int)
+    counts = np.zeros((20, 20), dtype=int)
     for epoch in range(2000):
-        for place, (_, row) in enumerate(flat(walk(plan, epoch, 20))):
-            places[place, row] += 1
-    assert places.min() > 55 and places.max() < 155, "100 expected, with a deviation of 10"
+        for position, (_, row) in enumerate(flat(walk(plan, epoch, 20))):
+            counts[position, row] += 1
+    assert counts.min() > 55 and counts.max() < 155, "100 expected, with a deviation of 10"
 
 
 def test_epochs_and_seeds_differ_and_zero_is_a_seed(memory_manifest: Make) -> None:

@@ -23,7 +23,7 @@ TRANSFORM = fb.Transform(id=fb.Label("id", dtype="int64"))
 
 @pytest.fixture
 def manifest(tmp_path: Path) -> fb.Manifest:
-    """250 rows. Class "c" has 10 of them, "b" 40, "a" 200, at random places."""
+    """250 rows. Class "c" has 10 of them, "b" 40, "a" 200, at random positions."""
     rng = np.random.default_rng(3)
     classes = rng.permutation(["a"] * 200 + ["b"] * 40 + ["c"] * 10)
     table = pa.table(
@@ -76,10 +76,10 @@ def test_classes_come_equally_often(plan: fb.Plan, column: Callable[[str], np.nd
         assert all(abs(count - each) <= len(GROUPS) for count in Counter(kinds[ids].tolist()).values())
         if not replacement:
             assert len(set(ids)) == len(ids)
-            assert {int(place) for place in np.flatnonzero(kinds == "c")} <= set(ids), "all of the smallest class"
+            assert {int(row) for row in np.flatnonzero(kinds == "c")} <= set(ids), "all of the smallest class"
         seen.update(ids)
     for kind, rows in (("a", 200), ("b", 40), ("c", 10)):
-        times = np.array([seen[int(place)] for place in np.flatnonzero(kinds == kind)])
+        times = np.array([seen[int(row)] for row in np.flatnonzero(kinds == kind)])
         assert times.mean() == pytest.approx(40 * each / rows, rel=0.03)
         assert times.min() > 0 or not replacement, "over the epochs every row comes"
 

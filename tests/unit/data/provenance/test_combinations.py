@@ -70,7 +70,7 @@ class RowsCase:
             for batch in self.batches(fb.World(rank=rank, size=size), global_batch):
                 found.setdefault((batch.epoch, batch.position, batch.size), []).extend(self.checked(batch))
         assert all(len(ids) == size for (_, _, size), ids in found.items())
-        return {place: sorted(ids) for place, ids in found.items()}
+        return {batch: sorted(ids) for batch, ids in found.items()}
 
     def batches(self, world: fb.World, global_batch: int) -> Iterator[fb.Batch]:
         with self.loader(world, global_batch) as loader:

@@ -58,11 +58,11 @@ def normal_share(value: float) -> float:
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("place", range(6))
-def test_floats_have_their_distribution(dtype: type[np.floating], place: int) -> None:
+@pytest.mark.parametrize("index", range(6))
+def test_floats_have_their_distribution(dtype: type[np.floating], index: int) -> None:
     """Largest distance of the distributions, 1.95 / sqrt(n) at a chance of 1 in 1,000 (Kolmogorov and Smirnov)."""
     rng = RowRandom(11, np.arange(NUM_ROWS, dtype=np.uint64))
-    uniform, normal = rng.uniform(2, 4, 6, dtype=dtype)[:, place], rng.normal(1, 3, 6, dtype=dtype)[:, place]
+    uniform, normal = rng.uniform(2, 4, 6, dtype=dtype)[:, index], rng.normal(1, 3, 6, dtype=dtype)[:, index]
     assert uniform.dtype == normal.dtype == dtype
     assert uniform.min() >= 2 and uniform.max() <= 4
     expected = (np.arange(NUM_ROWS) + 0.5) / NUM_ROWS
@@ -94,7 +94,7 @@ def test_counts_are_as_likely_as_promised() -> None:
 
 
 def test_neighbours_are_independent() -> None:
-    """Rows, places, calls and keys that differ by one. A correlation of 5 / sqrt(n) has a chance of 1 in 10**6."""
+    """Rows, indices, calls and keys that differ by one. A correlation of 5 / sqrt(n) has a chance of 1 in 10**6."""
     rng = RowRandom(13, np.arange(NUM_ROWS, dtype=np.uint64))
     first, second = rng.normal(size=2, dtype=np.float64).T
     third = rng.normal(dtype=np.float64)

@@ -320,14 +320,14 @@ def test_columns_that_are_no_objects_of_arrow_make_equal_blocks(
     made = {"y": pa.array(np.arange(rows)), "s": pa.array([{"f": 1.5, "g": 2}] * rows, _STRUCT)}
     texts = [["é", "", "3", "x" * 40][number] for number in rng.integers(0, 4, rows).tolist()]
     made |= {"t": pa.array(texts), "u": pa.array([None, *texts[1:]])}
-    for place, (kind, nulls) in enumerate(columns):
+    for index, (kind, nulls) in enumerate(columns):
         values = rng.integers(0, 100, rows).astype(kind)
         mask = {"none": np.zeros(rows, bool), "some": np.arange(rows) % 5 == 3, "all": np.ones(rows, bool)}[nulls]
-        made[f"c{place}"] = pa.array(values, mask=mask)
+        made[f"c{index}"] = pa.array(values, mask=mask)
     folder = tmp_path_factory.mktemp("decoded") / "day=2"
     folder.mkdir()
     pq.write_table(pa.table(made), folder / "a.parquet", row_group_size=50, **options)
-    names = [f"c{place}" for place in range(len(columns))]
+    names = [f"c{index}" for index in range(len(columns))]
     whole = [name for name, (kind, _) in zip(names, columns, strict=True) if kind.startswith("int") or kind == "uint32"]
     made_of: dict[str, Any] = {
         "x": Dense([*reversed(names), "s.f", "day"], dtype=dtype, fill=7),

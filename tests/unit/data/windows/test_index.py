@@ -98,14 +98,14 @@ def _check_part(
         )
     }
     block, row = all_windows(index)
-    places = index.locate(block, row)
-    found = [tuple(step) for step in index.entity_steps(places).tolist()]
+    windows = index.locate(block, row)
+    found = [tuple(step) for step in index.entity_steps(windows).tolist()]
     assert sorted(found) == sorted(expected), case
     block_of = {(int(e), int(s)): int(b) for e, s, b in zip(frame.entity, frame.step, frame.block, strict=True)}
     needed: dict[int, set[int]] = {}
     for number, window in enumerate(expected[each] for each in found):
         begin = line.entities[window.entity]
-        assert places.real[number] == begin + window.past[0], case
+        assert windows.real[number] == begin + window.past[0], case
         assert block_of[window.entity, window.past[0]] == block[number], case
         steps = range(window.past[0], max(window.past[-1], window.targets[-1]) + 1)
         needed.setdefault(int(block[number]), set()).update(block_of[window.entity, step] for step in steps)
@@ -126,8 +126,8 @@ def test_no_target_of_a_part_is_in_the_next(shape: WindowShape, gap: int) -> Non
     for index in indices:
         steps: dict[int, list[int]] = {}
         for shift in range(shape.most_shift + 1):
-            places = index.locate(*all_windows(index), shift)
-            for entity, start in index.entity_steps(places).tolist():
+            windows = index.locate(*all_windows(index), shift)
+            for entity, start in index.entity_steps(windows).tolist():
                 first = start + shape.first_target
                 steps.setdefault(entity, []).extend((first, start + shape.length - 1))
         targets.append(steps)
@@ -164,8 +164,8 @@ def test_memory_and_lookups_do_not_grow_with_windows() -> None:
     index = WindowIndex(line, WindowShape(past=96, ahead=(1,)), TargetBounds.all_of(line), num_blocks=200, data_id="d")
     assert index.num_windows == entities * (steps - 96)
     assert index.nbytes <= 100 * entities
-    places = index.locate(np.array([199, 0, 7]), np.array([index.rows[199] - 1, 0, 904]))
-    assert index.entity_steps(places).tolist() == [[19_999, 903], [0, 0], [701, 0]]
+    windows = index.locate(np.array([199, 0, 7]), np.array([index.rows[199] - 1, 0, 904]))
+    assert index.entity_steps(windows).tolist() == [[19_999, 903], [0, 0], [701, 0]]
     assert index.neighbours(7) == []
 
 

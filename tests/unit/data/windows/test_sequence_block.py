@@ -1,4 +1,4 @@
-"""Blocks of sequences: sorted steps, runs and summaries, equal for both layouts, and errors that name both places."""
+"""Blocks of sequences: sorted steps, runs and summaries, equal for both layouts, and errors that name both rows."""
 
 from __future__ import annotations
 

@@ -35,8 +35,8 @@ def merged_sources(tree: ShareTree, start: int, stop: int) -> list[int]:
     addresses = np.array([[column.ctypes.data for column in stream] for stream in streams], dtype=np.uint64)
     state = np.array([[0], [0], [stop - start]]) * np.ones(len(members), dtype=np.int64)
     merged = np.empty((2, stop - start), dtype=np.int64)
-    place = np.array([0, stop - start, tree.root, 0])
-    assert merge(tree.nodes, tree.due(start), place, addresses, state, merged) == stop - start
+    target = np.array([0, stop - start, tree.root, 0])
+    assert merge(tree.nodes, tree.due(start), target, addresses, state, merged) == stop - start
     assert merged[0].tolist() == list(range(stop - start))
     return merged[1].tolist()
 

@@ -32,7 +32,7 @@ def written(folder: Path, lists: Lists, row_group_size: int = 4) -> fb.Plan:
 
 
 def transform_of(**options: Any) -> fb.Transform:
-    """The id between lists, so that the places of arrays in a block are not those in a batch."""
+    """The id between lists, so that the positions of arrays differ between a block and a batch."""
     return fb.Transform(
         items=fb.Ragged("items", padded=False, **options),
         id=fb.Label("id", dtype="int64"),
