@@ -148,9 +148,10 @@ def test_copies_of_a_batch_know_its_lists(whole: fb.Batch, copied: Callable[[fb.
 
 def test_an_augment_of_lists_without_padding_is_refused(tmp_path: Path) -> None:
     plan = written(tmp_path, [[1], [2, 3]])
-    for give in (fb.Loader, fb.Data):
+    options: dict[str, Any] = {"transform": transform_of(), "global_batch": 2, "augment": lambda batch, _rng: batch}
+    for give in (lambda: fb.Loader(plan, **options), lambda: fb.Data(plan=plan, **options)):
         with pytest.raises(InvalidOption, match="feature 'items' is Ragged"):
-            give(plan=plan, transform=transform_of(), global_batch=2, augment=lambda batch, _rng: batch)  # type: ignore[operator]
+            give()
 
 
 def test_lists_of_several_data_sets_come_in_one_batch(tmp_path: Path) -> None:
