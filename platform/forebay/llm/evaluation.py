@@ -17,8 +17,6 @@ def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK
 
     Returns `validation_loss`, the mean over all targets, and `exact_match`. Empty without held-out rows.
 
-    The loss is the mean over all targets. Empty without held-out rows.
-
     `exact_match` is the share of answers that the model gives exactly, with their end. An answer is a run of targets.
     Greedy decoding gives it exactly if and only if, behind each beginning of it, its next token has the largest logit.
     So one pass over the rows counts what decoding would give, packed or not.

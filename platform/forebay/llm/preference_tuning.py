@@ -87,8 +87,6 @@ def _held_out(worker: Worker, model: Any, margins_of: Any, beta: float) -> dict[
     """Evaluate a model on the job's held-out pairs.
 
     Returns `validation_loss` and `validation_accuracy`. Empty without held-out pairs.
-
-    Empty without held-out pairs.
     """
     batches = worker.held_out()
     if batches is None:

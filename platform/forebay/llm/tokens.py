@@ -84,8 +84,6 @@ def token_table(documents: Iterable[Document], layout: RowLayout) -> tuple[pa.Ta
 
     It depends on the documents and their order alone.
 
-    It depends on the documents and their order alone.
-
     Columns: `tokens` fixed_size_list<int32>[seq_len] (see `forebay.llm.packing`), and `targets` int32, their number.
 
     Raises `InvalidOption` for a document that is longer than a row, with `overflow="raise"`.

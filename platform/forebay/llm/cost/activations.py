@@ -41,8 +41,6 @@ def count_activations(
 
     Up to the last hidden states. `tokens` is (rows, tokens of a row).
 
-    `tokens` is (rows, tokens of a row).
-
     Operators run on fake tensors of a CPU, with one and two layers. "sdpa" keeps there what fused attention keeps on a
     GPU: no scores. With checkpointing, each layer keeps its input, and one layer at a time all of it.
     """

@@ -193,8 +193,6 @@ def device_peak(device: torch.device, dtype: torch.dtype) -> float | None:
     """Peak FLOP/s of `device`, or None.
 
     For a CPU, the best of a few measured products.
-
-    For a CPU, the best of a few measured products.
     """
     if device.type == "cuda":
         return published_peak(torch.cuda.get_device_name(device))

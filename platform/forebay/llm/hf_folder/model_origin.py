@@ -47,8 +47,6 @@ class ModelOrigin:
         """Check that a checkpoint trains the same part.
 
         Raises `ValueError`.
-
-        Raises `ValueError`.
         """
         own = self.state_dict()["adapter"]
         found = state_dict["adapter"]

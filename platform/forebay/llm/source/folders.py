@@ -72,8 +72,8 @@ def folder_digest(folder: str) -> str:
 
     Samples are 64 KiB at 9 offsets of each file.
 
-    Copies of a model have the same digest. Models that were trained in other ways differ in nearly all weights. That of
-    a model of the Hub is of its name and commit: its weights are not needed here.
+    Copies of a model have the same digest. Models that were trained in other ways differ in nearly all weights.
+    For a model of the Hub, it is the digest of its name and commit: its weights are not needed here.
     """
     hub = hub_model(folder)
     if hub is not None:

@@ -105,8 +105,6 @@ def hub_access(model: str) -> Iterator[None]:
 
     Applies to this process and its children within the block.
 
-    Applies to this process and its children.
-
     The library refuses each request then (`HF_HUB_OFFLINE=1`). A variable of the user stands.
     """
     if any(name in os.environ for name in _OFFLINE) or hub_model(model) is not None:
@@ -139,7 +137,7 @@ def _library() -> Any:
 
 def _unreachable(hub: HubModel, error: Exception) -> Exception:
     return InvalidOption(
-        f"model={hub.repo!r} is no folder here, and the Hugging Face Hub does not give it as {hub} "
+        f"model={hub.repo!r} is not a folder here, and the Hugging Face Hub does not give it as {hub} "
         f"({type(error).__name__}: {' '.join(str(error).split())}). Give a folder or a URI with config.json and "
         "safetensors, or the name of a model of the Hub: this machine needs a network then, or the model in its cache "
         "(HF_HOME), and a token for a model that asks for one (HF_TOKEN).",

@@ -41,8 +41,6 @@ class PromptTokens:
         """Encode prompts to token ids, or to answers with errors.
 
         A prompt without tokens and one that is too long are errors.
-
-        A prompt without tokens and one that is too long are errors.
         """
         texts, kinds = [self._text(prompt) for prompt in prompts], [isinstance(each.content, str) for each in prompts]
         ids: list[list[int]] = [[] for _ in prompts]
