@@ -12,6 +12,7 @@ from forebay.errors import InvalidOption
 from forebay.llm.adapters import ALL_LINEAR
 from forebay.llm.attention import Attention
 from forebay.llm.chat import TrainOn
+from forebay.llm.hf_folder.smollm2 import SMOLLM2, gguf_file
 from forebay.llm.packing import Overflow, Packing
 from forebay.llm.recipe import ComputeType, Schedule
 from forebay.llm.source.token_reader import OnBadRows
@@ -117,6 +118,8 @@ class Options:
                 f"finetuning={self.finetuning!r} is unknown. Choose 'full', 'lora' or 'qlora'.",
                 finetuning=self.finetuning,
             )
+        if self.model == SMOLLM2:
+            gguf_file()  # raises without its packages, before a job writes data
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Options:
         """Copy in which `defaults` replace the options that are None."""

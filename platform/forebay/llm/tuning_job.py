@@ -21,7 +21,7 @@ from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.cost.memory_check import check_memory, memory_plan
 from forebay.llm.fine_tuning import finetune
-from forebay.llm.hf_folder.smollm2 import smollm2
+from forebay.llm.hf_folder.smollm2 import SMOLLM2, smollm2
 from forebay.llm.identity import run_identity
 from forebay.llm.models import TINY, ModelSpec, check_model
 from forebay.llm.options import Options
@@ -110,7 +110,7 @@ def _completed(options: Options, beta: float | None) -> Options:
             finetuning=options.finetuning,
         )
     defaults = TUNING_DEFAULTS if beta is None else PREFERENCE_DEFAULTS
-    model = smollm2(f"{options.storage}/models") if options.model == "smollm2" else options.model
+    model = smollm2(f"{options.storage}/models") if options.model == SMOLLM2 else options.model
     return replace(options.with_defaults(defaults[model == TINY]), model=pinned_model(model))
 
 

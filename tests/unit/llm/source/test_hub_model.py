@@ -149,7 +149,9 @@ def test_models_that_are_refused(hub: type[Hub], monkeypatch: pytest.MonkeyPatch
         read_config(NAME)
     with pytest.raises(InvalidOption, match="no tokenizer"):
         llm.tokenizer(NAME)
-    with pytest.raises(InvalidOption, match=r"model='someone/other' is not a folder here, and the .* Hub does not give"):
+    with pytest.raises(
+        InvalidOption, match=r"model='someone/other' is not a folder here, and the .* Hub does not give"
+    ):
         read_config("someone/other")
     hub.commit = "d" * 40
     hub.files |= {"config.json": b'{"auto_map": {}}'}
