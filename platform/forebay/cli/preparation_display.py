@@ -47,7 +47,8 @@ class PreparationDisplay:
 def shown_preparations(also: Callable[[str], object] = lambda _: None) -> Iterator[PreparationDisplay]:
     """Show the preparations of this thread.
 
-    For the length of the block. Messages and progress also go to `also`. Within another such block, uses its display.
+    This lasts for the length of the block. Messages and progress also go to `also`. Within another such block, uses its
+    display.
     """
     current = present_listener()
     if isinstance(current, PreparationDisplay):

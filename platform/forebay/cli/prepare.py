@@ -26,7 +26,7 @@ _FOLDER = re.compile(r"-[0-9a-f]{16}$")
 class _JobFirst(TyperGroup):
     """Command group that defaults to `job`.
 
-    If the first argument is not a command: `forebay prepare JOB.py`.
+    It applies if the first argument is not a command: `forebay prepare JOB.py`.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -33,7 +33,7 @@ class Cursor:
     def to_dict(self) -> dict[str, str | int]:
         """Return the fields and the format version.
 
-        A plain dict, the same on every rank.
+        The dict is plain, and the same on every rank.
         """
         return {"version": _VERSION} | asdict(self)
 

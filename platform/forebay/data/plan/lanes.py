@@ -98,7 +98,7 @@ def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pie
 def shuffled_line(block_rows: Ints, *, seed: int, epoch: int) -> LaneRows:
     """Shuffle all rows of all blocks.
 
-    For datasets so small that a lane would hold only a few rows.
+    Used for datasets so small that a lane would hold only a few rows.
     """
     line = permutation(int(block_rows.sum()), derive(_LINE, seed, epoch))
     ends = np.cumsum(block_rows)

@@ -116,7 +116,7 @@ class Order(ABC):
     def block_spans(self, epoch: int, position: int, lanes: Sequence[int]) -> Iterator[BlockSpan]:
         """Blocks that `lanes` use from `position` on, by need.
 
-        Up to the end of the epoch.
+        The spans run up to the end of the epoch.
         """
 
     def row_key(self, epoch: int) -> int:
@@ -188,7 +188,7 @@ class Order(ABC):
     ) -> LaneRows:
         """Rows that `world.rank` reads of one global batch.
 
-        In position order. All rows without a world.
+        They come in position order. Without a world, all rows.
 
         Returns:
             `LaneRows(block, row)`, int64 [n] each. n may be 0 if the batch has fewer rows than there are lanes.
@@ -233,10 +233,10 @@ class Order(ABC):
 def order_digest(plan: Order, *, epoch: int, global_batch: int, last: Last = "balance", world_size: int = 1) -> str:
     """Return the SHA-256 (hex) of an epoch's batches.
 
-    Over the global batches in position order. Each batch adds its size (int64, little-endian), then its sorted rows. A
-    row is three little-endian int64: number of the file in the manifest, row group within the file, row within the row
-    group. Files of several datasets are numbered one dataset after the other. Sorting makes it a digest of the rows of
-    each batch: every `world_size` gives the same one, although ranks read different parts of a batch.
+    The digest covers the global batches in position order. Each batch adds its size (int64, little-endian), then its
+    sorted rows. A row is three little-endian int64: number of the file in the manifest, row group within the file, row
+    within the row group. Files of several datasets are numbered one dataset after the other. Sorting makes it a digest
+    of the rows of each batch: every `world_size` gives the same one, although ranks read different parts of a batch.
     """
     digest = hashlib.sha256()
     first_files = np.cumsum([0, *(len(manifest.files) for manifest in plan.manifests)])

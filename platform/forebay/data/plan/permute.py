@@ -1,9 +1,9 @@
 """Permutations as pure functions of a key.
 
-The only source of randomness in the order. Own arithmetic instead of `numpy.random`, whose streams may change between
-NumPy releases: the order that a checkpoint refers to must never change. The mixer is SplitMix64 (Steele, Lea, Flood,
-OOPSLA 2014). `data/kernels/orders.py` has the same arithmetic compiled. Like Grain's `index_shuffle`, its permutations
-can be evaluated at an index, so that seeking costs nothing.
+They are the only source of randomness in the order. Own arithmetic instead of `numpy.random`, whose streams may change
+between NumPy releases: the order that a checkpoint refers to must never change. The mixer is SplitMix64 (Steele, Lea,
+Flood, OOPSLA 2014). `data/kernels/orders.py` has the same arithmetic compiled. Like Grain's `index_shuffle`, its
+permutations can be evaluated at an index, so that seeking costs nothing.
 """
 
 from __future__ import annotations

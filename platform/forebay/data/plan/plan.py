@@ -58,7 +58,7 @@ def build_plan(
 ) -> Plan:
     """Plan the order of all rows of a manifest.
 
-    Or of all windows of a part of `fb.Sequences`.
+    For a part of `fb.Sequences`, plan the order of its windows.
 
     Args:
         manifest: Row groups, from `scan`, or series, from `Sequences`. The rows of the plan are then windows.
@@ -166,7 +166,7 @@ class Plan(Order):
     def rows(self, epoch: int, start: int, stop: int, lanes: Sequence[int]) -> LaneRows:
         """Rows of ascending `lanes` among positions `start` to `stop`.
 
-        In position order.
+        They come in position order.
         """
         count = self.rows_before(stop, lanes) - self.rows_before(start, lanes)
         block, row = np.empty((2, count), dtype=np.int64)
@@ -241,10 +241,10 @@ def _rebuild(manifest: Manifest, options: dict[str, int], windows: BlockWindows 
 def choose_lanes(group_bytes: NDArray[np.int64]) -> int:
     """Choose the number of lanes from the row groups.
 
-    A power of two from 16 to 1024. It is the largest one that leaves each lane 32 row groups, and for which one row
-    group per lane takes at most 16 GiB. The first batch needs a row group of every lane, so it comes after at most 3 %
-    of an epoch's reads. The row groups that all ranks hold open together are bounded. Small datasets have 16 lanes. ADR
-    0020 has the measurements.
+    The result is a power of two from 16 to 1024: the largest one that leaves each lane 32 row groups, and for which one
+    row group per lane takes at most 16 GiB. The first batch needs a row group of every lane, so it comes after at most
+    3 % of an epoch's reads. The row groups that all ranks hold open together are bounded. Small datasets have 16 lanes.
+    ADR 0020 has the measurements.
 
     Args:
         group_bytes: Uncompressed bytes of each row group, int64 [row groups].
@@ -260,8 +260,9 @@ def choose_lanes(group_bytes: NDArray[np.int64]) -> int:
 def choose_shuffle_rows(lanes: int) -> int:
     """Choose `shuffle_rows` from the number of lanes.
 
-    65,536 up to 16 lanes, 1,048,576 / lanes for more, at least 4,096. Mixing and memory depend on all lanes together. A
-    shuffle has a fixed cost of some thousand rows, and smaller row groups are held completely anyway.
+    The result is 65,536 up to 16 lanes, and 1,048,576 / lanes for more, but at least 4,096. Mixing and memory depend on
+    all lanes together. A shuffle has a fixed cost of some thousand rows, and smaller row groups are held completely
+    anyway.
 
     >>> [choose_shuffle_rows(lanes) for lanes in (1, 16, 17, 64, 1024)]
     [65536, 65536, 61680, 16384, 4096]

@@ -1,6 +1,6 @@
 """Copies of each row in an epoch, by weight.
 
-A pure function of the seed and the epoch.
+They are a pure function of the seed and the epoch.
 """
 
 from __future__ import annotations

@@ -47,8 +47,8 @@ class Sampled(Order):
         weight: Column with the weight of each row: finite numbers from 0. A row of weight 0 never comes. May be a path
             into a struct, such as `user.weight`.
         balance: Column with the class of each row, or a path. All classes get equally many rows. Instead of `weight`.
-        replacement: False gives each row at most once in an epoch. By default that is as many rows as fit: all those
-            of the largest weight, or of the smallest class.
+        replacement: False gives each row at most once in an epoch. An epoch then has, by default, as many rows as
+            fit: all rows of the largest weight, or of the smallest class.
         rows: Number of rows of an epoch. By default as in the plan, or without replacement the largest possible.
 
     Attributes:
@@ -138,7 +138,7 @@ class Sampled(Order):
         return self._copies_plan(epoch).block_spans(epoch, position, lanes)
 
     def _plan_copies(self, epoch: int) -> Plan:
-        """Order an epoch's copies, each as a row of its block."""
+        """Order an epoch's copies as rows of their blocks."""
         copies = replace(self.plan.manifest, rows=self._sampling.block_copies(epoch), kept=None)
         plan = self.plan
         return Plan(copies, seed=plan.seed, lanes=plan.lanes, shuffle_rows=plan.shuffle_rows, shuffle=plan.shuffle)

@@ -24,8 +24,8 @@ class ShuffleQuality:
             rows. 1/3 in a full shuffle.
         row_groups: Mean number of row groups that a batch has rows of.
         full_row_groups: The same in a full shuffle.
-        label_variance: Variance of the mean label over batches, as a multiple of that in a full shuffle. Above 1
-            batches are made of similar rows. None without labels, or if all labels are equal.
+        label_variance: Variance of the mean label over batches, as a multiple of the variance in a full shuffle. Above
+            1 batches are made of similar rows. None without labels, or if all labels are equal.
         label_autocorrelation: Correlation of the mean labels of neighbouring batches. About 0 in a full shuffle; near
             1, similar batches follow each other. None without labels, or if all batches have the same mean.
     """
@@ -42,7 +42,7 @@ def shuffle_quality(
 ) -> ShuffleQuality:
     """Measure the shuffle of an epoch of `plan`.
 
-    From all batches, or 1,000 pairs of neighbours at equal distances.
+    It is computed from all batches, or from 1,000 pairs of neighbours at equal distances.
 
     Args:
         plan: Plan of rows, not of windows.

@@ -1,6 +1,6 @@
 """Exact statistics, fitted while a dataset is prepared.
 
-Independent of the order of rows and workers.
+They do not depend on the order of rows or on workers.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DIGITS, _DIGIT_BITS = 4, 16
 class Moments:
     """Count, nulls, moments and extremes of numeric columns.
 
-    Mean, standard deviation, minimum and maximum, in float64.
+    The moments are mean and standard deviation, in float64.
     """
 
     columns: str | Sequence[str]
@@ -45,8 +45,8 @@ class Moments:
 class Quantiles:
     """Exact quantiles of numeric columns.
 
-    The value at rank `ceil(p * count)` of the sorted column. Counts four times over the prepared column, 16 bits at a
-    time. Takes 512 KiB of counts for each quantile.
+    A quantile is the value at rank `ceil(p * count)` of the sorted column. Counts four times over the prepared column,
+    16 bits at a time. Takes 512 KiB of counts for each quantile.
     """
 
     columns: str | Sequence[str]

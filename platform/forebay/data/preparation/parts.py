@@ -58,7 +58,7 @@ def agreeing(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 def cut(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:
     """Cut tables again, into `rows` rows each.
 
-    Each in one chunk. The last one may have fewer.
+    Each has one chunk. The last one may have fewer rows.
     """
     waiting: list[pa.Table] = []
     num_waiting = 0

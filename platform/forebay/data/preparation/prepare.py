@@ -99,7 +99,7 @@ def _write(request: PreparationRequest, folder: str, production: Production) -> 
 def _scratch(folder: str) -> Iterator[Path]:
     """Local folder for sorted runs.
 
-    In the dataset's own folder if that is local: the next preparation then removes the runs of a killed process.
+    It is in the dataset's own folder if that is local: the next preparation then removes the runs of a killed process.
     """
     location = resolve(folder)
     with tempfile.TemporaryDirectory(prefix="_sort-", dir=location.path if location.is_local else None) as path:
@@ -109,7 +109,7 @@ def _scratch(folder: str) -> Iterator[Path]:
 def function_tables(request: PreparationRequest) -> Iterator[pa.Table]:
     """Yield the function's tables, checked.
 
-    Only tables with rows, all of one schema. The first one shows whether its columns can be fitted. Raises
+    They have rows, and all have one schema. The first one shows whether its columns can be fitted. Raises
     `InvalidOption` for other items, `MixedSchemas`, and as `Fits.check_schema`.
     """
     tables = agreeing(_given(request))

@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 class PreparationProgress:
     """Rows and files written so far.
 
-    Of the dataset `name`, after `seconds`.
+    They belong to the dataset `name`, after `seconds`.
     """
 
     name: str
@@ -43,7 +43,7 @@ _listener: ContextVar[Listener | None] = ContextVar("preparation_listener", defa
 def preparation_listener(listener: Listener) -> Iterator[None]:
     """Send messages of preparations to `listener`.
 
-    For the length of the block, in this thread: messages, progress and results.
+    It gets the messages, progress and results of this thread for the length of the block.
     """
     token = _listener.set(listener)
     try:
@@ -60,7 +60,7 @@ def present_listener() -> Listener | None:
 def tell(message: Report) -> None:
     """Report a message, progress or result.
 
-    To the listener, or to the log at level INFO.
+    It goes to the listener, or to the log at level INFO.
     """
     listener = _listener.get()
     if listener is not None:

@@ -231,7 +231,7 @@ class _WrittenParts:
 def _slices(dataset: Dataset, rows_per_file: int) -> Iterator[list[_Slice]]:
     """Yield the slices of blocks that form each file.
 
-    In order. Only references, no rows.
+    They come in order, as references without rows.
     """
     waiting: list[_Slice] = []
     num_waiting = 0

@@ -84,7 +84,7 @@ class PreparationRequest:
     def folder(self) -> str:
         """Folder of the dataset.
 
-        The function's name and the beginning of the fingerprint.
+        It consists of the function's name and the beginning of the fingerprint.
         """
         name = re.sub(r"[^A-Za-z0-9]+", "-", self.origin.name).strip("-") or "prepared"
         return below(resolve(self.options.into).uri, f"{name}-{self.fingerprint[:_FOLDER_DIGITS]}")

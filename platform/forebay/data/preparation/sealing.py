@@ -160,7 +160,7 @@ def _reason(request: PreparationRequest) -> str:
 def _remove_leftovers(folder: str, kept: tuple[str, ...]) -> None:
     """Remove the files of an interrupted preparation.
 
-    Except names that begin with one of `kept`.
+    Names that begin with one of `kept` stay.
     """
     location = resolve(folder)
     for info in children(location.fs, location.path):

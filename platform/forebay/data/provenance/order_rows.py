@@ -89,8 +89,8 @@ class OrderRows:
     def values(self, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Read the values of each row, by column.
 
-        As the files have them. For a window, a list of the values of its rows. Raises as `RowGroupReader`: a file may
-        be missing, or changed.
+        Values are as in the files. For a window, a list of the values of its rows. Raises as `RowGroupReader`: a file
+        may be missing, or changed.
         """
         manifests = self.order.manifests
         if not self.order.windows:

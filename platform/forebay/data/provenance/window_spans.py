@@ -43,7 +43,7 @@ class WindowSpans:
     def rows(self) -> tuple[Ints, Ints, Ints]:
         """Window, row group and row of each row.
 
-        Of all spans, int64 [rows] each.
+        The arrays cover all spans, int64 [rows] each.
         """
         window = np.repeat(np.arange(len(self.ends)), np.diff(self.ends, prepend=0))
         counts = self.last - self.first + 1

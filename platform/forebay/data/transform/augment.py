@@ -104,7 +104,7 @@ class Augment:
 def as_augment(given: Augment | AugmentFunction | None) -> Augment | None:
     """Return the option `augment` as an `Augment`.
 
-    A function alone is one that needs no version.
+    A plain function needs no version.
     """
     return given if given is None or isinstance(given, Augment) else Augment(given)
 

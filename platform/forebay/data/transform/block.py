@@ -29,7 +29,7 @@ treat all of them alike.
 def fits_rows(name: str, length: int, rows: int) -> bool:
     """Whether array `name` may have `length` entries.
 
-    In a block of `rows` rows.
+    The block has `rows` rows.
     """
     return length == rows or name.startswith(ATTACHED)
 

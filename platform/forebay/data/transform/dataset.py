@@ -68,7 +68,7 @@ class Dataset:
     def array_schema(self) -> ArraySchema | None:
         """Name, dtype and trailing shape of each array.
 
-        Without reading data. None with `fn`, which is not called.
+        Reads no data. None with `fn`, which is not called.
         """
         return self.transform.array_schema(self.manifest)
 

@@ -76,7 +76,7 @@ def apply_to_kept(transform: Transform, columns: Columns, manifest: Manifest, in
 def usable(block: Block | None, manifest: Manifest, index: int) -> Block | None:
     """Return the block, if the manifest can use it.
 
-    Row group `index`. None if a row that the manifest keeps was rejected.
+    It belongs to row group `index`. None if a row that the manifest keeps was rejected.
     """
     if block is None or (rejected := block.arrays.get(REJECTED)) is None:
         return block

@@ -21,10 +21,10 @@ _FLOATS = (np.dtype(np.float32), np.dtype(np.float64))
 class RowRandom:
     """Random numbers of the rows of a batch.
 
-    With the names of `numpy.random.Generator`. Each method returns an array [rows, *size]: `size` numbers for each row,
-    one without a `size`. A row's numbers depend on the seed, the epoch, the row, and how many methods were called
-    before. They do not depend on the batch, the rank or the other rows. So call the methods in the same order for every
-    batch: draw numbers for all rows, and use those that are needed.
+    The methods have the names of `numpy.random.Generator`. Each method returns an array [rows, *size]: `size` numbers
+    for each row, one without a `size`. A row's numbers depend on the seed, the epoch, the row, and how many methods
+    were called before. They do not depend on the batch, the rank or the other rows. So call the methods in the same
+    order for every batch: draw numbers for all rows, and use those that are needed.
 
     Bounds and parameters are numbers, or arrays that broadcast to the result as NumPy does it: [rows, 1] is one for
     each row of a result [rows, n]. All numbers are equal on every machine, but `normal` may differ in its last bit.
@@ -47,7 +47,7 @@ class RowRandom:
     ) -> NDArray[Any]:
         """Floats from `low` to below `high`.
 
-        float32 (24 random bits) or float64 (52).
+        They are float32 (24 random bits) or float64 (52).
         """
         kind, shape = _float(dtype), _shape(size)
         values: NDArray[Any]
@@ -69,8 +69,8 @@ class RowRandom:
     ) -> NDArray[Any]:
         """Normally distributed floats.
 
-        Of mean `loc` and standard deviation `scale`, float32 or float64. They reach 6.3 standard deviations (float32)
-        or 8.1 (float64) from the mean.
+        The mean is `loc`, the standard deviation `scale`, the dtype float32 or float64. They reach 6.3 standard
+        deviations (float32) or 8.1 (float64) from the mean.
         """
         kind, shape = _float(dtype), _shape(size)
         if kind == np.float32:

@@ -95,7 +95,7 @@ def _judge_of(
 ) -> tuple[str, tuple[str, ...], Callable[[pa.Table], NDArray[np.bool_]]]:
     """Name, columns and function of a rule.
 
-    The columns to read. The function takes a table.
+    The columns are those to read. The function takes a table.
     """
     if not isinstance(manifest, Manifest):
         raise InvalidOption(f"keep_rows(manifest={manifest!r:.100}): give the manifest that fb.scan() returns.")

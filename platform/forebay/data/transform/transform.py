@@ -95,7 +95,7 @@ class Transform:
     def array_schema(self, manifest: Manifest) -> ArraySchema | None:
         """Name, dtype and trailing shape of each array.
 
-        Of the manifest's rows. None with `fn`. Raises as `check`.
+        For the manifest's rows. None with `fn`. Raises as `check`.
         """
         if self.fn is not None:
             return None
@@ -107,9 +107,9 @@ class Transform:
     def apply(self, table: Columns) -> Block:
         """Transform `table` into a block.
 
-        Same rows, same order, however the table is divided into chunks. Raises the errors of `check`, and `NullLabel`.
-        With `fn`: raises `TransformFailed` if `fn` raises (the original is the cause) or returns anything but numeric
-        arrays, and `RowCountChanged` if an array has another number of rows.
+        It has the same rows in the same order, however the table is divided into chunks. Raises the errors of `check`,
+        and `NullLabel`. With `fn`: raises `TransformFailed` if `fn` raises (the original is the cause) or returns
+        anything but numeric arrays, and `RowCountChanged` if an array has another number of rows.
         """
         if self.fn is not None:
             return _block_of(self.fn, one_batch(as_table(table)))
@@ -198,8 +198,9 @@ _returned: dict[int, weakref.ref[np.ndarray]] = {}
 def refuse_reused(function: str, values: Iterable[object]) -> None:
     """Raise `TransformFailed` for memory that was returned before.
 
-    For a writable array that an earlier call has returned and that is still in use. Several threads keep blocks while
-    others are made. A buffer that is filled again for every row group would change rows that were already returned.
+    It refuses a writable array that an earlier call has returned and that is still in use. Several threads keep blocks
+    while others are made. A buffer that is filled again for every row group would change rows that were already
+    returned.
     """
     for key, owner in {id(owner): owner for value in values if (owner := _writable_owner(value)) is not None}.items():
         known = _returned.get(key)

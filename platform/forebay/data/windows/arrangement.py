@@ -94,7 +94,7 @@ def arranged(data: Manifest, entity: str | None, time: str | None, first_time: s
 def _refuse_nulls(table: pa.Table, entity: str | None, time: str | None, *, is_list: bool) -> None:
     """Raise `BadSeries` for a null entity or time.
 
-    Here: after the sort, its row is in another file than the user's.
+    Checked before the sort: afterwards, its row is in another file than the user's.
     """
     if entity is not None:
         refuse_nulls(f"the entity column {entity!r}", whole(table[entity]))

@@ -202,7 +202,7 @@ class WindowIndex:
     def neighbours(self, block: int) -> list[int]:
         """Other blocks read by windows of `block`, ascending.
 
-        At any shift.
+        The result holds at any shift.
         """
         ends, numbers, first_starts, _ = self._runs[:, self._runs_at(block)]
         counts = np.diff(ends, prepend=self._blocks[0, block])
@@ -221,7 +221,7 @@ class WindowIndex:
     def blocks_of(self, windows: LocatedWindows) -> Ints:
         """Blocks that windows read or belong to, ascending.
 
-        Each once.
+        Each block comes once.
         """
         line = self.line
         last = np.searchsorted(line.starts, windows.start + self.shape.length - 1, side="right") - 1

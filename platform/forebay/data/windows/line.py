@@ -21,7 +21,7 @@ ARRANGE = "Sort the data by entity and time: fb.Sequences(...).arrange(into=...)
 class BlockRuns:
     """Runs of all blocks, in any order.
 
-    One entry each.
+    Each array has one entry per run.
 
     Attributes:
         block: Block of each run, int64 [runs].

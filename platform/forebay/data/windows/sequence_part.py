@@ -123,7 +123,7 @@ class SequencePart:
         name: Name of the part in errors.
         shape: Steps of a window.
         bounds: Steps of each entity that may be targets.
-        training: Part that the statistics are of: the first one of the split.
+        training: Training part, over which statistics are computed: the first one of the split.
         views_of: Returns the arrays of a batch for these statistics.
         data_id: Digest of the data, the entity and the time.
     """

@@ -133,10 +133,7 @@ class Sequences:
 
     @cached_property
     def max_gap_ticks(self) -> int | None:
-        """Longest gap within a window, in time units.
-
-        In the unit of the time column.
-        """
+        """`max_gap` in the unit of the time column."""
         if self.max_gap is None:
             return None
         return duration_ticks("max_gap", self.max_gap, self.time_type("max_gap"))
@@ -183,7 +180,7 @@ class Sequences:
     def transform(self) -> SequenceTransform:
         """Transform of all windows.
 
-        Scaled by the statistics of all steps.
+        It scales by the statistics of all steps.
         """
         return self.whole.transform
 
@@ -204,7 +201,7 @@ class Sequences:
     ) -> tuple[SequencePart, ...]:
         """Split the windows.
 
-        By one of `time`, `steps`, `fractions` and `entities`. Statistics are computed over the first part. A window
+        Cut by one of `time`, `steps`, `fractions` and `entities`. Statistics are computed over the first part. A window
         belongs to the part that holds all its targets. What it looks back on may lie in an earlier part.
 
         Args:

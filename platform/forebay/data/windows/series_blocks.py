@@ -47,7 +47,8 @@ class SeriesBlocks:
     Args:
         manifest: Row groups.
         transform: Transform that makes the blocks.
-        cache: Keeps the blocks that a pass makes, so that training reads the source no more. None makes them again.
+        cache: Keeps the blocks that a pass makes, so that training does not read the source again. None makes them
+            again.
     """
 
     def __init__(
@@ -134,7 +135,7 @@ def read_series(blocks: SeriesBlocks, max_gap: int | None) -> Series:
     progress = PassProgress("series", blocks.manifest.num_rows)
     for _, block in blocks.each(range(len(blocks.manifest))):
         found = Runs.of(block)
-        # Copies: a mapped block is let go of before the next ones are mapped.
+        # Copies: a mapped block is released before the next ones are mapped.
         runs.append(Runs(ends=found.ends.copy(), times=found.times.copy(), entities=pa.concat_arrays([found.entities])))
         gaps.append(np.empty(0, np.int64) if max_gap is None else _gaps_within(block, found, max_gap))
         for dtype, kept in summaries.items():
@@ -184,10 +185,7 @@ def _line_order(line: StepLine, runs: BlockRuns) -> NDArray[np.int64]:
 
 
 def _gaps_within(block: Block, runs: Runs, max_gap: int) -> NDArray[np.int64]:
-    """Steps of a block that follow a gap.
-
-    Within their run.
-    """
+    """Steps of a block that follow a gap within their run."""
     jumps = np.diff(block.arrays[TIME]) > max_gap
     jumps[runs.ends[:-1] - 1] = False
     return np.flatnonzero(jumps) + 1

@@ -1,6 +1,6 @@
 """Column statistics, folded from the summaries of blocks.
 
-Equal to the bit in any order of the blocks.
+They are equal to the bit in any order of the blocks.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def saved_statistics(
 ) -> dict[str, Any]:
     """Statistics and their use, as plain data for checkpoints.
 
-    Serving scales and fills by the same.
+    Serving scales and fills with them.
     """
     columns = {name: column.to_dict() for name, column in statistics.items()}
     facts = json.dumps([statistics_id(statistics), scale, fill])
@@ -130,7 +130,7 @@ def saved_statistics(
 def join_statistics(saved: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Join the `saved_statistics` of several datasets.
 
-    Empty if all are.
+    Empty if all of them are empty.
     """
     used = {name: each for name, each in saved.items() if each}
     if not used:
@@ -163,9 +163,8 @@ def scaling_of(
 class QuantileCounts:
     """Exact quantiles of a float32 column in two passes.
 
-    It counts over the column's blocks. The first pass counts the upper 16 bits of each value, the second the lower 16
-    bits of those that share the upper ones of a wanted rank. Bits are made order-preserving first. Integers add up in
-    any order.
+    The first pass counts the upper 16 bits of each value. The second counts the lower 16 bits of the values that share
+    the upper bits of a wanted rank. Bits are made order-preserving first. Integers add up in any order.
 
     Args:
         values_of: Returns the column's values by block, float32 [n] each. Called once a pass.

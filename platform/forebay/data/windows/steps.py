@@ -1,6 +1,6 @@
-"""Steps of a row group, sorted by entity and time.
+"""Steps of a row group, in sorted order.
 
-By (entity, time, row in the file). Read from either layout.
+Sorted by (entity, time, row in the file), and read from either layout.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _CLOCKS = (pa.types.is_timestamp, pa.types.is_date, pa.types.is_integer)
 class StepColumns:
     """Columns kept in a block of sequences.
 
-    Says nothing of windows, splits or scales: all trials of a sweep over these share their blocks.
+    Independent of windows, splits and scales: all trials of a sweep over these share their blocks.
 
     Attributes:
         entity: Column of integers or strings that names the series of a row. None: all rows are one series.
@@ -76,7 +76,7 @@ class StepColumns:
     def keys(self) -> StepColumns:
         """Reduce to the columns that order the steps.
 
-        With one column of values.
+        One column of values stays.
         """
         dtype, names = next(iter(self.values.items()))
         return StepColumns(entity=self.entity, time=self.time, values={dtype: names[:1]}, is_list=self.is_list)

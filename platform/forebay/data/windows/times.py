@@ -99,7 +99,7 @@ def duration_text(ticks: int, column: pa.DataType) -> str:
 def time_text(ticks: int, column: pa.DataType) -> str:
     """Time of `column` as ISO 8601.
 
-    In UTC for a column with a zone. For an integer column, the number.
+    The text is in UTC for a column with a zone, and a number for an integer column.
 
     >>> time_text(1_577_854_800_500, pa.timestamp("ms")), time_text(18_262, pa.date32()), time_text(7, pa.int64())
     ('2020-01-01T05:00:00.5', '2020-01-01', '7')

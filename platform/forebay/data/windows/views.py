@@ -103,7 +103,7 @@ class View:
     def ranges(self) -> Iterator[tuple[int, int, int]]:
         """Yield ranges of consecutive steps.
 
-        Of each: number of the first step, the step itself and the count.
+        Each is the number of the first step, the step itself and the count.
         """
         for _, group in groupby(enumerate(self.steps), key=lambda pair: pair[1] - pair[0]):
             numbers = list(group)

@@ -128,7 +128,7 @@ class WindowTable:
     def _buffers(self, count: int) -> tuple[Arrays, int]:
         """Allocate the arrays and masks in one buffer.
 
-        Uninitialised. Returns them and their bytes.
+        They are uninitialised. Returns them and their bytes.
         """
         shapes: dict[str, tuple[str, tuple[int, ...]]] = {}
         for view in self._views.views:

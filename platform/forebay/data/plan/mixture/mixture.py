@@ -231,7 +231,7 @@ class Mixture(Order):
     def _own_rows(self, epoch: int, start: int, stop: int) -> Iterator[tuple[int, OwnRows]]:
         """Rows of each dataset among positions `start` to `stop`.
 
-        Cut at the ends of its own epochs.
+        They are cut at the ends of its own epochs.
         """
         ends = zip(self._counts(epoch, start), self._counts(epoch, stop), strict=True)
         for index, (low, high) in enumerate(ends):
@@ -244,7 +244,7 @@ class Mixture(Order):
     def _counts(self, epoch: int, position: int) -> tuple[int, ...]:
         """Rows of each dataset before a position.
 
-        Over all its own epochs.
+        Counted over all its own epochs.
         """
         counts = self._schedule.counts(self._epoch_start(epoch) + position)
         if self.until != "once":
@@ -323,9 +323,9 @@ class Mixture(Order):
         return 1 + max(end for end in ends if end is not None)
 
     def _mixture_lanes(self, plan: Order) -> Ints:
-        """Lane of the mixture for each lane of a plan.
+        """Lane of the mixture for each lane of a plan, int64.
 
-        int64 [lanes of the plan]. Both are divided in the order in which ranks own them, so a rank owns about equal
+        Both are divided in the order in which ranks own them, so a rank owns about equal
         runs of both.
         """
         numbers = np.arange(self.lanes, dtype=np.int64)

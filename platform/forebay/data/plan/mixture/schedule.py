@@ -66,7 +66,7 @@ class Schedule:
     def stages_between(self, start: int, stop: int) -> Iterator[tuple[WeightStage, int, int]]:
         """Yield each stage of rows `start` to `stop`.
 
-        With the rows that it has of them: first, and end.
+        Each comes with its first row and the end of its rows.
         """
         ends = [stage.start for stage in self.stages[1:]] + [stop]
         for stage, end in zip(self.stages, ends, strict=True):
@@ -149,8 +149,8 @@ def ramp(
 ) -> list[tuple[int, dict[str, float]]]:
     """Return stages that go from weights `first` to `last`.
 
-    In equal steps between rows `start` and `stop`. A dataset that one of the two leaves out has weight 0 there. Rows
-    count over all epochs of the run.
+    The steps between rows `start` and `stop` are equal. A dataset that one of the two leaves out has weight 0 there.
+    Rows count over all epochs of the run.
 
     Raises `InvalidOption` for an impossible weight, or more steps than rows.
 

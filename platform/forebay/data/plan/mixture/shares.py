@@ -22,8 +22,8 @@ WEIGHTS_SUM = 1 << 20
 def integer_weights(weights: Mapping[str, float]) -> dict[str, int]:
     """Scale weights to integers that sum to 2**20.
 
-    By largest remainder. The share of each differs by less than 2**-20. Raises `InvalidOption` for a weight that is not
-    a finite number above 0, or a share below 2**-20.
+    Rounds by largest remainder. The share of each differs by less than 2**-20. Raises `InvalidOption` for a weight that
+    is not a finite number above 0, or a share below 2**-20.
 
     >>> integer_weights({"a": 0.75, "b": 0.25})
     {'a': 786432, 'b': 262144}
@@ -69,7 +69,7 @@ class ShareNode:
 class PathStep(NamedTuple):
     """Step from one half of a node to the node.
 
-    With both weights.
+    It holds the weights of both.
     """
 
     weight: int
@@ -126,7 +126,7 @@ class ShareTree:
     def due(self, rows: int) -> Ints:
         """Steps towards the next row of each left half.
 
-        After `rows` rows, int64 [inner nodes], in the order of `nodes`.
+        Counted after `rows` rows, int64 [inner nodes], in the order of `nodes`.
         """
         steps = [
             (2 * count * node.halves[0].weight + node.weight) % (2 * node.weight)
@@ -138,7 +138,7 @@ class ShareTree:
     def row_number(self, index: int, own: int) -> int:
         """Number of dataset `index`'s row `own` in the mixture.
 
-        Both from 0: the inverse of `counts`.
+        Both count from 0. This is the inverse of `counts`.
         """
         for weight, half, is_left in self._paths[index]:
             own = (weight * (2 * own + 1) - is_left) // (2 * half)
@@ -147,7 +147,7 @@ class ShareTree:
     def _counted(self, rows: int) -> Iterator[tuple[ShareNode, int]]:
         """Yield each node with its count among the first `rows`.
 
-        From the root on.
+        The root comes first.
         """
         nodes = [(self._root, rows)]
         while nodes:

@@ -1,6 +1,6 @@
 """`prepare_on_ray`: spans of a source, prepared on Ray.
 
-By tasks on all nodes of a cluster.
+Tasks on all nodes of a cluster prepare them.
 """
 
 from __future__ import annotations

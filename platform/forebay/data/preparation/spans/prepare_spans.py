@@ -82,7 +82,7 @@ SpanMap = Callable[[SpanWriter, Sequence[tuple[int, Any]]], Iterator[tuple[int, 
 def in_processes(processes: int | None) -> SpanMap:
     """Prepare spans in processes of this machine.
 
-    At most one per span. None: one per core.
+    There is at most one per span. None: one per core.
     """
 
     def call(writer: SpanWriter, tasks: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, WrittenSpan]]:

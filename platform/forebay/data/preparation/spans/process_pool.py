@@ -1,6 +1,6 @@
 """Calls of a function in several processes.
 
-All on this machine, one core each.
+All processes run on this machine, with one core each.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _END_S = 5.0
 def map_unordered(function: Callable[[T], R], tasks: Sequence[T], *, processes: int) -> Iterator[R]:
     """Yield `function(task)` of each task, as done.
 
-    One process: here, in order. Raises what the function raised. An error that does not belong to Forebay is a
-    `PreparationFailed` with its text, as is the death of a process. The other processes end with the block that
+    With one process, it runs here, in order. Raises what the function raised. An error that does not belong to Forebay
+    is a `PreparationFailed` with its text, as is the death of a process. The other processes end with the block that
     iterates.
     """
     if processes <= 1:

@@ -1,7 +1,4 @@
-"""Protocol of a source prepared span by span.
-
-In parallel.
-"""
+"""Protocol of a source prepared span by span, in parallel."""
 
 from __future__ import annotations
 

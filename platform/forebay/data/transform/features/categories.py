@@ -40,7 +40,7 @@ _WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.larg
 def value_type(found: pa.DataType) -> pa.DataType:
     """Type of the values below dictionaries and extension types.
 
-    In a form that Arrow can look up.
+    It has a form that Arrow can look up.
     """
     while pa.types.is_dictionary(found) or isinstance(found, pa.BaseExtensionType):
         found = found.value_type if pa.types.is_dictionary(found) else found.storage_type
@@ -52,7 +52,7 @@ def value_type(found: pa.DataType) -> pa.DataType:
 def is_text(found: pa.DataType) -> bool:
     """Whether values are stored as bytes.
 
-    Strings and binary.
+    True for strings and binary.
     """
     return any(kind(found) for kind in _TEXT)
 
@@ -60,7 +60,7 @@ def is_text(found: pa.DataType) -> bool:
 def is_countable(found: pa.DataType) -> bool:
     """Whether values are stored as integers.
 
-    Integers, bools, dates, times.
+    True for integers, bools, dates and times.
     """
     return any(kind(found) for kind in _COUNTABLE)
 
@@ -127,7 +127,7 @@ def vocabulary_array(column: str, vocabulary: Sequence[object], found: pa.DataTy
 def plain_values(array: pa.Array) -> pa.Array:
     """Decode values to fit a vocabulary on.
 
-    Without dictionaries, and with dates and times as their integers.
+    The result has no dictionaries, and dates and times are integers.
     """
     array = _storage(array)
     while pa.types.is_dictionary(array.type):

@@ -1,7 +1,4 @@
-"""Lists of a fixed shape: vectors, matrices.
-
-One length in all rows, also nested.
-"""
+"""Lists of a fixed shape: vectors, matrices."""
 
 from __future__ import annotations
 
@@ -27,9 +24,9 @@ from forebay.runtime.memory.arrays import empty_array
 class Array:
     """Lists of a fixed shape, such as embeddings or matrices.
 
-    One length in all rows, also nested. They become array [rows, *shape] of `dtype`. `shape` is the shape of one row:
-    128 or (3, 224, 224). Takes any of Arrow's lists of numbers, nested as deep as `shape` is long. A null row
-    is all `fill`, and so is a null within a list.
+    They have one length in all rows, also nested ones. They become array [rows, *shape] of `dtype`. `shape` is the
+    shape of one row: 128 or (3, 224, 224). Takes any of Arrow's lists of numbers, nested as deep as `shape` is long. A
+    null row is all `fill`, and so is a null within a list.
 
     Raises `WrongType` for other columns, and for a list of another length, with its row.
     """

@@ -166,7 +166,7 @@ class Categorical:
     def num_ids(self) -> tuple[int, ...]:
         """Number of ids of each column.
 
-        Including null and unknown: the number of rows of its embedding.
+        It includes null and unknown: the number of rows of its embedding.
         """
         if self.vocabulary is None:
             return (self.buckets,) * len(self.columns)
@@ -329,8 +329,8 @@ class Ragged:
 class Label:
     """Target of the prediction.
 
-    Array [rows] of `dtype` from a column of numbers or bools. Raises `NullLabel` for nulls, with their number and the
-    first row, and `WrongType` for other columns.
+    It becomes array [rows] of `dtype`. The column has numbers or bools. Raises `NullLabel` for nulls, with their number
+    and the first row, and `WrongType` for other columns.
     """
 
     column: str

@@ -50,7 +50,7 @@ def check_dtype(feature: str, dtype: object) -> str:
 def check_numeric(feature: str, column: str, found: pa.DataType, dtype: str, remedy: str = _REMEDY) -> None:
     """Raise `WrongType` unless `found` converts to `dtype`.
 
-    Without losing its fraction.
+    No value may lose its fraction.
     """
     values = found.value_type if pa.types.is_dictionary(found) else found
     fractional = pa.types.is_floating(values) or (pa.types.is_decimal(values) and values.scale > 0)
@@ -100,10 +100,7 @@ def cast_numbers(feature: str, column: str, array: pa.Array, dtype: str) -> pa.A
 
 
 def address_of(array: pa.Array) -> int:
-    """Address of an array's first number.
-
-    Of 4 or 8 bytes.
-    """
+    """Address of an array's first number, of 4 or 8 bytes."""
     return int(array.buffers()[1].address + array.offset * (array.type.bit_width // 8))
 
 

@@ -33,7 +33,7 @@ def schema_with_paths(schema: Mapping[str, pa.DataType], paths: Iterable[str]) -
 def read_paths(paths: Iterable[str], schema: Mapping[str, pa.DataType]) -> tuple[str, ...]:
     """Columns to read for `paths`, each once.
 
-    Of structs only the fields that are used, of lists and maps all.
+    For structs only the fields in use, for lists and maps all.
     """
     found = []
     for path in paths:

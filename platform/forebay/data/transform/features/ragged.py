@@ -40,7 +40,7 @@ def is_list(found: pa.DataType) -> bool:
 def list_parts(lists: pa.Array) -> tuple[pa.Array, Offsets, Lengths]:
     """Return the values, starts and lengths of lists.
 
-    Only the values that this slice uses, and starts among them. A null list has length 0.
+    The values are those in use by this slice, and starts count among them. A null list has length 0.
     """
     if pa.types.is_list_view(lists.type) or pa.types.is_large_list_view(lists.type):
         # Arrow 26 casts the list view [null, [1, 2]] to the list [null, []].

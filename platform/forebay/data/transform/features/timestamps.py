@@ -1,7 +1,4 @@
-"""Points in time and durations as numbers.
-
-Of a stated unit.
-"""
+"""Points in time and durations as numbers of a unit."""
 
 from __future__ import annotations
 

@@ -26,9 +26,9 @@ from forebay.errors import InvalidOption
 class Vocabulary:
     """Vocabulary of categorical columns, by frequency.
 
-    For `Categorical(vocabulary=...)`. The most frequent value comes first, equally frequent ones in ascending order.
-    Leaves out nulls, and values that occur fewer than `min_count` times. `max_size` keeps the most frequent ones. Dates
-    and times are kept as their stored integers.
+    Given to `Categorical(vocabulary=...)`. The most frequent value comes first, equally frequent ones in ascending
+    order. Leaves out nulls, and values that occur fewer than `min_count` times. `max_size` keeps the most frequent
+    ones. Dates and times are kept as their stored integers.
     """
 
     columns: str | Sequence[str]

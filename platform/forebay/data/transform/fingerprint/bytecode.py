@@ -1,7 +1,4 @@
-"""External references of a function's bytecode.
-
-Globals, closure variables, imports.
-"""
+"""Globals, closure variables and imports of a function's bytecode."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from types import CodeType
 class Loaded:
     """Variable that is read, with its attributes.
 
-    The attributes that are read from it directly. `settings.fill` is Loaded("settings", ("fill",)).
+    The attributes are those read from it directly. `settings.fill` is Loaded("settings", ("fill",)).
     """
 
     name: str
@@ -50,7 +47,7 @@ Reference = Loaded | Imported | WrittenNames
 def references(code: CodeType) -> list[Reference]:
     """References of `code`, each once, in order.
 
-    Also of the functions, lambdas and classes defined in it.
+    They include the references of functions, lambdas and classes defined in it.
     """
     return list(dict.fromkeys(_walk(code, frozenset(code.co_freevars))))
 

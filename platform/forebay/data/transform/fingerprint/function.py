@@ -1,6 +1,6 @@
 """Identity of a user's function.
 
-From its source and its references, without calling it.
+It comes from its source and its references, without a call.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def _is_filled(cell: CellType) -> bool:
 def _follow(value: Any, path: str, attributes: tuple[str, ...]) -> tuple[Any, str]:
     """Follow attributes to the object in use.
 
-    Through the user's own modules. Stops at an installed package.
+    Goes through the user's own modules, and stops at an installed package.
     """
     for attribute in attributes:
         if not isinstance(value, ModuleType) or package_of(value.__name__) is not None or not hasattr(value, attribute):
