@@ -40,21 +40,33 @@ class GradientSample:
 
     @property
     def signal(self) -> float:
-        """Unbiased estimate of |G|^2, the squared gradient without noise. It may be negative."""
+        """Unbiased estimate of |G|^2, the squared gradient without noise.
+
+        It may be negative.
+        """
         return self.large - self.trace / self.rows
 
 
 class Sampler(Protocol):
-    """Takes samples on one rank. Only `pop_samples` waits for the device."""
+    """Takes samples on one rank.
+
+    Only `pop_samples` waits for the device.
+    """
 
     def start(self) -> None:
         """Start a sample with the next step, unless one is under way."""
 
     def finish_step(self, *, rows: int, size: int) -> None:
-        """End a step with `rows` of `size` rows on this rank. Raises `BadJob` for several `backward()`."""
+        """End a step with `rows` of `size` rows on this rank.
+
+        Raises `BadJob` for several `backward()`.
+        """
 
     def pop_samples(self) -> list[GradientSample]:
-        """Return this rank's parts of the samples since the last call. Sum `small` and `parts` over ranks."""
+        """Return this rank's parts of the samples since the last call.
+
+        Sum `small` and `parts` over ranks.
+        """
         ...
 
     def discard(self) -> None:
@@ -100,7 +112,9 @@ class RankParts:
 
 
 class StepPairs:
-    """Comparison of two successive steps with their mean, for a world of one. Keeps one copy of the gradient.
+    """Comparison of two successive steps with their mean, for a world of one.
+
+    Keeps one copy of the gradient.
 
     The second gradient belongs to parameters one step later, so the change of the gradient by a step counts as noise.
     """

@@ -1,4 +1,7 @@
-"""Observation of a rank's gradient before and after the reduction over ranks. Only armed steps have a cost."""
+"""Observation of a rank's gradient before and after the reduction over ranks.
+
+Only armed steps have a cost.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Learning rates that follow the global batch. Schedulers do not see the scaling."""
+"""Learning rates that follow the global batch.
+
+Schedulers do not see the scaling.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqrtScaling:
-    """Learning rate in proportion to the square root of the global batch. Otherwise like `LinearScaling`.
+    """Learning rate in proportion to the square root of the global batch.
+
+    Otherwise like `LinearScaling`.
 
     For Adam and similar optimizers, whose step is already divided by the gradient's size (Malladi et al. 2022, "On the
     SDEs and Scaling Rules for Adaptive Gradient Algorithms", arXiv 2205.10287).

@@ -65,7 +65,10 @@ class NoiseScale:
             data.validate_batch_size(f"batch=NoiseScale({option}={rows})", rows)
 
     def attach(self, setup: TrainSetup) -> LiveNoiseScale:
-        """See `BatchPolicy`. Raises `InvalidOption` for a model with `fb.Table` modules."""
+        """See `BatchPolicy`.
+
+        Raises `InvalidOption` for a model with `fb.Table` modules.
+        """
         if setup.parts.tables:
             names = ", ".join(table.name for table in setup.parts.tables)
             raise InvalidOption(
@@ -85,7 +88,10 @@ class NoiseScale:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """Running means of trace and signal over about `horizon` samples. Their ratio is steadier than a mean of ratios."""
+    """Running means of trace and signal over about `horizon` samples.
+
+    Their ratio is steadier than a mean of ratios.
+    """
 
     trace: float = 0.0
     signal: float = 0.0
@@ -120,7 +126,10 @@ class LiveNoiseScale:
         self.estimate = Estimate()
 
     def step(self, *, rows: int, size: int) -> None:
-        """See `LiveBatchPolicy`. Raises `BadJob` if one step calls `backward()` several times."""
+        """See `LiveBatchPolicy`.
+
+        Raises `BadJob` if one step calls `backward()` several times.
+        """
         self._sampler.finish_step(rows=rows, size=size)
         self._steps += 1
         if self._steps % self._options.every == 0:
@@ -144,7 +153,10 @@ class LiveNoiseScale:
         return batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Estimate, and the step of the next sample. In a world of one, the first step of a pair is not saved."""
+        """Estimate, and the step of the next sample.
+
+        In a world of one, the first step of a pair is not saved.
+        """
         estimate = (self.estimate.trace, self.estimate.signal, self.estimate.samples)
         return {"steps": self._steps, "since_change": self._since_change, "estimate": estimate}
 

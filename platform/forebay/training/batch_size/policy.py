@@ -21,13 +21,22 @@ class TrainPosition:
 
 
 class LiveBatchPolicy(Protocol):
-    """Active batch policy on one rank. Laws: as `LiveMonitor`. Its measurements are part of its state."""
+    """Active batch policy on one rank.
+
+    Laws: as `LiveMonitor`. Its measurements are part of its state.
+    """
 
     def step(self, *, rows: int, size: int) -> None:
-        """Count one step: `rows` were this rank's, `size` the global batch's. Never waits for the device."""
+        """Count one step: `rows` were this rank's, `size` the global batch's.
+
+        Never waits for the device.
+        """
 
     def measured(self) -> tuple[float, ...]:
-        """Return this rank's measurements since the last call. Called at every checkpoint. May wait for the device."""
+        """Return this rank's measurements since the last call.
+
+        Called at every checkpoint. May wait for the device.
+        """
         ...
 
     def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
@@ -47,14 +56,19 @@ class BatchPolicy(Protocol):
     """
 
     def validate(self, reduction: str, data: Data) -> None:
-        """Check that the policy can work with gradients reduced in this way. Called by `Job`.
+        """Check that the policy can work with gradients reduced in this way.
+
+        Called by `Job`.
 
         Raises `InvalidOption` otherwise, and like `data.validate_batch_size` for possible batch sizes that `data`
         cannot have.
         """
 
     def attach(self, setup: TrainSetup) -> LiveBatchPolicy:
-        """Return the active policy. Called by `Worker.setup` on every rank, before the model is wrapped."""
+        """Return the active policy.
+
+        Called by `Worker.setup` on every rank, before the model is wrapped.
+        """
         ...
 
 

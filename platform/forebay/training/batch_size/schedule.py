@@ -14,7 +14,9 @@ from forebay.training.state.setup import TrainSetup
 
 @dataclass(frozen=True, slots=True)
 class BatchSchedule:
-    """Rows per step from given epochs on. Epochs before the first one have the global batch of the job's data.
+    """Rows per step from given epochs on.
+
+    Epochs before the first one have the global batch of the job's data.
 
     A pure function of the epoch. It decides again at every checkpoint, so a callback's request in between lasts only
     until the next one. Raises `InvalidOption` for an empty schedule, an epoch below 1 or a batch without rows.
@@ -45,7 +47,10 @@ class BatchSchedule:
         return due[-1] if due else None
 
     def validate(self, reduction: str, data: Data) -> None:  # noqa: ARG002 - a `BatchPolicy`; any reduction will do
-        """Check that `data` can be cut into batches of all scheduled sizes. Raises `InvalidOption` otherwise."""
+        """Check that `data` can be cut into batches of all scheduled sizes.
+
+        Raises `InvalidOption` otherwise.
+        """
         for epoch, rows in self.rows_from.items():
             data.validate_batch_size(f"batch=BatchSchedule({{{epoch}: {rows}}})", rows)
 

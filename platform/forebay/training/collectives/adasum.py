@@ -32,7 +32,10 @@ def register_adasum(model: DistributedDataParallel) -> None:
 
 
 def adasum_hook(collectives: TensorCollectives, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
-    """Communication hook of DistributedDataParallel. It blocks until it is done: no overlap with computing."""
+    """Communication hook of DistributedDataParallel.
+
+    It blocks until it is done: no overlap with computing.
+    """
     buffer = bucket.buffer()
     combined = adasum(buffer, [gradient.numel() for gradient in bucket.gradients()], collectives)
     devices = [buffer.device] if buffer.device.type != "cpu" else None
@@ -42,7 +45,9 @@ def adasum_hook(collectives: TensorCollectives, bucket: dist.GradBucket) -> torc
 
 
 def adasum(buffer: Tensor, lengths: Sequence[int], collectives: TensorCollectives) -> Tensor:
-    """Adasum over ranks of `buffer`, which holds several tensors one after the other. Each is combined separately.
+    """Adasum over ranks of `buffer`, which holds several tensors one after the other.
+
+    Each is combined separately.
 
     Two gradients a, b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b. More than two are combined as the Adasum of
     two halves, down to pairs of neighbours (Maleki et al. 2021, "Scaling Distributed Training with Adaptive Summation",
@@ -102,5 +107,8 @@ def _combine(a: Tensor, b: Tensor, spans: list[_Span], num_tensors: int, collect
 
 
 def _kept(dot: Tensor, squared: Tensor) -> Tensor:
-    """Factor of a gradient in the sum. It is 1 for a zero gradient, so that an idle rank changes nothing."""
+    """Factor of a gradient in the sum.
+
+    It is 1 for a zero gradient, so that an idle rank changes nothing.
+    """
     return torch.where(squared > _NO_NORM, 1 - dot / (2 * squared), 1.0)

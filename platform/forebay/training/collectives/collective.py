@@ -14,7 +14,9 @@ T = TypeVar("T")
 
 
 class Collective(Protocol):
-    """Communication of one rank with all others. A driver builds one per worker process.
+    """Communication of one rank with all others.
+
+    A driver builds one per worker process.
 
     Laws: all ranks call every method in the same order. No method changes its argument. `all_reduce`,
     `all_gather_object` and `broadcast_object` return the same on every rank.

@@ -50,7 +50,9 @@ class ExactReduction:
         optimizer.register_step_post_hook(lambda *_: self._used())
 
     def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches | None = None) -> Tensor:
-        """Add the gradient of the global batch's mean loss to `.grad`. Returns that loss, the same on all ranks.
+        """Add the gradient of the global batch's mean loss to `.grad`.
+
+        Returns that loss, the same on all ranks.
 
         `loss_of` is called for each lane of this rank that has rows in the batch, once or for its `passes`. It must not
         call `backward()` itself. Raises `BadJob` for a model that changes its buffers, as batch norm does.

@@ -33,7 +33,10 @@ class LaneTree:
         self._sums: list[tuple[LaneNode, Tensor]] = []
 
     def add(self, node: LaneNode, values: Tensor) -> None:
-        """Add the next node's values [n]. The tree keeps this tensor and adds to it in place."""
+        """Add the next node's values [n].
+
+        The tree keeps this tensor and adds to it in place.
+        """
         self._sums.append((node, values))
         while self._grows():
             pass

@@ -43,7 +43,9 @@ class MicroBatches:
             whole_number("micro_rows", self.rows, least=1)
 
     def over(self, batch: Batch, collective: Collective, *, ranks: int) -> MicroBatches:
-        """Passes with the weights of one global batch, whose losses are averaged over `ranks`. Asks all ranks.
+        """Passes with the weights of one global batch, whose losses are averaged over `ranks`.
+
+        Asks all ranks.
 
         Raises `InvalidOption` for a batch without the array to weigh by.
         """
@@ -60,7 +62,10 @@ class MicroBatches:
         return replace(self, scale=ranks / total if total else 0.0)
 
     def num_passes(self, batch: Batch, plan: Order, world: World) -> int:
-        """Passes of every rank: those of the largest part. A pure function of the plan."""
+        """Passes of every rank: those of the largest part.
+
+        A pure function of the plan.
+        """
         if self.rows is None:
             return 1
         most = batch.num_rows if world.size == 1 else _largest_part(batch, plan, world.size)
@@ -85,7 +90,9 @@ class MicroBatches:
     def backward(
         self, batch: Batch, loss_of: LossOf, *, passes: int = 1, accumulating: Accumulating = nullcontext
     ) -> Tensor:
-        """Call `backward()` on the weighted loss of each pass, at least `passes` times. Returns their sum, detached.
+        """Call `backward()` on the weighted loss of each pass, at least `passes` times.
+
+        Returns their sum, detached.
 
         A rank with fewer rows than others repeats its first row with the weight 0, so that all ranks meet equally
         often.

@@ -14,7 +14,9 @@ from torch import Tensor
 
 
 class TensorCollectives(Protocol):
-    """Exchange of tensors between ranks. All ranks call every method in the same order.
+    """Exchange of tensors between ranks.
+
+    All ranks call every method in the same order.
 
     `all_to_all` and `all_gather` together move as much as a ring all-reduce: twice the buffer.
     """
@@ -56,7 +58,10 @@ class TensorCollectives(Protocol):
         ...
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks, bit-equal on all of them. May change `values`."""
+        """Return the sum over ranks, bit-equal on all of them.
+
+        May change `values`.
+        """
         ...
 
     def broadcast(self, values: Tensor) -> None:

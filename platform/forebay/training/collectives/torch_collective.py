@@ -32,7 +32,10 @@ TIMEOUT_WORDS = (
 
 
 class TorchCollective:
-    """`Collective` over the default process group. The group must exist: `process_group` makes it, or Ray Train."""
+    """`Collective` over the default process group.
+
+    The group must exist: `process_group` makes it, or Ray Train.
+    """
 
     def __init__(self, world: World, device: torch.device | str, *, timeout_s: float) -> None:
         assert (dist.get_rank(), dist.get_world_size()) == (world.rank, world.size), "World of another process group"

@@ -23,7 +23,10 @@ class Reading:
 
 
 class DeferredMetrics:
-    """Store of one number per step and name. `add` never waits for a device. `read_all` waits once."""
+    """Store of one number per step and name.
+
+    `add` never waits for a device. `read_all` waits once.
+    """
 
     def __init__(self) -> None:
         self._labels: list[tuple[int, str]] = []

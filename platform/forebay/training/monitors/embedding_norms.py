@@ -1,4 +1,7 @@
-"""Monitor of embedding rows that grow without bound. Their norms show it long before the loss does."""
+"""Monitor of embedding rows that grow without bound.
+
+Their norms show it long before the loss does.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ class EmbeddingNorms:
             )
 
     def attach(self, setup: TrainSetup) -> LiveEmbeddingNorms:
-        """Return a `LiveMonitor` for one rank. Raises `InvalidOption` if the model has no table."""
+        """Return a `LiveMonitor` for one rank.
+
+        Raises `InvalidOption` if the model has no table.
+        """
         tables = list(_tables_of(setup.model, self.tables))
         tables += [TableNorms(each.name, each, None) for each in setup.parts.tables]
         if not tables:

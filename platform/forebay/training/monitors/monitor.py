@@ -53,11 +53,17 @@ class LiveMonitor(Protocol):
         """Observe one step, after `optimizer.step()`, with the metrics that the train function gave to `commit`."""
 
     def verdict(self) -> Verdict:
-        """Judge the steps since the last call. Called before every checkpoint is saved."""
+        """Judge the steps since the last call.
+
+        Called before every checkpoint is saved.
+        """
         ...
 
     def metrics(self) -> Mapping[str, float]:
-        """Return measurements since the last call, for the record. Their names begin with the monitor's name."""
+        """Return measurements since the last call, for the record.
+
+        Their names begin with the monitor's name.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]:
@@ -76,7 +82,10 @@ class Monitor(Protocol):
     """
 
     def attach(self, setup: TrainSetup) -> LiveMonitor:
-        """Return the active monitor. Called by `Worker.setup`, on every rank."""
+        """Return the active monitor.
+
+        Called by `Worker.setup`, on every rank.
+        """
         ...
 
 
@@ -86,7 +95,9 @@ _ACTIONS = {"warn": Action.WARN, "skip": Action.SKIP, "roll back": Action.ROLL_B
 
 
 def action_of(word: ActionWord | Action) -> Action:
-    """Return the action of the name `word`. Raises `InvalidOption` for an unknown name.
+    """Return the action of the name `word`.
+
+    Raises `InvalidOption` for an unknown name.
 
     >>> action_of("roll back").name
     'ROLL_BACK'

@@ -29,7 +29,10 @@ class MonitorSet:
         return bool(self._live)
 
     def attach(self, setup: TrainSetup) -> None:
-        """Start the monitors. Each is named after its class and its position among those of the same class."""
+        """Start the monitors.
+
+        Each is named after its class and its position among those of the same class.
+        """
         self._live = {}
         for monitor in self._monitors:
             kind = type(monitor).__name__
@@ -53,12 +56,18 @@ class MonitorSet:
         return {name: monitor.state_dict() for name, monitor in self._live.items()}
 
     def restore(self, state: Mapping[str, dict[str, Any]]) -> None:
-        """Load `state`. A monitor that is missing there starts from its initial state."""
+        """Load `state`.
+
+        A monitor that is missing there starts from its initial state.
+        """
         for name, monitor in self._live.items():
             monitor.load_state_dict(state.get(name, self._fresh[name]))
 
     def count_roll_back(self, verdict: Verdict, *, to_step: int) -> None:
-        """Count a roll-back to `to_step`. Raises `Diverged` after more than `MOST_ROLL_BACKS` to the same step."""
+        """Count a roll-back to `to_step`.
+
+        Raises `Diverged` after more than `MOST_ROLL_BACKS` to the same step.
+        """
         at, times = self._last_roll_back
         self._last_roll_back = (to_step, times + 1 if at == to_step else 1)
         if self._last_roll_back[1] > MOST_ROLL_BACKS:

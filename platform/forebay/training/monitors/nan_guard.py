@@ -53,7 +53,10 @@ class NanGuard:
 
 
 class LiveNanGuard:
-    """Active `NanGuard` on one rank. It reads gradients at `optimizer.step()`, before they can be cleared."""
+    """Active `NanGuard` on one rank.
+
+    It reads gradients at `optimizer.step()`, before they can be cleared.
+    """
 
     def __init__(self, guard: NanGuard, setup: TrainSetup) -> None:
         self._action, self._patterns = action_of(guard.action), guard.metrics
@@ -126,7 +129,10 @@ class LiveNanGuard:
         return only_step, what, False
 
     def _bad_parameter(self) -> str | None:
-        """Return a parameter or a row of a table with NaN or infinity. Buffers are not read: masks hold infinity."""
+        """Return a parameter or a row of a table with NaN or infinity.
+
+        Buffers are not read: masks hold infinity.
+        """
         parts: list[tuple[str | LocalTable, Tensor]] = [
             (name, self._parts.value(parameter).detach()) for name, parameter in self._model.named_parameters()
         ]

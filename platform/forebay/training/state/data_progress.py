@@ -45,7 +45,10 @@ class PendingBatches:
 
 
 class DataProgress:
-    """Cursor, skipped rows and pending batches: the same on every rank. `data` has the current global batch."""
+    """Cursor, skipped rows and pending batches: the same on every rank.
+
+    `data` has the current global batch.
+    """
 
     def __init__(self, data: Data) -> None:
         self.data = data
@@ -63,7 +66,10 @@ class DataProgress:
             yield batch
 
     def pop_pending(self, step: int) -> PendingBatches:
-        """Return the batches drawn since the last commit, as those of `step`. Raises `BadJob` if there are none."""
+        """Return the batches drawn since the last commit, as those of `step`.
+
+        Raises `BadJob` if there are none.
+        """
         drawn, self._pending = self._pending, None
         if drawn is None:
             raise BadJob("commit() was called without a new batch. Call it once per step of `worker.loader()`.")
@@ -80,7 +86,10 @@ class DataProgress:
         self._pending = None
 
     def require_committed(self) -> None:
-        """Check that the last batches of an ended epoch were committed. Raises `BadJob` otherwise."""
+        """Check that the last batches of an ended epoch were committed.
+
+        Raises `BadJob` otherwise.
+        """
         if self._pending is not None:
             raise BadJob(
                 f"epoch {self._pending.epoch} ended without a commit. Call worker.commit() after every "
@@ -106,7 +115,10 @@ class DataProgress:
         return tuple(span for at, spans in self._steps.items() if step in (None, at) for span in spans)
 
     def skip(self, step: int | None) -> tuple[Span, ...]:
-        """Skip the rows of `step`, or of all steps since the last checkpoint for None. Returns them."""
+        """Skip the rows of `step`, or of all steps since the last checkpoint for None.
+
+        Returns them.
+        """
         spans = self.spans_of(step)
         self.skipped = (*self.skipped, *spans)
         return spans
@@ -130,7 +142,10 @@ class DataProgress:
         return None if self._size(position) else position
 
     def start_next_epoch(self) -> int:
-        """Move the cursor to the next epoch. Returns the number of the epoch it leaves."""
+        """Move the cursor to the next epoch.
+
+        Returns the number of the epoch it leaves.
+        """
         epoch = self.cursor.epoch
         self.cursor = replace(self.cursor, epoch=epoch + 1, position=0)
         return epoch

@@ -107,7 +107,10 @@ class EpochTotals:
             self.add_time(what, time.perf_counter() - began)
 
     def add_metrics(self, metrics: Mapping[str, Metric]) -> None:
-        """Add metrics of one step. Raises `InvalidOption` for a metric that is not a single number."""
+        """Add metrics of one step.
+
+        Raises `InvalidOption` for a metric that is not a single number.
+        """
         for name, value in metrics.items():
             total, weight = weighted(name, value)
             self._sums[name] = self._sums.get(name, 0.0) + total
@@ -129,7 +132,10 @@ class EpochTotals:
 
 
 def counted_together(train: Mapping[str, float], held_out: Mapping[str, float]) -> dict[str, float]:
-    """Combine the counters of both loaders of a rank. `TRAINER_METRICS` count the training data only."""
+    """Combine the counters of both loaders of a rank.
+
+    `TRAINER_METRICS` count the training data only.
+    """
     blocks = {name: amount for name, amount in held_out.items() if name not in TRAINER_METRICS}
     return _sum([train, blocks])
 

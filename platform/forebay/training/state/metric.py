@@ -27,7 +27,9 @@ Metric: TypeAlias = torch.Tensor | float | WeightedMean
 
 
 def scalar(name: str, value: Metric) -> Scalar:
-    """Return a metric without its graph. Never waits for the device. A mean over no rows is 0.
+    """Return a metric without its graph.
+
+    Never waits for the device. A mean over no rows is 0.
 
     Tensors become float64, because a sum of 10^5 float32 losses would be inexact. Raises `InvalidOption` for a tensor
     with more than one number.
@@ -46,7 +48,10 @@ def scalar(name: str, value: Metric) -> Scalar:
 
 
 def weighted(name: str, value: Metric) -> tuple[Scalar, Scalar]:
-    """Return the sum and the weight of a metric: 1 for a single number. Raises as `scalar`."""
+    """Return the sum and the weight of a metric: 1 for a single number.
+
+    Raises as `scalar`.
+    """
     if isinstance(value, WeightedMean):
         return scalar(name, value.total), scalar(name, value.weight)
     return scalar(name, value), 1.0

@@ -57,7 +57,10 @@ def _each(value: Any, kind: type, turn: Callable[[Any], Any]) -> Any:
 
 
 def restore(state: Mapping[str, Any], device: torch.device) -> None:
-    """Set all generators to `state`. A CUDA state is ignored on another kind of device."""
+    """Set all generators to `state`.
+
+    A CUDA state is ignored on another kind of device.
+    """
     name, words, position, has_gauss, gauss = state["numpy"]
     np.random.set_state((name, words.numpy().astype(np.uint32), position, has_gauss, gauss))  # noqa: NPY002
     random.setstate(state["python"])

@@ -18,7 +18,10 @@ class Stateful(Protocol):
 
 
 class StatefulObjects:
-    """Objects by name. The states of all of them are one value."""
+    """Objects by name.
+
+    The states of all of them are one value.
+    """
 
     def __init__(self) -> None:
         self._objects: dict[str, Stateful] = {}
@@ -27,11 +30,16 @@ class StatefulObjects:
         self._objects.update(objects)
 
     def state(self) -> dict[str, Any]:
-        """Return the state of every object: references, not copies. Write it before the next step."""
+        """Return the state of every object: references, not copies.
+
+        Write it before the next step.
+        """
         return {name: obj.state_dict() for name, obj in self._objects.items()}
 
     def restore(self, state: Mapping[str, Any], *, step: int) -> None:
-        """Load `state` into the tracked objects. The rest of `state` waits for a later call.
+        """Load `state` into the tracked objects.
+
+        The rest of `state` waits for a later call.
 
         Hyperparameters that `state` lacks stay as they were built: a run that forked from another trains with its own
         rates. Raises `BadJob` if an object's state is missing or does not fit it.

@@ -53,6 +53,9 @@ def validate_choice(strategy: str, offload: str, reduction: Reduction, *, whole:
 
 
 def require_package(strategy: str) -> None:
-    """Check that the package of a strategy is installed. Raises `InvalidOption`, with the line that installs it."""
+    """Check that the package of a strategy is installed.
+
+    Raises `InvalidOption`, with the line that installs it.
+    """
     if strategy.startswith("zero"):
         extras.require_package("deepspeed", "deepspeed", f"strategy={strategy!r}")

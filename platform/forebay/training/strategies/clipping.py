@@ -8,7 +8,9 @@ from torch.optim import Optimizer
 
 
 def clip_gradients(optimizer: Optimizer, max_norm: float) -> Tensor:
-    """Scale the gradients of all parameters of an optimizer to a norm of `max_norm` at most. Returns the norm before.
+    """Scale the gradients of all parameters of an optimizer to a norm of `max_norm` at most.
+
+    Returns the norm before.
 
     Sharded gradients count as a whole. The norm is a scalar, the same on all ranks.
     """

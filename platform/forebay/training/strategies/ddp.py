@@ -25,7 +25,9 @@ from forebay.training.strategies.strategy import BuildOptimizer, StrategyOptions
 
 
 class DataParallel(ABC):
-    """`Strategy` of whole models. A subclass reduces gradients over the ranks of its backend.
+    """`Strategy` of whole models.
+
+    A subclass reduces gradients over the ranks of its backend.
 
     A world of one reduces nothing, and needs no backend.
     """

@@ -25,7 +25,9 @@ from forebay.training.strategies.strategy import BuildOptimizer, StrategyOptions
 
 
 class FullySharded:
-    """`Strategy` of torch's `fully_shard` over the default process group. A world of one shards nothing.
+    """`Strategy` of torch's `fully_shard` over the default process group.
+
+    A world of one shards nothing.
 
     A unit is gathered for its forward and backward pass and freed afterwards. Units are the modules in each
     `nn.ModuleList` that have submodules, as the layers of a transformer do, and the model as a whole. Everything is
@@ -86,7 +88,10 @@ class FullySharded:
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:
-    """Modules to gather one at a time. None is within another: a rank may skip an expert of a layer."""
+    """Modules to gather one at a time.
+
+    None is within another: a rank may skip an expert of a layer.
+    """
     for child in model.children():
         if isinstance(child, nn.ModuleList):
             # A module without submodules may be a table whose weight is read without calling it.

@@ -15,7 +15,9 @@ from forebay.training.strategies.saved_model import FrozenBase, SavedModel
 
 
 class NamedOptimizer:
-    """`Stateful` of an optimizer. It saves as the optimizer does, and loads moments by number or by parameter name.
+    """`Stateful` of an optimizer.
+
+    It saves as the optimizer does, and loads moments by number or by parameter name.
 
     `model` has the parameters of the optimizer.
     """
@@ -37,13 +39,19 @@ class NamedOptimizer:
         return {self.names[number]: values for number, values in state.items()}
 
     def numbered(self, state: Mapping[int | str, Any]) -> dict[int, Any]:
-        """Return moments by the number of their parameter. Raises `KeyError` for a name that the model lacks."""
+        """Return moments by the number of their parameter.
+
+        Raises `KeyError` for a name that the model lacks.
+        """
         numbers = {name: number for number, name in enumerate(self.names)}
         return {key if isinstance(key, int) else numbers[key]: values for key, values in state.items()}
 
 
 def whole_states(model: nn.Module, optimizer: Optimizer, base: FrozenBase) -> Mapping[str, Stateful]:
-    """Return the states of a model and its optimizer that each rank holds as a whole. Rank 0 alone saves them."""
+    """Return the states of a model and its optimizer that each rank holds as a whole.
+
+    Rank 0 alone saves them.
+    """
     saved = SavedModel(model, model, lambda parameter: parameter, lambda names: names)
     return with_base({"model": saved, "optimizer": NamedOptimizer(model, optimizer)}, base)
 

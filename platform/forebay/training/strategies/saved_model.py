@@ -19,7 +19,9 @@ Agree = Callable[[set[str]], set[str]]
 
 
 class FrozenBase:
-    """`Stateful` of the frozen parameters that a model starts with: their checksums. `model` has whole parameters.
+    """`Stateful` of the frozen parameters that a model starts with: their checksums.
+
+    `model` has whole parameters.
 
     A run continues with the parameters that it started with, or not at all.
     """
@@ -44,7 +46,9 @@ class FrozenBase:
 
 
 class SavedModel:
-    """`Stateful` of a model. `inner` has the state of all of it.
+    """`Stateful` of a model.
+
+    `inner` has the state of all of it.
 
     Frozen parameters are left out of the state while they are what they were at the start. `value_of` returns this
     rank's part of a parameter, and `agree` makes ranks that save together leave out the same.

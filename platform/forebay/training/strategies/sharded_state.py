@@ -20,7 +20,10 @@ from forebay.training.strategies.named_state import NamedOptimizer
 
 
 class ShardedModel:
-    """`Stateful` of a model with sharded parameters, which are `DTensor` in its state. It loads whole ones too."""
+    """`Stateful` of a model with sharded parameters, which are `DTensor` in its state.
+
+    It loads whole ones too.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -40,7 +43,9 @@ class ShardedModel:
 
 
 class ShardedOptimizer:
-    """`Stateful` of an optimizer with sharded parameters. Its state holds moments as `DTensor`, by parameter name.
+    """`Stateful` of an optimizer with sharded parameters.
+
+    Its state holds moments as `DTensor`, by parameter name.
 
     It loads whole moments too, and those by number.
     """

@@ -40,7 +40,9 @@ class StrategyOptions:
 
 
 class Strategy(Protocol):
-    """Training of one model by all ranks together. One object per train function and process.
+    """Training of one model by all ranks together.
+
+    One object per train function and process.
 
     Laws: `prepare`, a restore of both objects, `wrap` and then `backward` are called in this order, by all ranks alike.
     A checkpoint saves and restores `states` of the objects that `prepare` returns. Their names and shapes are those of
@@ -66,7 +68,10 @@ class Strategy(Protocol):
         ...
 
     def restored(self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor | FlatPart:
-        """Return the saved tensor `name` of `shape` as this rank holds it. `read` returns a block, in main memory."""
+        """Return the saved tensor `name` of `shape` as this rank holds it.
+
+        `read` returns a block, in main memory.
+        """
         ...
 
     def local_parts(self) -> LocalParts:
@@ -96,7 +101,10 @@ class Strategy(Protocol):
         ...
 
     def close(self) -> None:
-        """Release what the process keeps of this world: another may follow in it. The last call."""
+        """Release what the process keeps of this world: another may follow in it.
+
+        The last call.
+        """
         ...
 
 
@@ -106,13 +114,19 @@ Strategies: TypeAlias = Mapping[str, StrategyFactory]
 
 
 def build_strategy(name: str, strategies: Strategies, collective: Collective, options: StrategyOptions) -> Strategy:
-    """Build strategy `name` of `strategies`. Raises `InvalidOption` for an unknown name."""
+    """Build strategy `name` of `strategies`.
+
+    Raises `InvalidOption` for an unknown name.
+    """
     require_strategy(name, strategies)
     return strategies[name](collective, options)
 
 
 def require_strategy(name: str, strategies: Collection[str]) -> None:
-    """Check that workers can train with strategy `name`. Raises `InvalidOption`, with the names of those they have."""
+    """Check that workers can train with strategy `name`.
+
+    Raises `InvalidOption`, with the names of those they have.
+    """
     if name not in strategies:
         known = ", ".join(repr(each) for each in sorted(strategies))
         raise InvalidOption(

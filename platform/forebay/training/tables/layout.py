@@ -30,7 +30,10 @@ class TableLayout:
     rows: int
 
     def places(self, ids: Tensor) -> Tensor:
-        """Return the places of ids, int64 from 0 to `rows - 1`. They are int32 if they fit, which sort faster."""
+        """Return the places of ids, int64 from 0 to `rows - 1`.
+
+        They are int32 if they fit, which sort faster.
+        """
         shard = ids & _MASK
         places = shard * (self.rows >> _SHIFT) + shard.clamp_(max=self.rows & _MASK) + (ids >> _SHIFT)
         return places.to(torch.int32) if self.rows < 1 << 31 else places
@@ -48,7 +51,10 @@ class TableLayout:
         return shard * (self.rows >> _SHIFT) + min(shard, self.rows & _MASK)
 
     def bounds(self, world_size: int) -> tuple[int, ...]:
-        """Return the first place of each rank, and behind it the number of rows. Raises `TooManyRanks`."""
+        """Return the first place of each rank, and behind it the number of rows.
+
+        Raises `TooManyRanks`.
+        """
         if world_size > NUM_SHARDS:
             raise TooManyRanks(
                 f"a table has {NUM_SHARDS} shards, and {world_size} workers were to share it. Use {NUM_SHARDS} workers "

@@ -66,7 +66,9 @@ class _Measured:
 
 
 class ModelTables:
-    """`Stateful` of the tables of `model`. All ranks call every method alike.
+    """`Stateful` of the tables of `model`.
+
+    All ranks call every method alike.
 
     A state has `FlatPart`s of tables in the order of `TableLayout`: it depends on neither world size nor placement.
     """
@@ -164,7 +166,10 @@ class ModelTables:
             opened.load(found[name], state_dict.get("open", {}).get(name, {}))
 
     def restored(self, path: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor | FlatPart:
-        """Return what this rank holds of the saved tensor `path`, e.g. "user.weight", of `shape`."""
+        """Return what this rank holds of the saved tensor `path`, e.g.
+
+        "user.weight", of `shape`.
+        """
         name, _, key = path.rpartition(".")
         shared = self.shared.get(name)
         if isinstance(shared, OpenRows):
@@ -175,7 +180,10 @@ class ModelTables:
         return FlatPart(shape=shape, start=begin * int(np.prod(shape[1:], dtype=np.int64)), values=values.reshape(-1))
 
     def start(self) -> list[str]:
-        """Take over rows of the earlier run in the options, unless a state was loaded. Returns what to say of it."""
+        """Take over rows of the earlier run in the options, unless a state was loaded.
+
+        Returns what to say of it.
+        """
         start = self._options.start
         if start is None or self._is_restored:
             return []
@@ -186,7 +194,10 @@ class ModelTables:
         return lines
 
     def local_tables(self) -> tuple[LocalTable, ...]:
-        """Return where monitors find the rows of this rank. They may move, and be replaced by a restore."""
+        """Return where monitors find the rows of this rank.
+
+        They may move, and be replaced by a restore.
+        """
         return tuple(
             LocalTable(
                 name=name,
@@ -267,7 +278,10 @@ class ModelTables:
             self._move(name, state["placement"][name])
 
     def _measure(self) -> None:
-        """Count the lookups of a step. All ranks decide after the same step, by the same numbers."""
+        """Count the lookups of a step.
+
+        All ranks decide after the same step, by the same numbers.
+        """
         waiting = [name for name in self._fixed if self._option(name) == AUTO and not self._measured[name].is_done]
         if self._collective.world.size == 1 or not waiting:
             return
@@ -288,7 +302,10 @@ class ModelTables:
                 self._move(name, costs[name][0].placement)
 
     def _demands(self, decided: Sequence[str]) -> dict[str, TableDemand]:
-        """Return the use of each table, as means over ranks and steps. Those not to be decided stay where they are."""
+        """Return the use of each table, as means over ranks and steps.
+
+        Those not to be decided stay where they are.
+        """
         rates = [np.divide(each.counts, max(each.steps, 1)) for each in self._measured.values()]
         means = self._collective.all_reduce(np.stack(rates)) / self._collective.world.size
         found = {}
@@ -308,7 +325,10 @@ class ModelTables:
         return found
 
     def _move(self, name: str, placement: PlacementName) -> None:
-        """Hold the rows of a table elsewhere. Each rank sees the whole table for a moment, tensor by tensor."""
+        """Hold the rows of a table elsewhere.
+
+        Each rank sees the whole table for a moment, tensor by tensor.
+        """
         before = self._fixed[name]
         begin, end = before.saved_span
         self._place(name, placement)

@@ -1,4 +1,7 @@
-"""Optimizers of table rows. Each changes only the rows that got a gradient, on the rank that owns them."""
+"""Optimizers of table rows.
+
+Each changes only the rows that got a gradient, on the rank that owns them.
+"""
 
 from __future__ import annotations
 
@@ -85,7 +88,9 @@ class RowWiseAdagrad(RowOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class LazyAdam(RowOptimizer):
-    """Adam whose moments change only with their row, as `torch.optim.SparseAdam` does. It has two numbers per element.
+    """Adam whose moments change only with their row, as `torch.optim.SparseAdam` does.
+
+    It has two numbers per element.
 
     The bias correction counts the steps of the run.
     """

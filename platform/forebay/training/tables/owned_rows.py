@@ -19,7 +19,10 @@ _PIECE_ROWS = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFacts:
-    """Facts of a table that its start values depend on, with the seed of the job. `name` is its path in the model."""
+    """Facts of a table that its start values depend on, with the seed of the job.
+
+    `name` is its path in the model.
+    """
 
     name: str
     rows: int
@@ -33,7 +36,9 @@ class TableFacts:
 
 
 class OwnedRows:
-    """Rows at the places `begin` to `end` of a table. They get their start values at the first use.
+    """Rows at the places `begin` to `end` of a table.
+
+    They get their start values at the first use.
 
     `tensors` has `weight` [rows, dim] and the state of `optimizer`, [rows, dim] or [rows]. With weight decay it has
     `decayed` too, float64 [rows]: the logarithm of the decay up to which a row has caught up.
@@ -70,7 +75,10 @@ class OwnedRows:
         return {**shapes, DECAYED: (rows,)} if self.optimizer.weight_decay else shapes
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the tensors of these rows, restored from a checkpoint. Missing state begins at 0."""
+        """Take over the tensors of these rows, restored from a checkpoint.
+
+        Missing state begins at 0.
+        """
         self._tensors = {name: tensors[name] if name in tensors else self._zeros(name) for name in self.shapes()}
 
     def read(self, local: Tensor) -> Tensor:

@@ -1,4 +1,7 @@
-"""Placement of tables: bytes and time of each one per step, and the choice among them. Pure."""
+"""Placement of tables: bytes and time of each one per step, and the choice among them.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -41,13 +44,18 @@ class LinkSpeed:
 
     @classmethod
     def of(cls, mbit: float | None) -> LinkSpeed:
-        """Return the speed of links of so many Mbit/s. None: between processes of one machine."""
+        """Return the speed of links of so many Mbit/s.
+
+        None: between processes of one machine.
+        """
         return cls() if mbit is None else cls(byte_s=8e-6 / mbit)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDemand:
-    """Size of a table, and what a rank looks up of it per step. An open vocabulary is placed as "rows".
+    """Size of a table, and what a rank looks up of it per step.
+
+    An open vocabulary is placed as "rows".
 
     `unique` is the number of its rows. `calls` are lookups, and `own_calls` their sum if a call of `look_up` with k
     tables counts 1/k for each of them: the tables share its messages. `fixed` is a placement that the user has named.
@@ -141,7 +149,10 @@ def costs_of(demands: Sequence[TableDemand], link: LinkSpeed | None = None) -> l
 
 
 def _exchanged(demands: Sequence[TableDemand], link: LinkSpeed) -> list[bool]:
-    """Return whether each table is exchanged in the cheapest model. The others are replicated."""
+    """Return whether each table is exchanged in the cheapest model.
+
+    The others are replicated.
+    """
     gains_s = [_gain_s(demand, link) for demand in demands]
     forced = [not demand.may_be_replicated for demand in demands]
     sharing = [number for number, demand in enumerate(demands) if demand.shares_calls]

@@ -47,7 +47,9 @@ class TableUse:
 
 
 class SharedRows:
-    """One table in one world. All ranks call every method alike.
+    """One table in one world.
+
+    All ranks call every method alike.
 
     `placement` says who holds a row: "rows": one rank, by its shard. "table": one rank holds all. "replicate": every
     rank holds all, and gradients are reduced as a dense tensor.
@@ -143,7 +145,10 @@ class SharedRows:
         return dense
 
     def sum_replicas(self, dense: Tensor) -> None:
-        """Take the sum of all ranks' `dense_gradient`. Raises `BadJob` on all ranks if one of them refuses its ids."""
+        """Take the sum of all ranks' `dense_gradient`.
+
+        Raises `BadJob` on all ranks if one of them refuses its ids.
+        """
         size = self.tensors.world_size
         self.use.sent_bytes += 8 * dense.numel() * (size - 1) // size
         self._raise_if(bool(dense[-1].any()), dense.device)
@@ -192,13 +197,19 @@ class SharedRows:
         self._pending, self._due = [], None
 
     def zero_grad(self) -> None:
-        """Forget all gradients since the last update. Lookups wait for another one: their backward may be to come."""
+        """Forget all gradients since the last update.
+
+        Lookups wait for another one: their backward may be to come.
+        """
         self._due = None
         for each in self._pending:
             each.rows.grad = None
 
     def take(self, ids: Tensor, _seen: Tensor, tensors: Mapping[str, Tensor]) -> int:
-        """Take over rows of an earlier run, whose ids [n] may be any. Returns how many of them this rank saves."""
+        """Take over rows of an earlier run, whose ids [n] may be any.
+
+        Returns how many of them this rank saves.
+        """
         ids, tensors = _chosen((ids >= 0) & (ids < self.facts.rows), ids, tensors)
         places = self._layout.places(ids.clone()).long()
         begin, end = self.saved_span
@@ -225,7 +236,10 @@ class SharedRows:
         return self._summed(pending, [each.gradient for each in pending])
 
     def _summed(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Sum the gradients of equal rows in the order of lookups and, within one, of ranks. Divide by their number."""
+        """Sum the gradients of equal rows in the order of lookups and, within one, of ranks.
+
+        Divide by their number.
+        """
         weight = self.owned.tensors["weight"]
         rows = [each.asked.long() - self.owned.begin for each in pending]
         every = torch.cat([weight.new_empty(0, dtype=torch.int64), *rows])

@@ -1,4 +1,7 @@
-"""Embedding table as a module of a model. Its rows are shared by all ranks, and are no parameters of the model."""
+"""Embedding table as a module of a model.
+
+Its rows are shared by all ranks, and are no parameters of the model.
+"""
 
 from __future__ import annotations
 
@@ -92,7 +95,10 @@ class Table(nn.Module):
             self._looked_up[self.features.name_of(ids)] = None
 
     def feature_text(self) -> str:
-        """Return the arrays whose ids are looked up, as words. Empty if that is not known."""
+        """Return the arrays whose ids are looked up, as words.
+
+        Empty if that is not known.
+        """
         return " and ".join(filter(None, self._looked_up))
 
     def extra_repr(self) -> str:
@@ -122,7 +128,10 @@ class Lookup:
         return table.shared
 
     def wanted(self) -> WantedIds:
-        """Return the ids whose rows are needed. Notes those beyond the table, so that all ranks raise the error."""
+        """Return the ids whose rows are needed.
+
+        Notes those beyond the table, so that all ranks raise the error.
+        """
         ids, shared = self.ids, self.shared
         self.table.note_feature(ids)
         bags = None if self.pool is None else bags_of(ids, self.lengths, self.offsets, self.pool)
@@ -169,7 +178,9 @@ class Lookup:
 
 
 def look_up(*lookups: Lookup) -> list[Tensor]:
-    """Return what each table returns for its ids. The tables share their messages.
+    """Return what each table returns for its ids.
+
+    The tables share their messages.
 
     The result is that of one call of a table after the other, to the bit. All ids are checked before the first message.
     All ranks must give lookups of the same tables in the same order. Hooks of the tables do not run.

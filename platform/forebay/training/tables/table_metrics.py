@@ -22,7 +22,10 @@ _Counts = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Counts of one table on one rank, or over all ranks. `hottest` is of the last lookup, which had `last` ids."""
+    """Counts of one table on one rank, or over all ranks.
+
+    `hottest` is of the last lookup, which had `last` ids.
+    """
 
     steps: float
     lookups: float
@@ -39,7 +42,9 @@ class _Numbers:
 
 
 class TableMetrics:
-    """Metrics of all tables of a model. `shared` returns the tables by their path in the model.
+    """Metrics of all tables of a model.
+
+    `shared` returns the tables by their path in the model.
 
     All ranks call `pop` together: it has one small exchange.
     """
@@ -120,7 +125,9 @@ def _hottest(ids: Tensor | None) -> tuple[float, float]:
 
 
 def _occupied(shared: SharedRows | OpenRows) -> float:
-    """Return the number of rows that were ever trained, of those that this rank saves. They have state.
+    """Return the number of rows that were ever trained, of those that this rank saves.
+
+    They have state.
 
     Of an open table, it is the number of all rows.
     """

@@ -77,11 +77,17 @@ class RankCheckpoints:
             log.warning("The checkpoint of step %d is corrupt (%s); looking for the one before it.", before, reason)
 
     def flush(self) -> None:
-        """Return once the newest saved checkpoint is in storage. Raises `WriteFailed`."""
+        """Return once the newest saved checkpoint is in storage.
+
+        Raises `WriteFailed`.
+        """
         broadcast_from_rank_zero(self._store.flush, self._collective)
 
     def _exchange(self, write: Callable[[], PartReceipt]) -> list[PartReceipt]:
-        """Return the receipts of all ranks. Contents that are those of the checkpoint before are not sent again."""
+        """Return the receipts of all ranks.
+
+        Contents that are those of the checkpoint before are not sent again.
+        """
 
         def written() -> PartReceipt:
             receipt = write()
@@ -92,7 +98,10 @@ class RankCheckpoints:
         return [replace(each, contents=self._contents[each.number]) for each in found]
 
     def _read_tensors(self, step: int, table: PartsTable, found: dict[str, Tensor | FlatPart]) -> str:
-        """Add what this rank needs to `found`, by name. Returns the reason if a part is corrupt, or an empty text."""
+        """Add what this rank needs to `found`, by name.
+
+        Returns the reason if a part is corrupt, or an empty text.
+        """
         assert self.strategy is not None, "setup() comes first"
         try:
             parts = table.open(lambda facts: self._store.read_part(step, facts))

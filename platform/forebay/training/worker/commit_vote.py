@@ -17,7 +17,9 @@ from forebay.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitVote:
-    """Contribution of one rank to the single exchange at a checkpoint. It is sent pickled, so it is kept small.
+    """Contribution of one rank to the single exchange at a checkpoint.
+
+    It is sent pickled, so it is kept small.
 
     `rng` holds the states of its random generators, as `rng.light` makes them. `measured` is for the batch policy. Only
     rank 0's `request` count.
@@ -32,7 +34,10 @@ class CommitVote:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitDecision:
-    """Result of the exchange: the same on every rank. `at_fault` are the ranks whose rows the verdict is about."""
+    """Result of the exchange: the same on every rank.
+
+    `at_fault` are the ranks whose rows the verdict is about.
+    """
 
     facts: EpochFacts
     rng: Sequence[Mapping[str, Any]]
@@ -64,7 +69,10 @@ class CommitDecision:
 
 
 def _at_fault(verdicts: Sequence[Verdict]) -> tuple[World, ...]:
-    """Ranks whose own rows show what the verdict of all is about. All ranks, if none says so."""
+    """Ranks whose own rows show what the verdict of all is about.
+
+    All ranks, if none says so.
+    """
     chosen = gravest(verdicts)
     ranks = [World(rank=rank, size=len(verdicts)) for rank in range(len(verdicts))]
     own = [

@@ -19,14 +19,20 @@ are 0.00025 wide.
 
 
 class ScoreBins:
-    """Counts of negatives and positives per bin of the score. They can be added over batches and ranks."""
+    """Counts of negatives and positives per bin of the score.
+
+    They can be added over batches and ranks.
+    """
 
     def __init__(self) -> None:
         self.counts = np.zeros((2, NUM_BINS), dtype=np.int64)
         self.num_nan = 0
 
     def add(self, logits: Tensor, labels: Tensor) -> None:
-        """Count rows. `logits` are floats, `labels` 0 or 1 (anything above 0.5 is positive). Both have n elements."""
+        """Count rows.
+
+        `logits` are floats, `labels` 0 or 1 (anything above 0.5 is positive). Both have n elements.
+        """
         scores = logits.detach().reshape(-1).double()
         squashed = torch.sigmoid(scores / SPREAD)
         bins = (squashed * NUM_BINS).nan_to_num().long().clamp_(max=NUM_BINS - 1)

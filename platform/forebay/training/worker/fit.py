@@ -1,4 +1,7 @@
-"""Reference training loop. If it does not fit, copy it and change it."""
+"""Reference training loop.
+
+If it does not fit, copy it and change it.
+"""
 
 from __future__ import annotations
 

@@ -37,7 +37,10 @@ class TrainSpec:
     run: str = ""
 
     def options_of(self, strategy: str, rows_done: Callable[[], int] = lambda: 0) -> StrategyOptions:
-        """Return what `strategy` needs. Raises `InvalidOption` if it does not fit the rest of the job."""
+        """Return what `strategy` needs.
+
+        Raises `InvalidOption` if it does not fit the rest of the job.
+        """
         readers = [each for each in (*self.monitors, self.batch) if getattr(each, "needs_whole", False)]
         names = [type(each).__name__ for each in readers]
         validate_choice(strategy, self.offload, self.reduction, whole=names)

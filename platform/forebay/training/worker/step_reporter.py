@@ -12,7 +12,10 @@ from forebay.world import World
 
 
 class StepCuts:
-    """Steps of one world as its first rank sees them. A step that follows from the one before needs no record."""
+    """Steps of one world as its first rank sees them.
+
+    A step that follows from the one before needs no record.
+    """
 
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size

@@ -58,7 +58,10 @@ class TrainState:
         self._parts = setup.parts
 
     def count_step(self, metrics: Mapping[str, Metric]) -> PendingBatches:
-        """Count one step, and return its batches. Raises `BadJob` if there are none."""
+        """Count one step, and return its batches.
+
+        Raises `BadJob` if there are none.
+        """
         drawn = self.progress.pop_pending(self.step + 1)
         self.step, self.rows = self.step + 1, self.rows + drawn.size
         self.restored = None
@@ -79,8 +82,9 @@ class TrainState:
         return verdict, measured
 
     def decide_batch(self, requested: int | None, measured: Sequence[tuple[float, ...]]) -> None:
-        """Choose the global batch from here on. A size `requested` by a callback or command overrides the
-        job's policy.
+        """Choose the global batch from here on.
+
+        A size `requested` by a callback or command overrides the job's policy.
         """
         cursor = self.progress.cursor
         place = TrainPosition(
@@ -126,7 +130,10 @@ class TrainState:
         )
 
     def restore(self, snapshot: Snapshot, *, rank: int) -> None:
-        """Return to the state in `snapshot`. Raises `CursorMismatch` if it was trained with other statistics."""
+        """Return to the state in `snapshot`.
+
+        Raises `CursorMismatch` if it was trained with other statistics.
+        """
         owner = f"the checkpoint of step {snapshot.step}"
         self.progress.data.validate_statistics(snapshot.statistics, owner=owner)
         self.objects.restore(snapshot.objects, step=snapshot.step)

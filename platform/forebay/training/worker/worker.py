@@ -99,7 +99,10 @@ class Worker:
 
     @property
     def seed(self) -> int:
-        """Seed of the job. All generators were seeded with it before the train function was called."""
+        """Seed of the job.
+
+        All generators were seeded with it before the train function was called.
+        """
         return self._spec.seed
 
     @property
@@ -109,17 +112,26 @@ class Worker:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the next step, from 0. Equal to `epochs` when all are done."""
+        """Epoch of the next step, from 0.
+
+        Equal to `epochs` when all are done.
+        """
         return self._progress.cursor.epoch
 
     @property
     def global_batch(self) -> int:
-        """Rows of the next step, over all ranks. The last batches of an epoch may be smaller."""
+        """Rows of the next step, over all ranks.
+
+        The last batches of an epoch may be smaller.
+        """
         return self._state.global_batch
 
     @property
     def progress(self) -> float:
-        """Share of the rows of all epochs that is trained on, 0 to 1. The same in every world."""
+        """Share of the rows of all epochs that is trained on, 0 to 1.
+
+        The same in every world.
+        """
         return self._progress.share_of(self.epochs)
 
     @property
@@ -128,7 +140,10 @@ class Worker:
         return self.epoch >= self.epochs and self.stopped is None
 
     def run(self, train: TrainFunction) -> None:
-        """Call `train`, after seeding all generators so that every rank builds the same model. Closes its loaders."""
+        """Call `train`, after seeding all generators so that every rank builds the same model.
+
+        Closes its loaders.
+        """
         rng.seed_everything(self.seed)
         try:
             train(self)
@@ -140,7 +155,9 @@ class Worker:
     def setup(
         self, model: nn.Module, optimizer: BuildOptimizer, *, strategy: str | None = None, tables: TablesOption = None
     ) -> tuple[nn.Module, Optimizer]:
-        """Make `model` ready to train on this rank's device. The returned one reduces gradients over ranks.
+        """Make `model` ready to train on this rank's device.
+
+        The returned one reduces gradients over ranks.
 
         Restores model and optimizer from the newest checkpoint.
 
@@ -166,7 +183,10 @@ class Worker:
         return chosen.wrap(model), built
 
     def track(self, **others: Stateful) -> None:
-        """Save and restore more objects: schedulers, gradient scalers. Call it between `setup` and the loop."""
+        """Save and restore more objects: schedulers, gradient scalers.
+
+        Call it between `setup` and the loop.
+        """
         if not self._is_displaced:
             raise BadJob("track() was called in the training loop. Call it between setup() and worker.loader().")
         self._state.objects.add(**others)
@@ -190,7 +210,9 @@ class Worker:
     def backward(
         self, batch: Batch, loss_of: LossOf, *, weigh_by: str | None = None, micro_rows: int | None = None
     ) -> torch.Tensor:
-        """Leave the gradient of the global batch's loss in `.grad`. Returns the loss, for `commit(loss=...)`.
+        """Leave the gradient of the global batch's loss in `.grad`.
+
+        Returns the loss, for `commit(loss=...)`.
 
         `loss_of` returns the mean loss over the rows of the batch it is called with. With `weigh_by`, an array [rows],
         it returns a sum, and the loss is the sum over the global batch divided by that of the array. It is called once,
@@ -202,7 +224,9 @@ class Worker:
         return self._strategy.backward(batch, loss_of, passes)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradient of the global batch to a norm of `max_norm` at most. Returns the norm before, a scalar.
+        """Scale the gradient of the global batch to a norm of `max_norm` at most.
+
+        Returns the norm before, a scalar.
 
         Call it between the backward pass and `optimizer.step()`. It means the same under every strategy.
         """
@@ -210,7 +234,9 @@ class Worker:
         return self._strategy.clip_grad_norm(max_norm)
 
     def held_out(self) -> Iterator[Batch] | None:
-        """Yield this rank's part of the held-out data once, on its device. Returns None if the job has none.
+        """Yield this rank's part of the held-out data once, on its device.
+
+        Returns None if the job has none.
 
         The row of a batch with `weight == 0` is a dummy and must not be counted.
         """
@@ -238,7 +264,9 @@ class Worker:
         self._state.scale_rate()
 
     def report(self, **metrics: Metric) -> None:
-        """Report metrics at once. Like those of `commit`, they count for the current epoch.
+        """Report metrics at once.
+
+        Like those of `commit`, they count for the current epoch.
 
         Raises `InvalidOption` for a metric that is not a single number.
         """
@@ -254,7 +282,9 @@ class Worker:
         return counted_together(self._state.counters.as_dict(), self._state.held_out_counters.as_dict())
 
     def restore(self) -> bool:
-        """Restore all state from the newest checkpoint, including the position in the data. Returns False without one.
+        """Restore all state from the newest checkpoint, including the position in the data.
+
+        Returns False without one.
 
         `setup` calls it. In the training loop, the next batch is then the first one after that checkpoint.
         Raises `CursorMismatch` for a checkpoint of another plan, `BadJob` for one that does not fit the model.
@@ -356,7 +386,10 @@ class Worker:
             self.resize_to = request.target
 
     def _is_rejected(self, verdict: Verdict) -> bool:
-        """Return whether the steps since the newest checkpoint are rejected. Then none is saved."""
+        """Return whether the steps since the newest checkpoint are rejected.
+
+        Then none is saved.
+        """
         match verdict.action:
             case Action.GO_ON:
                 return False

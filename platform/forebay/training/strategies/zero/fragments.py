@@ -28,7 +28,10 @@ class Fragment:
 
 
 class ZeroFragments:
-    """Fragments of all trained parameters of one engine, and their gradients. `stage` is that of ZeRO."""
+    """Fragments of all trained parameters of one engine, and their gradients.
+
+    `stage` is that of ZeRO.
+    """
 
     def __init__(self, engine: Any, stage: int, rank: int) -> None:
         self._zero, self._is_third = engine.optimizer, stage == 3

@@ -23,7 +23,10 @@ from forebay.training.strategies.zero.optimizer import ZeroOptimizer
 
 
 class ZeroModel:
-    """`Stateful` of a model under ZeRO. Its state holds parameters as `FlatPart` where ranks hold a part."""
+    """`Stateful` of a model under ZeRO.
+
+    Its state holds parameters as `FlatPart` where ranks hold a part.
+    """
 
     def __init__(self, model: nn.Module, fragments: ZeroFragments, rank: int) -> None:
         self._model, self._fragments, self._rank = model, fragments, rank
@@ -70,7 +73,10 @@ class ZeroModel:
 
 
 class ZeroOptimizerState:
-    """`Stateful` of an optimizer under ZeRO. Its state holds moments as `FlatPart`, by parameter name."""
+    """`Stateful` of an optimizer under ZeRO.
+
+    Its state holds moments as `FlatPart`, by parameter name.
+    """
 
     def __init__(self, model: nn.Module, optimizer: ZeroOptimizer, fragments: ZeroFragments) -> None:
         self._optimizer, self._fragments = optimizer, fragments

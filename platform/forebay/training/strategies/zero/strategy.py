@@ -130,7 +130,10 @@ class ZeroSharded:
 
 
 def zero(stage: int) -> StrategyFactory:
-    """Return the factory of a stage of ZeRO. A world of one that offloads nothing has nothing to split."""
+    """Return the factory of a stage of ZeRO.
+
+    A world of one that offloads nothing has nothing to split.
+    """
 
     def build(collective: Collective, options: StrategyOptions) -> Strategy:
         if collective.world.size == 1 and options.offload == "none":

@@ -14,7 +14,9 @@ from forebay.training.tables.wire import from_wire, to_wire
 
 @torch.no_grad()
 def reduce_together(tables: Iterable[SharedRows | OpenRows]) -> None:
-    """Sum the gradients of all lookups since the last update over ranks. Those that are summed take no part.
+    """Sum the gradients of all lookups since the last update over ranks.
+
+    Those that are summed take no part.
 
     Tables whose rows are exchanged share a message to the owners. Replicas, and the rows that ids of an open table
     share, have the messages of one dense sum. All ranks call it alike. Raises `BadJob` on all ranks if ids of a replica

@@ -72,7 +72,9 @@ class ReceivedRows:
 
 
 def exchange_together(tensors: TensorCollectives, outgoing: Sequence[OutgoingRows]) -> list[ReceivedRows]:
-    """Exchange all `outgoing` at once. Returns what an exchange of each one alone does, to the bit.
+    """Exchange all `outgoing` at once.
+
+    Returns what an exchange of each one alone does, to the bit.
 
     All ranks give as many, with equal dtypes and shapes of a row, in the same order. All of them know `receive`, or
     none does. Then the numbers travel before the rows, in the same message.

@@ -35,5 +35,8 @@ class PendingLookup:
 
     @property
     def gradient(self) -> Tensor:
-        """Gradient of `rows`. It is 0 before a backward pass has reached them."""
+        """Gradient of `rows`.
+
+        It is 0 before a backward pass has reached them.
+        """
         return torch.zeros_like(self.rows) if self.rows.grad is None else self.rows.grad

@@ -50,7 +50,10 @@ class BeyondTable:
 def raise_on_all_ranks(
     tensors: TensorCollectives, table: TableFacts, own: BeyondTable | None, device: torch.device
 ) -> NoReturn:
-    """Raise the same `BadJob` on all ranks, which call it together. `own` are bad ids of this rank, if it has some."""
+    """Raise the same `BadJob` on all ranks, which call it together.
+
+    `own` are bad ids of this rank, if it has some.
+    """
     text = b"" if own is None else json.dumps(asdict(own)).encode()
     sent = torch.tensor(list(text), dtype=torch.uint8, device=device).repeat(tensors.world_size)
     received, sizes = tensors.exchange(sent, [len(text)] * tensors.world_size)

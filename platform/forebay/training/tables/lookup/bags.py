@@ -12,7 +12,10 @@ from forebay.errors import InvalidOption
 
 @dataclass(frozen=True, slots=True)
 class WantedIds:
-    """`ids` [n], which are at some `places` [n] of all ids of the lookup, or at all of them. `shape` is that of all."""
+    """`ids` [n], which are at some `places` [n] of all ids of the lookup, or at all of them.
+
+    `shape` is that of all.
+    """
 
     ids: Tensor
     places: Tensor | None
@@ -30,7 +33,10 @@ class WantedIds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bags:
-    """`count` bags. `bag_of` [m] has the bag of each of m ids, and `used` [m] whether it counts."""
+    """`count` bags.
+
+    `bag_of` [m] has the bag of each of m ids, and `used` [m] whether it counts.
+    """
 
     count: int
     bag_of: Tensor
@@ -48,7 +54,10 @@ class Bags:
 
 
 def bags_of(ids: Tensor, lengths: Tensor | None, offsets: Tensor | None, pool: str) -> Bags:
-    """Return the bags of ids [n, k] or [m]. Raises `InvalidOption` for shapes and numbers that do not fit."""
+    """Return the bags of ids [n, k] or [m].
+
+    Raises `InvalidOption` for shapes and numbers that do not fit.
+    """
     if pool not in {"sum", "mean"}:
         raise InvalidOption(f"pool={pool!r} is unknown. Choose 'sum' or 'mean'.", pool=pool)
     if ids.dim() == 2:

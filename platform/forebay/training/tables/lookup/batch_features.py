@@ -25,7 +25,9 @@ class BatchFeatures:
         model.register_forward_hook(self._leave, always_call=True)
 
     def name_of(self, ids: Tensor) -> str:
-        """Return which arrays of a batch, or which arguments, have the values of `ids`. Empty if none has them.
+        """Return which arrays of a batch, or which arguments, have the values of `ids`.
+
+        Empty if none has them.
 
         Values are compared, because ids are often a copy in another type.
         """

@@ -18,7 +18,10 @@ _START_CELLS = 1 << 10
 
 
 class IdIndex:
-    """Row, from 1, of each of some int64 ids. A quarter to half of the cells are used, but for a few ids."""
+    """Row, from 1, of each of some int64 ids.
+
+    A quarter to half of the cells are used, but for a few ids.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -149,7 +152,10 @@ class AdmittedRows:
         self._seen[rows] = position
 
     def evict_before(self, position: int) -> int:
-        """Forget the ids that were last looked up at `position` or before. Returns their number."""
+        """Forget the ids that were last looked up at `position` or before.
+
+        Returns their number.
+        """
         kept = torch.cat([self._seen.new_ones(1, dtype=torch.bool), self.seen > position]).nonzero()[:, 0]
         evicted = self._end - len(kept)
         if evicted:
@@ -158,7 +164,10 @@ class AdmittedRows:
         return evicted
 
     def replace(self, ids: Tensor, seen: Tensor, tensors: Mapping[str, Tensor]) -> None:
-        """Take over other rows, the first of which is `SHARED`. Missing state begins at 0."""
+        """Take over other rows, the first of which is `SHARED`.
+
+        Missing state begins at 0.
+        """
         self._ids, self._seen, self._end = ids.clone(), seen.clone(), len(ids)
         self.owned.end = len(ids)
         self.owned.adopt(tensors)
@@ -172,7 +181,10 @@ class AdmittedRows:
         self.filled += torch.bincount(shards_of(mixed(ids)), minlength=NUM_SHARDS)
 
     def _reserve(self, rows: int) -> None:
-        """Have room for `rows` rows. A quarter more is reserved, so that few rows are copied often."""
+        """Have room for `rows` rows.
+
+        A quarter more is reserved, so that few rows are copied often.
+        """
         before = len(self._ids)
         if rows <= before:
             return

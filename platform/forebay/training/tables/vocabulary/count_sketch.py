@@ -27,7 +27,10 @@ class CountSketch:
         self.counts = torch.zeros(stop - first, _DEPTH * self._width, dtype=torch.uint8, device=device)
 
     def add(self, ids: Tensor, counts: Tensor) -> Tensor:
-        """Add `counts` [n] of ids [n], each of them once. Return all their counts so far, up to 255."""
+        """Add `counts` [n] of ids [n], each of them once.
+
+        Return all their counts so far, up to 255.
+        """
         cells = self._cells(ids)
         flat = self.counts.view(-1)
         touched, inverse = torch.unique(cells, return_inverse=True)

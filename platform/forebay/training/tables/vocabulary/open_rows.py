@@ -40,7 +40,9 @@ class _OpenGradient:
 
 
 class OpenRows:
-    """One table with an open vocabulary in one world. All ranks call every method alike.
+    """One table with an open vocabulary in one world.
+
+    All ranks call every method alike.
 
     A shard, its counts and its limit of rows are on one rank. So which ids have rows does not depend on the world.
     """
@@ -172,7 +174,10 @@ class OpenRows:
         self._pending, self._due = [], None
 
     def zero_grad(self) -> None:
-        """Forget all gradients since the last update. Lookups wait for another one: their backward may be to come."""
+        """Forget all gradients since the last update.
+
+        Lookups wait for another one: their backward may be to come.
+        """
         self._due = None
         for each in self._pending:
             each.rows.grad = None
@@ -187,7 +192,10 @@ class OpenRows:
         return {**place, "decay": self.owned.decay, "shared": self._saved.shared_row()}
 
     def load(self, parts: Mapping[str, Tensor | FlatPart], state: Mapping[str, Any]) -> None:
-        """Take over a saved state. Raises `ValueError` if it does not fit."""
+        """Take over a saved state.
+
+        Raises `ValueError` if it does not fit.
+        """
         self.discard()
         self._saved.load(parts, state.get("shared", {}))
         self._window, self._check, self.owned.decay = state["window"], state["check"], state["decay"]
@@ -197,7 +205,9 @@ class OpenRows:
         return self._saved.restored(key, shape, read)
 
     def take(self, ids: Tensor, seen: Tensor, tensors: Mapping[str, Tensor]) -> int:
-        """Take over rows of an earlier run, whose ids [n] are others than before. Returns how many this rank has now.
+        """Take over rows of an earlier run, whose ids [n] are others than before.
+
+        Returns how many this rank has now.
 
         `seen` counts from the end of that run, so it is 0 or less. A full shard takes no more.
         """
@@ -235,7 +245,10 @@ class OpenRows:
         return self._due
 
     def _summed(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> _OpenGradient:
-        """Sum the gradients of equal ids in the order of lookups and, within one, of ranks. Divide by their number."""
+        """Sum the gradients of equal ids in the order of lookups and, within one, of ranks.
+
+        Divide by their number.
+        """
         weight, size = self.owned.tensors[WEIGHT], self.tensors.world_size
         asked = torch.cat([self.rows.ids.new_zeros(0, 2), *(each.asked for each in pending)])
         gradient = torch.cat([weight.new_zeros(0, self.facts.dim), *gradients])

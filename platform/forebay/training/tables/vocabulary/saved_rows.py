@@ -30,7 +30,9 @@ class SavedRows:
         """Rows of each shard in the checkpoint that is being read."""
 
     def parts(self, tensors: TensorCollectives) -> dict[str, FlatPart]:
-        """Return this rank's parts by name. The number of rows of each shard comes first, and is read first.
+        """Return this rank's parts by name.
+
+        The number of rows of each shard comes first, and is read first.
 
         All ranks call it alike.
         """
@@ -68,7 +70,10 @@ class SavedRows:
         return FlatPart(shape=shape, start=begin * int(np.prod(shape[1:], dtype=np.int64)), values=values.reshape(-1))
 
     def load(self, saved: Mapping[str, Tensor | FlatPart], shared: Mapping[str, Tensor]) -> None:
-        """Take over a saved state, in which tensors may be whole. Raises `ValueError` if it does not fit."""
+        """Take over a saved state, in which tensors may be whole.
+
+        Raises `ValueError` if it does not fit.
+        """
         self._require_known(saved)
         counts, rows = saved[COUNTS], self._rows
         whole = counts.values if isinstance(counts, FlatPart) else counts

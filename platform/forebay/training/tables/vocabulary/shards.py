@@ -20,7 +20,10 @@ def mixed(ids: Tensor) -> Tensor:
 
 
 def shards_of(words: Tensor) -> Tensor:
-    """Return the shards [n] of ids, from 0 to 63. `words` are the ids as `mixed` returns them."""
+    """Return the shards [n] of ids, from 0 to 63.
+
+    `words` are the ids as `mixed` returns them.
+    """
     return words & (NUM_SHARDS - 1)
 
 

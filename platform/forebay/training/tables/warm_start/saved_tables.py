@@ -22,7 +22,10 @@ from forebay.training.tables.warm_start.options import WarmStart
 
 @contextmanager
 def earlier_tables(start: WarmStart) -> Iterator[SavedTables]:
-    """Open the checkpoint that `start` names. Raises `InvalidOption` if there is none, and `CorruptFile`."""
+    """Open the checkpoint that `start` names.
+
+    Raises `InvalidOption` if there is none, and `CorruptFile`.
+    """
     files = readable_checkpoints(start.run)
     steps = files.complete_steps()
     step = start.step if start.step is not None else next(iter(steps), None)
@@ -53,7 +56,10 @@ class RowPiece:
 
 
 class SavedTables:
-    """Tables of the checkpoint of `step`. `names` are those of all tables, and `optimizer_step` counts their steps."""
+    """Tables of the checkpoint of `step`.
+
+    `names` are those of all tables, and `optimizer_step` counts their steps.
+    """
 
     def __init__(self, state: StoredState, step: int) -> None:
         self._state, self.step = state, step

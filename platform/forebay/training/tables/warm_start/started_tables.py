@@ -17,7 +17,10 @@ from forebay.training.tables.warm_start.saved_tables import SavedTables
 
 
 class StartedTables:
-    """Tables of a new run, by name, on one rank. All ranks call `take_over` alike."""
+    """Tables of a new run, by name, on one rank.
+
+    All ranks call `take_over` alike.
+    """
 
     def __init__(self, shared: Mapping[str, SharedRows | OpenRows], collective: Collective, start: WarmStart) -> None:
         self._shared, self._collective, self._start = shared, collective, start
@@ -28,7 +31,10 @@ class StartedTables:
             )
 
     def take_over(self, earlier: SavedTables) -> list[str]:
-        """Take over rows. Returns one line for each table of either side: what goes on, and what does not."""
+        """Take over rows.
+
+        Returns one line for each table of either side: what goes on, and what does not.
+        """
         lines = [self._line(name, earlier) for name in self._shared]
         used = {self._start.tables.get(name, name) for name in self._shared}
         lines += [
@@ -51,7 +57,10 @@ class StartedTables:
         return line
 
     def _take(self, name: str, earlier: SavedTables, source: str) -> int:
-        """Take over the rows that this rank holds. Returns the number of rows over all ranks, each counted once."""
+        """Take over the rows that this rank holds.
+
+        Returns the number of rows over all ranks, each counted once.
+        """
         shared, taken = self._shared[name], 0
         if isinstance(shared, OpenRows) and (row := earlier.shared_row(source)) is not None:
             shared.take_shared_row(row)
