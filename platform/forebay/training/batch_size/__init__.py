@@ -1,4 +1,7 @@
-"""Batch size and learning rate by schedule or by measurement (`docs/batch-and-rate.md`)."""
+"""Batch size and learning rate during a run.
+
+By schedule or by measurement: see `docs/batch-and-rate.md`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Applies a job's batch policy and learning rate scaling on one rank."""
+"""A job's batch policy and rate scaling on one rank."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from forebay.training.state.setup import TrainSetup
 
 
 class BatchSizeController:
-    """Batch policy and rate scaling of one rank, active from `attach` on.
+    """Batch policy and rate scaling, active after `attach`.
 
     `base` is the global batch that the job's learning rate was chosen for.
     """
@@ -33,7 +33,7 @@ class BatchSizeController:
             self._scaled = LRScaling(setup.optimizer, self._rate, base_batch=self._base)
 
     def step(self, *, rows: int, size: int) -> None:
-        """Count one step of `size` rows, of which `rows` were this rank's."""
+        """Count one step: `size` rows, `rows` of them this rank's."""
         if self._live is not None:
             self._live.step(rows=rows, size=size)
 
@@ -42,11 +42,17 @@ class BatchSizeController:
         return () if self._live is None else self._live.measured()
 
     def decide(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
-        """Return the rows per step from `place` on, the same on all ranks."""
+        """Return the rows per step from `place` on.
+
+        The same on all ranks.
+        """
         return place.global_batch if self._live is None else self._live.global_batch(place, measured)
 
     def scale_rate(self, global_batch: int, *, step: int) -> None:
-        """Scale the learning rate of the next step for batches of `global_batch` rows after `step`."""
+        """Scale the learning rate of the next step.
+
+        For batches of `global_batch` rows after `step`.
+        """
         if global_batch != self._batch:
             self._previous, self._batch, self._changed_at = self._batch, global_batch, step
         if self._scaled is not None:

@@ -1,4 +1,7 @@
-"""Gradients of two batch sizes, from one step of many ranks or from two steps of one."""
+"""Gradients of two batch sizes.
+
+From one step of many ranks, or from two steps of one.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from forebay.training.batch_size.local_gradient import LocalGradient, squared_no
 
 @dataclass(frozen=True, slots=True)
 class GradientSample:
-    """Squared norms of mean gradients over parts of a batch of B `rows`, and over all of it.
+    """Squared gradient norms over parts of a batch and all.
+
+    The batch has B `rows`.
 
     `small` is the sum of (b / B) |g_part|^2 over `parts` parts of b rows. Its expectation is |G|^2 + parts * tr(cov) /
     B for any distribution of the rows over parts. `large` is |g|^2 of the whole batch: in expectation |G|^2 + tr(cov) /
@@ -30,7 +35,7 @@ class GradientSample:
 
     @property
     def is_sound(self) -> bool:
-        """False if gradients overflowed, or if only one part had rows."""
+        """False if gradients overflowed or one part had all rows."""
         return self.parts > 1 and math.isfinite(self.small) and math.isfinite(self.large)
 
     @property
@@ -54,16 +59,16 @@ class Sampler(Protocol):
     """
 
     def start(self) -> None:
-        """Start a sample with the next step, unless one is under way."""
+        """Start a sample with the next step, if none runs."""
 
     def finish_step(self, *, rows: int, size: int) -> None:
-        """End a step with `rows` of `size` rows on this rank.
+        """End a step of `rows` of `size` rows.
 
         Raises `BadJob` for several `backward()`.
         """
 
     def pop_samples(self) -> list[GradientSample]:
-        """Return this rank's parts of the samples since the last call.
+        """Return this rank's samples since the last call.
 
         Sum `small` and `parts` over ranks.
         """
@@ -74,7 +79,10 @@ class Sampler(Protocol):
 
 
 class RankParts:
-    """Comparison of the ranks' parts of one batch with the whole: two norms per step, no copy."""
+    """Compare the ranks' parts of a batch with the whole.
+
+    Two norms per step, no copy.
+    """
 
     def __init__(self, parameters: Iterable[nn.Parameter], world_size: int) -> None:
         self._gradient, self._world_size = LocalGradient(parameters), world_size
@@ -112,7 +120,9 @@ class RankParts:
 
 
 class StepPairs:
-    """Comparison of two successive steps with their mean, for a world of one.
+    """Compare two successive steps with their mean.
+
+    For a world of one.
 
     Keeps one copy of the gradient.
 

@@ -1,4 +1,4 @@
-"""Observation of a rank's gradient before and after the reduction over ranks.
+"""A rank's gradient before and after the reduction.
 
 Only armed steps have a cost.
 """
@@ -14,7 +14,9 @@ from torch.utils.hooks import RemovableHandle
 
 
 class LocalGradient:
-    """Observer of one `backward()`: this rank's gradient as it arrives, and `.grad` at the end.
+    """Observer of one `backward()`.
+
+    It sees this rank's gradient as it arrives, and `.grad` at the end.
 
     Hooks on the parameters themselves see a gradient before it is accumulated, and so before any collective of DDP or
     Horovod sees it. Hooks run only in the step after `arm`. A callback of the autograd engine reads the final `.grad`
@@ -35,7 +37,10 @@ class LocalGradient:
         return bool(self._hooks)
 
     def arm(self, then: Callable[[Tensor], None]) -> None:
-        """Call `then` with the squared norm of this rank's gradient, at the end of the next `backward()`."""
+        """Call `then` with the squared norm of this gradient.
+
+        At the end of the next `backward()`.
+        """
         self.disarm()
         self._then, self.passes = then, 0
         self._hooks = [
@@ -71,7 +76,10 @@ class LocalGradient:
 
 
 def squared_norm(gradients: Iterable[Tensor]) -> Tensor:
-    """Return the squared norm of all gradients together: a scalar on their device, in float32 or finer."""
+    """Return the squared norm of all gradients.
+
+    A scalar on their device, in float32 or finer.
+    """
     norms = [
         torch.linalg.vector_norm(values, dtype=torch.promote_types(values.dtype, torch.float32))
         for values in (gradient.coalesce().values() if gradient.is_sparse else gradient for gradient in gradients)

@@ -18,7 +18,9 @@ from forebay.training.batch_size.policy import RateScaling
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
-    """Learning rate in proportion to the global batch: twice the rows per step, twice the rate.
+    """Learning rate in proportion to the global batch.
+
+    Twice the rows per step, twice the rate.
 
     For plain SGD while the batch is below the gradient's noise scale. After the batch has grown, the rate rises to its
     new value over `warmup_steps` steps, by the same amount in each (Goyal et al. 2017, "Accurate, Large Minibatch SGD",
@@ -39,7 +41,7 @@ class LinearScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SqrtScaling:
-    """Learning rate in proportion to the square root of the global batch.
+    """Learning rate by the square root of the global batch.
 
     Otherwise like `LinearScaling`.
 
@@ -88,7 +90,10 @@ class LRScaling:
         optimizer.register_load_state_dict_pre_hook(lambda *_: self._reset())
 
     def set_batch(self, *, global_batch: int, previous_batch: int, steps_since_change: int) -> None:
-        """Set the factor of a step of `global_batch` rows, `steps_since_change` steps after `previous_batch` rows."""
+        """Set the rate factor of a step.
+
+        The step has `global_batch` rows, and comes `steps_since_change` steps after `previous_batch` rows.
+        """
         self._reset()
         self.factor = self._rate.factor(
             global_batch=global_batch,

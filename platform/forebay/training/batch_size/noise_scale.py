@@ -1,4 +1,4 @@
-"""Batch policy: the global batch follows the noise of the gradient."""
+"""Global batch that follows the noise of the gradient."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ from forebay.training.state.setup import TrainSetup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoiseScale:
-    """Batch policy that doubles the global batch if the noise scale is twice as large, and halves it if half as large.
+    """Double or halve the global batch by the noise scale.
+
+    It doubles if the noise scale is twice as large, and halves if half as large.
 
     The noise scale is the batch at which the gradient's noise is as large as the gradient: tr(cov) / |mean|^2 over
     single rows (McCandlish et al. 2018, "An Empirical Model of Large-Batch Training", arXiv 1812.06162, appendix A). It
@@ -51,7 +53,9 @@ class NoiseScale:
             )
 
     def validate(self, reduction: str, data: Data) -> None:
-        """Check that ranks average their gradients, which the estimate needs, and that `data` allows both bounds.
+        """Check the reduction and the bounds.
+
+        The estimate needs averaged gradients, and `data` must allow both bounds.
 
         Raises `InvalidOption` otherwise.
         """
@@ -78,7 +82,10 @@ class NoiseScale:
         return LiveNoiseScale(self, setup)
 
     def next_batch(self, global_batch: int, noise_scale: float) -> int:
-        """Return the rows per step after steps of `global_batch` rows with this noise scale."""
+        """Return the rows per step for this noise scale.
+
+        After steps of `global_batch` rows.
+        """
         if noise_scale >= 2 * global_batch:
             return max(min(2 * global_batch, self.max_batch), global_batch)
         if noise_scale <= global_batch / 2:
@@ -114,7 +121,10 @@ class Estimate:
 
 
 class LiveNoiseScale:
-    """Active `NoiseScale` on one rank: its samples since the last checkpoint, and the estimate of all ranks."""
+    """Active `NoiseScale` on one rank.
+
+    Its samples since the last checkpoint, and the estimate of all ranks.
+    """
 
     def __init__(self, options: NoiseScale, setup: TrainSetup) -> None:
         parameters = setup.model.parameters()

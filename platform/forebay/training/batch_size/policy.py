@@ -1,4 +1,4 @@
-"""Protocols of batch policies, and of learning rates that follow the global batch."""
+"""Protocols of batch policies and of rate scaling."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from forebay.training.state.setup import TrainSetup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainPosition:
-    """Position of a run at a checkpoint: the next row to train is row `position` of epoch `epoch`."""
+    """Position of a run at a checkpoint.
+
+    The next row to train is row `position` of epoch `epoch`.
+    """
 
     epoch: int
     position: int
@@ -27,7 +30,7 @@ class LiveBatchPolicy(Protocol):
     """
 
     def step(self, *, rows: int, size: int) -> None:
-        """Count one step: `rows` were this rank's, `size` the global batch's.
+        """Count one step: `rows` here, `size` over all ranks.
 
         Never waits for the device.
         """
@@ -40,7 +43,10 @@ class LiveBatchPolicy(Protocol):
         ...
 
     def global_batch(self, place: TrainPosition, measured: Sequence[tuple[float, ...]]) -> int:
-        """Return the rows per step from `place` on, given every rank's measurements: the same on all ranks."""
+        """Return the rows per step from `place` on.
+
+        By every rank's measurements, and the same on all ranks.
+        """
         ...
 
     def state_dict(self) -> dict[str, Any]: ...
@@ -49,14 +55,14 @@ class LiveBatchPolicy(Protocol):
 
 
 class BatchPolicy(Protocol):
-    """Configuration of a batch policy, held by a job: frozen, picklable.
+    """Configuration of a batch policy: frozen, picklable.
 
     One that reads whole parameters or gradients has a class attribute `needs_whole = True`. A job with a strategy that
     splits them refuses it.
     """
 
     def validate(self, reduction: str, data: Data) -> None:
-        """Check that the policy can work with gradients reduced in this way.
+        """Check that the policy suits the gradient reduction.
 
         Called by `Job`.
 
@@ -73,10 +79,13 @@ class BatchPolicy(Protocol):
 
 
 class RateScaling(Protocol):
-    """Rule by which the learning rate follows the global batch: frozen, picklable, pure."""
+    """Rule of the learning rate by the global batch.
+
+    Frozen, picklable, pure.
+    """
 
     def factor(self, *, global_batch: int, base_batch: int, steps_since_change: int, previous_batch: int) -> float:
-        """Return the factor of every learning rate in the next step.
+        """Return the rate factor of the next step.
 
         Args:
             global_batch: Rows of the next step, over all ranks.

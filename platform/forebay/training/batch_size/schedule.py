@@ -42,12 +42,15 @@ class BatchSchedule:
         object.__setattr__(self, "rows_from", dict(sorted(epochs.items())))
 
     def rows(self, epoch: int) -> int | None:
-        """Rows per step in `epoch`, or None before the first scheduled epoch."""
+        """Rows per step in `epoch`.
+
+        None before the first scheduled epoch.
+        """
         due = [rows for start, rows in self.rows_from.items() if start <= epoch]
         return due[-1] if due else None
 
     def validate(self, reduction: str, data: Data) -> None:  # noqa: ARG002 - a `BatchPolicy`; any reduction will do
-        """Check that `data` can be cut into batches of all scheduled sizes.
+        """Check that `data` allows all scheduled batch sizes.
 
         Raises `InvalidOption` otherwise.
         """
@@ -55,7 +58,7 @@ class BatchSchedule:
             data.validate_batch_size(f"batch=BatchSchedule({{{epoch}: {rows}}})", rows)
 
     def attach(self, setup: TrainSetup) -> BatchSchedule:  # noqa: ARG002 - a `BatchPolicy`; it is its own live part
-        """Return itself: a function of the epoch needs nothing to observe."""
+        """Return itself: a schedule observes nothing."""
         return self
 
     def step(self, *, rows: int, size: int) -> None:

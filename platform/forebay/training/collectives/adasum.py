@@ -1,4 +1,7 @@
-"""Gradients combined by Adasum: orthogonal ones are added, parallel ones are averaged."""
+"""Adasum of gradients.
+
+Orthogonal gradients are added, parallel ones are averaged.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ _NO_NORM = sys.float_info.min**0.5
 
 
 def register_adasum(model: DistributedDataParallel) -> None:
-    """Make `backward()` of `model` leave the Adasum of the ranks' gradients instead of their mean.
+    """Reduce the gradients of `model` by Adasum, not mean.
 
     Call it once, before the first step. Raises `InvalidOption` for sparse gradients, which are in no bucket.
     """
@@ -45,7 +48,7 @@ def adasum_hook(collectives: TensorCollectives, bucket: dist.GradBucket) -> torc
 
 
 def adasum(buffer: Tensor, lengths: Sequence[int], collectives: TensorCollectives) -> Tensor:
-    """Adasum over ranks of `buffer`, which holds several tensors one after the other.
+    """Adasum `buffer` over ranks, tensor by tensor.
 
     Each is combined separately.
 
@@ -91,7 +94,7 @@ def _spans(lengths: Sequence[int], begin: int, length: int) -> Iterator[_Span]:
 
 
 def _combine(a: Tensor, b: Tensor, spans: list[_Span], num_tensors: int, collectives: TensorCollectives) -> Tensor:
-    """Combine row i of `a` with row i of `b`, both [pairs, n]."""
+    """Combine rows of `a` and `b`, both [pairs, n]."""
     products = torch.zeros(3, num_tensors, len(a), dtype=torch.float64, device=a.device)
     for number, span in spans:
         ours, theirs = a[:, span].double(), b[:, span].double()

@@ -1,4 +1,4 @@
-"""Exchange of values between the ranks of a run, and its implementation for a single process."""
+"""Exchange of values between ranks."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ class Collective(Protocol):
         ...
 
     def all_reduce(self, values: np.ndarray) -> np.ndarray:
-        """Return the element-wise sum over ranks, in the same shape and dtype (int64 or float64)."""
+        """Sum over ranks, element-wise.
+
+        In the same shape and dtype, int64 or float64.
+        """
         ...
 
     def all_gather_object(self, value: T) -> list[T]:

@@ -1,4 +1,4 @@
-"""Gradients that are the same in every world size, to the last bit."""
+"""Gradients that are bit-equal at every world size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from forebay.world import World
 
 
 class ExactReduction:
-    """Gradient of a global batch from the separately computed gradients of its lanes.
+    """Gradient of a global batch from its lanes' gradients.
 
     The computation for a lane - shapes, rows and their order, random numbers - is then the same on any rank. Lanes are
     summed in a tree that is fixed for the run (`LaneTree`). Losses, gradients and the model are therefore bit-equal in
@@ -50,7 +50,7 @@ class ExactReduction:
         optimizer.register_step_post_hook(lambda *_: self._used())
 
     def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches | None = None) -> Tensor:
-        """Add the gradient of the global batch's mean loss to `.grad`.
+        """Add the global batch's gradient to `.grad`.
 
         Returns that loss, the same on all ranks.
 
@@ -83,7 +83,10 @@ class ExactReduction:
             yield lane, batch.take(rows, weight=len(rows) / batch.size)
 
     def _lane(self, part: Batch, loss_of: LossOf, lane: int, passes: MicroBatches) -> Tensor:
-        """Return gradients, flags of those that exist, and the loss, in one tensor."""
+        """Pack gradients, flags and loss in one tensor.
+
+        The flags say which gradients exist.
+        """
         for parameter in self._parameters:
             parameter.grad = None
         rng.seed_everything(self._seed, part.epoch, part.position, lane)

@@ -1,4 +1,4 @@
-"""Sum over lanes in an order of additions that is the same in every world size."""
+"""Sum over lanes, in one order at every world size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, order=True)
 class LaneNode:
-    """Sum of lanes [number * 2^level, (number + 1) * 2^level), numbered in the order in which ranks own them."""
+    """Sum of 2^level lanes, from lane number * 2^level on.
+
+    Lanes are numbered in the order in which ranks own them.
+    """
 
     level: int
     number: int
@@ -21,7 +24,9 @@ class LaneNode:
 
 
 class LaneTree:
-    """Tree of sums in the order of lanes: lanes 0 and 1, 2 and 3, then the sums of those, and so on.
+    """Tree of sums in the order of lanes.
+
+    Lanes 0 and 1, 2 and 3, then the sums of both pairs, and so on.
 
     A sum is computed as soon as both of its halves are known. So the sums of consecutive lanes are those of the tree
     over all `lanes`, whichever rank owns them. At most 2 log2(lanes) of them are kept. Adding the sums of all ranks in
@@ -68,7 +73,7 @@ class LaneTree:
 
 
 def nodes_of(owned: range, lanes: int) -> list[LaneNode]:
-    """Return the nodes that a rank with these consecutive lanes can sum by itself."""
+    """Return the nodes that these consecutive lanes make up."""
     tree = LaneTree(lanes)
     for lane in owned:
         tree.add(LaneNode(0, lane), torch.empty(0))

@@ -1,4 +1,4 @@
-"""Division of a step into passes through the model, and the weights of their losses."""
+"""Division of a step into passes through the model."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ Accumulating = Callable[[], AbstractContextManager[object]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MicroBatches:
-    """Passes of a rank's part of a global batch, and how the losses of all parts become that of the global batch.
+    """Passes of a rank's part of a global batch.
+
+    Also how the losses of all parts become the loss of the global batch.
 
     Attributes:
         rows: Most rows of one pass. None: the whole part.
@@ -43,7 +45,9 @@ class MicroBatches:
             whole_number("micro_rows", self.rows, least=1)
 
     def over(self, batch: Batch, collective: Collective, *, ranks: int) -> MicroBatches:
-        """Passes with the weights of one global batch, whose losses are averaged over `ranks`.
+        """Weight the passes of one global batch.
+
+        Losses are averaged over `ranks`.
 
         Asks all ranks.
 
@@ -79,7 +83,9 @@ class MicroBatches:
         plan: Order,
         accumulating: Accumulating = nullcontext,
     ) -> Tensor:
-        """Call `backward()` on this rank's losses, whose mean over ranks is the loss of the global batch.
+        """Call `backward()` on this rank's losses.
+
+        Their mean over ranks is the loss of the global batch.
 
         All ranks call it as often. Returns this rank's share, detached.
         """
@@ -90,7 +96,9 @@ class MicroBatches:
     def backward(
         self, batch: Batch, loss_of: LossOf, *, passes: int = 1, accumulating: Accumulating = nullcontext
     ) -> Tensor:
-        """Call `backward()` on the weighted loss of each pass, at least `passes` times.
+        """Call `backward()` on the weighted loss of each pass.
+
+        At least `passes` times.
 
         Returns their sum, detached.
 
@@ -120,7 +128,7 @@ class MicroBatches:
 
 
 def _largest_part(batch: Batch, plan: Order, world_size: int) -> int:
-    """Rows of the rank that has most rows of the global batch."""
+    """Largest number of rows of any rank in a batch."""
     owner = np.empty(plan.lanes, np.int64)
     for rank in range(world_size):
         owner[list(plan.owned_lanes(World(rank=rank, size=world_size)))] = rank

@@ -1,4 +1,4 @@
-"""Exchange of tensors for reductions that all-reduce does not offer.
+"""Exchange of tensors beyond all-reduce.
 
 Every rank reduces one slice of all ranks' buffers (`all_to_all`), and all ranks receive the whole (`all_gather`).
 """
@@ -41,7 +41,7 @@ class TensorCollectives(Protocol):
     def exchange(
         self, rows: Tensor, send: Sequence[int], receive: Sequence[int] | None = None
     ) -> tuple[Tensor, Sequence[int]]:
-        """Send the first `send[0]` rows to rank 0, the next ones to rank 1, and so on.
+        """Send `send[r]` consecutive rows to each rank r.
 
         Args:
             rows: [sum of send, ...], with equal further dimensions and dtype on all ranks.
@@ -58,7 +58,7 @@ class TensorCollectives(Protocol):
         ...
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """Return the sum over ranks, bit-equal on all of them.
+        """Sum over ranks, bit-equal on all of them.
 
         May change `values`.
         """
@@ -69,7 +69,10 @@ class TensorCollectives(Protocol):
 
 
 class TorchTensorCollectives:
-    """`TensorCollectives` over the default torch.distributed process group: gloo for CPU tensors, NCCL for GPUs."""
+    """`TensorCollectives` over the default process group.
+
+    Gloo for CPU tensors, NCCL for GPUs.
+    """
 
     def __init__(self) -> None:
         self.rank, self.world_size = dist.get_rank(), dist.get_world_size()
@@ -133,6 +136,6 @@ class SingleProcessTensorCollectives:
 
 
 def padded(buffer: Tensor, world_size: int) -> Tensor:
-    """Return `buffer` [n] with zeros appended, so that its length is a multiple of `world_size`."""
+    """Pad `buffer` [n] with zeros to a multiple of `world_size`."""
     short = -len(buffer) % world_size
     return torch.nn.functional.pad(buffer, (0, short)) if short else buffer

@@ -65,7 +65,10 @@ class TorchCollective:
         return [cloudpickle.loads(box[_SIZE_BYTES:]) for box in boxes]
 
     def _boxes(self, packed: bytes, room: int) -> list[bytes]:
-        """Return the first `room` bytes of every rank's pickle, each with its size before it."""
+        """Gather the first `room` bytes of every rank's pickle.
+
+        Each has its size before it.
+        """
         box = (len(packed).to_bytes(_SIZE_BYTES, "little") + packed[:room]).ljust(_SIZE_BYTES + room, b"\0")
         sent = torch.frombuffer(bytearray(box), dtype=torch.uint8).to(self._transit)
         boxes = torch.empty(self.world.size * len(box), dtype=torch.uint8, device=self._transit)
@@ -80,7 +83,7 @@ class TorchCollective:
 
 
 def is_timeout(error: BaseException) -> bool:
-    """Whether a collective ended because a living peer did not take part in time.
+    """Whether a collective timed out on a living peer.
 
     torch has no class for these errors (checked on 2.13: those of gloo, of NCCL's watchdog and of the store).
     """
@@ -92,7 +95,9 @@ def is_timeout(error: BaseException) -> bool:
 def process_group(
     world: World, init_method: str, *, device: torch.device | str = "cpu", timeout_s: float = 120.0
 ) -> Iterator[TorchCollective]:
-    """Join the ranks that meet at `init_method` (`tcp://host:port` or `file:///path`), and leave at the end.
+    """Join a process group for the block.
+
+    Ranks meet at `init_method`: `tcp://host:port` or `file:///path`.
 
     A collective that waits longer than `timeout_s` for a peer raises. So does the meeting, after `MEET_S` at least.
     With torch's default of half an hour, a job would hang that long after the loss of a worker.

@@ -1,4 +1,4 @@
-"""Metrics of single steps that stay on their device until all are read at once."""
+"""Step metrics that stay on the device until read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class DeferredMetrics:
         self._chunks: list[list[float] | Tensor] = []
 
     def add(self, step: int, name: str, value: Metric) -> None:
-        """Keep a copy of `value`: a train function may overwrite its tensor with the next loss."""
+        """Keep a copy of `value`.
+
+        A train function may overwrite its tensor with the next loss.
+        """
         number = scalar(name, value)
         if isinstance(number, Tensor) and isinstance(value, Tensor) and number.data_ptr() == value.data_ptr():
             number = number.clone()
@@ -44,7 +47,7 @@ class DeferredMetrics:
             self._close_chunk()
 
     def read_all(self) -> list[Reading]:
-        """Return all readings since the last call, in the order they were added."""
+        """Return the readings since the last call, in order."""
         self._close_chunk()
         values = [value for chunk in self._chunks for value in (chunk if isinstance(chunk, list) else chunk.tolist())]
         readings = [Reading(step, name, value) for (step, name), value in zip(self._labels, values, strict=True)]

@@ -1,4 +1,7 @@
-"""Monitor of sudden increases of the loss: the first sign of a bad batch, or of a step that is too long."""
+"""Monitor of sudden increases of the loss.
+
+They are the first sign of a bad batch or too long a step.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from forebay.training.state.setup import TrainSetup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpikes:
-    """Monitor for steps whose loss is far above that of the steps before.
+    """Monitor for losses far above the previous steps.
 
     A loss is a spike if it exceeds the median of the last `window` losses by more than `factor - 1` times that median.
     With `factor=3` it is a spike if it is three times as high. The first `window` losses are never spikes. `metric`

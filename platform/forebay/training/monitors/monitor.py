@@ -1,4 +1,7 @@
-"""Protocol of monitors: they observe every step of a rank, and judge the steps before a checkpoint is saved."""
+"""Protocol of monitors.
+
+They observe every step of a rank, and judge the steps before a checkpoint is saved.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ class Action(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """Judgement of a monitor on the steps since the last checkpoint.
+    """A monitor's judgement of the steps since a checkpoint.
 
     Attributes:
         action: Requested consequence.
@@ -43,14 +46,19 @@ class Verdict:
 
 
 class LiveMonitor(Protocol):
-    """Active monitor on one rank, built each time the train function is entered.
+    """Active monitor on one rank.
+
+    Built each time the train function is entered.
 
     Laws: `step` never waits for the device. `verdict` may wait. Ranks may judge differently: the worker combines
     verdicts.
     """
 
     def step(self, step: int, metrics: Mapping[str, Metric]) -> None:
-        """Observe one step, after `optimizer.step()`, with the metrics that the train function gave to `commit`."""
+        """Observe one step, after `optimizer.step()`.
+
+        With the metrics that the train function gave to `commit`.
+        """
 
     def verdict(self) -> Verdict:
         """Judge the steps since the last call.
@@ -67,11 +75,14 @@ class LiveMonitor(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state that must outlive the process: tensors and plain values."""
+        """Return tensors and plain values that must outlive the process."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`, also after a roll-back, and discard everything observed since."""
+        """Continue from `state_dict`, also after a roll-back.
+
+        Discards everything observed since.
+        """
 
 
 class Monitor(Protocol):

@@ -82,7 +82,10 @@ class MonitorSet:
 
 
 def gravest(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return the verdict to follow: the gravest action, then the earliest step, then that of the rows at fault."""
+    """Return the verdict to follow.
+
+    The gravest action, then the earliest step, then the one with rows at fault.
+    """
     return min(
         verdicts,
         key=lambda each: (-each.action, float("inf") if each.step is None else each.step, each.rows != "own"),

@@ -1,4 +1,7 @@
-"""Monitor of NaN and infinity in the loss, in gradients, and in parameters before they are saved."""
+"""Monitor of NaN and infinity.
+
+In the loss, in gradients, and in parameters before they are saved.
+"""
 
 from __future__ import annotations
 
@@ -115,7 +118,10 @@ class LiveNanGuard:
         return self._wanted[name]
 
     def _found(self) -> tuple[int | None, str, bool] | None:
-        """Return the first bad step, if known, its description, and whether a metric of this rank shows it."""
+        """Return the first bad step and its description.
+
+        Also whether a metric of this rank shows it.
+        """
         bad = [reading for reading in self._readings.read_all() if not math.isfinite(reading.value)]
         if bad:
             names = dict.fromkeys(reading.name for reading in bad if reading.step == bad[0].step)
@@ -129,7 +135,7 @@ class LiveNanGuard:
         return only_step, what, False
 
     def _bad_parameter(self) -> str | None:
-        """Return a parameter or a row of a table with NaN or infinity.
+        """Return a parameter or table row with NaN or infinity.
 
         Buffers are not read: masks hold infinity.
         """
@@ -167,7 +173,7 @@ def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def _place_of(source: str | LocalTable, values: Tensor) -> str:
-    """Name the parameter `source`, or the rows of a table, whose `values` are not all finite."""
+    """Name the parameter or table rows with non-finite `values`."""
     if isinstance(source, str):
         return f"parameter {source!r}"
     rows = (~torch.isfinite(values)).any(1).nonzero()[:, 0]

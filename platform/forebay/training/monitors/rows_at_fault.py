@@ -1,4 +1,4 @@
-"""Names of the rows that a verdict is about, and the command that prints all of them."""
+"""Names of the rows that a verdict is about."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ NAMED = 3
 
 
 def rows_text(verdict: Verdict, spans: Sequence[Span], order: Order, ranks: Sequence[World], run: str) -> str:
-    """Text about the rows of a bad step: the first rows of the ranks at fault, their number, and the command for all.
+    """Describe the rows of a bad step.
+
+    The first rows of the ranks at fault, their number, and the command for all.
 
     Empty for a verdict about no single step. Of windows of series, only the command: their names are read from files,
     and this text is a pure function of the order.

@@ -1,4 +1,4 @@
-"""Losses of the datasets of a mixture, beside the loss that is trained on."""
+"""Losses of each dataset of a mixture."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 
 
 def losses_by_source(batch: Batch, losses: Tensor, *, name: str = "loss") -> dict[str, WeightedMean]:
-    """Metrics `loss/NAME` for `worker.commit`: the mean loss of the rows of each dataset, on the losses' device.
+    """Return metrics `loss/NAME` for `worker.commit`.
+
+    Each is the mean loss of a dataset's rows, on the losses' device.
 
     ```python
     losses = F.cross_entropy(model(batch), batch["label"], reduction="none")
@@ -55,7 +57,9 @@ def losses_by_source(batch: Batch, losses: Tensor, *, name: str = "loss") -> dic
 
 
 class SourceLosses:
-    """Loss of a batch, for `worker.backward`, that adds up the losses of each dataset of a mixture.
+    """Batch loss that also adds up each dataset's losses.
+
+    For `worker.backward`.
 
     They are known for a criterion of torch with `reduction="mean"`, which is called a second time without gradients
     and reduction. A plan of one dataset costs nothing.
@@ -71,7 +75,7 @@ class SourceLosses:
         self._metrics: dict[str, WeightedMean] = {}
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Mean loss of the rows of a batch, or of a part of one."""
+        """Return the mean loss of a batch's rows."""
         output = self._model(batch)
         if self._by_row is not None and batch.source is not None:
             with torch.no_grad():

@@ -1,4 +1,4 @@
-"""Norms of one embedding table, a slice at a time, kept on its device until they are read."""
+"""Norms of an embedding table, a slice at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ TOUCHED_ROWS = 512
 
 
 class TableNorms:
-    """Sweep over one table: its position, and the longest norm so far, on the table's device."""
+    """Sweep over one table, with its longest norm."""
 
     def __init__(self, name: str, weight: Tensor | LocalTable, module: nn.Module | None) -> None:
         self.name, self._source = name, weight
@@ -33,7 +33,7 @@ class TableNorms:
 
     @property
     def num_rows(self) -> int:
-        """Number of rows: of a table whose rows are shared by ranks, those of this rank."""
+        """Number of rows on this rank."""
         return self._weight.shape[0]
 
     @property
@@ -52,7 +52,9 @@ class TableNorms:
 
     @torch.no_grad()
     def measure(self, limit: float, turn: int) -> None:
-        """Measure one slice, and a sample of the rows that were looked up, another one at every `turn`.
+        """Measure one slice and a sample of looked-up rows.
+
+        Another slice at every `turn`.
 
         Never waits for the device.
         """
@@ -71,7 +73,10 @@ class TableNorms:
         self.is_measured = True
 
     def pop_norms(self) -> Tensor:
-        """Return [longest norm since the last call, runaway rows of the newest full sweep], float32, shape [2]."""
+        """Return the longest norm and the number of runaway rows.
+
+        Norm since the last call; rows of the newest full sweep. float32 [2].
+        """
         runaway = self._runaway if self._runaway_before is None else self._runaway_before
         norms = torch.stack([self._longest, runaway])
         self._longest = torch.zeros_like(self._longest)
@@ -80,7 +85,7 @@ class TableNorms:
 
     @torch.no_grad()
     def measure_all(self, limit: float) -> tuple[float, int, int]:
-        """Return the longest norm of the whole table, the id of its row, and the number of rows above `limit`."""
+        """Return the longest norm, its row's id, and rows above `limit`."""
         longest, row, runaway = -1.0, 0, 0
         for start in range(0, self.num_rows, self._slice):
             norms = _norms(self._weight[start : start + self._slice])
@@ -97,7 +102,7 @@ class TableNorms:
 
 
 def _sample(ids: Tensor, turn: int) -> Tensor:
-    """Return ids of all columns, for ids of any shape (rows, ...)."""
+    """Return ids of all columns, for any shape."""
     stride = max(ids.numel() // TOUCHED_ROWS, 1)
     # A stride that shares a factor with the width would select the same few columns in every row.
     width = math.prod(ids.shape[1:])

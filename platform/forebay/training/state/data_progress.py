@@ -1,4 +1,7 @@
-"""Progress of a run through its data: committed rows, batches drawn since, and rows to skip."""
+"""Progress of a run through its data.
+
+Committed rows, batches drawn since, and rows to skip.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ def num_rows(spans: Sequence[Span]) -> int:
 
 
 class CursoredBatches(Protocol):
-    """Batches with the position of the next one, as a `Loader` has them."""
+    """Batches with the position of the next, as in `Loader`."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -30,7 +33,7 @@ class CursoredBatches(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingBatches:
-    """Batches drawn since the last commit: the end of the last one, their rows, and the cursor after them.
+    """Batches drawn since the last commit.
 
     `size` counts the rows of all ranks, `rows` those of this rank. If nothing of the epoch is left, `position` is the
     end of the part that is read.
@@ -45,7 +48,7 @@ class PendingBatches:
 
 
 class DataProgress:
-    """Cursor, skipped rows and pending batches: the same on every rank.
+    """Cursor, skipped rows and pending batches, equal on every rank.
 
     `data` has the current global batch.
     """
@@ -66,7 +69,7 @@ class DataProgress:
             yield batch
 
     def pop_pending(self, step: int) -> PendingBatches:
-        """Return the batches drawn since the last commit, as those of `step`.
+        """Commit the batches drawn so far as `step`.
 
         Raises `BadJob` if there are none.
         """
@@ -86,7 +89,7 @@ class DataProgress:
         self._pending = None
 
     def require_committed(self) -> None:
-        """Check that the last batches of an ended epoch were committed.
+        """Check that an ended epoch was committed to its end.
 
         Raises `BadJob` otherwise.
         """
@@ -111,11 +114,16 @@ class DataProgress:
         self._steps.clear()
 
     def spans_of(self, step: int | None) -> tuple[Span, ...]:
-        """Return the rows of `step`, or of all steps since the last checkpoint for None."""
+        """Return the rows of `step`.
+
+        None: of all steps since the last checkpoint.
+        """
         return tuple(span for at, spans in self._steps.items() if step in (None, at) for span in spans)
 
     def skip(self, step: int | None) -> tuple[Span, ...]:
-        """Skip the rows of `step`, or of all steps since the last checkpoint for None.
+        """Skip the rows of `step`.
+
+        None: of all steps since the last checkpoint.
 
         Returns them.
         """
@@ -137,7 +145,10 @@ class DataProgress:
         self.cursor = replace(self.cursor, global_batch=self.data.global_batch)
 
     def end_of_skipped_epoch(self) -> int | None:
-        """Return the position of the epoch's end if its whole rest is skipped, else None."""
+        """Return the epoch's end if its rest is skipped.
+
+        None otherwise.
+        """
         position = self._past_skipped(self.cursor)
         return None if self._size(position) else position
 
@@ -169,7 +180,10 @@ class DataProgress:
         )
 
     def _past_skipped(self, cursor: Cursor) -> int:
-        """Return the position of the next batch that is not skipped, or the end of the epoch."""
+        """Return the position of the next batch to train.
+
+        The end of the epoch if all others are skipped.
+        """
         position = cursor.position
         while size := self._size(position):
             if not self._is_skipped((cursor.epoch, position, position + size)):

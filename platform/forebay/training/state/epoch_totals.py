@@ -1,4 +1,4 @@
-"""Time, rows and metrics of the current epoch, on one rank and over all of them."""
+"""Time, rows and metrics of the current epoch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ TRAINER_METRICS = ("wait_s", "copy_s", "batches", "rows")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochFacts:
-    """Totals of a part of an epoch in plain numbers, as ranks exchange them and checkpoints save them.
+    """Totals of a part of an epoch, as plain numbers.
+
+    Ranks exchange them and checkpoints save them.
 
     `rows` are global rows. `spent` holds seconds. A metric is kept as its sum and its number of values,
     or of rows for a `WeightedMean`.
@@ -30,7 +32,9 @@ class EpochFacts:
     counters: Mapping[str, float] = field(default_factory=dict)
 
     def for_rank(self, rank: int) -> EpochFacts:
-        """Return the totals from which `rank` resumes, in a world of any size.
+        """Return the totals that `rank` resumes from.
+
+        At any world size.
 
         Only rank 0 takes over sums over ranks.
         """
@@ -55,7 +59,9 @@ class EpochFacts:
 
 
 def over_ranks(ranks: Sequence[EpochFacts]) -> EpochFacts:
-    """Combine the totals of all ranks: counters are summed, metrics and times averaged.
+    """Combine the totals of all ranks.
+
+    Counters are summed; metrics and times are averaged.
 
     Time in checkpoints is that of the slowest rank, the one that writes. The others wait for it in their next step.
     """
@@ -70,7 +76,9 @@ def over_ranks(ranks: Sequence[EpochFacts]) -> EpochFacts:
 
 
 class EpochTotals:
-    """Totals of the current epoch on this rank, continued from `start`.
+    """This rank's totals of the current epoch.
+
+    They continue from `start`.
 
     Metrics may be tensors. They are summed on their device. Only `facts` reads them, which waits for the device.
     """
@@ -86,7 +94,10 @@ class EpochTotals:
         self.start_clock()
 
     def start_clock(self) -> None:
-        """Count the epoch's seconds from now: building a model is not part of it."""
+        """Start the epoch's clock.
+
+        Building a model is not part of the epoch.
+        """
         self._began = time.perf_counter()
 
     def add_rows(self, rows: int) -> None:

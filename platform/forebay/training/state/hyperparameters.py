@@ -1,4 +1,7 @@
-"""Hyperparameters within saved states: left out if another run continues with its own, and filled in there."""
+"""Hyperparameters in saved states.
+
+A run that continues with its own leaves them out and fills them in.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ BASE_RATES = ("base_lrs", "_last_lr")
 
 
 def left_out(state: Any) -> Any:
-    """Return the state of an optimizer without hyperparameters, or of a scheduler without rates.
+    """Remove hyperparameters or rates from a saved state.
 
     Learned state stays: moments, and the progress of a schedule. Any other state is returned unchanged.
     """
@@ -29,7 +32,9 @@ def left_out(state: Any) -> Any:
 
 
 def filled_in(state: Any, own: Callable[[], Any]) -> Any:
-    """Return `state` with missing hyperparameters filled in from `own()`, the state of the object that loads it.
+    """Fill in missing hyperparameters from `own()`.
+
+    `own()` is the state of the object that loads `state`.
 
     Raises `KeyError` for a scheduled rate that the object does not have.
     """

@@ -14,7 +14,9 @@ Scalar: TypeAlias = torch.Tensor | float
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightedMean:
-    """Metric of some of the rows: `total` over them, and their number `weight`, which may be 0.
+    """A metric over some rows.
+
+    `total` over the rows, and their number `weight`, which may be 0.
 
     Its mean over an epoch and all ranks counts every row once.
     """
@@ -48,7 +50,9 @@ def scalar(name: str, value: Metric) -> Scalar:
 
 
 def weighted(name: str, value: Metric) -> tuple[Scalar, Scalar]:
-    """Return the sum and the weight of a metric: 1 for a single number.
+    """Return a metric's sum and weight.
+
+    The weight of a single number is 1.
 
     Raises as `scalar`.
     """

@@ -1,4 +1,4 @@
-"""Random generators that a train function may use: seeded, captured and restored together."""
+"""Random generators, seeded, captured and restored together."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 
 def seed_everything(*key: int) -> None:
-    """Seed torch (all devices), NumPy's global generator and `random` from integers.
+    """Seed torch, NumPy's global generator and `random`.
 
     The key is hashed, so neighbouring keys, as (seed, step, rank) of two ranks, give unrelated streams.
     """
@@ -24,7 +24,10 @@ def seed_everything(*key: int) -> None:
 
 
 def capture(device: torch.device) -> dict[str, Any]:
-    """Return the state of this process's generators, in a form that `torch.load(weights_only=True)` accepts."""
+    """Return the state of this process's generators.
+
+    `torch.load(weights_only=True)` accepts it.
+    """
     legacy: Any = np.random.get_state(legacy=True)  # noqa: NPY002
     name, words, position, has_gauss, gauss = legacy
     state: dict[str, Any] = {
@@ -38,7 +41,10 @@ def capture(device: torch.device) -> dict[str, Any]:
 
 
 def light(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `state` with arrays instead of tensors, for sending: they are pickled and unpickled ten times as fast."""
+    """Replace tensors by arrays, for sending.
+
+    They are pickled and unpickled ten times as fast.
+    """
     return {name: _each(value, torch.Tensor, torch.Tensor.numpy) for name, value in state.items()}
 
 

@@ -14,7 +14,10 @@ from forebay.training.state.metric import Metric
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a sharded tensor, and any other tensor itself."""
+    """Return this rank's part of a tensor.
+
+    A tensor that is not sharded is returned itself.
+    """
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
@@ -24,7 +27,9 @@ def _gradient(parameter: Tensor) -> Tensor | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalTable:
-    """Rows of an embedding table that this rank holds: `weight()` [rows, dim], the newest one, and the id of each.
+    """Rows of an embedding table on this rank.
+
+    `weight()` is the newest [rows, dim], with the id of each row.
 
     `feature()` returns what the table looks up, as words, once that is known.
     """
@@ -40,7 +45,9 @@ class LocalTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalParts:
-    """Parts that this rank holds: of a parameter's value, and of its reduced gradient before a step, or None.
+    """This rank's parts of values and reduced gradients.
+
+    A gradient before a step, or None.
 
     `tables` are rows that are no parameters (`forebay.training.tables`). All ranks call `metrics` together before a
     checkpoint, for what they measured since the last one.

@@ -20,7 +20,7 @@ WHOLE = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """State that a worker saves in a checkpoint and resumes from.
+    """The state that a checkpoint saves and resumes from.
 
     - `objects`: states of model, optimizer and other tracked objects
     - `rng`: random generators of every rank
@@ -45,7 +45,10 @@ class Snapshot:
     statistics: Mapping[str, Any] = field(default_factory=dict)
 
     def to_checkpoint(self, world: World) -> Checkpoint:
-        """Return a checkpoint of plain containers, which `torch.load(weights_only=True)` accepts."""
+        """Convert to plain containers for a checkpoint.
+
+        `torch.load(weights_only=True)` accepts them.
+        """
         state = {
             "objects": dict(self.objects),
             "rng": list(self.rng),

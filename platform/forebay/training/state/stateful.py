@@ -1,4 +1,4 @@
-"""Objects of a run whose states are saved and restored together."""
+"""Objects whose states are saved and restored together."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from forebay.training.state.hyperparameters import filled_in
 
 
 class Stateful(Protocol):
-    """Anything with a state: modules, optimizers, learning-rate schedulers, gradient scalers."""
+    """Modules, optimizers, schedulers, scalers: anything with a state."""
 
     def state_dict(self) -> dict[str, Any]: ...
 

@@ -1,4 +1,7 @@
-"""Strategies by name, and the options that each of them can be combined with: checked before a worker starts."""
+"""Strategies by name, and the options they work with.
+
+Checked before a worker starts.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ INSTALL = extras.PACKAGES["deepspeed"].install
 
 
 def validate_choice(strategy: str, offload: str, reduction: Reduction, *, whole: Sequence[str] = ()) -> None:
-    """Check that a strategy can work with the other options of a job.
+    """Check a strategy against the job's other options.
 
     `whole` names monitors and policies of the job that read whole parameters or gradients. Raises `InvalidOption`.
     """

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 
 
 def clip_gradients(optimizer: Optimizer, max_norm: float) -> Tensor:
-    """Scale the gradients of all parameters of an optimizer to a norm of `max_norm` at most.
+    """Clip the gradients of an optimizer's parameters to `max_norm`.
 
     Returns the norm before.
 

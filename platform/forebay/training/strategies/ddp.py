@@ -1,4 +1,4 @@
-"""Data parallel training: every rank holds the whole model, and gradients are reduced over ranks."""
+"""Data parallel training: whole models, reduced gradients."""
 
 from __future__ import annotations
 
@@ -78,11 +78,14 @@ class DataParallel(ABC):
 
     @abstractmethod
     def reduce_gradients(self, model: nn.Module) -> nn.Module:
-        """Return `model`, which has trained parameters, with gradients reduced by mean or Adasum over the ranks."""
+        """Wrap `model` to reduce gradients by mean or Adasum.
+
+        It has trained parameters.
+        """
 
     @abstractmethod
     def accumulating(self) -> AbstractContextManager[object]:
-        """Open a block in which a `backward()` adds to this rank's gradients, and reduces none."""
+        """Open a block in which `backward()` reduces no gradient."""
 
 
 class TorchDataParallel(DataParallel):
@@ -101,13 +104,15 @@ class TorchDataParallel(DataParallel):
 
 
 class UnsplitModel(TorchDataParallel):
-    """`Strategy` of a sharded kind in a world of one, where one rank holds all parts."""
+    """A sharded strategy in a world of one."""
 
     is_sharded = True
 
 
 class FixedBuckets(DistributedDataParallel):
-    """DDP whose gradient buckets never change, so that a resumed run repeats the sums of the one it continues.
+    """DDP with fixed gradient buckets.
+
+    So a resumed run repeats the sums of the run it continues.
 
     Stock DDP reduces its first step in one bucket and then rebuilds the buckets in order of arrival. From three ranks
     on, a ring adds an element's parts in an order that depends on the element's place in its bucket. The first step

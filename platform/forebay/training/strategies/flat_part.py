@@ -1,4 +1,4 @@
-"""Part of a tensor that a rank holds as a span of its elements, regardless of rows."""
+"""A span of a tensor's elements on one rank."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatPart:
-    """Elements `start` and following of a tensor of `shape`, in C order: `values` [any number], on any device.
+    """Elements of a tensor from `start` on, in C order.
+
+    `values` [any number] of a tensor of `shape`, on any device.
 
     A state has it in place of the tensor. The parts of all ranks have each element once.
     """
@@ -20,7 +22,10 @@ class FlatPart:
 
 
 def flat_span(value: Tensor | FlatPart, start: int, size: int) -> Tensor:
-    """Return elements `start` to `start + size` of a saved tensor, of which a `FlatPart` must have exactly these."""
+    """Return elements `start` to `start + size` of a tensor.
+
+    A `FlatPart` must have exactly these.
+    """
     if isinstance(value, FlatPart):
         if (value.start, value.values.numel()) != (start, size) and size:
             raise ValueError(f"a part of elements {value.start} and following is not that of element {start}")

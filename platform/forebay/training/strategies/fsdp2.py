@@ -1,4 +1,7 @@
-"""Fully sharded data parallel training (FSDP2): each rank holds a part of every parameter, gradient and moment."""
+"""Fully sharded data parallel training (FSDP2).
+
+Each rank holds a part of every parameter, gradient and moment.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""States of models and optimizers by logical name, which do not depend on how a strategy lays tensors out."""
+"""States of models and optimizers by logical name.
+
+They do not depend on a strategy's layout of tensors.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,9 @@ class NamedOptimizer:
 
 
 def whole_states(model: nn.Module, optimizer: Optimizer, base: FrozenBase) -> Mapping[str, Stateful]:
-    """Return the states of a model and its optimizer that each rank holds as a whole.
+    """Return the states that each rank holds as a whole.
+
+    Of a model and its optimizer.
 
     Rank 0 alone saves them.
     """
@@ -57,7 +62,10 @@ def whole_states(model: nn.Module, optimizer: Optimizer, base: FrozenBase) -> Ma
 
 
 def with_base(states: Mapping[str, Stateful], base: FrozenBase) -> Mapping[str, Stateful]:
-    """Return `states` with that of frozen parameters, if there are any: first, so that another base loads nothing."""
+    """Add the state of frozen parameters to `states`, if any.
+
+    It comes first, so that another base loads nothing.
+    """
     return {"frozen_base": base, **states} if base else states
 
 
@@ -72,7 +80,9 @@ def whole_region(shape: tuple[int, ...]) -> Region:
 
 
 def named_tensor(path: str) -> str:
-    """Return the parameter that a tensor of a checkpoint belongs to, by the name under which a part has the tensor.
+    """Return the parameter that a checkpoint's tensor belongs to.
+
+    By the name under which a part has the tensor.
 
     >>> named_tensor("model.layers.0.weight"), named_tensor("optimizer.state.layers.0.weight.exp_avg")
     ('layers.0.weight', 'layers.0.weight')

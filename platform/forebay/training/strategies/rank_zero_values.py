@@ -1,4 +1,4 @@
-"""Values of rank 0 on all ranks of the default process group."""
+"""Values of rank 0, broadcast to all ranks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ from torch import Tensor, nn
 
 
 def broadcast_values(model: nn.Module) -> None:
-    """Give parameters and buffers of all ranks the values of rank 0."""
+    """Broadcast parameters and buffers of rank 0."""
     for tensor in (*model.parameters(), *model.buffers()):
         dist.broadcast(tensor.detach(), src=0)
 
 
 def follow_statistics(model: nn.Module) -> None:
-    """Make statistics that ranks collect, such as those of batch norm, follow rank 0, as under DDP."""
+    """Make collected statistics follow rank 0, as under DDP.
+
+    Such as running means of batch norm.
+    """
     if statistics := list(_statistics(model)):
 
         def broadcast_statistics(module: nn.Module, _inputs: Any) -> None:
@@ -29,6 +32,9 @@ def follow_statistics(model: nn.Module) -> None:
 
 
 def _statistics(model: nn.Module) -> Iterator[Tensor]:
-    """Buffers that checkpoints have: others are constants, such as tables of positions."""
+    """Buffers that checkpoints save.
+
+    Others are constants, such as tables of positions.
+    """
     saved = model.state_dict().keys()
     return (buffer for name, buffer in model.named_buffers() if name in saved)

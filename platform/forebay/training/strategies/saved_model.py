@@ -1,4 +1,4 @@
-"""States of models without what follows from their start: frozen parameters, and second names of tied ones."""
+"""Saved states without frozen parameters and tied names."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Agree = Callable[[set[str]], set[str]]
 
 
 class FrozenBase:
-    """`Stateful` of the frozen parameters that a model starts with: their checksums.
+    """Checksums of a model's frozen parameters, as a `Stateful`.
 
     `model` has whole parameters.
 
@@ -95,7 +95,10 @@ def _frozen(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _mark(values: Tensor) -> str | int:
-    """Return a number that changes with values: on a CPU their checksum, which is fast there, or else a sum."""
+    """Return a number that changes with the values.
+
+    On a CPU a checksum, which is fast there, elsewhere a sum.
+    """
     return _checksum(values) if values.device.type == "cpu" else sum_of_bits(values)
 
 
@@ -104,7 +107,9 @@ def _checksum(values: Tensor) -> str:
 
 
 def sum_of_bits(values: Tensor) -> int:
-    """Return a weighted sum of the bits of `values`, computed on their device: order and signs count too.
+    """Return a weighted sum of the bits of `values`.
+
+    Computed on their device; order and signs count too.
 
     It takes one block at a time: all values as int64 could take the memory of a parameter twice.
     """

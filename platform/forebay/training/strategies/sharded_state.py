@@ -1,4 +1,7 @@
-"""States of models and optimizers of which each rank holds a part: saved by rank, loaded from parts or from wholes."""
+"""Sharded states of models and optimizers.
+
+Saved by rank, loaded from parts or from wholes.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ from forebay.training.strategies.named_state import NamedOptimizer
 
 
 class ShardedModel:
-    """`Stateful` of a model with sharded parameters, which are `DTensor` in its state.
+    """`Stateful` of a model with sharded parameters.
+
+    They are `DTensor` in its state.
 
     It loads whole ones too.
     """
@@ -67,7 +72,9 @@ class ShardedOptimizer:
 
 
 def split_shards(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, LocalChunk]]:
-    """Split `state` into what every rank has and this rank's chunks of sharded tensors, by logical name.
+    """Split `state` into common values and this rank's chunks.
+
+    Chunks of sharded tensors are by logical name.
 
     The former names the sharded tensors in their places, and has scalars as numbers (`checkpoint/parts/table.py`).
     One tensor in several places has the name of the first.
@@ -93,13 +100,19 @@ def split_shards(state: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Lo
 
 
 def sharded_region(shape: tuple[int, ...], mesh: DeviceMesh) -> Region:
-    """Return the offsets and sizes of this rank's part of a tensor that `fully_shard` splits."""
+    """Return offsets and sizes of this rank's part.
+
+    Of a tensor that `fully_shard` splits.
+    """
     sizes, offsets = compute_local_shape_and_global_offset(torch.Size(shape), mesh, [Shard(0)])
     return tuple(offsets), tuple(sizes)
 
 
 def sharded(local: Tensor, shape: tuple[int, ...], mesh: DeviceMesh) -> DTensor:
-    """Return the tensor of `shape` whose part on this rank is `local`, as `fully_shard` splits it."""
+    """Build the sharded tensor whose local part is `local`.
+
+    Of `shape`, as `fully_shard` splits it.
+    """
     stride = torch.empty(shape, device="meta").stride()
     found: DTensor = DTensor.from_local(
         local, mesh, [Shard(0)], run_check=False, shape=torch.Size(shape), stride=stride
@@ -120,7 +133,10 @@ def _mapped(state: Any, path: str, change: Callable[[str, DTensor | FlatPart], A
 
 
 def _like(own: object, value: Any) -> Any:
-    """Return `value` in the layout of `own`: this rank's part, if `own` is sharded and `value` is whole."""
+    """Return `value` in the layout of `own`.
+
+    This rank's part, if `own` is sharded and `value` is whole.
+    """
     is_whole = isinstance(value, Tensor) and not isinstance(value, DTensor)
     if not (is_whole and isinstance(own, DTensor) and value.shape == own.shape):
         return value

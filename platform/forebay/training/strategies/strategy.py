@@ -1,4 +1,4 @@
-"""Protocol of strategies, by which all ranks train one model together, and the choice among them."""
+"""Protocol of strategies: how ranks train one model."""
 
 from __future__ import annotations
 
@@ -52,7 +52,10 @@ class Strategy(Protocol):
 
     @property
     def is_sharded(self) -> bool:
-        """Whether each rank holds a part of every parameter: all of it, in a world of one."""
+        """Whether each rank holds a part of every parameter.
+
+        In a world of one, that part is all of it.
+        """
         ...
 
     def prepare(self, model: nn.Module, optimizer: BuildOptimizer) -> tuple[nn.Module, Optimizer]:
@@ -60,7 +63,7 @@ class Strategy(Protocol):
         ...
 
     def states(self, model: nn.Module, optimizer: Optimizer) -> Mapping[str, Stateful]:
-        """Return what a checkpoint saves of both, by the names "model" and "optimizer".
+        """Return the saved states "model" and "optimizer".
 
         Tensors of which each rank holds a part are `DTensor` or `FlatPart`. Both load states with tensors as `restored`
         returns them, and states of whole tensors.
@@ -68,18 +71,22 @@ class Strategy(Protocol):
         ...
 
     def restored(self, name: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor | FlatPart:
-        """Return the saved tensor `name` of `shape` as this rank holds it.
+        """Return this rank's layout of saved tensor `name`.
+
+        The saved tensor has `shape`.
 
         `read` returns a block, in main memory.
         """
         ...
 
     def local_parts(self) -> LocalParts:
-        """Return where monitors find what this rank holds of parameters and reduced gradients."""
+        """Return this rank's parameters and reduced gradients, for monitors."""
         ...
 
     def wrap(self, model: nn.Module) -> nn.Module:
-        """Return the module that the train function calls, with rank 0's parameters and buffers on all ranks.
+        """Return the module that the train function calls.
+
+        All ranks have rank 0's parameters and buffers.
 
         A `backward()` through it leaves the same gradients on all ranks. With `reduction="exact"` only this strategy's
         own `backward` does.
@@ -87,21 +94,27 @@ class Strategy(Protocol):
         ...
 
     def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches) -> Tensor:
-        """Add the gradient of the global batch's loss to `.grad`, and return this rank's share of it, detached.
+        """Add the global batch's gradient to `.grad`.
+
+        Returns this rank's share of the loss, detached.
 
         The mean of the shares over ranks is the loss. Gradients are reduced once, with the last of the passes.
         """
         ...
 
     def clip_grad_norm(self, max_norm: float) -> Tensor:
-        """Scale the reduced gradient to a norm of `max_norm` at most, over all parameters that the optimizer trains.
+        """Clip the reduced gradient to `max_norm`.
+
+        Over all parameters that the optimizer trains.
 
         Returns the norm before, a scalar on this rank's device: the same on all ranks.
         """
         ...
 
     def close(self) -> None:
-        """Release what the process keeps of this world: another may follow in it.
+        """Release all state of this world.
+
+        Another may follow in the same process.
 
         The last call.
         """

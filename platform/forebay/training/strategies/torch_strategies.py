@@ -1,4 +1,4 @@
-"""Strategies over torch.distributed, which local processes and Ray Train share."""
+"""Strategies of local processes and Ray Train."""
 
 from __future__ import annotations
 

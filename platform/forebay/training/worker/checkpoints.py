@@ -1,4 +1,4 @@
-"""Checkpoints of a run as its ranks save and find them together."""
+"""Checkpoints that all ranks save and find together."""
 
 from __future__ import annotations
 
@@ -55,7 +55,9 @@ class RankCheckpoints:
             self._store.save(replace(checkpoint, shards={WHOLE: state}), receipts)
 
     def newest(self) -> Checkpoint | None:
-        """Return the newest complete checkpoint, with tensors as this rank holds them, or None.
+        """Return the newest complete checkpoint, or None.
+
+        Its tensors are as this rank holds them.
 
         Raises as `CheckpointStore.newest`.
         """

@@ -17,7 +17,7 @@ from forebay.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitVote:
-    """Contribution of one rank to the single exchange at a checkpoint.
+    """Vote of one rank at a checkpoint.
 
     It is sent pickled, so it is kept small.
 
@@ -59,7 +59,10 @@ class CommitDecision:
         )
 
     def naming_rows(self, progress: DataProgress, *, run: str) -> CommitDecision:
-        """Copy whose verdict names rows of its step: a pure function of the order, the same on every rank."""
+        """Return a copy whose verdict names the step's rows.
+
+        A pure function of the order, the same on every rank.
+        """
         verdict = self.verdict
         if verdict.action is Action.GO_ON or verdict.rows == "none":
             return self
@@ -69,7 +72,7 @@ class CommitDecision:
 
 
 def _at_fault(verdicts: Sequence[Verdict]) -> tuple[World, ...]:
-    """Ranks whose own rows show what the verdict of all is about.
+    """Ranks whose own rows show the fault.
 
     All ranks, if none says so.
     """

@@ -1,4 +1,4 @@
-"""Area under the ROC curve over all ranks, from one histogram of scores per class."""
+"""AUC over all ranks, from histograms of scores."""
 
 from __future__ import annotations
 
@@ -82,5 +82,8 @@ def evaluate_auc(worker: Worker, model: nn.Module) -> dict[str, float]:
 
 
 def _area_of(counts: np.ndarray) -> float:
-    """Area of the counts of a `ScoreBins` and their number of NaN, int64 [2 * bins + 1]."""
+    """AUC from the counts of a `ScoreBins`.
+
+    `counts` ends with the number of NaN: int64 [2 * bins + 1].
+    """
     return float("nan") if counts[-1] else area(counts[:-1].reshape(2, NUM_BINS))

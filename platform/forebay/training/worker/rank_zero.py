@@ -1,4 +1,4 @@
-"""Results of rank 0 for which all ranks wait without a limit."""
+"""Results of rank 0 that all ranks wait for."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def synced_request(reporter: Reporter, collective: Collective) -> Request:
 
 
 def broadcast_from_rank_zero(call: Callable[[], T], collective: Collective) -> T:
-    """Return the result of `call()` on rank 0 on all ranks, however long it takes.
+    """Broadcast the result of rank 0's `call()`, without a timeout.
 
     Rank 0 calls it in a thread, and informs the other ranks every `BEAT_S` seconds that it is still running.
     """
@@ -46,7 +46,7 @@ def _answer(pending: OutcomeThread[T]) -> tuple[T] | None:
 
 
 def gathered_from_all(call: Callable[[], T], collective: Collective) -> list[T]:
-    """Return the results of `call()` on all ranks, by rank, however long each of them takes.
+    """Gather the results of `call()` by rank, without a timeout.
 
     A rank on which it raises leaves with the exception.
     """

@@ -15,7 +15,7 @@ from forebay.training.strategies.strategy import StrategyOptions
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
-    """Part of a job that reaches a worker: its data, its length, and the interval of checkpoints.
+    """The part of a job that a worker needs.
 
     `checkpoint_every` counts steps between checkpoints. The end of an epoch is saved too. `monitors` observe training.
     `strategy` names the way in which ranks train together, and `offload` what it keeps in main memory.

@@ -1,4 +1,7 @@
-"""Events of rank 0: step reports, at most 10 per second, and the cuts of the order into steps."""
+"""Step reports of rank 0, at most 10 per second.
+
+Also the cuts of the order into steps.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ class StepCuts:
         self._batches = 0
 
     def next_cut(self, step: int, drawn: PendingBatches, global_batch: int) -> BatchesCut | None:
-        """Return the cut that begins with `step`, or None if its batches are those that follow."""
+        """Return the cut that begins with `step`.
+
+        None if its batches follow from the steps before.
+        """
         (epoch, position, _), batches = drawn.spans[0], len(drawn.spans)
         is_end = batches < self._batches and drawn.cursor.epoch > epoch
         is_expected = self._expected == (step, epoch, position, global_batch) and (batches == self._batches or is_end)
@@ -46,7 +52,7 @@ REPORT_EVERY_S = 0.1
 
 
 class StepReports:
-    """Events of one rank, of which only those of rank 0 are sent.
+    """Reporter of one rank. Only rank 0 sends.
 
     Of step reports it sends those that are due, and at most one of the others every `REPORT_EVERY_S`.
     """
@@ -62,7 +68,7 @@ class StepReports:
             self._reporter.report(event)
 
     def count(self, step: int, drawn: PendingBatches, global_batch: int) -> None:
-        """Report how batches become steps if it changes with this step."""
+        """Report the cut of batches into steps, if it changes."""
         if (cut := self._cuts.next_cut(step, drawn, global_batch)) is not None:
             self.emit(cut)
 

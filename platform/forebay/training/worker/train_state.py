@@ -1,4 +1,4 @@
-"""Training state of one rank: everything a checkpoint saves and restores."""
+"""Training state of one rank, as checkpoints save it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from forebay.training.worker.spec import TrainSpec
 
 
 class TrainState:
-    """State of a run on one rank: the same on every rank, except for the totals.
+    """Training state of one rank.
+
+    Equal on every rank, except for the totals.
 
     It does not communicate with other ranks or storage. `restored` is the snapshot that was restored, until the next
     step.
@@ -46,12 +48,15 @@ class TrainState:
         return self.progress.data.global_batch
 
     def place(self, epoch: int, position: int) -> dict[str, float]:
-        """Return where the run is, for a report of a step in `epoch` that ends at `position`."""
+        """Return the position to report for a step.
+
+        The step is in `epoch` and ends at `position`.
+        """
         place: dict[str, float] = {"step": self.step, "epoch": epoch, "position": position, "rows": self.rows}
         return place | {"global_batch": self.global_batch, "wait_s": self.counters["wait_s"]}
 
     def attach(self, setup: TrainSetup, states: Mapping[str, Stateful]) -> None:
-        """Track the states of model and optimizer, and attach monitors, batch policy and rate scaling to both."""
+        """Track model and optimizer, and attach monitors and policies."""
         self.objects.add(**states)
         self.monitors.attach(setup)
         self.batch_size.attach(setup)
@@ -99,7 +104,10 @@ class TrainState:
         self.batch_size.scale_rate(self.global_batch, step=self.step)
 
     def close_epoch(self, epoch: int, position: int, facts: EpochFacts) -> EpochEnded:
-        """Return the results of `epoch`, which ends at `position`, and start new totals."""
+        """Return the results of `epoch`, and start new totals.
+
+        The epoch ends at `position`.
+        """
         dropped = self.progress.data.plan.num_rows - position
         ended = facts.epoch_ended(epoch=epoch, step=self.step, dropped_rows=dropped)
         self.ended = (*self.ended, ended)
@@ -107,14 +115,17 @@ class TrainState:
         return ended
 
     def add_to_last_epoch(self, checkpoint_s: float) -> EpochEnded:
-        """Add the time of the checkpoint that ended the last epoch to that epoch."""
+        """Add the time of the last epoch's final checkpoint."""
         last = self.ended[-1]
         last = replace(last, seconds=last.seconds + checkpoint_s, checkpoint_s=last.checkpoint_s + checkpoint_s)
         self.ended = (*self.ended[:-1], last)
         return last
 
     def snapshot(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> Snapshot:
-        """Return all of the state, with the totals and the random generators of all ranks."""
+        """Return the state to save.
+
+        It has the totals and the random generators of all ranks.
+        """
         return Snapshot(
             step=self.step,
             cursor=self.progress.cursor,

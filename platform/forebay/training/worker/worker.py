@@ -1,4 +1,4 @@
-"""Object that a train function receives: its rank in the run, its data, and the step boundary that saves its state."""
+"""The object that a train function receives."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ TrainFunction = Callable[["Worker"], None]
 
 
 class Worker:
-    """One rank of a run, as its train function sees it.
+    """One rank of a run, seen by its train function.
 
     ```python
     def train(worker: Worker) -> None:
@@ -128,7 +128,7 @@ class Worker:
 
     @property
     def progress(self) -> float:
-        """Share of the rows of all epochs that is trained on, 0 to 1.
+        """Trained share of the rows of all epochs, 0 to 1.
 
         The same in every world.
         """
@@ -140,7 +140,9 @@ class Worker:
         return self.epoch >= self.epochs and self.stopped is None
 
     def run(self, train: TrainFunction) -> None:
-        """Call `train`, after seeding all generators so that every rank builds the same model.
+        """Seed all generators, and call `train`.
+
+        So every rank builds the same model.
 
         Closes its loaders.
         """
@@ -195,7 +197,9 @@ class Worker:
             self._restore(self._state.restored)
 
     def loader(self) -> Iterator[Batch]:
-        """Yield this rank's batches of all remaining epochs, on its device, from the last commit on.
+        """Yield this rank's batches of all remaining epochs.
+
+        They are on its device and continue from the last commit.
 
         A batch maps array names to tensors [rows, ...]. Ends early after a commit at which the run must stop or
         continue with another world size. Raises `BadJob` if an epoch ends uncommitted.
@@ -224,7 +228,7 @@ class Worker:
         return self._strategy.backward(batch, loss_of, passes)
 
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
-        """Scale the gradient of the global batch to a norm of `max_norm` at most.
+        """Clip the gradient of the global batch to `max_norm`.
 
         Returns the norm before, a scalar.
 
@@ -234,7 +238,7 @@ class Worker:
         return self._strategy.clip_grad_norm(max_norm)
 
     def held_out(self) -> Iterator[Batch] | None:
-        """Yield this rank's part of the held-out data once, on its device.
+        """Yield this rank's held-out batches once, on its device.
 
         Returns None if the job has none.
 
@@ -274,15 +278,21 @@ class Worker:
         self._report(self._progress.cursor.epoch, self._progress.cursor.position, metrics, due=True)
 
     def all_reduce(self, values: np.ndarray) -> np.ndarray:
-        """Return the element-wise sum over ranks of an int64 or float64 array, in its shape, on every rank."""
+        """Sum an int64 or float64 array over ranks.
+
+        Every rank gets the element-wise sum, in the same shape.
+        """
         return self._collective.all_reduce(values)
 
     def counted(self) -> dict[str, float]:
-        """Return this rank's counters since its process started, with held-out data (`runtime.metrics.METRICS`)."""
+        """Return this rank's counters since its process started.
+
+        They include held-out data; `runtime.metrics.METRICS` names them.
+        """
         return counted_together(self._state.counters.as_dict(), self._state.held_out_counters.as_dict())
 
     def restore(self) -> bool:
-        """Restore all state from the newest checkpoint, including the position in the data.
+        """Restore state and position from the newest checkpoint.
 
         Returns False without one.
 
@@ -301,7 +311,10 @@ class Worker:
         return True
 
     def close(self) -> None:
-        """End the threads of all loaders, also after an exception in the training loop, and leave the strategy."""
+        """End all loaders' threads and leave the strategy.
+
+        Called also after an exception in the training loop.
+        """
         self._loaders.close()
         if self._strategy is not None:
             self._strategy.close()
@@ -312,7 +325,7 @@ class Worker:
         return self.epoch < self.epochs and self.stopped is None and self.resize_to is None
 
     def _batches(self, loader: Loader, data: Data) -> Iterator[Batch]:
-        """Yield batches until `data` is used up or replaced by a commit."""
+        """Yield batches until `data` ends or a commit replaces it."""
         while self._goes_on and self._progress.data is data:
             if self._is_displaced:
                 self._start_here(loader)
@@ -327,7 +340,10 @@ class Worker:
             self._progress.require_committed()
 
     def _start_here(self, loader: Loader) -> None:
-        """Seek to the cursor, and set the random generators to their states in an undisturbed run."""
+        """Seek to the cursor and restore the random generators.
+
+        They continue as in an undisturbed run.
+        """
         if self._state.monitors.is_on and self.step == 0 and self._state.restored is None:
             # A monitor that rejects the very first steps needs a checkpoint to return to.
             self._save_checkpoint(EpochFacts(), ())
@@ -352,7 +368,10 @@ class Worker:
         self._state.totals.add_time("checkpoint_s", time.perf_counter() - began)
 
     def _end_epoch(self, epoch: int, position: int, metrics: Mapping[str, Metric]) -> None:
-        """Save a checkpoint after callbacks have run: their requests take effect here."""
+        """Save a checkpoint after the callbacks.
+
+        Their requests take effect here.
+        """
         verdict, measured = self._state.evaluate_monitors()
         began = time.perf_counter()
         decision = self._exchange_votes(verdict, Request())

@@ -1,4 +1,4 @@
-"""DeepSpeed engines: built for one world, and forgotten before the next one.
+"""DeepSpeed engines, each built for one world.
 
 Names of DeepSpeed that are not public are used in this room alone, and were checked on 0.19.8.
 """
@@ -26,13 +26,19 @@ BUCKET_ELEMENTS = 50_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZeroStage:
-    """Stage of ZeRO, and whether optimizer states and master weights are in main memory."""
+    """Stage of ZeRO, and whether it offloads.
+
+    Optimizer states and master weights are then in main memory.
+    """
 
     number: int
     is_offloaded: bool
 
     def config(self) -> Mapping[str, Any]:
-        """Return DeepSpeed's configuration: float32, the caller's optimizer, no clipping and no schedule of its own."""
+        """Return DeepSpeed's configuration.
+
+        Float32, the caller's optimizer, no clipping and no schedule of its own.
+        """
         zero: dict[str, Any] = {
             "stage": self.number,
             "reduce_bucket_size": BUCKET_ELEMENTS,
@@ -56,7 +62,10 @@ class ZeroStage:
 
 
 def build_engine(model: nn.Module, optimizer: Optimizer, stage: ZeroStage) -> Any:
-    """Return DeepSpeed's engine of a model over the default process group, within `engine_environment`."""
+    """Build DeepSpeed's engine of a model.
+
+    Over the default process group, within `engine_environment`.
+    """
     import deepspeed  # noqa: PLC0415 - an extra, which takes seconds to import
 
     # It would be compiled at the start. If a worker is killed meanwhile, its lock file stays, and others wait for it.
@@ -72,7 +81,7 @@ def build_engine(model: nn.Module, optimizer: Optimizer, stage: ZeroStage) -> An
 
 
 def forget_engine(engine: Any) -> None:
-    """Remove an engine's hooks, and what DeepSpeed keeps of its world in module globals.
+    """Remove an engine's hooks and DeepSpeed's module globals.
 
     The next world of this process needs new process groups. Newcomers there count modules and parameters from 0, and
     stage 3 compares these numbers over ranks. Stage 3 also leaves its own linear function in torch, whose gradients
@@ -98,7 +107,10 @@ def forget_engine(engine: Any) -> None:
 
 @contextmanager
 def engine_environment(device: torch.device) -> Iterator[None]:
-    """Set the variables from which DeepSpeed reads its device, when it is imported and while it trains."""
+    """Set the variables that DeepSpeed reads its device from.
+
+    When it is imported and while it trains.
+    """
     wanted = {"LOCAL_RANK": str(device.index or 0), "DS_ACCELERATOR": device.type}
     before = {name: os.environ.get(name) for name in wanted}
     os.environ.update(wanted)
@@ -114,7 +126,10 @@ def engine_environment(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def lone_process_group(device: torch.device) -> Iterator[None]:
-    """Make a process group of one rank, if there is none, and leave it at the end."""
+    """Make a process group of one rank, if needed.
+
+    It is left at the end.
+    """
     if dist.is_initialized():
         yield
         return

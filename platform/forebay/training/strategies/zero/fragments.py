@@ -1,4 +1,7 @@
-"""Part of each parameter that a rank trains under ZeRO: a span of its elements within a flat tensor."""
+"""Fragments of parameters that a rank trains under ZeRO.
+
+A span of elements within a flat tensor.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fragment:
-    """Elements `start` to `start + size` of a trained parameter, in C order, which this rank trains.
+    """Elements of a parameter that this rank trains.
+
+    From `start` to `start + size`, in C order.
 
     They are elements `offset` and following of `flat`, the tensor that the optimizer steps on.
     """
@@ -23,12 +28,12 @@ class Fragment:
     size: int
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return this fragment of a tensor that is laid out as `flat` is."""
+        """Cut this fragment from a tensor laid out like `flat`."""
         return flat.narrow(0, self.offset, self.size)
 
 
 class ZeroFragments:
-    """Fragments of all trained parameters of one engine, and their gradients.
+    """Fragments of an engine's parameters, and their gradients.
 
     `stage` is that of ZeRO.
     """
@@ -42,11 +47,17 @@ class ZeroFragments:
             self._fragments[parameter], self._places[parameter] = fragment, place
 
     def of(self, parameter: Tensor) -> Fragment | None:
-        """Return the fragment of a parameter, or None if it is not trained."""
+        """Return a parameter's fragment.
+
+        None if it is not trained.
+        """
         return self._fragments.get(parameter)
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
-        """Return the reduced gradient of the fragment, to be read or changed in place, or None if there is none."""
+        """Return the fragment's reduced gradient, or None.
+
+        It may be changed in place.
+        """
         fragment, place = self._fragments.get(parameter), self._places.get(parameter)
         if fragment is None or place is None or fragment.size == 0:
             return None
@@ -56,7 +67,10 @@ class ZeroFragments:
         return None if gradients is None else gradients[place[1]].view(-1)[: fragment.size]
 
     def publish(self) -> None:
-        """Give all ranks the values of all fragments: call it after they were changed."""
+        """Broadcast the values of all fragments.
+
+        Call it after they were changed.
+        """
         if not self._is_third:
             self._zero.update_lp_params()
             return
@@ -65,7 +79,10 @@ class ZeroFragments:
 
 
 def _first(zero: Any) -> Iterator[tuple[Tensor, Fragment, tuple[int, int]]]:
-    """Fragments of stages 1 and 2: a rank holds an equal share of each group's parameters, one after another."""
+    """Fragments of stages 1 and 2.
+
+    A rank holds an equal share of each group's parameters, one after another.
+    """
     for group, parameters in enumerate(zero.bit16_groups):
         flat, numbers = zero.single_partition_of_fp32_groups[group], _numbers(zero.params_in_partition[group])
         for parameter in parameters:
@@ -79,7 +96,7 @@ def _first(zero: Any) -> Iterator[tuple[Tensor, Fragment, tuple[int, int]]]:
 
 
 def _third(zero: Any, rank: int) -> Iterator[tuple[Tensor, Fragment, tuple[int, int]]]:
-    """Fragments of stage 3: a rank holds an equal share of each parameter."""
+    """Fragments of stage 3: equal shares of each parameter."""
     for group, parameters in enumerate(zero.fp16_groups):
         offset = 0
         for number, parameter in enumerate(parameters):
@@ -90,13 +107,19 @@ def _third(zero: Any, rank: int) -> Iterator[tuple[Tensor, Fragment, tuple[int, 
 
 
 def held_span(parameter: Any, rank: int) -> tuple[int, int]:
-    """Return the first element of a parameter that a rank holds in stage 3, and the one after its last."""
+    """Return the range of a parameter's elements in stage 3.
+
+    The first, and one past the last.
+    """
     share, size = parameter.partition_numel(), parameter.ds_numel
     return min(rank * share, size), min((rank + 1) * share, size)
 
 
 def held_part(parameter: Any, rank: int) -> Tensor:
-    """Return the elements of a parameter that a rank holds in stage 3, in the type it computes with."""
+    """Return a rank's elements of a parameter in stage 3.
+
+    In the type it computes with.
+    """
     start, stop = held_span(parameter, rank)
     held: Tensor = parameter.ds_tensor.data.view(-1)[: stop - start]
     return held
@@ -113,7 +136,7 @@ def shape_of(parameter: Tensor) -> tuple[int, ...]:
 
 
 def flat_states(base: torch.optim.Optimizer) -> Mapping[Tensor, dict[str, Any]]:
-    """Return the states of an optimizer by the flat tensors it steps on."""
+    """Return an optimizer's states by flat tensor."""
     states: Mapping[Tensor, dict[str, Any]] = base.state
     return states
 

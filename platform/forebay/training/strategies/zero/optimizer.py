@@ -1,4 +1,7 @@
-"""Optimizer that a train function sees under ZeRO: its groups have the parameters of the model."""
+"""The optimizer that a train function sees under ZeRO.
+
+Its groups have the parameters of the model.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,7 @@ class ZeroOptimizer(Optimizer):
         self._take_step = take_step
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """Make one step with the reduced gradients, which are then cleared."""
+        """Step with the reduced gradients, and clear them."""
         assert closure is None, "a closure would need another backward pass within the step"
         assert self._take_step is not None, "connect() comes first"
         self.update_base()

@@ -1,4 +1,7 @@
-"""States of a model and an optimizer under ZeRO, by logical name: those of every other strategy."""
+"""States under ZeRO, by logical name.
+
+The names are the same in every strategy.
+"""
 
 from __future__ import annotations
 
@@ -107,7 +110,7 @@ class ZeroOptimizerState:
 
 
 def _fill(state: dict[str, Any], saved: Mapping[str, Any], fragment: Fragment, shape: tuple[int, ...]) -> None:
-    """Put the moments of one parameter into the state of the flat tensor that it lies in."""
+    """Store a parameter's moments in its flat tensor's state."""
     for key, value in saved.items():
         if isinstance(value, Tensor | FlatPart) and tuple(value.shape) == shape and not _counts(key):
             if key not in state:

@@ -37,7 +37,7 @@ from forebay.training.strategies.zero.state import ZeroModel, ZeroOptimizerState
 
 
 class ZeroSharded:
-    """`Strategy` of a stage of ZeRO over the default process group.
+    """A stage of ZeRO, over the default process group.
 
     Stage 1 splits the states of the optimizer over ranks, stage 2 also the gradients, stage 3 also the parameters.
     """
@@ -118,7 +118,10 @@ class ZeroSharded:
             self._engine.set_gradient_accumulation_boundary(True)
 
     def _span(self, parameter: nn.Parameter) -> tuple[int, int] | None:
-        """Return the elements of a parameter that this rank holds, or None if it holds all of them."""
+        """Return this rank's elements of a parameter.
+
+        None if it holds all of them.
+        """
         if (fragment := self._fragments.of(parameter)) is not None:
             return fragment.start, fragment.start + fragment.size
         return held_span(parameter, self._collective.world.rank) if is_partitioned(parameter) else None
