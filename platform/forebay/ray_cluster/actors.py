@@ -1,8 +1,9 @@
-"""Named actors, which any process of the cluster can find: coordinators of runs, and sweeps."""
+"""Named actors, found by any process of the cluster, and their heartbeat. Checked with Ray 2.60."""
 
 from __future__ import annotations
 
 import difflib
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,6 +31,7 @@ NODE_DIGITS = 12
 """Number of digits of a node id in the names of its actors."""
 
 ANSWER_S = 10.0
+_PING_S = 5.0
 
 
 def names_of(prefix: str, begin: str = "") -> list[str]:
@@ -94,3 +96,21 @@ def ask_all(
         except RayError:  # it has ended since
             continue
     return answers
+
+
+class Heartbeat:
+    """Pings an actor every 5 s. An actor with asynchronous methods answers at once, however busy its threads are."""
+
+    def __init__(self, actor: ActorHandle) -> None:
+        self._actor = actor
+        self._ping: Any = None
+        self._since = time.monotonic()
+
+    def silent_s(self) -> float:
+        """Seconds since the unanswered ping, else 0."""
+        now = time.monotonic()
+        if self._ping is not None and ray.wait([self._ping], timeout=0)[0]:
+            self._ping, self._since = None, now
+        if self._ping is None and now - self._since > _PING_S:
+            self._ping, self._since = self._actor.__ray_ready__.remote(), now
+        return now - self._since if self._ping is not None else 0.0

@@ -1,13 +1,17 @@
-"""Nodes that will be taken away, according to the cluster's control service."""
+"""Nodes of a cluster, those about to be taken away, and placement groups on them."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping
 
 import ray
 from ray._private import state as ray_state  # no public way; ray_cluster/private_names.py
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+_PREFIX = "forebay-run-"
+"""Prefix of a placement group's name. The run's name follows, by which the group is found again."""
 CPU_ONLY = "cpu_only"
 URGENT_S = 20.0
 """With less time than this left, the world does not wait for a replacement to become warm."""
@@ -61,3 +65,20 @@ def worker_capacity(*, cpus: float, gpus: float) -> int:
     need = {"CPU": cpus, "GPU": gpus}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return sum(min(int(node.get(kind, 0.0) / each + 1e-9) for kind, each in need.items() if each) for node in nodes)
+
+
+def new_placement(run: str, bundle: Mapping[str, float]) -> PlacementGroup:
+    """Request resources for one worker of `run`. Without room in the cluster, the request stays open."""
+    # Ray requires a unique name.
+    return placement_group([dict(bundle)], name=f"{_PREFIX}{run}:{uuid.uuid4().hex}")
+
+
+def remove_placements(is_meant: Callable[[str], bool]) -> None:
+    """Remove the placement groups that runs have left.
+
+    Ray keeps them when only the process that requested them dies. `is_meant` is called with the name of a run.
+    """
+    for number, facts in placement_group_table().items():
+        run, colon, _ = facts["name"].removeprefix(_PREFIX).rpartition(":")
+        if colon and facts["name"].startswith(_PREFIX) and facts["state"] != "REMOVED" and is_meant(run):
+            remove_placement_group(PlacementGroup(ray.PlacementGroupID(bytes.fromhex(number))))

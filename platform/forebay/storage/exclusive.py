@@ -26,7 +26,7 @@ from forebay.runtime.extras import extra_package
 from forebay.storage.arrow_stores import arguments_of
 from forebay.storage.atomic import UMASK
 from forebay.storage.credentials import redact, redacting
-from forebay.storage.file_lock import FileLock
+from forebay.storage.file_lock import NO_LOCKS, FileLock
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.fsspec_bridge import Bridge
 from forebay.storage.hadoop.files import HadoopFiles, neighbour
@@ -34,7 +34,6 @@ from forebay.storage.small_files import find_small
 
 ANSWER_S = 20.0
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _TAKEN = ("PreconditionFailed", "412")
 _BUSY = ("ConditionalRequestConflict", "409")
 _TRIES = 4
@@ -107,7 +106,7 @@ def _lock(descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in _NO_LOCKS:
+        if error.errno not in NO_LOCKS:
             raise
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import threading
@@ -11,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Errors of a file system without locks."""
 _FIRST_POLL_S = 0.001
 _LAST_POLL_S = 0.02
 

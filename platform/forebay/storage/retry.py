@@ -1,4 +1,14 @@
-"""Retries of reads from storage that may fail or hang. The only retry loop of the code base."""
+"""Retries of reads from storage that fail or hang: of source data, listings and checkpoints.
+
+No other loop repeats a failed read. Loops elsewhere repeat something else:
+
+- `json_file.read_json_content` reads again what was replaced during the read, and so is torn.
+- `exclusive` sends a conditional creation again if the store asks for it.
+- The storage check, the fence of an attempt, uploads and stored logs wait until a storage is back, within limits of
+  their own. Each of their questions is one attempt.
+- `cache/block_builder.py` fetches a row group again whose bytes were damaged on the way.
+- Data nodes and cache actors pass work to another process when one is lost, and so does Ray with tasks.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +28,9 @@ from forebay.storage.deadline import Cancellation, call_with_deadline
 
 T = TypeVar("T")
 
-# Errors that the next attempt would meet again. ArrowInvalid is an error in the content, not in the transport.
 _MOST_WAIT_S = 300.0
 """Longest wait that a store may ask for. The Hugging Face Hub counts requests in windows of five minutes."""
+# Errors that the next attempt would meet again. ArrowInvalid is an error in the content, not in the transport.
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, pa.ArrowInvalid, ForebayError)
 
 

@@ -1,13 +1,16 @@
-"""Lease on a folder: one process writes there at a time, on a local disk or in an object store.
+"""A lease on a folder: one process writes there at a time.
 
-On a local disk it is a file lock, which ends with its process. An object store has no locks. There the lease is a file
-that its holder renews. It keeps two writers apart, except within the second in which both begin: callers must stay
+On a local disk it is a file lock, which ends with its process. An object store has no locks: there the lease is a file
+that its holder renews. It keeps two writers apart, except within the second in which both begin, so callers must stay
 correct with two of them.
+
+Conditional creation (`forebay.storage.exclusive`) decides exactly who is first, and is what runs are claimed with. It
+does not serve here: Azure and most stores of fsspec have none, others need a package of their own, and a preparation
+must work on all of them. Besides, a lease has to wait for its holder and to survive the holder's end.
 """
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import secrets
@@ -21,13 +24,12 @@ from pathlib import Path
 
 from forebay.errors import WriteFailed
 from forebay.storage.atomic import write_atomically
-from forebay.storage.file_lock import FileLock, try_lock
+from forebay.storage.file_lock import NO_LOCKS, FileLock, try_lock
 from forebay.storage.filesystem import Location, below, resolve
 from forebay.storage.small_files import find_small
 
 LEASE_NAME = "_lease"
 """Name of the file in the folder. Hidden from listings of data."""
-_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _LOCK_POLL_S = 0.1
 
 log = logging.getLogger(__name__)
@@ -78,7 +80,7 @@ def hold_lease(folder: str, on_wait: Callable[[str], None], times: LeaseTimes | 
         try:
             lock = _wait_local(Path(location.path) / LEASE_NAME, on_wait)
         except OSError as error:
-            if error.errno not in _NO_LOCKS:
+            if error.errno not in NO_LOCKS:
                 raise
         else:
             try:

@@ -32,8 +32,7 @@ from forebay.storage.filesystem import Location, below, resolve
 from forebay.storage.globs import children
 from forebay.training.checkpoint.config import FOLDER
 from forebay.training.checkpoint.encoded import CorruptCheckpoint
-from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
-from forebay.training.checkpoint.files.readable import readable_checkpoints
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, readable_checkpoints
 from forebay.training.checkpoint.parts.stored_state import StoredState, open_state
 
 Content = Literal["model", "adapter", "merged model"]

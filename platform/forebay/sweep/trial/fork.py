@@ -22,8 +22,7 @@ from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.checkpoint import Checkpoint, Encoder, decode, found_in, newest_of
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import CorruptCheckpoint
-from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
-from forebay.training.checkpoint.files.readable import readable_checkpoints
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, readable_checkpoints
 from forebay.training.runs.result import Result, save_result
 from forebay.training.state.hyperparameters import left_out
 from forebay.training.state.snapshot import Snapshot

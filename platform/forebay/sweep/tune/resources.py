@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from ray.tune import PlacementGroupFactory
 from ray.tune.experiment import Trial
 
-from forebay.ray_cluster.placement import remove_places
+from forebay.ray_cluster.nodes import remove_placements
 from forebay.sweep.layout import trial_id_of
 from forebay.sweep.trial_spec import TrialSpec, pack, unpack
 from forebay.training.job.job import Job
@@ -84,7 +84,7 @@ class PlacementCleanup(tune.Callback):  # type: ignore[misc]
 
     def _free(self, trial: Trial) -> None:
         try:
-            remove_places(lambda run: trial_id_of(run, self._sweep) == trial.trial_id)
+            remove_placements(lambda run: trial_id_of(run, self._sweep) == trial.trial_id)
         except (RayError, OSError) as error:
             log.warning(
                 "The placement groups of trial %s could not be removed from the cluster: %s", trial.trial_id, error

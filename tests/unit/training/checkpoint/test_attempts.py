@@ -11,9 +11,8 @@ from forebay.errors import Fenced, InvalidOption
 from forebay.training.checkpoint.checkpoint import Checkpoint, found_in
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import EncodedCheckpoint
-from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, readable_checkpoints
 from forebay.training.checkpoint.files.names import SavedStep, lineage
-from forebay.training.checkpoint.files.readable import readable_checkpoints
 from forebay.training.checkpoint.local_store import open_local_checkpoints
 from forebay.training.checkpoint.uploader import Uploader
 from forebay.world import World

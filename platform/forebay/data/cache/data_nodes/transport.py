@@ -16,8 +16,7 @@ from forebay.data.cache.data_nodes.pool import DataNodeLost
 from forebay.data.cache.data_nodes.service import SentBlock
 from forebay.data.cache.requests.reply import InMemoryBlock, Reply
 from forebay.errors import ForebayError
-from forebay.ray_cluster.actors import DATA_NODE_PREFIX, NODE_DIGITS, make_on_node
-from forebay.ray_cluster.heartbeat import Heartbeat
+from forebay.ray_cluster.actors import DATA_NODE_PREFIX, NODE_DIGITS, Heartbeat, make_on_node
 from forebay.ray_cluster.nodes import nodes_for_data
 
 T = TypeVar("T")

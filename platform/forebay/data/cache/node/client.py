@@ -21,8 +21,7 @@ from forebay.data.cache.source import BlockSource
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import CacheUnusable, Cancelled
-from forebay.ray_cluster.actors import CACHE_PREFIX, NODE_DIGITS, make_on_node
-from forebay.ray_cluster.heartbeat import Heartbeat
+from forebay.ray_cluster.actors import CACHE_PREFIX, NODE_DIGITS, Heartbeat, make_on_node
 from forebay.runtime.metrics import Counters
 
 _MOST_CALLS = 1024

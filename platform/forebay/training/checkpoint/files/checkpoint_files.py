@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,12 +14,12 @@ from pyarrow.fs import FileType
 
 from forebay.errors import CursorMismatch, Fenced
 from forebay.storage.credentials import redacting
-from forebay.storage.filesystem import Location, resolve
+from forebay.storage.filesystem import Location, below, resolve
 from forebay.storage.globs import children
 from forebay.storage.retry import ReadPolicy, read
 from forebay.storage.small_files import read_small
 from forebay.storage.versions import is_there
-from forebay.training.checkpoint.config import CheckpointConfig
+from forebay.training.checkpoint.config import FOLDER, CheckpointConfig
 from forebay.training.checkpoint.encoded import (
     METADATA,
     VERSION,
@@ -33,6 +34,7 @@ from forebay.training.checkpoint.encoded import (
     verify_metadata,
     verify_shard,
 )
+from forebay.training.checkpoint.files.claim import ATTEMPTS, newest_number, read_claim
 from forebay.training.checkpoint.files.names import (
     STEP_FORM,
     SavedStep,
@@ -326,6 +328,20 @@ class CheckpointFiles:
 
     def _folder(self, step: int) -> str:
         return f"{self._place.path}/{title_of(SavedStep(self._own, step))}"
+
+
+def readable_checkpoints(run: str) -> CheckpointFiles:
+    """Checkpoints in storage of the run in folder `run`, for a reader that is no attempt of it.
+
+    Those that the newest attempt wrote or may restore: none that an earlier one wrote after it was taken over.
+    Raises `InvalidOption` if its claim is damaged.
+    """
+    config, attempts = CheckpointConfig(uri=below(run, FOLDER)), resolve(below(run, ATTEMPTS))
+    number = newest_number(attempts)
+    claim = None if number is None else read_claim(attempts, number)
+    if claim is not None and claim.restorable is not None:
+        config = replace(config, claimed=claim.number, restorable=frozenset(claim.restorable))
+    return CheckpointFiles(config)
 
 
 def _contents(place: Location, span: slice | None) -> bytes:

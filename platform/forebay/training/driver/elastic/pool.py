@@ -19,7 +19,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup, placement_group_table, remove_placement_group
 
-from forebay.ray_cluster.placement import new_place
+from forebay.ray_cluster.nodes import new_placement
 from forebay.training.driver.elastic.policy import PoolWorker
 from forebay.training.driver.worker_error import WorkerError
 from forebay.world import World
@@ -125,7 +125,7 @@ class WorkerPool:
         """
         if time.monotonic() >= self._spawn_at:
             for _ in range(count):
-                self._start(new_place(self._run, self._bundle))
+                self._start(new_placement(self._run, self._bundle))
 
     def dismiss(self, names: Iterable[str]) -> None:
         """End workers, and free their places. Removes them from the pool at once."""

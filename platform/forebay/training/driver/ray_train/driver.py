@@ -14,7 +14,7 @@ from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
 from forebay.events import Preparing
-from forebay.ray_cluster.placement import remove_places
+from forebay.ray_cluster.nodes import remove_placements
 from forebay.ray_cluster.session import ray_session, session_text, train_environment
 from forebay.storage.filesystem import below, resolve
 from forebay.training.collectives.torch_collective import MEET_S
@@ -89,7 +89,7 @@ def _clear_away(run: Run) -> None:
     run.
     """
     try:
-        remove_places(lambda name: name == run.name)
+        remove_placements(lambda name: name == run.name)
     except (RayError, OSError) as error:
         log.warning("The places of the workers of run %r could not be removed from the cluster: %s", run.name, error)
     try:

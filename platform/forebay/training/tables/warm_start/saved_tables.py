@@ -12,7 +12,7 @@ from torch import Tensor
 
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.training.checkpoint.encoded import CorruptCheckpoint
-from forebay.training.checkpoint.files.readable import readable_checkpoints
+from forebay.training.checkpoint.files.checkpoint_files import readable_checkpoints
 from forebay.training.checkpoint.parts.stored_state import StoredState, open_state
 from forebay.training.tables.layout import TableLayout
 from forebay.training.tables.owned_rows import DECAYED, WEIGHT, decayed

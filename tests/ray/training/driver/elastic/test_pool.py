@@ -13,7 +13,7 @@ from ray.util.placement_group import PlacementGroup, placement_group_table
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from tests.ray.ending import kill
 
-from forebay.ray_cluster.placement import remove_places
+from forebay.ray_cluster.nodes import remove_placements
 from forebay.training.driver.elastic.pool import Lost, Message, Ready, SpawnedWorker, WorkerPool
 
 NAME = "pool"
@@ -115,7 +115,7 @@ def test_replaced_worker_is_another_process_in_the_same_place(make_pool: MakePoo
     hear_until(pool, warm=2)
     assert killed not in pool.workers and len(places()) == made
     pool.close()
-    remove_places(lambda run: run == NAME)
+    remove_placements(lambda run: run == NAME)
     assert set(places()) == {"REMOVED"}
 
 

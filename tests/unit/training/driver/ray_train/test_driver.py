@@ -24,7 +24,7 @@ def test_what_cannot_be_removed_hides_no_error(
         raise OSError("no answer from storage")
 
     run: Any = SimpleNamespace(name="a", path=str(tmp_path))
-    monkeypatch.setattr(ray_driver, "remove_places", unanswered)
+    monkeypatch.setattr(ray_driver, "remove_placements", unanswered)
     monkeypatch.setattr(ray_driver, "_remove_ray_folder", unreachable)
     with caplog.at_level(logging.WARNING):
         _clear_away(run)

@@ -12,9 +12,8 @@ from forebay.storage.filesystem import below
 from forebay.training.checkpoint.checkpoint import found_in
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import EncodedCheckpoint
-from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, readable_checkpoints
 from forebay.training.checkpoint.files.names import SavedStep
-from forebay.training.checkpoint.files.readable import readable_checkpoints
 from forebay.training.checkpoint.uploader import Uploader
 from forebay.training.runs.attempts.files import AttemptFiles
 from forebay.training.runs.attempts.start import create_attempt
