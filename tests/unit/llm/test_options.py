@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import runpy
 from pathlib import Path
 
@@ -45,6 +46,11 @@ def test_all_jobs_take_all_options(job: str) -> None:
     file, _, name = job.partition(":")
     function = runpy.run_path(str(JOBS / file))[name]
     assert inspect.signature(llm.Options).parameters.keys() <= {each.name for each in parameters(function)}
+
+
+def test_every_option_has_a_meaning() -> None:
+    meanings = re.findall(r"^ {8}(\w+): \S", llm.Options.__doc__ or "", flags=re.MULTILINE)
+    assert meanings == list(inspect.signature(llm.Options).parameters)
 
 
 def test_options_are_checked() -> None:
