@@ -65,7 +65,7 @@ def _left_at(history: PlacementHistory, pool: Pool) -> float | None:
 def _options(spec: JobSpec, task: Task, view: FleetView) -> Iterator[PlacementChoice]:
     for market in MARKETS[task.workers.spot]:
         for cluster in view.clusters:
-            if cluster.is_allowed(spec.place.clusters, spec.place.deny) is None:
+            if cluster.is_allowed(spec.scheduling.clusters, spec.scheduling.deny) is None:
                 yield _option(spec, task, cluster, market)
 
 

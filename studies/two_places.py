@@ -101,8 +101,8 @@ def demo(folder: Path, name: str, silent_s: float = 30.0) -> fb.JobSpec:
     args: dict[str, str | int] = {"epochs": 3, "global_batch": 256, "checkpoint_every": 20, "workers": 1}
     args |= {"data": str(folder / "clicks"), "cache": str(folder / "cache")}
     train = fb.fleet.Task(name="train", run="train_ctr.py", args=args)
-    place = fb.fleet.Place(unreachable=fb.fleet.Unreachable(after=silent_s))
-    return fb.JobSpec(name=name, storage=str(folder / "runs"), task=(train,), place=place)
+    scheduling = fb.fleet.Scheduling(unreachable=fb.fleet.Unreachable(after=silent_s))
+    return fb.JobSpec(name=name, storage=str(folder / "runs"), task=(train,), scheduling=scheduling)
 
 
 def move(folder: Path, places: tuple[StudyPlace, StudyPlace]) -> Moved:
@@ -133,7 +133,7 @@ def move(folder: Path, places: tuple[StudyPlace, StudyPlace]) -> Moved:
 def _end_at(backend: JobBackend, job: fb.fleet.SubmittedJob, files: JobFiles) -> fb.Result | None:
     """Start the job at a second place when the first is silent, and wait for the end.
 
-    Its driver there follows the silent one, and takes over after `place.unreachable.after`.
+    Its driver there follows the silent one, and takes over after `scheduling.unreachable.after`.
     """
     deadline = time.monotonic() + ENDS_WITHIN_S
     while job.status().state != "unreachable" and time.monotonic() < deadline:

@@ -88,7 +88,7 @@ class SimulatedCluster:
 
     def _schedule(self, job: SimulatedRayJob, storage: SimulatedStorage, now: float) -> None:
         attempt = job.attempt
-        if now - job.created_at > attempt.spec.place.start_within + 60:
+        if now - job.created_at > attempt.spec.scheduling.start_within + 60:
             self.end(job, "failed", "PreRunningDeadlineExceeded", now)
             return
         gang = gang_of(attempt.spec, attempt.task, self.cluster, attempt.sku, attempt.market)

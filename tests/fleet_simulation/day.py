@@ -212,7 +212,7 @@ class SimulatedDay:
 
     def _check_limits(self, spec: JobSpec, sku: str, cluster: str) -> None:
         named = self.fleet.named(cluster)
-        assert named.is_allowed(spec.place.clusters, spec.place.deny) is None, "a job runs where it may not"
+        assert named.is_allowed(spec.scheduling.clusters, spec.scheduling.deny) is None, "a job runs where it may not"
         wanted = spec.task[0].workers.sku
         assert not wanted or sku in wanted
 

@@ -13,7 +13,7 @@ from forebay.fleet.clusters.cluster import Cluster, Market, Sku
 from forebay.fleet.clusters.fleet import Fleet
 from forebay.fleet.placement.capacity import HEAD_POOL, NodeGroup, Shape
 from forebay.fleet.placement.place import machine_of
-from forebay.fleet.spec.job_spec import JobSpec, Place, Task, TaskWorkers
+from forebay.fleet.spec.job_spec import JobSpec, Scheduling, Task, TaskWorkers
 
 GPUS = 8
 
@@ -61,7 +61,7 @@ def made_jobs(count: int, seconds: float, largest: int, seed: int = 0, *, mean_s
                     ),
                 ),
             ),
-            place=Place(deny=("c00",) if number % 10 == 0 else (), start_within=600.0),
+            scheduling=Scheduling(deny=("c00",) if number % 10 == 0 else (), start_within=600.0),
         )
         work = workers * rng.expovariate(1 / mean_s)
         jobs.append(SimulatedJob(spec=spec, submitted_at=rng.uniform(0, seconds), work=max(60.0, work)))

@@ -57,9 +57,11 @@ class FleetOfPlanes:
         self.journal = JobJournal(":memory:")
         self.federation = Federation(self.fleet, clusters, self.storage, self.journal)
 
-    def submit(self, name: str, **place: object) -> fb.JobSpec:
+    def submit(self, name: str, **scheduling: object) -> fb.JobSpec:
         task = fb.fleet.Task(command=("true",), workers=fb.fleet.TaskWorkers(cpu="2", memory="1Gi", gpus=4))
-        spec = fb.JobSpec(name=name, storage=str(self.folder), task=(task,), place=fb.fleet.Place(**place))
+        spec = fb.JobSpec(
+            name=name, storage=str(self.folder), task=(task,), scheduling=fb.fleet.Scheduling(**scheduling)
+        )
         self.federation.submit(spec, self.now)
         return spec
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from forebay.fleet.client.submitted_job import SubmittedJob as SubmittedJob
     from forebay.fleet.spec.job_spec import Launch as Launch
     from forebay.fleet.spec.job_spec import Mount as Mount
-    from forebay.fleet.spec.job_spec import Place as Place
+    from forebay.fleet.spec.job_spec import Scheduling as Scheduling
     from forebay.fleet.spec.job_spec import Task as Task
     from forebay.fleet.spec.job_spec import TaskWorkers as TaskWorkers
     from forebay.fleet.spec.job_spec import Unreachable as Unreachable
@@ -21,7 +21,7 @@ __getattr__, __all__ = lazy_names(
     {
         "Launch": "forebay.fleet.spec.job_spec",
         "Mount": "forebay.fleet.spec.job_spec",
-        "Place": "forebay.fleet.spec.job_spec",
+        "Scheduling": "forebay.fleet.spec.job_spec",
         "StartPolicy": "forebay.training.job.start_policy",
         "SubmittedJob": "forebay.fleet.client.submitted_job",
         "Task": "forebay.fleet.spec.job_spec",

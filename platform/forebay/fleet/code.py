@@ -130,8 +130,8 @@ def code_uri(storage: str, digest: str) -> str:
 def store_code(storage: str, archive: CodeArchive) -> str:
     """Write an archive below `storage`, unless it is there, and return its URI. Raises `OSError` if storage refuses."""
     uri = code_uri(storage, archive.digest)
-    place = resolve(uri)
-    if place.fs.get_file_info(place.path).size != len(archive.content):
+    location = resolve(uri)
+    if location.fs.get_file_info(location.path).size != len(archive.content):
         write_atomically(uri, archive.content)
     return uri
 
@@ -139,10 +139,12 @@ def store_code(storage: str, archive: CodeArchive) -> str:
 def fetch_code(storage: str, digest: str, into: str | os.PathLike[str]) -> None:
     """Read an archive and write its files into the folder `into`. Raises `InvalidOption` if it is not there."""
     uri = code_uri(storage, digest)
-    place = resolve(uri)
-    if place.fs.get_file_info(place.path).type != fs.FileType.File:
-        raise InvalidOption(f"{place.uri} is not there. Submit the job again: that stores its code.", uri=place.uri)
-    unpack(read_small(place), digest, into)
+    location = resolve(uri)
+    if location.fs.get_file_info(location.path).type != fs.FileType.File:
+        raise InvalidOption(
+            f"{location.uri} is not there. Submit the job again: that stores its code.", uri=location.uri
+        )
+    unpack(read_small(location), digest, into)
 
 
 def main(words: Sequence[str]) -> None:

@@ -33,4 +33,4 @@ class CreatedJobs(threading.Thread):
 
     def in_namespace(self, namespace: str) -> dict[str, int]:
         """Number of RayJobs that were created, by name."""
-        return {name: len(uids) for (place, name), uids in list(self.uids.items()) if place == namespace}
+        return {name: len(uids) for (found, name), uids in list(self.uids.items()) if found == namespace}

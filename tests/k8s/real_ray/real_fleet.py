@@ -48,7 +48,7 @@ storage = "{storage}"
 run = "slow_clicks.py"
 args = {{data = "{data}", record = "{record}", step_s = {step_s}}}
 workers = {{cpu = 2, memory = "1Gi", gpus = 4}}
-[place]
+[scheduling]
 unreachable = {{after = "{after}"}}
 [launch]
 setup = ["echo the setup of {name}"]
@@ -187,9 +187,9 @@ class RealFleet:
 
     def steps(self, name: str) -> set[tuple[int, int]]:
         """Attempt and step of the checkpoints in storage."""
-        place = resolve(f"{STORAGE}/{name}/checkpoints")
+        location = resolve(f"{STORAGE}/{name}/checkpoints")
         try:
-            found = [STEP_FORM.fullmatch(info.base_name) for info in children(place.fs, place.path)]
+            found = [STEP_FORM.fullmatch(info.base_name) for info in children(location.fs, location.path)]
         except FileNotFoundError:
             return set()
         return {(int(each[1] or 1), int(each[2])) for each in found if each is not None}

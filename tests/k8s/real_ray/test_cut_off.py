@@ -88,8 +88,8 @@ def test_job_runs_on_ray_and_its_log_outlives_the_cluster(
     assert shown.startswith("== main, attempt 1 ==")
     assert "epoch 2" in shown
     # As if no controller had run at the end of the job, and until its RayJob was removed.
-    place = resolve(f"{STORAGE}/calm/submissions/000001.ended.json")
-    place.fs.delete_file(place.path)
+    location = resolve(f"{STORAGE}/calm/submissions/000001.ended.json")
+    location.fs.delete_file(location.path)
     fleet.control(1)
     job = SubmittedJob(STORAGE, "calm")
     wait_for(lambda: job.status().is_over, ENDS_S)

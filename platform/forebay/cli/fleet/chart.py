@@ -60,7 +60,7 @@ def controller(
     journal: Annotated[str, typer.Option(help="File of what is known. It may be lost.")] = ":memory:",
     job: Annotated[str | None, typer.Option(help="Name of the only job to follow. Ends with it.")] = None,
 ) -> None:
-    """Place jobs that were submitted with --backend fleet, until the process is ended.
+    """Run jobs that were submitted with --backend fleet, until the process is ended.
 
     Several controllers may run, and each may be killed: claims in storage decide between them.
     """

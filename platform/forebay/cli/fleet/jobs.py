@@ -41,7 +41,7 @@ def jobs(
     fleet: FleetFile = Path("fleet.toml"),
     as_json: AsJson = False,
 ) -> None:
-    """List the jobs that were submitted with a storage: state, place, attempt, workers, epoch and step.
+    """List the jobs that were submitted with a storage: state, host, attempt, workers, epoch and step.
 
     With `--rebuild`, the tasks of the jobs of a fleet, as a controller that starts with the new journal finds them.
     """
@@ -60,7 +60,7 @@ def jobs(
     elif not found:
         typer.echo("No job was submitted with this storage.")
     else:
-        print_table(("job", "state", "place", "attempt", "workers", "epoch", "step"), [_row(each) for each in found])
+        print_table(("job", "state", "host", "attempt", "workers", "epoch", "step"), [_row(each) for each in found])
         for status in found:
             if status.state == "preparing":
                 typer.echo("\n".join(wrapped(f"{status.name} prepares {printable(status.why)}", 0)))
@@ -149,5 +149,5 @@ def _answering(storage: str) -> Iterator[None]:
 
 def _row(status: JobStatus) -> tuple[object, ...]:
     epoch = f"{min(status.epoch + 1, status.epochs)} of {status.epochs}" if status.epochs else "-"
-    place = f"{status.backend} {status.host}".strip()
-    return status.name, status.state, place, status.attempt or "-", status.workers or "-", epoch, status.step
+    host = f"{status.backend} {status.host}".strip()
+    return status.name, status.state, host, status.attempt or "-", status.workers or "-", epoch, status.step

@@ -1,4 +1,4 @@
-"""Places that a submission can run on, behind one seam."""
+"""Backends that run the tasks of a submission: this machine, a Ray cluster, a fleet."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from forebay.fleet.client.submission import FLEET, VARIABLE, JobFiles, Submissio
 
 
 class JobBackend(Protocol):
-    """Place that runs the tasks of submissions.
+    """Runs the tasks of submissions.
 
     Laws:
     - `start` is harmless when repeated: a submission of one id runs once.
-    - `is_alive` is None if the place does not answer within 10 s, which says nothing about the submission.
+    - `is_alive` is None if the backend does not answer within 10 s, which says nothing about the submission.
     """
 
     name: str
     address: str
 
     def start(self, submission: Submission) -> None:
-        """Start the process that runs the tasks. Raises `InvalidOption` if the place cannot be reached."""
+        """Start the process that runs the tasks. Raises `InvalidOption` if the backend cannot be reached."""
 
     def is_alive(self, submission: Submission) -> bool | None:
         """Whether the process runs, or is about to. None if that cannot be known now."""

@@ -47,9 +47,9 @@ def run_tasks(submission: Submission) -> SubmissionEnd:
     tee = LogTee(JobFiles(storage=submission.spec.storage, name=submission.spec.name).log_uri(submission))
     try:
         for line in submission.spec.launch.setup:
-            code = _run(["sh", "-c", line], {}, tee, limit_s=submission.spec.place.start_within)
+            code = _run(["sh", "-c", line], {}, tee, limit_s=submission.spec.scheduling.start_within)
             if code == LATE_CODE:
-                return SubmissionEnd(how="failed", why=f"setup {line!r} did not end within place.start_within")
+                return SubmissionEnd(how="failed", why=f"setup {line!r} did not end within scheduling.start_within")
             if code != 0:
                 return SubmissionEnd(how="failed", why=f"setup {line!r} ended with code {code}")
         for task in ordered(submission.spec.task):
@@ -79,7 +79,7 @@ def _run_task(submission: Submission, task: Task, tee: LogTee) -> int:
 def _words(submission: Submission, attempt: PlacedAttempt) -> list[str]:
     if attempt.task.run is None:
         return list(attempt.words)
-    unreachable = submission.spec.place.unreachable
+    unreachable = submission.spec.scheduling.unreachable
     silent_s = unreachable.after if unreachable.then == "fence" else FOREVER_S
     driver = ["--driver", "local"] if submission.backend == "local" else []
     words = [*attempt.words[1:], *driver, "--takeover-after", f"{silent_s:g}s"]

@@ -92,9 +92,9 @@ class JobFiles:
 
     def newest(self) -> Submission | None:
         """Newest submission of the job, or None. Raises `OSError` if storage does not answer."""
-        place = resolve(below(self.folder, FOLDER))
+        location = resolve(below(self.folder, FOLDER))
         try:
-            names = [info.base_name for info in children(place.fs, place.path)]
+            names = [info.base_name for info in children(location.fs, location.path)]
         except (FileNotFoundError, NotADirectoryError):
             return None
         numbers = [int(name[:6]) for name in names if len(name) == len("000001.json") and name[:6].isdecimal()]
@@ -139,9 +139,9 @@ class JobFiles:
         """What a submission has written until now, by process: one, or the attempts of a fleet in their order."""
         if submission.backend != FLEET:
             return {submission.id: find_small(resolve_source(self.log_uri(submission))) or b""}
-        place = resolve(below(self.folder, "logs"))
+        location = resolve(below(self.folder, "logs"))
         try:
-            names = [info.base_name for info in children(place.fs, place.path)]
+            names = [info.base_name for info in children(location.fs, location.path)]
         except (FileNotFoundError, NotADirectoryError):
             return {}
         found: dict[str, bytes] = {}
@@ -174,9 +174,9 @@ def jobs_below(storage: str) -> list[JobFiles]:
 
 def folders_below(storage: str) -> list[str]:
     """Names of the folders of jobs and runs in a storage. Raises `OSError` if it does not answer."""
-    place = resolve(storage)
+    location = resolve(storage)
     try:
-        names = sorted(info.base_name for info in children(place.fs, place.path))
+        names = sorted(info.base_name for info in children(location.fs, location.path))
     except FileNotFoundError:
         return []
     return [name for name in names if not name.startswith(".")]

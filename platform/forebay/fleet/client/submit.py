@@ -41,7 +41,7 @@ def submit(
 
     A second submission of the same name and specification starts nothing while the first runs or has succeeded. One
     that has failed, was stopped or lost starts again, and continues from its newest checkpoint. So does one at another
-    address that does not answer: its run trains once (`place.unreachable`).
+    address that does not answer: its run trains once (`scheduling.unreachable`).
 
     Raises:
         InvalidJobSpec: The specification or its program cannot work.
@@ -54,42 +54,42 @@ def submit(
         spec = load_job_spec(Path(spec))
     root = str(Path(folder or ".").absolute())
     spec = _absolute(spec)
-    place = backend_of(backend, address)
+    chosen = backend_of(backend, address)
     files = JobFiles(storage=spec.storage, name=spec.name)
-    job = SubmittedJob(spec.storage, spec.name, place)
+    job = SubmittedJob(spec.storage, spec.name, chosen)
     try:
         earlier = files.newest()
         if earlier is not None and not replace_spec:
             require_same(earlier.spec, spec)
-        if earlier is not None and not _needs_start(state := job.status().state, earlier, place):
+        if earlier is not None and not _needs_start(state := job.status().state, earlier, chosen):
             if state == "unreachable" and files.started(earlier.number) is None:
-                place.start(earlier)  # the place may not have answered before
+                chosen.start(earlier)  # the backend may not have answered before
             return job
         for task in spec.task:
             check_program(spec, task, root)
-        _start(files, place, _next(spec, place, root, earlier))
+        _start(files, chosen, _next(spec, chosen, root, earlier))
     except OSError as error:
         raise write_failed(f"the job {spec.name!r}", files.folder, error) from redacted(error)
     return job
 
 
-def _needs_start(state: JobState, earlier: Submission, place: JobBackend) -> bool:
-    """Whether the newest submission has ended without success, never began, or is at another place, which is silent."""
-    is_elsewhere = (earlier.backend, earlier.address) != (place.name, place.address)
+def _needs_start(state: JobState, earlier: Submission, backend: JobBackend) -> bool:
+    """Whether the newest submission ended without success, never began, or is on another, silent backend."""
+    is_elsewhere = (earlier.backend, earlier.address) != (backend.name, backend.address)
     return state in ("failed", "stopped", "lost") or (state == "unreachable" and is_elsewhere)
 
 
-def _next(spec: JobSpec, place: JobBackend, root: str, earlier: Submission | None) -> Submission:
+def _next(spec: JobSpec, backend: JobBackend, root: str, earlier: Submission | None) -> Submission:
     code = None
-    if place.name != "local":
+    if backend.name != "local":
         archive = pack(root)
         store_code(spec.storage, archive)
         code = archive.digest
     return Submission(
         spec=spec,
         number=1 if earlier is None else earlier.number + 1,
-        backend=place.name,
-        address=place.address,
+        backend=backend.name,
+        address=backend.address,
         token=secrets.token_hex(8),
         folder=root,
         code=code,
@@ -103,14 +103,14 @@ def _attempts(spec: JobSpec) -> dict[str, int]:
     return {name: claim.number for name in names if (claim := newest_attempt(spec.storage, name)) is not None}
 
 
-def _start(files: JobFiles, place: JobBackend, submission: Submission) -> None:
+def _start(files: JobFiles, backend: JobBackend, submission: Submission) -> None:
     if files.create(submission):
-        place.start(submission)
+        backend.start(submission)
 
 
 def _absolute(spec: JobSpec) -> JobSpec:
-    """Spec whose storage means the same place on every machine. Raises `InvalidOption` for credentials in it."""
+    """Spec whose storage means the same location on every machine. Raises `InvalidOption` for credentials in it."""
     uri = resolve(spec.storage).uri
     if not uri:
-        raise InvalidOption(f"storage={spec.storage!r} names no place.")
+        raise InvalidOption(f"storage={spec.storage!r} names no location. Give a folder or a URI.")
     return replace(spec, storage=uri) if "://" not in spec.storage else spec

@@ -72,7 +72,7 @@ class Sku:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheVolume:
-    """Place of the block cache in each worker pod."""
+    """Path of the block cache in each worker pod."""
 
     __pydantic_config__ = _STRICT
 
@@ -129,7 +129,7 @@ class Cluster:
     namespace: str = "default"
     """Namespace of the jobs."""
     labels: Mapping[str, str] = field(default_factory=dict)
-    """Labels for `place.clusters`."""
+    """Labels for `scheduling.clusters`."""
     kind: Literal["cluster", "manager"] = "cluster"
     """`manager` is the API server of MultiKueue or Karmada: it places the jobs itself."""
     scheduler: Literal["default", "kueue", "volcano"] = "default"
@@ -163,7 +163,7 @@ class Cluster:
     spot_drain: Duration = 12.0
     """The same for spot machines."""
     cache: CacheVolume = field(default_factory=CacheVolume)
-    """Place of the block cache."""
+    """Path of the block cache."""
     hdfs: Hdfs | None = None
     """Hadoop's configuration."""
     secret_env: Mapping[str, str] = field(default_factory=dict)
@@ -186,9 +186,9 @@ class Cluster:
     def is_allowed(self, clusters: tuple[str, ...] | Mapping[str, str], deny: tuple[str, ...]) -> str | None:
         """Reason why a job may not use this cluster, or None."""
         if any(fnmatchcase(self.name, pattern) for pattern in deny):
-            return "denied by place.deny"
+            return "denied by scheduling.deny"
         if isinstance(clusters, Mapping):
             missing = {name: value for name, value in clusters.items() if self.labels.get(name) != value}
             return f"no label {', '.join(f'{n}={v}' for n, v in missing.items())}" if missing else None
         allowed = any(pattern == "any" or fnmatchcase(self.name, pattern) for pattern in clusters)
-        return None if allowed else "not in place.clusters"
+        return None if allowed else "not in scheduling.clusters"

@@ -65,25 +65,27 @@ class Fleet:
                 _one_of(
                     sku, {name for each in self.cluster for name in each.sku}, "SKU", "task", number, "workers", "sku"
                 )
-        place = spec.place
-        reasons = {each.name: each.is_allowed(place.clusters, place.deny) for each in self.cluster}
+        scheduling = spec.scheduling
+        reasons = {each.name: each.is_allowed(scheduling.clusters, scheduling.deny) for each in self.cluster}
         allowed = [each for each in self.cluster if reasons[each.name] is None]
         if not allowed:
             shown = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
-            raise fault(f"no cluster of the fleet may be used ({shown}).", "place", "clusters")
+            raise fault(f"no cluster of the fleet may be used ({shown}).", "scheduling", "clusters")
         _check_ray(spec, allowed)
-        if place.queue is not None:
-            _one_of(place.queue, {queue for each in allowed for queue in each.queues}, "queue", "place", "queue")
-        if place.priority != "normal":
+        if scheduling.queue is not None:
+            _one_of(
+                scheduling.queue, {queue for each in allowed for queue in each.queues}, "queue", "scheduling", "queue"
+            )
+        if scheduling.priority != "normal":
             known = {name for each in allowed for name in each.priorities}
-            _one_of(place.priority, known, "priority class", "place", "priority")
-        if place.cluster == "shared" and not any(each.shared_cluster for each in allowed):
-            raise fault('no allowed cluster has a shared Ray cluster. Write cluster = "own".', "place", "cluster")
+            _one_of(scheduling.priority, known, "priority class", "scheduling", "priority")
+        if scheduling.cluster == "shared" and not any(each.shared_cluster for each in allowed):
+            raise fault('no allowed cluster has a shared Ray cluster. Write cluster = "own".', "scheduling", "cluster")
 
     def images_without_digest(self, spec: JobSpec) -> tuple[str, ...]:
         """Images that a job may run, and that another push can replace."""
-        place = spec.place
-        allowed = [each for each in self.cluster if each.is_allowed(place.clusters, place.deny) is None]
+        scheduling = spec.scheduling
+        allowed = [each for each in self.cluster if each.is_allowed(scheduling.clusters, scheduling.deny) is None]
         images = [spec.launch.image] if spec.launch.image else [each.image for each in allowed]
         return tuple(dict.fromkeys(image for image in images if "@sha256:" not in image))
 
@@ -129,7 +131,7 @@ def _check_ray(spec: JobSpec, allowed: Iterable[Cluster]) -> None:
     if here is None or any(_minor(ray) == _minor(here) for ray in found.values()):
         return
     shown = ", ".join(f"{name}: {ray}" for name, ray in found.items())
-    path = ("launch", "image") if image is not None else ("place", "clusters")
+    path = ("launch", "image") if image is not None else ("scheduling", "clusters")
     raise fault(
         f"the image has another version of Ray ({shown}) than this machine ({here}). Install that version here, or "
         "choose an image with this one.",

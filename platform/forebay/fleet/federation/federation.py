@@ -194,7 +194,7 @@ class Federation:
 
     def _best(self, entry: JournalEntry, round_: _Round) -> tuple[Target | None, tuple[str, ...]]:
         history = self._history.get(entry.name, PlacementHistory())
-        key = (repr(entry.task.workers), repr(entry.spec.place), entry.name in self._holds.values())
+        key = (repr(entry.task.workers), repr(entry.spec.scheduling), entry.name in self._holds.values())
         is_usual = history == PlacementHistory() and not key[-1]
         if is_usual and key in round_.full:
             return None, self._why(round_.full[key])
@@ -330,12 +330,12 @@ def _live_attempt(entry: JournalEntry) -> int:
 
 def rules_of(spec: JobSpec, task: Task) -> AttemptRules:
     """Rules of a task for its attempts."""
-    place = spec.place
+    scheduling = spec.scheduling
     return AttemptRules(
-        start_within_s=place.start_within,
+        start_within_s=scheduling.start_within,
         retries=task.retries,
-        unreachable_s=place.unreachable.after,
-        is_fenced=place.unreachable.then == "fence",
+        unreachable_s=scheduling.unreachable.after,
+        is_fenced=scheduling.unreachable.then == "fence",
     )
 
 

@@ -82,9 +82,9 @@ def stored_jobs(found: Iterable[JobFiles], backend: str) -> list[StoredJob]:
         newest = files.newest()
         if newest is None or newest.backend != backend:
             continue
-        place = resolve(files.uri(newest.number))
+        location = resolve(files.uri(newest.number))
         # Times of one storage among themselves: they give an order, and are compared with no other clock.
-        written = place.fs.get_file_info(place.path).mtime_ns or 0
+        written = location.fs.get_file_info(location.path).mtime_ns or 0
         jobs.append(
             (written, files.name, StoredJob(spec=newest.spec, end=files.ended(newest.number), after=newest.after))
         )

@@ -24,7 +24,7 @@ STOP_S = 120.0
 
 
 class RunStorage:
-    """`StoragePort` over the files of attempts. The place of an attempt is part of its claim, for its next controller.
+    """`StoragePort` over the files of attempts. A claim names the target of its attempt, for the next controller.
 
     A request to stop counts after `stop_s` seconds: until then the run may end by itself.
     """
@@ -81,7 +81,7 @@ class RunStorage:
         return now - self._requested_at.setdefault(run, now) >= self._stop_s
 
     def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool:
-        """Claim attempt `number` of a task's run for a place. Returns false if another process has it.
+        """Claim attempt `number` of a task's run for a target. Returns false if another process has it.
 
         Raises `WriteFailed`, and `NoExclusiveCreation` for a store that cannot decide.
         """
@@ -120,7 +120,7 @@ class RunStorage:
 
 
 def text_of(target: Target) -> str:
-    """Place as one text, for a claim.
+    """Return a target as one text, for a claim.
 
     >>> text_of(Target(cluster="west", sku="h100", market="spot", workers=4))
     'west/h100/spot/4'
@@ -129,13 +129,13 @@ def text_of(target: Target) -> str:
 
 
 def target_of(text: str) -> Target:
-    """Place of a claim. Raises `InvalidOption` for the claim of a plain run, which no fleet has placed."""
+    """Return the target in a claim. Raises `InvalidOption` for a run that was started outside of the fleet."""
     parts = text.split("/")
     if len(parts) != 4 or parts[2] not in _MARKETS or not parts[3].isdecimal():
         raise InvalidOption(
-            f"the run was started outside of the fleet ({text or 'no place'} is in its claim). Give the job a name "
+            f"the run was started outside of the fleet ({text or 'no target'} is in its claim). Give the job a name "
             "that no plain run has.",
-            place=text,
+            target=text,
         )
     return Target(cluster=parts[0], sku=parts[1], market=_MARKETS[parts[2]], workers=int(parts[3]))
 

@@ -124,7 +124,9 @@ def missing_references(spec: JobSpec, cluster: Cluster, api: KubeApi) -> tuple[s
 def require_room(spec: JobSpec, fleet: Fleet, capacities: Mapping[str, Capacity]) -> None:
     """Raise `InvalidJobSpec` for a job that no cluster could start, even when empty."""
     fleet.check(spec)
-    allowed = [each for each in fleet.cluster if each.is_allowed(spec.place.clusters, spec.place.deny) is None]
+    allowed = [
+        each for each in fleet.cluster if each.is_allowed(spec.scheduling.clusters, spec.scheduling.deny) is None
+    ]
     lacks = [capacities[each.name].fault or "" for each in allowed]
     if all(each.startswith("it lacks") for each in lacks):
         shown = "; ".join(f"{each.name}: {lack}" for each, lack in zip(allowed, lacks, strict=True))

@@ -64,7 +64,7 @@ class JobObservation:
         storage_answers: Whether that is known.
         ray_job: RayJob of the state's attempt. None if its cluster gives no answer.
         is_refused: Whether the cluster refused us. Then silence of the attempt means nothing.
-        target: Best place now. None without room.
+        target: Best target now. None without room.
         reasons: Reasons of the clusters that have no room.
         is_stopped: Whether the user asked to stop the job.
         failures: Attempts between the state's and the claim's that recorded their failure.
@@ -138,7 +138,7 @@ class AttemptRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetDecision:
-    """Next state of a job, and the actions that lead there. `turned_away` is a place to avoid for a while,
+    """Next state of a job, and the actions that lead there. `turned_away` is a target to avoid for a while,
     `failed_at` one to leave alone for some seconds, and to avoid while others have room.
     """
 

@@ -12,9 +12,9 @@ from forebay.fleet.clusters.cluster import Market
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Place of an attempt, and its number of workers at first. `price_per_hour` is that of the smallest world.
+    """Cluster, machines and first number of workers of an attempt.
 
-    `is_head_apart` keeps the head off the workers' nodes. It is no part of a claim: a controller that adopts an attempt
+    `price_per_hour` is for the smallest world. `is_head_apart` keeps the head off the workers' nodes. It is no part of a claim: a controller that adopts an attempt
     leaves the head to the scheduler.
     """
 

@@ -37,7 +37,7 @@ def choose_holds(waiting: Sequence[WaitingTask], view: FleetView, before: Holds,
     """
     names = {each.name for each in waiting}
     held: dict[tuple[str, str], str] = {
-        place: name for place, name in before.items() if name in names and view.capacities[place[0]].fault is None
+        pool: name for pool, name in before.items() if name in names and view.capacities[pool[0]].fault is None
     }
     most = max(1, sum(len(sku.markets) for each in view.clusters for sku in each.sku.values()) // HELD_SHARE)
     for each in waiting:

@@ -161,15 +161,15 @@ class _Question:
 
     def closed(self, cluster: Cluster) -> str | None:
         """Reason why nothing of the job may go to a cluster, whatever has room there."""
-        place = self.spec.place
-        reason = cluster.is_allowed(place.clusters, place.deny)
+        scheduling = self.spec.scheduling
+        reason = cluster.is_allowed(scheduling.clusters, scheduling.deny)
         if reason is not None:
             return reason
-        if place.queue is not None and place.queue not in cluster.queues:
-            return f"it has no queue {place.queue}"
-        if place.priority != "normal" and place.priority not in cluster.priorities:
-            return f"it has no priority class {place.priority}"
-        if place.cluster == "shared" and cluster.shared_cluster is None:
+        if scheduling.queue is not None and scheduling.queue not in cluster.queues:
+            return f"it has no queue {scheduling.queue}"
+        if scheduling.priority != "normal" and scheduling.priority not in cluster.priorities:
+            return f"it has no priority class {scheduling.priority}"
+        if scheduling.cluster == "shared" and cluster.shared_cluster is None:
             return "it has no shared Ray cluster"
         return self._unknown(self.view.capacities.get(cluster.name))
 
@@ -191,7 +191,7 @@ class _Question:
             return f"{where} {refusal}"
         gang = gang_of(self.spec, self.task, cluster, sku, market)
         price = self._price(cluster.sku[sku], market, gang.worker)
-        limit = self.spec.place.max_price_per_hour
+        limit = self.spec.scheduling.max_price_per_hour
         if limit is not None and (price is None or price > limit):
             shown = "has no known price" if price is None else f"costs {price:.2f}/h, more than {limit:g}"
             return f"{where} {shown}"
@@ -225,7 +225,7 @@ class _Question:
         gang = pool.gang
         if pool.cluster.kind == "manager":
             return Fit.AFTER_GROWTH, least
-        queue = self.spec.place.queue
+        queue = self.spec.scheduling.queue
         if queue is not None and queue in left.queue_gpus and left.queue_gpus[queue] < least * gang.worker.gpus:
             return Fit.NOT_NOW, least
         most = left.most(gang)
@@ -332,7 +332,7 @@ def gang_of(spec: JobSpec, task: Task, cluster: Cluster, sku: str, market: Marke
     workers, machine = task.workers, cluster.sku[sku]
     worker = _shape(workers.cpu, workers.memory or machine.memory, workers.gpus)
     head = _shape(cluster.head_cpu, cluster.head_memory, 0)
-    is_shared = spec.place.cluster == "shared"
+    is_shared = spec.scheduling.cluster == "shared"
     return Gang(pool=f"{sku}/{market}", worker=worker, workers=workers.min, head=None if is_shared else head)
 
 
@@ -370,7 +370,7 @@ def too_large(spec: JobSpec, task: Task, view: FleetView, now: float) -> str | N
     lacks: list[str] = []
     question = _Question(spec, task, view, PlacementHistory(), now)
     for cluster in view.clusters:
-        if cluster.is_allowed(spec.place.clusters, spec.place.deny) is not None:
+        if cluster.is_allowed(spec.scheduling.clusters, spec.scheduling.deny) is not None:
             continue
         capacity = view.capacities.get(cluster.name)
         if capacity is None or capacity.fault is not None or cluster.kind == "manager":

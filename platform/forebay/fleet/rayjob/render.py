@@ -33,18 +33,18 @@ _PRIORITY_OF_MARKET: dict[Market, int] = {"spot": 10, "on-demand": 0}
 
 def render(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
     """RayJob of `attempt` on `cluster`, as JSON."""
-    place = attempt.spec.place
+    scheduling = attempt.spec.scheduling
     spec: KubeObject = {
         "entrypoint": attempt.entrypoint,
         # Retries are attempts of their own: they may run elsewhere, and each has its number in storage.
         "backoffLimit": 0,
         "submissionMode": "K8sJobMode",
         "submitterPodTemplate": _submitter(attempt, cluster),
-        "preRunningDeadlineSeconds": int(place.start_within) + START_GRACE_S,
+        "preRunningDeadlineSeconds": int(scheduling.start_within) + START_GRACE_S,
     }
-    if place.finish_within is not None:
-        spec["activeDeadlineSeconds"] = int(place.finish_within)
-    if place.cluster == "shared":
+    if scheduling.finish_within is not None:
+        spec["activeDeadlineSeconds"] = int(scheduling.finish_within)
+    if scheduling.cluster == "shared":
         spec |= _on_shared(attempt, cluster)
     else:
         spec |= {"shutdownAfterJobFinishes": True, "ttlSecondsAfterFinished": CLUSTER_TTL_S}
@@ -148,7 +148,7 @@ def _group(attempt: PlacedAttempt, cluster: Cluster, market: Market, *, is_first
 
 def _priority(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
     """Priority class of pods, where no engine of the cluster reads it from a label."""
-    name = attempt.spec.place.priority
+    name = attempt.spec.scheduling.priority
     return {} if name == "normal" or cluster.scheduler != "default" else {"priorityClassName": name}
 
 
@@ -219,15 +219,17 @@ def _submitter(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
 
 
 def _queue_labels(attempt: PlacedAttempt, cluster: Cluster) -> dict[str, str]:
-    place = attempt.spec.place
+    scheduling = attempt.spec.scheduling
     labels: dict[str, str] = {}
     if cluster.scheduler == "kueue":
         labels |= (
-            {"kueue.x-k8s.io/queue-name": place.queue or cluster.queues[0]} if place.queue or cluster.queues else {}
+            {"kueue.x-k8s.io/queue-name": scheduling.queue or cluster.queues[0]}
+            if scheduling.queue or cluster.queues
+            else {}
         )
-        labels |= {"kueue.x-k8s.io/priority-class": place.priority} if place.priority != "normal" else {}
+        labels |= {"kueue.x-k8s.io/priority-class": scheduling.priority} if scheduling.priority != "normal" else {}
     elif cluster.scheduler == "volcano":
         labels |= {"ray.io/scheduler-name": "volcano", "ray.io/gang-scheduling-enabled": "true"}
-        labels |= {"volcano.sh/queue-name": place.queue} if place.queue else {}
-        labels |= {"ray.io/priority-class-name": place.priority} if place.priority != "normal" else {}
+        labels |= {"volcano.sh/queue-name": scheduling.queue} if scheduling.queue else {}
+        labels |= {"ray.io/priority-class-name": scheduling.priority} if scheduling.priority != "normal" else {}
     return labels

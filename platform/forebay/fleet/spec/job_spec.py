@@ -144,7 +144,7 @@ class Unreachable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Scheduling:
     """Clusters that a job may use, and the limits of its start, its end and its price."""
 
     __pydantic_config__ = _STRICT
@@ -272,7 +272,7 @@ class JobSpec:
     """Same name and key: the same job. By default a hash of everything that is written here."""
     task: tuple[Task, ...]
     """Tasks of the job, in the order of `after`."""
-    place: Place = field(default_factory=Place)
+    scheduling: Scheduling = field(default_factory=Scheduling)
     """Clusters, limits and deadlines."""
     launch: Launch = field(default_factory=Launch)
     """Image, environment and setup."""
@@ -306,8 +306,8 @@ def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
         ready = next((task for task in left if names.issuperset(task.after)), None)
         if ready is None:
             circle = ", ".join(f"{task.name} after {' and '.join(task.after)}" for task in left)
-            place = ("task", tasks.index(left[0]), "after")
-            raise fault(f"these tasks wait for each other: {circle}. Remove one `after`.", *place)
+            path = ("task", tasks.index(left[0]), "after")
+            raise fault(f"these tasks wait for each other: {circle}. Remove one `after`.", *path)
         left.remove(ready)
         done.append(ready)
     return tuple(done)

@@ -102,10 +102,10 @@ def _table_path(name: str, *, is_array: bool, counts: dict[str, int]) -> tuple[s
     parts: tuple[str | int, ...] = ()
     names = [part.strip("\"' ") for part in name.split(".")]
     for number, part in enumerate(names):
-        place = dotted((*parts, part))
+        table = dotted((*parts, part))
         if is_array and number == len(names) - 1:
-            counts[place] = counts.get(place, -1) + 1
-        parts = (*parts, part, counts[place]) if place in counts else (*parts, part)
+            counts[table] = counts.get(table, -1) + 1
+        parts = (*parts, part, counts[table]) if table in counts else (*parts, part)
     return parts
 
 

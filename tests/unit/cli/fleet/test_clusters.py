@@ -47,7 +47,7 @@ storage = "STORAGE"
 [[task]]
 command = ["true"]
 workers = {min = 3, cpu = 64, memory = "512Gi", gpus = 8}
-[place]
+[scheduling]
 clusters = ["east"]
 """
 NODES = (

@@ -65,7 +65,7 @@ def templates() -> Iterator[dict[str, Any]]:
     """Pods of a RayJob with everything, of one on the shared cluster, and of that cluster."""
     yield from pod_templates(ray_job(attempt(launch=LAUNCH), cluster(hdfs=HDFS, service_account="forebay-ray")))
     shared = cluster(shared_cluster="forebay", secret_env={"AWS_SECRET_ACCESS_KEY": "s3/key"})
-    yield ray_job(attempt(place={"cluster": "shared"}), shared)["spec"]["submitterPodTemplate"]
+    yield ray_job(attempt(scheduling={"cluster": "shared"}), shared)["spec"]["submitterPodTemplate"]
     spec = shared_cluster(shared)["spec"]
     yield from (each["template"] for each in (spec["headGroupSpec"], *spec["workerGroupSpecs"]))
 

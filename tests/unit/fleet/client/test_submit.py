@@ -177,7 +177,7 @@ def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
     ("line", "why"),
     [
         ("exit 3", "setup 'exit 3' ended with code 3"),
-        ("sleep 600", "setup 'sleep 600' did not end within place.start_within"),
+        ("sleep 600", "setup 'sleep 600' did not end within scheduling.start_within"),
     ],
 )
 def test_a_setup_that_fails_or_hangs_ends_the_job(
@@ -187,7 +187,7 @@ def test_a_setup_that_fails_or_hangs_ends_the_job(
     path.write_text(f"{path.read_text()}\n[launch]\nsetup = [{json.dumps(line)}]\n")
     spec = fb.JobSpec.load(path)
     # The shortest time that a file may give is 10 s.
-    object.__setattr__(spec.place, "start_within", 0.2)
+    object.__setattr__(spec.scheduling, "start_within", 0.2)
     fb.submit(spec)
     assert quiet.run() == SubmissionEnd(how="failed", why=why)
 

@@ -98,17 +98,17 @@ def test_one_cluster_twice_is_refused(text: str) -> None:
     ("changes", "fault"),
     [
         ({"sku": ["h10"]}, "task[0].workers.sku: the fleet has no SKU 'h10'. Did you mean 'h100'? It has cpu, h100."),
-        ({"place": {"clusters": ["eu-2"]}}, "no cluster of the fleet may be used"),
-        ({"place": {"clusters": {"region": "asia"}}}, "eu-1: no label region=asia"),
-        ({"place": {"deny": ["eu-*", "us-*"]}}, "denied by place.deny"),
-        ({"place": {"queue": "adds"}}, "no queue 'adds'. Did you mean 'ads'?"),
-        ({"place": {"queue": "ads", "clusters": ["us-*"]}}, "no queue 'ads'. It has none."),
-        ({"place": {"priority": "hihg"}}, "no priority class 'hihg'. Did you mean 'high'?"),
+        ({"scheduling": {"clusters": ["eu-2"]}}, "no cluster of the fleet may be used"),
+        ({"scheduling": {"clusters": {"region": "asia"}}}, "eu-1: no label region=asia"),
+        ({"scheduling": {"deny": ["eu-*", "us-*"]}}, "denied by scheduling.deny"),
+        ({"scheduling": {"queue": "adds"}}, "no queue 'adds'. Did you mean 'ads'?"),
+        ({"scheduling": {"queue": "ads", "clusters": ["us-*"]}}, "no queue 'ads'. It has none."),
+        ({"scheduling": {"priority": "hihg"}}, "no priority class 'hihg'. Did you mean 'high'?"),
         (
             {"launch": {"image": "rayproject/ray:1.13.0-py39"}},
             "version of Ray (launch.image: 1.13.0) than",
         ),
-        ({"place": {"cluster": "shared", "clusters": ["us-*"]}}, "no allowed cluster has a shared Ray cluster"),
+        ({"scheduling": {"cluster": "shared", "clusters": ["us-*"]}}, "no allowed cluster has a shared Ray cluster"),
     ],
 )
 def test_a_job_that_no_cluster_could_run_is_refused(fleet: Fleet, changes: dict[str, Any], fault: str) -> None:
@@ -117,7 +117,7 @@ def test_a_job_that_no_cluster_could_run_is_refused(fleet: Fleet, changes: dict[
         task = {"run": "a.py", "workers": workers}
         return fb.JobSpec(**{"name": "ctr", "storage": "s3://a/b", "task": (task,), **given})
 
-    fleet.check(spec(place={"clusters": {"region": "eu"}, "queue": "ads", "priority": "high"}))
+    fleet.check(spec(scheduling={"clusters": {"region": "eu"}, "queue": "ads", "priority": "high"}))
     with pytest.raises(InvalidJobSpec) as error:
         fleet.check(spec(**changes))
     assert fault in str(error.value)

@@ -148,8 +148,8 @@ def storage(tmp_path: Path) -> str:
         backend = "local" if name == "own" else "fleet"
         assert files.create(Submission(spec=spec, number=1, backend=backend, token="t"))
         for number in range(1, {"runs": 3, "cut": 2, "fails": 3, "done": 2}.get(name, 1)):
-            place = Target(cluster="c01" if name == "cut" else "c00", sku="h100", market="spot", workers=1)
-            assert claims.claim(spec, spec.task[0], number, place)
+            target = Target(cluster="c01" if name == "cut" else "c00", sku="h100", market="spot", workers=1)
+            assert claims.claim(spec, spec.task[0], number, target)
             if name == "fails" or (name == "runs" and number == 1):
                 AttemptFiles(f"{root}/{name}").end(number, AttemptEnd(how="failed", why="exit 1"))
         if name == "done":

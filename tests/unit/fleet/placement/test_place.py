@@ -23,10 +23,10 @@ QUICK = settings(max_examples=30, deadline=None, derandomize=True, suppress_heal
 LONG = settings(max_examples=10_000, deadline=None, suppress_health_check=list(HealthCheck))
 
 
-def job(workers: dict[str, Any] | None = None, **place_: Any) -> fb.JobSpec:
+def job(workers: dict[str, Any] | None = None, **scheduling: Any) -> fb.JobSpec:
     given = {"cpu": 8, "memory": "64Gi", "gpus": 1, "spot": "prefer", **(workers or {})}
     task = fb.fleet.Task(run="a.py", workers=given)  # type: ignore[arg-type]
-    return fb.JobSpec(name="ctr", storage="s3://a/b", task=(task,), place=place_)  # type: ignore[arg-type]
+    return fb.JobSpec(name="ctr", storage="s3://a/b", task=(task,), scheduling=scheduling)  # type: ignore[arg-type]
 
 
 def cluster(name: str, **changes: Any) -> Cluster:
@@ -111,7 +111,7 @@ def test_the_place_that_stays_most_whole_comes_first_at_like_prices() -> None:
 @pytest.mark.parametrize(
     ("spec", "one", "reason"),
     [
-        (job(deny=["a*"]), {}, "denied by place.deny"),
+        (job(deny=["a*"]), {}, "denied by scheduling.deny"),
         (job(clusters={"region": "eu"}), {}, "no label region=eu"),
         (job(queue="ml"), {}, "it has no queue ml"),
         (job(priority="high"), {}, "it has no priority class high"),

@@ -52,7 +52,7 @@ def cluster(**changes: Any) -> Cluster:
 def attempts(draw: st.DrawFn) -> tuple[PlacedAttempt, Cluster]:
     """Any job that a user can write, on any cluster."""
     least = draw(st.integers(1, 20))
-    place = fb.fleet.Place(
+    scheduling = fb.fleet.Scheduling(
         cluster=draw(st.sampled_from(["own", "own", "own", "shared"])),
         queue=draw(st.none() | NAMES),
         priority=draw(st.just("normal") | NAMES),
@@ -89,10 +89,10 @@ def attempts(draw: st.DrawFn) -> tuple[PlacedAttempt, Cluster]:
         name=draw(st.from_regex(r"\A[a-z]([-a-z0-9]{0,28}[a-z0-9])?\Z")),
         storage="s3://lake/runs",
         task=(fb.fleet.Task(name=draw(NAMES), workers=workers, **program),),
-        place=place,
+        scheduling=scheduling,
         launch=launch,
     )
-    return _placed(draw, spec), _cluster(draw, is_shared=place.cluster == "shared")
+    return _placed(draw, spec), _cluster(draw, is_shared=scheduling.cluster == "shared")
 
 
 def _placed(draw: st.DrawFn, spec: fb.JobSpec) -> PlacedAttempt:

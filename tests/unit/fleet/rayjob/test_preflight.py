@@ -118,13 +118,13 @@ def test_a_broken_rule_is_named(good: dict[str, Any], fault: str, changes: dict[
     job = copy.deepcopy(good)
     for path, value in changes.items():
         *parents, last = path.split(".")
-        place: Any = job
+        part_of: Any = job
         for part in parents:
-            place = place[int(part)] if part.isdigit() else place[part]
+            part_of = part_of[int(part)] if part.isdigit() else part_of[part]
         if value is ABSENT:
-            del place[last]
+            del part_of[last]
         else:
-            place[last] = value
+            part_of[last] = value
     with pytest.raises(InvalidOption, match=r"KubeRay's operator would refuse the RayJob") as error:
         preflight(job)
     assert fault in str(error.value)

@@ -41,7 +41,7 @@ def env_of(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_one_attempt_is_one_ray_job_that_is_never_retried_by_kuberay() -> None:
-    job = render(attempt(place={"start_within": "10m", "finish_within": "24h"}), cluster())
+    job = render(attempt(scheduling={"start_within": "10m", "finish_within": "24h"}), cluster())
     spec, metadata = job["spec"], job["metadata"]
     assert (spec["backoffLimit"], spec["shutdownAfterJobFinishes"], spec["ttlSecondsAfterFinished"]) == (0, True, 0)
     assert (spec["preRunningDeadlineSeconds"], spec["activeDeadlineSeconds"]) == (660, 86_400)
@@ -189,7 +189,7 @@ def test_hdfs_brings_configuration_and_tickets() -> None:
 
 
 def test_a_shared_cluster_is_selected() -> None:
-    job = render(attempt(place={"cluster": "shared"}), cluster(shared_cluster="forebay"))
+    job = render(attempt(scheduling={"cluster": "shared"}), cluster(shared_cluster="forebay"))
     spec = job["spec"]
     assert spec["clusterSelector"] == {"ray.io/cluster": "forebay"}
     assert "rayClusterSpec" not in spec and spec["shutdownAfterJobFinishes"] is False
@@ -199,18 +199,18 @@ def test_a_shared_cluster_is_selected() -> None:
 
 
 def test_engines_of_the_cluster_are_used_by_label() -> None:
-    place = {"queue": "ads", "priority": "high"}
-    kueue = render(attempt(place=place), cluster(scheduler="kueue"))
+    scheduling = {"queue": "ads", "priority": "high"}
+    kueue = render(attempt(scheduling=scheduling), cluster(scheduler="kueue"))
     assert kueue["spec"]["suspend"] is True
     assert kueue["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "ads"
     assert kueue["metadata"]["labels"]["kueue.x-k8s.io/priority-class"] == "high"
     assert "enableInTreeAutoscaling" not in kueue["spec"]["rayClusterSpec"] and len(groups_of(kueue)) == 1
-    manager = render(attempt(place=place), cluster(scheduler="kueue", kind="manager"))
+    manager = render(attempt(scheduling=scheduling), cluster(scheduler="kueue", kind="manager"))
     assert manager["spec"]["managedBy"] == "kueue.x-k8s.io/multikueue"
-    volcano = render(attempt(place=place), cluster(scheduler="volcano"))
+    volcano = render(attempt(scheduling=scheduling), cluster(scheduler="volcano"))
     assert volcano["metadata"]["labels"]["volcano.sh/queue-name"] == "ads"
     assert volcano["metadata"]["labels"]["ray.io/scheduler-name"] == "volcano"
-    plain = render(attempt(place=place), cluster())
+    plain = render(attempt(scheduling=scheduling), cluster())
     assert {each["template"]["spec"]["priorityClassName"] for each in groups_of(plain)} == {"high"}
     karmada = render(attempt(), cluster(kind="manager"))
     assert "managedBy" not in karmada["spec"]

@@ -29,7 +29,7 @@ run = "jobs/train_ctr.py"
 args = {data = "hdfs://nn/clicks", epochs = 3, eos_token = "</s>", hidden = [64, 32]}
 workers = {min = 2, max = 16, cpu = 12, memory = "96Gi", gpus = 1, sku = ["h100", "a100-40"], spot = "prefer"}
 retries = 5
-[place]
+[scheduling]
 clusters = ["any"]
 deny = ["old-*"]
 queue = "ads"
@@ -60,7 +60,11 @@ def test_a_job_file_is_the_dataclass(spec: fb.JobSpec) -> None:
         min=2, max=16, cpu="12", memory="96Gi", gpus=1, sku=("h100", "a100-40"), spot="prefer"
     )
     assert train.workers.elastic == fb.Elastic(min_workers=2, max_workers=16)
-    assert (spec.place.start_within, spec.place.finish_within, spec.place.unreachable.after) == (600, 86_400, 900)
+    assert (spec.scheduling.start_within, spec.scheduling.finish_within, spec.scheduling.unreachable.after) == (
+        600,
+        86_400,
+        900,
+    )
     assert spec.launch.env["OMP_NUM_THREADS"] == "1"
     assert [spec.run_name(task) for task in spec.task] == ["ctr-7.prepare", "ctr-7.train"]
     assert dataclasses.replace(spec, task=(prepare,)).run_name(prepare) == "ctr-7"
@@ -70,7 +74,7 @@ def test_specs_made_in_python_are_the_same(spec: fb.JobSpec, tmp_path: Path) -> 
     (tmp_path / "job.toml").write_text(JOB)
     assert fb.JobSpec.load(tmp_path / "job.toml") == spec
     assert fb.JobSpec(**facts_of(spec)) == spec == spec_of(json.loads(json.dumps(facts_of(spec))))
-    assert fb.fleet.Place(start_within="1h30m").start_within == 5400  # type: ignore[arg-type]
+    assert fb.fleet.Scheduling(start_within="1h30m").start_within == 5400  # type: ignore[arg-type]
 
 
 def test_the_key_depends_on_what_is_meant(spec: fb.JobSpec) -> None:
@@ -106,7 +110,7 @@ KEY = "AKIA" + "ABCDEFGHIJKLMNOP"
 # Text of the good file, its replacement, line and fault of the error.
 WRONG = [
     ("retries", "retrys", 12, "Did you mean 'retries'?"),
-    ("[place]", "[plaace]", 13, "Did you mean 'place'?"),
+    ("[scheduling]", "[schedulling]", 13, "Did you mean 'scheduling'?"),
     ("gpus = 1", "gpu = 1", 11, "Did you mean 'gpus'?"),
     ('secret = "krb"', 'secert = "krb"', 27, "Did you mean 'secret'?"),
     ('then = "wait"', 'than = "wait"', 21, "Did you mean 'then'?"),
