@@ -1,4 +1,7 @@
-"""Errors that a user can cause or must act on. Each message says what was set, what was found and what to do."""
+"""Errors that a user can cause or must act on.
+
+Each message says what was set, what was found and what to do.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from typing import ClassVar, SupportsIndex, cast
 
 
 class ForebayError(Exception):
-    """Base class of all errors that are meant for the user.
+    """Base class of all errors for the user.
 
     `facts` become attributes (`error.path`, `error.rows`, ...) and survive pickling, so that a driver can use those of
     an error that was raised in another process.
@@ -38,31 +41,45 @@ def _rebuild(kind: type[ForebayError], message: str, facts: dict[str, object]) -
 
 
 class InvalidOption(ForebayError, ValueError):
-    """An argument that can never work with any data, such as a negative batch or an unknown policy name."""
+    """An argument that can never work, with any data.
+
+    Such as a negative batch or an unknown policy name.
+    """
 
 
 class MissingPackage(InvalidOption):
-    """A package that is not installed. The text has the line that installs it."""
+    """A package that is not installed.
+
+    The text has the line that installs it.
+    """
 
 
 class UnsupportedRay(InvalidOption):
-    """An installed Ray without a name that Forebay uses. The text has the line that installs a tested one."""
+    """An installed Ray without a name that Forebay uses.
+
+    The text has the line that installs a tested one.
+    """
 
 
 class InvalidJobSpec(InvalidOption):
-    """A job file of a deployment that cannot work: an unknown key, a wrong value, or a secret that is written out."""
+    """A job file of a deployment that cannot work.
+
+    It has an unknown key, a wrong value, or a secret that is written out.
+    """
 
 
 class SpecChanged(InvalidOption):
-    """A job of this name exists, and its specification is another one."""
+    """A job of this name exists with another specification."""
 
 
 class UnderWay(InvalidOption):
-    """A run or a sweep of this name is running now."""
+    """A run or sweep of this name is running now."""
 
 
 class Fenced(ForebayError):
-    """A later attempt has taken over this run, because this one sent no heartbeat for too long. Never retried.
+    """A later attempt has taken over this run.
+
+    This one sent no heartbeat for too long. Never retried.
 
     Its exit code is that of `EX_TEMPFAIL`.
     """
@@ -71,7 +88,9 @@ class Fenced(ForebayError):
 
 
 class UnusableStorage(ForebayError):
-    """Storage that the machines of a job cannot use. No other attempt could, so a fleet does not retry it.
+    """Storage that the machines of a job cannot use.
+
+    No other attempt could, so a fleet does not retry it.
 
     Its exit code is that of `EX_CONFIG`.
     """
@@ -84,11 +103,17 @@ class NoFiles(ForebayError):
 
 
 class NotPlainParquet(ForebayError):
-    """A folder of a table format (Delta Lake, Iceberg, Hudi), which also keeps files of deleted rows."""
+    """A folder of a table format.
+
+    Delta Lake, Iceberg and Hudi also keep files of deleted rows there.
+    """
 
 
 class UnsupportedColumn(ForebayError):
-    """A column of a valid file that Arrow cannot decode: a row group with too much nested text."""
+    """A column of a valid file that Arrow cannot decode.
+
+    A row group has too much nested text.
+    """
 
 
 class MixedSchemas(ForebayError):
@@ -100,7 +125,7 @@ class MissingColumn(ForebayError):
 
 
 class WrongType(ForebayError):
-    """A column's type does not suit the feature that uses it."""
+    """A column's type does not suit its feature."""
 
 
 class CorruptFile(ForebayError):
@@ -116,7 +141,10 @@ class ReadFailed(ForebayError):
 
 
 class Cancelled(ForebayError):
-    """A read was stopped: its caller requested it, or the process is ending."""
+    """A read was stopped.
+
+    Its caller requested it, or the process is ending.
+    """
 
 
 class WriteFailed(ForebayError):
@@ -124,23 +152,29 @@ class WriteFailed(ForebayError):
 
 
 class PreparationFailed(ForebayError):
-    """A dataset will not be completed: a process that prepares it ended, or a span could not be prepared."""
+    """A dataset will not be completed.
+
+    A process that prepares it ended, or a span could not be prepared.
+    """
 
 
 class InvalidDocument(ForebayError):
-    """A row of text data that cannot become tokens: no JSON, a missing column, or no conversation."""
+    """A row of text data that cannot become tokens.
+
+    It is not JSON, lacks a column, or holds no conversation.
+    """
 
 
 class TransformFailed(ForebayError):
-    """A transform raised, or returned something that is not a block of arrays."""
+    """A transform raised, or did not return a block."""
 
 
 class RowCountChanged(TransformFailed):
-    """A transform returned another number of rows than its input has."""
+    """A transform returned another number of rows than its input."""
 
 
 class AugmentFailed(ForebayError):
-    """An augment raised, or returned something that is not the batch with the same rows."""
+    """An augment raised, or did not return the same rows."""
 
 
 class NullLabel(TransformFailed):
@@ -148,11 +182,17 @@ class NullLabel(TransformFailed):
 
 
 class BadSeries(TransformFailed):
-    """Rows that no series can be made of: a null entity or time, a repeated step, or runs that overlap."""
+    """Rows that no series can be made of.
+
+    They have a null entity or time, repeat a step, or belong to runs that overlap.
+    """
 
 
 class Unfingerprintable(ForebayError):
-    """A user function that cannot be fingerprinted by its source. It needs an explicit version."""
+    """A user function that cannot be fingerprinted by its source.
+
+    It needs an explicit version.
+    """
 
 
 class TooManyRanks(ForebayError):
@@ -164,7 +204,7 @@ class BatchTooSmall(ForebayError):
 
 
 class CacheUnusable(ForebayError):
-    """The cache directory cannot be written, or is not safe to use."""
+    """A cache directory that is not writable, or not safe."""
 
 
 class CursorMismatch(ForebayError):
@@ -172,7 +212,10 @@ class CursorMismatch(ForebayError):
 
 
 class JobMismatch(ForebayError):
-    """A run was begun by a job with another model, other options of its data, or another adapter."""
+    """A run was begun by a different job.
+
+    With another model, other options of its data, or another adapter.
+    """
 
 
 class LoaderClosed(ForebayError):
@@ -180,7 +223,7 @@ class LoaderClosed(ForebayError):
 
 
 class BadJob(ForebayError):
-    """A job file that does not load, or a parameter that it does not accept."""
+    """A job file that does not load, or a wrong parameter."""
 
 
 class RunFailed(ForebayError):
@@ -192,23 +235,37 @@ class SweepFailed(ForebayError):
 
 
 class Diverged(ForebayError):
-    """A monitor rejects what is trained from the newest checkpoint, after every retry."""
+    """A monitor rejects the training after every retry.
+
+    Each retry began at the newest checkpoint.
+    """
 
 
 class EngineFailed(ForebayError):
-    """An engine that scores can answer no more. It has to be opened again."""
+    """An engine that scores can answer no more.
+
+    It has to be opened again.
+    """
 
 
 class ScoringFailed(ForebayError):
-    """A scoring run cannot go on. The shards that are written are kept."""
+    """A scoring run cannot go on.
+
+    The shards that are written are kept.
+    """
 
 
 class Hung(ForebayError):
-    """A rank got no answer from another one: a rank hangs, though its process is alive."""
+    """A rank got no answer from another one.
+
+    A rank hangs, though its process is alive.
+    """
 
 
 def whole_number(name: str, value: object, least: int = 0, most: int | None = None) -> int:
-    """`value` as a plain int. Accepts NumPy's integers. Raises `InvalidOption` for anything else, or out of range.
+    """Return `value` as a plain int.
+
+    Accepts NumPy's integers. Raises `InvalidOption` for anything else, or out of range.
 
     >>> whole_number("epoch", 3)
     3
@@ -224,7 +281,9 @@ def whole_number(name: str, value: object, least: int = 0, most: int | None = No
 
 
 def validate_type(option: str, value: object, kind: type | UnionType, give: str) -> None:
-    """Raise `InvalidOption` unless `value` is of a type. `give` says what to give instead.
+    """Raise `InvalidOption` unless `value` is of a type.
+
+    `give` says what to give instead.
 
     >>> validate_type("name", None, str | None, "a text")
     """

@@ -9,7 +9,9 @@ from forebay.errors import InvalidOption, whole_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class World:
-    """Place of one worker in a run. A driver creates it from explicit values.
+    """Rank and size of one worker's world in a run.
+
+    A driver creates it from explicit values.
 
     `rank` counts from 0 to `size - 1`, `local_rank` from 0 on each node. `node` is the id of the node. Raises
     `InvalidOption` unless `0 <= rank < size`.

@@ -1,4 +1,7 @@
-"""Named actors, found by any process of the cluster, and their heartbeat. Checked with Ray 2.60."""
+"""Named actors of a cluster, and their heartbeat.
+
+Any process of the cluster finds them. Checked with Ray 2.60.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ _PING_S = 5.0
 
 
 def names_of(prefix: str, begin: str = "") -> list[str]:
-    """Names behind `prefix` that begin with `begin`, sorted. Sends no request to the actors."""
+    """Names behind `prefix` that begin with `begin`, sorted.
+
+    Sends no request to the actors.
+    """
     actors = ray.util.list_named_actors(all_namespaces=True)
     return sorted(
         actor["name"].removeprefix(prefix)
@@ -45,7 +51,10 @@ def names_of(prefix: str, begin: str = "") -> list[str]:
 
 
 def find(prefix: str, name: str) -> ActorHandle | None:
-    """Actor of this name. None if there is none, or if it has ended since its name was read."""
+    """Actor of this name, or None.
+
+    None also if it has ended since its name was read.
+    """
     try:
         return ray.get_actor(f"{prefix}{name}", namespace=NAMESPACE)
     except ValueError:
@@ -53,12 +62,17 @@ def find(prefix: str, name: str) -> ActorHandle | None:
 
 
 def actors_by_name(prefix: str) -> dict[str, ActorHandle]:
-    """Actors behind `prefix`, by the rest of their names. Leaves out those that have just ended."""
+    """Actors behind `prefix`, by the rest of their names.
+
+    Leaves out actors that have just ended.
+    """
     return {name: actor for name in names_of(prefix) if (actor := find(prefix, name)) is not None}
 
 
 def make_on_node(actor: type, name: str, node: str, *arguments: Any, **options: Any) -> ActorHandle:
-    """Return the detached actor of this name, without CPUs. Makes a missing one on `node` and does not wait for it.
+    """Return the detached actor of this name, without CPUs.
+
+    Makes a missing one on `node` and does not wait for it.
 
     `options` are further ones of `ray.remote`, such as max_restarts. Raises `ValueError` while an actor of this name
     is dying.
@@ -70,7 +84,10 @@ def make_on_node(actor: type, name: str, node: str, *arguments: Any, **options: 
 
 
 def find_or_refuse(prefix: str, name: str, kind: str) -> ActorHandle:
-    """Actor of this name. Raises `InvalidOption`, which lists the known names, if there is no such `kind`."""
+    """Actor of this name.
+
+    Raises `InvalidOption`, which lists the known names, if there is no such `kind`.
+    """
     found = find(prefix, name)
     if found is not None:
         return found
@@ -84,8 +101,9 @@ def find_or_refuse(prefix: str, name: str, kind: str) -> ActorHandle:
 def ask_all(
     prefix: str, ask: Callable[[ActorHandle], ray.ObjectRef], *, begin: str = "", wait_s: float = ANSWER_S
 ) -> list[Any]:
-    """Answers of the actors of `names_of`, in that order. Leaves out actors that have ended or are silent for
-    `wait_s`.
+    """Answers of the actors of `names_of`, in that order.
+
+    Leaves out actors that have ended or are silent for `wait_s`.
     """
     asked = [ask(actor) for name in names_of(prefix, begin) if (actor := find(prefix, name)) is not None]
     ready, _ = ray.wait(asked, num_returns=len(asked), timeout=wait_s) if asked else ([], [])
@@ -99,7 +117,10 @@ def ask_all(
 
 
 class Heartbeat:
-    """Pings an actor every 5 s. An actor with asynchronous methods answers at once, however busy its threads are."""
+    """Pings an actor every 5 s.
+
+    An actor with asynchronous methods answers at once, however busy its threads are.
+    """
 
     def __init__(self, actor: ActorHandle) -> None:
         self._actor = actor

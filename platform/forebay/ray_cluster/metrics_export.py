@@ -1,4 +1,6 @@
-"""Export of a process's counters and gauges to Prometheus through Ray. The only file that imports `ray.util.metrics`.
+"""Export of counters and gauges to Prometheus, through Ray.
+
+The only file that imports `ray.util.metrics`.
 
 Ray's agent on each node serves `ray_<name>` for all processes of the node. Checked with Ray 2.60.
 """
@@ -25,7 +27,9 @@ Numbers = Callable[[], Mapping[str, float]]
 
 
 class RayMetrics:
-    """Passes increments of `counted()` since the last flush, and current values of `measured()`, to Ray.
+    """Metrics of one process, passed to Ray.
+
+    These are the increments of `counted()` since the last flush, and the current values of `measured()`.
 
     `tags` sets some of `TAGS`. The others are empty.
     """
@@ -38,7 +42,10 @@ class RayMetrics:
         self._gauges: dict[str, Gauge] = {}
 
     def flush(self) -> None:
-        """Pass the current numbers to Ray. Raises the errors of `measured`."""
+        """Pass the current numbers to Ray.
+
+        Raises the errors of `measured`.
+        """
         for name, total in self._counted().items():
             added = total - self._flushed.get(name, 0.0)
             if added > 0:  # Ray refuses 0
@@ -60,7 +67,10 @@ class RayMetrics:
 
 @contextmanager
 def exported(tags: Mapping[str, str], counted: Numbers, measured: Numbers = dict) -> Iterator[None]:
-    """Flush `RayMetrics` every 3 s during the block, in a separate thread, and once at its end."""
+    """Flush `RayMetrics` every 3 s during the block.
+
+    In a separate thread, and once more at the end.
+    """
     metrics, over = RayMetrics(tags, counted, measured), threading.Event()
 
     def run() -> None:

@@ -1,4 +1,7 @@
-"""Nodes of a cluster, those about to be taken away, and placement groups on them."""
+"""Nodes of a cluster, and placement groups on them.
+
+Some nodes are about to be taken away.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,15 @@ URGENT_S = 20.0
 
 
 def draining_nodes() -> dict[str, float | None]:
-    """Node id -> Unix time (s) at which the node will be taken away. None if that time is not known."""
+    """Nodes that will be taken away, by id.
+
+    The value is the Unix time (s) at which that happens, None if it is not known.
+    """
     return {node: at_ms / 1000 if at_ms else None for node, at_ms in ray_state.state.get_draining_nodes().items()}
 
 
 def is_urgent(leaving: Mapping[str, float | None]) -> bool:
-    """Whether one of the nodes may be taken away before another worker process has started."""
+    """Whether a node may leave before a new worker has started."""
     return any(at_s is None or at_s - time.time() < URGENT_S for at_s in leaving.values())
 
 
@@ -37,7 +43,9 @@ def _alive_nodes() -> set[str]:
 
 
 def nodes_for_data(data_nodes: str) -> list[str]:
-    """Ids of living nodes that are not draining and may build blocks for others.
+    """Ids of nodes that may build blocks for others.
+
+    They are alive and not draining.
 
     "cpu_only" are nodes with CPUs and without GPUs. Any other text names a custom resource that the nodes have.
     """
@@ -56,19 +64,25 @@ def _is_for_data(resources: Mapping[str, float], data_nodes: str) -> bool:
 
 
 def cpus_of(node_id: str) -> float:
-    """CPUs of the node, according to Ray. 0 if it has none, or has left."""
+    """CPUs of a node, according to Ray. 0 after it left."""
     return float(sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == node_id))
 
 
 def worker_capacity(*, cpus: float, gpus: float) -> int:
-    """Number of workers of `cpus` and `gpus` each that the living nodes can hold. A worker needs one node."""
+    """Number of workers that the living nodes can hold.
+
+    Each needs `cpus` and `gpus` on one node.
+    """
     need = {"CPU": cpus, "GPU": gpus}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return sum(min(int(node.get(kind, 0.0) / each + 1e-9) for kind, each in need.items() if each) for node in nodes)
 
 
 def new_placement(run: str, bundle: Mapping[str, float]) -> PlacementGroup:
-    """Request resources for one worker of `run`. Without room in the cluster, the request stays open."""
+    """Request resources for one worker of `run`.
+
+    Without room in the cluster, the request stays open.
+    """
     # Ray requires a unique name.
     return placement_group([dict(bundle)], name=f"{_PREFIX}{run}:{uuid.uuid4().hex}")
 

@@ -1,4 +1,6 @@
-"""Names of Ray that Forebay uses and that a release of Ray may move, because Ray does not document them.
+"""Undocumented names of Ray that Forebay uses.
+
+A release of Ray may move them.
 
 A name is `module:path`. Its last part may also be an attribute that the methods of a class set. The tested range is in
 `runtime/extras.py`, and ADR 0109 has what was run on each version. tests/unit/ray_cluster/test_private_names.py fails
@@ -104,7 +106,9 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
 
 
 def check_ray(what: str = EVERYTHING) -> None:
-    """Look up every name that `what` uses, which takes milliseconds once Ray is imported.
+    """Look up every name that `what` uses.
+
+    Takes milliseconds once Ray is imported.
 
     Raises `UnsupportedRay` with the names that are missing, and `ModuleNotFoundError` if Ray itself is.
     """
@@ -130,6 +134,9 @@ def is_found(name: str) -> bool:
 
 
 def attributes_of_instances(kind: type) -> set[str]:
-    """Names that the methods of a class and its bases read or set, among them all attributes of instances."""
+    """Names that the methods of a class read or set.
+
+    Also those of its bases. All attributes of instances are among them.
+    """
     codes = [getattr(member, "__code__", None) for base in kind.__mro__ for member in vars(base).values()]
     return {name for code in codes if code is not None for name in code.co_names}

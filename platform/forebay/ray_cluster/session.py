@@ -1,4 +1,4 @@
-"""Connections of a process to Ray, and the environment of a run."""
+"""Connection of a process to Ray, and its environment."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ ANSWER_S = 5.0
 
 
 def connect(address: str) -> None:
-    """Call `ray.init` with `address`. Fails at once for an address that does not answer, while Ray retries for minutes.
+    """Call `ray.init` with `address`.
+
+    Fails at once for an address that does not answer, while Ray retries for minutes.
 
     Raises `InvalidOption` for an invalid address, and for one that does not answer.
     """
@@ -73,7 +75,9 @@ def session_text() -> str:
 
 @contextmanager
 def ray_session(num_cpus: int) -> Iterator[bool]:
-    """Connect to Ray: the connection of this process, the cluster at `RAY_ADDRESS`, or a new Ray on this machine.
+    """Connect to Ray.
+
+    This is the connection of this process, the cluster at `RAY_ADDRESS`, or a new Ray on this machine.
 
     The first of these that exists is used. A Ray started here has `num_cpus` CPUs, or as many as the machine has if
     that is more.
@@ -106,14 +110,17 @@ def ray_session(num_cpus: int) -> Iterator[bool]:
 
 @contextmanager
 def train_environment() -> Iterator[None]:
-    """Set `TRAIN_ENVIRONMENT` for the length of the block. Ray Train passes it on to its controller and workers."""
+    """Set `TRAIN_ENVIRONMENT` in the block.
+
+    Ray Train passes it on to its controller and workers.
+    """
     with environment_defaults(TRAIN_ENVIRONMENT):
         yield
 
 
 @contextmanager
 def environment_defaults(defaults: Mapping[str, str]) -> Iterator[None]:
-    """Set those of `defaults` that are not set yet as environment variables, for the length of the block."""
+    """Set missing environment variables in the block."""
     missing = {name: value for name, value in defaults.items() if name not in os.environ}
     os.environ.update(missing)
     try:
@@ -125,7 +132,10 @@ def environment_defaults(defaults: Mapping[str, str]) -> Iterator[None]:
 
 @contextmanager
 def _environment_put_back() -> Iterator[None]:
-    """Remove the variables that `ray.init` leaves behind (`RAY_AUTH_MODE`, `RAY_USAGE_STATS_ENABLED`, ...)."""
+    """Remove variables that `ray.init` leaves behind.
+
+    Such as `RAY_AUTH_MODE` and `RAY_USAGE_STATS_ENABLED`.
+    """
     before = dict(os.environ)
     try:
         yield

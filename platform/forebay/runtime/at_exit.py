@@ -1,4 +1,6 @@
-"""Waits, before the interpreter ends, for native calls that outlive their caller.
+"""Waits for native calls before the interpreter ends.
+
+They outlive their caller.
 
 Before Python 3.14, a thread that returns from C++ into an interpreter that has ended is unwound by `pthread_exit`. If
 C++ has called Python on the way, that ends the process with SIGABRT, whatever its exit code should be. Arrow does so to
@@ -24,13 +26,19 @@ _READS_S = 1.5
 
 
 class _Running:
-    """Native calls that are running. None begins once the process is ending."""
+    """Native calls that are running.
+
+    None begins once the process is ending.
+    """
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """Start with none: a forked child takes part in none of its parent's calls."""
+        """Start with none.
+
+        A forked child takes part in none of its parent's calls.
+        """
         self._changed = threading.Condition()
         self._count = 0
         self._is_ending = False
@@ -51,7 +59,10 @@ class _Running:
             self._raise_if_ending()
 
     def wait(self) -> None:
-        """Wait until no call is running, but at most `_READS_S` seconds for reads."""
+        """Wait until no call is running.
+
+        At most `_READS_S` seconds for reads.
+        """
         with self._changed:
             self._is_ending = True
             self._changed.wait_for(lambda: not self._count)
@@ -69,13 +80,18 @@ _running = _Running()
 
 
 def wait_for_read(thread: threading.Thread) -> None:
-    """Make the end of the process wait for a thread that reads from storage. At most 1.5 s: it may never return."""
+    """Make the end of the process wait for a read.
+
+    At most 1.5 s: the thread that reads from storage may never return.
+    """
     _running.add_read(thread)
 
 
 @contextmanager
 def finished_before_exit() -> Iterator[None]:
-    """Make the end of the process wait for the block, without limit: for native work that always ends.
+    """Make the end of the process wait for the block.
+
+    Without limit: for native work that always ends.
 
     Raises `Cancelled` in a process that is ending.
     """

@@ -1,4 +1,7 @@
-"""Packages of the extras of pyproject.toml: imported and checked here, with the pip line for what is missing or old."""
+"""Packages of the extras of pyproject.toml.
+
+They are imported and checked here. Errors have the pip line for what is missing or old.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from forebay.errors import MissingPackage, UnsupportedRay
 
 
 class ExtraPackage(NamedTuple):
-    """Extra that installs a package, its least version, other packages that do as well, and a line that installs it."""
+    """How a package is installed.
+
+    The extra that installs it, its least version, other packages that do as well, and a line that installs it.
+    """
 
     extra: str
     minimum: str
@@ -68,7 +74,9 @@ TESTED_RAY = ("2.56", "2.60")
 
 @contextmanager
 def extra_package(package: str, what: str, install: str = "") -> Iterator[None]:
-    """Import modules of `package` in the block. `what` needs it: the beginning of the error.
+    """Import modules of `package` in the block.
+
+    `what` needs it: the beginning of the error.
 
     `install` is the line that installs it, by default that of its extra.
 
@@ -83,27 +91,33 @@ def extra_package(package: str, what: str, install: str = "") -> Iterator[None]:
 
 
 def require_package(package: str, module: str, what: str) -> None:
-    """Check that `module` of `package` is there, without importing it. Raises as `extra_package`."""
+    """Check that `module` is there, without importing it.
+
+    It is of `package`. Raises as `extra_package`.
+    """
     if importlib.util.find_spec(module) is None:
         raise _missing(package, what, ", which is not installed")
     validate_version(package, what)
 
 
 def validate_version(package: str, what: str, install: str = "") -> None:
-    """Raise `MissingPackage` if `package` is installed in a version that is too old."""
+    """Raise `MissingPackage` if `package` is too old."""
     if (error := _too_old(package, what, install)) is not None:
         raise error
 
 
 def validate_extra(extra: str, what: str) -> None:
-    """Raise `MissingPackage` if a package of `extra` is installed in a version that is too old."""
+    """Raise `MissingPackage` if a package of `extra` is too old."""
     for package, needed in PACKAGES.items():
         if needed.extra == extra:
             validate_version(package, what)
 
 
 def missing_package(error: ImportError, what: str) -> MissingPackage | UnsupportedRay | None:
-    """Error with the pip line for `what`, whose import failed at a package of an extra. None for any other module."""
+    """Error with the pip line for `what`.
+
+    Its import failed at a package of an extra. None for any other module.
+    """
     package = (error.name or "").partition(".")[0]
     if package not in PACKAGES:
         return None
@@ -113,7 +127,10 @@ def missing_package(error: ImportError, what: str) -> MissingPackage | Unsupport
 
 
 def unsupported_ray(what: str, missing: Sequence[str]) -> UnsupportedRay:
-    """Error for `what`, which uses names of Ray that the installed version does not have."""
+    """Error for names of Ray that are not installed.
+
+    `what` uses them.
+    """
     version, (oldest, newest) = _version("ray"), TESTED_RAY
     major, _, minor = newest.partition(".")
     names = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
@@ -126,7 +143,7 @@ def unsupported_ray(what: str, missing: Sequence[str]) -> UnsupportedRay:
 
 
 def _missing_name(error: ImportError) -> str:
-    """Module that could not be imported, or the name that is not in it."""
+    """Module or name that could not be imported."""
     # Python 3.11 has the module as an attribute, and the name in it only in the text.
     name = "" if isinstance(error, ModuleNotFoundError) else str(error).partition("'")[2].partition("'")[0]
     return f"{error.name}.{name}".rstrip(".")

@@ -1,4 +1,6 @@
-"""Calls of code that may raise anything: of users and of other libraries. Only this file catches everything.
+"""Calls of code that may raise anything.
+
+It is code of users and of other libraries. Only this file catches everything.
 
 Each call of `outcome_of` and `error_of`, and of `replaced_errors` without `kinds`, counts as a broad handler: name what
 is caught where it can be named.
@@ -18,7 +20,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallOutcome(Generic[T]):
-    """Result of a call, or the exception that it raised (also `SystemExit` and `KeyboardInterrupt`)."""
+    """Result of a call, or the exception that it raised.
+
+    Also `SystemExit` and `KeyboardInterrupt`.
+    """
 
     value: T | None = None
     error: BaseException | None = None
@@ -38,7 +43,10 @@ class CallOutcome(Generic[T]):
 
 
 def outcome_of(call: Callable[[], T]) -> CallOutcome[T]:
-    """Call, and keep any exception. For a thread or a process whose errors are raised or judged by another one."""
+    """Call, and keep any exception.
+
+    For a thread or a process whose errors are raised or judged by another one.
+    """
     try:
         return CallOutcome(value=call())
     except BaseException as error:  # noqa: BLE001 - see above
@@ -46,10 +54,16 @@ def outcome_of(call: Callable[[], T]) -> CallOutcome[T]:
 
 
 class OutcomeThread(threading.Thread, Generic[T]):
-    """A daemon thread of one call. Its result or its exception is for the thread that asks for it."""
+    """A daemon thread of one call.
+
+    Its result or its exception is for the thread that asks for it.
+    """
 
     def __init__(self, call: Callable[[], T], name: str, on_end: Callable[[], object] = lambda: None) -> None:
-        """Prepare the thread. It calls `on_end` once `outcome` is set."""
+        """Prepare the thread.
+
+        It calls `on_end` once `outcome` is set.
+        """
         super().__init__(name=name, daemon=True)
         self._call, self._on_end = call, on_end
         self.outcome: CallOutcome[T] | None = None
@@ -62,12 +76,18 @@ class OutcomeThread(threading.Thread, Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """Exception of the call. None if it succeeded or has not ended."""
+        """Exception of the call.
+
+        None if it succeeded or has not ended.
+        """
         return None if self.outcome is None else self.outcome.error
 
 
 def error_of(call: Callable[[], object]) -> Exception | None:
-    """Call, and return the `Exception` that it raised, or None. Others, such as `KeyboardInterrupt`, are raised."""
+    """Call, and return the `Exception` that it raised.
+
+    None without one. Others, such as `KeyboardInterrupt`, are raised.
+    """
     try:
         call()
     except Exception as error:  # noqa: BLE001 - see above
@@ -76,7 +96,9 @@ def error_of(call: Callable[[], object]) -> Exception | None:
 
 
 def message_of(error: BaseException | None) -> str:
-    """Text of an error without its full stop, for a message that ends the sentence itself.
+    """Text of an error without its full stop.
+
+    For a message that ends the sentence itself.
 
     >>> message_of(ValueError("There is no such color."))
     'There is no such color'
@@ -91,7 +113,7 @@ def replaced_errors(
     *,
     is_cause_shown: bool = True,
 ) -> Iterator[None]:
-    """Raise `replace(error)` for each error of `kinds` in the block.
+    """Raise `replace(error)` for errors of `kinds` in the block.
 
     If that is `error` itself, it is raised unchanged. Without `is_cause_shown`, the new error does not refer to the
     original one, which may contain a secret.

@@ -1,4 +1,7 @@
-"""Numbers as text for people: the same in the progress bar, the tables and the plots."""
+"""Numbers as text for people.
+
+The same in the progress bar, the tables and the plots.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ def metric_text(value: float) -> str:
 
 
 def metric_text_of(name: str, value: float) -> str:
-    """Value of the metric `name`, whose end says its unit: bytes and large rates are shortened.
+    """Value of the metric `name` as text.
+
+    The end of the name says its unit: bytes and large rates are shortened.
 
     >>> metric_text_of("memory_bytes", 3 << 30), metric_text_of("tokens_per_s", 12_345.0), metric_text_of("auc", 0.7)
     ('3.00 GiB', '12.3k', '0.7000')
@@ -45,7 +50,10 @@ def count_text(count: float) -> str:
 
 
 def bytes_text(nbytes: float) -> str:
-    """Bytes in the largest unit that leaves a number of 1 or more: `0 B`, `412 KiB`, `1.23 GiB`."""
+    """Bytes in the largest suitable unit.
+
+    It leaves a number of 1 or more: `0 B`, `412 KiB`, `1.23 GiB`.
+    """
     for unit, size in (("PiB", 1 << 50), ("TiB", 1 << 40), ("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if nbytes >= size:
             return f"{_three_digits(nbytes / size)} {unit}"
@@ -67,7 +75,9 @@ def time_text(seconds: float | None) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Seconds with three significant digits, for columns and lists. `0` for none.
+    """Seconds with three significant digits.
+
+    For columns and lists. `0` for none.
 
     >>> [seconds_text(seconds) for seconds in (0, 0.042, 3.1, 12.34, 250.1, 7200)]
     ['0', '0.04', '3.10', '12.3', '250', '7200']
@@ -85,7 +95,9 @@ def workers_text(world_size: int, target: int) -> str:
 
 
 def age_text(seconds: float) -> str:
-    """Seconds in the largest unit that leaves a number of 1 or more.
+    """Seconds in the largest suitable unit.
+
+    It leaves a number of 1 or more.
 
     >>> age_text(59), age_text(3 * 3600 + 1), age_text(200_000)
     ('59 s', '3 h', '2 d')

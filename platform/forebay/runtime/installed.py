@@ -1,4 +1,7 @@
-"""Distinguishes modules of installed packages, known by version, from the user's own code, known by source."""
+"""Modules of installed packages, and the user's own code.
+
+Packages are known by version, own code by source.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +19,20 @@ _INSTALLED = {"site-packages", "dist-packages"}
 
 @dataclass(frozen=True, slots=True)
 class Package:
-    """A distribution, or the standard library (`python`), and its version. The version is None if it is unknown."""
+    """A distribution and its version.
+
+    `python` is the standard library. The version is None if it is unknown.
+    """
 
     name: str
     version: str | None
 
 
 def package_of(module: str) -> Package | None:
-    """Package that `module` belongs to. None for the user's own code, including editable installs."""
+    """Package that `module` belongs to.
+
+    None for the user's own code, including editable installs.
+    """
     if module == "__main__":
         return None
     top = module.partition(".")[0]

@@ -1,4 +1,7 @@
-"""Imports by name: public names on first use, and methods whose body lies on a higher floor."""
+"""Imports at first use, by name.
+
+For public names, and for methods whose body lies on a higher floor.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from typing import Any
 
 
 def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], object], list[str]]:
-    """Return `__getattr__` and `__all__` of a package that imports its public names on first use.
+    """Return `__getattr__` and `__all__` of a lazy package.
+
+    It imports its public names on first use.
 
     `homes` has the module of each name. A name that ends in `:` there is the module itself.
     """
@@ -45,7 +50,9 @@ def is_installed(package: str) -> bool:
 
 @cache
 def late(name: str) -> Callable[..., Any]:
-    """Import the function `module:function` when a method that users expect on a value is called.
+    """Import `module:function` when a method is called.
+
+    For methods that users expect on a value.
 
     A manifest is pure data, and filters, files and plots are made of it: the import would be an arrow that runs up.
     """

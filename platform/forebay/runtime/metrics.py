@@ -1,4 +1,7 @@
-"""Named counters of events and seconds, one set per loader, node or epoch."""
+"""Named counters of events and seconds.
+
+There is one set per loader, node or epoch.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,9 @@ _live: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 
 def exported_name(metric: str) -> str:
-    """Name of a counter or gauge in Prometheus: `forebay_`, base units in full, and `_total` for counters.
+    """Name of a counter or gauge in Prometheus.
+
+    `forebay_`, base units in full, and `_total` for counters.
 
     https://prometheus.io/docs/practices/naming/
 
@@ -89,13 +94,19 @@ class Counters:
         self.merge(start or {})
 
     def add(self, name: str, amount: float = 1) -> None:
-        """Add `amount` to the counter `name`. Raises `InvalidOption` for a name that is not in `METRICS`."""
+        """Add `amount` to the counter `name`.
+
+        Raises `InvalidOption` for a name that is not in `METRICS`.
+        """
         _require_metric(name)
         with self._lock:
             self._sums[name] = self._sums.get(name, 0) + amount
 
     def merge(self, sums: Mapping[str, float]) -> None:
-        """Add each of `sums` to its counter, all at once. Raises `InvalidOption` as `add` does."""
+        """Add each of `sums` to its counter, all at once.
+
+        Raises `InvalidOption` as `add` does.
+        """
         if not METRICS.keys() >= sums.keys():  # one call: a trainer that comes back from its step waits for it
             for name in sums:
                 _require_metric(name)
@@ -105,7 +116,10 @@ class Counters:
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the wall time of the block, in seconds, to the counter `name`, also if the block raises."""
+        """Add the block's wall time (s) to counter `name`.
+
+        Also if the block raises.
+        """
         start = time.perf_counter()
         try:
             yield
@@ -113,7 +127,10 @@ class Counters:
             self.add(name, time.perf_counter() - start)
 
     def renew_lock(self) -> None:
-        """Replace the lock in a forked child: a thread that does not exist there may hold the inherited one."""
+        """Replace the lock in a forked child.
+
+        A thread that does not exist there may hold the inherited one.
+        """
         self._lock = threading.Lock()
 
     def __getitem__(self, name: str) -> float:
@@ -121,7 +138,10 @@ class Counters:
             return self._sums.get(name, 0)
 
     def as_dict(self) -> dict[str, float]:
-        """Copy of all sums, by name. Leaves out counters that were never added to."""
+        """Copy of all sums, by name.
+
+        Leaves out counters that were never added to.
+        """
         with self._lock:
             return dict(self._sums)
 

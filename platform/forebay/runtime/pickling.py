@@ -1,4 +1,7 @@
-"""Pickling of the user's own code for processes that cannot import it."""
+"""Pickling for other processes of this program.
+
+They may be unable to import the user's own code.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ from forebay.runtime.installed import package_of
 
 @contextmanager
 def own_code_by_value(pickler: Any = cloudpickle) -> Iterator[None]:
-    """Pickle the user's own modules (a job loaded by path, a notebook's neighbours, a test) by value in the block.
+    """Pickle the user's own modules by value in the block.
+
+    These are a job loaded by path, a notebook's neighbours, or a test.
 
     Modules of Python, of installed packages and of Forebay are pickled by name. cloudpickle pickles `__main__` by value
     anyway. `pickler` is the module that pickles: Ray has a cloudpickle of its own, with its own list.
@@ -40,11 +45,16 @@ def own_code_by_value(pickler: Any = cloudpickle) -> Iterator[None]:
 
 
 class NotPicklable(TypeError):
-    """A value that cannot be pickled. The text has the reason."""
+    """A value that cannot be pickled.
+
+    The text has the reason.
+    """
 
 
 def pickled(value: object) -> bytes:
-    """Pickle `value` for another process of this program. The user's own code goes by value.
+    """Pickle `value` for another process of this program.
+
+    The user's own code goes by value.
 
     Raises `NotPicklable`, whatever the value's own code raises.
     """
@@ -54,5 +64,5 @@ def pickled(value: object) -> bytes:
 
 
 def unpickled(data: bytes) -> Any:
-    """Value of a pickle that another process of this program has sent."""
+    """Load a pickle of another process of this program."""
     return cloudpickle.loads(data)

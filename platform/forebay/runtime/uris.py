@@ -1,4 +1,7 @@
-"""Names and options of URIs. On HDFS, names may hold a `?`."""
+"""Names and options of URIs.
+
+On HDFS, names may hold a `?`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ def is_hadoop(uri: str) -> bool:
 
 
 def split_options(uri: str) -> tuple[str, str]:
-    """Name and options of a URI, these with their `?`. A local path has none.
+    """Name and options of a URI.
+
+    The options begin with their `?`. A local path has none.
 
     On HDFS, only `name=value` pairs, or `?&`, at the end are options.
 

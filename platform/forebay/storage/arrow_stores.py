@@ -1,4 +1,7 @@
-"""Opens pyarrow's own file systems with credentials that are not in their URI, and limits their retries."""
+"""pyarrow's own file systems, with credentials and limited retries.
+
+The credentials are not in their URI.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ _AZURE_NAMED = ("account_key", "client_secret")
 
 
 class Store(NamedTuple):
-    """File system, the same one without retries of its own, and the prefix of its paths (a bucket, or `/`)."""
+    """A file system and the prefix of its paths.
+
+    `once` is the same one without retries of its own. `prefix` is a bucket, or `/`.
+    """
 
     fs: fs.FileSystem
     once: fs.FileSystem
@@ -32,7 +38,9 @@ class Store(NamedTuple):
 
 
 def open_store(scheme: str, netloc: str, query: str, credentials: Credentials) -> Store:
-    """Store for the scheme, authority and public options of a URI, opened with `credentials`.
+    """Return the store of a URI, opened with `credentials`.
+
+    Takes the scheme, the authority and the public options of the URI.
 
     Each store is created once per process. Raises `InvalidOption` or `ReadFailed`, without the credentials in the text.
     """
@@ -56,7 +64,7 @@ def _open_store(scheme: str, netloc: str, query: str, credentials: Credentials, 
 
 
 def _from_uri(scheme: str, netloc: str, query: str, credentials: Credentials) -> tuple[fs.FileSystem, str]:
-    """Same as `FileSystem.from_uri`, with the credentials added where pyarrow accepts them."""
+    """Same as `FileSystem.from_uri`, with credentials where pyarrow accepts them."""
     if scheme == "s3":
         return _s3(netloc, query, credentials)
     if scheme in ("abfs", "abfss"):
@@ -101,7 +109,9 @@ def _azure(scheme: str, netloc: str, query: str, credentials: Credentials) -> tu
 
 
 def _without_retries(filesystem: fs.FileSystem, query: str) -> fs.FileSystem:
-    """File system for reads that `storage.retry` repeats: a client that retries too would make one read sixteen.
+    """Return the file system without retries of its own.
+
+    For reads that `storage.retry` repeats: a client that retries too would make one read sixteen.
 
     Azure's client has no option for that. It repeats a request up to three times, within a few seconds.
     """
@@ -115,8 +125,9 @@ def _without_retries(filesystem: fs.FileSystem, query: str) -> fs.FileSystem:
 
 
 def writing_at_once(filesystem: fs.FileSystem) -> fs.FileSystem:
-    """Same file system, but uploads run in the thread that writes. By default, pyarrow uploads to S3 in its own
-    threads.
+    """Return the file system with uploads in the writing thread.
+
+    By default, pyarrow uploads to S3 in its own threads.
     """
     if not isinstance(filesystem, fs.S3FileSystem):
         return filesystem
@@ -135,6 +146,9 @@ def _settings(filesystem: fs.FileSystem, options: dict[str, str]) -> dict[str, A
 
 
 def arguments_of(filesystem: fs.FileSystem) -> dict[str, Any]:
-    """Constructor arguments of the file system, from its pickle representation (pyarrow 20 to 26)."""
+    """Constructor arguments of a file system.
+
+    From its pickle representation (pyarrow 20 to 26).
+    """
     arguments: dict[str, Any] = filesystem.__reduce__()[1][0]
     return {name: value for name, value in arguments.items() if value != ""}

@@ -1,4 +1,4 @@
-"""Atomic writes of whole files, and the error for a storage that refuses them."""
+"""Atomic writes of whole files, and their error."""
 
 from __future__ import annotations
 
@@ -18,7 +18,9 @@ os.umask(UMASK)
 
 
 def write_atomically(uri: str | os.PathLike[str], content: bytes) -> None:
-    """Write or replace one file: a local one through a temporary file beside it, an object by closing it.
+    """Write or replace one file.
+
+    A local one goes through a temporary file beside it. An object appears when it is closed.
 
     Raises `OSError` if the storage refuses.
     """
@@ -36,7 +38,10 @@ def write_atomically(uri: str | os.PathLike[str], content: bytes) -> None:
 
 
 class Draft:
-    """Temporary file beside `target` that is being written. `keep` renames it to `target`."""
+    """A temporary file beside `target`.
+
+    `keep` renames it to `target`.
+    """
 
     def __init__(self, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -46,7 +51,10 @@ class Draft:
         self._file = os.fdopen(descriptor, "wb")
 
     def write(self, content: bytes) -> None:
-        """Append `content`. Flushes, so that a full disk is noticed now. Raises `OSError`."""
+        """Append `content`. Raises `OSError`.
+
+        Flushes, so that a full disk is noticed now.
+        """
         self._file.write(content)
         self._file.flush()
 
@@ -72,7 +80,9 @@ class Draft:
 
 
 def write_failed(what: str, uri: str, error: BaseException, advice: str = ADVICE, **facts: object) -> WriteFailed:
-    """Error for `what` (such as "the result of run 'a'"), which could not be written to `uri` because of `error`.
+    """Error for what could not be written.
+
+    `what` is such as "the result of run 'a'". `error` is why `uri` refused it.
 
     It quotes the first line of `error`, without secrets. `uri` and `facts` become attributes of the error.
     """

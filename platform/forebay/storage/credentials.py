@@ -1,4 +1,7 @@
-"""Credentials from URIs: kept in this process, used to open storage, and never part of a URI that is shown."""
+"""Credentials from URIs.
+
+This process keeps them to open storage. No URI that is shown contains them.
+"""
 
 from __future__ import annotations
 
@@ -54,14 +57,20 @@ _HIDDEN = "***"
 
 
 class Credentials(NamedTuple):
-    """Secret parts of a URI: `user` and `password` before the host, and options after the `?`, as written."""
+    """Secret parts of a URI.
+
+    `user` and `password` stand before the host, `options` after the `?`, all as written.
+    """
 
     user: str = ""
     password: str = ""
     options: tuple[tuple[str, str], ...] = ()
 
     def option(self, name: str) -> str:
-        """Value of an option, decoded. Empty if it was not given."""
+        """Value of an option, decoded.
+
+        Empty if it was not given.
+        """
         return unquote(dict(self.options).get(name, ""))
 
     def __repr__(self) -> str:
@@ -95,7 +104,10 @@ def without_credentials(uri: str) -> str:
 
 
 def granted(uri: str) -> Credentials:
-    """Credentials of this process for `uri`. Among those with its host and options, the nearest folder wins."""
+    """Credentials of this process for `uri`.
+
+    Among those with its host and options, the nearest folder wins.
+    """
     place, path = _place(uri)
     segments = path.split("/")
     best = max(reversed(_granted.get(place, ())), key=lambda one: _shared(one[0].split("/"), segments), default=None)
@@ -103,7 +115,9 @@ def granted(uri: str) -> Credentials:
 
 
 class Access:
-    """Credentials of some URIs, to send to another process of the job. Unpickling grants them there.
+    """Credentials of some URIs, for another process of the job.
+
+    Unpickling grants them there.
 
     Empty until it is pickled, so that only the pickle ever holds secrets.
     """
@@ -113,7 +127,10 @@ class Access:
 
     @property
     def digest(self) -> str:
-        """SHA-256 hex digest of the credentials. It changes with them, and does not reveal them."""
+        """SHA-256 hex digest of the credentials.
+
+        It changes with them, and does not reveal them.
+        """
         facts = sorted((place.scheme, place.host, path, given) for place, path, given in self._entries())
         return hashlib.sha256(repr([(*names, tuple(given)) for *names, given in facts]).encode()).hexdigest()
 
@@ -140,7 +157,10 @@ def redact(text: str) -> str:
 
 
 def redacted(error: Exception) -> Exception:
-    """`error`, unless it or one of its causes contains a secret: then an error of the nearest type without it."""
+    """Return `error` without secrets.
+
+    If it or one of its causes contains one: an error of the nearest type. Otherwise `error` itself.
+    """
     if not any(redact(str(one)) != str(one) for one in _chain(error)):
         return error
     kinds = (FileNotFoundError, PermissionError, FileExistsError, TimeoutError, OSError, ValueError)
@@ -176,13 +196,13 @@ def _split(uri: str) -> tuple[str, Credentials | None]:
 
 
 def is_secret(scheme: str, option: str) -> bool:
-    """Whether the value of `option` is a credential, or could be one."""
+    """Whether the value of `option` may be a credential."""
     public = PUBLIC_OPTIONS.get(_SAME_OPTIONS.get(scheme, scheme))
     return _SECRET_NAME.search(option) is not None if public is None else option not in public
 
 
 def is_secret_name(name: str) -> bool:
-    """Whether a variable or a parameter of this name usually holds a secret.
+    """Whether a variable of this name usually holds a secret.
 
     >>> [is_secret_name(name) for name in ("HF_TOKEN", "aws_secret_access_key", "dbPassword", "TOKENIZERS_PARALLELISM")]
     [True, True, True, False]

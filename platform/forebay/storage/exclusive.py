@@ -1,4 +1,6 @@
-"""Exclusive creation of a small file: of all processes that try, on any machine, one succeeds. Whole or not at all.
+"""Conditional creation of a small file.
+
+Of all processes that try, on any machine, one succeeds. The file appears whole or not at all.
 
 Stores differ in how they offer it, and pyarrow offers it for none of them:
 - local disks and NFS: a hard link to a complete neighbour. The second link fails.
@@ -40,11 +42,13 @@ _TRIES = 4
 
 
 class NoExclusiveCreation(InvalidOption):
-    """Storage that cannot create a file exclusively, or ignores the request to."""
+    """A storage without conditional creation, or one that ignores the condition."""
 
 
 def create_exclusively(uri: str, content: bytes) -> bool:
-    """Create the file `uri`. Returns whether it is this call's: False if there was one already.
+    """Create the file `uri`.
+
+    Returns whether this call created it: False if there was one already.
 
     `content` differs from that of every other caller: a client that repeats a request whose answer was lost finds its
     own file.
@@ -70,7 +74,9 @@ def create_exclusively(uri: str, content: bytes) -> bool:
 
 
 def create_locked(uri: str, content: bytes) -> FileLock | None:
-    """Create a local file exclusively, locked from the start. Returns its lock, or None if there was a file already.
+    """Create a local file that is locked from the start.
+
+    Returns its lock, or None if there was a file already.
 
     The lock ends with its process: a file that can be locked belongs to a process that has ended. On a file system
     without locks, the returned lock holds nothing. Raises as `create_exclusively`.
@@ -124,7 +130,10 @@ def _create(place: Location, content: bytes) -> bool:
 
 
 def _is_trusted(place: Location) -> bool:
-    """Whether the store itself decides. Many servers speak S3 or Google's API, and some ignore conditions."""
+    """Whether the store itself decides.
+
+    Many servers speak S3 or Google's API, and some ignore conditions.
+    """
     return not isinstance(place.fs, fs.S3FileSystem | fs.GcsFileSystem)
 
 

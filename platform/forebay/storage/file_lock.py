@@ -1,4 +1,7 @@
-"""File locks (`flock`) between threads and processes. A process that ends releases its locks."""
+"""File locks (`flock`) between threads and processes.
+
+A process that ends releases its locks.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _LAST_POLL_S = 0.02
 
 
 class FileLock:
-    """Lock that is held on a file. Created by `try_lock` or `wait_lock`."""
+    """Lock that is held on a file.
+
+    Created by `try_lock` or `wait_lock`.
+    """
 
     def __init__(self, fd: int) -> None:
         self.fd = fd
@@ -34,7 +40,10 @@ class FileLock:
         os.close(fd)
 
     def close_in_child(self) -> None:
-        """Close the copy of the descriptor in a forked child. The parent keeps the lock."""
+        """Close the copy of the descriptor in a forked child.
+
+        The parent keeps the lock.
+        """
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -47,7 +56,9 @@ class FileLock:
 
 
 def try_lock(path: Path, *, shared: bool = False, flags: int = os.O_CREAT) -> FileLock | None:
-    """Lock `path` without waiting. Returns None if another holder has it.
+    """Lock `path` without waiting.
+
+    Returns None if another holder has it.
 
     Returns None also if the file was removed or replaced meanwhile. Raises `OSError` if it cannot be opened.
     """
@@ -70,7 +81,10 @@ def wait_lock(
     shared: bool = False,
     cancelled: threading.Event | None = None,
 ) -> FileLock | None:
-    """Lock `path`, waiting at most `deadline_s` seconds. Returns None after that, or once `cancelled` is set."""
+    """Lock `path`, waiting at most `deadline_s` seconds.
+
+    Returns None after that, or once `cancelled` is set.
+    """
     give_up = time.monotonic() + deadline_s
     stop = cancelled or threading.Event()
     poll_s = _FIRST_POLL_S

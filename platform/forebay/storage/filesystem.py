@@ -1,4 +1,7 @@
-"""Resolves paths and URIs to file systems: pyarrow's own first, fsspec for all others."""
+"""Resolution of paths and URIs to file systems.
+
+pyarrow's own come first, fsspec serves all others.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +29,9 @@ _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 class Location(NamedTuple):
-    """File or folder in storage. `path` is its name within `fs`, `uri` its canonical URI (an absolute path if
-    local).
+    """A file or folder in storage.
+
+    `path` is its name within `fs`. `uri` is its canonical URI, or an absolute path if it is local.
     """
 
     fs: fs.FileSystem
@@ -66,13 +70,16 @@ def resolve(uri: str | os.PathLike[str]) -> Location:
 
 
 def has_local_name(uri: str) -> bool:
-    """Whether `uri` names a file of this machine: a path or `file://`. Opens no storage."""
+    """Whether `uri` is a path or `file://`. Opens no storage."""
     found = _SCHEME.match(uri)
     return found is None or found[1].lower() == "file"
 
 
 def resolve_source(uri: str | os.PathLike[str]) -> Location:
-    """Same as `resolve`, for reads that `forebay.storage.retry` repeats: the client gives up at the first error."""
+    """Same as `resolve`, with a client that never retries.
+
+    For reads that `forebay.storage.retry` repeats.
+    """
     return _resolve(uri, once=True)
 
 
@@ -146,7 +153,10 @@ def _with_credentials(public: str, credentials: Credentials) -> str:
 
 
 def _path_of_file_uri(uri: str) -> str:
-    """Path after `file://` or `file://localhost`. `?` and `#` may be part of a file's name."""
+    """Path after `file://` or `file://localhost`.
+
+    `?` and `#` may be part of a file's name.
+    """
     host, _, path = uri.partition("://")[2].partition("/")
     if host not in ("", "localhost"):
         host = host.rpartition("@")[2]
@@ -158,7 +168,9 @@ def _path_of_file_uri(uri: str) -> str:
 
 
 def below(uri: str, name: str) -> str:
-    """Location `name` within the folder `uri`. Keeps the options of `uri` (`?region=...`).
+    """URI of `name` within the folder `uri`.
+
+    Keeps the options of `uri` (`?region=...`).
 
     >>> below("s3://bucket/runs/?region=eu-west-1", "ctr")
     's3://bucket/runs/ctr?region=eu-west-1'
@@ -168,7 +180,10 @@ def below(uri: str, name: str) -> str:
 
 
 def path_below(uri: str, folder: str) -> str:
-    """Path of the file `uri` within `folder`: `below(folder, path)` is `uri` again."""
+    """Path of the file `uri` within `folder`.
+
+    `below(folder, path)` is `uri` again.
+    """
     name, options = split_options(folder)
     file = split_options(uri)[0] if is_hadoop(uri) else uri.removesuffix(options)
     return file[len(name) :].lstrip("/")

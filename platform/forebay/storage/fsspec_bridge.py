@@ -1,4 +1,7 @@
-"""pyarrow file system over any fsspec file system: adds file versions, maps errors, and removes secrets from them."""
+"""A pyarrow file system over any fsspec file system.
+
+Adds file versions, maps errors, and removes secrets from them.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ ETAGS = ("generation", "ETag", "etag")
 
 
 class Bridge(fs.FSSpecHandler):  # type: ignore[misc]
-    """fsspec file system for pyarrow. pyarrow's own handler knows no time but `mtime`, and trusts cached listings."""
+    """An fsspec file system for pyarrow.
+
+    pyarrow's own handler knows no time but `mtime`, and trusts cached listings.
+    """
 
     @staticmethod
     def _create_file_info(path: str, info: dict[str, Any]) -> fs.FileInfo:
@@ -38,7 +44,10 @@ class Bridge(fs.FSSpecHandler):  # type: ignore[misc]
             return found
 
     def etag(self, path: str) -> str:
-        """The store's name for the version of a file. Empty if the store has none."""
+        """The store's name for the version of a file.
+
+        Empty if the store has none.
+        """
         self.fs.invalidate_cache()
         with _as_os_error():
             info = self.fs.info(path)
@@ -103,7 +112,10 @@ def _guarded(call: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _as_os_error() -> AbstractContextManager[None]:
-    """Replace errors by `OSError`, which is retried: every library that fsspec wraps has its own types."""
+    """Replace errors by `OSError`, which is retried.
+
+    Every library that fsspec wraps has its own types.
+    """
     return replaced_errors(_os_error, is_cause_shown=False)
 
 

@@ -1,4 +1,7 @@
-"""Shell patterns over any file system, expanded one folder level at a time: only matching folders are listed."""
+"""Shell patterns over any file system.
+
+They are expanded one folder level at a time: only matching folders are listed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ Listed = Callable[[str, list[fs.FileInfo]], None]
 
 
 def is_hidden(name: str) -> bool:
-    """Whether Hadoop, Spark and Unix exclude this name from datasets: `_SUCCESS`, `_temporary`, `.crc`."""
+    """Whether datasets exclude this name.
+
+    Hadoop, Spark and Unix hide such names: `_SUCCESS`, `_temporary`, `.crc`.
+    """
     return name.startswith(("_", "."))
 
 
@@ -25,7 +31,9 @@ def is_pattern(path: str) -> bool:
 
 
 def fixed_part(path: str) -> str:
-    """Folder that a pattern starts from: all segments before the first one with a wildcard.
+    """Folder that a pattern starts from.
+
+    All segments before the first one with a wildcard.
 
     >>> fixed_part("data/day=*/a.parquet")
     'data'
@@ -36,7 +44,9 @@ def fixed_part(path: str) -> str:
 
 
 def expand(filesystem: fs.FileSystem, pattern: str, on_listed: Listed = lambda *_: None) -> list[fs.FileInfo]:
-    """Files and folders that match `pattern`: `*`, `?` and `[...]` within a name, `**` for any number of folders.
+    """Files and folders that match `pattern`.
+
+    `*`, `?` and `[...]` stand for parts of a name, `**` for any number of folders.
 
     Calls `on_listed` for each folder that is listed on the way. An exception from it ends the search.
     """
@@ -67,18 +77,21 @@ def _step(
 
 
 def walk(filesystem: fs.FileSystem, folder: str) -> Iterator[fs.FileInfo]:
-    """List everything below `folder` whose path from there holds no hidden name."""
+    """List everything below `folder` but hidden names."""
     return visible(everything(filesystem, folder), folder)
 
 
 def visible(infos: Iterable[fs.FileInfo], folder: str) -> Iterator[fs.FileInfo]:
-    """Entries of `infos` whose path below `folder` holds no hidden name."""
+    """Entries whose path below `folder` has no hidden name."""
     skip = len(folder.rstrip("/")) + 1
     return (info for info in infos if not any(is_hidden(name) for name in info.path[skip:].split("/")))
 
 
 def children(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
-    """Files and folders directly in `folder`. Empty if the folder does not exist."""
+    """Files and folders directly in `folder`.
+
+    Empty if the folder does not exist.
+    """
     if getattr(filesystem, "type_name", "") == "gcs":
         # On Google Cloud, pyarrow 26 lists a folder only if an object of its name marks it (apache/arrow issue 35993).
         skip = len(folder.rstrip("/")) + 1
@@ -88,7 +101,10 @@ def children(filesystem: fs.FileSystem, folder: str) -> list[fs.FileInfo]:
 
 
 def everything(filesystem: fs.FileSystem, folder: str) -> Iterable[fs.FileInfo]:
-    """List everything below `folder`, including folders that exist only in the names of objects."""
+    """List everything below `folder`.
+
+    Includes folders that exist only in the names of objects.
+    """
     found = filesystem.get_file_info(fs.FileSelector(folder, recursive=True, allow_not_found=True))
     skip = len(folder.rstrip("/")) + 1
     folders = {f"{info.path[:skip]}{up}" for info in found for up in _folders_of(info.path[skip:])}
@@ -97,7 +113,10 @@ def everything(filesystem: fs.FileSystem, folder: str) -> Iterable[fs.FileInfo]:
 
 
 def _folders_of(path: str) -> Iterator[str]:
-    """Parent folders of a relative path: `a/b` and `a` for `a/b/c`."""
+    """Parent folders of a relative path.
+
+    `a/b` and `a` for `a/b/c`.
+    """
     while path := path.rpartition("/")[0]:
         yield path
 

@@ -1,4 +1,7 @@
-"""Small JSON files that are written atomically, and floats that JSON has no number for."""
+"""Small JSON files, written atomically.
+
+JSON has no number for NaN and the infinities.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ _WAITS_S = (0.0, 0.05, 0.1, 0.2, 0.4)
 
 
 def to_json(facts: object, *, not_finite: Callable[[float], object] = json.dumps) -> str:
-    """Serialize to strict JSON: scalars of NumPy and torch become numbers, other unknown types become text.
+    """Serialize to strict JSON.
+
+    Scalars of NumPy and torch become numbers, other unknown types become text.
 
     >>> to_json({"loss": float("nan"), "rows": (1, 2)})
     '{"loss": "NaN", "rows": [1, 2]}'
@@ -34,7 +39,9 @@ def to_json(facts: object, *, not_finite: Callable[[float], object] = json.dumps
 
 
 def from_json(text: str | bytes, build: Callable[[Any], T], *, version: int, owner: str, file_name: str) -> T:
-    """Value that `build` returns for the decoded facts of a run or a sweep (`owner`), without their `version`.
+    """Build a value from the JSON of a run or a sweep.
+
+    `build` gets the decoded facts without their `version`. `owner` is "run" or "sweep".
 
     Raises `InvalidOption` for a text of another version, and for one that `build` cannot use.
     """
@@ -51,14 +58,18 @@ def from_json(text: str | bytes, build: Callable[[Any], T], *, version: int, own
 
 
 def numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Values that are numbers, or mappings to numbers, restored after `to_json`: strings of `NOT_FINITE` become
-    floats.
+    """Numbers among `facts`, restored after `to_json`.
+
+    Takes numbers, and mappings to numbers. Strings of `NOT_FINITE` become floats.
     """
     return {name: _number(fact) for name, fact in facts.items()}
 
 
 def write_json_file(folder: str, name: str, text: str) -> None:
-    """Write or replace the file `name` in `folder`, which is created if it is missing. Raises `OSError`."""
+    """Write or replace `name` in `folder`. Raises `OSError`.
+
+    The folder is created if it is missing.
+    """
     place = resolve(folder)
     if not place.is_local:
         place.fs.create_dir(place.path, recursive=True)
@@ -66,7 +77,9 @@ def write_json_file(folder: str, name: str, text: str) -> None:
 
 
 def read_json_file(folder: str, name: str, owner: str) -> bytes | None:
-    """Content of the file `name` in the folder of a run or a sweep (`owner`). None if the file does not exist.
+    """Content of `name` in the folder of an `owner`.
+
+    The owner is a run or a sweep. None if the file does not exist.
 
     Raises `InvalidOption` if `folder` is a file.
     """
@@ -84,7 +97,9 @@ def read_json_file(folder: str, name: str, owner: str) -> bytes | None:
 
 
 def read_json_content(place: Location) -> bytes:
-    """Content of a JSON file that others may replace: that of one write. Raises `OSError`.
+    """Content of a JSON file that others may replace.
+
+    It is from one write. Raises `OSError`.
 
     pyarrow asks an object store for the size of an object and then for so many bytes. Of a longer object that was
     written in between, it returns the beginning. The beginning of a JSON object is not JSON, so it is read again.

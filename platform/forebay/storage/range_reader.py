@@ -16,7 +16,10 @@ class RangeReader(io.RawIOBase):
 
     @abstractmethod
     def read_range(self, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes `start` to `stop` of the file, which end within it. Raises `OSError`."""
+        """Return bytes `start` to `stop`. Raises `OSError`.
+
+        Both are within the file.
+        """
 
     def readable(self) -> bool:
         """Return True."""
@@ -37,7 +40,10 @@ class RangeReader(io.RawIOBase):
         return self._position
 
     def read(self, size: int | None = -1) -> bytes | memoryview:
-        """Return `size` bytes from the position on, or all if negative, in one ranged read."""
+        """Return `size` bytes in one ranged read.
+
+        All from the position on if negative.
+        """
         left = max(self._size - self._position, 0)
         count = left if size is None or size < 0 else min(size, left)
         if count == 0:
@@ -47,5 +53,8 @@ class RangeReader(io.RawIOBase):
         return content
 
     def readall(self) -> bytes:
-        """Return all bytes from the position on. `io` would ask for 8 KiB at a time."""
+        """Return all bytes from the position on.
+
+        `io` would ask for 8 KiB at a time.
+        """
         return bytes(self.read())

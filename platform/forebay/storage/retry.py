@@ -1,4 +1,6 @@
-"""Retries of reads from storage that fail or hang: of source data, listings and checkpoints.
+"""Retries of reads from storage that fail or hang.
+
+They read source data, listings and checkpoints.
 
 No other loop repeats a failed read. Loops elsewhere repeat something else:
 
@@ -36,7 +38,9 @@ _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirecto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPolicy:
-    """Number of attempts of a read, time limit of each, and the waits in between. Waits double, with jitter.
+    """Attempts of a read, their deadline, and the waits between.
+
+    Waits double, with jitter.
 
     The default waits 11 s in all: a server that is started again, or a NameNode that takes over, needs 2 to 10 s.
     """
@@ -68,7 +72,9 @@ def read(
     cancelled: Cancellation | None = None,
     on_retry: Callable[[], None] | None = None,
 ) -> T:
-    """Call `fn` until it succeeds, at most `policy.attempts` times, each in a thread of its own with a deadline.
+    """Call `fn` until it succeeds, each time with a deadline.
+
+    At most `policy.attempts` times, each in a thread of its own.
 
     Args:
         what: Name of the object that is read, for messages, such as a URI.
@@ -119,7 +125,10 @@ def read(
 
 
 class _WaitAskedFor(wait_base):
-    """Seconds that the store asked to wait, as with HTTP's Retry-After."""
+    """Seconds that the store asked to wait.
+
+    As with HTTP's Retry-After.
+    """
 
     def __call__(self, retry_state: tenacity.RetryCallState) -> float:
         error = retry_state.outcome.exception() if retry_state.outcome else None
@@ -127,7 +136,10 @@ class _WaitAskedFor(wait_base):
 
 
 def _told_apart(fn: Callable[[], T]) -> T:
-    """Call `fn`. Removes secrets from its errors, and raises a refusal by the store as a `PermissionError`."""
+    """Call `fn`, and raise its errors without secrets.
+
+    A refusal by the store is raised as a `PermissionError`.
+    """
     with redacting():
         try:
             return fn()
@@ -167,7 +179,10 @@ REMEDY = "Ask for read access, or check the credentials: those of the environmen
 
 
 def as_refusal(error: BaseException) -> PermissionError | None:
-    """`error` as a `PermissionError` if it is a refusal by the store. Clients raise refusals as other types too."""
+    """Return a refusal by the store as a `PermissionError`.
+
+    Clients raise refusals as other types too. None for any other error.
+    """
     if isinstance(error, OSError) and not isinstance(error, PermissionError) and _REFUSED.search(str(error)):
         return PermissionError(str(error))
     return None

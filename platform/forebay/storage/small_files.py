@@ -15,7 +15,10 @@ def read_small(location: Location) -> bytes:
 
 
 def find_small(location: Location) -> bytes | None:
-    """Return the whole content of a file, or None if there is none. Raises `OSError`."""
+    """Return the whole content of a file, or None if there is none.
+
+    Raises `OSError`.
+    """
     try:
         return read_small(location)
     except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,7 @@
-"""Versions of files: size, time of the last change, and the store's own name for the version."""
+"""Versions of files.
+
+Size, time of the last change, and the store's own name for the version.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from forebay.storage.fsspec_bridge import ETAGS, Bridge
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundFile:
-    """One file and its version. `mtime_ns` is 0 if the store keeps no time. `etag` is empty if it names no versions.
+    """A file and its version.
+
+    `mtime_ns` is 0 if the store keeps no time. `etag` is empty if it names no versions.
 
     Object stores keep whole seconds (S3, Azure). Two versions of equal size within a second differ only in their
     `etag`.
@@ -27,7 +32,10 @@ class FoundFile:
 
 
 def stat(uri: str | os.PathLike[str]) -> FoundFile:
-    """Present size and time of a file. Raises `FileNotFoundError`, or the file system's own error."""
+    """Present size and time of a file.
+
+    Raises `FileNotFoundError`, or the file system's own error.
+    """
     location = resolve_source(uri)
     info = location.fs.get_file_info(location.path)
     if info.type != fs.FileType.File:
@@ -38,7 +46,10 @@ def stat(uri: str | os.PathLike[str]) -> FoundFile:
 
 
 def is_there(uri: str) -> bool:
-    """Whether a file exists, at the cost of one request. Raises `OSError` if storage does not answer."""
+    """Whether a file exists, at the cost of one request.
+
+    Raises `OSError` if storage does not answer.
+    """
     location = resolve_source(uri)
     if location.is_local:
         return bool(location.fs.get_file_info(location.path).type == fs.FileType.File)
@@ -51,7 +62,10 @@ def is_there(uri: str) -> bool:
 
 
 def stat_etag(uri: str) -> str:
-    """`etag` of the present version, at the cost of one request. Empty if the store names no versions."""
+    """`etag` of the present version, for one request.
+
+    Empty if the store names no versions.
+    """
     location = resolve_source(uri)
     if location.is_local:
         return ""
@@ -62,7 +76,10 @@ def stat_etag(uri: str) -> str:
 
 
 def etag_of(location: Location, opened: pa.NativeFile) -> str:
-    """`etag` of the version that was opened. Costs no request, except for fsspec: opening has read it already."""
+    """`etag` of the version that was opened.
+
+    Costs no request, except for fsspec: opening has read it already.
+    """
     if location.is_local:
         return ""
     if isinstance(location.fs, fs.PyFileSystem):
@@ -72,7 +89,10 @@ def etag_of(location: Location, opened: pa.NativeFile) -> str:
 
 
 def found(uri: str, info: fs.FileInfo) -> FoundFile:
-    """Version of a file as listed. Listings of pyarrow hold no `etag`."""
+    """Version of a file as listed.
+
+    Listings of pyarrow hold no `etag`.
+    """
     return FoundFile(uri=uri, size=info.size, mtime_ns=info.mtime_ns or 0)
 
 

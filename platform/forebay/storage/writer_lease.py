@@ -1,4 +1,4 @@
-"""A lease on a folder: one process writes there at a time.
+"""A lease on a folder, for one writer at a time.
 
 On a local disk it is a file lock, which ends with its process. An object store has no locks: there the lease is a file
 that its holder renews. It keeps two writers apart, except within the second in which both begin, so callers must stay
@@ -55,7 +55,10 @@ class WriterLease:
         self._is_held = is_held
 
     def check(self) -> None:
-        """Raise `WriteFailed` if another process took the lease, because this one did not renew it in time."""
+        """Raise `WriteFailed` if another process took the lease.
+
+        It does if this one did not renew it in time.
+        """
         if not self._is_held():
             raise WriteFailed(
                 "Another process took over this preparation, because this one was silent for too long. Run it again: "
@@ -65,7 +68,9 @@ class WriterLease:
 
 @contextmanager
 def hold_lease(folder: str, on_wait: Callable[[str], None], times: LeaseTimes | None = None) -> Iterator[WriterLease]:
-    """Hold the lease on `folder` for the length of the block. Waits for a holder without limit.
+    """Hold the lease on `folder` in the block.
+
+    Waits for a holder without limit.
 
     Args:
         folder: A path or URI. Created if it is missing.
@@ -114,7 +119,7 @@ def _wait_local(path: Path, on_wait: Callable[[str], None]) -> FileLock:
 
 
 class _Renewal:
-    """Lease file in an object store, and the thread that renews it."""
+    """The lease file of an object store, and its renewing thread."""
 
     def __init__(self, file: Location, times: LeaseTimes) -> None:
         self._file = file

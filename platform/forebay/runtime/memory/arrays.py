@@ -18,7 +18,9 @@ array_pool = MemoryPool(kept_bytes=512 << 20)
 
 
 def empty_array(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray[Any, np.dtype[Any]]:
-    """Array with undefined content, like that of `np.empty`. Large ones use memory of earlier ones.
+    """Return an array with undefined content, like `np.empty`.
+
+    Large ones use memory of earlier ones.
 
     Raises `MemoryError`.
     """

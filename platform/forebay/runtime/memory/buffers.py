@@ -1,4 +1,7 @@
-"""Memory of batches, reused once no array or tensor refers to it."""
+"""Memory of batches.
+
+It is reused once no array or tensor refers to it.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ class BufferPool(MemoryPool):
     def lease_arrays(
         self, shapes: Mapping[str, tuple[DTypeLike, tuple[int, ...]]]
     ) -> tuple[dict[str, NDArray[np.generic]], int]:
-        """Arrays of the given dtypes and shapes in one leased buffer, with undefined content, and its bytes."""
+        """Return arrays in one leased buffer, and its bytes.
+
+        They have the given dtypes and shapes, and undefined content.
+        """
         sizes = {name: np.dtype(dtype).itemsize * math.prod(shape) for name, (dtype, shape) in shapes.items()}
         num_bytes = sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values())
         buffer, end = self.lease(num_bytes), 0

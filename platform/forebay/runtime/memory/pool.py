@@ -1,4 +1,6 @@
-"""Memory of large arrays, reused once no array refers to it.
+"""Memory of large arrays.
+
+It is reused once no array refers to it.
 
 The system hands out memory page by page, each by a page fault, and clears it first. That costs more than what a cold
 epoch then writes into it. glibc and Arrow's pool give the memory of a dropped block back within milliseconds.
@@ -33,7 +35,10 @@ _Memory: TypeAlias = NDArray[np.uint8]
 
 
 class _Returned(NamedTuple):
-    """Idle memory, and the time in seconds at which its last array was freed."""
+    """Idle memory.
+
+    With the time in seconds at which its last array was freed.
+    """
 
     at: float
     memory: _Memory
@@ -43,7 +48,9 @@ _Idle: TypeAlias = dict[int, deque[_Returned]]
 
 
 class MemoryPool:
-    """Pool of memory for arrays. It returns to the pool when the last array made from it is freed, in any thread.
+    """A pool of memory for arrays.
+
+    Memory returns to the pool when the last array made from it is freed, in any thread.
 
     Idle memory is kept up to `kept_bytes`, and is given back to the system if it was not used for 2 s. Sizes are
     rounded up by at most an eighth, so arrays that differ by a few rows use the same memory.
@@ -67,19 +74,24 @@ class MemoryPool:
         return True
 
     def lease(self, num_bytes: int) -> NDArray[np.uint8]:
-        """Return a writable uint8 array [num_bytes] with undefined content, at a multiple of 64 bytes.
+        """Return a writable uint8 array [num_bytes].
+
+        It has undefined content, at a multiple of 64 bytes.
 
         Raises `MemoryError`.
         """
         return np.asarray(_Lease(partial(self._give_back, self._idle), self._memory(num_bytes), num_bytes))
 
     def clear(self) -> None:
-        """Free idle memory now, and memory in use when it returns."""
+        """Free idle memory now, and the rest when it returns."""
         self._keeps = False
         self._idle.clear()
 
     def trim(self, unused_since: float) -> None:
-        """Free what returned before `unused_since` (of `time.monotonic`) and was not used again."""
+        """Free memory that has been idle since `unused_since`.
+
+        That is a time of `time.monotonic`.
+        """
         for returned in list(self._idle.values()):
             while returned:
                 try:
@@ -91,7 +103,10 @@ class MemoryPool:
                     break
 
     def leave_memory(self) -> None:
-        """Forget the parent's idle memory, in a forked child: both would keep a copy of what either of them writes."""
+        """Forget the parent's idle memory, in a forked child.
+
+        Both would keep a copy of what either of them writes.
+        """
         self._idle.clear()
 
     def _memory(self, num_bytes: int) -> _Memory:
@@ -118,7 +133,10 @@ class MemoryPool:
         return np.frombuffer(mapped, np.uint8)
 
     def _has_room(self, num_bytes: int) -> bool:
-        """Whether `num_bytes` more may be idle. Two threads may both use the last room: a little more does no harm."""
+        """Whether `num_bytes` more may be idle.
+
+        Two threads may both use the last room: a little more does no harm.
+        """
         return self.idle_bytes + num_bytes <= self._kept_bytes
 
     def _give_back(self, idle: _Idle, memory: _Memory) -> None:
@@ -131,7 +149,10 @@ class MemoryPool:
 
 
 class _Lease:
-    """Base object of every array made from one piece of memory. Returns it when the last array is freed."""
+    """Base object of all arrays in one piece of memory.
+
+    Returns the memory when the last array is freed.
+    """
 
     def __init__(self, give_back: Callable[[_Memory], None], memory: _Memory, num_bytes: int) -> None:
         self._give_back, self._memory = give_back, memory
@@ -147,7 +168,10 @@ class _Lease:
 
 
 class _Trimmer:
-    """Frees unused memory of all pools of this process, in a thread that ends once nothing is idle."""
+    """Thread that frees unused memory of all pools.
+
+    It ends once nothing is idle.
+    """
 
     def __init__(self) -> None:
         self._pools: weakref.WeakSet[MemoryPool] = weakref.WeakSet()
@@ -162,7 +186,10 @@ class _Trimmer:
             self._pools.add(pool)
 
     def start(self) -> None:
-        """Start the thread if it is not running. Callable at any time, such as by the garbage collector."""
+        """Start the thread if it is not running.
+
+        Callable at any time, such as by the garbage collector.
+        """
         if self._is_running:
             return
         self._is_running = True
@@ -173,7 +200,7 @@ class _Trimmer:
         self._is_running = False
 
     def leave_memory(self) -> None:
-        """Make all pools leave the memory of the parent, in a forked child."""
+        """Make all pools leave the parent's memory, in a child."""
         self._reset()
         for pool in list(self._pools):
             pool.leave_memory()
@@ -197,7 +224,10 @@ class _Trimmer:
 
 
 def _class_bytes(num_bytes: int) -> int:
-    """Size of the memory for `num_bytes`: eight sizes from each power of two to the next, in whole pages."""
+    """Size of the memory for `num_bytes`.
+
+    There are eight sizes from each power of two to the next, in whole pages.
+    """
     step = max(1 << max((num_bytes - 1).bit_length() - 4, 0), _PAGE_BYTES)
     return max(-(-num_bytes // step), 1) * step
 

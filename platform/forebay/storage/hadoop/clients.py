@@ -1,4 +1,7 @@
-"""Clients of hdfs-native: one per process, NameNode and settings. One whose NameNode fell silent is replaced."""
+"""Clients of hdfs-native.
+
+One per process, NameNode and settings. One whose NameNode fell silent is replaced.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,10 @@ _JAVA_STACK = re.compile(r"(\\n|\n)(\\t|\t)at .*", re.DOTALL)
 
 
 class HadoopAddress(NamedTuple):
-    """Address and settings of a client. An empty `url` is `fs.defaultFS`."""
+    """Address and settings of a client.
+
+    An empty `url` is `fs.defaultFS`.
+    """
 
     url: str
     settings: tuple[tuple[str, str], ...] = ()
@@ -41,7 +47,7 @@ class HadoopAddress(NamedTuple):
 
 
 class _TrackedClient:
-    """Client and the start times of its NameNode calls under way."""
+    """A client, and when its open NameNode calls began."""
 
     def __init__(self, address: HadoopAddress) -> None:
         with extra_package("hdfs-native", address.url or "hdfs:///"):
@@ -99,7 +105,7 @@ os.register_at_fork(after_in_child=_leave_to_parent)
 
 
 def plain_errors() -> Any:
-    """Raise the errors of hdfs-native as `OSError`, a refusal as `PermissionError`."""
+    """Raise errors of hdfs-native as `OSError` or `PermissionError`."""
     return replaced_errors(_plain, (RuntimeError, OSError), is_cause_shown=False)
 
 

@@ -1,4 +1,7 @@
-"""HDFS through hdfs-native as a file system of fsspec, for the bridge to pyarrow. Names are used as they are."""
+"""HDFS as a file system of fsspec.
+
+Through hdfs-native, for the bridge to pyarrow. Names are used as they are.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ Facts = dict[str, Any]
 
 
 class HadoopFiles(AbstractFileSystem):  # type: ignore[misc]
-    """Files of one HDFS. A file that is written appears, whole, when it is closed."""
+    """Files of one HDFS.
+
+    A file that is written appears, whole, when it is closed.
+    """
 
     protocol = "hdfs"
     root_marker = "/"
@@ -99,7 +105,10 @@ class HadoopFiles(AbstractFileSystem):  # type: ignore[misc]
         self.rm(path)
 
     def mv(self, path1: str, path2: str, overwrite: bool = True, **_options: object) -> None:
-        """Rename in one step. Without `overwrite`, raises `OSError` if there is a file already."""
+        """Rename in one step.
+
+        Without `overwrite`, raises `OSError` if there is a file already.
+        """
         old, new = self._strip_protocol(path1), self._strip_protocol(path2)
         ask_name_node(self._address, lambda client: client.rename(old, new, overwrite))
 
@@ -110,7 +119,10 @@ class HadoopFiles(AbstractFileSystem):  # type: ignore[misc]
         return _Writer(self, name)
 
     def create(self, name: str) -> Any:
-        """Writer of a new file, which readers see from its first block on."""
+        """Writer of a new file.
+
+        Readers see the file from its first block on.
+        """
         options = hdfs_native().WriteOptions()
         options.overwrite = True
         if self._replication is not None:
@@ -131,7 +143,10 @@ def _facts(status: Any) -> Facts:
 
 
 class _Reader(RangeReader):
-    """An open file. hdfs-native ends the thread with a panic for bytes past the end, which are never asked for."""
+    """An open file.
+
+    hdfs-native ends the thread with a panic for bytes past the end, which are never asked for.
+    """
 
     def __init__(self, inner: Any) -> None:
         super().__init__(len(inner))
@@ -143,7 +158,10 @@ class _Reader(RangeReader):
 
 
 class _Writer(io.RawIOBase):
-    """Draft beside a file, which takes its place in one step when it is closed."""
+    """A draft beside a file.
+
+    It replaces the file in one step when it is closed.
+    """
 
     def __init__(self, files: HadoopFiles, name: str) -> None:
         self._files, self._name, self._draft = files, name, neighbour(name)

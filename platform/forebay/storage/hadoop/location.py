@@ -1,4 +1,7 @@
-"""Opens `hdfs://` and `viewfs://`: the address of the NameNode, the user, and the options of a URI."""
+"""Resolution of `hdfs://` and `viewfs://`.
+
+A URI names the NameNode, the user, and options.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _OPTIONS = ("user", "replication", *_KERBEROS)
 
 
 def refuse_unknown_options(uri: str) -> None:
-    """Raise `InvalidOption` for options that `hdfs://` does not have. Their values, possibly secrets, are not shown."""
+    """Raise `InvalidOption` for options that `hdfs://` does not have.
+
+    Their values, possibly secrets, are not shown.
+    """
     name, options = split_options(uri)
     unknown = sorted({option for option, _ in parse_qsl(options[1:], keep_blank_values=True)} - set(_OPTIONS))
     if unknown:
@@ -34,7 +40,9 @@ def refuse_unknown_options(uri: str) -> None:
 
 
 def open_hadoop(scheme: str, netloc: str, query: str, *, once: bool) -> HadoopFiles:
-    """Files of the HDFS that the parts of a URI name. With `once`, for reads that `storage.retry` repeats.
+    """Files of the HDFS that a URI names.
+
+    With `once`, for reads that `storage.retry` repeats.
 
     Raises `InvalidOption` for a value or a user that hdfs-native cannot take, or if it is not installed.
     """
@@ -75,7 +83,10 @@ def _url(scheme: str, host: str) -> str:
 
 
 def _name_services() -> set[str]:
-    """Names that stand for several NameNodes in the configuration of this machine."""
+    """Name services in the configuration of this machine.
+
+    Each stands for several NameNodes.
+    """
     home = os.environ.get("HADOOP_HOME")
     folder = os.environ.get("HADOOP_CONF_DIR") or (f"{home}/etc/hadoop" if home else None)
     path = Path(folder, "hdfs-site.xml") if folder else None

@@ -1,4 +1,7 @@
-"""Package hdfs-native, as this process may use it: a forked child loads a copy of its own."""
+"""The package hdfs-native.
+
+A forked child loads a copy of its own.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ _copy: ModuleType | None = None
 
 
 def hdfs_native() -> ModuleType:
-    """Package hdfs-native. In a child that was forked after its parent had loaded it, a copy (12-20 ms, 17 MB).
+    """Return the package hdfs-native.
+
+    In a child that was forked after its parent had loaded it, a copy (12-20 ms, 17 MB).
 
     The module keeps connections to DataNodes for 3 s after a read. A forked child would go on with those of its
     parent: it hangs, since it does not poll them, and one could read the answer to the other. The copy has none.

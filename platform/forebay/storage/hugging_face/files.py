@@ -1,4 +1,7 @@
-"""Repositories of the Hugging Face Hub as a read-only file system of fsspec, for the bridge to pyarrow."""
+"""Repositories of the Hugging Face Hub as an fsspec file system.
+
+It is read-only, for the bridge to pyarrow.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _opened: dict[tuple[str, int], HubFiles] = {}
 
 
 def open_hub(token: str = "") -> HubFiles:
-    """Files of the Hub for a token. One for a process, so that all its threads share what is known of commits."""
+    """Files of the Hub for a token.
+
+    One object for a process, so that all its threads share what is known of commits.
+    """
     # Keyed by process too: a forked child must not wait for a lock that a thread of its parent held.
     key = token, os.getpid()
     # Not lru_cache: threads that come first at once would each get their own.
@@ -26,7 +32,10 @@ def open_hub(token: str = "") -> HubFiles:
 
 
 class HubFiles(AbstractFileSystem):  # type: ignore[misc]
-    """Files of the Hub. Folders of a commit are listed once: they never change."""
+    """Files of the Hub.
+
+    Folders of a commit are listed once: they never change.
+    """
 
     protocol = "hf"
     cachable = False
@@ -162,7 +171,10 @@ def _facts(name: str, entry: Facts) -> Facts:
 
 
 class _HubFile(RangeReader):
-    """An open file. Each read is one request for a range."""
+    """An open file.
+
+    Each read is one request for a range.
+    """
 
     def __init__(self, requests: HubRequests, path: str, size: int) -> None:
         super().__init__(size)

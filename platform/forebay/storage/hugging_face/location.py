@@ -14,20 +14,28 @@ from forebay.storage.retry import REMEDY, ReadPolicy, read
 
 
 def open_repository(public: str) -> tuple[HubFiles, str]:
-    """Files of the Hub for a URI without its credentials, and the path of the URI. Raises `InvalidOption`."""
+    """Files of the Hub for a URI, and its path.
+
+    The URI is without credentials. Raises `InvalidOption`.
+    """
     path = public.partition("://")[2].partition("?")[0].strip("/")
     return open_hub(granted(public).option("token")), path
 
 
 class RevisionPins:
-    """Commits of the revisions that one listing reads: each is asked for once, so all its files are of one commit."""
+    """Commits of the revisions that one listing reads.
+
+    Each is asked for once, so all its files are of one commit.
+    """
 
     def __init__(self, policy: ReadPolicy) -> None:
         self._policy = policy
         self._commits: dict[Repository, str] = {}
 
     def pin(self, uri: str | os.PathLike[str]) -> str | os.PathLike[str]:
-        """`uri` with the present commit of its branch or tag. Other URIs, and those with a commit, are unchanged.
+        """Replace the branch or tag of `uri` by its present commit.
+
+        Other URIs, and those with a commit, are unchanged.
 
         Raises:
             InvalidOption: huggingface_hub is not installed.

@@ -1,4 +1,4 @@
-"""Repositories of the Hugging Face Hub, as `hf://` URIs name them."""
+"""Repositories of the Hugging Face Hub, from `hf://` URIs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _REVISION = re.compile(r"(?P<revision>refs/(?:convert|pr)/[^/]+|[^/]+)(?:/(?P<pa
 
 @dataclass(frozen=True, slots=True)
 class Repository:
-    """Revision of a repository: a branch, a tag, or a commit of 40 hex digits, whose files never change."""
+    """A revision of a repository.
+
+    It is a branch, a tag, or a commit of 40 hex digits, whose files never change.
+    """
 
     kind: str
     name: str
@@ -31,7 +34,10 @@ class Repository:
 
     @property
     def root(self) -> str:
-        """Name of the repository in a path, such as `datasets/org/name@main`."""
+        """Name of the repository in a path.
+
+        Such as `datasets/org/name@main`.
+        """
         kind = "" if self.kind == "models" else f"{self.kind}/"
         return f"{kind}{self.name}@{quote(self.revision, safe='')}"
 
@@ -47,14 +53,16 @@ class Repository:
 
 
 class RepositoryPath(NamedTuple):
-    """Repository, and a file or folder in it. The root is empty."""
+    """A file or folder in a repository. The root is empty."""
 
     repository: Repository
     path: str
 
 
 def split_path(path: str) -> RepositoryPath | None:
-    """Place that a path without its scheme names: `datasets/org/name@revision/folder`. None for a folder above all.
+    """Repository and path of `datasets/org/name@revision/folder`.
+
+    None for a folder above all repositories.
 
     >>> split_path("datasets/org/name/a/b.parquet")
     RepositoryPath(repository=Repository(kind='datasets', name='org/name', revision='main'), path='a/b.parquet')
@@ -79,5 +87,8 @@ def split_path(path: str) -> RepositoryPath | None:
 
 
 def names_repository(path: str) -> bool:
-    """Whether a path without its scheme is in a repository, whose commits can be pinned, and not in a bucket."""
+    """Whether a path is in a repository.
+
+    The commits of a repository can be pinned. A bucket has none. The path is without its scheme.
+    """
     return not path.startswith("buckets/")

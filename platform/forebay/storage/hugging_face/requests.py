@@ -1,4 +1,7 @@
-"""HTTP requests to the Hugging Face Hub, each sent once: `storage.retry` repeats them."""
+"""HTTP requests to the Hugging Face Hub.
+
+Each is sent once: `storage.retry` repeats them.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,10 @@ _RESET = re.compile(r";t=(\d+)")
 
 
 class RateLimited(OSError):
-    """Answer 429 or 503. `retry_after_s` is how long the Hub asks to wait, 0 if it does not say."""
+    """Answer 429 or 503 of the Hub.
+
+    `retry_after_s` is how long it asks to wait, 0 if it does not say.
+    """
 
     def __init__(self, text: str, retry_after_s: float = 0.0) -> None:
         super().__init__(text)
@@ -23,7 +29,9 @@ class RateLimited(OSError):
 
 
 class HubRequests:
-    """Requests with one token. Without a token, that of HF_TOKEN or of `hf auth login` is sent, if there is one.
+    """Requests with one token.
+
+    Without one, the token of HF_TOKEN or of `hf auth login` is sent, if there is one.
 
     Raises `MissingPackage` if huggingface_hub is missing or too old.
     """
@@ -36,7 +44,9 @@ class HubRequests:
         self._token = token
 
     def get(self, path: str, headers: dict[str, str] | None = None, params: dict[str, str] | None = None) -> Any:
-        """Answer to a GET of `path` below the endpoint, or of a URL of the endpoint, with status 200 or 206.
+        """Answer to a GET, with status 200 or 206.
+
+        `path` is below the endpoint, or a URL of the endpoint.
 
         Raises:
             FileNotFoundError: There is no such repository, revision or file.
@@ -73,7 +83,10 @@ def _error_of(answer: Any, path: str) -> OSError:
 
 
 def _retry_after_s(headers: Any) -> float:
-    """Seconds that an answer asks to wait. `RateLimit: "api";r=0;t=55` is the Hub's own form."""
+    """Seconds that an answer asks to wait.
+
+    `RateLimit: "api";r=0;t=55` is the Hub's own form.
+    """
     text = headers.get("Retry-After", "")
     if text.isdecimal():
         return float(text)
