@@ -79,8 +79,8 @@ class DenseClickModel(nn.Module):
         self.out = nn.Linear(4 * DIM, 1)
 
     def forward(self, batch: Clicks) -> Tensor:
-        places = torch.arange(batch.items.shape[1])
-        used = ((places < batch.lengths[:, None]) & (batch.items != PADDING)).float()
+        positions = torch.arange(batch.items.shape[1])
+        used = ((positions < batch.lengths[:, None]) & (batch.items != PADDING)).float()
         total = (self.items[_valid(batch.items, ITEMS)] * used[:, :, None]).sum(1)
         items = total / used.sum(1).clamp(min=1)[:, None]
         user = self.user[_valid(batch.user, USERS)]

@@ -81,7 +81,7 @@ def _caught_up(tables: Mapping[str, Any], name: str) -> dict[str, Tensor]:
 
 
 def whole_state(state: Any, collective: Collective) -> Any:
-    """Return `state` with whole tensors in place of all ranks' parts."""
+    """Return `state` with whole tensors in position of all ranks' parts."""
     if isinstance(state, FlatPart):
         parts = collective.all_gather_object((state.start, state.values))
         return torch.cat([values for _, values in sorted(parts, key=lambda part: part[0])]).reshape(state.shape)

@@ -1,4 +1,4 @@
-"""Embedding tables larger than a device, and their optimizers (`docs/embedding-tables.md`)."""
+"""Embedding tables larger than a device (`docs/embedding-tables.md`)."""
 
 from __future__ import annotations
 

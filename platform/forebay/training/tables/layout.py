@@ -1,4 +1,7 @@
-"""Order of the rows of a table, and the rows that each rank owns: pure arithmetic."""
+"""Order of a table's rows, and their owners.
+
+Pure arithmetic.
+"""
 
 from __future__ import annotations
 
@@ -18,40 +21,42 @@ _SHIFT, _MASK = 6, NUM_SHARDS - 1
 
 @dataclass(frozen=True, slots=True)
 class TableLayout:
-    """Places of the rows of a table of `rows` rows: sorted by shard, which is `id % 64`, and within a shard by id.
+    """Positions of a table's rows.
 
-    A rank owns whole shards, one after another. So its rows are one span of places, in every world: another world
+    They are sorted by shard, which is `id % 64`, and within a shard by id.
+
+    A rank owns whole shards, one after another. So its rows are one span of positions, in every world: another world
     size cuts the same order elsewhere.
 
-    >>> TableLayout(130).places(torch.tensor([0, 64, 128, 1, 65])).tolist()
+    >>> TableLayout(130).positions(torch.tensor([0, 64, 128, 1, 65])).tolist()
     [0, 1, 2, 3, 4]
     """
 
     rows: int
 
-    def places(self, ids: Tensor) -> Tensor:
-        """Return the places of ids, int64 from 0 to `rows - 1`.
+    def positions(self, ids: Tensor) -> Tensor:
+        """Return the positions of ids, int64 from 0 to `rows - 1`.
 
         They are int32 if they fit, which sort faster.
         """
         shard = ids & _MASK
-        places = shard * (self.rows >> _SHIFT) + shard.clamp_(max=self.rows & _MASK) + (ids >> _SHIFT)
-        return places.to(torch.int32) if self.rows < 1 << 31 else places
+        positions = shard * (self.rows >> _SHIFT) + shard.clamp_(max=self.rows & _MASK) + (ids >> _SHIFT)
+        return positions.to(torch.int32) if self.rows < 1 << 31 else positions
 
     def ids(self, begin: int, end: int) -> NDArray[np.int64]:
-        """Return the ids of the places `begin` to `end`, int64."""
+        """Return the ids of the positions `begin` to `end`, int64."""
         starts = np.array([self.start_of(shard) for shard in range(NUM_SHARDS + 1)])
-        places = np.arange(begin, end, dtype=np.int64)
-        shards = np.searchsorted(starts, places, side="right") - 1
-        ids: NDArray[np.int64] = ((places - starts[shards]) << _SHIFT) + shards
+        positions = np.arange(begin, end, dtype=np.int64)
+        shards = np.searchsorted(starts, positions, side="right") - 1
+        ids: NDArray[np.int64] = ((positions - starts[shards]) << _SHIFT) + shards
         return ids
 
     def start_of(self, shard: int) -> int:
-        """Return the place of the first row of a shard."""
+        """Return the position of the first row of a shard."""
         return shard * (self.rows >> _SHIFT) + min(shard, self.rows & _MASK)
 
     def bounds(self, world_size: int) -> tuple[int, ...]:
-        """Return the first place of each rank, and behind it the number of rows.
+        """Return each rank's first position, then the row count.
 
         Raises `TooManyRanks`.
         """

@@ -1,4 +1,7 @@
-"""All tables of a model on one rank: placed, trained and saved together."""
+"""A model's tables on one rank.
+
+They are placed, trained and saved together.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,9 @@ _Counts = tuple[float, ...]
 
 @dataclass(slots=True)
 class _Measured:
-    """Use of a table by this rank in the first `steps` of a world of `world_size`, for "auto".
+    """A rank's use of a table in the first steps.
+
+    Of a world of `world_size`, for placement "auto".
 
     `counts` are unique rows, calls and own calls, as in `TableUse`. `seen` are those that were counted before a step.
     """
@@ -82,7 +87,10 @@ class ModelTables:
         seed: int,
         rows_done: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`rows_done` returns the global rows that the run has trained on before this step."""
+        """Start with `rows_done`, which returns the rows trained before.
+
+        Rows are global.
+        """
         self._options, self._collective, self._seed, self._rows_done = options, collective, seed, rows_done
         self._modules = {name: module for name, module in model.named_modules() if isinstance(module, Table)}
         self._tensors = collective.tensor_collectives()
@@ -110,9 +118,9 @@ class ModelTables:
         return {name: shared for name, shared in self.shared.items() if isinstance(shared, OpenRows)}
 
     def step(self, rate: float = 1.0) -> None:
-        """Make one optimizer step of all tables, with `rate` times its learning rate.
+        """Step all tables' optimizers, at `rate` times the rate.
 
-        Then place those whose use is known by now.
+        Then place the tables whose use is known by now.
         """
         self._step += 1
         reduce_together(self.shared.values())
@@ -121,7 +129,10 @@ class ModelTables:
         self._measure()
 
     def squared_norm(self) -> Tensor:
-        """Return the squared norm of the gradient of all tables over all ranks, float64."""
+        """Return the tables' squared gradient norm, float64.
+
+        Over all ranks.
+        """
         reduce_together(self.shared.values())
         total = torch.zeros((), dtype=torch.float64)
         for shared in self.shared.values():
@@ -180,7 +191,7 @@ class ModelTables:
         return FlatPart(shape=shape, start=begin * int(np.prod(shape[1:], dtype=np.int64)), values=values.reshape(-1))
 
     def start(self) -> list[str]:
-        """Take over rows of the earlier run in the options, unless a state was loaded.
+        """Load rows of an earlier run, unless a state was loaded.
 
         Returns what to say of it.
         """
@@ -215,7 +226,7 @@ class ModelTables:
         return self.shared[name].id_of(row)
 
     def lines(self) -> list[str]:
-        """Return one line per table: its size, its placement, and the memory of this rank."""
+        """Return a line per table: size, placement, memory."""
         size = self._collective.world.size
         found = []
         for name, opened in self._open.items():
@@ -264,7 +275,10 @@ class ModelTables:
         return placement if isinstance(placement, str) else placement.get(name, AUTO)
 
     def _follow(self, name: str, state: Mapping[str, Any]) -> None:
-        """Take over what was measured in a world of this size, and the placement that was chosen."""
+        """Load the measured use and the placement of a world.
+
+        Of a world of this size.
+        """
         if self._option(name) != AUTO:
             return
         world_size, steps, unique, *calls = state["measured"][name]
@@ -291,7 +305,7 @@ class ModelTables:
             self._decide(ended)
 
     def _decide(self, names: Sequence[str]) -> None:
-        """Place tables by what all of the model's tables are used for."""
+        """Place tables by the use of all of them."""
         demands = self._demands(decided=names)
         costs = dict(zip(demands, costs_of(list(demands.values()), LinkSpeed.of(self._options.link_mbit)), strict=True))
         for name in names:
@@ -302,7 +316,7 @@ class ModelTables:
                 self._move(name, costs[name][0].placement)
 
     def _demands(self, decided: Sequence[str]) -> dict[str, TableDemand]:
-        """Return the use of each table, as means over ranks and steps.
+        """Return each table's mean use over ranks and steps.
 
         Those not to be decided stay where they are.
         """

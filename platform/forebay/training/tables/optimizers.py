@@ -40,11 +40,13 @@ class RowOptimizer(ABC):
     @property
     @abstractmethod
     def moments(self) -> Mapping[str, bool]:
-        """Names of the state: True for a number per element, False for a number per row."""
+        """State names: True per element, False per row."""
 
     @abstractmethod
     def change(self, gradient: Tensor, state: Mapping[str, Tensor], *, step: int, lr: float) -> Tensor:
-        """Return what to subtract from rows with `gradient` [n, dim], and change their `state` in place.
+        """Return the change to subtract from rows.
+
+        `gradient` is [n, dim]. Changes `state` in place.
 
         `step` counts from 1.
         """
@@ -69,7 +71,9 @@ class RowSGD(RowOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class RowWiseAdagrad(RowOptimizer):
-    """Adagrad with one number of state per row: the sum of the mean squares of its gradients.
+    """Adagrad with one number of state per row.
+
+    It is the sum of the mean squares of the row's gradients.
 
     The usual optimizer of large tables (FBGEMM's `EXACT_ROWWISE_ADAGRAD`, Naumov et al. 2019, "DLRM", arXiv
     1906.00091).
@@ -88,7 +92,9 @@ class RowWiseAdagrad(RowOptimizer):
 
 @dataclass(frozen=True, kw_only=True)
 class LazyAdam(RowOptimizer):
-    """Adam whose moments change only with their row, as `torch.optim.SparseAdam` does.
+    """Adam whose moments change only with their row.
+
+    As in `torch.optim.SparseAdam`.
 
     It has two numbers per element.
 

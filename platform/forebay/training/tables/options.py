@@ -13,7 +13,9 @@ from forebay.training.tables.wire import WireName, validate_wire
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Training of all `Table` modules of a model, for `worker.setup(model, optimizer, tables=Tables(...))`.
+    """Options of a model's tables.
+
+    For `worker.setup(model, optimizer, tables=Tables(...))`.
 
     Attributes:
         optimizer: Optimizer of all rows.

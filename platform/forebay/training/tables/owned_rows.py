@@ -1,4 +1,4 @@
-"""Rows of one table that this rank holds, with the state of their optimizer."""
+"""This rank's rows of a table, with optimizer state."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ _PIECE_ROWS = 1 << 12
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFacts:
-    """Facts of a table that its start values depend on, with the seed of the job.
+    """Facts of a table that its start values depend on.
+
+    Beside the seed of the job.
 
     `name` is its path in the model.
     """
@@ -36,7 +38,7 @@ class TableFacts:
 
 
 class OwnedRows:
-    """Rows at the places `begin` to `end` of a table.
+    """Rows at the positions `begin` to `end` of a table.
 
     They get their start values at the first use.
 
@@ -66,7 +68,7 @@ class OwnedRows:
         return (self.end - self.begin) * self.facts.row_bytes(self.optimizer)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shape of each tensor of the whole table, by name."""
+        """Return the shapes of the whole table's tensors."""
         rows, dim = self.facts.rows, self.facts.dim
         per_element = {WEIGHT: True, **self.optimizer.moments}
         shapes: dict[str, tuple[int, ...]] = {
@@ -75,20 +77,26 @@ class OwnedRows:
         return {**shapes, DECAYED: (rows,)} if self.optimizer.weight_decay else shapes
 
     def adopt(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the tensors of these rows, restored from a checkpoint.
+        """Load the tensors of these rows from a checkpoint.
 
         Missing state begins at 0.
         """
         self._tensors = {name: tensors[name] if name in tensors else self._zeros(name) for name in self.shapes()}
 
     def read(self, local: Tensor) -> Tensor:
-        """Return a copy of the rows at `local`, counted from `begin`, float32 [n, dim]."""
+        """Copy the rows at `local`: float32 [n, dim].
+
+        Counted from `begin`.
+        """
         rows = self.tensors[WEIGHT].index_select(0, local)
         # Not written back: replicas must round alike, and their ranks read different rows.
         return rows * self._behind(local) if self.optimizer.weight_decay else rows
 
     def update(self, local: Tensor, gradient: Tensor, step: int, lr: float) -> None:
-        """Make step number `step`, from 1, with the gradient [n, dim] of the rows at `local`, each of them once."""
+        """Make step `step`, from 1, with gradients [n, dim].
+
+        They are of the rows at `local`, each once.
+        """
         if self.optimizer.weight_decay:
             self.decay += math.log1p(-lr * self.optimizer.weight_decay)
             self._catch_up(local)
@@ -100,7 +108,7 @@ class OwnedRows:
             values.index_copy_(0, local, state[name])
 
     def caught_up(self) -> Tensor:
-        """Return the weights [rows, dim] with the decay of all steps so far."""
+        """Return the weights [rows, dim], fully decayed."""
         weight = self.tensors[WEIGHT]
         return decayed(weight, self.tensors[DECAYED], self.decay) if self.optimizer.weight_decay else weight
 
@@ -129,7 +137,10 @@ class OwnedRows:
 
 
 def decayed(weight: Tensor, caught_up: Tensor, decay: float) -> Tensor:
-    """Return `weight` [rows, dim] with the decay up to `decay`, from that up to which rows have caught up [rows]."""
+    """Return `weight` [rows, dim] decayed up to `decay`.
+
+    `caught_up` [rows] is the decay that each row already has.
+    """
     return weight * _factor(caught_up, decay)
 
 

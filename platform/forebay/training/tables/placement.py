@@ -1,4 +1,4 @@
-"""Placement of tables: bytes and time of each one per step, and the choice among them.
+"""Placement of tables by bytes and time per step.
 
 Pure.
 """
@@ -31,7 +31,9 @@ _LOOKUP_MESSAGES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkSpeed:
-    """Time of messages between ranks: each one, and each byte that the busiest rank sends.
+    """Cost of messages between ranks.
+
+    Of each message, and of each byte that the busiest rank sends.
 
     `dense_s` is the time to clear, sum and search a number of a dense gradient. The numbers are those of gloo between
     processes of one machine. They are constants: a measurement at each start could place a table elsewhere after a
@@ -53,7 +55,7 @@ class LinkSpeed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableDemand:
-    """Size of a table, and what a rank looks up of it per step.
+    """Size of a table, and a rank's lookups per step.
 
     An open vocabulary is placed as "rows".
 
@@ -91,7 +93,10 @@ class TableDemand:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementCost:
-    """Cost of a placement per step: bytes that the busiest rank sends, and seconds."""
+    """Cost of a placement per step.
+
+    Bytes that the busiest rank sends, and seconds.
+    """
 
     placement: PlacementName
     sent_bytes: float
@@ -101,7 +106,10 @@ class PlacementCost:
 def cost_of(
     placement: PlacementName, demand: TableDemand, link: LinkSpeed | None = None, num_tables: int = 1
 ) -> PlacementCost:
-    """Return the cost of one placement, with the table's share of the messages of `num_tables` of the same one."""
+    """Return the cost of one placement.
+
+    With the table's share of the messages of `num_tables` of the same placement.
+    """
     link = link or LinkSpeed()
     if demand.world_size == 1:
         return PlacementCost(placement=placement, sent_bytes=0.0, seconds=0.0)
@@ -111,7 +119,7 @@ def cost_of(
 
 
 def _numbers_s(placement: PlacementName, demand: TableDemand, link: LinkSpeed) -> float:
-    """Return the seconds of a placement without those of each message."""
+    """Return a placement's seconds without message overhead."""
     dense_s = demand.rows * demand.dim * link.dense_s if placement == "replicate" else 0.0
     return _sent_bytes(placement, demand) * link.byte_s + dense_s
 
@@ -123,14 +131,16 @@ def _sent_bytes(placement: PlacementName, demand: TableDemand) -> float:
         case "rows":
             asked = ID_BYTES if demand.is_open else PLACE_BYTES
             return demand.unique * (asked + 2 * width) * (size - 1) / size
-        case "table":  # Its rank answers all others, each of which sends places and gradients.
+        case "table":  # Its rank answers all others, each of which sends positions and gradients.
             return demand.unique * max((size - 1) * width, PLACE_BYTES + width)
         case "replicate":
             return 8.0 * demand.rows * demand.dim * (size - 1) / size
 
 
 def costs_of(demands: Sequence[TableDemand], link: LinkSpeed | None = None) -> list[list[PlacementCost]]:
-    """Return the costs of the placements that each table of a model may have: first the one of the cheapest model.
+    """Return the costs of each table's allowed placements.
+
+    First the placement in the cheapest model.
 
     The others follow by their cost. The messages of a lookup are paid once, if one of its tables is exchanged,
     and so is that of gradients. Dense gradients have one message. Tables that share calls are taken to share all of
@@ -179,7 +189,10 @@ def _exchanged(demands: Sequence[TableDemand], link: LinkSpeed) -> list[bool]:
 
 
 def _gain_s(demand: TableDemand, link: LinkSpeed) -> float:
-    """Return the seconds by which an exchange is shorter than replication, if the messages of both are paid for."""
+    """Return the seconds that exchange saves over replication.
+
+    If the messages of both are paid for.
+    """
     if len(demand.known) == 1 or demand.world_size == 1:
         return 0.0
     exchange_s = min(_numbers_s(name, demand, link) for name in demand.known if name != "replicate")

@@ -1,4 +1,4 @@
-"""Rows of one table as all ranks look them up and train them together."""
+"""Rows of a table that all ranks share."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ _REFUSED = -1
 
 @dataclass(slots=True)
 class TableUse:
-    """Counts of one rank since the start of its process, or since they were read.
+    """Counts of one rank since they were read.
+
+    At first, since the start of its process.
 
     `lookups` are ids, `unique` the rows fetched for them, and `sent_bytes` what this rank sent to others for them.
     `touched` are rows of this rank that a gradient changed, and `bad` are ids beyond the table. Of an open vocabulary,
@@ -64,7 +66,7 @@ class SharedRows:
         self._layout = TableLayout(facts.rows)
         self._bounds = _bounds(self._layout, placement, tensors.world_size, home)
         self.saved_span = self._bounds[tensors.rank], self._bounds[tensors.rank + 1]
-        """First place, and the one after the last, of the rows that this rank saves: each row is saved once."""
+        """First position, and the one after the last, of the rows that this rank saves: each row is saved once."""
         self.owned = owned_of((0, facts.rows) if placement == "replicate" else self.saved_span)
         self._edges = torch.tensor(self._bounds[1:-1])
         self._pending: list[PendingLookup] = []
@@ -86,7 +88,9 @@ class SharedRows:
         return self.tensors.world_size > 1 and self.placement != "replicate"
 
     def refuse(self, ids: BeyondTable) -> None:
-        """Have the lookup that follows raise `BadJob` on all ranks, which learn of it in an exchange of their own.
+        """Make the next lookup raise `BadJob` on all ranks.
+
+        They learn of it in an exchange of their own.
 
         Ranks do not ask each other for replicas. If they are trained, `sum_replicas` raises it.
         """
@@ -95,13 +99,16 @@ class SharedRows:
             self._raise_refused(torch.device("cpu"))
 
     def route(self, ids: Tensor) -> RoutedIds:
-        """Return the places of the rows of valid ids [n], each of them once, and the ranks that own them."""
-        unique, inverse = torch.unique(self._layout.places(ids), return_inverse=True)
+        """Return the unique positions of valid ids [n].
+
+        With the ranks that own them.
+        """
+        unique, inverse = torch.unique(self._layout.positions(ids), return_inverse=True)
         self.use.lookups += len(ids)
         self.use.unique += len(unique)
         if not self.is_exchanged:
             return RoutedIds(unique, (), inverse)
-        if self._refused is not None:  # Every rank is asked for a place that no table has.
+        if self._refused is not None:  # Every rank is asked for a position that no table has.
             every = [1] * self.tensors.world_size
             return RoutedIds(unique.new_full((len(every),), _REFUSED), every, inverse)
         edges = torch.searchsorted(unique, self._edges.to(unique)).tolist()
@@ -109,7 +116,7 @@ class SharedRows:
         return RoutedIds(unique, send, inverse)
 
     def answer(self, asked: Tensor, *, is_trained: bool) -> Tensor:
-        """Return the rows at places [n] that this rank has, float32 [n, dim].
+        """Return this rank's rows at positions [n]: float32 [n, dim].
 
         Raises `BadJob` on all ranks if one of them refuses its ids.
         """
@@ -126,15 +133,20 @@ class SharedRows:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the gradients since the last update are summed over ranks."""
+        """Whether gradients since the last update are summed."""
         return self._due is not None
 
     def sum_received(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> None:
-        """Sum the gradients of lookups, each of them as the owner of its rows got it: float32 [n, dim] for `asked`."""
+        """Sum the gradients of lookups as owners got them.
+
+        Each is float32 [n, dim] for `asked`.
+        """
         self._due = self._summed(pending, gradients)
 
     def dense_gradient(self) -> Tensor:
-        """Return this rank's part of the gradient of all rows, for `sum_replicas`: float32 [rows + 1, dim].
+        """Return this rank's dense gradient, for `sum_replicas`.
+
+        float32 [rows + 1, dim].
 
         Forgets the lookups since the last update. One more row tells whether this rank has looked up ids beyond the
         table.
@@ -157,7 +169,9 @@ class SharedRows:
 
     @torch.no_grad()
     def reduce(self) -> tuple[Tensor, Tensor]:
-        """Return the rows of this rank that all lookups since the last update have changed, and their gradient.
+        """Return the changed rows of this rank and their gradient.
+
+        Of all lookups since the last update.
 
         That is [n], counted from the first own row, and float32 [n, dim]: the mean over ranks of their sums. In a world
         of several ranks, `reduce_together` comes first.
@@ -168,7 +182,7 @@ class SharedRows:
         return self._due
 
     def squared_norm(self) -> Tensor:
-        """Return this rank's share of the squared norm of the gradient, float64, a scalar."""
+        """Return this rank's squared gradient norm, a float64 scalar."""
         square = self.reduce()[1].double().square().sum().cpu()
         # Every rank has all of a replicated gradient.
         return square if self.is_exchanged else square / self.tensors.world_size
@@ -206,23 +220,23 @@ class SharedRows:
             each.rows.grad = None
 
     def take(self, ids: Tensor, _seen: Tensor, tensors: Mapping[str, Tensor]) -> int:
-        """Take over rows of an earlier run, whose ids [n] may be any.
+        """Load rows of an earlier run with any ids [n].
 
         Returns how many of them this rank saves.
         """
         ids, tensors = _chosen((ids >= 0) & (ids < self.facts.rows), ids, tensors)
-        places = self._layout.places(ids.clone()).long()
+        positions = self._layout.positions(ids.clone()).long()
         begin, end = self.saved_span
-        saved = int(((places >= begin) & (places < end)).sum())
-        own = (places >= self.owned.begin) & (places < self.owned.end)
-        places, tensors = _chosen(own, places, tensors)
+        saved = int(((positions >= begin) & (positions < end)).sum())
+        own = (positions >= self.owned.begin) & (positions < self.owned.end)
+        positions, tensors = _chosen(own, positions, tensors)
         for name in tensors.keys() & self.owned.tensors.keys():
             target = self.owned.tensors[name]
-            target.index_copy_(0, (places - self.owned.begin).to(target.device), tensors[name].to(target.device))
+            target.index_copy_(0, (positions - self.owned.begin).to(target.device), tensors[name].to(target.device))
         return saved
 
     def weight(self) -> Tensor:
-        """Return the newest values of the rows that this rank holds."""
+        """Return the newest values of this rank's rows."""
         return self.owned.caught_up()
 
     def id_of(self, row: int) -> int:
@@ -231,12 +245,14 @@ class SharedRows:
         return int(self._layout.ids(begin, begin + 1)[0])
 
     def _sum_own(self) -> tuple[Tensor, Tensor]:
-        """Sum the gradients of this rank's lookups of rows that it has."""
+        """Sum gradients of lookups of this rank's own rows."""
         pending = self.pop_pending()
         return self._summed(pending, [each.gradient for each in pending])
 
     def _summed(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Sum the gradients of equal rows in the order of lookups and, within one, of ranks.
+        """Sum gradients of equal rows in a fixed order.
+
+        By lookup, and within a lookup by rank.
 
         Divide by their number.
         """
@@ -261,11 +277,11 @@ class SharedRows:
 
 
 OwnedOf = Callable[[tuple[int, int]], OwnedRows]
-"""Function that returns the rows between two places of a table."""
+"""Function that returns the rows between two positions of a table."""
 
 
 def _bounds(layout: TableLayout, placement: PlacementName, world_size: int, home: int) -> tuple[int, ...]:
-    """First place of each rank that owns one, and behind it the number of rows."""
+    """First position of each owner, then the row count."""
     bounds = layout.bounds(world_size)
     match placement:
         case "rows":
@@ -281,6 +297,9 @@ def _chosen(mask: Tensor, ids: Tensor, tensors: Mapping[str, Tensor]) -> tuple[T
 
 
 def _without_zeros(rows: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-    """Leave out rows whose gradient is zero: those of dummy rows, and the untouched ones of a dense reduction."""
+    """Leave out rows with zero gradient.
+
+    Dummy rows, and untouched rows of a dense reduction.
+    """
     touched = gradient.any(dim=1)
     return (rows, gradient) if bool(touched.all()) else (rows[touched], gradient[touched])

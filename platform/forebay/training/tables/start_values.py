@@ -1,4 +1,7 @@
-"""Start values of table rows: a pure function of seed, table and id, so that no world size shows in them."""
+"""Start values of table rows.
+
+A pure function of seed, table and id, independent of the world size.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Strategy of models with tables: any other one for the parameters, and shared rows beside it."""
+"""Strategy of models with tables.
+
+Any other strategy trains the parameters.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ def with_tables(
     collective: Collective,
     options: StrategyOptions,
 ) -> Strategy:
-    """Return `inner`, of strategy `name`, as one that also trains the tables of `model` if it has some.
+    """Extend strategy `inner` by the tables of `model`.
+
+    Returns `inner` itself for a model without tables. `name` is its name.
 
     Raises `InvalidOption` for tables without options, and for what tables cannot be combined with.
     """
@@ -74,7 +79,10 @@ def with_tables(
 
 
 class TableStrategy:
-    """`Strategy` that leaves parameters to `inner` and trains tables after each step of its optimizer."""
+    """Strategy that trains tables after each optimizer step.
+
+    It leaves the parameters to `inner`.
+    """
 
     is_sharded = True
 
@@ -137,7 +145,10 @@ class TableStrategy:
 
 
 def _forget_with(optimizer: Optimizer, tables: ModelTables) -> None:
-    """Make `optimizer.zero_grad()` forget the gradients of tables too. torch has hooks for steps, and none for this."""
+    """Make `optimizer.zero_grad()` drop table gradients too.
+
+    torch has hooks for steps, and none for this.
+    """
     zero_grad = optimizer.zero_grad
 
     def zero_all(set_to_none: bool = True) -> None:

@@ -26,7 +26,9 @@ BadIds = Literal["error", "row 0"]
 
 
 class Table(nn.Module):
-    """Embedding table of `rows` rows of `dim` numbers, in any place of a model that `Worker.setup` gets.
+    """Embedding table of `rows` rows of `dim` numbers.
+
+    Anywhere in a model that `Worker.setup` gets.
 
     Call it as `nn.Embedding` or `nn.EmbeddingBag`. The rows lie on one rank or on all, as `Tables` in the setup says.
     They are neither parameters nor buffers: the optimizer of `Tables` trains them. All ranks must call it equally often
@@ -75,7 +77,7 @@ class Table(nn.Module):
     def forward(
         self, ids: Tensor, lengths: Tensor | None = None, *, offsets: Tensor | None = None, pool: Pool | None = None
     ) -> Tensor:
-        """Return the rows of `ids`, float32, or the pooled rows of each bag of them.
+        """Return the float32 rows of `ids`, or pooled bags.
 
         Args:
             ids: Integers of any shape [...]. Bags are the rows of ids [n, k], or parts of ids [m].
@@ -90,7 +92,10 @@ class Table(nn.Module):
         return look_up(Lookup(self, ids, lengths, offsets=offsets, pool=pool))[0]
 
     def note_feature(self, ids: Tensor) -> None:
-        """Remember the array that has `ids` in the first call of the model, for the words of monitors."""
+        """Remember the array that has `ids`, for monitors' texts.
+
+        In the first call of the model.
+        """
         if self.features is not None and self.features.is_first_call:
             self._looked_up[self.features.name_of(ids)] = None
 
@@ -107,7 +112,7 @@ class Table(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """One call of `table`, with the arguments of `Table.forward`, for `look_up`."""
+    """Arguments of one `Table.forward`, for `look_up`."""
 
     table: Table
     ids: Tensor
@@ -143,12 +148,15 @@ class Lookup:
         used = torch.ones_like(flat, dtype=torch.bool) if bags is None else bags.used
         if self.table.padding_id is not None:
             used = used & (flat != self.table.padding_id)
-        places = None if bool(used.all()) else used.nonzero()[:, 0]
-        wanted = flat if places is None else flat[places]
-        return WantedIds(self._valid(wanted, places, bags), places, bags, ids.shape)
+        positions = None if bool(used.all()) else used.nonzero()[:, 0]
+        wanted = flat if positions is None else flat[positions]
+        return WantedIds(self._valid(wanted, positions, bags), positions, bags, ids.shape)
 
-    def _valid(self, wanted: Tensor, places: Tensor | None, bags: Bags | None) -> Tensor:
-        """Return `wanted`, which are ids at some `places` of `ids`, with row 0 for those beyond the table."""
+    def _valid(self, wanted: Tensor, positions: Tensor | None, bags: Bags | None) -> Tensor:
+        """Replace ids beyond the table by row 0.
+
+        `wanted` are the ids at `positions` of `ids`.
+        """
         table, ids, shared = self.table, self.ids, self.shared
         if table.admission is not None or not len(wanted):
             return wanted
@@ -161,7 +169,7 @@ class Lookup:
             shared.use.bad += int(bad.sum())
         else:
             where = bad.nonzero()[:, 0]
-            first = where[:MOST_NAMED] if places is None else places[where[:MOST_NAMED]]
+            first = where[:MOST_NAMED] if positions is None else positions[where[:MOST_NAMED]]
             columns = first % ids.shape[-1] if ids.dim() > 1 else first[:0]
             rows = first // ids[0].numel() if ids.dim() > 1 else first if bags is None else bags.bag_of[first]
             beyond = BeyondTable(

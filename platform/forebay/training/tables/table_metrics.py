@@ -1,4 +1,7 @@
-"""Metrics of tables between two checkpoints: lookups, bytes, trained rows, their balance over ranks, collisions."""
+"""Metrics of tables between two checkpoints.
+
+Lookups, bytes, trained rows, their balance over ranks, collisions.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ _Counts = np.ndarray[Any, np.dtype[np.float64]]
 
 @dataclass(frozen=True, slots=True)
 class _Numbers:
-    """Counts of one table on one rank, or over all ranks.
+    """Counts of one table, on one or all ranks.
 
     `hottest` is of the last lookup, which had `last` ids.
     """
@@ -79,7 +82,9 @@ class TableMetrics:
 
 
 def estimated_collisions(occupied: float, buckets: int) -> float:
-    """Return how many distinct values more than `occupied` buckets were hashed into `buckets`, by expectation.
+    """Estimate the collisions among `buckets`.
+
+    The expected number of distinct values beyond the `occupied` buckets.
 
     It is the estimate of linear counting (Whang et al. 1990), without a list of values. Some bucket must be free.
 
@@ -117,7 +122,7 @@ def _metrics(shared: SharedRows | OpenRows, counts: _Counts, touched_by_rank: _C
 
 
 def _hottest(ids: Tensor | None) -> tuple[float, float]:
-    """Return how often the most frequent id occurs, and the number of ids."""
+    """Return the highest count of an id, and all ids."""
     if ids is None or not ids.numel():
         return 0.0, 0.0
     counts = torch.unique(ids, return_counts=True)[1]
@@ -125,7 +130,9 @@ def _hottest(ids: Tensor | None) -> tuple[float, float]:
 
 
 def _occupied(shared: SharedRows | OpenRows) -> float:
-    """Return the number of rows that were ever trained, of those that this rank saves.
+    """Return the number of ever trained rows.
+
+    Of the rows that this rank saves.
 
     They have state.
 

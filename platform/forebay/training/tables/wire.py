@@ -1,4 +1,4 @@
-"""Rows of numbers as they travel between ranks: whole, or in 16 bits."""
+"""Encoding of rows between ranks: 32 or 16 bits."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def test_each_row_has_one_place_and_one_owner(rows: int, size: int) -> None:
     layout = TableLayout(rows)
     ids = layout.ids(0, rows)
     assert sorted(ids.tolist()) == list(range(rows))
-    assert layout.places(torch.from_numpy(ids)).tolist() == list(range(rows))
+    assert layout.positions(torch.from_numpy(ids)).tolist() == list(range(rows))
     bounds = layout.bounds(size)
     assert (bounds[0], bounds[-1]) == (0, rows) and list(bounds) == sorted(bounds)
     most = max(stop - start for start, stop in pairwise(bounds))
@@ -32,7 +32,7 @@ def test_more_ranks_than_shards_are_refused() -> None:
 
 def test_a_table_beyond_32_bits_has_places_of_64() -> None:
     layout = TableLayout(1 << 33)
-    last = layout.places(torch.tensor([(1 << 33) - 1]))
+    last = layout.positions(torch.tensor([(1 << 33) - 1]))
     assert last.dtype == torch.int64 and last.item() == (1 << 33) - 1
 
 

@@ -14,7 +14,7 @@ from forebay.training.tables.wire import from_wire, to_wire
 
 @torch.no_grad()
 def reduce_together(tables: Iterable[SharedRows | OpenRows]) -> None:
-    """Sum the gradients of all lookups since the last update over ranks.
+    """Sum lookup gradients since the last update over ranks.
 
     Those that are summed take no part.
 
@@ -29,7 +29,10 @@ def reduce_together(tables: Iterable[SharedRows | OpenRows]) -> None:
 
 @torch.no_grad()
 def sum_dense(tables: Iterable[SharedRows | OpenRows]) -> None:
-    """Sum the gradients of replicas, and those of shared rows of open tables, in one message."""
+    """Sum gradients of replicas and shared rows, in one message.
+
+    Shared rows belong to open tables.
+    """
     every = list(tables)
     replicas = [shared for shared in every if isinstance(shared, SharedRows) and not shared.is_exchanged]
     gradients = [shared.dense_gradient() for shared in replicas]

@@ -1,4 +1,4 @@
-"""Exchange of the rows of several lookups between ranks in one message."""
+"""Exchange of several lookups' rows in one message."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ MESSAGE_NUMBERS = 1 << 22
 
 @torch.no_grad()
 def sum_together(tensors: TensorCollectives, parts: Sequence[Tensor], *, most: int = MESSAGE_NUMBERS) -> None:
-    """Replace each of `parts` by its sum over ranks, bit-equal on all of them.
+    """Sum each of `parts` over ranks, in place.
+
+    Bit-equal on all ranks.
 
     They travel in messages of at most `most` numbers, or of one part. An all-reduce of three or more ranks adds up in
-    an order that depends on the place in the message. So a sum may differ in rounding from that of a part alone.
+    an order that depends on the position in the message. So a sum may differ in rounding from that of a part alone.
 
     All ranks give contiguous tensors of equal shapes and one dtype, in the same order.
     """
@@ -48,7 +50,9 @@ _COUNT_BYTES = 8
 
 @dataclass(frozen=True, slots=True)
 class OutgoingRows:
-    """`rows` [n, ...] of one lookup: the first `send[0]` of them are for rank 0, the next ones for rank 1, and so on.
+    """Rows [n, ...] of one lookup, in the order of ranks.
+
+    `send[r]` of them are for rank r.
 
     `receive` has the number of rows from each rank, if this rank knows it.
     """
@@ -65,7 +69,7 @@ class OutgoingRows:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRows:
-    """`rows` [n, ...] in the order of the ranks that sent them, and their numbers."""
+    """Rows [n, ...] in the order of sending ranks."""
 
     rows: Tensor
     receive: Sequence[int]
@@ -95,7 +99,7 @@ def exchange_together(tensors: TensorCollectives, outgoing: Sequence[OutgoingRow
 def _unpacked(
     messages: Sequence[Tensor], outgoing: Sequence[OutgoingRows], known: Sequence[Sequence[int]]
 ) -> list[ReceivedRows]:
-    """Return what the messages [bytes] of all ranks have, for each of `outgoing`."""
+    """Unpack the messages [bytes] of all ranks, by lookup."""
     if not known:
         head = _COUNT_BYTES * len(outgoing)
         heads = torch.cat([message[:head] for message in messages]).view(torch.int64)
@@ -115,7 +119,7 @@ def _unpacked(
 
 
 def _packed_counts(counts: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, ...]:
-    """Return, for each rank, the bytes of the numbers of rows that it is sent."""
+    """Encode the numbers of rows for each rank."""
     return torch.tensor(counts, device=device).T.contiguous().view(torch.uint8).unbind()
 
 

@@ -1,4 +1,4 @@
-"""Lookups of rows, fetched together from the ranks that own them."""
+"""Lookups of rows, fetched together from their owners."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from forebay.training.tables.wire import from_wire, to_wire
 
 
 def fetch_together(lookups: Sequence[tuple[SharedRows | OpenRows, Tensor]]) -> list[Tensor]:
-    """Return the rows of valid ids [n] of each table, float32 [n, dim], as of one lookup after the other, to the bit.
+    """Return the rows of each table's ids, float32 [n, dim].
+
+    Ids [n] are valid. Bit-equal to one lookup after the other.
 
     One message has the ids of all lookups, and one all rows. Each row is fetched once per lookup. A backward pass
     reaches it. All ranks call it alike.
@@ -42,7 +44,7 @@ def _count_calls(tables: Sequence[SharedRows | OpenRows]) -> None:
 
 
 class _BegunLookup:
-    """Lookup of `ids` [n] of one table, on its way to the owners of the rows and back."""
+    """A lookup of one table's `ids` [n] under way."""
 
     def __init__(self, shared: SharedRows | OpenRows, ids: Tensor) -> None:
         self.shared, self._routed = shared, shared.route(ids)
@@ -54,7 +56,7 @@ class _BegunLookup:
         return OutgoingRows(self._routed.asked, self._routed.send)
 
     def answer_sent(self, rows: Tensor) -> OutgoingRows:
-        """Return the answer to all ranks, and count what this rank sends to others for the lookup."""
+        """Answer all ranks, and count what this rank sends."""
         send, receive, here = self._routed.send, self.asked.receive, self.shared.tensors.rank
         answer = OutgoingRows(to_wire(rows, self.shared.wire), receive, send)
         # A gradient is as wide as the row.

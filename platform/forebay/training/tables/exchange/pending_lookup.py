@@ -1,4 +1,7 @@
-"""Lookup of one table on one rank: its ids on their way to owners, and its rows that wait for a gradient."""
+"""Lookup of one table on one rank.
+
+Its ids on their way to owners, and its rows that wait for a gradient.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class RoutedIds:
-    """What a lookup asks for, each row once: `asked` [n, ...] has the first `send[0]` for rank 0, and so on.
+    """Rows that a lookup asks for, each once.
 
-    `inverse` has the place in `asked` of each id that is looked up. `send` is empty if no rank is asked.
+    `asked` [n, ...] is in the order of ranks, `send[r]` for rank r.
+
+    `inverse` has the position in `asked` of each id that is looked up. `send` is empty if no rank is asked.
     """
 
     asked: Tensor
@@ -23,7 +28,9 @@ class RoutedIds:
 
 @dataclass(slots=True)
 class PendingLookup:
-    """`rows` [n, dim] that this rank looked up, `send[r]` of them at rank r, in the order of ranks.
+    """Rows [n, dim] that this rank looked up.
+
+    In the order of ranks, `send[r]` of them at rank r.
 
     `asked` is what all ranks asked this one for, `receive[r]` of it by rank r.
     """

@@ -1,4 +1,4 @@
-"""Ids beyond a table: where they stand in a batch, and their error on all ranks."""
+"""Ids beyond a table, and their error on all ranks."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeyondTable:
-    """Ids of one lookup of one rank that are beyond the table.
+    """Ids of one lookup that are beyond the table.
 
     Attributes:
         rank: The rank.
@@ -38,10 +38,10 @@ class BeyondTable:
     columns: Sequence[int]
 
     def __str__(self) -> str:
-        places = [f"row {row}" for row in self.rows]
+        positions = [f"row {row}" for row in self.rows]
         if self.columns:
-            places = [f"{row}, column {column}" for row, column in zip(places, self.columns, strict=True)]
-        named = "; ".join(f"{each} in {place}" for each, place in zip(self.ids, places, strict=True))
+            positions = [f"{row}, column {column}" for row, column in zip(positions, self.columns, strict=True)]
+        named = "; ".join(f"{each} in {position}" for each, position in zip(self.ids, positions, strict=True))
         more = "; and others" if self.bad > len(self.ids) else ""
         of = f" of {self.feature}" if self.feature else ""
         return f"rank {self.rank}: {self.bad:,} of {self.looked_up:,} ids{of}: {named}{more}"
@@ -50,7 +50,9 @@ class BeyondTable:
 def raise_on_all_ranks(
     tensors: TensorCollectives, table: TableFacts, own: BeyondTable | None, device: torch.device
 ) -> NoReturn:
-    """Raise the same `BadJob` on all ranks, which call it together.
+    """Raise the same `BadJob` on all ranks.
+
+    All of them call it together.
 
     `own` are bad ids of this rank, if it has some.
     """

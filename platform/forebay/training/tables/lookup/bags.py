@@ -12,22 +12,27 @@ from forebay.errors import InvalidOption
 
 @dataclass(frozen=True, slots=True)
 class WantedIds:
-    """`ids` [n], which are at some `places` [n] of all ids of the lookup, or at all of them.
+    """Wanted ids [n] of a lookup.
+
+    They are at `positions` [n] of its ids, or None for all. `shape` is the shape of all ids.
 
     `shape` is that of all.
     """
 
     ids: Tensor
-    places: Tensor | None
+    positions: Tensor | None
     bags: Bags | None
     shape: torch.Size
 
     def result(self, rows: Tensor) -> Tensor:
-        """Return the rows [*shape, dim] or the bags [bags, dim] of a lookup whose wanted ids have `rows` [n, dim]."""
+        """Return rows [*shape, dim] or bags [bags, dim].
+
+        `rows` [n, dim] are of the wanted ids.
+        """
         if self.bags is not None:
-            return self.bags.pooled(rows, self.places)
-        if self.places is not None:
-            rows = rows.new_zeros(self.shape.numel(), rows.shape[1]).index_copy(0, self.places, rows)
+            return self.bags.pooled(rows, self.positions)
+        if self.positions is not None:
+            rows = rows.new_zeros(self.shape.numel(), rows.shape[1]).index_copy(0, self.positions, rows)
         return rows.view(*self.shape, rows.shape[1])
 
 
@@ -43,9 +48,12 @@ class Bags:
     used: Tensor
     is_mean: bool
 
-    def pooled(self, rows: Tensor, places: Tensor | None) -> Tensor:
-        """Pool `rows` [n, dim] of the ids at `places` [n], or of all ids: float32 [count, dim]."""
-        bag_of = self.bag_of if places is None else self.bag_of[places]
+    def pooled(self, rows: Tensor, positions: Tensor | None) -> Tensor:
+        """Pool `rows` [n, dim] by bag: float32 [count, dim].
+
+        They are of the ids at `positions` [n], or of all ids.
+        """
+        bag_of = self.bag_of if positions is None else self.bag_of[positions]
         total = rows.new_zeros(self.count, rows.shape[1]).index_add(0, bag_of, rows)
         if not self.is_mean:
             return total

@@ -11,7 +11,9 @@ from torch import Tensor, nn
 
 
 class BatchFeatures:
-    """Arguments of the present call of `model`, which name the ids that its tables look up.
+    """Arguments of the current call of a model.
+
+    They name the ids that its tables look up.
 
     They are not held between calls: the memory of a batch may be used again.
     """
@@ -25,7 +27,7 @@ class BatchFeatures:
         model.register_forward_hook(self._leave, always_call=True)
 
     def name_of(self, ids: Tensor) -> str:
-        """Return which arrays of a batch, or which arguments, have the values of `ids`.
+        """Return the arrays or arguments that have `ids`.
 
         Empty if none has them.
 
@@ -35,8 +37,8 @@ class BatchFeatures:
         wanted, found = ids.reshape(-1).long(), []
         for name, value in self._signature.bind_partial(*args, **kwargs).arguments.items():
             for words, array in _arrays(name, value):
-                if (place := _place_in(array, wanted)) is not None:
-                    found.append(words + place)
+                if (position := _place_in(array, wanted)) is not None:
+                    found.append(words + position)
         return " or ".join(found)
 
     def _enter(self, _model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -47,7 +49,10 @@ class BatchFeatures:
 
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of an argument, which may be a batch, and what to call them."""
+    """Yield the tensors of an argument, with names.
+
+    It may be a batch.
+    """
     batch = {f"feature {key!r}": each for key, each in value.items()} if isinstance(value, Mapping) else {}
     for words, each in (batch or {f"argument {name!r}": value}).items():
         if isinstance(each, Tensor) and each.dim():
@@ -55,7 +60,10 @@ def _arrays(name: str, value: Any) -> Iterator[tuple[str, Tensor]]:
 
 
 def _place_in(array: Tensor, wanted: Tensor) -> str | None:
-    """Return which column of `array` has the values `wanted` [n], an empty text if all of it has them, or None."""
+    """Return the column of `array` with values `wanted` [n].
+
+    An empty text if the whole array has them, None if nothing does.
+    """
     values = array.to(wanted.device).long()
     if values.numel() == len(wanted):
         return "" if torch.equal(values.reshape(-1), wanted) else None

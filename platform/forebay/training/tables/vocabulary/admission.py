@@ -1,4 +1,4 @@
-"""Rule by which ids of an open vocabulary get a row of their own, and lose it."""
+"""Rule by which ids of an open vocabulary get rows."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ _CHECKS = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admission:
-    """Open vocabulary of a `Table`: its ids are any int64, and those that are frequent enough get a row of their own.
+    """Open vocabulary of a `Table`.
+
+    Its ids are any int64. Frequent enough ids get a row of their own.
 
     All other ids share one row. Looking up counts if a gradient comes back. Lookups of evaluation do not count.
 
@@ -46,7 +48,9 @@ class Admission:
         return self.min_count == 1
 
     def check_of(self, position: int) -> int:
-        """Return the number of the last check for unseen ids at or before row `position` of the run.
+        """Return the number of the last check for unseen ids.
+
+        At or before row `position` of the run.
 
         >>> Admission(evict_after=160).check_of(45)
         4
@@ -54,5 +58,8 @@ class Admission:
         return 0 if self.evict_after is None else position // max(self.evict_after // _CHECKS, 1)
 
     def window_of(self, position: int) -> int:
-        """Return the number of the span of rows in which lookups are counted together."""
+        """Return the number of the counting span.
+
+        Lookups in a span of rows are counted together.
+        """
         return 0 if self.evict_after is None else position // self.evict_after

@@ -1,4 +1,4 @@
-"""Rows of the ids that the shards of one rank have admitted, with the state of their optimizer."""
+"""Rows of admitted ids on one rank, with optimizer state."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class IdIndex:
         return self._keys.nbytes + self._rows.nbytes
 
     def find(self, ids: Tensor) -> Tensor:
-        """Return the rows [n] of ids [n]: 0 for those that have none."""
+        """Return the rows [n] of ids [n], 0 without one."""
         found, cells = torch.zeros_like(ids), self._first_cells(ids)
         active = torch.arange(len(ids), device=ids.device)
         while len(active):
@@ -47,7 +47,7 @@ class IdIndex:
         return found
 
     def insert(self, ids: Tensor, rows: Tensor) -> None:
-        """Add ids [n] that are not there, each of them once, with their rows [n]."""
+        """Add new ids [n], each once, with their rows [n]."""
         self._count += len(ids)
         if 2 * self._count > len(self._keys):
             is_used = self._rows != 0
@@ -89,7 +89,9 @@ _SHARED_NAME = "/shared"
 
 
 class AdmittedRows:
-    """Row 0 is `SHARED`, and rows 1 to `count` belong to `ids`, in the order in which they were admitted.
+    """Rows of admitted ids.
+
+    Row 0 is `SHARED`; rows 1 to `count` belong to `ids`, in order of admission.
 
     `seen` is the row of the run at which each one was last looked up. Which row an id has shows in no result.
     """
@@ -125,19 +127,25 @@ class AdmittedRows:
 
     @staticmethod
     def bytes_of(facts: TableFacts, optimizer: RowOptimizer, rows: int) -> int:
-        """Return the most bytes that so many rows take, without what is reserved."""
+        """Return the most bytes of so many rows.
+
+        Without reserved memory.
+        """
         return rows * (facts.row_bytes(optimizer) + _PLACE_BYTES + INDEX_BYTES)
 
     def find(self, ids: Tensor) -> Tensor:
-        """Return the rows [n] of ids [n], `SHARED` for those without one."""
+        """Return the rows [n] of ids [n], `SHARED` without one."""
         return self._index.find(ids)
 
     def start_rows_of(self, ids: Tensor) -> Tensor:
-        """Return the values [n, dim] with which rows of ids [n] begin: the same whenever and wherever they do."""
+        """Return the start values [n, dim] of ids [n].
+
+        The same at any time and on any rank.
+        """
         return self._start_rows(ids.cpu().numpy(), self._facts.name)
 
     def admit(self, ids: Tensor, position: int) -> None:
-        """Give rows to ids [n] that have none, each of them once."""
+        """Give rows to new ids [n], each once."""
         begin, end = self._end, self._end + len(ids)
         self._reserve(end)
         self._end = end
@@ -152,7 +160,7 @@ class AdmittedRows:
         self._seen[rows] = position
 
     def evict_before(self, position: int) -> int:
-        """Forget the ids that were last looked up at `position` or before.
+        """Forget ids not looked up after `position`.
 
         Returns their number.
         """

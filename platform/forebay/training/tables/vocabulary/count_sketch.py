@@ -1,4 +1,7 @@
-"""Approximate counts of ids without a row, in a memory of fixed size."""
+"""Approximate counts of ids without a row.
+
+In a memory of fixed size.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,9 @@ _SECOND = 0x5851F42D4C957F2D
 
 
 class CountSketch:
-    """Count-min sketch (Cormode and Muthukrishnan 2005) of each shard from `first` to `stop`.
+    """Count-min sketches of the shards from `first` to `stop`.
+
+    Cormode and Muthukrishnan 2005.
 
     A count is never too small, up to 255, and does not depend on the order in which ids were added, nor on the shards
     of other ranks. `counts` is uint8 [shards, numbers of a shard].
@@ -50,7 +55,10 @@ class CountSketch:
 
 
 def width_of(rows: int) -> int:
-    """Return the cells of a line of one shard of a table of `rows` rows at most: a power of 2."""
+    """Return the cells per line of a shard's sketch.
+
+    A power of 2, for a table of at most `rows` rows.
+    """
     return max(_LEAST_WIDTH, 1 << (rows // NUM_SHARDS - 1).bit_length())
 
 

@@ -1,4 +1,4 @@
-"""Rows of one table with an open vocabulary, as all ranks look them up and train them together."""
+"""Rows of an open table that all ranks share."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ from forebay.training.tables.wire import WireName
 
 @dataclass(slots=True, kw_only=True)
 class _OpenGradient:
-    """Gradient of a step: of `ids` [n] of this rank with their lookups `counts`, and of the row that others share.
+    """Gradient of a step on this rank.
+
+    Of `ids` [n] with their lookups `counts`, and of the row that other ids share.
 
     `gradient` [n + 1, dim] is a mean over ranks. Its last row is that of the shared row, equal on all ranks.
     `is_own` [n] tells ids that have a row, or get one at once. The gradient of the others is zero here.
@@ -76,7 +78,7 @@ class OpenRows:
 
     @property
     def owned(self) -> OwnedRows:
-        """Rows of this rank, of which row 0 is shared by ids without one."""
+        """Rows of this rank. Row 0 is shared."""
         return self.rows.owned
 
     @property
@@ -85,7 +87,10 @@ class OpenRows:
         return self.tensors.world_size > 1
 
     def route(self, ids: Tensor) -> RoutedIds:
-        """Return any ids [n] with the number of their lookups, each of them once, and the ranks that own them."""
+        """Return unique ids with their counts and owners.
+
+        For any ids [n].
+        """
         unique, inverse, counts = torch.unique(ids, return_inverse=True, return_counts=True)
         self.use.lookups += len(ids)
         self.use.unique += len(unique)
@@ -94,12 +99,15 @@ class OpenRows:
             return RoutedIds(pairs, (), inverse)
         rank_of = self._owners[shards_of(mixed(unique))]
         order = torch.argsort(rank_of, stable=True)
-        place = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
+        position = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=order.device))
         send = torch.bincount(rank_of, minlength=self.tensors.world_size).tolist()
-        return RoutedIds(pairs[order], send, place[inverse])
+        return RoutedIds(pairs[order], send, position[inverse])
 
     def answer(self, asked: Tensor, *, is_trained: bool) -> Tensor:
-        """Return the rows of ids that this rank owns, float32 [n, dim], of `asked` [n, 2]: ids and lookups."""
+        """Return owned rows of `asked` [n, 2]: float32 [n, dim].
+
+        `asked` has ids and their lookups.
+        """
         ids = asked[:, 0].contiguous()
         rows = self.rows.find(ids)
         found = self.owned.read(rows)
@@ -117,24 +125,29 @@ class OpenRows:
 
     @property
     def is_reduced(self) -> bool:
-        """Whether the gradients since the last update are summed over ranks."""
+        """Whether gradients since the last update are summed."""
         return self._due is not None
 
     def sum_received(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> None:
-        """Sum the gradients of lookups, each of them as the owner of its rows got it: float32 [n, dim] for `asked`.
+        """Sum the gradients of lookups as owners got them.
+
+        Each is float32 [n, dim] for `asked`.
 
         `shared_gradient` is to be summed over ranks before the update.
         """
         self._due = self._summed(pending, gradients)
 
     def shared_gradient(self) -> Tensor:
-        """Return the gradient of the row that ids without one share, float32 [dim]: a view, to be changed in place."""
+        """Return the shared row's gradient, float32 [dim].
+
+        A view, to be changed in place.
+        """
         assert self._due is not None, "sum_received() comes first"
         return self._due.gradient[-1]
 
     @torch.no_grad()
     def squared_norm(self) -> Tensor:
-        """Return this rank's share of the squared norm of the gradient, float64, a scalar."""
+        """Return this rank's squared gradient norm, a float64 scalar."""
         squares = self._reduced().gradient.double().square().sum(1).cpu()
         # Every rank has the gradient of the shared row.
         return squares.sum() if self.tensors.rank == 0 else squares[:-1].sum()
@@ -146,7 +159,7 @@ class OpenRows:
 
     @torch.no_grad()
     def update(self, step: int, lr: float) -> None:
-        """Make optimizer step number `step`, from 1, then admit and evict ids."""
+        """Make step `step`, from 1; then admit and evict ids."""
         due, position = self._reduced(), self._rows_done()
         self._due = None
         own = due.ids[due.is_own]
@@ -187,9 +200,9 @@ class OpenRows:
         return self._saved.parts(self.tensors)
 
     def state(self) -> dict[str, Any]:
-        """Return the rest of the state, which is the same on all ranks."""
-        place = {"window": self._window, "check": self._check}
-        return {**place, "decay": self.owned.decay, "shared": self._saved.shared_row()}
+        """Return the state that is equal on all ranks."""
+        position = {"window": self._window, "check": self._check}
+        return {**position, "decay": self.owned.decay, "shared": self._saved.shared_row()}
 
     def load(self, parts: Mapping[str, Tensor | FlatPart], state: Mapping[str, Any]) -> None:
         """Take over a saved state.
@@ -205,7 +218,7 @@ class OpenRows:
         return self._saved.restored(key, shape, read)
 
     def take(self, ids: Tensor, seen: Tensor, tensors: Mapping[str, Tensor]) -> int:
-        """Take over rows of an earlier run, whose ids [n] are others than before.
+        """Load rows of an earlier run, under new ids [n].
 
         Returns how many this rank has now.
 
@@ -224,12 +237,12 @@ class OpenRows:
         return len(chosen)
 
     def take_shared_row(self, tensors: Mapping[str, Tensor]) -> None:
-        """Take over the row that ids without one shared in an earlier run."""
+        """Load the shared row of an earlier run."""
         for name in tensors.keys() & self.owned.tensors.keys():
             self.owned.tensors[name][SHARED : SHARED + 1] = tensors[name].to(self.rows.ids.device)
 
     def weight(self) -> Tensor:
-        """Return the newest values of the rows of this rank's ids."""
+        """Return the newest values of this rank's rows."""
         return self.owned.caught_up()[1 : self.rows.count + 1]
 
     def id_of(self, row: int) -> int:
@@ -245,7 +258,9 @@ class OpenRows:
         return self._due
 
     def _summed(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> _OpenGradient:
-        """Sum the gradients of equal ids in the order of lookups and, within one, of ranks.
+        """Sum gradients of equal ids in a fixed order.
+
+        By lookup, and within a lookup by rank.
 
         Divide by their number.
         """
@@ -269,14 +284,17 @@ class OpenRows:
             self._sketch.counts.zero_()
 
     def _count(self, ids: Tensor, counts: Tensor, position: int) -> None:
-        """Count lookups of ids without a row, and admit those that have enough."""
+        """Count lookups without a row, and admit frequent ids."""
         totals = self._sketch.add(ids, counts)
         is_frequent = totals >= self._admission.min_count
         ids, totals = ids[is_frequent], totals[is_frequent]
         self._admit(ids[self._fits(ids, totals)], position)
 
     def _fits(self, ids: Tensor, counts: Tensor) -> Tensor:
-        """Return which of `ids` [n], sorted, their shards have room for: the most frequent, then the smallest ones."""
+        """Return the `ids` that their shards have room for.
+
+        The most frequent of sorted `ids` [n], then the smallest.
+        """
         order = torch.argsort(counts, descending=True, stable=True)
         shards = shards_of(mixed(ids))[order]
         by_shard = torch.argsort(shards, stable=True)

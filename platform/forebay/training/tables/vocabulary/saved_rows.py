@@ -1,4 +1,7 @@
-"""Rows of an open vocabulary in a checkpoint: by shard and then by id, in parts that any world reads."""
+"""Rows of an open vocabulary in a checkpoint.
+
+By shard and then by id, in parts that any world reads.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ COUNTS, IDS, SEEN, SKETCH = "shard_rows", "ids", "seen", "sketch"
 
 
 class SavedRows:
-    """State of `rows` and `sketch`, which have the shards from `first` to `stop`."""
+    """State of the shards from `first` to `stop`.
+
+    Of `rows` and `sketch`.
+    """
 
     def __init__(self, rows: AdmittedRows, sketch: CountSketch, shards: tuple[int, int], most_rows: int) -> None:
         self._rows, self._sketch, self._most_rows = rows, sketch, most_rows
@@ -57,7 +63,7 @@ class SavedRows:
         return found
 
     def shared_row(self) -> dict[str, Tensor]:
-        """Return the row of all other ids, which every rank has."""
+        """Return the shared row, which every rank has."""
         return {name: values[SHARED : SHARED + 1].clone() for name, values in self._rows.owned.tensors.items()}
 
     def restored(self, key: str, shape: tuple[int, ...], read: Callable[[Region], Tensor]) -> Tensor | FlatPart:
@@ -70,7 +76,7 @@ class SavedRows:
         return FlatPart(shape=shape, start=begin * int(np.prod(shape[1:], dtype=np.int64)), values=values.reshape(-1))
 
     def load(self, saved: Mapping[str, Tensor | FlatPart], shared: Mapping[str, Tensor]) -> None:
-        """Take over a saved state, in which tensors may be whole.
+        """Load a saved state. Its tensors may be whole.
 
         Raises `ValueError` if it does not fit.
         """

@@ -1,4 +1,7 @@
-"""Shards of any 64-bit ids, and the ranks that own them: pure arithmetic, the same in every world."""
+"""Shards of 64-bit ids, and their owners.
+
+Pure arithmetic, the same in every world.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ _WORD = 1 << 64
 
 
 def mixed(ids: Tensor) -> Tensor:
-    """Return ids int64 [n] so that neighbours look random (Steele et al. 2014, "SplitMix"). Equal ones stay equal."""
+    """Mix ids, int64 [n], so that neighbours look random.
+
+    Steele et al. 2014, "SplitMix". Equal ids stay equal.
+    """
     found = (ids ^ _shifted(ids, 30)) * _signed(0xBF58476D1CE4E5B9)
     found = (found ^ _shifted(found, 27)) * _signed(0x94D049BB133111EB)
     return found ^ _shifted(found, 31)
@@ -28,7 +34,7 @@ def shards_of(words: Tensor) -> Tensor:
 
 
 def above_shard(words: Tensor) -> Tensor:
-    """Return the numbers, 0 or more, that are left of `words` for other uses."""
+    """Return the remaining bits of `words`, as numbers from 0."""
     return _shifted(words, SHARD_BITS)
 
 

@@ -13,7 +13,9 @@ from forebay.errors import InvalidOption
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmStart:
-    """Start of tables from a checkpoint of an earlier run, for `Tables(optimizer, start=WarmStart(run=...))`.
+    """Start of tables from an earlier run.
+
+    For `Tables(optimizer, start=WarmStart(run=...))`.
 
     Rows go to the tables of the same name and to the same ids, with their state. What the earlier run does not have
     starts as in any run. It is read once: a run that has a checkpoint of its own goes on from that.
@@ -48,11 +50,14 @@ class WarmStart:
                 )
 
     def renamed(self, name: str, ids: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return the ids here of `ids` [n] of the earlier run, and which of them have one."""
+        """Translate `ids` [n] of the earlier run.
+
+        Also returns which of them have an id here.
+        """
         if name not in self.ids:
             return ids, np.ones(len(ids), np.bool_)
         pairs = self.ids[name][np.argsort(self.ids[name][:, 1])]
         if not len(pairs):
             return ids, np.zeros(len(ids), np.bool_)
-        places = np.searchsorted(pairs[:, 1], ids).clip(max=len(pairs) - 1)
-        return pairs[places, 0], pairs[places, 1] == ids
+        positions = np.searchsorted(pairs[:, 1], ids).clip(max=len(pairs) - 1)
+        return pairs[positions, 0], pairs[positions, 1] == ids

@@ -1,4 +1,7 @@
-"""Tables in a checkpoint, read in pieces without a model: for the start of another run, and for exports."""
+"""Tables in a checkpoint, read without a model.
+
+For the start of another run, and for exports.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,10 @@ _PIECE_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowPiece:
-    """Some rows of a saved table: `ids` [n], `seen` [n] from the end of its run on, and `tensors` by name."""
+    """Rows of a saved table.
+
+    `ids` [n], `seen` [n] from the end of its run on, and `tensors` by name.
+    """
 
     ids: Tensor
     seen: Tensor
@@ -79,16 +85,19 @@ class SavedTables:
         return self._leaves(name).keys() - {WEIGHT, DECAYED, COUNTS, IDS, SEEN, SKETCH}
 
     def shared_row(self, name: str) -> Mapping[str, Tensor] | None:
-        """Return the row of ids without one, [1, ...] by name, or None for a table that was not open."""
+        """Return the shared row, [1, ...] by name.
+
+        None for a table that was not open.
+        """
         opened = self._tables.get("open", {}).get(name)
         return None if opened is None else self._caught_up(name, dict(opened["shared"]))
 
     def is_open(self, name: str) -> bool:
-        """Return whether a table has the ids that were admitted, and not all of its rows."""
+        """Whether a saved table has an open vocabulary."""
         return COUNTS in self._leaves(name)
 
     def span(self, name: str, first: int, stop: int) -> tuple[int, int]:
-        """Return the first row, and the one after the last, of the shards from `first` to `stop`."""
+        """Return the row range of the shards `first` to `stop`."""
         if not self.is_open(name):
             layout = TableLayout(self.shape(name)[0])
             return layout.start_of(first), layout.start_of(stop)
@@ -96,7 +105,10 @@ class SavedTables:
         return ends[first], ends[stop]
 
     def pieces(self, name: str, *, span: tuple[int, int] | None = None, with_state: bool = True) -> Iterator[RowPiece]:
-        """Yield all rows of a table or those of a `span`, with the state of their optimizer or without."""
+        """Yield all rows of a table, or of a `span`.
+
+        With the optimizer's state or without.
+        """
         leaves, (total, _) = self._leaves(name), self.shape(name)
         unread = {COUNTS, SKETCH} | (set() if with_state else self.moments(name))
         first, stop = (0, total) if span is None else span

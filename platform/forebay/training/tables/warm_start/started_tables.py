@@ -1,4 +1,4 @@
-"""Start of a model's tables from those of an earlier run."""
+"""Start of a model's tables from an earlier run."""
 
 from __future__ import annotations
 
@@ -72,7 +72,9 @@ class StartedTables:
         return int(self._collective.all_reduce(np.array([taken]))[0])
 
     def _span(self, name: str, earlier: SavedTables, source: str) -> tuple[int, int] | None:
-        """Return the saved rows that this rank reads, or None for all of them.
+        """Return the saved rows that this rank reads.
+
+        None for all rows.
 
         A rank owns whole shards. Equal ids are in the same shard of tables of any size, if both are open, or neither.
         """

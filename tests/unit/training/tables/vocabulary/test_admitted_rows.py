@@ -17,7 +17,7 @@ def test_the_index_is_a_dictionary(batches: list[list[int]]) -> None:
     index, known = IdIndex(CPU), dict[int, int]()
     for batch in batches:
         new = [each for each in batch if each not in known]
-        rows = {each: len(known) + 1 + place for place, each in enumerate(new)}
+        rows = {each: len(known) + 1 + position for position, each in enumerate(new)}
         index.insert(torch.tensor(new, dtype=torch.int64), torch.tensor(list(rows.values()), dtype=torch.int64))
         known |= rows
         asked = [*known, *(each + 1 for each in known if each < 2**63 - 1)]
