@@ -1,4 +1,4 @@
-"""Names of the runs of a sweep's trials, and the folders of a sweep."""
+"""Names of a sweep's runs and folders."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ RUNS, TUNE = "runs", "tune"
 
 
 def run_name(sweep: str, trial_id: str, generation: int = 0) -> str:
-    """Name of a trial's run. A trial that took over another trial's checkpoint has a new run, of the next generation.
+    """Return the name of a trial's run.
+
+    A trial that took over another trial's checkpoint has a new run, of the next generation.
 
     >>> run_name("ctr", "1a2b_00000"), run_name("ctr", "1a2b_00000", 2)
     ('ctr.1a2b_00000', 'ctr.1a2b_00000.2')
@@ -18,7 +20,9 @@ def run_name(sweep: str, trial_id: str, generation: int = 0) -> str:
 
 
 def trial_id_of(run: str, sweep: str) -> str | None:
-    """Id of the trial with the run `run`, or None if it is not a trial of `sweep`.
+    """Return the trial of the run `run`.
+
+    None if it does not belong to `sweep`.
 
     >>> trial_id_of("ctr.1a2b_00000.2", "ctr"), trial_id_of("ctr.v2.1a2b_00000", "ctr"), trial_id_of("ctr", "ctr")
     ('1a2b_00000', None, None)
@@ -28,7 +32,9 @@ def trial_id_of(run: str, sweep: str) -> str | None:
 
 
 def generation_of(run: str, sweep: str) -> int:
-    """Number of times that the trial with the run `run` took over another trial's checkpoint.
+    """Return how often a trial took over another's checkpoint.
+
+    `run` is the trial's run.
 
     >>> generation_of("ctr.1a2b_00000.2", "ctr"), generation_of("ctr.1a2b_00000", "ctr")
     (2, 0)

@@ -42,7 +42,10 @@ class SweepResult:
 
     @classmethod
     def of(cls, record: Record, path: str) -> SweepResult:
-        """Result from the record of the sweep in the folder `path`."""
+        """Return the result of a record.
+
+        `path` is the sweep's folder.
+        """
         best = record.best
         return cls(
             name=record.name,
@@ -60,7 +63,9 @@ class SweepResult:
 
     @classmethod
     def load(cls, path: str) -> SweepResult | None:
-        """Load the result of the sweep in the folder `path`, finished or not. None if no sweep was started there.
+        """Load the result of the sweep in `path`.
+
+        Finished or not. None if no sweep was started there.
 
         Raises `InvalidOption` for a `path` that is a file, and for a record that this version cannot read.
         """
@@ -69,7 +74,9 @@ class SweepResult:
 
     @property
     def table(self) -> pd.DataFrame:
-        """Table with one row per trial, the best first. Swept parameters are in the columns `config/...`.
+        """Return a table with one row per trial, best first.
+
+        Swept parameters are in the columns `config/...`.
 
         Config and run are those of the trial's best value: population-based training changes them during the sweep.
         """
@@ -88,7 +95,7 @@ class SweepResult:
         return workers_picture(self.record)
 
     def plot_configs(self) -> Picture:
-        """Plot all configs as parallel coordinates, colored by the metric."""
+        """Plot configs as parallel coordinates, colored by the metric."""
         return configs_picture(self.record)
 
     def _repr_html_(self) -> str:

@@ -1,4 +1,7 @@
-"""Entry point of a sweep. Importing it needs no Ray."""
+"""Entry point of a sweep.
+
+Importing it needs no Ray.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Setup of a sweep: checked and resolved once, before the first trial."""
+"""Setup of a sweep, checked before the first trial."""
 
 from __future__ import annotations
 
@@ -63,7 +63,10 @@ class SweepSetup:
 
     @property
     def grid_size(self) -> int:
-        """Number of trials in one round of the grid, or 1 without a grid."""
+        """Return the number of trials per round of the grid.
+
+        1 without a grid.
+        """
         return math.prod(len(domain.values) for domain in self.domains.values() if isinstance(domain, Grid))
 
     @property
@@ -73,11 +76,17 @@ class SweepSetup:
 
     @property
     def space_texts(self) -> dict[str, str]:
-        """Parameter -> text of its domain, to show and to compare."""
+        """Return parameter -> text of its domain.
+
+        To show and to compare.
+        """
         return {name: domain_text(domain) for name, domain in self.domains.items()}
 
     def trial_spec(self, name: str, *, has_exchange: bool) -> TrialSpec:
-        """Spec of the trials under the claimed `name`. `has_exchange`: trials fork from each other's checkpoints."""
+        """Return the trials' spec under the claimed `name`.
+
+        `has_exchange`: trials fork from each other's checkpoints.
+        """
         return replace(self.spec, sweep=name, has_exchange=has_exchange)
 
 
@@ -149,7 +158,10 @@ def _checked_job(spec: TrialSpec, domains: Mapping[str, Domain]) -> Job:
 
 
 def _example(domains: Mapping[str, Domain]) -> dict[str, Any]:
-    """Deterministic sample config. `tune.sample_from` receives the other values, as in the sweep."""
+    """Return a deterministic sample config.
+
+    `tune.sample_from` receives the other values, as in the sweep.
+    """
     config = {name: example_value(domain) for name, domain in domains.items() if not depends_on_others(domain)}
     functions = {
         name: each.domain for name, each in domains.items() if isinstance(each, TuneDomain) and name not in config
@@ -167,7 +179,10 @@ def _example(domains: Mapping[str, Domain]) -> dict[str, Any]:
 
 
 def title_of(recipe: Recipe) -> str:
-    """Name for a sweep that has none: the job function's module or name, and the time."""
+    """Name a sweep that has no name.
+
+    By the job function's module or name, and the time.
+    """
     title = name_of_function(recipe)
     if title == "job":
         module = str(getattr(recipe, "__module__", title)).rpartition(".")[2]
@@ -177,7 +192,10 @@ def title_of(recipe: Recipe) -> str:
 
 
 def largest_job(setup: SweepSetup) -> Job:
-    """Job that needs the most CPUs to start: that of `setup`, or one that differs from it in one parameter."""
+    """Return the possible job that needs the most CPUs.
+
+    To start: the job of `setup`, or one that differs from it in one parameter.
+    """
     domains, spec = setup.domains, setup.spec
     example = {name: example_value(domain) for name, domain in domains.items() if not depends_on_others(domain)}
     configs = [
@@ -191,7 +209,10 @@ def largest_job(setup: SweepSetup) -> Job:
 
 
 def warn_if_too_large(job: Job) -> None:
-    """Log a warning if the cluster has no room for a trial with the job `job`. More nodes may still join."""
+    """Log a warning if the cluster is too small for `job`.
+
+    More nodes may still join.
+    """
     there = worker_capacity(cpus=job.resources.cpus, gpus=job.resources.gpus)
     if there < job.min_workers:
         log.warning(
@@ -208,8 +229,9 @@ def _need(job: Job) -> tuple[float, float]:
 
 
 def _extreme_values(domain: Domain) -> list[Any]:
-    """Largest whole number, or every choice. Parameters with fractions are left out: they are never a number of
-    workers.
+    """Return the largest whole number, or every choice.
+
+    Parameters with fractions are left out: they are never a number of workers.
     """
     match domain:
         case WholeNumbers():

@@ -1,4 +1,7 @@
-"""Domains of a sweep's parameters: plain ranges and lists, or domains of Ray Tune."""
+"""Domains of a sweep's parameters.
+
+Plain ranges and lists, or domains of Ray Tune.
+"""
 
 from __future__ import annotations
 
@@ -62,23 +65,35 @@ Domain = Uniform | WholeNumbers | Choice | Grid | TuneDomain
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepParameters:
-    """Parameters that can be swept or fixed: those of the job function and of the callbacks function."""
+    """Parameters that can be swept or fixed.
+
+    The parameters of the job function and of the callbacks function.
+    """
 
     job: Mapping[str, Parameter]
     callbacks: Mapping[str, Parameter]
 
     @classmethod
     def of(cls, job: Recipe, callbacks: Any | None) -> SweepParameters:
-        """Read both signatures. Raises `BadJob` for one that cannot be read."""
+        """Read both signatures.
+
+        Raises `BadJob` for one that cannot be read.
+        """
         made = parameters(callbacks) if callbacks is not None else ()
         return cls(job={each.name: each for each in parameters(job)}, callbacks={each.name: each for each in made})
 
     def annotations(self, name: str) -> list[Any]:
-        """Annotations that a value of this name must fit: one, or two if both functions take it."""
+        """Return the annotations that a value must fit.
+
+        One, or two if both functions take the parameter.
+        """
         return [known[name].annotation for known in (self.job, self.callbacks) if name in known]
 
     def validate_name(self, name: str, where: str) -> None:
-        """Check that a function takes the parameter `name`. Raises `BadJob` if neither does."""
+        """Check that a function takes the parameter `name`.
+
+        Raises `BadJob` if neither does.
+        """
         known = {**self.job, **self.callbacks}
         if name in known:
             return
@@ -94,7 +109,9 @@ class SweepParameters:
 
 
 def parse_domain(name: str, given: Any) -> Domain:
-    """Domain of the value `given` of `space[name]`. Raises `InvalidOption` for an empty range or a single value.
+    """Return the domain of `space[name]`.
+
+    Raises `InvalidOption` for an empty range or a single value.
 
     >>> parse_domain("lr", (0.001, 0.1))
     Uniform(low=0.001, high=0.1)
@@ -124,7 +141,10 @@ def parse_domain(name: str, given: Any) -> Domain:
 
 
 def validate_domain(name: str, domain: Domain, annotation: Any) -> None:
-    """Check that values of `domain` fit a parameter with this annotation. Raises `BadJob` if one does not."""
+    """Check that values of `domain` fit an annotation.
+
+    Raises `BadJob` if one does not.
+    """
     for value in _examples(domain):
         try:
             coerce(name, value, annotation)
@@ -158,27 +178,42 @@ def domain_text(domain: Domain) -> str:
 
 
 def is_tune_domain(given: Any) -> bool:
-    """Whether `given` is a domain of Ray Tune. Does not import Ray Tune."""
+    """Return whether `given` is a domain of Ray Tune.
+
+    Does not import Ray Tune.
+    """
     return any((kind.__module__, kind.__name__) == ("ray.tune.search.sample", "Domain") for kind in type(given).__mro__)
 
 
 def depends_on_others(domain: Domain) -> bool:
-    """Whether the values of `domain` depend on other parameters (`tune.sample_from`)."""
+    """Return whether a domain depends on other parameters.
+
+    As `tune.sample_from` does.
+    """
     return isinstance(domain, TuneDomain) and type(domain.domain).__name__ == "Function"
 
 
 def is_log(domain: Domain) -> bool:
-    """Whether values of `domain` are drawn evenly on a logarithmic scale (`tune.loguniform` and the like)."""
+    """Return whether a domain is drawn on a logarithmic scale.
+
+    As `tune.loguniform` is.
+    """
     return "Log" in _sampler_kind(domain)
 
 
 def is_quantized(domain: Domain) -> bool:
-    """Whether values of `domain` are drawn in steps (`tune.quniform` and the like)."""
+    """Return whether a domain is drawn in steps.
+
+    As `tune.quniform` is.
+    """
     return _sampler_kind(domain) == "Quantized"
 
 
 def _sampler_kind(domain: Domain) -> str:
-    """Name of the class of Ray Tune that samples from `domain`, empty for domains of our own."""
+    """Return the name of Ray Tune's sampler class.
+
+    Empty for domains of our own.
+    """
     return type(getattr(domain.domain, "sampler", None)).__name__ if isinstance(domain, TuneDomain) else ""
 
 
@@ -206,7 +241,10 @@ def _values(name: str, given: Any) -> tuple[Any, ...]:
 
 
 def _validate_tune_domain(name: str, domain: Any) -> None:
-    """Find errors that Ray Tune raises only when it draws a value, in the middle of a sweep."""
+    """Find errors that Ray Tune raises too late.
+
+    It would raise them only when it draws a value, in the middle of a sweep.
+    """
     categories = getattr(domain, "categories", None)
     if categories is not None:
         _values(name, list(categories))
@@ -237,7 +275,10 @@ def _examples(domain: Domain) -> list[Any]:
 
 
 def _sampler_text(sampler: Any) -> str:
-    """Kind and numbers of a sampler, including a nested one."""
+    """Return the kind and numbers of a sampler.
+
+    Including a nested one.
+    """
     if sampler is None:
         return ""
     facts = {name: each for name, each in sorted(vars(sampler).items()) if isinstance(each, int | float | str)}

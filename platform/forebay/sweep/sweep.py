@@ -1,4 +1,7 @@
-"""A sweep: many trials of one job function, on one cluster, over one cache."""
+"""Many trials of one job function.
+
+On one cluster, over one cache.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ from forebay.training.runs.callback import Callback
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """Trials of `job` over `space`, to be run by `run_sweep`. Each trial is a run under `driver`.
+    """Trials of `job` over `space`, run by `run_sweep`.
+
+    Each trial is a run under `driver`.
 
     Attributes:
         job: Job function; the names of `space` and `fixed` are its parameters.

@@ -1,4 +1,7 @@
-"""Specification shared by all trials of a sweep, and the jobs made from it."""
+"""Specification shared by all trials of a sweep.
+
+And the jobs made from it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ KEPT_FOR_FORKS = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialSpec:
-    """Job function with the options that all trials share. `has_exchange`: trials fork from each other's checkpoints.
+    """Job function and options that all trials share.
+
+    `has_exchange`: trials fork from each other's checkpoints.
 
     `parameters` is read from the signatures in this process: a function pickled by value loses its annotations.
     """
@@ -46,7 +51,10 @@ class TrialSpec:
     has_exchange: bool = False
 
     def job(self, config: Mapping[str, Any]) -> Job:
-        """Job that the function makes for `config`. Raises `BadJob`, and any exception of the function."""
+        """Return the job for `config`.
+
+        Raises `BadJob`, and any exception of the function.
+        """
         given = self._given(self.parameters.job, config)
         job = self.recipe(**given)
         if not isinstance(job, Job):
@@ -55,13 +63,19 @@ class TrialSpec:
         return replace(job, parameters={**defaults, **given, **job.parameters})
 
     def try_job(self, config: Mapping[str, Any]) -> Job | None:
-        """Job that the function makes for `config`, or None if it raises. Then the trial itself fails."""
+        """Return the job for `config`, or None if that raises.
+
+        Then the trial itself fails.
+        """
         made: list[Job] = []
         error_of(lambda: made.append(self.job(config)))
         return made[0] if made else None
 
     def make_trial_job(self, config: Mapping[str, Any], trial_id: str, generation: int = 0) -> Job:
-        """Job of a trial under its own name, with its minimum of workers. The sweep adds workers later."""
+        """Return the job of a trial under its own name.
+
+        With its minimum of workers. The sweep adds workers later.
+        """
         job = self.job(config)
         job = replace(
             job,
@@ -77,7 +91,10 @@ class TrialSpec:
         return job
 
     def make_callbacks(self, config: Mapping[str, Any]) -> Sequence[Callback]:
-        """Callbacks of a trial's run. Raises `BadJob` for values that do not fit."""
+        """Return the callbacks of a trial's run.
+
+        Raises `BadJob` for values that do not fit.
+        """
         if self.callbacks is None:
             return ()
         return tuple(self.callbacks(**self._given(self.parameters.callbacks, config)))
@@ -90,12 +107,18 @@ class TrialSpec:
 
 
 def blocks_of(job: Job) -> str:
-    """Names of the blocks of `job` in `forebay cache ls`, one per dataset. Empty without a cache."""
+    """Return the names of a job's blocks, one per dataset.
+
+    As in `forebay cache ls`. Empty without a cache.
+    """
     return "" if job.cache is None else ", ".join(BlockNames(dataset).dataset for dataset in job.data.datasets)
 
 
 def pack(spec: TrialSpec) -> bytes:
-    """Pickle `spec` for another process, with the user's own code by value. Raises `BadJob` if that fails."""
+    """Pickle `spec` for another process.
+
+    With the user's own code by value. Raises `BadJob` if that fails.
+    """
     try:
         return pickled(spec)
     except NotPicklable as error:

@@ -61,7 +61,10 @@ EXCHANGE = (PopulationBasedTraining, PopulationBasedTrainingReplay)
 
 
 def tune_trials(sweep: Sweep, began: float, *, show: bool) -> SweepResult:
-    """Run or resume a sweep that was called at `began`, on the monotonic clock. Raises as `run_sweep`."""
+    """Run or resume a sweep.
+
+    It was called at `began`, on the monotonic clock. Raises as `run_sweep`.
+    """
     check_ray(SWEEP)
     setup = prepare(sweep)
     scheduler, searcher = make_scheduler(setup), make_searcher(setup)
@@ -73,7 +76,7 @@ def tune_trials(sweep: Sweep, began: float, *, show: bool) -> SweepResult:
 
 
 class _Tuning:
-    """One start of a sweep whose folder this process has claimed."""
+    """One start of a sweep with a claimed folder."""
 
     def __init__(self, setup: SweepSetup, folder: RunFolder, began: float) -> None:
         self._setup, self._job, self._began = setup, setup.job, began
@@ -216,7 +219,10 @@ def _claimed(setup: SweepSetup) -> Iterator[RunFolder]:
 
 
 def _check_is_within_cluster() -> None:
-    """Refuse Ray Client: Tune would run in the cluster, with copies of the objects that observe the sweep here."""
+    """Refuse Ray Client.
+
+    Tune would run in the cluster, with copies of the objects that observe the sweep here.
+    """
     if ray.util.client.ray.is_connected():
         raise InvalidOption(
             "the sweep was started through ray://, from outside of the cluster. Run it on a node of the cluster "

@@ -1,4 +1,7 @@
-"""Allocation of a fixed number of workers, the slots of a sweep, to its trials. Pure."""
+"""Allocation of a sweep's slots to its trials. Pure.
+
+A slot has room for one worker.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ Policy = Literal["top", "uniform", "softmax"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerDemand:
-    """Demand of a trial that trains or is about to: bounds, and its forecast (higher is better)."""
+    """Bounds and forecast of a trial that needs workers.
+
+    A higher forecast is better.
+    """
 
     trial_id: str
     min_workers: int = 1
@@ -22,7 +28,9 @@ class WorkerDemand:
 
 
 def allocate(demands: Sequence[WorkerDemand], slots: int, policy: Policy = "uniform") -> dict[str, int]:
-    """Number of workers per trial: at most `slots` in total, each within its bounds or 0.
+    """Return the number of workers per trial.
+
+    At most `slots` in total, each within its bounds or 0.
 
     Each trial gets its minimum, in the given order, while slots last. The first trial that cannot get it, and all after
     it, get 0. The rest is distributed one by one. `top` fills the trial with the best forecast, then the next.
@@ -56,7 +64,10 @@ def allocate(demands: Sequence[WorkerDemand], slots: int, policy: Policy = "unif
 
 
 def _weights(demands: Sequence[WorkerDemand], policy: Policy) -> dict[str, float]:
-    """Softmax of the forecasts in units of their spread, so that the scale of the metric does not matter."""
+    """Return the softmax of the forecasts.
+
+    In units of their spread, so that the scale of the metric does not matter.
+    """
     if policy != "softmax":
         return {demand.trial_id: 1.0 for demand in demands}
     known = [demand.forecast for demand in demands if math.isfinite(demand.forecast)]

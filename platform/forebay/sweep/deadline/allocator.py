@@ -1,4 +1,7 @@
-"""Distribution of a sweep's workers to its trials while Tune runs them: shrinks first, grows by released workers."""
+"""Resizes of trials while Ray Tune runs them.
+
+Runs shrink first, and grow by released workers.
+"""
 
 from __future__ import annotations
 
@@ -18,25 +21,36 @@ AT_WORK = (Trial.PENDING, Trial.RUNNING)
 
 @runtime_checkable
 class AllocatingScheduler(Protocol):
-    """Scheduler that decides how many workers each trial should have."""
+    """Scheduler that sets the number of workers per trial."""
 
     def note_allocations(self, allocations: Mapping[str, TrialAllocation], slots: int) -> None:
-        """Take note of the current allocations of the trials' runs, out of `slots` workers."""
+        """Note the current allocations of the runs.
+
+        `slots` is the number of workers of the sweep.
+        """
         ...
 
     def target_workers(self) -> Mapping[str, int]:
-        """Trial -> number of workers, for trials that train or are about to."""
+        """Return trial -> number of workers.
+
+        For trials that train or are about to.
+        """
         ...
 
     def trials_to_stop(self) -> Mapping[str, str]:
-        """Trial -> reason, for runs that must save a checkpoint and end at once."""
+        """Return trial -> reason, for runs to stop at once.
+
+        They save a checkpoint first.
+        """
         ...
 
 
 def plan_resizes(
     target_workers: Mapping[str, int], allocations: Mapping[str, TrialAllocation], slots: int, reserved: int = 0
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Runs to shrink and runs that may grow now: two mappings, trial -> workers.
+    """Return runs to shrink, and runs that may grow now.
+
+    Two mappings, trial -> workers.
 
     A worker is given to another run only when it is free. Three numbers add up to at most `slots`:
     - occupied workers, including those of trials that were just stopped
@@ -70,8 +84,9 @@ def plan_resizes(
 
 
 class WorkerAllocator(tune.Callback):  # type: ignore[misc]
-    """Tune callback that applies the decisions of an `AllocatingScheduler`. With another scheduler, running trials get
-    even shares.
+    """Tune callback that resizes the runs of trials.
+
+    It applies the decisions of an `AllocatingScheduler`. With another scheduler, running trials get even shares.
 
     `slots` returns the current number of workers. `min_workers` is the number that a trial starts with.
     """
@@ -98,7 +113,10 @@ class WorkerAllocator(tune.Callback):  # type: ignore[misc]
         self._next_at = time.monotonic() + self._every_s
 
     def turn(self, at_work: Sequence[str]) -> None:
-        """Make the resizes and stops that are possible now. `at_work` are trials that Tune runs or is about to run."""
+        """Make the resizes and stops that are possible now.
+
+        `at_work` are trials that Tune runs or is about to run.
+        """
         allocations, slots = self._workers.allocations(), self._slots()
         if self._scheduler is None:
             target_workers = self._even(at_work, allocations, slots)

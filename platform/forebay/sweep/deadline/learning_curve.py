@@ -1,4 +1,7 @@
-"""Forecast of a trial's gains: the median gain of other trials at the same age. Pure."""
+"""Forecast of a trial's gains. Pure.
+
+The median gain of other trials at the same age.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ SMOOTH = 3
 
 
 class LearningCurve:
-    """Gain of one more epoch by age: the median over the trials that have reached that age."""
+    """Median gain of one more epoch, by age.
+
+    Over the trials that have reached that age.
+    """
 
     def __init__(self) -> None:
         self._by_age: list[list[float]] = []
@@ -19,7 +25,10 @@ class LearningCurve:
         self._valid = 0
 
     def note(self, age: int, gain: float) -> None:
-        """Add the change `gain` of a trial's score from `age` to `age` + 1 epochs. `age` is at least 1."""
+        """Add a trial's gain from `age` to `age` + 1 epochs.
+
+        `age` is at least 1.
+        """
         if not math.isfinite(gain):
             return
         while len(self._by_age) < age:
@@ -56,7 +65,10 @@ class LearningCurve:
 
 
 def current_level(scores: Sequence[float]) -> float:
-    """Current level of a noisy curve: median of its last few scores, fewer for a young, steep curve."""
+    """Return the current level of a noisy curve.
+
+    The median of its last few scores, fewer for a young, steep curve.
+    """
     if not scores:
         return -math.inf
     count = min(SMOOTH, 1 + len(scores) // 4)

@@ -1,4 +1,6 @@
-"""Deadline policy: from a view of a sweep at one time to decisions on its trials and workers. Pure.
+"""Deadline policy: decisions on trials and workers. Pure.
+
+From a view of a sweep at one time.
 
 After HyperSched (Liaw et al., arXiv 2001.02338). docs/adr/0016-deadline-scheduling.md explains the differences.
 """
@@ -47,7 +49,10 @@ class TrialView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """Seconds without training: until the first step, during a resize, at the end."""
+    """Seconds without training.
+
+    Until the first step, during a resize, at the end.
+    """
 
     startup_s: float
     resize_s: float
@@ -56,7 +61,9 @@ class Costs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepView:
-    """A sweep at one moment. `rungs` are the scores of all trials that reached a number of epochs, also of ended ones.
+    """State of a sweep at one moment.
+
+    `rungs` are the scores of all trials that reached a number of epochs, also of ended ones.
 
     `max_live` limits the number of trials that train at once. `is_estimate`: no epoch has ended yet, so all times are
     estimates.
@@ -75,17 +82,25 @@ class SweepView:
 
     @property
     def left_s(self) -> float:
-        """Time until trials must end, so that their last checkpoints are saved by the deadline."""
+        """Return the time until trials must end.
+
+        Their last checkpoints are then saved by the deadline.
+        """
         return self.deadline_s - self.now_s - self.costs.stop_s
 
     def speedup(self, trial: TrialView) -> float:
-        """Speed of a trial on all workers that it can have, relative to one worker."""
+        """Return a trial's speed on all workers it can have.
+
+        Relative to one worker.
+        """
         return self.speedup_model.speedup(max(min(self.slots, trial.max_workers), 1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """Constants of the rule. Shares of time refer to the whole deadline.
+    """Constants of the policy.
+
+    Shares of time refer to the whole deadline.
 
     Attributes:
         policy: Distribution of workers beyond each trial's minimum once new trials no longer start.
@@ -108,7 +123,9 @@ class Rules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decisions:
-    """Trials to stop, pause and start, and the number of workers of each trial that continues or starts.
+    """Trials to stop, pause, start and resize.
+
+    `workers` has each trial that continues or starts.
 
     `late` are the trials in `stop` that would continue if there were time.
     """
@@ -158,7 +175,10 @@ def decide(view: SweepView, rules: Rules) -> Decisions:
 
 
 def can_end_epoch(trial: TrialView, view: SweepView) -> bool:
-    """Whether a trial has another epoch and can end it in time with all workers. Training beyond that is lost."""
+    """Return whether a trial can end another epoch in time.
+
+    With all workers. Training beyond that is lost.
+    """
     if _is_done(trial):
         return False
     if view.is_estimate:  # no trial is stopped because of an estimate
@@ -171,7 +191,7 @@ def can_end_epoch(trial: TrialView, view: SweepView) -> bool:
 
 
 def forecast(trial: TrialView, view: SweepView) -> float:
-    """Score that a trial would end with if it had all workers from now on."""
+    """Forecast a trial's final score on all workers from now."""
     if not trial.scores:
         return -math.inf
     begins_s = 0.0 if trial.state == "running" else view.costs.startup_s
@@ -182,7 +202,10 @@ def forecast(trial: TrialView, view: SweepView) -> float:
 
 
 def explore_until_s(view: SweepView, rules: Rules) -> float:
-    """Time of the last start of a new trial. A later one would not get far enough to matter."""
+    """Return the time of the last start of a new trial.
+
+    A later one would not get far enough to matter.
+    """
     known_s = [trial.epoch_s * trial.epochs / view.speedup(trial) for trial in view.trials if trial.epochs is not None]
     if not known_s:
         return rules.explore_min * view.deadline_s
@@ -204,7 +227,10 @@ def max_live_trials(view: SweepView, rules: Rules, explore_s: float) -> int:
 
 
 def fails_rung(trial: TrialView, rungs: Mapping[int, Sequence[float]], reduction: int) -> bool:
-    """Whether a trial is not among the best that have reached its last rung, by today's scores."""
+    """Return whether a trial is below the best at its last rung.
+
+    By today's scores.
+    """
     if not trial.age:
         return False
     rung = int(reduction ** int(math.log(trial.age, reduction) + 1e-9))
@@ -214,7 +240,10 @@ def fails_rung(trial: TrialView, rungs: Mapping[int, Sequence[float]], reduction
 
 
 def is_growth_worthwhile(trial: TrialView, workers: int, view: SweepView, rules: Rules) -> bool:
-    """Whether a trial gets further with more workers, although it does not train during the resize."""
+    """Return whether more workers bring a trial further.
+
+    It does not train during the resize.
+    """
     if trial.results_since_resize < rules.results_between_growths:
         return False
     now, then = view.speedup_model.speedup(max(trial.workers, 1)), view.speedup_model.speedup(workers)
@@ -228,7 +257,10 @@ def _is_done(trial: TrialView) -> bool:
 def _replace_losers(
     waiting: Sequence[TrialView], live: Sequence[TrialView], limit: int, view: SweepView, rules: Rules
 ) -> tuple[list[TrialView], list[TrialView]]:
-    """Trials to start, in order of arrival, and trials that end for them, worst forecast first."""
+    """Return trials to start, and trials that end for them.
+
+    In order of arrival, and worst forecast first.
+    """
     room, places = view.slots - sum(trial.min_workers for trial in live), limit - len(live)
     losers = [trial for trial in reversed(live) if fails_rung(trial, view.rungs, rules.reduction)]
     start: list[TrialView] = []
@@ -247,7 +279,10 @@ def _replace_losers(
 def _resume_paused(
     paused: Sequence[TrialView], live: Sequence[TrialView], limit: int, view: SweepView
 ) -> list[TrialView]:
-    """Paused trials to resume, best forecast first, because others have ended."""
+    """Return paused trials to resume, best forecast first.
+
+    Others have ended.
+    """
     room = view.slots - sum(trial.min_workers for trial in live)
     start: list[TrialView] = []
     for trial in paused[: max(limit - len(live), 0)]:
@@ -260,7 +295,10 @@ def _resume_paused(
 def _workers(
     trials: Sequence[TrialView], forecasts: Mapping[str, float], view: SweepView, rules: Rules
 ) -> dict[str, int]:
-    """Workers by trial. A trial that does not gain enough keeps its number, and the next trial gets the rest."""
+    """Return workers by trial.
+
+    A trial that does not gain enough keeps its number, and the next trial gets the rest.
+    """
     most = {trial.trial_id: trial.max_workers for trial in trials}
     while True:
         demands = [

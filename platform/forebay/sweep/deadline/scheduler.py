@@ -1,4 +1,4 @@
-"""`DeadlineScheduler`: the deadline policy as a trial scheduler of Ray Tune.
+"""The deadline policy as a trial scheduler of Ray Tune.
 
 After HyperSched (Liaw et al., arXiv 2001.02338), implemented from the paper; docs/adr/0016-deadline-scheduling.md
 explains the differences. Beyond Tune's documented surface it uses `Trial.set_status` and the controller's
@@ -29,7 +29,9 @@ AT_WORK = (Trial.PENDING, Trial.RUNNING)
 
 
 class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
-    """Scheduler for the best trial by a deadline: many trials at first, then fewer trials with more workers each.
+    """Find the best trial by a deadline.
+
+    Many trials at first, then fewer trials with more workers each.
 
     Attributes:
         deadline_s: Seconds from the call of `run_sweep` until the sweep ends. A resumed sweep has the same time once
@@ -98,7 +100,9 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
     def restore_scores(
         self, elapsed_s: float, values: Mapping[str, Sequence[float]], mode: Literal["min", "max"]
     ) -> None:
-        """After a restart, restore the elapsed time and the metric after each epoch of each trial.
+        """Restore the elapsed time and the scores after a restart.
+
+        `values` has the metric after each epoch of each trial.
 
         `mode` is the sweep's: Tune passes it only later.
         """
@@ -109,7 +113,10 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
                 self._experience.note_score(trial_id, _score(value, mode))
 
     def set_search_properties(self, metric: str | None, mode: str | None, **spec: Any) -> bool:  # noqa: ARG002
-        """Set the metric and mode of the sweep. Returns False if they were given before."""
+        """Set the metric and mode of the sweep.
+
+        Returns False if they were given before.
+        """
         if (self._metric and metric) or (self._mode and mode):
             return False
         self._metric, self._mode = metric or self._metric, mode or self._mode  # type: ignore[assignment]
@@ -122,13 +129,19 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
 
     @property
     def stopped(self) -> str | None:
-        """Text that the deadline was reached, if trials had no time to continue. Otherwise None."""
+        """Return a text if the deadline left trials no time.
+
+        Otherwise None.
+        """
         return f"the deadline of {time_text(self.deadline_s)} was reached" if self._is_out_of_time else None
 
     # Called by Tune.
 
     def on_trial_add(self, tune_controller: Any, trial: Trial) -> None:
-        """Hold a new trial back: Tune starts every PENDING trial as soon as its process has a place."""
+        """Hold a new trial back.
+
+        Tune starts every PENDING trial as soon as its process has its resources.
+        """
         if self._metric is None or self._mode not in ("min", "max"):
             raise InvalidOption(
                 f"DeadlineScheduler needs a metric and a mode; it has {self._metric!r}, {self._mode!r}."
@@ -145,7 +158,10 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
             trial.set_status(Trial.PAUSED)
 
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> str:
-        """Decide whether a trial that has ended an epoch continues, pauses or stops."""
+        """Decide whether a trial continues, pauses or stops.
+
+        It has ended an epoch.
+        """
         self._note_result(trial.trial_id, result)
         decisions = self._decide(tune_controller)
         if trial.trial_id in decisions.stop:
@@ -157,22 +173,31 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         return str(TrialScheduler.CONTINUE)
 
     def on_trial_complete(self, tune_controller: Any, trial: Trial, result: Mapping[str, Any]) -> None:  # noqa: ARG002
-        """Take note of an ended trial. Its last result arrives only here."""
+        """Note an ended trial.
+
+        Its last result arrives only here.
+        """
         history = self._experience.history(trial.trial_id)
         if result.get("training_iteration", 0) > len(history.scores) and self._metric in result:
             self._note_result(trial.trial_id, result)
         self._end(trial)
 
     def on_trial_error(self, tune_controller: Any, trial: Trial) -> None:  # noqa: ARG002
-        """Take note of a failed trial. One that is tried again is added again."""
+        """Note a failed trial.
+
+        One that is tried again is added again.
+        """
         self._decided_at = None
 
     def on_trial_remove(self, tune_controller: Any, trial: Trial) -> None:  # noqa: ARG002
-        """Take note of the end of a trial that did not train."""
+        """Note the end of a trial that did not train."""
         self._end(trial)
 
     def choose_trial_to_run(self, tune_controller: Any) -> Trial | None:
-        """Next trial to start or resume, if its workers are free. Also stops trials given up between results."""
+        """Return the next trial to start or resume.
+
+        Only if its workers are free. Also stops trials given up between results.
+        """
         trials = {trial.trial_id: trial for trial in tune_controller.get_trials()}
         self._note_states(trials)
         now = self.clock()
@@ -194,7 +219,10 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
     # Called by the allocator (`allocator.AllocatingScheduler`).
 
     def note_allocations(self, allocations: Mapping[str, TrialAllocation], slots: int) -> None:
-        """Take note of the current allocations of the trials' runs, out of `slots` workers."""
+        """Note the current allocations of the runs.
+
+        `slots` is the number of workers of the sweep.
+        """
         for trial_id in self._parting.keys() - allocations.keys():
             self._experience.note_cost("stop_s", self.clock() - self._parting.pop(trial_id))
         for trial_id, each in allocations.items():
@@ -203,11 +231,17 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         self._slots = min(slots, self._limit or slots)
 
     def target_workers(self) -> Mapping[str, int]:
-        """Trial -> number of workers, for trials that train or are about to."""
+        """Return trial -> number of workers.
+
+        For trials that train or are about to.
+        """
         return self._decisions.workers
 
     def trials_to_stop(self) -> Mapping[str, str]:
-        """Trial -> reason, for runs that must save a checkpoint and end during an epoch."""
+        """Return trial -> reason, for runs to stop now.
+
+        They save a checkpoint and end during an epoch.
+        """
         given_up = self._given_up & self._allocations.keys()
         for trial_id in given_up:
             self._parting.setdefault(trial_id, self.clock())
@@ -250,14 +284,18 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         self._decided_at = None
 
     def _note_states(self, trials: Mapping[str, Trial]) -> None:
-        """Take note of trials that Tune ended itself: after errors, and when the sweep is stopped."""
+        """Note trials that Tune ended itself.
+
+        After errors, and when the sweep is stopped.
+        """
         for trial_id, trial in trials.items():
             if trial.is_finished():
                 self._experience.history(trial_id).state = "over"
 
     def _end_given_up(self, tune_controller: Any, trials: Mapping[str, Trial]) -> None:
-        """Stop trials that were given up: running ones through `trials_to_stop` if there is an allocator, others
-        through Tune.
+        """Stop trials that were given up.
+
+        Running ones through `trials_to_stop` if there is an allocator, others through Tune.
 
         Tune learns the end of a run from its last result. It accepts no result from a trial that had none before.
         """
@@ -275,14 +313,20 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         return min(bounds[0], self._slots)
 
     def _room(self, trials: Mapping[str, Trial]) -> int:
-        """Number of free workers: not occupied by a run, and not reserved for a trial that is about to start."""
+        """Return the number of free workers.
+
+        Not occupied by a run, and not reserved for a trial that is about to start.
+        """
         coming = [each for each, trial in trials.items() if trial.status in AT_WORK and each not in self._allocations]
         if self._max_live is not None and len(coming) + len(self._allocations) >= self._max_live:
             return 0
         return self._slots - sum(run.occupied for run in self._allocations.values()) - sum(map(self._least, coming))
 
     def __getstate__(self) -> dict[str, Any]:
-        """State to resume from. The clock belongs to one process."""
+        """Return the state to resume from.
+
+        The clock belongs to one process.
+        """
         return self.__dict__ | {
             "_elapsed_s": self.elapsed_s,
             "_began_at": None,

@@ -1,4 +1,7 @@
-"""Speed-up of training by number of workers, learned from the results of trials. Pure."""
+"""Speedup of training by number of workers. Pure.
+
+Learned from the results of trials.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,9 @@ TRUST = 2.0
 
 
 class SpeedupModel:
-    """Rows per second by number of workers, pooled over trials: `speedup(n)` is relative to one worker.
+    """Speedup relative to one worker, pooled over trials.
+
+    Fitted to rows per second.
 
     One exponent is fitted to all trials that were seen with several numbers of workers. It is pulled towards
     `PRIOR_EXPONENT` while data are few. Numbers of workers that were seen get a correction from their measurements.
@@ -23,7 +28,7 @@ class SpeedupModel:
         self._corrections: dict[int, float] = {}
 
     def note(self, trial_id: str, workers: int, rows_per_s: float) -> None:
-        """Add a measurement: a trial trained an epoch with `workers` workers at this rate."""
+        """Add the rate of an epoch with `workers` workers."""
         if workers < 1 or not rows_per_s > 0 or not math.isfinite(rows_per_s):
             return
         of_trial = self._seen.setdefault(trial_id, {})
@@ -50,7 +55,10 @@ class SpeedupModel:
 
 
 def _centred(of_trial: dict[int, tuple[int, float]]) -> list[tuple[int, float, float]]:
-    """(workers, log workers, log rate). The logarithms are relative to the trial's own means."""
+    """Return (workers, log workers, log rate).
+
+    The logarithms are relative to the trial's own means.
+    """
     x_mean = sum(math.log(n) for n in of_trial) / len(of_trial)
     y_mean = sum(mean for _, mean in of_trial.values()) / len(of_trial)
     return [(n, math.log(n) - x_mean, mean - y_mean) for n, (_, mean) in of_trial.items()]

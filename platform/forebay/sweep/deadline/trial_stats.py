@@ -1,4 +1,7 @@
-"""Statistics of a sweep's results: scores, costs, and how training scales with workers."""
+"""Statistics of a sweep's results.
+
+Scores, costs, and how training scales with workers.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ def percentile_90(found: list[float], prior: float) -> float:
 
 @dataclass(slots=True, kw_only=True)
 class TrialHistory:
-    """History of one trial. `last_at_s` is the time of its last result or start, on the sweep's clock."""
+    """History of one trial.
+
+    `last_at_s` is the time of its last result or start, on the sweep's clock.
+    """
 
     state: State | Literal["over"] = "waiting"
     scores: list[float] = field(default_factory=list)
@@ -41,7 +47,10 @@ class TrialHistory:
 
 
 class TrialStats:
-    """Statistics of all trials, updated with each result. Independent of Ray and of the clock."""
+    """Statistics of all trials, updated with each result.
+
+    Independent of Ray and of the clock.
+    """
 
     def __init__(self) -> None:
         self.histories: dict[str, TrialHistory] = {}
@@ -57,7 +66,10 @@ class TrialStats:
         return self.histories.setdefault(trial_id, TrialHistory())
 
     def note_score(self, trial_id: str, score: float) -> None:
-        """Add the score of a trial's next epoch. Higher is better."""
+        """Add the score of a trial's next epoch.
+
+        Higher is better.
+        """
         scores = self.history(trial_id).scores
         score = score if math.isfinite(score) else -math.inf
         if scores:
@@ -66,7 +78,7 @@ class TrialStats:
         self.rungs.setdefault(len(scores), []).append(score)
 
     def note_result(self, trial_id: str, result: Mapping[str, Any], at_s: float) -> None:
-        """Add the timing of a result, with or without a score."""
+        """Add the timing of a result, scored or not."""
         history = self.history(trial_id)
         history.last_at_s = at_s
         history.results_since_resize = min(history.results_since_resize + 1, FAR)
@@ -86,12 +98,15 @@ class TrialStats:
         del kept[:-KEPT]
 
     def note_start(self, trial_id: str, at_s: float) -> None:
-        """Take note that a trial starts or resumes. It trains after the startup time."""
+        """Note that a trial starts or resumes.
+
+        It trains after the startup time.
+        """
         history = self.history(trial_id)
         history.state, history.last_at_s = "running", at_s + self.costs.startup_s
 
     def note_allocations(self, trial_id: str, allocations: TrialAllocation) -> None:
-        """Take note of the workers and bounds of a trial's run."""
+        """Note the workers and bounds of a trial's run."""
         history = self.history(trial_id)
         history.bounds, history.epochs = (allocations.min_workers, allocations.max_workers), allocations.epochs
         if history.workers and allocations.target != history.workers:
@@ -107,7 +122,10 @@ class TrialStats:
     def trial_views(
         self, trial_ids: Iterable[str], now_s: float, bounds: tuple[int, int], epochs: int | None
     ) -> list[TrialView]:
-        """Views of all trials that are not over. `bounds` and `epochs` apply until their runs report their own."""
+        """Return the views of all trials that are not over.
+
+        `bounds` and `epochs` apply until their runs report their own.
+        """
         usual_s = self._median_epoch_s
         found = []
         for trial_id in trial_ids:
@@ -136,7 +154,10 @@ class TrialStats:
         return statistics.median(known) if known else PRIOR_EPOCH_S
 
     def _note_change(self, history: TrialHistory, name: str, found: object) -> None:
-        """Count each measurement once: trials repeat the newest one with every result."""
+        """Count each measurement once.
+
+        Trials repeat the newest one with every result.
+        """
         if isinstance(found, int | float) and found > 0 and history.reported.get(name) != found:
             history.reported[name] = float(found)
             self.note_cost(name, float(found))

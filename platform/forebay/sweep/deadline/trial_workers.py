@@ -1,4 +1,7 @@
-"""Workers of a sweep's trials: current and target numbers, and the only interface that changes them."""
+"""Workers of a sweep's trials.
+
+Current and target numbers, and the only interface that changes them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ FRESH_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialAllocation:
-    """Workers of a trial's run: target, current number and bounds. `epochs` is the number of epochs of its job.
+    """Workers of a trial's run.
+
+    Target, current number and bounds. `epochs` is the number of epochs of its job.
 
     `max_workers` includes the last request of the run's own callbacks: their schedule is an upper bound.
     """
@@ -34,7 +39,10 @@ class TrialAllocation:
 
     @property
     def occupied(self) -> int:
-        """Workers that no other trial can have: granted ones, and those that are not released yet."""
+        """Return the workers that no other trial can have.
+
+        Granted ones, and those that are not released yet.
+        """
         return max(self.target, self.world_size)
 
 
@@ -53,12 +61,15 @@ class TrialWorkers(Protocol):
         ...
 
     def stop(self, trial_id: str, reason: str) -> None:
-        """Make a trial save a checkpoint and end during an epoch."""
+        """Make a trial save a checkpoint and end now.
+
+        During an epoch.
+        """
         ...
 
 
 class RayTrialWorkers:
-    """Trial workers through the coordinators of the runs of the sweep `sweep`."""
+    """Trial workers of a sweep, through its runs' coordinators."""
 
     def __init__(self, sweep: str) -> None:
         self._sweep = sweep
@@ -66,7 +77,10 @@ class RayTrialWorkers:
         self._polled_at = self._missed_at = -math.inf
 
     def recent_allocations(self) -> Mapping[str, TrialAllocation]:
-        """Allocations for display: those of the last second, if there are any."""
+        """Return allocations that are at most a second old.
+
+        For display.
+        """
         if time.monotonic() - self._polled_at > FRESH_S:
             return self.allocations()
         return {trial_id: _allocation_of(status) for trial_id, status in self._known.items()}

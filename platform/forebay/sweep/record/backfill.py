@@ -1,4 +1,7 @@
-"""Epochs that were trained but are missing in the record: they ended while the sweep ended or was killed."""
+"""Trained epochs that are missing in the record.
+
+They ended while the sweep ended or was killed.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ from forebay.training.runs.result import load_result
 
 
 def backfill(record: Record, path: str) -> None:
-    """Add missing epochs to `record` from the results of the runs in the sweep's folder `path`."""
+    """Add missing epochs to `record`.
+
+    From the results of the runs in the sweep's folder `path`.
+    """
     runs = below(path, RUNS)
     for trial in list(record.trials.values()):
         if not trial.has_started:
@@ -43,7 +49,10 @@ def _filled(trial: TrialRecord, epochs: Sequence[EpochEnded], record: Record, ge
 
 
 def _point(ended: EpochEnded, trial: TrialRecord, record: Record) -> Point:
-    """Point of a missing epoch: before the next known one, and before the trial released its workers."""
+    """Return the point of a missing epoch.
+
+    Before the next known one, and before the trial released its workers.
+    """
     later = [point for point in trial.points if point.epoch > ended.epoch + 1]
     released_s = trial.worker_counts[-1].at_s if trial.worker_counts and not trial.workers else record.elapsed_s
     count = [count.workers for count in trial.worker_counts if count.workers]

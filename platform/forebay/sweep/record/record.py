@@ -1,4 +1,7 @@
-"""Record of a sweep's trials: configs, states and results over time. Saved as `sweep.json`."""
+"""Record of a sweep's trials, saved as `sweep.json`.
+
+Configs, states and results over time.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCount:
-    """Number of workers from `at_s` on, in seconds of the sweep."""
+    """Number of workers from `at_s` on.
+
+    In seconds of the sweep.
+    """
 
     at_s: float
     workers: int
@@ -85,7 +91,7 @@ class TrialRecord:
         return self.config if self.best_config is None else self.best_config
 
     def with_state(self, state: State, at_s: float, error: str | None = None) -> TrialRecord:
-        """Copy in the state `state` from `at_s` on."""
+        """Return a copy in the state `state` from `at_s` on."""
         if state == self.state:
             return self if error is None else replace(self, error=error)
         running_s = self.seconds(at_s)
@@ -94,31 +100,40 @@ class TrialRecord:
         return trial if state == "running" else trial.with_workers(0, at_s)
 
     def with_point(self, point: Point) -> TrialRecord:
-        """Copy with the end of an epoch. A repeated one, as after a restart, changes nothing."""
+        """Return a copy with the end of an epoch.
+
+        A repeated one, as after a restart, changes nothing.
+        """
         last = self.last
         if last is not None and (last.epoch, last.value) == (point.epoch, point.value):
             return self
         return replace(self, points=(*self.points, point))
 
     def with_best(self, mode: Mode, before: Point | None, config: Mapping[str, Any]) -> TrialRecord:
-        """Copy with the run and `config` of its best value, if that is not `before`."""
+        """Return a copy with the run and config of its best value.
+
+        Unchanged if that is `before`.
+        """
         return self if self.best(mode) == before else replace(self, best_run=self.run, best_config=config)
 
     def with_workers(self, workers: int, at_s: float) -> TrialRecord:
-        """Copy with `workers` workers from `at_s` on."""
+        """Return a copy with `workers` workers from `at_s` on."""
         if workers == self.workers:
             return self
         return replace(self, worker_counts=(*self.worker_counts, WorkerCount(at_s=at_s, workers=workers)))
 
     def best(self, mode: Mode) -> Point | None:
-        """End of the epoch with the best value, the earliest of several. None without a value."""
+        """Return the end of the epoch with the best value.
+
+        The earliest of several. None without a value.
+        """
         found = [point for point in self.points if point.value is not None]
         if not found:
             return None
         return min(found, key=lambda point: _cost(point.value, mode))
 
     def seconds(self, now_s: float) -> float:
-        """Seconds that it has been running, as of `now_s`."""
+        """Return the seconds that it has run, as of `now_s`."""
         return self.running_s + (max(now_s - self.running_since_s, 0.0) if self.running_since_s is not None else 0.0)
 
     @property
@@ -176,7 +191,10 @@ class Record:
 
     @property
     def best(self) -> TrialRecord | None:
-        """Trial with the best value at the end of any of its epochs. None before the first value."""
+        """Return the trial with the best value of any epoch.
+
+        None before the first value.
+        """
         ranked = self.ranked
         return ranked[0] if ranked and ranked[0].best(self.mode) is not None else None
 
@@ -187,7 +205,10 @@ class Record:
 
     @property
     def ranked(self) -> list[TrialRecord]:
-        """All trials, best first. Trials without a value are last."""
+        """Return all trials, best first.
+
+        Trials without a value are last.
+        """
 
         def cost(trial: TrialRecord) -> float:
             point = trial.best(self.mode)
@@ -211,7 +232,9 @@ class Record:
         return sum(trial.workers for trial in self.trials.values())
 
     def begin(self, now: float, late_s: float = 0.0) -> None:
-        """Take note that the sweep starts or restarts. Trials that were interrupted become pending.
+        """Note that the sweep starts or restarts.
+
+        Trials that were interrupted become pending.
 
         `late_s` is the time that already counts against its deadline.
         """
@@ -224,14 +247,20 @@ class Record:
                 self.trials[trial.id] = trial.with_state("pending", self.elapsed_s)
 
     def to_json(self) -> str:
-        """Strict JSON. Configs are plain values. Non-finite numbers and other types become text."""
+        """Return strict JSON.
+
+        Configs are plain values. Non-finite numbers and other types become text.
+        """
         facts = {name: getattr(self, name) for name in FACTS}
         trials = [asdict(trial) for trial in self.trials.values()]
         return to_json({"version": VERSION, **facts, "trials": trials})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Record:
-        """Inverse of `to_json`. Raises `InvalidOption` for anything that this version did not write."""
+        """Read the result of `to_json`.
+
+        Raises `InvalidOption` for anything that this version did not write.
+        """
         return from_json(text, cls._of_facts, version=VERSION, owner="sweep", file_name=FILE_NAME)
 
     @classmethod
@@ -256,12 +285,17 @@ def _trial(facts: Mapping[str, Any]) -> TrialRecord:
 
 
 def save_record(record: Record, path: str) -> None:
-    """Write `sweep.json` into the sweep's folder `path`, replacing the earlier file atomically."""
+    """Write `sweep.json` into the sweep's folder `path`.
+
+    Replaces the earlier file atomically.
+    """
     write_json_file(path, FILE_NAME, record.to_json())
 
 
 def load_record(path: str) -> Record | None:
-    """Load the record from the sweep's folder `path`. None if no sweep was started there.
+    """Load the record of the sweep in `path`.
+
+    None if no sweep was started there.
 
     Raises `InvalidOption` for a file that is not a record, and for a `path` that is a file.
     """
@@ -274,5 +308,8 @@ ORDER = {"running": 0, "paused": 1, "pending": 2}
 
 
 def active_first(record: Record) -> list[TrialRecord]:
-    """Running trials, then waiting ones, then ended ones. Within each group the best is first."""
+    """Return running, waiting, then ended trials.
+
+    Within each group the best is first.
+    """
     return sorted(record.ranked, key=lambda trial: ORDER.get(trial.state, len(ORDER)))

@@ -43,7 +43,9 @@ class HasWorldSize(Protocol):
 
 
 class SweepRecorder(tune.Callback):  # type: ignore[misc]
-    """Tune callback that keeps `record` up to date, saves it, and calls `listeners`.
+    """Tune callback that keeps `record` up to date.
+
+    It saves the record and calls `listeners`.
 
     The record is saved to `sweep.json` in the folder `path`. A failed save is repeated at the next turn. Only the last
     save, in `close`, must succeed. `allocations` returns the running runs by trial (`TrialWorkers.allocations`).
@@ -98,7 +100,10 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
         self.record.put(known)
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002 - Tune's signature
-        """Update the record. Tune calls it several times a second."""
+        """Update the record.
+
+        Tune calls it several times a second.
+        """
         now_s = self._tick()
         if now_s - self._noted_s >= SAVE_EVERY_S:
             self._noted_s = now_s
@@ -110,12 +115,18 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
             self._try_to_save()
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002 - Tune's signature
-        """Record the end of the sweep. Tune also calls it for an interrupted sweep, without further trial callbacks."""
+        """Record the end of the sweep.
+
+        Tune also calls it for an interrupted sweep, without further trial callbacks.
+        """
         self._tick()
         self._note(trials)
 
     def close(self, stopped: str | None = None) -> None:
-        """Write the final record with the reason of an early end. Raises `WriteFailed` if storage refuses."""
+        """Write the final record, with the reason of an early end.
+
+        Raises `WriteFailed` if storage refuses.
+        """
         self._tick()
         self.record.stopped = stopped
         now_s = self.record.elapsed_s
@@ -158,7 +169,10 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
             self.record.put(known)
 
     def _forget_unknown(self, trials: Sequence[Trial]) -> None:
-        """After a restart, drop trials that were drawn so shortly before a kill that Tune has lost them."""
+        """Drop trials that Tune has lost, after a restart.
+
+        They were drawn shortly before a kill.
+        """
         known = {trial.trial_id for trial in trials}
         for trial in list(self.record.trials.values()):
             if trial.id not in known and not trial.has_started and not trial.has_ended:
@@ -172,7 +186,10 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
 
 
 def _config(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Config as a job receives it: some searchers draw NumPy scalars."""
+    """Return a config as a job receives it.
+
+    Some searchers draw NumPy scalars.
+    """
     return {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
 
 
@@ -189,7 +206,9 @@ def _point(result: Mapping[str, Any], metric: str, now_s: float) -> Point:
 
 
 def _state(trial: Trial, known: TrialRecord) -> State:
-    """State of a trial. Tune's TERMINATED covers all ends without an error: the last result identifies finished trials.
+    """Return the state of a trial.
+
+    Tune's TERMINATED covers all ends without an error: the last result identifies finished trials.
 
     Tune's PAUSED includes trials that are held back before their first start.
     """
@@ -207,6 +226,9 @@ def _error(trial: Trial) -> str | None:
 
 
 def _last_line(text: str) -> str:
-    """The error line of a traceback, without module names. Indented lines after it belong to its message."""
+    """Return the error line of a traceback.
+
+    Without module names. Indented lines after it belong to its message.
+    """
     lines = [line for line in text.splitlines() if line.strip() and not line[0].isspace()]
     return re.sub(r"^(?:\w+\.)+(?=\w+: )", "", lines[-1].strip()) if lines else text.strip()

@@ -1,4 +1,4 @@
-"""Status of a running sweep, as `forebay ps` shows it."""
+"""Status of a running sweep, for `forebay ps`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from forebay.sweep.record.record import Mode, Record, State, TrialRecord, active
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialStatus:
-    """One trial at one moment. `value` is its newest value, `best` its best one."""
+    """State of a trial at one moment.
+
+    `value` is its newest value, `best` its best one.
+    """
 
     id: str
     run: str
@@ -24,7 +27,9 @@ class TrialStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepStatus:
-    """A running sweep at one moment: running trials first, then waiting ones, the best of each first.
+    """State of a running sweep at one moment.
+
+    Running trials first, then waiting ones, the best of each first.
 
     `started_at` is Unix seconds; `stopping` is the reason of a requested stop.
     """
@@ -45,7 +50,10 @@ class SweepStatus:
 
     @classmethod
     def of(cls, record: Record, path: str) -> SweepStatus:
-        """Status of the sweep with this record, in the folder `path`."""
+        """Return the status of a sweep.
+
+        From its record, in the folder `path`.
+        """
         best = record.best
         return cls(
             name=record.name,

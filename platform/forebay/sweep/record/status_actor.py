@@ -1,4 +1,7 @@
-"""Named actor of a running sweep: holds its status and passes on stop requests."""
+"""Named actor that holds a running sweep's status.
+
+It passes on stop requests.
+"""
 
 from __future__ import annotations
 
@@ -21,14 +24,17 @@ PREFIX = "sweep-"
 
 
 class SweepStatusActor:
-    """Actor with the newest status of the sweep and the first requested stop."""
+    """Actor with a sweep's newest status and first stop request."""
 
     def __init__(self, status: SweepStatus) -> None:
         self._status = status
         self._stop: str | None = None
 
     def publish(self, status: SweepStatus) -> str | None:
-        """Store the current status. Returns the reason of a requested stop, or None."""
+        """Store the current status.
+
+        Returns the reason of a requested stop, or None.
+        """
         self._status = status
         return self._stop
 
@@ -56,7 +62,10 @@ class SweepStatusClient:
 
     @property
     def stop_reason(self) -> str | None:
-        """Reason of a requested stop, as of the call of `publish` before the last one. Otherwise None."""
+        """Return the reason of a requested stop, or None.
+
+        As of the call of `publish` before the last one.
+        """
         self._read_answer()
         return self._stop
 
@@ -69,7 +78,10 @@ class SweepStatusClient:
 
 @contextmanager
 def publish_status(record: Record, path: str) -> Iterator[SweepStatusClient]:
-    """Status actor of a sweep for the duration of the block. Raises `InvalidOption` if the sweep is already running."""
+    """Keep a status actor of a sweep during the block.
+
+    Raises `InvalidOption` if the sweep is already running.
+    """
     node = ray.get_runtime_context().get_node_id()
     actor_class = ray.remote(SweepStatusActor).options(
         name=f"{PREFIX}{record.name}",
@@ -92,7 +104,7 @@ def publish_status(record: Record, path: str) -> Iterator[SweepStatusClient]:
 
 
 def list_sweeps() -> list[SweepStatus]:
-    """Running sweeps on the cluster of this process, by name."""
+    """Return the running sweeps of this cluster, by name."""
     found = ask_all(PREFIX, lambda board: board.read.remote())
     return sorted(found, key=lambda status: status.name)
 
@@ -103,7 +115,9 @@ def is_sweep(name: str) -> bool:
 
 
 def stop_sweep(name: str, reason: str) -> SweepStatus:
-    """Request the end of a sweep, after a checkpoint of each trial. Returns its status.
+    """Request the end of a sweep. Returns its status.
+
+    Each trial saves a checkpoint first.
 
     Raises `InvalidOption` for a sweep that is not running or is already ending.
     """

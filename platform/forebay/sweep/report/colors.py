@@ -1,4 +1,7 @@
-"""One color per trial, by its best value: the same in every plot and in the table."""
+"""One color per trial, by its best value.
+
+The same in every plot and in the table.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +37,20 @@ class Colors:
         self._shade = PlotAxis(low, high if high > low else low + 1e-9, pale, dark)
 
     def of(self, trial: TrialRecord) -> str:
-        """Return the color of a trial: red for the best, grey without a value."""
+        """Return the color of a trial.
+
+        Red for the best, grey without a value.
+        """
         if self._best is not None and trial.id == self._best.id:
             return BEST
         point = trial.best(self._record.mode)
         return NONE if point is None or point.value is None else _mixed(self._shade(point.value))
 
     def explain(self, x: float, top: float, bottom: float) -> list[Markup]:
-        """Draw the color scale, with its left edge at `x`. Empty for fewer than two values."""
+        """Draw the color scale, from `x` on.
+
+        Empty for fewer than two values.
+        """
         if self._best is None or self._is_one:
             return []
         up = PlotAxis(self._shade.low, self._shade.high, bottom, top)
@@ -56,7 +65,10 @@ class Colors:
         return [*parts, *ticks, turned(f"best {self._record.metric} of a trial", x + 80, (top + bottom) / 2)]
 
     def best_text(self) -> str:
-        """Name the best trial and its value. Empty without one."""
+        """Name the best trial and its value.
+
+        Empty without one.
+        """
         if self._best is None:
             return ""
         return f"best: {self._best.id}, {self._record.metric} {value_text(self._record.best_value)}"

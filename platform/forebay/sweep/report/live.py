@@ -1,4 +1,7 @@
-"""Table of a sweep's trials while it runs: in a terminal, in a notebook, or as lines in a log."""
+"""Live table of a sweep's trials.
+
+In a terminal, in a notebook, or as lines in a log.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,10 @@ log = logging.getLogger(__name__)
 
 
 class Display(Protocol):
-    """Output for a record. `end` shows it for the last time."""
+    """Output for a record.
+
+    `end` shows it for the last time.
+    """
 
     def show(self, record: Record) -> None: ...
 
@@ -50,7 +56,9 @@ class Display(Protocol):
 
 
 class LiveView:
-    """Display of the record, updated about once a second: in a terminal, in a notebook, or in a log.
+    """Display of a record that outlives failures of its output.
+
+    Updated about once a second.
 
     If the output fails (a closed terminal), the display ends and the sweep continues.
     """
@@ -81,7 +89,9 @@ class LiveView:
 
 @contextmanager
 def live_display(wanted: bool = True, console: Console | None = None) -> Iterator[Callable[[Record], None]]:
-    """Function to call with the record of a sweep, about once a second, for the duration of the block.
+    """Yield a function that shows a sweep's record.
+
+    To be called about once a second, during the block.
 
     Outside a notebook, `console` is the output; by default standard error.
     """
@@ -105,13 +115,16 @@ def _display(console: Console | None) -> Display:
 
 
 def _is_notebook() -> bool:
-    """Whether this process displays in a notebook, which has imported IPython."""
+    """Return whether this process runs a notebook.
+
+    A notebook has imported IPython.
+    """
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     return shell is not None and hasattr(shell, "kernel")
 
 
 class TerminalTable:
-    """Table that is redrawn in place."""
+    """Table that is redrawn on the terminal."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -138,7 +151,7 @@ class TerminalTable:
 
 
 class NotebookTable:
-    """Table in the output of a cell, replaced as a whole."""
+    """Table in a notebook cell, replaced as a whole."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -215,7 +228,10 @@ class LogLines:
 
 
 def trial_table(record: Record, most: int | None = None, width: int = LOG_WIDTH) -> Table:
-    """One row per trial, at most `most` rows, the best trial in bold. `width` is that of the terminal, in columns."""
+    """Return a table with one row per trial.
+
+    At most `most` rows, the best trial in bold. `width` is the number of columns of the terminal.
+    """
     best = record.best
     shown = [each for each in live_columns(record.metric) if width >= ROOMY or each.title not in NOT_IF_NARROW]
     table = TrialTable(shown, record.metric, best=best.id if best else None)
@@ -229,7 +245,10 @@ def trial_table(record: Record, most: int | None = None, width: int = LOG_WIDTH)
 
 
 class TrialTable:
-    """Table of trials for a terminal, the trial `best` in bold. If narrow, configs and a long metric name are cut."""
+    """Table of trials for a terminal.
+
+    The trial `best` is bold. If narrow, configs and a long metric name are cut.
+    """
 
     def __init__(self, columns: Sequence[TrialColumn], metric: str, best: str | None) -> None:
         self.table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
@@ -241,7 +260,10 @@ class TrialTable:
             self.table.add_column(_one_line(title), justify=justify, no_wrap=not may_be_cut, overflow="ellipsis")
 
     def add_trial(self, row: TrialRow) -> None:
-        """Add the row of one trial, its state in the color of the state."""
+        """Add the row of one trial.
+
+        Its state has the color of the state.
+        """
         texts = [_one_line(each.text(row)) for each in self._columns]
         texts[1].stylize(COLOURS[row.state])
         self.table.add_row(*texts, style="bold" if row.id == self._best else None)

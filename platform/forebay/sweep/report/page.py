@@ -1,4 +1,7 @@
-"""Page of a sweep: one HTML file that needs no network and no other file."""
+"""Page of a sweep, and its report with runs.
+
+An HTML file that needs no network and no other file.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +51,9 @@ RED = ("best value", "best config")
 
 
 def write_page(record: Record, path: str) -> str:
-    """Write `sweep.html` into the sweep's folder `path`. Returns its path.
+    """Write `sweep.html` into the sweep's folder `path`.
+
+    Returns its path.
 
     Raises `WriteFailed` if storage refuses.
     """
@@ -117,7 +122,10 @@ def _table(record: Record) -> Markup:
 
 
 def _cell(column: TrialColumn, shown: TrialRow, color: str) -> Markup:
-    """Cell of a row, with its sort key. `color` is that of the trial in the plots. The error is a tooltip."""
+    """Return a cell of a row, with its sort key.
+
+    `color` is the trial's color in the plots. The error is a tooltip.
+    """
     key, text = column.value(shown), column.text(shown)
     sort = "" if key is None else str(key)
     if column is TRIAL:
@@ -128,7 +136,10 @@ def _cell(column: TrialColumn, shown: TrialRow, color: str) -> Markup:
 
 
 def _errors(record: Record) -> Markup:
-    """Errors as a separate list: long messages would make the table too wide."""
+    """Return the errors as a separate list.
+
+    Long messages would make the table too wide.
+    """
     found: dict[str, list[str]] = {}
     for trial in record.trials.values():
         if trial.error:
@@ -138,7 +149,10 @@ def _errors(record: Record) -> Markup:
 
 
 def sweep_report(record: Record, runs: list[RecordedRun]) -> str:
-    """HTML document of the sweep, with a comparison of `runs` if there are any."""
+    """Return a sweep's page, with a comparison of `runs`.
+
+    Without runs, there is none.
+    """
     if not runs:
         return page(record)
     told = f"The runs of the {len(runs)} best trials." if len(runs) > 1 else "The run of the best trial."
@@ -146,7 +160,10 @@ def sweep_report(record: Record, runs: list[RecordedRun]) -> str:
 
 
 def best_runs(record: Record, path: str) -> list[RecordedRun]:
-    """Runs of the best trials with a value, whose folders are there, at most as many as a report compares."""
+    """Load the runs of the best trials.
+
+    Those with a value, whose folders are there, at most as many as a report compares.
+    """
     found = []
     for trial in record.ranked[:MAX_RUNS]:
         if trial.best(record.mode) is None:

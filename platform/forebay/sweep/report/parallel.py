@@ -1,4 +1,7 @@
-"""Parallel coordinates of a sweep's configs, colored by the best value."""
+"""Parallel coordinates of a sweep's configs.
+
+Colored by the best value.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ HALO: dict[str, Attribute] = {"stroke": PAPER, "stroke_width": 4, "paint_order":
 
 
 def configs_picture(record: Record) -> Picture:
-    """Draw every trial as a line through its config to its best value. Dashed without a value."""
+    """Draw a line for each config, up to its best value.
+
+    Dashed without a value.
+    """
     trials, names, best = record.ranked, record.parameters, record.best
     drawn = [
         coordinate(name, [trial.config_at_best.get(name) for trial in trials], _is_log(record, name)) for name in names
@@ -52,7 +58,10 @@ def configs_picture(record: Record) -> Picture:
 
 
 def _is_log(record: Record, name: str) -> bool | None:
-    """Return whether the axis is logarithmic. None if the domain does not say, as for a list of choices."""
+    """Return whether the axis is logarithmic.
+
+    None if the domain does not say, as for a list of choices.
+    """
     if name in record.log_axes:
         return True
     return False if record.space.get(name, "").startswith(RANGES) else None
@@ -108,7 +117,9 @@ class Coordinate:
 
 
 def coordinate(name: str, values: Sequence[Any], is_log: bool | None = None) -> Coordinate:
-    """Return the axis of `values`: linear or logarithmic for numbers, otherwise one position per value.
+    """Return the axis of `values`.
+
+    Linear or logarithmic for numbers, otherwise one position per value.
 
     With `is_log` None, the values decide the scale, and a few different numbers get one tick each.
     """

@@ -1,4 +1,4 @@
-"""Pictures of a sweep over time: the metric per trial, and the workers per trial."""
+"""Pictures of a sweep over time: metric and workers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,10 @@ ENDS: dict[State, str] = {
 
 
 def metric_picture(record: Record) -> Picture:
-    """Draw the metric over time: one line per trial, the best red and on top, the best few named."""
+    """Draw the metric over time, one line per trial.
+
+    The best is red and on top, the best few are named.
+    """
     colors, per_s = Colors(record), _time_unit(record.elapsed_s)[1]
     lines = {trial.id: _points(trial, per_s) for trial in record.ranked}
     area = PlotArea(_time_axis(record, per_s), PlotAxis(*_value_range(record), HEIGHT - BOTTOM, TOP))
@@ -54,7 +57,10 @@ def metric_picture(record: Record) -> Picture:
 
 
 def workers_picture(record: Record) -> Picture:
-    """Draw workers over time, stacked by trial, the best trial at the bottom."""
+    """Draw workers over time, stacked by trial.
+
+    The best trial is at the bottom.
+    """
     height, colors, per_s = round(0.8 * HEIGHT), Colors(record), _time_unit(record.elapsed_s)[1]
     trials = [trial for trial in record.ranked if trial.worker_counts]
     times = sorted({0.0, record.elapsed_s, *(count.at_s for trial in trials for count in trial.worker_counts)})
@@ -87,7 +93,7 @@ def _points(trial: TrialRecord, per_s: float) -> Sequence[tuple[float, float]]:
 def _line(
     trial: TrialRecord, points: Sequence[tuple[float, float]], area: PlotArea, color: str, *, is_best: bool
 ) -> Markup:
-    """Draw a trial with its points, and its state at the end."""
+    """Draw a trial's points, and its state at the end."""
     titles = [f"{trial.id} {metric_text(value)}" for _, value in points]
     at = [(area.across(x), area.up(y)) for x, y in points]
     line = element(
@@ -123,7 +129,10 @@ def _ends_key(record: Record) -> list[Markup]:
 
 
 def _names(ends: Iterable[tuple[str, tuple[float, float]]], area: PlotArea) -> list[Markup]:
-    """Write the ends of trial ids beside the ends of their lines, where there is space."""
+    """Name trials at the ends of their lines.
+
+    By the ends of their ids, where there is space.
+    """
     parts: list[Markup] = []
     taken: list[tuple[float, float]] = []
     for trial, (x, y) in ends:
@@ -141,7 +150,10 @@ def _head(colors: Colors) -> list[Markup]:
 
 
 def _time_axis(record: Record, per_s: float) -> PlotAxis:
-    """Return the time axis, which all plots of a sweep share. It reaches a deadline that is not far off."""
+    """Return the time axis of all plots of a sweep.
+
+    It reaches a deadline that is not far off.
+    """
     last_s = max(record.elapsed_s, record.deadline_at_s or 0.0) if _shows_deadline(record) else record.elapsed_s
     return PlotAxis(0.0, max(1.01 * last_s * per_s, 1e-3), LEFT, WIDTH - RIGHT)
 
@@ -151,7 +163,10 @@ def _shows_deadline(record: Record) -> bool:
 
 
 def _deadline(record: Record, area: PlotArea, *, at_top: bool = True) -> list[Markup]:
-    """Draw the deadline unless it is far off, named at the end away from good values."""
+    """Draw the deadline unless it is far off.
+
+    Named at the end away from good values.
+    """
     if record.deadline_at_s is None or not _shows_deadline(record):
         return []
     at = record.deadline_at_s * _time_unit(record.elapsed_s)[1]
@@ -179,7 +194,10 @@ def _workers_at(worker_counts: tuple[WorkerCount, ...], times: list[float]) -> n
 
 
 def _area_path(area: PlotArea, times: Sequence[float], low: np.ndarray, high: np.ndarray) -> str:
-    """Return the `d` of the steps between `low` and `high`, without spans of no workers."""
+    """Return the `d` of the steps between `low` and `high`.
+
+    Without spans of no workers.
+    """
     parts = []
     has_workers = [*(high > low), False]
     begin = None
@@ -194,14 +212,20 @@ def _area_path(area: PlotArea, times: Sequence[float], low: np.ndarray, high: np
 
 
 def _closed(area: PlotArea, times: Sequence[float], low: np.ndarray, high: np.ndarray) -> str:
-    """Return the `d` of one area: along the top in steps, and back along the bottom."""
+    """Return the `d` of one area.
+
+    Along the top in steps, and back along the bottom.
+    """
     tops, bottoms = _steps(area, times, high), _steps(area, times, low)
     forth, back = ("L".join(f"{x:.1f} {y:.1f}" for x, y in each) for each in (tops, bottoms[::-1]))
     return f"M{forth}L{back}Z"
 
 
 def _steps(area: PlotArea, times: Sequence[float], values: np.ndarray) -> list[tuple[float, float]]:
-    """Return the corners of a staircase, each level until the next time."""
+    """Return the corners of a staircase.
+
+    Each level lasts until the next time.
+    """
     corners: list[tuple[float, float]] = []
     for begin, end, value in zip(times, times[1:], values.tolist(), strict=False):
         y = area.up(value)
@@ -213,7 +237,10 @@ def _steps(area: PlotArea, times: Sequence[float], values: np.ndarray) -> list[t
 
 
 def _value_range(record: Record) -> tuple[float, float]:
-    """Return the value range without the worst values of fresh models, which would flatten the plot."""
+    """Return the value range without outliers.
+
+    The worst values of fresh models would flatten the plot.
+    """
     values = np.array([p.value for trial in record.trials.values() for p in trial.points if p.value is not None])
     values = values[np.isfinite(values)] if len(values) else values
     if len(values) == 0:
@@ -224,7 +251,10 @@ def _value_range(record: Record) -> tuple[float, float]:
 
 
 def _time_unit(elapsed_s: float) -> tuple[str, float]:
-    """Return the unit of the time axis, and its length of one second."""
+    """Return the unit of the time axis.
+
+    And its length of one second.
+    """
     if elapsed_s >= HOURS_FROM_S:
         return "hours", 1 / 3600
     return ("minutes", 1 / 60) if elapsed_s >= MINUTES_FROM_S else ("seconds", 1.0)

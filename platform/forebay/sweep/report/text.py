@@ -1,4 +1,7 @@
-"""Numbers and configs of a sweep as text, the same in a terminal, a notebook and the page."""
+"""Numbers and configs of a sweep as text.
+
+The same in a terminal, a notebook and the page.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from forebay.sweep.record.record import Record, TrialRecord
 
 
 def sharing_text(blocks: Iterable[str]) -> str:
-    """Line about shared blocks. `blocks` has the result of `trial_spec.blocks_of` for each trial. Empty for none.
+    """Say which trials share blocks.
+
+    `blocks` has the result of `trial_spec.blocks_of` for each trial. Empty for none.
 
     >>> sharing_text(["clicks-3fa1"] * 8)
     'all 8 trials share the blocks clicks-3fa1'
@@ -39,7 +44,10 @@ MAX_WORD = 32
 
 
 def summary_line(record: Record) -> str:
-    """`best auc 0.7312 (a1b2_00003), 3 running, 2 pending, 4 of 4 slots in use, 2:10 of 10:00 left`."""
+    """Summarize a sweep in one line.
+
+    `best auc 0.7312 (a1b2_00003), 3 running, 2 pending, 4 of 4 slots in use, 2:10 of 10:00 left`.
+    """
     facts = [best_text(record), states_text(record.trials.values())]
     if record.trials and all(trial.has_ended for trial in record.trials.values()):
         facts.append(f"{time_text(record.elapsed_s)} in all")
@@ -60,12 +68,15 @@ def best_text(record: Record) -> str:
 
 
 def blocks_text(record: Record) -> str:
-    """Text on which trials share cached blocks. Empty before the first epoch has ended."""
+    """Say which trials share cached blocks.
+
+    Empty before the first epoch has ended.
+    """
     return sharing_text(trial.blocks for trial in record.trials.values() if trial.blocks is not None)
 
 
 def states_text(trials: Iterable[TrialRecord]) -> str:
-    """Number of trials per state: `3 running, 2 pending, 1 failed`."""
+    """Count trials per state: `3 running, 2 pending, 1 failed`."""
     found = [trial.state for trial in trials]
     order = ("running", "paused", "pending", "finished", "stopped", "failed")
     return ", ".join(f"{found.count(state)} {state}" for state in order if state in found) or "no trial yet"
@@ -82,6 +93,9 @@ def config_text(config: Mapping[str, Any]) -> str:
 
 
 def word(value: Any) -> str:
-    """One value of a config: floats with three significant digits, long texts cut."""
+    """Format a config value.
+
+    Floats have three significant digits, long texts are cut.
+    """
     text = f"{value:.3g}" if isinstance(value, float) else str(value) or "''"
     return text if len(text) <= MAX_WORD else f"{text[: MAX_WORD - 1]}…"

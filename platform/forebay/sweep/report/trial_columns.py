@@ -1,4 +1,7 @@
-"""Columns of all tables of trials: the live table, the page, `forebay ps`, and `SweepResult.table`."""
+"""Columns of all tables of trials.
+
+The live table, the page, `forebay ps`, and `SweepResult.table`.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from forebay.training.runs.status import RunStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrialRow:
-    """Row of one trial: of its sweep's record, or of the status of a running sweep (without configs).
+    """Row of one trial.
+
+    From its sweep's record, or from the status of a running sweep (without configs).
 
     `last` is the value of the newest epoch, `best` the best one, of `best_epoch`. `rows_per_s` is None unless the
     trial runs. `run_epochs` is the number of epochs of its run, None unless the run was asked.
@@ -41,7 +46,10 @@ class TrialRow:
 
     @classmethod
     def of_record(cls, record: Record, trial: TrialRecord) -> TrialRow:
-        """Row from the sweep's record. Its `run` is that of the best value."""
+        """Return the row of a recorded trial.
+
+        Its `run` is the run of the best value.
+        """
         best, last = trial.best(record.mode), trial.last
         return cls(
             id=trial.id,
@@ -63,7 +71,10 @@ class TrialRow:
 
     @classmethod
     def of_status(cls, trial: TrialStatus, run: RunStatus | None) -> TrialRow:
-        """Row from the status of a running sweep. `run` is the trial's run, None unless it is under way."""
+        """Return the row of a trial in a running sweep.
+
+        `run` is the trial's run, None unless it is under way.
+        """
         return cls(
             id=trial.id,
             state=trial.state,
@@ -108,7 +119,7 @@ ERROR: TrialColumn = column("error", lambda row: row.error)
 
 
 def live_columns(metric: str) -> tuple[TrialColumn, ...]:
-    """Columns of the table of a sweep that runs in this process."""
+    """Return the columns of the live table."""
     return (TRIAL, STATE, EPOCHS, LAST.titled(metric), BEST, WORKERS, RATE, TIME, CONFIG)
 
 
@@ -118,13 +129,19 @@ def status_columns(metric: str) -> tuple[TrialColumn, ...]:
 
 
 def page_columns(metric: str, parameters: Sequence[str]) -> tuple[TrialColumn, ...]:
-    """Columns of the page: one for each of the swept `parameters`, with its value at the best epoch."""
+    """Return the columns of the page.
+
+    One for each of the swept `parameters`, with its value at the best epoch.
+    """
     configs = (_parameter(name, name) for name in parameters)
     return (TRIAL, STATE, EPOCHS, BEST.titled(f"best {metric}"), LAST.titled(f"last {metric}"), TIME, *configs)
 
 
 def data_columns(metric: str, parameters: Sequence[str], run_path: Callable[[str], str]) -> tuple[TrialColumn, ...]:
-    """Columns of `SweepResult.table`. `run_path` returns the folder of a run."""
+    """Return the columns of `SweepResult.table`.
+
+    `run_path` returns the folder of a run.
+    """
     return (
         TRIAL,
         STATE,
@@ -141,7 +158,10 @@ def data_columns(metric: str, parameters: Sequence[str], run_path: Callable[[str
 
 
 def _parameter(title: str, name: str) -> TrialColumn:
-    """Column of a swept parameter. A trial without it has `-`, one where it is None has `None`."""
+    """Return the column of a swept parameter.
+
+    A trial without it has `-`, one where it is None has `None`.
+    """
     return Column(
         title=title,
         value=lambda row: row.config_at_best.get(name),

@@ -1,4 +1,6 @@
-"""Runs that start from a checkpoint of another run: the exchange step of population-based training.
+"""Runs that start from another run's checkpoint.
+
+The exchange step of population-based training.
 
 A trial's checkpoint is a name and a step, not a copy: states can be large, and most checkpoints are never read. The
 checkpoint stays in the run's own folder until `NUM_PINNED` later ones are pinned, however fast the run saves. Source:
@@ -37,19 +39,24 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Origin of a fork: the folder of the source run, and the step of its checkpoint."""
+    """Source run and checkpoint step of a fork."""
 
     run: str
     step: int
 
 
 def newest_stored_step(run: str) -> int | None:
-    """Step of the newest stored checkpoint of the run in folder `run`, or None before the first one."""
+    """Return the step of a run's newest stored checkpoint.
+
+    None before the first one.
+    """
     return next(iter(readable_checkpoints(run).complete_steps()), None)
 
 
 def pin(run: str, at_least: int = 0, wait_s: float = 0.0, flush: Callable[[], None] = lambda: None) -> int | None:
-    """Pin a complete checkpoint in storage of the run in folder `run`, for forks. Returns its step, None without any.
+    """Pin a complete checkpoint of a run, for forks.
+
+    Returns its step, or None without any. `run` is the run's folder in storage.
 
     Takes the first checkpoint of step `at_least` or later and waits at most `wait_s` seconds for it. If none arrives,
     takes the newest. An epoch is reported before its last checkpoint is saved. So a caller that has received an epoch
@@ -80,8 +87,10 @@ def pin(run: str, at_least: int = 0, wait_s: float = 0.0, flush: Callable[[], No
 
 
 def fork(source: str, step: int, target: str) -> int:
-    """Start the run in folder `target`, which has no checkpoint yet, from the checkpoint of `step` of the run in
-    `source`.
+    """Start a new run from the checkpoint of another run.
+
+    `target` is the new run's folder, without a checkpoint yet. `source` is the folder of the other run, `step` the step
+    of its checkpoint.
 
     Both are paths, or URIs on any storage. Model, moments, schedules, data position and epochs come from the
     checkpoint. Hyperparameters of optimizers and schedulers are left out, so that those of the target's job apply. A
@@ -116,7 +125,10 @@ def fork(source: str, step: int, target: str) -> int:
 
 
 def origin_of(run: str) -> Origin | None:
-    """Origin of the run in folder `run`, or None for a run that started at step 0 or has not started."""
+    """Return the origin of the run in folder `run`.
+
+    None for a run that started at step 0 or has not started.
+    """
     if newest_stored_step(run) is None:
         return None
     content = read_json_file(run, ORIGIN_FILE, "run")

@@ -1,4 +1,7 @@
-"""Runs of a trial that forks from other trials: one run per generation, found by name."""
+"""Runs of a trial that forks from other trials.
+
+One run per generation, found by name.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +23,19 @@ CONFIG = "config.json"
 
 
 def newest_generation(runs: str, sweep: str, trial_id: str) -> int:
-    """Generation of the trial's newest run below `runs` with a checkpoint, or 0 without one."""
+    """Return the newest generation with a checkpoint.
+
+    Of the trial's runs below `runs`. 0 without one.
+    """
     return next((found for found in _generations(runs, sweep, trial_id) if _is_begun(runs, sweep, trial_id, found)), 0)
 
 
 def start_generation(
     source: Mapping[str, Any], runs: str, *, sweep: str, trial_id: str, config: Mapping[str, Any]
 ) -> int:
-    """Continue the trial from the checkpoint of `source["step"]` of the run `source["run"]`. Returns its new
-    generation.
+    """Continue the trial from another run's checkpoint.
+
+    The checkpoint of `source["step"]` of the run `source["run"]`. Returns the trial's new generation.
 
     If the trial's process was lost after a fork from there with the same config, that fork is continued.
     """

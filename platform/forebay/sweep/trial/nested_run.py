@@ -1,4 +1,7 @@
-"""Run of one trial: trains in its own thread and pauses at the end of every epoch until it is resumed."""
+"""Run of one trial, in its own thread.
+
+It pauses at the end of every epoch until it is resumed.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +72,9 @@ class Clock:
 
 
 class NestedRun:
-    """Thread that runs `run(job, driver, callbacks)` and hands its epochs to the caller one by one.
+    """Thread that trains a job epoch by epoch.
+
+    It runs `run(job, driver, callbacks)` and hands its epochs to the caller one by one.
 
     At the end of every epoch but the last, the run waits in its callbacks for `resume` or `stop`. If the caller decides
     to stop after an epoch, the newest checkpoint of the run is the one that ends this epoch.
@@ -102,12 +107,14 @@ class NestedRun:
 
     @property
     def paused_at(self) -> EpochEnded | None:
-        """Epoch at whose end the run is paused, or None."""
+        """Return the epoch after which the run is paused, or None."""
         with self._changed:
             return self._epoch.ended if self._is_paused and self._epoch is not None else None
 
     def is_hung(self, timeout_s: float) -> bool:
-        """Whether no event has arrived for `timeout_s` seconds from workers that should train.
+        """Return whether no event has arrived for `timeout_s`.
+
+        In seconds, from workers that should train.
 
         Their first step may take `FIRST_STEP_S` longer: code is compiled, and files are opened.
         """
@@ -118,7 +125,9 @@ class NestedRun:
             return time.monotonic() - clock.last > timeout_s + (0.0 if clock.has_stepped else FIRST_STEP_S)
 
     def next_epoch(self, wait_s: float) -> Epoch | None:
-        """Next ended epoch. None if there is none within `wait_s` seconds, or if the run is over.
+        """Wait for the next ended epoch.
+
+        None if there is none within `wait_s` seconds, or if the run is over.
 
         Raises the exception of the run.
         """
@@ -132,7 +141,10 @@ class NestedRun:
             return epoch
 
     def resume(self, after: int) -> None:
-        """Resume a run that is paused at the end of epoch `after` or an earlier one."""
+        """Resume a run that is paused at an epoch's end.
+
+        At the end of epoch `after` or an earlier one.
+        """
         with self._changed:
             if self._epoch is not None and self._is_paused and self._epoch.ended.epoch <= after:
                 self._epoch, self._is_paused = None, False
@@ -147,7 +159,10 @@ class NestedRun:
             self._changed.notify_all()
 
     def join(self, wait_s: float | None = None) -> bool:
-        """Wait for the end of the run. Returns whether it has ended."""
+        """Wait for the end of the run.
+
+        Returns whether it has ended.
+        """
         self._thread.join(wait_s)
         return not self._thread.is_alive()
 

@@ -1,4 +1,7 @@
-"""A trial as a Ray Tune actor without CPUs. Its run trains beside the steps that Tune requests."""
+"""A trial as a Ray Tune actor without CPUs.
+
+Its run trains beside the steps that Tune requests.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +45,25 @@ DUPLICATE: Mapping[str, Any] = {"__duplicate__": True}
 
 
 class TrialRun(tune.Trainable):  # type: ignore[misc]
-    """One trial. `step` is an epoch. Between steps the run is paused at the end of the epoch."""
+    """One trial, whose step is an epoch.
+
+    Between steps the run is paused at the end of the epoch.
+    """
 
     def setup(self, config: Mapping[str, Any], payload: bytes, stop_flag: ActorHandle) -> None:  # noqa: ARG002 - Tune's
-        """Prepare the trial. The run starts with the first step."""
+        """Prepare the trial.
+
+        The run starts with the first step.
+        """
         self._spec: TrialSpec = unpack(payload)
         self._stop_flag = stop_flag
         self._reset()
 
     def reset_config(self, new_config: Mapping[str, Any]) -> bool:  # noqa: ARG002 - it is in `self.config` by now
-        """Become another trial. A process that has imported everything serves one trial after the other."""
+        """Become another trial.
+
+        A process that has imported everything serves one trial after the other.
+        """
         self.cleanup()
         if self._nested is not None:
             # The run of this process hangs and would train beside the next one. For Tune, this process is lost.
@@ -74,7 +86,10 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         self._began = time.monotonic()
 
     def step(self) -> dict[str, Any]:
-        """Train to the end of the next epoch. Raises the exception of the run."""
+        """Train to the end of the next epoch.
+
+        Raises the exception of the run.
+        """
         nested = self._started_run()
         while True:
             try:
@@ -92,7 +107,10 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
                 return dict(DUPLICATE)
 
     def save_checkpoint(self, checkpoint_dir: str) -> None:
-        """Save the name and step of the current checkpoint. If trials exchange checkpoints, pin it in storage."""
+        """Save the name and step of the current checkpoint.
+
+        If trials exchange checkpoints, pin it in storage.
+        """
         step = None
         nested = self._nested
         if nested is not None and (ended := nested.paused_at) is not None:
@@ -106,7 +124,10 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         write_json_file(checkpoint_dir, CHECKPOINT, to_json(facts))
 
     def load_checkpoint(self, checkpoint_dir: str) -> None:
-        """Continue the trial's own run, or start a new one from another trial's checkpoint."""
+        """Continue the trial's run, or fork another trial's.
+
+        A fork is a new run from the other trial's checkpoint.
+        """
         facts = json.loads(Path(checkpoint_dir, CHECKPOINT).read_text())
         if facts["trial"] == self.trial_id:
             self._generation = max(facts["generation"], self._generation)
@@ -115,7 +136,10 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             self._generation = start_generation(facts, runs, sweep=sweep, trial_id=self.trial_id, config=self.config)
 
     def cleanup(self) -> None:
-        """Make the run save a checkpoint and end, so that a stopped or paused trial loses nothing."""
+        """Make the run save a checkpoint and end.
+
+        So a stopped or paused trial loses nothing.
+        """
         nested = self._nested
         if nested is None or self._is_hung(nested):
             return
@@ -143,7 +167,10 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         return self._nested
 
     def _restarted_run(self) -> NestedRun:
-        """Restart the run after an earlier process of this trial that has not released it yet."""
+        """Restart the run once an earlier process releases it.
+
+        That process of this trial was lost.
+        """
         assert self._nested is not None
         if time.monotonic() - self._began > HANDOVER_S:
             self._nested.next_epoch(0)
@@ -152,7 +179,10 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         return self._started_run()
 
     def _stop_if_asked(self, nested: NestedRun) -> bool:
-        """Stop the run if the sweep ends. Returns whether it does. Raises `Hung` for a run without events."""
+        """Stop the run if the sweep ends.
+
+        Returns whether it does. Raises `Hung` for a run without events.
+        """
         self._check_hung(nested)
         try:
             reason: str | None = ray.get(self._stop_flag.reason.remote())
@@ -182,7 +212,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         return nested.is_hung(self._spec.hang_timeout_s)
 
     def _pin_checkpoint(self, nested: NestedRun, step: int | None) -> int | None:
-        """Let the run save the checkpoint at which it is paused, and pin it for forks."""
+        """Save the checkpoint at which the run is paused, and pin it."""
         nested.resume(self._reported_epoch)
         deadline = time.monotonic() + STORED_S
         while step is not None and (newest_stored_step(self._path) or -1) < step and time.monotonic() < deadline:
@@ -210,7 +240,10 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         return facts | self._epoch_facts(ended, is_over=is_last, is_finished=is_last)
 
     def _final_result(self, result: Result) -> dict[str, Any]:
-        """Result of a run that ended without another epoch: already finished, or stopped by its callbacks."""
+        """Return the result of a run that ended without an epoch.
+
+        Already finished, or stopped by its callbacks.
+        """
         last = result.epochs[-1] if result.epochs else None
         if last is None or last.epoch <= self._reported_epoch:
             return dict(DUPLICATE)

@@ -1,4 +1,7 @@
-"""File systems for Ray Tune: a local one with atomic writes, and a remote one that pickles without credentials."""
+"""File systems for Ray Tune.
+
+A local one with atomic writes, and a remote one that pickles without credentials.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ class _WholeFiles(Bridge):
 
 
 class _Whole:
-    """Open file for pyarrow. Not a subclass of `io.IOBase`, which would also close an abandoned file."""
+    """Open file for pyarrow.
+
+    Not a subclass of `io.IOBase`, which would also close an abandoned file.
+    """
 
     def __init__(self, draft: Draft) -> None:
         self.closed = False
@@ -67,8 +73,9 @@ class _Whole:
 
 
 def without_secrets(place: Location) -> fs.FileSystem:
-    """File system of `place` that pickles without credentials. The unpickling process uses the credentials it was
-    granted.
+    """Return a file system that pickles without credentials.
+
+    The unpickling process uses the credentials it was granted.
     """
     return fs.PyFileSystem(_Granted(place.uri))
 

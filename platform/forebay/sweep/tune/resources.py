@@ -1,4 +1,4 @@
-"""Resources that a trial's own process requests from the cluster."""
+"""Resources of a trial's process, and their release."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ NO_CPU = {"CPU": 0, "memory": 1 << 20}
 
 
 def pack_here(spec: TrialSpec) -> bytes:
-    """`pack(spec)`, remembered: in this process `trial_resources` uses `spec` itself instead of unpickling it."""
+    """Pickle `spec`, and remember it.
+
+    In this process `trial_resources` uses `spec` itself instead of unpickling it.
+    """
     payload = pack(spec)
     _PACKED.clear()
     _PACKED[payload] = spec
@@ -33,8 +36,9 @@ def pack_here(spec: TrialSpec) -> bytes:
 def trial_resources(
     payload: bytes, driver: str, otherwise: Mapping[str, float], config: Mapping[str, Any]
 ) -> PlacementGroupFactory:
-    """Resources of a trial's actor. Only with the local driver do they include the workers, which are its child
-    processes.
+    """Return the resources of a trial's actor.
+
+    Only with the local driver do they include the workers, which are its child processes.
 
     If the job function raises, the result is `otherwise`: the trial must start in order to fail.
     """
@@ -48,7 +52,7 @@ def trial_resources(
 
 
 def worker_share(job: Job) -> Mapping[str, float]:
-    """CPUs and GPUs of the workers that `job` starts with."""
+    """Return the CPUs and GPUs that `job` starts with."""
     return {"CPU": job.min_workers * job.resources.cpus, "GPU": job.min_workers * job.resources.gpus}
 
 
@@ -56,7 +60,9 @@ log = logging.getLogger(__name__)
 
 
 class PlacementCleanup(tune.Callback):  # type: ignore[misc]
-    """Tune callback that frees the placement groups of a trial's workers if the trial hangs or its process is lost.
+    """Tune callback that frees placement groups of lost trials.
+
+    A trial is lost if it hangs, or its process is lost.
 
     Repeated at the end of the sweep: the process that places workers may outlive the trial for a moment.
     """
@@ -66,15 +72,18 @@ class PlacementCleanup(tune.Callback):  # type: ignore[misc]
         self._failed: list[Trial] = []
 
     def on_trial_error(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:  # noqa: ARG002
-        """Free the placement groups of a trial that has failed for good."""
+        """Free the placement groups of a trial that failed for good."""
         self._remove(trial)
 
     def on_trial_recover(self, iteration: int, trials: list[Trial], trial: Trial, **info: Any) -> None:  # noqa: ARG002
-        """Free the placement groups of a trial whose process is lost and will be replaced."""
+        """Free the placement groups of a trial to be restarted.
+
+        Its process is lost.
+        """
         self._remove(trial)
 
     def on_experiment_end(self, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002
-        """Free what is left after the end of all trials."""
+        """Free what is left after all trials."""
         for trial in self._failed:
             self._free(trial)
 

@@ -1,4 +1,6 @@
-"""Ray Tune's state from an earlier start of the sweep. Tune must restore all of it, or the sweep cannot resume.
+"""Ray Tune's state from an earlier start.
+
+Tune must restore all of it, or the sweep cannot resume.
 
 If Tune cannot read its own file, it starts again with other trials and only logs this. Beyond its documented surface,
 checked on Ray 2.56 to 2.60: the name and the first level of that file, and a trial's count of failures.
@@ -28,7 +30,9 @@ STATE_FILES = "experiment_state-"
 
 
 class ResumeCheck(tune.Callback):  # type: ignore[misc]
-    """Tune callback that ends a sweep before its first step if Tune has not restored the trials `known`.
+    """Tune callback that refuses a partly restored sweep.
+
+    It ends a sweep before its first step if Tune has not restored the trials `known`.
 
     Resumed trials may lose their processes `max_failures` times again.
     """
@@ -49,7 +53,9 @@ class ResumeCheck(tune.Callback):  # type: ignore[misc]
 
 
 def load_known_trials(path: str, record: Record) -> frozenset[str] | None:
-    """Ids of the trials that Tune has noted in the sweep's folder `path`, or None if it has not started.
+    """Return the trials that Tune has noted.
+
+    Their ids, from the sweep's folder `path`. None if it has not started.
 
     Raises `SweepFailed` if its file is corrupt, or missing while the record has trained trials.
     """
@@ -69,7 +75,9 @@ def load_known_trials(path: str, record: Record) -> frozenset[str] | None:
 
 
 def resume_config(searcher: Any) -> ResumeConfig:
-    """Configuration of Tune: unfinished trials resume, and failed ones are tried again.
+    """Return Tune's configuration for a restart.
+
+    Unfinished trials resume, and failed ones are tried again.
 
     Searchers other than the random one have received a failure as final: the first new result would raise in the
     middle of the sweep.
@@ -79,7 +87,9 @@ def resume_config(searcher: Any) -> ResumeConfig:
 
 
 def open_record(setup: SweepSetup, name: str, path: str) -> Record:
-    """Record of the sweep `name` in the folder `path`, continued from an earlier start if there was one.
+    """Open the record of the sweep `name`.
+
+    In the folder `path`, continued from an earlier start if there was one.
 
     Raises `InvalidOption` if that start does not match `setup`.
     """
@@ -99,7 +109,10 @@ def open_record(setup: SweepSetup, name: str, path: str) -> Record:
 
 
 def _validate_same_space(record: Record, setup: SweepSetup) -> None:
-    """Compare the space with that of the first start, which Tune keeps using. Raises `InvalidOption` if they differ."""
+    """Compare the space with the first start's.
+
+    Tune keeps using the first one. Raises `InvalidOption` if they differ.
+    """
     now: dict[str, object] = {**setup.space_texts, "num_trials": setup.sweep.num_trials}
     was: dict[str, object] = {**record.space, "num_trials": record.num_trials}
     changed = [name for name in {**was, **now} if was.get(name) != now.get(name)]

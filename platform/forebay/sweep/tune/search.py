@@ -1,4 +1,6 @@
-"""Scheduler and searcher of one start of a sweep: the user's, or the defaults.
+"""Scheduler and searcher of one start of a sweep.
+
+The user's, or the defaults.
 
 Beyond Tune's documented surface, checked on Ray 2.56 to 2.60: the attributes in which both keep their metric and mode.
 """
@@ -32,7 +34,10 @@ SEEDED = ("optuna", "bohb")
 
 
 def make_scheduler(setup: SweepSetup) -> TrialScheduler:
-    """Scheduler for one start. Raises `InvalidOption` for an object that is not one, or that has another metric."""
+    """Return the scheduler for one start.
+
+    Raises `InvalidOption` for another kind of object, or one with another metric.
+    """
     given = setup.sweep.scheduler
     if given is None:
         scheduler = _default_scheduler(setup)
@@ -48,7 +53,10 @@ def make_scheduler(setup: SweepSetup) -> TrialScheduler:
 
 
 def make_searcher(setup: SweepSetup) -> Any:
-    """Searcher for one start. Raises `InvalidOption` for an object that is not one, or for missing packages."""
+    """Return the searcher for one start.
+
+    Raises `InvalidOption` for another kind of object, or for missing packages.
+    """
     given = setup.sweep.searcher
     if given is None or given in RANDOM:
         return BasicVariantGenerator(random_state=setup.sweep.seed)
@@ -128,7 +136,10 @@ def _is_bohb(searcher: Any) -> bool:
 
 
 def _validate_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
-    """Refuse half of BOHB. Its searcher alone learns nothing, and its scheduler alone fails at the first result."""
+    """Refuse half of BOHB.
+
+    Its searcher alone learns nothing, and its scheduler alone fails at the first result.
+    """
     is_bohb, is_for_bohb = _is_bohb(setup.sweep.searcher), isinstance(scheduler, HyperBandForBOHB)
     if is_bohb and not is_for_bohb:
         raise InvalidOption(
@@ -151,7 +162,10 @@ def _validate_bohb(scheduler: TrialScheduler, setup: SweepSetup) -> None:
 
 
 def _validate_drawable(setup: SweepSetup) -> None:
-    """Check that a searcher can use all parameters. Raises `InvalidOption` for those drawn before or after it."""
+    """Check that a searcher can use all parameters.
+
+    Raises `InvalidOption` for those drawn before or after it.
+    """
     for name, domain in setup.domains.items():
         if isinstance(domain, Grid) or depends_on_others(domain):
             raise InvalidOption(
@@ -162,7 +176,9 @@ def _validate_drawable(setup: SweepSetup) -> None:
 
 
 def _adopt_aim(option: str, made: Any, setup: SweepSetup) -> None:
-    """Pass the sweep's metric and mode: Tune refuses them in two places, even if equal.
+    """Pass the sweep's metric and mode on.
+
+    Tune refuses them if they are given twice, even if equal.
 
     A searcher with its own space keeps its own.
     """
@@ -185,13 +201,18 @@ LIMITED = (BasicVariantGenerator, ConcurrencyLimiter)
 
 
 def concurrency_limit(searcher: Any, given: int | None) -> int | None:
-    """Smaller one of `given` and the searcher's own limit, or None without either."""
+    """Return the smaller of `given` and the searcher's limit.
+
+    None without either.
+    """
     own = searcher.max_concurrent if isinstance(searcher, LIMITED) else 0
     return min((number for number in (own, given) if number), default=None)
 
 
 def limit_concurrency(searcher: Any, scheduler: TrialScheduler, most: int | None) -> int | None:
-    """Limit `searcher` to `most` trials at once. Returns the limit that Tune must enforce, None for no limit.
+    """Limit `searcher` to `most` trials at once.
+
+    Returns the limit that Tune must enforce, None for no limit.
 
     A `DeadlineScheduler` admits trials itself and may know all trials of a random search. Other searchers learn from
     results. They are asked for a few more trials than can train, because some must wait for a place.

@@ -1,4 +1,6 @@
-"""Settings of Ray Tune while a sweep runs. All of them are restored afterwards.
+"""Settings of Ray Tune while a sweep runs.
+
+All of them are restored afterwards.
 
 All use of Tune beyond its documented surface for running trials is in this file, and listed in
 `ray_cluster/private_names.py`:
@@ -49,7 +51,10 @@ STOP = "_schedule_trial_stop"
 
 
 class SilentReporter(TrialProgressCallback):  # type: ignore[misc]
-    """Reporter that prints nothing. Without a reporter, Tune prints trials that end before they start."""
+    """Reporter that prints nothing.
+
+    Without a reporter, Tune prints trials that end before they start.
+    """
 
     def _print(self, msg: str, *args: object, **kwargs: object) -> None:
         """Print nothing."""
@@ -74,7 +79,10 @@ def tune_settings() -> Iterator[None]:
 
 @contextmanager
 def on_interrupt(interrupt: Callable[[], object]) -> Iterator[None]:
-    """Call `interrupt` at the first Ctrl-C. The second one works as usual. Restores SIGUSR1, which Tune takes."""
+    """Call `interrupt` at the first Ctrl-C.
+
+    The second one works as usual. Restores SIGUSR1, which Tune takes.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -94,7 +102,10 @@ def on_interrupt(interrupt: Callable[[], object]) -> Iterator[None]:
 
 @contextmanager
 def _quiet_loggers() -> Iterator[None]:
-    """Silence Tune's loggers: errors are in the record, or raised."""
+    """Silence Tune's loggers.
+
+    Errors are in the record, or raised.
+    """
     before = {name: logging.getLogger(name).level for name in LOGGERS}
     for name in LOGGERS:
         logging.getLogger(name).setLevel(logging.CRITICAL)
@@ -107,7 +118,10 @@ def _quiet_loggers() -> Iterator[None]:
 
 @contextmanager
 def _job_errors_are_final() -> Iterator[None]:
-    """Count only lost processes in `max_failures`. Otherwise Tune would retry a trial whose job raised an exception."""
+    """Count only lost processes in `max_failures`.
+
+    Otherwise Tune would retry a trial whose job raised an exception.
+    """
     handle_error = Trial.handle_error
 
     def handle(trial: Trial, exc: Exception | None = None) -> None:
@@ -124,7 +138,10 @@ def _job_errors_are_final() -> Iterator[None]:
 
 @contextmanager
 def _no_forced_cleanup() -> Iterator[None]:
-    """Keep Tune from killing trials ten seconds after the last one was stopped, while they save a checkpoint."""
+    """Keep Tune from killing trials that save a checkpoint.
+
+    It would do so ten seconds after the last one was stopped.
+    """
 
     def keep(controller: TuneController, seconds: float) -> None:
         """Ignore the value that Tune sets or restores."""
@@ -137,7 +154,10 @@ def _no_forced_cleanup() -> Iterator[None]:
 
 
 def _cached_actors_end_their_runs() -> AbstractContextManager[None]:
-    """Make a process that Tune caches for a later trial end its run, which would keep its workers until then."""
+    """Make cached processes end their runs.
+
+    A process that Tune caches for a later trial would keep its workers until then.
+    """
     cache = getattr(TuneController, KEEP)
 
     def cache_and_clean(controller: TuneController, trial: Trial) -> bool:
@@ -151,7 +171,9 @@ def _cached_actors_end_their_runs() -> AbstractContextManager[None]:
 
 
 def _lost_cached_actors_are_replaced() -> AbstractContextManager[None]:
-    """Replace a process that was lost while it was cached for a later trial, like any other.
+    """Replace a lost process also if it was cached.
+
+    Tune caches a process for a later trial.
 
     Tune receives the loss twice: from the process and from its last call. At the second report the trial already waits
     for another process, and would fail for good. Tune would also still expect the first process to become ready.
@@ -167,7 +189,9 @@ def _lost_cached_actors_are_replaced() -> AbstractContextManager[None]:
 
 
 def _stopped_trials_are_unstaged() -> AbstractContextManager[None]:
-    """Remove a trial from Tune's waiting list if it is stopped before it has a process.
+    """Remove stopped trials from Tune's waiting list.
+
+    A trial may be stopped before it has a process.
 
     Otherwise Tune keeps a process of that size. A trial of another size could then wait for those CPUs until the end.
     """

@@ -1,4 +1,7 @@
-"""End of a sweep before its trials are done: all of them save a checkpoint first."""
+"""Early end of a sweep.
+
+All trials save a checkpoint first.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +23,16 @@ STOP_TIMEOUT_S = 600.0
 
 
 class SweepStopped(Exception):
-    """Raised after all trials have saved a checkpoint and ended. For Tune none of them is done, so all can resume."""
+    """All trials have saved a checkpoint and ended.
+
+    For Tune none of them is done, so all can resume.
+    """
 
 
 class SweepStopper(tune.Callback):  # type: ignore[misc]
-    """Tune callback that checks several times a second whether the sweep must end, stops its trials and raises
-    `SweepStopped`.
+    """Tune callback that ends the sweep early.
+
+    Several times a second it checks whether the sweep must end, stops its trials and raises `SweepStopped`.
 
     `deadline_s` counts from `began`, in monotonic seconds. `reason` is the reason of the end; `unfinished` names the
     trials that were not over.
@@ -40,7 +47,10 @@ class SweepStopper(tune.Callback):  # type: ignore[misc]
         self._external_reason: Callable[[], str | None] = lambda: None
 
     def connect(self, stop_flag: ActorHandle, external_reason: Callable[[], str | None]) -> None:
-        """Set the flag that trials poll, and `external_reason`, which returns the reason of a requested stop."""
+        """Set the stop flag, and the source of stop requests.
+
+        Trials poll the flag. `external_reason` returns the reason of a requested stop.
+        """
         self._stop_flag, self._external_reason = stop_flag, external_reason
 
     def interrupt(self) -> None:
@@ -63,7 +73,10 @@ class SweepStopper(tune.Callback):  # type: ignore[misc]
         return self._external_reason()
 
     def _stop_trials(self, trials: list[Trial], reason: str) -> None:
-        """Stop all trials and wait for their end. The flag ends the current step, `stop` later ones."""
+        """Stop all trials and wait for their end.
+
+        The flag ends the current step, `stop` later ones.
+        """
         assert self._stop_flag is not None
         ray.get(self._stop_flag.set.remote(reason))
         actors = [trial.temporary_state.ray_actor for trial in trials if trial.status == Trial.RUNNING]
@@ -73,7 +86,10 @@ class SweepStopper(tune.Callback):  # type: ignore[misc]
 
 
 class StopFlag:
-    """Stop flag that trials poll during an epoch: an actor on the node of the sweep."""
+    """Stop flag that trials poll during an epoch.
+
+    An actor on the node of the sweep.
+    """
 
     def __init__(self) -> None:
         self._reason: str | None = None
@@ -83,7 +99,10 @@ class StopFlag:
         self._reason = self._reason or reason
 
     def reason(self) -> str | None:
-        """Reason of the stop, or None while trials may continue."""
+        """Return the reason of the stop.
+
+        None while trials may continue.
+        """
         return self._reason
 
 

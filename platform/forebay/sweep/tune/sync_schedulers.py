@@ -1,4 +1,4 @@
-"""Schedulers of Ray Tune that work in rounds, kept from waiting for trials that are over.
+"""Ray Tune's synchronous schedulers, kept from waiting forever.
 
 HyperBand and synchronous population-based training let every trial of a round wait for the others. Unchanged, they wait
 forever in three cases: one of these trials has failed, it was over before a restart, or all are further than a new
@@ -17,7 +17,10 @@ from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, Tri
 
 
 def end_stalled_rounds(scheduler: TrialScheduler) -> None:
-    """Make `scheduler` end a round as soon as no trial can still train in it."""
+    """Make `scheduler` end rounds without live trials.
+
+    A round ends as soon as no trial can still train in it.
+    """
     if isinstance(scheduler, HyperBandScheduler):
         _skip_finished_trials(scheduler)
         _when_all_paused(scheduler, lambda controller: _halve(scheduler, controller))
@@ -26,12 +29,18 @@ def end_stalled_rounds(scheduler: TrialScheduler) -> None:
 
 
 def is_synchronous(scheduler: TrialScheduler) -> bool:
-    """Whether this is population-based training whose trials wait for each other."""
+    """Return whether this is synchronous population-based training.
+
+    Its trials wait for each other.
+    """
     return isinstance(scheduler, PopulationBasedTraining) and bool(scheduler._synch)  # noqa: SLF001 - see above
 
 
 def _skip_finished_trials(scheduler: HyperBandScheduler) -> None:
-    """After a restart, Tune adds finished trials to a bracket too, where they would never report again."""
+    """Skip finished trials after a restart.
+
+    Tune adds them to a bracket too, where they would never report again.
+    """
     add = scheduler.on_trial_add
 
     def on_trial_add(controller: Any, trial: Trial) -> None:

@@ -17,7 +17,10 @@ from forebay.training.run_report.summary import FAULTS, differences, equal_facts
 
 
 def comparison(runs: Sequence[RecordedRun]) -> Markup:
-    """Numbers, what differed, curves, time by stage, throughput, cache, faults, events with their cost, and origin."""
+    """Return the sections of a comparison.
+
+    Numbers, what differed, curves, time by stage, throughput, cache, faults, events with their cost, and origin.
+    """
     labels = _labelled(runs)
     return joined(
         (
@@ -34,7 +37,10 @@ def comparison(runs: Sequence[RecordedRun]) -> Markup:
 
 
 def _labelled(runs: Sequence[RecordedRun]) -> list[RecordedRun]:
-    """Runs with a name each: runs of equal names get the number of their place."""
+    """Return runs with unique names.
+
+    Runs of equal names get a number.
+    """
     names = [run.name for run in runs]
     return [
         run if names.count(run.name) == 1 else replace(run, name=f"{run.name} ({number})")

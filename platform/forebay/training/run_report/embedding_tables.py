@@ -1,4 +1,4 @@
-"""Section of a report about the embedding tables of a run."""
+"""Report section on the embedding tables of a run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ _COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 
 
 def tables_section(metrics: Mapping[str, float]) -> Markup:
-    """Use of each table by `metrics`, which are means over an epoch. Empty without tables."""
+    """Return the use of each table.
+
+    `metrics` are means over an epoch. Empty without tables.
+    """
     uses: dict[str, dict[str, float]] = {}
     for name, value in metrics.items():
         if name.startswith(PREFIX):

@@ -1,4 +1,7 @@
-"""Columns of tables with one row per epoch, in a terminal and on a page."""
+"""Columns of tables with one row per epoch.
+
+In a terminal and on a page.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ def stage_columns(result: Result) -> list[EpochColumn]:
 
 
 def metric_names(result: Result) -> list[str]:
-    """Names of all metrics of all epochs: the loss first, the others in order of appearance."""
+    """Return the names of all metrics.
+
+    The loss first, the others in order of appearance.
+    """
     names = {name: None for epoch in result.epochs for name in epoch.metrics}
     return sorted(names, key=lambda name: name != "loss")
 
@@ -57,5 +63,8 @@ def _stage(name: str) -> EpochColumn:
 
 
 def _short_seconds(seconds: float) -> str:
-    """Text of at most five characters, so that the columns of all ten stages fit into 80."""
+    """Format seconds in at most five characters.
+
+    So the columns of all ten stages fit into 80.
+    """
     return seconds_text(seconds) if seconds < 99_999.5 else count_text(seconds)

@@ -1,4 +1,7 @@
-"""Incidents of a run: starts, changes of the world, failures, verdicts of monitors, and what each cost."""
+"""Incidents of a run, and what each cost.
+
+Starts, changes of the world, failures, verdicts of monitors.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,9 @@ MOST = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Incident:
-    """Something that happened at `at_s` of the running time. `what` is a sentence for people.
+    """Something that happened at `at_s` of the running time.
+
+    `what` is a sentence for people.
 
     `gap_s` is the time between the last reported step before it and the first one after it, and `repeated_steps` the
     number of steps that were trained again. Both are None if they are not known, or nothing stood still.
@@ -99,7 +104,7 @@ def marks_of(incidents: Sequence[Incident]) -> list[Mark]:
 
 
 def incident_table(incidents: Sequence[Incident]) -> Markup:
-    """Table of incidents: time, what happened, and what it cost."""
+    """Return a table: time, incident, cost."""
     numbered = list(enumerate(incidents, 1))
     half = MOST // 2
     if len(numbered) > MOST:

@@ -1,4 +1,7 @@
-"""Page of a run while it trains: its report, read from the run's record again and again."""
+"""Page of a run while it trains.
+
+Its report, read from the run's record again and again.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ class LivePage:
 
 
 class CachedPage:
-    """Page that `make` returns, made at most once in `every_s` seconds however many threads ask for it."""
+    """Page that is made at most every `every_s` seconds.
+
+    `make` makes it, however many threads ask for it.
+    """
 
     def __init__(
         self, make: Callable[[], LivePage], every_s: float = EVERY_S, clock: Callable[[], float] = time.monotonic
@@ -64,7 +70,10 @@ class CachedPage:
         self._made_at = 0.0
 
     def __call__(self) -> LivePage:
-        """The page. Threads wait while one of them makes it."""
+        """Return the page.
+
+        Threads wait while one of them makes it.
+        """
         with self._lock:
             if self._page is None or self._clock() - self._made_at >= self._every_s:
                 self._page = self._make()
@@ -74,7 +83,9 @@ class CachedPage:
 
 
 def live_page(paths: Sequence[str], reload_s: float = EVERY_S) -> LivePage:
-    """Report of the runs in the folders `paths`. It reloads itself every `reload_s` seconds until all runs have ended.
+    """Return the report of running runs.
+
+    `paths` are their folders. It reloads itself every `reload_s` seconds until all runs have ended.
 
     A record that cannot be read becomes a page with the error, which reloads itself too.
     """
@@ -100,7 +111,9 @@ _IDLE_S = 30.0
 
 
 class PageServer(ThreadingHTTPServer):
-    """Serves what `page` returns at `/`, to this machine only. `port` 0 takes a free one.
+    """Serves a page at `/`, to this machine only.
+
+    It calls `page` for the content. `port` 0 takes a free one.
 
     Raises `InvalidOption` if the port cannot be used.
     """

@@ -1,4 +1,7 @@
-"""Pictures of one or several runs: learning, time, throughput and workers."""
+"""Pictures of runs.
+
+Learning, time, throughput and workers of one or several runs.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ THROUGHPUT = frozenset(name for _, names in PANELS for name in names)
 
 
 def learning_pictures(runs: Sequence[RecordedRun]) -> list[Markup]:
-    """The loss of the reported steps, and each other metric at the ends of epochs."""
+    """Draw the loss by step, other metrics by epoch."""
     named = dict.fromkeys(name for run in runs for epoch in run.epochs for name in epoch.metrics)
     # A model may have dozens of embedding tables, with ten metrics each.
     others = [name for name in named if name != "loss" and name not in THROUGHPUT and not name.startswith(PREFIX)]
@@ -79,7 +82,10 @@ def _metric(runs: Sequence[RecordedRun], name: str) -> Markup:
 
 
 def epoch_bars(run: RecordedRun) -> Markup:
-    """One bar per epoch: waiting for data, steps, evaluation, checkpoints, with its rows per second."""
+    """Draw a bar per epoch.
+
+    Waiting for data, steps, evaluation, checkpoints, with its rows per second.
+    """
     groups = _grouped(run.epochs)
     rows = [
         Bar(
@@ -98,19 +104,28 @@ def epoch_bars(run: RecordedRun) -> Markup:
 
 
 def stage_bars(run: RecordedRun) -> Markup | None:
-    """One bar per epoch: work of data workers and loaders beside training. None if it was not counted."""
+    """Draw a bar per epoch: work beside training.
+
+    The work of data workers and loaders. None if it was not counted.
+    """
     title = "Seconds of data workers and loaders, beside training, summed over threads"
     return _stage_bars(title, [(_label(group), group, 1) for group in _grouped(run.epochs)])
 
 
 def run_stage_bars(runs: Sequence[RecordedRun]) -> Markup | None:
-    """One bar per run: the same as a mean over its epochs. None if no run has counted it."""
+    """Draw a bar per run: work beside training.
+
+    A mean over its epochs. None if no run has counted it.
+    """
     title = "Seconds of data workers and loaders in an epoch, as a mean over epochs, summed over threads"
     return _stage_bars(title, [(_short(run.name), run.epochs, len(run.epochs) or 1) for run in runs])
 
 
 def _stage_bars(title: str, groups: Sequence[tuple[str, Sequence[EpochEnded], int]]) -> Markup | None:
-    """Bars of labelled epochs, with seconds divided by a number."""
+    """Draw bars of labelled epochs.
+
+    Seconds are divided by a number.
+    """
     counted = stages_of(tuple(epoch for _, epochs, _ in groups for epoch in epochs))
     stages = [stage for stage in counted if stage in BESIDE]
     if not stages:
@@ -144,7 +159,10 @@ def _short(name: str) -> str:
 
 
 def throughput_pictures(runs: Sequence[RecordedRun], marks: Sequence[Mark] = ()) -> list[Markup]:
-    """Rows per second over the running time, and numbers of language models over steps."""
+    """Draw the throughput over the running time.
+
+    Rows per second, and numbers of language models over steps.
+    """
     found = [
         Curve(label=run.name if len(runs) > 1 else "rows/s", points=rate_points(run), series=number, kind="steps")
         for number, run in enumerate(runs)
@@ -168,7 +186,10 @@ def throughput_pictures(runs: Sequence[RecordedRun], marks: Sequence[Mark] = ())
 
 
 def workers_picture(run: RecordedRun, marks: Sequence[Mark]) -> Markup | None:
-    """Number of workers over the running time, with numbered events. None without a timeline."""
+    """Draw the number of workers over time.
+
+    The running time, with numbered events. None without a timeline.
+    """
     points: list[tuple[float, float]] = []
     for begin_s, start in run.starts():
         points.append((begin_s, 0.0))
@@ -186,7 +207,10 @@ def workers_picture(run: RecordedRun, marks: Sequence[Mark]) -> Markup | None:
 
 
 def rate_points(run: RecordedRun) -> list[tuple[float, float]]:
-    """Rows per second between points of progress that are far enough apart to measure it. 0 while nothing trains."""
+    """Return the rows per second between points of progress.
+
+    Of points that are far enough apart to measure it. 0 while nothing trains.
+    """
     points: list[tuple[float, float]] = []
     spacing_s = max(run.seconds / 120, 0.5)
     for begin_s, start in run.starts():
@@ -214,7 +238,10 @@ def _step_points(run: RecordedRun, name: str) -> list[tuple[float, float]]:
 
 
 def _moving_mean(values: np.ndarray) -> np.ndarray:
-    """Mean over a thirtieth of the run around each value. The window is narrower at the ends, to avoid a lag."""
+    """Return the mean over a thirtieth of the run.
+
+    Around each value. The window is narrower at the ends, to avoid a lag.
+    """
     half = max(len(values) // 60, 2)
     sums = np.concatenate([[0.0], np.cumsum(values)])
     places = np.arange(len(values))
@@ -224,7 +251,10 @@ def _moving_mean(values: np.ndarray) -> np.ndarray:
 
 
 def _grouped(epochs: Sequence[EpochEnded]) -> list[Sequence[EpochEnded]]:
-    """Neighbouring epochs, so that there are at most `MAX_BARS` groups."""
+    """Group neighboring epochs.
+
+    There are at most `MAX_BARS` groups.
+    """
     size = -(-len(epochs) // MAX_BARS) or 1
     return [epochs[begin : begin + size] for begin in range(0, len(epochs), size)]
 

@@ -1,4 +1,4 @@
-"""Everything that is recorded about a run, read from its folder."""
+"""All records of a run, read from its folder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ RECENT_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedRun:
-    """Result and timeline of a run. A run that was killed before its first epoch ended has no result."""
+    """Result and timeline of a run.
+
+    A run that was killed before its first epoch ended has no result.
+    """
 
     name: str
     path: str
@@ -44,7 +47,10 @@ class RecordedRun:
 
     @property
     def state(self) -> str:
-        """`finished`, `stopped`, `failed`, or for a run without an end `under way` or `cut off`."""
+        """Return the state of the run.
+
+        `finished`, `stopped`, `failed`, or for a run without an end `under way` or `cut off`.
+        """
         if self.result is not None and self.result.is_finished:
             return "finished"
         if self.newest is None:
@@ -56,7 +62,10 @@ class RecordedRun:
 
     @property
     def seconds(self) -> float:
-        """Running time of all starts. Without a timeline that of its epochs."""
+        """Return the running time of all starts.
+
+        Without a timeline, the time of its epochs.
+        """
         return sum(start.last_s for start in self.timeline.starts) or sum(epoch.seconds for epoch in self.epochs)
 
     @property
@@ -66,19 +75,28 @@ class RecordedRun:
 
     @property
     def rows_per_s(self) -> float | None:
-        """Rows per second of the completed epochs, or None without any."""
+        """Return the rows per second of the completed epochs.
+
+        None without any.
+        """
         seconds = sum(epoch.seconds for epoch in self.epochs)
         return sum(epoch.rows for epoch in self.epochs) / seconds if seconds else None
 
     @property
     def wait_share(self) -> float | None:
-        """Share of the completed epochs that training waited for data."""
+        """Return the share of time that training waited for data.
+
+        Of the completed epochs.
+        """
         seconds = sum(epoch.seconds for epoch in self.epochs)
         return sum(epoch.wait_s for epoch in self.epochs) / seconds if seconds else None
 
     @property
     def hit_share(self) -> float | None:
-        """Share of the blocks that came from the cache. None if no block was counted."""
+        """Return the share of blocks from the cache.
+
+        None if no block was counted.
+        """
         hits = self.counted("hits")
         blocks = hits + self.counted("stores") + self.counted("bypasses")
         return hits / blocks if blocks else None
@@ -92,17 +110,23 @@ class RecordedRun:
         return sum(event.kind == kind for _, event in self.events())
 
     def events(self) -> Iterator[tuple[float, TimedEvent]]:
-        """Each event with its time in seconds of running time. Starts follow each other without a gap."""
+        """Return each event with its running time in seconds.
+
+        Starts follow each other without a gap.
+        """
         for begin_s, start in self.starts():
             yield from ((begin_s + event.at_s, event) for event in start.events)
 
     def progress(self) -> Iterator[tuple[float, ProgressPoint]]:
-        """Each recorded point of progress with its time in seconds of running time."""
+        """Return each point of progress with its running time.
+
+        In seconds.
+        """
         for begin_s, start in self.starts():
             yield from ((begin_s + point.at_s, point) for point in start.progress)
 
     def starts(self) -> Iterator[tuple[float, RunStart]]:
-        """Each start with the running time at which it began."""
+        """Return each start with its running time."""
         begin_s = 0.0
         for start in self.timeline.starts:
             yield begin_s, start
@@ -110,7 +134,7 @@ class RecordedRun:
 
 
 def recorded(result: Result) -> RecordedRun:
-    """The run of `result`, with the timeline in its folder."""
+    """Return the run of `result`, with its timeline."""
     timeline = load_timeline(result.path) or Timeline()
     return RecordedRun(name=result.name, path=result.path, result=result, timeline=timeline, read_at=time.time())
 

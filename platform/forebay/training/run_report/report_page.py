@@ -1,4 +1,4 @@
-"""Report: one HTML page about one run, or about several side by side."""
+"""Report: an HTML page about one or several runs."""
 
 from __future__ import annotations
 
@@ -21,12 +21,18 @@ MAX_RUNS = 5
 
 
 def write_report(run: RecordedRun) -> str:
-    """Write `report.html` into the run's folder, and return its URI. Raises `WriteFailed` if storage refuses."""
+    """Write a run's `report.html`.
+
+    Into the run's folder. Returns its URI. Raises `WriteFailed` if storage refuses.
+    """
     return write_page(below(run.path, REPORT_FILE), report_of([run]), f"the report of run {run.name!r}")
 
 
 def report_of(runs: Sequence[RecordedRun], script: str = "") -> str:
-    """HTML document about `runs`, with a script or without. Raises `InvalidOption` for more than `MAX_RUNS`."""
+    """Return an HTML document about `runs`.
+
+    With a script or without. Raises `InvalidOption` for more than `MAX_RUNS`.
+    """
     if not 1 <= len(runs) <= MAX_RUNS:
         raise InvalidOption(f"a report compares up to {MAX_RUNS} runs, and {len(runs)} were given. Give fewer runs.")
     title = runs[0].name if len(runs) == 1 else f"{len(runs)} runs"
@@ -49,7 +55,10 @@ log = logging.getLogger(__name__)
 
 
 class ReportAtEnd:
-    """Writes `report.html` into the folder of a run below `storage`. A report that cannot be written is logged."""
+    """Callback that writes a run's report when it ends.
+
+    However it ends: `report.html` in its folder below `storage`. A report that cannot be written is logged.
+    """
 
     def __init__(self, storage: str) -> None:
         self._storage, self._name = storage, ""

@@ -1,4 +1,7 @@
-"""Tables of a run: metrics, speed, cache and stages by epoch."""
+"""Tables of a run by epoch.
+
+Metrics, speed, cache and stages.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ from forebay.training.runs.result import Result
 
 
 def show_report(result: Result, console: Console | None = None) -> None:
-    """Print the tables of epochs and stages, write the run's report, and print its path.
+    """Print the tables of a run, and write its report.
+
+    Tables of epochs and stages, then the report's path.
 
     `console` is the output, standard output by default. Raises `WriteFailed` if the folder cannot be written.
     """
@@ -28,7 +33,9 @@ def show_report(result: Result, console: Console | None = None) -> None:
 
 
 def epoch_table(result: Result) -> FittedTable:
-    """Table with one row per epoch: metrics, speed, and cache use.
+    """Return a table of epochs.
+
+    One row per epoch: metrics, speed, and cache use.
 
     `wait` is the share of the time that training waited for data. `hits` counts blocks from the cache. `cached` and
     `stored` are the bytes read from it and written to it. `opens` counts opened Parquet files. `uncached` is the bytes
@@ -39,7 +46,10 @@ def epoch_table(result: Result) -> FittedTable:
 
 
 def stage_table(result: Result) -> FittedTable:
-    """Table with one row per epoch: seconds by stage, summed over threads and ranks."""
+    """Return a table of stages.
+
+    One row per epoch: seconds by stage, summed over threads and ranks.
+    """
     return _table(stage_columns(result), result.epochs, "seconds by stage, summed over workers", CAPTION)
 
 

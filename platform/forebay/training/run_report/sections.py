@@ -31,7 +31,7 @@ MOST_EPOCHS = 100
 
 
 def notices(run: RecordedRun) -> Markup:
-    """Sentences about a run that is not finished: what ended it, and what is missing."""
+    """Say what ended an unfinished run, and what is missing."""
     newest, found = run.newest, []
     if run.state == "cut off":
         age = f" Its last record is {time_text(newest.last_s)} after its newest start." if newest else ""
@@ -84,7 +84,7 @@ def time_section(run: RecordedRun) -> Markup:
 
 
 def throughput_section(runs: Sequence[RecordedRun]) -> Markup:
-    """Rows per second over time, and numbers of language models."""
+    """Draw the throughput, and numbers of language models."""
     pictures = throughput_pictures(runs)
     return section("Throughput", element("div", *pictures, class_="pair")) if pictures else joined(())
 
@@ -97,7 +97,7 @@ def cache_section(run: RecordedRun) -> Markup:
 
 
 def events_section(run: RecordedRun, incidents: Sequence[Incident]) -> Markup:
-    """Throughput and workers over time, and a table of what happened with its cost."""
+    """Draw throughput and workers, with a table of incidents."""
     marks = marks_of(incidents)
     workers, pictures = workers_picture(run, marks), throughput_pictures([run], marks)
     if workers is None:

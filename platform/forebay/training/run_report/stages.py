@@ -1,4 +1,7 @@
-"""Time of an epoch by stage, on the way from storage to the model."""
+"""Time of an epoch by stage.
+
+On the way from storage to the model.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ CAPTION = "read to gather, augment: done by data workers and loaders, beside tra
 
 
 def stages_of(epochs: tuple[EpochEnded, ...]) -> list[str]:
-    """Stages with a column. `peers` and `augment` only if they took time. Empty if nothing was counted."""
+    """Return the stages with a column.
+
+    `peers` and `augment` only if they took time. Empty if nothing was counted.
+    """
     if not any(epoch.counters.get(counter) for epoch in epochs for counter in STAGES.values()):
         return []
     return [
@@ -35,12 +41,18 @@ def stages_of(epochs: tuple[EpochEnded, ...]) -> list[str]:
 
 
 def stage_s(epoch: EpochEnded, stage: str) -> float:
-    """Seconds of a stage, summed over all threads and ranks."""
+    """Return the seconds of a stage.
+
+    Summed over all threads and ranks.
+    """
     return float(epoch.counters.get(STAGES[stage], 0.0))
 
 
 def stages_text(epoch: EpochEnded) -> str:
-    """`read 2.10, decode 11.8, ..., wait 3.00 s`. Empty if nothing was counted."""
+    """Summarize the stages of an epoch.
+
+    `read 2.10, decode 11.8, ..., wait 3.00 s`. Empty if nothing was counted.
+    """
     stages = stages_of((epoch,))
     facts = ", ".join(f"{stage} {seconds_text(stage_s(epoch, stage))}" for stage in stages)
     return f"{facts} s" if facts else ""

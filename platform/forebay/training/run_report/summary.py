@@ -1,4 +1,7 @@
-"""Numbers of a run in short: for the tiles of its page, the comparison, and programs."""
+"""Main numbers of a run.
+
+For the tiles of its page, the comparison, and programs.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ from forebay.training.run_report.recorded_run import RecordedRun
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measure:
-    """A number of runs: `value` for programs, `text` for people."""
+    """A number of a run.
+
+    `value` is for programs, `text` for people.
+    """
 
     title: str
     value: Callable[[RecordedRun], Any]
@@ -67,7 +73,10 @@ GROUPS = ("config", "data", "code", "packages", "machine")
 
 
 def measured(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
-    """Text of each measure for each run: metrics of the last epoch first. `-` where a run has none."""
+    """Return the text of each measure for each run.
+
+    Metrics of the last epoch first. `-` where a run has none.
+    """
     names = dict.fromkeys(name for run in runs for name in run.metrics)
     found = {
         name: [metric_text_of(name, run.metrics[name]) if name in run.metrics else "-" for run in runs]
@@ -80,7 +89,9 @@ def measured(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
 
 
 def differences(runs: Sequence[RecordedRun]) -> dict[str, dict[str, list[Any]]]:
-    """Facts in which runs differ, by group: config, data, code, packages, machine. None where a run has no such fact.
+    """Return the facts in which runs differ.
+
+    By group: config, data, code, packages, machine. None where a run has no such fact.
 
     >>> differences([])
     {}
@@ -94,7 +105,9 @@ def differences(runs: Sequence[RecordedRun]) -> dict[str, dict[str, list[Any]]]:
 
 
 def equal_facts(runs: Sequence[RecordedRun]) -> dict[str, dict[str, Any]]:
-    """Facts in which all runs agree, by the same groups.
+    """Return the facts in which all runs agree.
+
+    By the same groups.
 
     >>> equal_facts([])
     {}
@@ -108,13 +121,16 @@ def equal_facts(runs: Sequence[RecordedRun]) -> dict[str, dict[str, Any]]:
 
 
 def _values_of(runs: Sequence[RecordedRun], group: str) -> dict[str, list[Any]]:
-    """Values of each fact of a group, one per run. None where a run has no such fact."""
+    """Return the values of each fact of a group.
+
+    One per run. None where a run has no such fact.
+    """
     known = [getattr(run.origin, group) for run in runs]
     return {name: [each.get(name) for each in known] for name in dict.fromkeys(name for each in known for name in each)}
 
 
 def facts_of(run: RecordedRun) -> dict[str, Any]:
-    """All that the report says of a run, for programs."""
+    """Return the facts of a report, for programs."""
     return {
         "name": run.name,
         "path": run.path,
