@@ -30,7 +30,7 @@ class TrainerMixin(TrainerMethods):  # type: ignore[misc]
     ClickTrainer(model, TrainingArguments("out", ignore_data_skip=True), train_loader=loader).train()
     ```
 
-    The cursor is that of the last trained batch, in `trainer_state.json`. Names of arrays are arguments of the model.
+    The cursor after the last trained batch is in `trainer_state.json`. Names of arrays are arguments of the model.
 
     Raises:
         InvalidOption: Ranks get parts of different sizes, the loader belongs to another rank, `ignore_data_skip` is
@@ -73,10 +73,10 @@ class TrainerMixin(TrainerMethods):  # type: ignore[misc]
 
 
 def _validate_arguments(args: Any, loader: Loader) -> None:
-    place = (loader.world.rank, loader.world.size)
-    if place != (args.process_index, args.world_size):
+    ours = (loader.world.rank, loader.world.size)
+    if ours != (args.process_index, args.world_size):
         raise InvalidOption(
-            f"train_loader is of rank {place[0]} of {place[1]}, but this process is rank {args.process_index} of "
+            f"train_loader is of rank {ours[0]} of {ours[1]}, but this process is rank {args.process_index} of "
             f"{args.world_size}. Give fb.Loader(world=fb.World(rank=args.process_index, size=args.world_size))."
         )
     if not args.ignore_data_skip:

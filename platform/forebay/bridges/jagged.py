@@ -19,7 +19,7 @@ def jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> tuple[Tensor
 
     Values [total] and lengths, int32 [features * rows].
 
-    The lists of the first feature come first, in the order of the rows, then those of the second one: the layout of
+    The lists of the first feature come first, in the order of the rows, then the lists of the second one: the layout of
     torchrec. With one feature they are the arguments of `fb.Table`: `table(*jagged(batch, "items"), pool="sum")`.
 
     A feature is `fb.Ragged`, `fb.Bytes` (a null is an empty list), or an array [rows, k] without lengths, as of
@@ -51,7 +51,7 @@ def keyed_jagged(batch: Mapping[str, Any], names: str | Sequence[str]) -> Any:
 
     Their names are the keys, in this order.
 
-    Features are those of `jagged`, which says what is refused. Raises `MissingPackage` without torchrec.
+    Takes the features that `jagged` takes. Raises `MissingPackage` without torchrec.
     """
     try:
         from torchrec import KeyedJaggedTensor  # noqa: PLC0415

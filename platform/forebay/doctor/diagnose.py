@@ -58,7 +58,7 @@ class ExaminationOptions:
     """Options of an examination.
 
     Attributes:
-        workers: Ranks on this machine, among which batches and data workers are divided. None: those of the job.
+        workers: Ranks on this machine, among which batches and data workers are divided. None: the job's number.
         seconds: Time of all rounds together. Slow steps and slow blocks may take longer.
         copy: Copies a batch to the device. None: as a worker does.
         progress: Called at every round.
@@ -96,42 +96,42 @@ def diagnose(job: Job, options: ExaminationOptions | None = None) -> Diagnosis:
     job.data.validate_world_size(world.size)
     device = device_of(job.resources, local_rank=0)
     with _temporary_folder(job.cache) as folder, _state_kept(job, device):
-        return _diagnose(job, options, _ExaminedPlace(folder=folder, world=world, device=device))
+        return _diagnose(job, options, _ExaminedRank(folder=folder, world=world, device=device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ExaminedPlace:
+class _ExaminedRank:
     folder: Path
     world: World
     device: torch.device
 
 
-def _diagnose(job: Job, options: ExaminationOptions, place: _ExaminedPlace) -> Diagnosis:
-    workers = (job.cache.data_workers if job.cache else DEFAULT_WORKERS).divided_by(place.world.size)
+def _diagnose(job: Job, options: ExaminationOptions, rank: _ExaminedRank) -> Diagnosis:
+    workers = (job.cache.data_workers if job.cache else DEFAULT_WORKERS).divided_by(rank.world.size)
     prepare_s = _PREPARED_SHARE * options.seconds
     options.progress(0, 1, "reading the first row groups")
-    sample = read_sample(job.data, place.world, num_reads=workers.read_bounds.start, seconds=prepare_s)
+    sample = read_sample(job.data, rank.world, num_reads=workers.read_bounds.start, seconds=prepare_s)
     options.progress(0, 1, "making the first blocks")
-    held = HeldBlocks(_cache(job.cache, place.folder / "held"))
+    held = HeldBlocks(_cache(job.cache, rank.folder / "held"))
     held.fill(sample, seconds=prepare_s)
-    copy = options.copy or _copy_to(place.device)
-    gathered = GatheredBatches(data=job.data, world=place.world, blocks=held)
+    copy = options.copy or _copy_to(rank.device)
+    gathered = GatheredBatches(data=job.data, world=rank.world, blocks=held)
     apparatus = Apparatus(
-        kept=gathered.keep(copy or _stay, place.device),
+        kept=gathered.keep(copy or _stay, rank.device),
         gathered=gathered,
         sample=sample,
         workers=workers,
-        caches=_caches(job.cache, place.folder),
-        num_blocks=num_blocks(job.data, place.world, sample),
+        caches=_caches(job.cache, rank.folder),
+        num_blocks=num_blocks(job.data, rank.world, sample),
         transform_once=_transform_once(sample),
         copy=copy or _stay,
-        device=place.device,
+        device=rank.device,
     )
     stages = stages_of(copies=copy is not None, resizes=_may_resize(job, apparatus.kept.rows))
     seconds = options.seconds * (1 - 2 * _PREPARED_SHARE)
     examination = Examination(apparatus, stages, job.data.start, seconds=seconds, progress=options.progress)
-    _examine(job, examination, place.device)
-    measured = _measurements(examination.found, _facts(job, place, apparatus, held))
+    _examine(job, examination, rank.device)
+    measured = _measurements(examination.found, _facts(job, rank, apparatus, held))
     verdict = verdict_of(measured)
     return Diagnosis(measurements=measured, verdict=verdict, gains=tuple(gains_of(measured, verdict)))
 
@@ -170,7 +170,7 @@ def _measurements(found: Found, facts: JobFacts) -> Measurements:
     )
 
 
-def _facts(job: Job, place: _ExaminedPlace, apparatus: Apparatus, held: HeldBlocks) -> JobFacts:
+def _facts(job: Job, rank: _ExaminedRank, apparatus: Apparatus, held: HeldBlocks) -> JobFacts:
     rows = apparatus.kept.rows
     return JobFacts(
         rows=rows,
@@ -179,12 +179,12 @@ def _facts(job: Job, place: _ExaminedPlace, apparatus: Apparatus, held: HeldBloc
         block_bytes=held.nbytes / held.rows * sum(dataset.manifest.num_rows for dataset in job.data.datasets),
         quota_bytes=job.cache.quota_bytes if job.cache else None,
         epochs=job.epochs,
-        workers=place.world.size,
+        workers=rank.world.size,
         data_cores=apparatus.workers.num_cores(),
         fixed_reads=None if apparatus.workers.num_reads == "auto" else apparatus.workers.num_reads,
         cores=usable_cores(),
         is_local=all(each.held is None for each in apparatus.sample),
-        device=place.device.type,
+        device=rank.device.type,
     )
 
 

@@ -20,7 +20,7 @@ _GAP = 2
 def columns_that_fit(names: Sequence[str], rows: Sequence[Sequence[str]], width: int, *, kept: int = 1) -> list[int]:
     """Return the columns that fit into `width` characters.
 
-    The first `kept`, and of the others each one that fits beside those before it.
+    The first `kept`, and each further one that fits beside the columns before it.
     """
     chosen: list[int] = []
     used = _EDGES - _GAP

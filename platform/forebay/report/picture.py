@@ -16,7 +16,7 @@ from forebay.report.page import write_page
 from forebay.report.style import LIGHT
 
 INK, QUIET, FAINT, PAPER = "var(--ink)", "var(--quiet)", "var(--faint)", "var(--paper)"
-"""Colors of text, of labels, of grid lines and of the ground: those of the page, light or dark."""
+"""Colors of text, of labels, of grid lines and of the ground, as the page sets them, light or dark."""
 _VARIABLE = re.compile(r"var\(--([a-z0-9-]+)\)")
 _TICK_UP, _TICK_ACROSS = 36, 82
 """About the least distance of two ticks."""

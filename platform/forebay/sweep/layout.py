@@ -40,7 +40,7 @@ def generation_of(run: str, sweep: str) -> int:
     (2, 0)
     """
     parts = _parts(run, sweep)
-    assert parts is not None, f"{run} is no run of sweep {sweep}"
+    assert parts is not None, f"{run} does not belong to sweep {sweep}"
     return parts[1]
 
 

@@ -78,7 +78,7 @@ class SweepResult:
 
         Swept parameters are in the columns `config/...`.
 
-        Config and run are those of the trial's best value: population-based training changes them during the sweep.
+        Config and run belong to the trial's best value: population-based training changes them during the sweep.
         """
         with extra_package("pandas", "SweepResult.table"):
             import pandas as pd  # noqa: PLC0415 - an extra

@@ -136,7 +136,7 @@ def _spec(sweep: Sweep, parameters: SweepParameters) -> TrialSpec:
     return TrialSpec(
         sweep="",
         storage=storage,
-        # The access is for the URI without credentials: that is the one that the trials' processes open.
+        # The access is for the URI without credentials, which the trials' processes open.
         access=Access([storage]),
         recipe=sweep.job,
         parameters=parameters,

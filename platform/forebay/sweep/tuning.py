@@ -127,7 +127,7 @@ class _Tuning:
     def _tune(
         self, scheduler: TrialScheduler, searcher: Any, callbacks: list[Any], stop_flag: Any, *, is_restart: bool
     ) -> None:
-        place, setup = resolve(self._path), self._setup
+        location, setup = resolve(self._path), self._setup
         spec = setup.trial_spec(self._name, has_exchange=isinstance(scheduler, EXCHANGE))
         payload = pack_here(spec)
         limit = limit_concurrency(searcher, scheduler, self._limit(scheduler, searcher))
@@ -137,9 +137,9 @@ class _Tuning:
                 partial(trial_resources, payload, spec.driver, worker_share(self._job)),
             ),
             name=TUNE,
-            storage_path=place.path,
+            storage_path=location.path,
             # Tune pickles it into the files that a sweep resumes from.
-            storage_filesystem=whole_files() if place.is_local else without_secrets(place),
+            storage_filesystem=whole_files() if location.is_local else without_secrets(location),
             metric=spec.metric,
             mode=spec.mode,
             config={name: tune_domain(domain) for name, domain in setup.domains.items()},

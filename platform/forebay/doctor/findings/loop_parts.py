@@ -13,7 +13,7 @@ from forebay.doctor.findings.measurements import Measurements, spread_of
 from forebay.doctor.findings.ways import RoundKind, Way
 
 BATCH = "batch"
-"""Part that is no way of its own: the cost of a step whatever its rows."""
+"""The part without a way of its own: the cost of a step whatever its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

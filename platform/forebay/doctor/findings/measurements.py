@@ -78,7 +78,7 @@ class JobFacts:
     """Facts of the job that a verdict needs.
 
     Attributes:
-        rows: Rows of a step of one rank. `small_rows` are those of a small batch.
+        rows: Rows of a step of one rank. `small_rows` are the rows of a small batch.
         batch_bytes: Bytes of such a batch.
         block_bytes: Estimated bytes of all blocks of the data, in a cache.
         quota_bytes: Quota of the cache. None without a cache.

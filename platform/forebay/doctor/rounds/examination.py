@@ -23,7 +23,7 @@ from forebay.doctor.rounds.cold_epoch import ColdEpoch
 from forebay.doctor.rounds.feeds import Copy, GatheredBatches, KeptBatches
 from forebay.doctor.rounds.production import BlockProduction, Produced
 from forebay.doctor.rounds.sample import Sample
-from forebay.doctor.rounds.sample_pass import BlockPlaces
+from forebay.doctor.rounds.sample_pass import BlockIO
 from forebay.doctor.rounds.thread_time import ThreadClock, ThreadLoop, ThreadTime
 from forebay.runtime.metrics import Counters
 
@@ -199,9 +199,9 @@ class Examination:
     def _producing(self, stage: RoundKind) -> Iterator[Callable[[], bool]]:
         apparatus = self._apparatus
         from_source = stage.way is Way.NETWORK
-        places = BlockPlaces(sample=apparatus.sample, caches=apparatus.caches, from_source=from_source)
+        block_io = BlockIO(sample=apparatus.sample, caches=apparatus.caches, from_source=from_source)
         epoch = self._epochs.setdefault(stage, ColdEpoch(apparatus.num_blocks))
-        production = BlockProduction(places, apparatus.workers.times(stage.worker_factor), epoch)
+        production = BlockProduction(block_io, apparatus.workers.times(stage.worker_factor), epoch)
         production.start()
         try:
             yield production.has_made_enough

@@ -32,7 +32,7 @@ class HeldBlocks:
     They are in a cache directory of its own.
 
     Block `i` of the data is answered with one of the held blocks, at the row count of `i`: the order, the number of
-    blocks that a batch is gathered from and the bytes of a row stay those of the job. Windows of series need their own
+    blocks that a batch is gathered from and the bytes of a row stay as in the job. Windows of series need their own
     blocks, so those are built when they are first needed.
     """
 
@@ -94,7 +94,7 @@ class _HeldSource:
 
 
 def with_rows(block: Block, rows: int) -> Block:
-    """Block of `rows` rows: those of `block` in turn."""
+    """Return a block of `rows` rows, taken from `block` in turn."""
     if rows == block.rows:
         return block
     arrays = {
@@ -102,7 +102,7 @@ def with_rows(block: Block, rows: int) -> Block:
         for name, array in block.arrays.items()
         if not name.startswith(LIST_VALUES)
     }
-    # Rows in turn have their values in turn, so as many values as the lists have are those of the lists.
+    # Rows in turn have their values in turn, so the first values are the values of the lists.
     for name, array in block.arrays.items():
         if name.startswith(LIST_OFFSETS):
             feature = name.removeprefix(LIST_OFFSETS)

@@ -18,7 +18,7 @@ from forebay.data.cache.builders.block_pool import BlockPool
 from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.transform.block import Block
 from forebay.doctor.rounds.cold_epoch import ColdEpoch
-from forebay.doctor.rounds.sample_pass import MOST_PASSES, BlockPlaces, SamplePass
+from forebay.doctor.rounds.sample_pass import MOST_PASSES, BlockIO, SamplePass
 from forebay.runtime.foreign_code import outcome_of
 from forebay.runtime.metrics import Counters
 
@@ -64,9 +64,9 @@ class BlockProduction:
     the dataset, in turn.
     """
 
-    def __init__(self, places: BlockPlaces, workers: DataWorkers, epoch: ColdEpoch) -> None:
-        self._places, self._epoch = places, epoch
-        self._workers = workers.for_files_of(places.sample[0].dataset)
+    def __init__(self, block_io: BlockIO, workers: DataWorkers, epoch: ColdEpoch) -> None:
+        self._io, self._epoch = block_io, epoch
+        self._workers = workers.for_files_of(block_io.sample[0].dataset)
         self._changed = threading.Condition()
         self._pending = set[int]()
         self._num_reads = self._workers.read_bounds.start
@@ -135,13 +135,11 @@ class BlockProduction:
         passes = dict[int, SamplePass]()
 
         def make(number: int) -> _Made:
-            return self._made(passes[number // len(self._places.sample)], number, pool)
+            return self._made(passes[number // len(self._io.sample)], number, pool)
 
         def open_pass(number: int) -> None:
             if number not in passes:
-                passes[number] = SamplePass(
-                    self._places, number, BuildOptions(cancelled=pool.cancelled, cores=pool.cores)
-                )
+                passes[number] = SamplePass(self._io, number, BuildOptions(cancelled=pool.cancelled, cores=pool.cores))
                 passes.pop(number - MOST_PASSES, None)
 
         pool: BlockPool[int, _Made] = BlockPool(make, self._workers, reads=self._epoch.reads)
@@ -156,7 +154,7 @@ class BlockProduction:
 
         As far as passes may overlap.
         """
-        size = len(self._places.sample)
+        size = len(self._io.sample)
         open_pass(numbers.start // size)
         made, began = self._blocks, time.perf_counter()
         self._last, self._is_counting = began, True
@@ -178,7 +176,7 @@ class BlockProduction:
         return min(self._pending, default=stop) >= stop
 
     def _made(self, sample_pass: SamplePass, number: int, pool: BlockPool[int, _Made]) -> _Made:
-        each = self._places.sample[number % len(self._places.sample)]
+        each = self._io.sample[number % len(self._io.sample)]
         sample_pass.begin()
         builder, counters = sample_pass.builder(each.dataset)
         before, began = counters.as_dict(), time.perf_counter()

@@ -17,7 +17,7 @@ MOST_PASSES = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BlockPlaces:
+class BlockIO:
     """Source of an examination's pages, destination of its blocks.
 
     Attributes:
@@ -39,9 +39,9 @@ class SamplePass:
     Discards the blocks of the pass that had its cache directory before.
     """
 
-    def __init__(self, places: BlockPlaces, number: int, options: BuildOptions) -> None:
-        self._places, self._options = places, options
-        self._cache = places.caches[number % MOST_PASSES] if places.caches else None
+    def __init__(self, block_io: BlockIO, number: int, options: BuildOptions) -> None:
+        self._io, self._options = block_io, options
+        self._cache = block_io.caches[number % MOST_PASSES] if block_io.caches else None
         self._of_thread = threading.local()
         self._guard, self._is_begun = threading.Lock(), False
         if self._cache is not None:
@@ -50,8 +50,8 @@ class SamplePass:
     def begin(self) -> None:
         """Drop the sample's local files from the page cache, once."""
         with self._guard:
-            if self._places.from_source and not self._is_begun:
-                forget_pages(self._places.sample)
+            if self._io.from_source and not self._is_begun:
+                forget_pages(self._io.sample)
             self._is_begun = True
 
     def builder(self, dataset: Dataset) -> tuple[BlockBuilder, Counters]:
@@ -59,7 +59,7 @@ class SamplePass:
         made: dict[int, tuple[BlockBuilder, Counters]] = self._of_thread.__dict__.setdefault("made", {})
         if id(dataset) not in made:
             counters = Counters()
-            reader = None if self._places.from_source else HeldPagesReader(dataset, self._places.sample, counters)
+            reader = None if self._io.from_source else HeldPagesReader(dataset, self._io.sample, counters)
             builder = BlockBuilder(dataset, self._cache, counters=counters, options=self._options, reader=reader)
             made[id(dataset)] = builder, counters
         return made[id(dataset)]

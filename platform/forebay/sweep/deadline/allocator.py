@@ -53,7 +53,7 @@ def plan_resizes(
     Two mappings, trial -> workers.
 
     A worker is given to another run only when it is free. Three numbers add up to at most `slots`:
-    - occupied workers, including those of trials that were just stopped
+    - occupied workers, including workers of trials that were just stopped
     - `reserved` workers for starting runs
     - the growth granted here
 

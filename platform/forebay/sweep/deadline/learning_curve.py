@@ -41,7 +41,7 @@ class LearningCurve:
     def gain_between(self, age: int, later: float) -> float:
         """Gain of a trial from `age` to `later` epochs.
 
-        Beyond the oldest trial, gains fade with the square of the age, as those of a power law do.
+        Beyond the oldest trial, gains fade with the square of the age, as in a power law.
         """
         self._sum_up()
         known = len(self._by_age) + 1

@@ -216,7 +216,7 @@ def explore_until_s(view: SweepView, rules: Rules) -> float:
 def max_live_trials(view: SweepView, rules: Rules, explore_s: float) -> int:
     """Number of trials that may train now.
 
-    Until `explore_s`, as many as have a place. From then on the number shrinks by the same factor in equal time, down
+    Until `explore_s`, as many as have workers. From then on the number shrinks by the same factor in equal time, down
     to one.
     """
     most = max(view.slots // min((trial.min_workers for trial in view.trials), default=1), 1)
@@ -261,18 +261,18 @@ def _replace_losers(
 
     In order of arrival, and worst forecast first.
     """
-    room, places = view.slots - sum(trial.min_workers for trial in live), limit - len(live)
+    room, allowed = view.slots - sum(trial.min_workers for trial in live), limit - len(live)
     losers = [trial for trial in reversed(live) if fails_rung(trial, view.rungs, rules.reduction)]
     start: list[TrialView] = []
     beaten: list[TrialView] = []
     for trial in waiting:
-        while (room < trial.min_workers or places < 1) and losers:
+        while (room < trial.min_workers or allowed < 1) and losers:
             beaten.append(losers.pop(0))
-            room, places = room + beaten[-1].min_workers, places + 1
-        if room < trial.min_workers or places < 1:
+            room, allowed = room + beaten[-1].min_workers, allowed + 1
+        if room < trial.min_workers or allowed < 1:
             break
         start.append(trial)
-        room, places = room - trial.min_workers, places - 1
+        room, allowed = room - trial.min_workers, allowed - 1
     return start, beaten
 
 

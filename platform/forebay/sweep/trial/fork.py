@@ -93,7 +93,7 @@ def fork(source: str, step: int, target: str) -> int:
     of its checkpoint.
 
     Both are paths, or URIs on any storage. Model, moments, schedules, data position and epochs come from the
-    checkpoint. Hyperparameters of optimizers and schedulers are left out, so that those of the target's job apply. A
+    checkpoint. Hyperparameters of optimizers and schedulers are left out, so that the target's job sets them. A
     deleted checkpoint is replaced by the newest one of its run, with a log line. Returns the step of the fork. An
     interrupted call can be repeated: the seal of the checkpoint is written last.
 

@@ -52,9 +52,9 @@ def start_generation(
 
 def _generations(runs: str, sweep: str, trial_id: str) -> list[int]:
     """Generations of the trial, newest first."""
-    place = resolve(runs)
+    location = resolve(runs)
     try:
-        found = [info.base_name for info in children(place.fs, place.path) if info.type == FileType.Directory]
+        found = [info.base_name for info in children(location.fs, location.path) if info.type == FileType.Directory]
     except FileNotFoundError:
         return []
     return sorted((generation_of(name, sweep) for name in found if trial_id_of(name, sweep) == trial_id), reverse=True)

@@ -72,12 +72,12 @@ class _Whole:
             self._draft.give_up()
 
 
-def without_secrets(place: Location) -> fs.FileSystem:
+def without_secrets(location: Location) -> fs.FileSystem:
     """Return a file system that pickles without credentials.
 
     The unpickling process uses the credentials it was granted.
     """
-    return fs.PyFileSystem(_Granted(place.uri))
+    return fs.PyFileSystem(_Granted(location.uri))
 
 
 class _Granted(fs.FileSystemHandler):  # type: ignore[misc]

@@ -215,7 +215,7 @@ def limit_concurrency(searcher: Any, scheduler: TrialScheduler, most: int | None
     Returns the limit that Tune must enforce, None for no limit.
 
     A `DeadlineScheduler` admits trials itself and may know all trials of a random search. Other searchers learn from
-    results. They are asked for a few more trials than can train, because some must wait for a place.
+    results. They are asked for a few more trials than can train, because some must wait for resources.
     """
     if isinstance(scheduler, DeadlineScheduler):
         most = None if isinstance(searcher, BasicVariantGenerator) or most is None else most + max(most // 2, 1)

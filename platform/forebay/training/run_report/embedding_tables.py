@@ -10,7 +10,7 @@ from forebay.report.elements import element, joined, row, section, table
 from forebay.runtime.formatting import bytes_text, count_text
 
 PREFIX = "tables/"
-"""Start of the names of the metrics of tables. The name of the table follows, then that of the metric."""
+"""Start of the names of the metrics of tables. The names of the table and of the metric follow."""
 
 
 def _percent(share: float) -> str:
@@ -54,6 +54,6 @@ def tables_section(metrics: Mapping[str, float]) -> Markup:
         row([title, *(_COLUMNS[key][1](use[key]) if key in use else "-" for key in shown)])
         for title, use in uses.items()
     ]
-    caption = element("p", "In the last epoch. Bytes are those of one rank and step, rows and ids those of a step.")
+    caption = element("p", "In the last epoch. Bytes are per rank and step, rows and ids per step.")
     head = ["table", *(_COLUMNS[key][0] for key in shown)]
     return section("Embedding tables", table(head, rows, class_="numbers", label="Embedding tables"), caption)

@@ -20,11 +20,11 @@ from forebay.storage.credentials import redact
 from forebay.training.run_report.recorded_run import load_run
 from forebay.training.run_report.report_page import report_of
 
-KEEP_PLACE = """
+KEEP_POSITION = """
 history.scrollRestoration = "manual";
 const scrolling = () => [document.scrollingElement, ...document.querySelectorAll(".wide")];
-const places = JSON.parse(sessionStorage.getItem("forebay") || "{}");
-scrolling().forEach(each => each.scrollTo(...(places[each.ariaLabel] || [0, 0])));
+const positions = JSON.parse(sessionStorage.getItem("forebay") || "{}");
+scrolling().forEach(each => each.scrollTo(...(positions[each.ariaLabel] || [0, 0])));
 addEventListener("pagehide", () => sessionStorage.setItem("forebay", JSON.stringify(Object.fromEntries(
   scrolling().map(each => [each.ariaLabel, [each.scrollLeft, each.scrollTop]])))));
 """
@@ -92,7 +92,7 @@ def live_page(paths: Sequence[str], reload_s: float = EVERY_S) -> LivePage:
     try:
         runs = [load_run(path) for path in paths]
         is_live = any(run.state == "under way" for run in runs)
-        return LivePage(text=report_of(runs, KEEP_PLACE + (reload_script(reload_s) if is_live else "")))
+        return LivePage(text=report_of(runs, KEEP_POSITION + (reload_script(reload_s) if is_live else "")))
     except (OSError, ForebayError) as error:
         return _error_page(error, reload_s)
 

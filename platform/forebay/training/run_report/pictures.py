@@ -174,9 +174,9 @@ def throughput_pictures(runs: Sequence[RecordedRun], marks: Sequence[Mark] = ())
         pictures.append(curves(plot))
     for title, names in PANELS:
         curve_list = [
-            Curve(label=name if len(runs) == 1 else f"{run.name} {name}", points=points, series=place)
+            Curve(label=name if len(runs) == 1 else f"{run.name} {name}", points=points, series=series)
             for number, run in enumerate(runs)
-            for place, name in enumerate(names if len(runs) == 1 else names[-1:], number)
+            for series, name in enumerate(names if len(runs) == 1 else names[-1:], number)
             if (points := _step_points(run, name))
         ]
         if curve_list:
@@ -244,9 +244,9 @@ def _moving_mean(values: np.ndarray) -> np.ndarray:
     """
     half = max(len(values) // 60, 2)
     sums = np.concatenate([[0.0], np.cumsum(values)])
-    places = np.arange(len(values))
-    reach = np.minimum(np.minimum(places, places[::-1]), half)
-    means: np.ndarray = (sums[places + reach + 1] - sums[places - reach]) / (2 * reach + 1)
+    indices = np.arange(len(values))
+    reach = np.minimum(np.minimum(indices, indices[::-1]), half)
+    means: np.ndarray = (sums[indices + reach + 1] - sums[indices - reach]) / (2 * reach + 1)
     return means
 
 

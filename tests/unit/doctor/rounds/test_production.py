@@ -20,7 +20,7 @@ from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.doctor.rounds.cold_epoch import ColdEpoch
 from forebay.doctor.rounds.production import BlockProduction, Produced
 from forebay.doctor.rounds.sample import Sample, num_blocks, read_sample
-from forebay.doctor.rounds.sample_pass import MOST_PASSES, BlockPlaces
+from forebay.doctor.rounds.sample_pass import MOST_PASSES, BlockIO
 from forebay.errors import CacheUnusable, TransformFailed
 from forebay.world import World
 
@@ -70,9 +70,9 @@ def data_of(folder: Path | str, transform: fb.Transform | None = None) -> fb.Dat
     return fb.Data(plan=fb.build_plan(fb.scan(folder), lanes=16), transform=transform, global_batch=8)
 
 
-def made(places: BlockPlaces, workers: DataWorkers, epoch: ColdEpoch, *, least: int = 2) -> Produced:
+def made(block_io: BlockIO, workers: DataWorkers, epoch: ColdEpoch, *, least: int = 2) -> Produced:
     """One production, until it has made enough and at least `least` blocks."""
-    production = BlockProduction(places, workers, epoch)
+    production = BlockProduction(block_io, workers, epoch)
     production.start()
     give_up = time.monotonic() + 60
     while not production.has_made_enough(least):
@@ -81,8 +81,8 @@ def made(places: BlockPlaces, workers: DataWorkers, epoch: ColdEpoch, *, least: 
     return production.stop()
 
 
-def source(sample: Sample, caches: list[DiskCache] | None = None) -> BlockPlaces:
-    return BlockPlaces(sample=sample, caches=caches or [], from_source=True)
+def source(sample: Sample, caches: list[DiskCache] | None = None) -> BlockIO:
+    return BlockIO(sample=sample, caches=caches or [], from_source=True)
 
 
 def test_reads_grow_from_round_to_round_as_in_a_long_epoch(
