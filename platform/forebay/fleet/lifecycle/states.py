@@ -14,8 +14,8 @@ from forebay.fleet.clusters.cluster import Market
 class Target:
     """Cluster, machines and first number of workers of an attempt.
 
-    `price_per_hour` is for the smallest world. `is_head_apart` keeps the head off the workers' nodes. It is no part of a claim: a controller that adopts an attempt
-    leaves the head to the scheduler.
+    `price_per_hour` is for the smallest world. `is_head_apart` keeps the head off the workers' nodes. A claim does not
+    hold it: a controller that adopts an attempt leaves the head to the scheduler.
     """
 
     cluster: str
