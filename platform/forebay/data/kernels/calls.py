@@ -84,9 +84,9 @@ def gather_lists(target: int, places: Ints, lists: Ints) -> None:
 def order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints) -> None:
     """Write the block, and the row in it, of lane rows `ranges[k, 0]` to `ranges[k, 1]` of each lane `k`.
 
-    The first one goes to place `ranges[k, 2]` of `block` and `row`, and each next one `stride` further. A lane is
-    (addresses of the ends, blocks and shifts of its pieces and of the bounds of its windows, number of pieces, number
-    of windows, key, whether its windows are shuffled).
+    The first one goes to index `ranges[k, 2]` of `block` and `row`, and each next one `stride` further. A lane is
+    (addresses of the ends, blocks and shifts of its pieces and of the bounds of its shuffles, number of pieces, number
+    of shuffles, key, whether rows are shuffled).
     """
     load().orders.order_lanes(lanes, ranges, stride, block, row)
 

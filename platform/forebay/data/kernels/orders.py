@@ -128,14 +128,14 @@ def _order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints
         for k in range(len(lanes)):
             ends, blocks = items_at(lanes[k, 0], row), items_at(lanes[k, 1], row)
             shifts, bounds = items_at(lanes[k, 2], row), items_at(lanes[k, 3], row)
-            pieces, windows = int64(lanes[k, 4]), int64(lanes[k, 5])
+            pieces, shuffles = int64(lanes[k, 4]), int64(lanes[k, 5])
             start, stop = max(begin, ranges[k, 0]), min(begin + _CHUNK_ROWS, ranges[k, 1])
             while start < stop:
-                window = first_above(bounds, windows + 1, start) - 1
-                low, high = bounds[window], bounds[window + 1]
+                shuffle = first_above(bounds, shuffles + 1, start) - 1
+                low, high = bounds[shuffle], bounds[shuffle + 1]
                 count = min(high, stop) - start
                 if lanes[k, 7]:
-                    permute(start - low, high - low, derive_two(lanes[k, 6], uint64(window)), line[:count])
+                    permute(start - low, high - low, derive_two(lanes[k, 6], uint64(shuffle)), line[:count])
                 else:
                     for i in range(count):
                         line[i] = uint32(start - low + i)
