@@ -147,8 +147,8 @@ def test_every_row_exactly_once_in_every_world(
         for whole in batches:
             parts = [pairs(plan, 3, position, batch, World(rank=rank, size=size)) for rank in range(size)]
             assert sorted(flat(parts)) == sorted(whole)
-            position = {pair: number for number, pair in enumerate(whole)}
-            assert all([position[p] for p in part] == sorted(position[p] for p in part) for part in parts)
+            order = {pair: number for number, pair in enumerate(whole)}
+            assert all([order[p] for p in part] == sorted(order[p] for p in part) for part in parts)
             position += len(whole)
 
 
