@@ -21,6 +21,11 @@ from forebay.runtime.metrics import Counters
 KEYS = [f"{number:x}" * 40 for number in range(1, 5)]
 NEW_KEY = "f" * 40
 QUOTA_BYTES = 16 << 20
+COLUMNS = [
+    ("boots", "id"),
+    *(("datasets", name) for name in ("name", "blocks", "bytes", "created_at", "hits")),
+    *(("blocks", name) for name in ("key", "dataset", "bytes")),
+]
 
 
 def block_of(seed: int) -> Block:
@@ -86,39 +91,39 @@ class Cached:
         return "block: another header, with its checksum", self._use(KEYS[1:])
 
     def _damaged_index(self, rng: np.random.Generator) -> tuple[str, str]:
-        path = self._root / "index" / "index.db"
+        path = self._root / "index" / "accounts.db"
         if rng.random() < 0.2:
-            path.with_name("index.db-journal").write_bytes(bytewise.flip_bits(rng, self._whole[path]))
+            path.with_name("accounts.db-journal").write_bytes(bytewise.flip_bits(rng, self._whole[path]))
             return "index: a journal from nowhere", self._use(KEYS)
         damage = bytewise.ALL[int(rng.integers(len(bytewise.ALL)))]
         path.write_bytes(damage(rng, self._whole[path]))
         return f"index: {damage.__name__}", self._use(KEYS)
 
     def _changed_row(self, rng: np.random.Generator) -> tuple[str, str]:
-        """Change a row in a way that SQLite accepts: JSON of another shape, or a row that is no longer plain."""
-        with contextlib.closing(sqlite3.connect(self._root / "index" / "index.db")) as index, index:
-            rows = index.execute("SELECT name, value FROM rows").fetchall()
-            name, value = rows[int(rng.integers(len(rows)))]
-            damaged = bytewise.flip_bits(rng, value.encode())
+        """Change a value in a way that SQLite accepts: of another type, out of range, or a name of another form."""
+        with contextlib.closing(sqlite3.connect(self._root / "index" / "accounts.db")) as index, index:
+            table, name = COLUMNS[int(rng.integers(len(COLUMNS)))]
+            values = [value for (value,) in index.execute(f"SELECT {name} FROM {table}")]
+            value = values[int(rng.integers(len(values)))] if values else "x"
+            damaged = bytewise.flip_bits(rng, str(value).encode())
             bomb = hostile.bomb(self._mark)
             change, argument = [
-                ("value = ?", hostile.change_json(rng, value.encode()).decode()),
-                ("value = CAST(? AS TEXT)", hostile.change_json(rng, value.encode())),
-                ("value = ?", hostile.change_json(rng, value.encode())),
-                ("value = ?", damaged),
-                ("value = CAST(? AS TEXT)", damaged),
-                ("value = ?", 5),
-                ("name = CAST(? AS TEXT)", bytewise.flip_bits(rng, name.encode())),
-                ("name = ?", "block/../../x"),
-                ("value = ?", bomb),
-                ("value = CAST(? AS TEXT)", bomb),
-                ("name = ?", bomb),
-            ][int(rng.integers(11))]
+                ("?", -1),
+                ("?", 5),
+                ("?", 1.5),
+                ("?", (1 << 63) - 1),
+                ("?", damaged),
+                ("CAST(? AS TEXT)", damaged),
+                ("?", "../../x"),
+                ("?", bomb),
+                ("CAST(? AS TEXT)", bomb),
+            ][int(rng.integers(9))]
             with contextlib.suppress(sqlite3.IntegrityError):
-                index.execute(f"UPDATE rows SET {change} WHERE name = ?", (argument, name))
+                index.execute(f"UPDATE {table} SET {name} = {change} WHERE {name} = ?", (argument, value))
+            change = f"{table}.{name} = {change}"
             if rng.random() < 0.2:
                 change = "another table"
-                tables = ["CREATE VIEW v AS SELECT 1", "CREATE TABLE t (x)", "ALTER TABLE rows ADD COLUMN x"]
+                tables = ["CREATE VIEW v AS SELECT 1", "CREATE TABLE t (x)", "ALTER TABLE blocks ADD COLUMN x"]
                 index.execute(str(rng.choice(tables)))
         precious = self._folder / "precious"
         precious.write_bytes(b"")

@@ -1,9 +1,9 @@
-"""Accounts of a cache directory: bytes by dataset, reservations and quarantined files. Pure: `Quota` stores them."""
+"""Accounts of a cache directory: bytes of datasets, writers and quarantine. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 _PAGE_BYTES = 4096
 MOST_USERS = 32
@@ -11,9 +11,7 @@ MOST_USERS = 32
 INDEX_BYTES = (48 + 1 + MOST_USERS) * _PAGE_BYTES
 """Bytes of an empty index with its journal, the folders of the cache, and the files of its users."""
 _PER_BLOCK_BYTES = 1024
-"""Limit of a block's row in the index and the journal, and its folder entry. Measured: 156 bytes in the index,
-and at most as many in its journal.
-"""
+"""Limit of a block's row in the index and the journal, and its folder entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,41 +59,10 @@ class CacheUsage:
         blocks = sum(use.bytes for use in self.datasets.values()) + _PER_BLOCK_BYTES * self.num_blocks
         return INDEX_BYTES + blocks + self.reserved_bytes + sum(map(charge, self.quarantined.values()))
 
-    def reserve(self, name: str, reservation: Reservation) -> CacheUsage:
-        return replace(self, reservations={**self.reservations, name: reservation})
-
-    def release(self, name: str) -> CacheUsage:
-        return replace(self, reservations={other: each for other, each in self.reservations.items() if other != name})
-
-    def add(self, block: Reservation, now: float) -> CacheUsage:
-        empty = DatasetUse(dataset=block.dataset, blocks=0, bytes=0, created_at=now)
-        use = self.datasets.get(block.dataset, empty)
-        use = replace(use, blocks=use.blocks + 1, bytes=use.bytes + _rounded(block.bytes))
-        return replace(self, datasets={**self.datasets, block.dataset: use})
-
-    def remove(self, block: Reservation) -> CacheUsage:
-        use = self.datasets[block.dataset]
-        use = replace(use, blocks=use.blocks - 1, bytes=use.bytes - _rounded(block.bytes))
-        others = {name: other for name, other in self.datasets.items() if name != block.dataset}
-        return replace(self, datasets={**others, block.dataset: use} if use.blocks else others)
-
-    def add_hits(self, hits: Mapping[str, int]) -> CacheUsage:
-        """Add `hits` by dataset. Ignores datasets without blocks."""
-        counted = {
-            name: replace(use, hits=use.hits + hits[name]) for name, use in self.datasets.items() if hits.get(name)
-        }
-        return replace(self, datasets={**self.datasets, **counted}) if counted else self
-
-    def without_dataset(self, dataset: str) -> CacheUsage:
-        return replace(self, datasets={name: use for name, use in self.datasets.items() if name != dataset})
-
-    def with_quarantined(self, files: Mapping[str, int]) -> CacheUsage:
-        return replace(self, quarantined=dict(files))
-
 
 def charge(nbytes: int) -> int:
     """Disk space of a file of `nbytes`, including its entry in the index."""
-    return _rounded(nbytes) + _PER_BLOCK_BYTES
+    return whole_pages(nbytes) + _PER_BLOCK_BYTES
 
 
 def smallest_quota(nbytes: int) -> int:
@@ -103,6 +70,6 @@ def smallest_quota(nbytes: int) -> int:
     return INDEX_BYTES + charge(nbytes)
 
 
-def _rounded(nbytes: int) -> int:
-    # Disks allocate whole pages: this equals what `du` counts.
+def whole_pages(nbytes: int) -> int:
+    """Disk space of a file of `nbytes`, as `du` counts it: disks allocate whole pages."""
     return -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES

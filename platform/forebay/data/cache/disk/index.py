@@ -1,28 +1,27 @@
-"""Index of the cache: JSON rows in SQLite, changed in transactions that span all processes.
+"""Index of the cache: tables of SQLite, changed in transactions that span all processes.
 
-Text is the only type of a row: nothing that a file holds is unpickled, or names another file. Why SQLite by itself, and
-a connection for each transaction: docs/adr/0110-index-by-sqlite.md.
+Nothing that the file holds is unpickled, or names another file. Why SQLite by itself, and a connection for each
+transaction: docs/adr/0110-index-by-sqlite.md.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
+from forebay.data.cache.disk.tables import SCHEMA, DamagedRow, IndexTables
 from forebay.errors import CacheUnusable
 from forebay.storage.file_lock import FileLock, wait_lock
 
 T = TypeVar("T")
 
-_NAME = "index.db"
-_DISKCACHE_NAME = "cache.db"  # what earlier revisions left
-_TABLE = "CREATE TABLE rows (name TEXT PRIMARY KEY NOT NULL, value TEXT NOT NULL) WITHOUT ROWID"
+_NAME = "accounts.db"
+_EARLIER_NAMES = ("cache.db", "index.db")  # what earlier revisions left
 _BUSY_S = 60
 _SETTINGS = (
     "PRAGMA trusted_schema = OFF",
@@ -42,38 +41,6 @@ class IndexFull(Exception):
     """The disk has no room for the index to change."""
 
 
-class DamagedRow(Exception):
-    """A row, or a file of rows, that Forebay did not write."""
-
-
-class IndexTable:
-    """Rows of the index within one transaction. Names are text, values are JSON."""
-
-    def __init__(self, connection: sqlite3.Connection) -> None:
-        self._connection = connection
-
-    def get(self, name: str) -> Any:
-        """Value of the row `name`. None if there is none. Raises `DamagedRow`."""
-        found = self._connection.execute("SELECT value FROM rows WHERE name = ?", (name,)).fetchone()
-        if found is None:
-            return None
-        try:
-            return json.loads(_text(found[0]))
-        except (ValueError, RecursionError) as error:
-            raise DamagedRow(f"a value that is not JSON: {error}") from error
-
-    def set(self, name: str, value: object) -> None:
-        self._connection.execute("INSERT OR REPLACE INTO rows VALUES (?, ?)", (name, json.dumps(value)))
-
-    def delete(self, name: str) -> None:
-        self._connection.execute("DELETE FROM rows WHERE name = ?", (name,))
-
-    def names(self) -> Iterator[str]:
-        """Names of all rows. Raises `DamagedRow`."""
-        for (name,) in self._connection.execute("SELECT name FROM rows"):
-            yield _text(name)
-
-
 class Index:
     """Index in `folder`, shared by all processes that open it."""
 
@@ -82,7 +49,7 @@ class Index:
         self._lock = lock
         self._ready = False
 
-    def transact(self, work: Callable[[IndexTable], T]) -> T:
+    def transact(self, work: Callable[[IndexTables], T]) -> T:
         """Run `work` in a transaction and return its result. If it raises, its changes are undone.
 
         Replaces a removed or damaged index by an empty one, and calls `work` again. Raises `IndexFull` if the disk is
@@ -99,7 +66,7 @@ class Index:
                 self._recover(problem, found)
         raise self._unusable(problem)
 
-    def _attempt(self, work: Callable[[IndexTable], T]) -> T:
+    def _attempt(self, work: Callable[[IndexTables], T]) -> T:
         if not self._ready:
             self._create()
         with closing(self._connect()) as connection:
@@ -111,24 +78,28 @@ class Index:
                 raise
             with ExitStack() as undo:
                 undo.callback(_roll_back, connection)
-                result = work(IndexTable(connection))
+                result = work(IndexTables(connection))
                 connection.execute("COMMIT")
                 undo.pop_all()
             return result
 
     def _create(self) -> None:
-        """Create the table in a new file. Raises `DamagedRow` if the file holds anything else than that table."""
+        """Create the tables in a new file. Raises `DamagedRow` if the file holds anything else than these."""
         lock = self._wait()
         if lock is None:
             raise self._unusable(TimeoutError("another process is opening it"))
         with lock, closing(self._connect()) as connection:
             found = [sql for (sql,) in connection.execute("SELECT sql FROM sqlite_master")]
             if not found:
-                connection.execute(_TABLE)
-            elif found != [_TABLE.encode()]:
+                connection.execute("BEGIN")
+                for table in SCHEMA:
+                    connection.execute(table)
+                connection.execute("COMMIT")
+            elif found != [table.encode() for table in SCHEMA]:
                 raise DamagedRow(f"a table, view or trigger of another program: {found!r:.200}")
-            for left in (_DISKCACHE_NAME, f"{_DISKCACHE_NAME}-journal"):
+            for left in _EARLIER_NAMES:
                 self.file.with_name(left).unlink(missing_ok=True)
+                self.file.with_name(f"{left}-journal").unlink(missing_ok=True)
         self._ready = True
 
     def _connect(self) -> sqlite3.Connection:
@@ -172,15 +143,6 @@ class Index:
 def _roll_back(connection: sqlite3.Connection) -> None:
     if connection.in_transaction:  # SQLite has ended it after some errors, such as a full disk
         connection.execute("ROLLBACK")
-
-
-def _text(found: object) -> str:
-    if not isinstance(found, bytes):
-        raise DamagedRow(f"a {type(found).__name__} in place of text")
-    try:
-        return found.decode()
-    except UnicodeDecodeError as error:
-        raise DamagedRow("text that is not UTF-8") from error
 
 
 def _inode(file: Path) -> int:

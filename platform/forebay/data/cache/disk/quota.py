@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from forebay.data.cache.disk.accounts import INDEX_BYTES, CacheUsage, DatasetUse, Reservation, charge, smallest_quota
 from forebay.data.cache.disk.directory import CacheDirectory
-from forebay.data.cache.disk.index import Index, IndexFull, IndexTable
+from forebay.data.cache.disk.index import Index, IndexFull
 from forebay.data.cache.disk.lease import ended_users
 from forebay.data.cache.disk.transaction import CacheTransaction
 from forebay.errors import CacheUnusable
@@ -40,11 +40,11 @@ class Quota:
     @property
     def used_bytes(self) -> int:
         """Bytes that count against the quota: an upper bound of the disk space of the directory."""
-        return self._change_or_raise(lambda transaction: transaction.usage.used_bytes) if self._open else 0
+        return self._change_or_raise(lambda transaction: transaction.tables.usage().used_bytes) if self._open else 0
 
     def datasets(self) -> list[DatasetUse]:
         """Usage of each dataset, oldest first."""
-        found = self._change_or_raise(lambda transaction: transaction.usage.datasets) if self._open else {}
+        found = self._change_or_raise(lambda transaction: transaction.tables.datasets()) if self._open else {}
         return sorted(found.values(), key=lambda use: (use.created_at, use.dataset))
 
     def reserve(self, name: str, reservation: Reservation) -> bool:
@@ -55,7 +55,7 @@ class Quota:
         def work(transaction: CacheTransaction) -> bool:
             room = self._make_room(transaction, reservation)
             if room:
-                transaction.usage = transaction.usage.reserve(name, reservation)
+                transaction.tables.reserve(name, reservation)
             return room
 
         try:
@@ -67,18 +67,14 @@ class Quota:
         """Record the block after its part file `name` was renamed into its place."""
 
         def work(transaction: CacheTransaction) -> None:
-            transaction.usage = transaction.usage.release(name)
+            transaction.tables.release(name)
             transaction.record(reservation)
 
         self._change_if_possible(work)
 
     def release(self, name: str) -> None:
         """Release the reservation of the removed part file `name`. Does nothing without one."""
-
-        def work(transaction: CacheTransaction) -> None:
-            transaction.usage = transaction.usage.release(name)
-
-        self._change_if_possible(work)
+        self._change_if_possible(lambda transaction: transaction.tables.release(name))
 
     def quarantine(self, key: str, inode: int) -> bool:
         """Move a damaged block to quarantine. Returns False if its file was removed or replaced meanwhile."""
@@ -95,9 +91,9 @@ class Quota:
 
         def work(transaction: CacheTransaction) -> int:
             transaction.reconcile()
-            doomed = [name for name in transaction.usage.datasets if dataset in (None, name)]
+            doomed = [name for name in transaction.tables.datasets() if dataset in (None, name)]
             freed = sum(transaction.evict(name) for name in doomed)
-            while dataset is None and transaction.usage.quarantined:
+            while dataset is None and transaction.tables.quarantined():
                 freed += transaction.drop_oldest_quarantined()
             return freed
 
@@ -119,12 +115,8 @@ class Quota:
             hits: dict[str, int] = {}
             for user in ended:
                 hits[user.dataset] = hits.get(user.dataset, 0) + user.hits
-
-            def work(transaction: CacheTransaction) -> None:
-                transaction.usage = transaction.usage.add_hits(hits)
-
             if self._open and any(hits.values()):
-                self._change(work)
+                self._change(lambda transaction: transaction.tables.add_hits(hits))
 
     def _change_or_raise(self, work: Callable[[CacheTransaction], T]) -> T:
         """Same as `_change`, but raises `CacheUnusable` on a full disk: for calls that a user makes."""
@@ -138,16 +130,8 @@ class Quota:
             ) from error
 
     def _change(self, work: Callable[[CacheTransaction], T]) -> T:
-        def in_transaction(rows: IndexTable) -> T:
-            transaction = CacheTransaction(rows, self._directory)
-            before = transaction.usage
-            result = work(transaction)
-            if transaction.usage is not before or not rows.get("usage"):
-                transaction.save()
-            return result
-
         self._open = True
-        return self._index.transact(in_transaction)
+        return self._index.transact(lambda tables: work(CacheTransaction(tables, self._directory)))
 
     def _change_if_possible(self, work: Callable[[CacheTransaction], None]) -> None:
         with suppress(
@@ -156,21 +140,22 @@ class Quota:
             self._change(work)
 
     def _make_room(self, transaction: CacheTransaction, reservation: Reservation) -> bool:
-        if self._missing(transaction.usage, reservation) <= 0:
+        tables = transaction.tables
+        if self._missing(tables.usage(), reservation) <= 0:
             return True
         transaction.release_dead_writers()
-        while transaction.usage.quarantined and self._missing(transaction.usage, reservation) > 0:
+        while (usage := tables.usage()).quarantined and self._missing(usage, reservation) > 0:
             transaction.drop_oldest_quarantined()
-        missing = self._missing(transaction.usage, reservation)
+        missing = self._missing(tables.usage(), reservation)
         if missing > 0:
             self._evict(transaction, missing, keep=reservation.dataset)
-        return self._missing(transaction.usage, reservation) <= 0
+        return self._missing(tables.usage(), reservation) <= 0
 
     def _evict(self, transaction: CacheTransaction, missing: int, keep: str) -> None:
         """Remove unused datasets, oldest first, if they hold at least the `missing` bytes."""
         with ExitStack() as locks:
             unused = []
-            for use in sorted(transaction.usage.datasets.values(), key=lambda use: use.created_at):
+            for use in sorted(transaction.tables.datasets().values(), key=lambda use: use.created_at):
                 lock = try_lock(self._directory.use_lock(use.dataset)) if use.dataset != keep else None
                 if lock:
                     unused.append(use)

@@ -4,58 +4,44 @@ from __future__ import annotations
 
 import time
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from forebay.data.cache.block_file import BadBlock, read_header
-from forebay.data.cache.disk.accounts import CacheUsage, Reservation
+from forebay.data.cache.disk.accounts import Reservation
 from forebay.data.cache.disk.directory import CacheDirectory
-from forebay.data.cache.disk.index import DamagedRow, IndexTable
-from forebay.data.cache.disk.index_rows import read_entry, read_key, read_usage
+from forebay.data.cache.disk.tables import IndexTables
 from forebay.storage.file_lock import try_lock
 
-_USAGE = "usage"
-_BLOCK = "block/"
-_BOOT = "boot"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _KEPT_QUARANTINED = 8
 
 
 class CacheTransaction:
-    """Accounts (`usage`) and the files they describe, during one transaction."""
+    """Accounts (`tables`) and the files they describe, during one transaction."""
 
-    def __init__(self, rows: IndexTable, directory: CacheDirectory) -> None:
-        self._rows = rows
+    def __init__(self, tables: IndexTables, directory: CacheDirectory) -> None:
+        self.tables = tables
         self._directory = directory
-        kept = rows.get(_USAGE)
-        self.usage = CacheUsage() if kept is None else read_usage(kept)
-        if kept is None:
+        self._boot = tables.boot()
+        if self._boot is None:
             self.reconcile()
-
-    def save(self) -> None:
-        self._rows.set(_USAGE, asdict(self.usage))
 
     def record(self, reservation: Reservation) -> None:
         """Record the file of a block after its rename to the final name."""
+        key = reservation.key
         try:
-            size = self._directory.block(reservation.key).stat().st_size
+            size = self._directory.block(key).stat().st_size
         except FileNotFoundError:  # cleared or quarantined meanwhile
             return
-        self._forget(reservation.key)
-        found = Reservation(
-            key=reservation.key, dataset=reservation.dataset or self._dataset_of(reservation.key), bytes=size
-        )
-        self._rows.set(_BLOCK + reservation.key, {"dataset": found.dataset, "bytes": size})
-        self.usage = self.usage.add(found, time.time())
+        self.tables.remove_block(key)
+        dataset = reservation.dataset or self._dataset_of(key)
+        self.tables.add_block(Reservation(key=key, dataset=dataset, bytes=size), time.time())
 
     def evict(self, dataset: str) -> int:
         """Remove the blocks of `dataset`. Returns their bytes."""
-        for key in self._keys():
-            if read_entry(self._rows.get(_BLOCK + key)).dataset == dataset:
-                self._directory.block(key).unlink(missing_ok=True)
-                self._rows.delete(_BLOCK + key)
-        freed = self.usage.datasets[dataset].bytes
-        self.usage = self.usage.without_dataset(dataset)
+        keys, freed = self.tables.remove_dataset(dataset)
+        for key in keys:
+            self._directory.block(key).unlink(missing_ok=True)
         return freed
 
     def quarantine(self, key: str, inode: int) -> bool:
@@ -68,25 +54,26 @@ class CacheTransaction:
         if found.st_ino != inode:
             return False
         name = f"{time.time_ns():020d}-{key}"
-        self._forget(key)  # first: if this finds the index damaged, the whole transaction is repeated
+        self.tables.remove_block(key)  # first: if this finds the index damaged, the whole transaction is repeated
         path.rename(self._directory.quarantine / name)
-        self.usage = self.usage.with_quarantined({**self.usage.quarantined, name: found.st_size})
-        while len(self.usage.quarantined) > _KEPT_QUARANTINED:
+        self.tables.quarantine(name, found.st_size)
+        while len(self.tables.quarantined()) > _KEPT_QUARANTINED:
             self.drop_oldest_quarantined()
         return True
 
     def drop_oldest_quarantined(self) -> int:
-        name = min(self.usage.quarantined)
+        """Remove the oldest quarantined file. Returns its bytes."""
+        files = self.tables.quarantined()
+        name = min(files)
         with suppress(IsADirectoryError):  # a folder in the place of a block
             (self._directory.quarantine / name).unlink(missing_ok=True)
-        rest = {other: size for other, size in self.usage.quarantined.items() if other != name}
-        freed = self.usage.quarantined[name]
-        self.usage = self.usage.with_quarantined(rest)
-        return freed
+        self.tables.remove_quarantined(name)
+        return files[name]
 
     def release_dead_writers(self) -> None:
         """Release the reservations of dead writers, and remove their unfinished files."""
-        for name in {*self._directory.parts(), *self.usage.reservations}:
+        reservations = self.tables.reservations()
+        for name in {*self._directory.parts(), *reservations}:
             part = self._directory.temp / name
             try:
                 lock = try_lock(part, flags=0)
@@ -96,8 +83,8 @@ class CacheTransaction:
                 lock.release()
             except FileNotFoundError:
                 pass
-            if reservation := self.usage.reservations.get(name):
-                self.usage = self.usage.release(name)
+            if reservation := reservations.get(name):
+                self.tables.release(name)
                 # The writer may have died after the rename: then the block is complete, and only its row is missing.
                 self.record(reservation)
 
@@ -105,52 +92,34 @@ class CacheTransaction:
         """Correct the accounts for changes while no process had the cache open."""
         self.release_dead_writers()
         # The index is not synced to the disk: a power cut may have undone its last changes.
-        if self._rows.get(_BOOT) != _boot() or self.num_files() != self.usage.num_blocks:
+        if self._boot != _boot() or len(self._directory.block_keys()) != self.tables.usage().num_blocks:
             self.reconcile()
 
     def reconcile(self) -> None:
         """Rebuild the accounts from the directory."""
-        self._rows.set(_BOOT, _boot())
-        reservations = dict(self.usage.reservations)
+        self._boot = _boot()
+        self.tables.set_boot(self._boot)
+        known = self.tables.reservations()
         for name, size in self._directory.parts().items():
-            reservations.setdefault(name, Reservation(key=name[:40], dataset="", bytes=size))
-        known = set(self._keys())
-        entries = {key: read_entry(self._rows.get(_BLOCK + key)) for key in known}
-        earlier = self.usage.datasets
-        created = {dataset: use.created_at for dataset, use in earlier.items()}
-        self.usage = CacheUsage(reservations=reservations, quarantined=self._directory.quarantined())
-        for key in self._directory.block_keys():
-            dataset = entries[key].dataset if key in entries else self._dataset_of(key)
-            self._add_found(key, dataset, created)
-            known.discard(key)
-        for key in known:
-            self._rows.delete(_BLOCK + key)
-        self.usage = self.usage.add_hits({dataset: use.hits for dataset, use in earlier.items()})
+            if name not in known:
+                self.tables.reserve(name, Reservation(key=name[:40], dataset="", bytes=size))
+        for name in self.tables.quarantined():
+            self.tables.remove_quarantined(name)
+        for name, size in self._directory.quarantined().items():
+            self.tables.quarantine(name, size)
+        created_at = {name: use.created_at for name, use in self.tables.datasets().items()}
+        self.tables.replace_blocks(self._found_blocks(created_at), created_at)
         self.release_dead_writers()
 
-    def num_files(self) -> int:
-        return len(self._directory.block_keys())
-
-    def _add_found(self, key: str, dataset: str, created: dict[str, float]) -> None:
-        found = self._directory.block(key).stat()
-        since = created.setdefault(dataset, found.st_mtime)
-        self._rows.set(_BLOCK + key, {"dataset": dataset, "bytes": found.st_size})
-        self.usage = self.usage.add(Reservation(key=key, dataset=dataset, bytes=found.st_size), since)
-
-    def _forget(self, key: str) -> None:
-        kept = self._rows.get(_BLOCK + key)
-        if kept is None:
-            return
-        entry = read_entry(kept)
-        use = self.usage.datasets.get(entry.dataset)
-        if use is None or use.bytes < entry.bytes or use.blocks < 1:
-            raise DamagedRow(f"the accounts do not know block {key} of {entry.dataset!r:.100}")
-        self.usage = self.usage.remove(Reservation(key=key, dataset=entry.dataset, bytes=entry.bytes))
-        self._rows.delete(_BLOCK + key)
-
-    def _keys(self) -> list[str]:
-        """Keys of all blocks that have a row."""
-        return [read_key(name[len(_BLOCK) :]) for name in list(self._rows.names()) if name.startswith(_BLOCK)]
+    def _found_blocks(self, created_at: dict[str, float]) -> list[Reservation]:
+        """Blocks in the directory. Adds the age of the first one of a new dataset to `created_at`."""
+        datasets, blocks = self.tables.block_datasets(), []
+        for key in self._directory.block_keys():
+            dataset = datasets[key] if key in datasets else self._dataset_of(key)
+            found = self._directory.block(key).stat()
+            created_at.setdefault(dataset, found.st_mtime)
+            blocks.append(Reservation(key=key, dataset=dataset, bytes=found.st_size))
+        return blocks
 
     def _dataset_of(self, key: str) -> str:
         try:

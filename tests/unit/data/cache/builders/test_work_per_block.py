@@ -22,7 +22,8 @@ from tests.unit.runtime.memory.counting_pool import CountingPool
 import forebay as fb
 from forebay.data.cache.builders.block_builder import BlockBuilder
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.cache.disk.index import Index, IndexTable
+from forebay.data.cache.disk.index import Index
+from forebay.data.cache.disk.tables import IndexTables
 from forebay.data.parquet import reading
 from forebay.data.transform.dataset import Dataset
 from forebay.runtime.memory import arrays as memory_arrays
@@ -84,7 +85,7 @@ def done(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     found: Counter[str] = Counter()
     open_input, transact = reading.open_input, Index.transact
 
-    def counted(self: Index, work: Callable[[IndexTable], Any]) -> Any:
+    def counted(self: Index, work: Callable[[IndexTables], Any]) -> Any:
         found["transactions"] += 1
         return transact(self, work)
 

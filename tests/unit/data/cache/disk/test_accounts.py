@@ -1,63 +1,41 @@
-"""Accounts: used bytes follow from additions and removals in any order."""
+"""Accounts: used bytes follow from blocks, reservations and quarantined files."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.data.cache.disk.accounts import CacheUsage, Reservation, charge, smallest_quota
+from forebay.data.cache.disk.accounts import CacheUsage, DatasetUse, Reservation, charge, smallest_quota, whole_pages
 
-reservations = st.builds(
-    Reservation,
-    key=st.text("0123456789abcdef", min_size=40, max_size=40),
-    dataset=st.sampled_from(["a", "b", "c"]),
-    bytes=st.integers(0, 1 << 40),
-)
+sizes = st.lists(st.integers(0, 1 << 40))
 
 
-@given(st.lists(reservations, unique_by=lambda reservation: reservation.key), st.randoms())
-def test_what_was_added_can_be_removed(blocks: list[Reservation], random: object) -> None:
-    usage = empty = CacheUsage()
-    for block in blocks:
-        usage = usage.add(block, now=1.0)
+def use_of(found: list[int]) -> DatasetUse:
+    return DatasetUse(dataset="a", blocks=len(found), bytes=sum(map(whole_pages, found)), created_at=1.0)
+
+
+@given(sizes, sizes, sizes)
+def test_everything_below_the_directory_is_charged(
+    blocks: list[int], reserved: list[int], quarantined: list[int]
+) -> None:
+    reservations = {
+        str(number): Reservation(key="0" * 40, dataset="a", bytes=size) for number, size in enumerate(reserved)
+    }
+    files = {str(number): size for number, size in enumerate(quarantined)}
+    usage = CacheUsage(datasets={"a": use_of(blocks)}, reservations=reservations, quarantined=files)
     assert usage.num_blocks == len(blocks)
-    assert usage.used_bytes == empty.used_bytes + sum(charge(block.bytes) for block in blocks)
-    random.shuffle(blocks)  # type: ignore[attr-defined]
-    for block in blocks:
-        usage = usage.remove(block)
-    assert usage == empty
-
-
-@given(st.lists(reservations, unique_by=lambda reservation: reservation.key))
-def test_reservations_count_until_released(found: list[Reservation]) -> None:
-    usage = CacheUsage()
-    for reservation in found:
-        usage = usage.reserve(reservation.key, reservation).reserve(reservation.key, reservation)
-    assert usage.reserved_bytes == sum(charge(reservation.bytes) for reservation in found)
-    assert usage.used_bytes == CacheUsage().used_bytes + usage.reserved_bytes
-    for reservation in found:
-        usage = usage.release(reservation.key).release(reservation.key)
-    assert usage == CacheUsage()
+    assert usage.reserved_bytes == sum(map(charge, reserved))
+    assert usage.used_bytes == CacheUsage().used_bytes + sum(map(charge, [*blocks, *reserved, *quarantined]))
 
 
 def test_a_block_costs_the_same_reserved_and_stored() -> None:
     reservation = Reservation(key="0" * 40, dataset="a", bytes=5000)
     assert (
-        CacheUsage().reserve("x", reservation).used_bytes
-        == CacheUsage().add(reservation, now=0.0).used_bytes
+        CacheUsage(reservations={"x": reservation}).used_bytes
+        == CacheUsage(datasets={"a": use_of([5000])}).used_bytes
         == smallest_quota(5000)
     )
 
 
 def test_whole_pages_are_charged() -> None:
     assert charge(1) == charge(4096) < charge(4097)
-
-
-def test_data_set_remembers_its_first_block() -> None:
-    usage = (
-        CacheUsage()
-        .add(Reservation(key="0", dataset="a", bytes=1), now=5.0)
-        .add(Reservation(key="1", dataset="a", bytes=1), now=9.0)
-    )
-    assert usage.datasets["a"].created_at == 5.0
-    assert usage.without_dataset("a") == CacheUsage()

@@ -23,7 +23,8 @@ from forebay.data.cache.disk import transaction
 from forebay.data.cache.disk.accounts import INDEX_BYTES, charge, smallest_quota
 from forebay.data.cache.disk.directory import CacheDirectory
 from forebay.data.cache.disk.disk_cache import DiskCache, VerifyReport
-from forebay.data.cache.disk.index import Index, IndexFull, IndexTable
+from forebay.data.cache.disk.index import Index, IndexFull
+from forebay.data.cache.disk.tables import IndexTables
 from forebay.data.transform.block import Block
 from forebay.errors import CacheUnusable, InvalidOption
 from forebay.runtime.metrics import Counters
@@ -292,7 +293,7 @@ def test_index_that_fills_up_after_the_rename_is_made_up_for(
 ) -> None:
     real, calls = Index.transact, []
 
-    def full_at_commit(self: Index, work: Callable[[IndexTable], object]) -> object:
+    def full_at_commit(self: Index, work: Callable[[IndexTables], object]) -> object:
         calls.append(work)
         if len(calls) == 2:
             raise IndexFull
@@ -397,7 +398,7 @@ def test_lost_index_is_rebuilt_from_the_blocks(cache: DiskCache, block_of: Block
     flip_bit(CacheDirectory(cache.path).block(key_of(("b", 0))))
     cache.get(key_of(("b", 0)))
     used, sizes = cache.used_bytes, [(use.dataset, use.blocks, use.bytes) for use in cache.datasets()]
-    index = cache.path / "index" / "index.db"
+    index = cache.path / "index" / "accounts.db"
     if damage == "removed":
         index.unlink()
     else:
@@ -448,7 +449,7 @@ def test_index_stays_within_what_is_charged_for_it(
         cache.put(key_of(number), "a-dataset-with-a-rather-long-name-0123456789ab", block)
         if number % 20 == 0:
             peak = max(peak, disk_bytes(cache.path) - cache.used_bytes)
-    journal = cache.path / "index" / "index.db"
+    journal = cache.path / "index" / "accounts.db"
     assert peak <= 0
     assert 2 * journal.stat().st_size < 150 * 1024 + 48 * 4096, "a journal may be as large as the index"
 

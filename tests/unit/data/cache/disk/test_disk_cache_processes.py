@@ -163,5 +163,5 @@ def test_index_lost_under_a_living_writer_keeps_its_claim(
     writer = python(SLOW_WRITER, "reserved", cache.path, key_of("a"))
     assert writer.stdout and writer.stdout.readline() == "stopped\n"
     used = cache.used_bytes
-    (cache.path / "index" / "index.db").unlink()
+    (cache.path / "index" / "accounts.db").unlink()
     assert cache.used_bytes == used

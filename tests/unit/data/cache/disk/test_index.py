@@ -14,10 +14,13 @@ from pathlib import Path
 import pytest
 
 from forebay.data.cache.disk import index as index_module
-from forebay.data.cache.disk.index import Index, IndexFull, IndexTable
+from forebay.data.cache.disk.accounts import Reservation
+from forebay.data.cache.disk.index import Index, IndexFull
+from forebay.data.cache.disk.tables import IndexTables
 from forebay.errors import CacheUnusable
 
-COUNT = """
+NAME = f"{'1' * 20}-{'a' * 40}"
+COUNT = f"""
 import sys, pathlib
 from forebay.data.cache.disk.index import Index
 folder = pathlib.Path(sys.argv[1])
@@ -25,7 +28,7 @@ index = Index(folder, folder / "lock")
 print("ready", flush=True)
 input()
 for _ in range(50):
-    index.transact(lambda rows: rows.set("n", (rows.get("n") or 0) + 1))
+    index.transact(lambda tables: tables.quarantine("{NAME}", tables.quarantined().get("{NAME}", 0) + 1))
 """
 
 
@@ -34,24 +37,28 @@ def index(tmp_path: Path) -> Index:
     return Index(tmp_path, tmp_path / "lock")
 
 
-def count_up(rows: IndexTable) -> int:
-    number = (rows.get("n") or 0) + 1
-    rows.set("n", number)
-    return int(number)
+def count_of(tables: IndexTables) -> int | None:
+    return tables.quarantined().get(NAME)
+
+
+def count_up(tables: IndexTables) -> int:
+    number = (count_of(tables) or 0) + 1
+    tables.quarantine(NAME, number)
+    return number
 
 
 def test_changes_are_kept_unless_the_work_raises(index: Index) -> None:
     assert index.transact(count_up) == 1
 
-    def fail(rows: IndexTable) -> None:
-        rows.set("n", 99)
+    def fail(tables: IndexTables) -> None:
+        tables.quarantine(NAME, 99)
         raise KeyError("x")
 
     with pytest.raises(KeyError):
         index.transact(fail)
-    assert index.transact(lambda rows: rows.get("n")) == 1
-    index.transact(lambda rows: rows.delete("n"))
-    assert index.transact(lambda rows: list(rows.names())) == []
+    assert index.transact(count_of) == 1
+    index.transact(lambda tables: tables.remove_quarantined(NAME))
+    assert index.transact(count_of) is None
 
 
 def test_no_update_is_lost_between_processes_and_threads(
@@ -74,9 +81,9 @@ def test_no_update_is_lost_between_processes_and_threads(
     assert index.transact(count_up) == 3 * 50 + 4 * 10 + 1
 
 
-def fill_up(rows: IndexTable) -> None:
+def fill_up(tables: IndexTables) -> None:
     for number in range(300):
-        rows.set(f"name{number}", "x" * 100)
+        tables.add_block(Reservation(key=f"{number:040x}", dataset="x" * 100, bytes=1), 1.0)
 
 
 @pytest.mark.parametrize("damage", ["removed", "emptied", "garbage", "torn"])
@@ -96,37 +103,37 @@ class Bomb:
         return os.abort, ()
 
 
-@pytest.mark.parametrize("column", ["name", "value"])
+@pytest.mark.parametrize("column", ["name", "bytes"])
 def test_pickles_in_the_index_are_never_loaded(index: Index, column: str) -> None:
     index.transact(count_up)
     with closing(sqlite3.connect(index.file)) as connection, connection:
-        connection.execute(f"UPDATE rows SET {column} = ?", (pickle.dumps(Bomb()),))
-    assert index.transact(lambda rows: [*rows.names(), rows.get("n")]) == [None]
+        connection.execute(f"UPDATE quarantined SET {column} = ?", (pickle.dumps(Bomb()),))
+    assert index.transact(count_of) is None
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        "UPDATE rows SET value = CAST(x'ff' AS TEXT)",
-        "UPDATE rows SET value = 'no JSON'",
-        "UPDATE rows SET value = replace(hex(zeroblob(20000)), '0', '[')",
-        "UPDATE rows SET name = CAST(x'ff' AS TEXT)",
+        "UPDATE quarantined SET bytes = CAST(x'ff' AS TEXT)",
+        "UPDATE quarantined SET bytes = -1",
+        "UPDATE quarantined SET name = CAST(x'ff' AS TEXT)",
+        "UPDATE quarantined SET name = replace(hex(zeroblob(20000)), '0', '[')",
     ],
 )
 def test_rows_that_forebay_did_not_write_are_replaced_with_the_whole_index(index: Index, change: str) -> None:
     index.transact(count_up)
     with closing(sqlite3.connect(index.file)) as connection, connection:
         connection.execute(change)
-    assert index.transact(lambda rows: [*rows.names(), rows.get("n")]) == [None]
+    assert index.transact(count_of) is None
     assert index.transact(count_up) == 1
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        ["CREATE TRIGGER t AFTER INSERT ON rows BEGIN DELETE FROM rows; END"],
-        ["DROP TABLE rows", "CREATE VIEW rows AS SELECT 'n' AS name, '7' AS value"],
-        ["DROP TABLE rows", "CREATE TABLE rows (name TEXT, other TEXT)"],
+        ["CREATE TRIGGER t AFTER INSERT ON blocks BEGIN DELETE FROM blocks; END"],
+        ["DROP TABLE quarantined", "CREATE VIEW quarantined AS SELECT 'n' AS name, 7 AS bytes"],
+        ["DROP TABLE quarantined", "CREATE TABLE quarantined (name TEXT, other TEXT)"],
         ["CREATE TABLE others (name TEXT)"],
         ["PRAGMA writable_schema = ON", "UPDATE sqlite_master SET name = CAST(x'ff' AS TEXT), sql = 'x'"],
     ],
@@ -142,15 +149,16 @@ def test_a_database_with_anything_else_is_replaced(index: Index, changes: list[s
     assert again.transact(count_up) == 2
 
 
-def test_the_index_of_earlier_revisions_is_removed(index: Index) -> None:
-    earlier = index.file.with_name("cache.db")
+@pytest.mark.parametrize("name", ["cache.db", "index.db", "index.db-journal"])
+def test_the_index_of_earlier_revisions_is_removed(index: Index, name: str) -> None:
+    earlier = index.file.with_name(name)
     earlier.write_bytes(b"x")
     assert index.transact(count_up) == 1
     assert not earlier.exists()
 
 
 def test_a_full_disk_has_its_own_error(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(rows: IndexTable) -> None:
+    def full(tables: IndexTables) -> None:
         raise sqlite3.OperationalError("database or disk is full")
 
     with pytest.raises(IndexFull):
@@ -177,8 +185,8 @@ def test_no_connection_outlives_a_transaction(index: Index) -> None:
 def test_fork_waits_for_the_transaction_and_both_go_on(index: Index) -> None:
     begun, go = threading.Event(), threading.Event()
 
-    def slow(rows: IndexTable) -> int:
-        number = count_up(rows)
+    def slow(tables: IndexTables) -> int:
+        number = count_up(tables)
         begun.set()
         go.wait(120)
         return number
