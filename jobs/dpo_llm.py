@@ -1,4 +1,4 @@
-"""Train an adapter on preferences (DPO): pairs of answers, of which one is preferred.
+"""Train an adapter on preferences (DPO).
 
 forebay run --driver local jobs/dpo_llm.py
 forebay run jobs/dpo_llm.py model=s3://models/mine data=s3://lake/preferences finetuning=qlora seq_len=4096 workers=8
@@ -17,7 +17,9 @@ from forebay.testing.data.chats import write_pairs
 
 @llm.with_options(finetuning="lora", overflow="drop")
 def job(options: llm.Options, beta: float = 0.1, pairs: int = 2000) -> fb.Job:
-    """Direct preference optimization of an adapter. The reference is the model without it.
+    """Direct preference optimization of an adapter.
+
+    The reference is the model without it.
 
     Its parameters are the fields of `llm.Options`, and these. A pair of answers with their prompts must fit into a row
     of `seq_len` tokens, and is left out otherwise.

@@ -1,4 +1,6 @@
-"""Fine-tune a language model: on made-up conversations without a network, or your own model on your own text.
+"""Fine-tune a language model.
+
+On made-up conversations without a network, or your own model on your own text:
 
 forebay run --driver local jobs/finetune_llm.py
 forebay run jobs/finetune_llm.py model=/models/Llama-3.1-8B data=s3://lake/chats finetuning=lora seq_len=8192 workers=8
@@ -17,7 +19,9 @@ from forebay.testing.data.chats import write_chats
 
 @llm.with_options()
 def job(options: llm.Options, chats: int = 6000) -> fb.Job:
-    """Next-token training of a causal language model. Its parameters are the fields of `llm.Options`, and these.
+    """Next-token training of a causal language model.
+
+    Its parameters are the fields of `llm.Options`, and these.
 
     Args:
         chats: Number of made-up conversations, which are written once where neither `data` nor `mix` is given.

@@ -1,4 +1,6 @@
-"""Sweep a language model job: its learning rate, the rank of its adapter, and its data mixture.
+"""Sweep a language model job.
+
+Its learning rate, the rank of its adapter, and its data mixture:
 
 forebay run jobs/sweep_llm.py trials=8 deadline=10m
 forebay run jobs/sweep_llm.py model=/models/Llama-3.1-8B words=s3://lake/chats numbers=s3://lake/sums held_out=s3://lake/new
@@ -43,7 +45,9 @@ def sweep(
     at_once: int | None = None,
     driver: str = "ray",
 ) -> fb.Sweep:
-    """Search learning rate, rank and mixture with the lowest loss on held-out conversations.
+    """Search learning rate, rank and mixture.
+
+    For the lowest loss on held-out conversations.
 
     Its parameters are the fields of `llm.Options`, which all trials share, and these. With model=tiny, a tiny one is
     tuned on the made-up words for `base_epochs`, and exported.
@@ -86,7 +90,10 @@ def sweep(
 
 
 def made_up(folder: Path, chats: int, seed: int) -> tuple[str, str, str]:
-    """Files of conversations without sums, with sums, and held-out ones of both kinds. Written once."""
+    """Write made-up conversations in three files, once.
+
+    Without sums, with sums, and held-out ones of both kinds.
+    """
     names = [folder / f"{kind}.jsonl" for kind in ("words", "numbers", "held-out")]
     if not all(name.exists() for name in names):
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +110,10 @@ def made_up(folder: Path, chats: int, seed: int) -> tuple[str, str, str]:
 
 
 def tuned_base(options: llm.Options, data: str, *, epochs: int, name: str) -> str:
-    """Folder of a tiny model that was tuned on `data`. A run that is finished is not repeated."""
+    """Tune a tiny model on `data`, and return its folder.
+
+    A finished run is not repeated.
+    """
     folders = {"cache": options.cache, "storage": options.storage, "seed": options.seed}
     rows = {each: getattr(options, each) for each in ROWS}
     base = llm.Options(data=data, workers=1, epochs=epochs, name=name, **rows, **folders)

@@ -1,4 +1,7 @@
-"""Fine-tunings of a tiny language model that can be disturbed at a step, and the losses of their steps."""
+"""Disturbed fine-tunings of a tiny language model.
+
+They record the losses of their steps.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,9 @@ SAVED = ("loss", "grad_norm")
 
 
 class LanguageBench(DriverBench):
-    """Maker of jobs of at least 20 steps in 4 epochs below `folder`, by the training loop of `llm.finetune`.
+    """Maker of fine-tuning jobs below `folder`.
+
+    A job has at least 20 steps in 4 epochs, by the training loop of `llm.finetune`.
 
     A second bench in the same folder, even in another process, makes the same jobs.
     """
@@ -55,7 +60,9 @@ class LanguageBench(DriverBench):
         tuning: str = "full",
         **options: Any,
     ) -> Job:
-        """Make a job of 4 epochs with a checkpoint every 2 steps. `tuning` is "full", "lora" or "qlora".
+        """Make a job of 4 epochs.
+
+        It has a checkpoint every 2 steps. `tuning` is "full", "lora" or "qlora".
 
         The rest is as in `DriverBench.job`.
         """
@@ -79,7 +86,10 @@ class LanguageBench(DriverBench):
         return Job(name=name, **(defaults | options))
 
     def metrics(self, name: str) -> dict[int, dict[str, list[float]]]:
-        """Loss and gradient norm of each step, by rank. A repeated step counts as its last attempt."""
+        """Loss and gradient norm of each step, by rank.
+
+        A repeated step counts as its last attempt.
+        """
         sizes, rows = {each.step: each.size for each in self.attempts(name)}, cast("dict[str, Any]", self.rows(name))
         return {
             step: {kind: [rows[f"{step:05}-{rank}"][kind] for rank in range(size)] for kind in SAVED}
@@ -91,7 +101,9 @@ class LanguageBench(DriverBench):
         return [values["grad_norm"][0] for values in self.metrics(name).values()]
 
     def difference(self, name: str, other: str) -> float:
-        """Largest difference of a step's loss or gradient norm between two runs, over the steps that both have made.
+        """Largest difference of a loss or gradient norm.
+
+        Over the steps that both runs have made.
 
         The loss of a step is the mean of what its ranks report, in every world.
         """
@@ -116,7 +128,10 @@ class _RecordingWorker:
 
 
 def recording_finetune(worker: Worker, *, recipe: Recipe, log: str, disturbance: Disturbance, step_s: float) -> None:
-    """Fine-tune. Writes per step and rank one file with its loss and gradient norm, and one line."""
+    """Fine-tune, and record each step.
+
+    Writes per step and rank one file with its loss and gradient norm, and one line.
+    """
     recorded = _RecordingWorker(worker, StepRecord(worker, log, disturbance, step_s))
     finetune(recipe, cast("Worker", recorded))
 

@@ -1,4 +1,7 @@
-"""Laws of fine-tuning under every driver, as tests: no strategy, death or change of the world changes its losses."""
+"""Laws of fine-tuning under every driver, as tests.
+
+No strategy, death or change of the world changes its losses.
+"""
 
 from __future__ import annotations
 
@@ -42,16 +45,22 @@ in_two_strategies = pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("
 
 
 class LanguageSuite(ShardedSuite):
-    """Laws of fine-tuning, besides `ShardedSuite`. Runs train for at least 20 steps."""
+    """Laws of fine-tuning, besides `ShardedSuite`.
+
+    Runs train for at least 20 steps.
+    """
 
     @pytest.fixture(scope="class")
     @classmethod
     def tuned(cls, tmp_path_factory: pytest.TempPathFactory) -> LanguageBench:
-        """Data, jobs and runs, shared by all tests of the class."""
+        """Data, jobs and runs of the class."""
         return LanguageBench(tmp_path_factory.mktemp("language"))
 
     def calm_tuning(self, tuned: LanguageBench, strategy: str = "ddp", tuning: str = "full") -> Result:
-        """Return an undisturbed run. Trained once, looked up by name from then on."""
+        """Undisturbed run, trained once.
+
+        Looked up by name from then on.
+        """
         return self.run(tuned, f"calm-{strategy}-{tuning}", tuning=tuning, **options_of(strategy))
 
     @pytest.mark.parametrize("tuning", ["full", "lora", "qlora"])
@@ -68,7 +77,10 @@ class LanguageSuite(ShardedSuite):
 
     @in_two_strategies
     def test_killed_worker_and_damaged_parts_change_no_bit(self, tuned: LanguageBench, strategy: str) -> None:
-        """A worker is killed. Later the newest checkpoint has a flipped bit, and then it lacks a part."""
+        """Kill a worker, then damage checkpoints.
+
+        First a flipped bit in the newest one, then a missing part.
+        """
         calm = self.calm_tuning(tuned, strategy)
         name, heard, options = f"killed-{strategy}", Heard(), {"step_s": STEP_S, **options_of(strategy)}
         options |= {"at_step": random_step(name, 1, 9), "event": "kill"}
@@ -146,12 +158,12 @@ class LanguageSuite(ShardedSuite):
 
 
 def random_step(name: str, first: int, end: int) -> int:
-    """Step from `first` to `end - 1`, the same for each run of one name."""
+    """Step from `first` to `end - 1`, fixed by `name`."""
     return first + crc32(name.encode()) % (end - first)
 
 
 def stop_after(step: int) -> Callback:
-    """Callback that stops a run at a checkpoint after `step` steps."""
+    """Callback that stops a run after `step` steps."""
 
     def stop(event: Event, control: Control) -> None:
         if isinstance(event, Reported) and event.step >= step:
@@ -161,34 +173,43 @@ def stop_after(step: int) -> Callback:
 
 
 def checksums(result: Result) -> Mapping[str, object]:
-    """Checksums of frozen parameters in the newest checkpoint of a run."""
+    """Checksums of frozen parameters in the newest checkpoint."""
     objects = Snapshot.from_checkpoint(newest_commit(result)).objects
     return {name: state for name, state in objects.items() if name.startswith("frozen")}
 
 
 def assert_same_bits(tuned: LanguageBench, result: Result, calm: Result) -> None:
-    """Assert that two runs in one world have the same losses and gradient norms on each rank, and the same model."""
+    """Assert that two runs are equal to the bit.
+
+    Losses and gradient norms on each rank, and the model.
+    """
     assert result.is_finished
     assert tuned.metrics(result.name) == tuned.metrics(calm.name)
     assert_same_weights(result, calm)
 
 
 def assert_same_weights(result: Result, calm: Result) -> None:
-    """Assert that the newest checkpoints of two runs have bit-equal parameters."""
+    """Assert that the newest checkpoints have equal parameters."""
     ours, theirs = weights(result), weights(calm)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def assert_close(tuned: LanguageBench, result: Result, calm: Result) -> None:
-    """Assert that losses and gradient norms of all steps of two runs are equal within 1e-5. Prints the difference."""
+    """Assert that two runs are equal within 1e-5.
+
+    Losses and gradient norms of all steps. Prints the difference.
+    """
     difference = tuned.difference(result.name, calm.name)
     print(f"{result.name} and {calm.name}: losses and gradient norms differ by {difference:.1e} at most")
     assert difference <= CLOSE
 
 
 def assert_close_alone(tuned: LanguageBench, result: Result) -> None:
-    """Assert that a stopped run has the losses, gradient norms and parameters of one worker, within 1e-5."""
+    """Assert that a stopped run equals one worker's.
+
+    Losses, gradient norms and parameters, within 1e-5.
+    """
     step = newest_commit(result).step
     name = f"alone-{step}"
     calm = LocalDriver().run(tuned.job(name, checkpoint_every=1, keep_every=1, **LONG), [stop_after(step)])

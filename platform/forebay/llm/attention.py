@@ -1,4 +1,4 @@
-"""Implementations of attention, and one for packed documents on a CPU.
+"""Implementations of attention, with one for packed documents.
 
 A dense mask makes sdpa compute the scores of all pairs of tokens of a row. Here, scores exist within documents only.
 """
@@ -55,7 +55,7 @@ class DocumentLengths:
 
 
 def can_attend_by_documents(model: Any) -> bool:
-    """Whether a model's masks and attention can be replaced by name."""
+    """Whether attention of a model can be replaced by name."""
     # The flags of its class have no public names.
     return bool(model._supports_attention_backend and model._supports_sdpa)  # noqa: SLF001
 

@@ -53,7 +53,7 @@ class Document(NamedTuple):
 
     @property
     def is_trained(self) -> bool:
-        """Whether there is a target, in both answers of a pair.
+        """Whether each answer has a target.
 
         The first token of a text is never a target.
         """

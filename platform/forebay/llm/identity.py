@@ -1,4 +1,4 @@
-"""Facts of a fine-tuning that a resumed run must share."""
+"""Facts that a resumed fine-tuning must share."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ Tuning: TypeAlias = Literal["full", "lora", "qlora"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """Options of a language model job, as on the command line.
+    """Options of a language model job.
 
     None stands for a default that depends on the model: see `with_defaults`.
 
@@ -132,7 +132,7 @@ class Options:
 
 
 def with_options(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Let a job function take the fields of `Options` by name.
+    """Let a job function take `Options` field by field.
 
     Its first parameter is the `Options`.
 

@@ -79,7 +79,7 @@ def arrange(documents: Sequence[Document], layout: RowLayout) -> PackedRows:
 
 
 def fullest_rows(lengths: Sequence[int], room: int) -> list[list[int]]:
-    """Assign documents to rows, filling each row as far as possible.
+    """Assign documents to rows, as full as possible.
 
     Lengths are 1 to `room`.
 

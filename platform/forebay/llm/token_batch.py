@@ -59,5 +59,5 @@ def unpack(packed: Tensor) -> TokenBatch:
 
 
 def document_numbers(packed: Tensor) -> Tensor:
-    """Index of each token's document in its row, int64 [rows, seq_len]."""
+    """Index of each token's document, int64 [rows, seq_len]."""
     return ((packed & START) != 0).cumsum(dim=1) - 1

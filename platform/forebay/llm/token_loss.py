@@ -1,4 +1,4 @@
-"""Loss of a language model over the targets of token rows."""
+"""Loss of a language model over its targets."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _CHECKED: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 
 
 def token_loss(model: Any, batch: Batch, *, chunk: int = LOSS_CHUNK) -> Tensor:
-    """Sum of the cross entropy over all targets of a batch.
+    """Sum of the cross entropy over all targets.
 
     For `worker.backward(..., weigh_by="targets")`.
 
@@ -100,7 +100,7 @@ def _inputs(causal: Any, tokens: TokenBatch) -> dict[str, Any]:
 
 @contextmanager
 def _in_chunks(head: Any, targets: Tensor, labels: Tensor, of_logits: OfLogits, chunk: int) -> Iterator[list[Tensor]]:
-    """Replace the output layer's logits by `of_logits`, chunk by chunk.
+    """Let the output layer return `of_logits`, chunk by chunk.
 
     For `targets`, positions over all rows.
 

@@ -50,7 +50,7 @@ PREFERENCE_DEFAULTS: Mapping[bool, Mapping[str, Any]] = {
 
 
 def job(options: Options, *, beta: float | None = None, prepare: PrepareSource = prepare) -> Job:
-    """Make a fine-tuning job. With `beta`, train on preferences (DPO).
+    """Make a fine-tuning job, or one on preferences (DPO).
 
     Prepares the token rows, once, and checks the options, the model and its memory before a worker starts.
 

@@ -1,4 +1,4 @@
-"""`forebay llm memory`: memory of a fine-tuning on each rank."""
+"""`forebay llm memory`: memory of a fine-tuning per rank."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def run_batch_sweep(words: Sequence[str], sizes: str, *, as_json: bool) -> None:
 
 
 def print_result(result: ScoreResult) -> None:
-    """Print the table of a run, and where its answers are."""
+    """Print the table of a run and its folder."""
     if result.rows_scored:
         print_table(COLUMNS, worker_rows(result), justify="right")
     lost = f", {result.workers_lost} workers were lost" if result.workers_lost else ""

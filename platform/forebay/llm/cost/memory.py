@@ -97,7 +97,7 @@ def plan_of(options: Options, stored: Precision = "fp32", vocab_size: int = TINY
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes of one rank, on its device and in main memory.
+    """Bytes of one rank, on device and host.
 
     Attributes:
         parameters: Number of the model's parameters, with its adapter.

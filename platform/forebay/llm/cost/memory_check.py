@@ -157,7 +157,7 @@ def largest_batch(plan: MemoryPlan, device_bytes: int) -> int:
 
 
 def local_memory() -> int:
-    """Bytes of the first GPU, or of main memory without one."""
+    """Bytes of the first GPU, or of main memory."""
     if torch.cuda.is_available():
         return int(torch.cuda.get_device_properties(0).total_memory)
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -1,4 +1,4 @@
-"""Tokens per second, TFLOP/s, MFU and peak memory per step."""
+"""Throughput, FLOP/s, MFU and peak memory per step."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def step_cost(batch: Batch, flops: TokenFlops | None, *, targets_only: bool = Fa
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak bytes allocated on the GPU, or of the process's memory."""
+    """Peak bytes on the GPU, or of the process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # Kibibytes on Linux, bytes on macOS.

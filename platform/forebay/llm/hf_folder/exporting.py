@@ -80,7 +80,7 @@ def export(
     merge: bool = False,
     dtype: str | None = None,
 ) -> ExportedModel:
-    """Write a checkpoint of run `name` as a Hugging Face folder.
+    """Export a checkpoint as a Hugging Face folder.
 
     The folder has safetensors, the configuration, and the tokenizer with its chat template. Its configuration is
     written last: until then it is not the folder of a model. Holds one tensor in memory at a time.

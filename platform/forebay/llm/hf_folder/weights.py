@@ -75,7 +75,7 @@ def merged_weights(base: list[Weight], state: StoredState, adapter: Lora) -> lis
 
 
 def base_weights(origin: ModelOrigin) -> list[Weight]:
-    """Weights of the base model, in the order of its files.
+    """Weights of the base model, in file order.
 
     The tiny model is drawn from the seed of the run, as its workers did.
     """

@@ -82,7 +82,7 @@ class AnswerFolder:
         return True
 
     def read(self) -> Iterator[pa.Table]:
-        """Tables of all written shards, in the order of the source."""
+        """Tables of all written shards, in source order."""
         for shard in sorted(self.existing()):
             location = resolve(below(self.uri, shard_name(shard)))
             with location.fs.open_input_file(location.path) as file:

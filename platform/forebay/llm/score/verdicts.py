@@ -14,7 +14,7 @@ _FENCED = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
 class InvalidVerdict(ValueError):
-    """A text that is not a verdict: its message says why."""
+    """A text that is not a valid verdict."""
 
 
 def check_schema(schema: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ class PlainText:
 
 @dataclass(frozen=True, slots=True)
 class Preference:
-    """Example of a preferred and a rejected answer to one prompt."""
+    """Example of a preferred and a rejected answer."""
 
     chosen: Conversation | Completion
     rejected: Conversation | Completion

@@ -64,7 +64,7 @@ def pinned_model(model: str) -> str:
 
 
 def hub_copy(hub: HubModel, *, with_weights: bool) -> str:
-    """Download what is missing of a model, and return its folder.
+    """Download a model's missing files, and return its folder.
 
     Configuration, tokenizer and safetensors.
 

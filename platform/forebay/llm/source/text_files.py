@@ -87,7 +87,7 @@ def scan_parquet(found: TextFiles) -> Manifest:
 
 
 def cut_spans(found: TextFiles, manifest: Manifest | None, span_bytes: int = SPAN_BYTES) -> list[TextSpan]:
-    """Cut files into spans of about `span_bytes` bytes, in order.
+    """Cut files into spans of about `span_bytes` bytes.
 
     They depend on the files alone.
 

@@ -98,7 +98,7 @@ def _line_rows(span: TextSpan) -> Iterator[TextRow]:
 
 
 def _lines_from(span: TextSpan) -> tuple[int, bytes]:
-    """All lines that begin in the span, with the first position."""
+    """Lines that begin in the span, and the first position."""
     location = resolve_source(span.uri)
     with location.fs.open_input_file(location.path) as file:
         stop = file.size() if span.stop is None else span.stop

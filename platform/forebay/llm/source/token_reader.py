@@ -143,7 +143,7 @@ class TokenReader:
             )
 
     def _ready(self, example: Example) -> Rendered | Document:
-        """Text of an example, or its document if it needs no text."""
+        """Text of an example, or its document."""
         begin, end = self._begin(), self.tokenizer.eos_token
         match example:
             case Conversation(messages) if has_generation_marks(self.tokenizer):

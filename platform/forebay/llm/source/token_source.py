@@ -178,7 +178,7 @@ class TokenSource:
         return found, to_text(found)
 
     def _check_pairs(self) -> None:
-        """Check that both answers of a pair stay in one row."""
+        """Check that pairs of answers stay whole."""
         for option, values in (("overflow", ("truncate", "split")), ("packing", ("wrapped",))):
             value = getattr(self.options, option)
             if value in values:

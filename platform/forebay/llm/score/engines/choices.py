@@ -43,7 +43,7 @@ def choices_of(schema: Mapping[str, Any], tokenizer: Any) -> Choices | None:
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:
-    """Values of a schema, or None if they cannot be listed.
+    """List the values of a schema, or return None.
 
     Enums, booleans, small whole numbers, and objects of these.
     """

@@ -46,7 +46,7 @@ _FIELDS = {"question", "a", "b"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WinRateRequest:
-    """Two folders of answers to the same data, and a judge.
+    """Two folders of answers to compare, and a judge.
 
     Raises `InvalidOption` for a template without fields.
 
