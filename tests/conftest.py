@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 from tests.schedule import LongestFirst, is_quick, module_of, save_durations, seconds_by, starts_ray
 from xdist.remote import Producer
 
+from forebay.data.parquet import footer_store
+
 # The time of an example means nothing on a machine with other work.
 settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("forebay")
@@ -116,6 +118,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     ray = sys.modules.get("ray")
     if ray is not None and not starts_ray(item.nodeid) and ray.is_initialized():
         ray.shutdown()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def footers_of_tests(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Keep the footers of this process's scans out of the user's folder."""
+    footer_store.default_cache_folder = str(tmp_path_factory.mktemp("node") / "cache")
 
 
 @pytest.fixture(autouse=True)

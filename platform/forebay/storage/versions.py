@@ -6,13 +6,22 @@ Size, time of the last change, and the store's own name for the version.
 from __future__ import annotations
 
 import os
+import time
 from dataclasses import dataclass
 
 import pyarrow as pa
 from pyarrow import fs
 
-from forebay.storage.filesystem import Location, resolve_source
+from forebay.storage.filesystem import Location, has_local_name, resolve_source
 from forebay.storage.fsspec_bridge import ETAGS, Bridge
+
+_STAMPED_BY_STORE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
+"""Schemes of stores that date every version by their own clock."""
+_SECOND_NS = 1_000_000_000
+_LOCAL_TICK_NS = 100_000_000
+"""A local file system dates files by a clock that moves every few milliseconds."""
+_STORE_TICK_NS = 5 * _SECOND_NS
+"""A store dates files by the second, and its clock may differ from the clock of this machine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +52,31 @@ def stat(uri: str | os.PathLike[str]) -> FoundFile:
             f"{location.uri} is {'a folder' if info.type == fs.FileType.Directory else 'not there'}"
         )
     return found(location.uri, info)
+
+
+def settled_version(file: FoundFile) -> str:
+    """Return a name for this version of a file that no later content can have.
+
+    Empty if the file has no such name: it changed a moment ago, so that a later change could get the same time. Or its
+    store keeps no time, or lets its users set it. A local name also holds the time of the last change of the inode,
+    which no user can set.
+    """
+    if has_local_name(file.uri):
+        try:
+            status = os.stat(file.uri.removeprefix("file://"))  # noqa: PTH116 - a path takes as long as the call
+        except OSError:
+            return ""
+        if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
+            return ""
+        changed_ns, tick_ns = max(status.st_mtime_ns, status.st_ctime_ns), _LOCAL_TICK_NS
+        version = f"{status.st_mtime_ns}.{status.st_ctime_ns}"
+    elif file.uri.partition("://")[0] in _STAMPED_BY_STORE and file.mtime_ns:
+        changed_ns, tick_ns, version = file.mtime_ns, _STORE_TICK_NS, f"{file.mtime_ns}"
+    else:
+        return ""
+    if changed_ns % _SECOND_NS == 0:  # a file system that keeps whole seconds, or two
+        tick_ns = max(tick_ns, 3 * _SECOND_NS)
+    return version if time.time_ns() - changed_ns > tick_ns else ""
 
 
 def is_there(uri: str) -> bool:

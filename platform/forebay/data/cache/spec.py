@@ -19,7 +19,7 @@ class CacheSpec:
     """Options of a cache directory on a node's own disk. The node that uses it opens it.
 
     Attributes:
-        path: Directory. It may begin with `~`.
+        path: Directory. It may begin with `~`. Parquet footers lie beside it, in `PATH-footers`: at most 256 MiB.
         quota_bytes: Limit of everything below `path`. 0 stores nothing: blocks come from other nodes or the source.
         min_free_bytes: Bytes of the disk that stay free.
         core_share: Share of the node's cores (at least one core) for decoding and transforming, at low priority, for

@@ -18,7 +18,6 @@ from forebay.data.manifest.manifest import Field, Manifest
 from forebay.data.manifest.row_mask import KeptRows, RowMask
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import NoFiles
-from forebay.storage.retry import ReadPolicy
 
 _MOST_THREADS = 8
 _KEPT = "kept"
@@ -42,7 +41,7 @@ def masked(
     where: Where | None,
     fields: tuple[Field, ...],
     *,
-    policy: ReadPolicy,
+    make_reader: Callable[[Manifest], RowGroupReader],
     progress: Progress | None,
 ) -> Manifest:
     """Manifest of the rows that are live and for which `where` is true. Reads the filter's columns once.
@@ -52,7 +51,7 @@ def masked(
         rows: Rows of the row groups that may be kept.
         where: Filter, or None for no filter.
         fields: Columns of the filter, also those of which it compares a field.
-        policy: Attempts, deadline and waits of each read.
+        make_reader: Makes the reader of the filter's columns.
         progress: Called with (row groups done, their number), from the calling thread.
 
     Raises:
@@ -68,7 +67,7 @@ def masked(
     num_live = sum(int(mask.sum()) for mask in masks)
     if where is not None:
         probe = replace(manifest, columns=tuple(field.name for field in fields), fields=fields)
-        reader = RowGroupReader(probe, policy)
+        reader = make_reader(probe)
         masks = _filtered(masks, reader, where, rows.may_match, progress)
     num_kept = sum(int(mask.sum()) for mask in masks)
     if not num_kept:

@@ -16,9 +16,11 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from forebay.data.parquet import page_kernels as kernels
+from forebay.data.parquet.footer_store import FooterStore, facts_name, footer_name, kept_version
 from forebay.data.parquet.parquet_columns import ParquetColumns
 from forebay.errors import CorruptFile
 from forebay.storage.range_reader import RangeReader
+from forebay.storage.versions import FoundFile
 
 MAGIC = b"PAR1"
 
@@ -92,9 +94,13 @@ def read_codecs(footer: pa.Buffer, metadata: pq.FileMetaData) -> NDArray[np.int6
 
 
 class FooterCache:
-    """Most recently used footers, up to 32 MiB in serialized size (several times that decoded). Safe for threads."""
+    """Most recently used footers, up to 32 MiB in serialized size (several times that decoded). Safe for threads.
 
-    def __init__(self, most_bytes: int = _MOST_CACHED_BYTES) -> None:
+    Behind them is the `store` of all processes of the node, if there is one.
+    """
+
+    def __init__(self, store: FooterStore | None = None, most_bytes: int = _MOST_CACHED_BYTES) -> None:
+        self._store = store
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._footers: OrderedDict[FileVersion, Footer] = OrderedDict()
@@ -107,8 +113,23 @@ class FooterCache:
                 self._footers.move_to_end(version)
             return self._footers.get(version)
 
-    def put(self, version: FileVersion, footer: Footer) -> None:
-        """Add a footer, and drop the least recently used ones."""
+    def stored(self, version: FileVersion) -> pa.Buffer | None:
+        """Return what `fetch_footer` gave for this version in any process of the node, unchecked. Or None."""
+        if self._store is None or not (kept := kept_version(_file(version))):
+            return None
+        content = self._store.get(footer_name(_file(version), kept))
+        return None if content is None else pa.py_buffer(content)
+
+    def forget(self, version: FileVersion) -> None:
+        """Remove what the store has of a version, which turned out to be wrong."""
+        if self._store is not None and (kept := kept_version(_file(version))):
+            self._store.forget(footer_name(_file(version), kept))
+            self._store.forget(facts_name(_file(version), kept))
+
+    def put(self, version: FileVersion, footer: Footer, content: pa.Buffer | None = None) -> None:
+        """Add a footer, and drop the least recently used ones. Store `content`, if it was fetched."""
+        if content is not None and self._store is not None and (kept := kept_version(_file(version))):
+            self._store.put([(footer_name(_file(version), kept), content.to_pybytes())])
         with self._lock:
             if version in self._footers:
                 return
@@ -117,6 +138,11 @@ class FooterCache:
             while self._bytes > self._most_bytes and len(self._footers) > 1:
                 _, dropped = self._footers.popitem(last=False)
                 self._bytes -= dropped.metadata.serialized_size
+
+
+def _file(version: FileVersion) -> FoundFile:
+    uri, size, mtime_ns, etag = version
+    return FoundFile(uri=uri, size=size, mtime_ns=mtime_ns, etag=etag)
 
 
 class _FooterOnly(RangeReader):

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.data.parquet.number_columns import NumberColumn, NumberColumns
-from forebay.data.parquet.schemas import leaves
+from forebay.data.parquet.schemas import leaves_of
 from forebay.data.parquet.struct_paths import top_column
 
 _STORED = {4: ("INT32", "FLOAT"), 8: ("INT64", "DOUBLE")}
@@ -60,6 +60,11 @@ class ParquetColumns:
         return self._metadata.schema.to_arrow_schema()
 
     @cached_property
+    def _paths(self) -> tuple[str, ...]:
+        parquet = self._metadata.schema
+        return tuple(parquet.column(leaf).path for leaf in range(len(parquet)))
+
+    @cached_property
     def names(self) -> frozenset[str]:
         """Names of the columns."""
         return frozenset(self.schema.names)
@@ -95,7 +100,7 @@ class ParquetColumns:
         """Numbers of the column chunks that hold `columns`."""
         wanted = tuple(columns)
         if wanted not in self._leaves:
-            self._leaves[wanted] = tuple(leaves(self._metadata, wanted))
+            self._leaves[wanted] = tuple(leaves_of(self._paths, wanted))
         return self._leaves[wanted]
 
     def schema_of(self, columns: Sequence[str]) -> pa.Schema:
@@ -148,9 +153,7 @@ class ParquetColumns:
         return ListColumn(name, field.type, field.type.value_type.bit_width // 8, field.nullable, levels)
 
     def _paths_below(self, name: str) -> int:
-        parquet = self._metadata.schema
-        paths = (parquet.column(leaf).path for leaf in range(len(parquet)))
-        return sum(path.startswith(f"{name}.") for path in paths)
+        return sum(path.startswith(f"{name}.") for path in self._paths)
 
 
 def _is_stored_as(arrow: pa.DataType, column: pq.ColumnSchema) -> bool:

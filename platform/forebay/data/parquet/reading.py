@@ -112,6 +112,9 @@ class RowGroupReader:
         try:
             with self._counters.timed("remote_read_s"):
                 pages = read(what, attempt, self._policy, self._cancelled, self._count_retry)
+        except SourceChanged:
+            self._footers.forget(_version(row_group))  # or the next scan would find this version again
+            raise
         except FileNotFoundError as error:
             raise _changed(row_group, "no longer exists") from error
         except PermissionError as error:
@@ -185,30 +188,48 @@ class RowGroupReader:
         if not row_group.file_etag:  # with one, opening the file checks the version
             _check_version(row_group)
         try:
-            pages = self._fetch_pages(row_group, names)
+            pages, content = self._fetch_pages(row_group, names)
         except (OSError, CorruptFile):
             # The file was rewritten meanwhile, or storage failed: the error does not show which.
             _check_version(row_group)
             raise
         # Once more: a file replaced during the read may have given pages of both versions.
         _check_version(row_group)
-        self._footers.put(_version(row_group), pages.footer)
+        self._footers.put(_version(row_group), pages.footer, content)
         return pages
 
-    def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
+    def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> tuple[Pages, pa.Buffer | None]:
+        """Fetch pages, and the footer if no process of this node has kept it."""
         location = resolve_source(row_group.uri)
         with self._open(row_group.uri) as file:
             is_stored_version = row_group.file_etag and not _is_content(row_group)
             _check_etag(row_group, etag_of(location, file) if is_stored_version else "")
-            footer = self._footers.get(_version(row_group))
+            content = None
+            footer = self._footers.get(_version(row_group)) or self._stored_footer(row_group)
             if footer is None:
                 content = fetch_footer(row_group.uri, file)
-                metadata = decode_footer(row_group.uri, content)
-                check_chunks(row_group.uri, metadata, file.size())
-                _check_fields(row_group, metadata, self.manifest.fields)
-                footer = Footer(metadata, read_codecs(content, metadata))
+                footer = self._decoded(row_group, content, file.size())
+                _check_rows(row_group, footer.metadata)
+            return fetch(file, footer, row_group.index, names, local=location.is_local), content
+
+    def _stored_footer(self, row_group: RowGroup) -> Footer | None:
+        """Decode what the node has kept of the footer, if it is right."""
+        version = _version(row_group)
+        if (content := self._footers.stored(version)) is None:
+            return None
+        try:
+            footer = self._decoded(row_group, content, row_group.file_size)
             _check_rows(row_group, footer.metadata)
-            return fetch(file, footer, row_group.index, names, local=location.is_local)
+        except (CorruptFile, SourceChanged):
+            self._footers.forget(version)
+            return None
+        return footer
+
+    def _decoded(self, row_group: RowGroup, content: pa.Buffer, size: int) -> Footer:
+        metadata = decode_footer(row_group.uri, content)
+        check_chunks(row_group.uri, metadata, size)
+        _check_fields(row_group, metadata, self.manifest.fields)
+        return Footer(metadata, read_codecs(content, metadata))
 
     def _open(self, uri: str) -> pa.NativeFile:
         self._counters.add("parquet_opens")

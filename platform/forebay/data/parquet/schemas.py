@@ -59,7 +59,11 @@ def agree(schemas: Sequence[FileSchema], columns: Sequence[str] | None) -> tuple
     first = schemas[0]
     names = [field.name for field in first.fields] if columns is None else list(columns)
     known: dict[tuple[Field, ...], FileSchema] = {}
+    # Files of one layout share one tuple, whose hash takes longer than all else.
+    first_of: dict[int, FileSchema] = {}
     for schema in schemas:
+        first_of.setdefault(id(schema.fields), schema)
+    for schema in first_of.values():
         known.setdefault(schema.fields, schema)
     distinct = list(known.values())
     if columns is None:
@@ -130,10 +134,12 @@ def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn
     )
 
 
-def leaves(footer: pq.FileMetaData, columns: Sequence[str]) -> list[int]:
-    """Numbers of the column chunks that hold `columns`. Chunks of a list or a struct have dotted names."""
+def leaves_of(paths: Sequence[str], columns: Sequence[str]) -> list[int]:
+    """Return the indices of the column chunks that hold `columns`, by their paths.
+
+    Chunks of a list or a struct have dotted paths.
+    """
     wanted = set(columns)
-    paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
     return [leaf for leaf, path in enumerate(paths) if path in wanted or _prefixes(path) & wanted]
 
 

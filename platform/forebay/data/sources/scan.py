@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from dataclasses import replace
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from functools import partial
-from itertools import accumulate
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
-import pyarrow.parquet as pq
 
 from forebay.data.filters.filtering import CandidateRows, masked
 from forebay.data.filters.skipping import RowName, without_rows
 from forebay.data.filters.where import Where
 from forebay.data.manifest.manifest import Field, File, Manifest
-from forebay.data.parquet.footer import check_chunks, check_types, decode_footer, fetch_footer
-from forebay.data.parquet.schemas import agree, leaves, read_schema, selected_columns
-from forebay.data.parquet.statistics import check_statistics
+from forebay.data.parquet.footer import FooterCache
+from forebay.data.parquet.footer_facts import FooterFacts
+from forebay.data.parquet.footer_store import FooterStore
+from forebay.data.parquet.reading import RowGroupReader
+from forebay.data.parquet.schemas import agree, selected_columns
+from forebay.data.sources.file_scan import FileScan
 from forebay.data.sources.parquet_files import Uri
-from forebay.data.sources.scanned import Scanned, file_columns, with_absent
-from forebay.data.sources.sources import SourceFile, Sources, find_sources
-from forebay.errors import CorruptFile, InvalidOption, NoFiles, ReadFailed
+from forebay.data.sources.scanned import Scanned, with_absent
+from forebay.data.sources.sources import Sources, find_sources
+from forebay.errors import NoFiles, ReadFailed, validate_type
 from forebay.storage.credentials import Access
 from forebay.storage.deadline import Cancellation
-from forebay.storage.filesystem import path_below, resolve_source
+from forebay.storage.filesystem import path_below
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
-from forebay.storage.versions import etag_of
 
 _MOST_THREADS = 16
-_MOST = 1 << 53
-"""Limit for the rows and bytes of a row group. Larger numbers are a sign of corruption."""
+_STORED_AT_ONCE = 1000
 
 Progress = Callable[[int, int], None]
 
@@ -48,6 +44,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     partitions: bool = True,
     progress: Progress | None = None,
     policy: ReadPolicy = DEFAULT_POLICY,
+    footers: str | os.PathLike[str] | bool = True,
 ) -> Manifest:
     """Read the footers of Parquet files in parallel and list their row groups, sorted by (path, row group).
 
@@ -69,6 +66,8 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
         progress: Called with (files done, number of files), from the calling thread. Then, with `where`, with the same
             of row groups.
         policy: Attempts, deadline and waits of each footer.
+        footers: Folder of a node's cache, as in `CacheSpec`. Beside it, the footers of unchanged files are kept for the
+            next scan. True for `~/.cache/forebay`. False reads every footer from its file.
 
     Raises:
         NoFiles: No file with rows was found, or or the filter leaves none.
@@ -85,8 +84,8 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     sources = find_sources(uri, policy, version=version, partitions=partitions)
     if selection is None and sources.table is not None:
         selection = tuple(field.name for field in sources.table)
-    scan_file = partial(_scan_file, sources=sources, columns=selection, where=row_filter)
-    scanned = _scan_all(sources.files, scan_file, progress, policy)
+    file_scan = FileScan(sources=sources, columns=selection, where=row_filter, store=_store(footers))
+    scanned = _scan_all(file_scan, progress, policy)
     with_rows = with_absent([one for one in scanned if one.has_rows], sources)
     if not with_rows:
         raise NoFiles(
@@ -98,22 +97,58 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     manifest, rows = _manifest(sources, with_rows, fields)
     names = {field.name for schema in schemas for field in schema.fields}
     filter_fields = agree(schemas, row_filter.tops(names)) if row_filter else ()
-    filtered = masked(manifest, rows, row_filter, filter_fields, policy=policy, progress=progress)
+    filtered = masked(
+        manifest,
+        rows,
+        row_filter,
+        filter_fields,
+        make_reader=partial(RowGroupReader, policy=policy, footers=FooterCache(file_scan.store)),
+        progress=progress,
+    )
     return without_rows(filtered, skip, manifest)
 
 
-def _scan_all(
-    files: Sequence[SourceFile],
-    scan_file: Callable[[SourceFile], Scanned],
-    progress: Progress | None,
+def _store(footers: str | os.PathLike[str] | bool) -> FooterStore | None:
+    validate_type("footers", footers, bool | str | os.PathLike, "the folder of a cache, True or False")
+    return None if footers is False else FooterStore(None if footers is True else os.fspath(footers))
+
+
+def _scan_all(file_scan: FileScan, progress: Progress | None, policy: ReadPolicy) -> list[Scanned]:
+    files = file_scan.sources.files
+    found: dict[int, Scanned] = {}
+
+    def add(number: int, scanned: Scanned) -> None:
+        found[number] = scanned
+        if progress is not None:
+            progress(len(found), len(files))
+
+    unread: dict[int, FooterFacts | None] = {}
+    for number, source in enumerate(files):
+        facts = file_scan.stored_facts(source)
+        scanned = file_scan.from_facts(source, facts) if facts else None
+        if scanned is None:
+            unread[number] = facts
+        else:
+            add(number, scanned)
+    if unread:
+        _read_all(file_scan, unread, add, policy)
+    return [found[number] for number in range(len(files))]
+
+
+def _read_all(
+    file_scan: FileScan,
+    unread: Mapping[int, FooterFacts | None],
+    add: Callable[[int, Scanned], None],
     policy: ReadPolicy,
-) -> list[Scanned]:
+) -> None:
+    """Scan files by their footers, in threads."""
     cancelled = Cancellation()
 
-    def attempt(source: SourceFile) -> Scanned:
+    def attempt(number: int) -> Scanned:
+        source = file_scan.sources.files[number]
         file = source.file
         try:
-            return read(file.uri, partial(scan_file, source), policy, cancelled)
+            return read(file.uri, partial(file_scan.from_file, source, unread[number]), policy, cancelled)
         except FileNotFoundError as error:
             raise ReadFailed(
                 f"{file.uri} was listed but no longer exists: {error}. Scan again.", what=file.uri
@@ -121,101 +156,18 @@ def _scan_all(
         except PermissionError as error:
             raise ReadFailed(f"{file.uri} was listed but may not be read: {error}. {REMEDY}", what=file.uri) from error
 
-    threads = min(_MOST_THREADS, len(files))
+    threads = min(_MOST_THREADS, len(unread))
     with ThreadPoolExecutor(threads, thread_name_prefix="forebay-scan") as pool:
-        futures = [pool.submit(attempt, file) for file in files]
+        futures = {pool.submit(attempt, number): number for number in unread}
         try:
-            _report(futures, progress)
-            return [future.result() for future in futures]
+            for future in as_completed(futures):
+                add(futures[future], future.result())
+                file_scan.put_new(_STORED_AT_ONCE)
         finally:
             # After an error or Ctrl-C: leave the pool at once, without waiting for the other footers.
             cancelled.set()
             pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _report(futures: list[Future[Scanned]], progress: Progress | None) -> None:
-    for done, future in enumerate(as_completed(futures), start=1):
-        future.result()
-        if progress is not None:
-            progress(done, len(futures))
-
-
-def _scan_file(
-    source: SourceFile,
-    *,
-    sources: Sources,
-    columns: tuple[str, ...] | None,
-    where: Where | None,
-) -> Scanned:
-    file = source.file
-    location = resolve_source(file.uri)
-    with location.fs.open_input_file(location.path) as opened:
-        file = replace(file, etag=file.etag or etag_of(location, opened))
-        footer_bytes = fetch_footer(file.uri, opened)
-    footer = decode_footer(file.uri, footer_bytes)
-    schema = read_schema(file.uri, footer)
-    selected = None if columns is None else {*columns, *_compared(where, source, schema, sources)}
-    found = file_columns(source, schema, sources, selected)
-    check_chunks(file.uri, footer, file.size)
-    may_match = set(range(footer.num_row_groups))
-    if where is not None and footer.num_rows:
-        check_types(file.uri, footer)
-        check_statistics(file.uri, footer_bytes, footer)
-        bounds = where.bounds(found.kinds(footer.schema.to_arrow_schema()), file.uri)
-        may_match = _may_match(file.uri, footer_bytes, bounds)
-    names = None if columns is None else found.names_in_file(columns)
-    groups = [(*facts, int(facts[0] in may_match)) for facts in _measure(footer, names)]
-    if not all(0 <= count < _MOST for facts in groups for count in facts):
-        raise CorruptFile(
-            f"{file.uri} is corrupt: its footer counts rows or bytes below 0, or impossibly many. Write or copy the "
-            "file again, or leave it out.",
-            uri=file.uri,
-        )
-    return Scanned(
-        file=file,
-        columns=found,
-        num_rows=footer.num_rows,
-        groups=np.array(groups, dtype=np.int64).reshape(-1, 6).T,
-        deleted=source.deleted,
-    )
-
-
-def _compared(where: Where | None, source: SourceFile, schema: pa.Schema, sources: Sources) -> tuple[str, ...]:
-    """Columns that a filter compares, or of which it compares a field."""
-    if where is None:
-        return ()
-    if sources.table is not None:
-        return where.tops(field.name for field in sources.table)
-    return where.tops([*schema.names, *(name for name, _ in source.constants)])
-
-
-def _measure(footer: pq.FileMetaData, columns: Sequence[str] | None) -> list[tuple[int, ...]]:
-    """Number, rows, bytes, source bytes and first row in the file of each row group that has rows."""
-    chunks = range(footer.num_columns) if columns is None else leaves(footer, columns)
-    all_rows = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
-    first_rows = list(accumulate(all_rows, initial=0))
-    facts: list[tuple[int, ...]] = []
-    for number in range(footer.num_row_groups):
-        group = footer.row_group(number)
-        if group.num_rows:
-            sizes = [
-                (chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in map(group.column, chunks)
-            ]
-            uncompressed, compressed = (sum(each) for each in zip(*sizes, strict=True)) if sizes else (0, 0)
-            facts.append((number, group.num_rows, uncompressed, compressed, first_rows[number]))
-    return facts
-
-
-def _may_match(uri: str, footer: pa.Buffer, bounds: pc.Expression) -> set[int]:
-    """Indices of the row groups whose statistics do not rule out a match."""
-    fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(footer))
-    try:
-        return {group.id for group in fragment.subset(filter=bounds).row_groups}
-    except pa.ArrowException as error:
-        raise InvalidOption(
-            f"where= does not fit the columns of {uri}: {error}. Compare each column with a value of its own type.",
-            uri=uri,
-        ) from error
+            file_scan.put_new()
 
 
 def _manifest(sources: Sources, kept: list[Scanned], fields: tuple[Field, ...]) -> tuple[Manifest, CandidateRows]:

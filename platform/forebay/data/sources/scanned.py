@@ -13,7 +13,7 @@ from forebay.data.filters.operands import ColumnKinds, Constant, Stored
 from forebay.data.manifest.manifest import Field
 from forebay.data.parquet.arrow_types import parse_type
 from forebay.data.parquet.constants import constant_scalar, has_nulls
-from forebay.data.parquet.schemas import FileSchema, fields_of
+from forebay.data.parquet.schemas import FileSchema
 from forebay.data.sources.field_ids import FieldIds
 from forebay.data.sources.partitions import Values
 from forebay.data.sources.sources import SourceFile, Sources
@@ -88,25 +88,32 @@ class Scanned:
 
 
 def file_columns(
-    source: SourceFile, schema: pa.Schema, sources: Sources, selected: Collection[str] | None
+    source: SourceFile,
+    fields: tuple[Field, ...],
+    sources: Sources,
+    selected: Collection[str] | None,
+    schema: pa.Schema | None = None,
 ) -> FileColumns:
-    """Columns of a file whose footer has `schema`.
+    """Return the columns of a file whose footer has `fields`. A table of field ids needs its Arrow `schema`, too.
 
     Raises `InvalidOption` if a selected partition column of plain files is also in the file, or if a selected column of
     a table cannot be read as the table has it now.
     """
     if sources.ids is not None and sources.table is not None:
+        assert schema is not None, "the ids are in the metadata of the schema"
         return _by_id(source, schema, sources.ids, sources.table, selected)
     if sources.table is not None:
-        return _by_name(source, schema, sources, sources.table)
-    return _of_plain_file(source, schema, sources, selected)
+        return _by_name(source, fields, sources, sources.table)
+    return _of_plain_file(source, fields, sources, selected)
 
 
 def _of_plain_file(
-    source: SourceFile, schema: pa.Schema, sources: Sources, selected: Collection[str] | None
+    source: SourceFile, fields: tuple[Field, ...], sources: Sources, selected: Collection[str] | None
 ) -> FileColumns:
     uri, constants = source.file.uri, source.constants
-    twice = set(schema.names) & {name for name, _ in constants}
+    if not constants:
+        return FileColumns(FileSchema(uri, fields))
+    twice = {field.name for field in fields} & {name for name, _ in constants}
     for name in sorted(twice if selected is None else twice & set(selected)):
         raise InvalidOption(
             f"{uri} has a column {name!r}, and so has the name of its folder. Choose other columns "
@@ -116,14 +123,14 @@ def _of_plain_file(
         )
     constants = tuple(each for each in constants if each[0] not in twice)
     types = {field.name: field for field in sources.partitions}
-    return FileColumns(FileSchema(uri, (*fields_of(schema), *(types[name] for name, _ in constants))), constants)
+    return FileColumns(FileSchema(uri, (*fields, *(types[name] for name, _ in constants))), constants)
 
 
-def _by_name(source: SourceFile, schema: pa.Schema, sources: Sources, table: tuple[Field, ...]) -> FileColumns:
+def _by_name(source: SourceFile, in_file: tuple[Field, ...], sources: Sources, table: tuple[Field, ...]) -> FileColumns:
     constants = source.constants
     names = {name for name, _ in constants}
     wanted = {field.name for field in table} - names
-    fields = [field for field in fields_of(schema) if field.name in wanted]
+    fields = [field for field in in_file if field.name in wanted]
     held = names | {field.name for field in fields}
     types = {field.name: field for field in sources.partitions}
     return FileColumns(

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.data.manifest.manifest import Field
-from forebay.data.sources import scan as scanning
+from forebay.data.parquet.footer import fetch_footer
+from forebay.data.sources import file_scan
 from forebay.data.sources.scan import scan
-from forebay.data.sources.sources import SourceFile
 from forebay.errors import CorruptFile, InvalidOption, MissingColumn, MixedSchemas, NoFiles, ReadFailed
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.retry import ReadPolicy
@@ -187,15 +187,15 @@ def test_storage_that_fails_once_is_asked_again(
     parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch, quick: ReadPolicy
 ) -> None:
     root = parquet_folder({"a.parquet": [1], "b.parquet": [2]})
-    scan_file, failed = scanning._scan_file, set()
+    failed: set[str] = set()
 
-    def flaky(source: SourceFile, **options: object) -> object:
-        if source.file.uri not in failed:
-            failed.add(source.file.uri)
+    def flaky(uri: str, file: pa.NativeFile) -> pa.Buffer:
+        if uri not in failed:
+            failed.add(uri)
             raise OSError("connection reset")
-        return scan_file(source, **options)  # type: ignore[arg-type]
+        return fetch_footer(uri, file)
 
-    monkeypatch.setattr(scanning, "_scan_file", flaky)
+    monkeypatch.setattr(file_scan, "fetch_footer", flaky)
     assert scan(root, policy=quick).rows.tolist() == [1, 2]
     assert len(failed) == 2
 
@@ -203,10 +203,10 @@ def test_storage_that_fails_once_is_asked_again(
 def test_storage_that_keeps_failing(parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch, quick: ReadPolicy) -> None:
     root = parquet_folder({f"{number}.parquet": [1] for number in range(40)})
 
-    def broken(source: SourceFile, **options: object) -> object:
+    def broken(uri: str, file: pa.NativeFile) -> pa.Buffer:
         raise OSError("connection reset")
 
-    monkeypatch.setattr(scanning, "_scan_file", broken)
+    monkeypatch.setattr(file_scan, "fetch_footer", broken)
     with pytest.raises(ReadFailed, match=r"\.parquet could not be read: 3 attempts.*connection reset"):
         scan(root, policy=quick)
 
@@ -220,7 +220,7 @@ def test_a_file_that_goes_away_after_the_listing(
         (root / "a.parquet").unlink()
         return resolve(uri)
 
-    monkeypatch.setattr(scanning, "resolve_source", gone)
+    monkeypatch.setattr(file_scan, "resolve_source", gone)
     with pytest.raises(ReadFailed, match=r"a\.parquet was listed but no longer exists"):
         scan(root, policy=quick)
 

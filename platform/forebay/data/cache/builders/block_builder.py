@@ -14,6 +14,7 @@ from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.kernels import calls as kernels
 from forebay.data.parquet import page_kernels
 from forebay.data.parquet.footer import FooterCache
+from forebay.data.parquet.footer_store import FooterStore
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
@@ -44,7 +45,7 @@ class BuildOptions:
 
     Attributes:
         policy: Deadlines and retries of reads.
-        footers: Keeps Parquet footers that were read once.
+        footers: Parquet footers. None keeps them in memory, and beside the blocks of the cache.
         cancelled: Set to end reads and waits.
         cores: Entered for work that takes a core (decoding, the transform), not for waiting on storage or the disk.
         peers: Asked for a block before its source is read.
@@ -52,7 +53,7 @@ class BuildOptions:
     """
 
     policy: ReadPolicy = DEFAULT_POLICY
-    footers: FooterCache = field(default_factory=FooterCache)
+    footers: FooterCache | None = None
     cancelled: Cancellation = field(default_factory=Cancellation)
     cores: AbstractContextManager[object] = field(default_factory=nullcontext)
     peers: Peers | None = None
@@ -84,7 +85,7 @@ class BlockBuilder:
             self._options.policy,
             counters,
             cancelled=self._options.cancelled,
-            footers=self._options.footers,
+            footers=self._options.footers or FooterCache(FooterStore(cache.path) if cache else None),
         )
         self.names = BlockNames(dataset)
         kernels.load()  # before the first data worker

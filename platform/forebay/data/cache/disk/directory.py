@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import secrets
-import stat
 import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.errors import CacheUnusable
 from forebay.storage.file_lock import FileLock, try_lock
+from forebay.storage.private_folder import unsafe_folder, unsafe_path
 
 PART = re.compile(r"(?P<key>[0-9a-f]{40})-(?P<nbytes>[0-9]{1,18})-[0-9a-f]{16}\.part")
 """Name of an unfinished file."""
@@ -22,7 +20,6 @@ _USER = re.compile(r"[0-9a-f]{16}\.json")
 QUARANTINED = re.compile(r"[0-9]{20}-[0-9a-f]{40}")
 """Name of a quarantined block."""
 _NUM_STRIPES = 256
-_MOST_LINKS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,14 +116,7 @@ class CacheDirectory:
             ) from error
 
     def _refuse_unsafe_folder(self, folder: Path, found: os.stat_result) -> None:
-        problem = ""
-        if not stat.S_ISDIR(found.st_mode):
-            problem = "is a link or a file, not a folder"
-        elif found.st_uid != os.geteuid():
-            problem = f"belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}"
-        elif found.st_mode & stat.S_IWOTH:
-            problem = f"is writable by all users (mode {stat.S_IMODE(found.st_mode):04o})"
-        if problem:
+        if problem := unsafe_folder(found):
             raise CacheUnusable(
                 f"cache directory {folder}: {problem}, so others could change what is trained on. "
                 f"Name a directory of your own, such as {self.root / 'forebay'}.",
@@ -135,38 +125,12 @@ class CacheDirectory:
 
     def _refuse_unsafe_path(self) -> None:
         """Raise `CacheUnusable` if another user could replace this directory with their own, now or later."""
-        problem = ""
-        for step in _path_steps(self.root):
-            holder = step.parent.stat()
-            if not holder.st_mode & stat.S_IWOTH:
-                continue
-            if not holder.st_mode & stat.S_ISVTX:
-                problem = f"all users can replace the entries of {step.parent} (no sticky bit)"
-            elif os.path.lexists(step) and step.lstat().st_uid not in (0, os.geteuid()):
-                problem = f"{step} belongs to user {step.lstat().st_uid}, in a folder that all users can write"
-        if problem:
+        if problem := unsafe_path(self.root):
             raise CacheUnusable(
                 f"cache directory {self.root}: {problem}, so others could change what is trained on. "
                 "Name a directory of your own in another place.",
                 path=str(self.root),
             )
-
-
-def _path_steps(path: Path) -> Iterator[Path]:
-    """Every folder and symbolic link on the way to `path`, and `path` itself, up to the first that does not exist."""
-    at, ahead, num_links = Path("/"), list(path.parts[1:]), 0
-    while ahead:
-        at /= ahead.pop(0)
-        yield at
-        if not os.path.lexists(at):
-            return
-        if at.is_symlink():
-            num_links += 1
-            if num_links > _MOST_LINKS:
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
-            target = at.readlink()
-            ahead = [*target.parts, *ahead]
-            at = at.parent  # an absolute target begins with "/", which takes its place
 
 
 def _stripe(name: str) -> str:

@@ -15,6 +15,7 @@ from forebay.data.cache.requests.registered import RegisteredDatasets
 from forebay.data.cache.requests.reply import BuildFailed, InMemoryBlock, Reply, StoredBlock
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.parquet.footer import FooterCache
+from forebay.data.parquet.footer_store import FooterStore
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import ForebayError
 from forebay.runtime.metrics import Counters
@@ -40,7 +41,7 @@ class NodeService:
         self.counters = Counters()
         self.cache = spec.open()
         self._datasets = RegisteredDatasets(self._make_builder)
-        self._footers = FooterCache()
+        self._footers = FooterCache(FooterStore(self.cache.path))
         self._pool: BlockPool[tuple[str, int], _Outcome] = BlockPool(self._make, spec.requests)
 
     def apply_spec(self, spec: CacheSpec) -> None:

@@ -1,0 +1,56 @@
+"""Footers of objects: the second scan sends no request for any."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import forebay as fb
+from forebay.data.sources.parquet_files import list_parquet
+
+NUM_OBJECTS = 100
+
+
+@pytest.fixture
+def num_requests(faults: Any) -> Callable[[Callable[[], object]], list[int]]:
+    """`num_requests(work)` is the number of HEAD and of GET requests that `work` sends."""
+
+    def count(work: Callable[[], object]) -> list[int]:
+        faults.set(*({"kind": "delay", "seconds": 0, "method": method} for method in ("HEAD", "GET")))
+        work()
+        found: list[int] = faults.shown()
+        return [found[0], found[1]]
+
+    return count
+
+
+def test_the_second_scan_of_objects_requests_no_footer(
+    s3: Any,
+    faulty: Any,
+    num_requests: Callable[[Callable[[], object]], list[int]],
+    parquet_folder: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    content = (parquet_folder({"a.parquet": [30, 20]}) / "a.parquet").read_bytes()
+    for number in range(NUM_OBJECTS):
+        s3.write(f"footers/{number}.parquet", content)
+    uri, cache = faulty.uri("footers"), tmp_path / "cache"
+    now_ns = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 60_000_000_000)  # no object is young
+    listing = num_requests(lambda: list_parquet(uri))
+    found: list[fb.Manifest] = []
+    first = num_requests(lambda: found.append(fb.scan(uri, footers=cache)))
+    assert first[0] - listing[0] >= NUM_OBJECTS
+    assert first[1] - listing[1] >= NUM_OBJECTS
+    assert num_requests(lambda: found.append(fb.scan(uri, footers=cache))) == listing
+    assert found[0] == found[1]
+    assert all(file.etag for file in found[1].files)
+    s3.write("footers/7.parquet", (parquet_folder({"b.parquet": [9]}) / "b.parquet").read_bytes())
+    again = num_requests(lambda: found.append(fb.scan(uri, footers=cache)))
+    assert again[1] - listing[1] == 1
+    assert found[2].num_rows == found[0].num_rows - 50 + 9
