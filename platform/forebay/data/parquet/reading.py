@@ -11,10 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.data.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
-from forebay.data.parquet.arrow_types import parse_type
-from forebay.data.parquet.constants import cast_column, constant_array
-from forebay.data.parquet.decode import DECODE_ERRORS, decode, is_too_much_nested_text, nested_columns
-from forebay.data.parquet.decoded_table import DecodedTable
+from forebay.data.parquet.arrow_types import cast_column, constant_array, parse_type
+from forebay.data.parquet.decoded_table import (
+    DECODE_ERRORS,
+    DecodedTable,
+    decode,
+    is_too_much_nested_text,
+    nested_columns,
+)
 from forebay.data.parquet.fetch import Pages, fetch
 from forebay.data.parquet.footer import (
     FileVersion,

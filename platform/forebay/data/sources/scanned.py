@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from forebay.data.filters.operands import ColumnKinds, Constant, Stored
 from forebay.data.manifest.manifest import Field
-from forebay.data.parquet.arrow_types import parse_type
-from forebay.data.parquet.constants import constant_scalar, has_nulls
+from forebay.data.parquet.arrow_types import constant_scalar, has_nulls, parse_type
 from forebay.data.parquet.schemas import FileSchema
 from forebay.data.sources.field_ids import FieldIds
 from forebay.data.sources.partitions import Values

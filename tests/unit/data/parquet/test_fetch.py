@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from forebay.data.parquet.decode import decode
+from forebay.data.parquet.decoded_table import decode
 from forebay.data.parquet.fetch import FetchedFile, _runs, fetch
 from forebay.data.parquet.footer import Footer
 

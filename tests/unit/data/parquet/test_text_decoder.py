@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.unit.data.parquet.written_pages import fetched, footer_of, written
 
 from forebay.data.parquet import page_kernels as kernels
-from forebay.data.parquet.decode import decode
+from forebay.data.parquet.column_decoders import decode_texts
+from forebay.data.parquet.decoded_table import decode
 from forebay.data.parquet.fetch import fetch
-from forebay.data.parquet.text_columns import decode_texts
 
 TYPES = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 

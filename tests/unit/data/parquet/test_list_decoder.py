@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tests.unit.data.parquet.written_pages import fetched, footer_of, written
 
 from forebay.data.parquet import page_kernels as kernels
-from forebay.data.parquet.decode import decode
+from forebay.data.parquet.column_decoders import decode_lists
+from forebay.data.parquet.decoded_table import decode
 from forebay.data.parquet.fetch import fetch
-from forebay.data.parquet.list_columns import decode_lists
 
 NUMBERS = ("int32", "uint32", "int64", "uint64", "float32", "float64")
 
