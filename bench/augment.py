@@ -2,7 +2,7 @@
 
 python -m bench.augment [--quick]
 
-Numbers are compared with those of `numpy.random.Generator` in CPU seconds, in turn, and the least of several rounds
+Numbers are compared with `numpy.random.Generator` in CPU seconds, in turn, and the least of several rounds
 counts. The trainer sleeps for each step, as one does whose GPU computes, over cached rows of 100 floats. Its augment
 adds noise to each float and sets one of ten to 0.
 """

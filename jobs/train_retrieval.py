@@ -102,10 +102,10 @@ def train(worker: fb.Worker, options: dict[str, Any], lr: float, table_lr: float
 
 
 def in_batch_loss(users: Tensor, items: Tensor, ids: Tensor) -> Tensor:
-    """Cross entropy of each user's own item among those of the batch: [n, dim] and [n, dim] of `ids` [n].
+    """Cross entropy of each user's own item among the batch's items: [n, dim] and [n, dim] of `ids` [n].
 
-    Another row with the same item is no negative. A frequent item is a negative more often, so the logarithm of its
-    frequency in the batch is subtracted (Yi et al. 2019, "Sampling-bias-corrected neural modeling").
+    Another row with the same item does not count as a negative. A frequent item is a negative more often, so the
+    logarithm of its frequency in the batch is subtracted (Yi et al. 2019, "Sampling-bias-corrected neural modeling").
     """
     same = ids.unsqueeze(0) == ids.unsqueeze(1)
     scores = users @ items.T - same.sum(1).float().log()
@@ -114,7 +114,7 @@ def in_batch_loss(users: Tensor, items: Tensor, ids: Tensor) -> Tensor:
 
 
 class TwoTowers(nn.Module):
-    """Unit vectors of users and items. Those of users are divided by the temperature."""
+    """Unit vectors of users and items. Users' vectors are divided by the temperature."""
 
     def __init__(self, users: int, items: int, dim: int, temperature: float) -> None:
         super().__init__()

@@ -32,7 +32,7 @@ TITLES = {
 
 
 def study(rows: int) -> Found:
-    """Measure each way in a world of its own, on slow links and on those of the machine."""
+    """Measure each way in a world of its own, on slow links and on the machine's own."""
     require_namespaces()
     found: dict[str, Any] = {"machine": machine(), "rows": rows, "ways": {}}
     for way in TITLES:

@@ -37,7 +37,7 @@ MARKETS: dict[str, tuple[Market, ...]] = {
 
 
 def first_fit(spec: JobSpec, task: Task, view: FleetView, _: PlacementHistory, now: float) -> Placement:
-    """First cluster of the list whose free GPUs add up to those of the smallest gang."""
+    """First cluster of the list whose free GPUs suffice for the smallest gang."""
     for choice in _options(spec, task, view):
         capacity = view.capacities[choice.cluster]
         # Pools that are held, and clusters that turned an attempt away, are rules of ours.
@@ -99,7 +99,7 @@ class FleetLoad:
 
 
 def simulate(load: FleetLoad, seeds: int, rules: Sequence[str]) -> dict[str, dict[str, float]]:
-    """Numbers of a day under each rule, in the mean over seeds. The longest start is that of all seeds."""
+    """Numbers of a day under each rule, in the mean over seeds. The longest start is over all seeds."""
     found: dict[str, dict[str, float]] = {}
     for name in rules:
         days = [simulate_day(load, PLACERS[name], seed) for seed in range(seeds)]

@@ -244,7 +244,7 @@ def fewest(found: list[dict[str, Any]], names: list[str], *, runs: int, like: di
 
 
 def main(
-    runs: Annotated[int, typer.Option(help="Runs of each job, with those of earlier calls in --out.")] = 20,
+    runs: Annotated[int, typer.Option(help="Runs of each job, with earlier calls in --out.")] = 20,
     only: Annotated[list[str] | None, typer.Option(help=f"Jobs: {', '.join(PLANTED)}.")] = None,
     seconds: Annotated[float, typer.Option(help="Time of one run.")] = 5.0,
     budget: Annotated[float, typer.Option(help="Seconds after which no further run starts.")] = float("inf"),

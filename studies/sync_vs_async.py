@@ -163,7 +163,7 @@ class AsyncTrainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AsyncOutcome:
-    """One training. `norms` are the longest rows after each update. `loss` is that of the final model on all rows."""
+    """One training. `norms` are the longest rows after each update. `loss` is the final model's on all rows."""
 
     rate: float
     fetch_every: int  # 0 for the synchronous half

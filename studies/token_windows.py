@@ -2,7 +2,7 @@
 
 python studies/token_windows.py ../shared/data/tinyshakespeare.txt --epochs 2
 
-The windows are those of jobs/char_lm.py: each token once per epoch, cut elsewhere in each epoch. Random offsets are
+The windows are cut as in jobs/char_lm.py: each token once per epoch, cut elsewhere in each epoch. Random offsets are
 drawn as nanoGPT draws them. Model, optimizer, learning rate and held-out windows are the same.
 """
 

@@ -44,7 +44,7 @@ class StudyPlace(Protocol):
 
 
 class LocalPlace:
-    """This machine: its processes are those of the job."""
+    """This machine: its processes are the job's."""
 
     def __init__(self) -> None:
         self.backend: JobBackend = LocalBackend()

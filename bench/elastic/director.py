@@ -54,7 +54,7 @@ class Director(threading.Thread):
             self._end()
 
     def _await(self, act: Act) -> bool:
-        """Wait for a membership of `act.size`, later than that of the previous act, to make its steps.
+        """Wait for a membership of `act.size`, later than the previous act's, to make its steps.
 
         Returns False if no change of membership comes within `limit_s`.
         """

@@ -20,7 +20,7 @@ STOCK = ("Ray Train", "Elastic Horovod")
 
 @dataclass(frozen=True)
 class Row:
-    """One row of the table. `measure` names a list of `Measured`. `targets` are those of `OURS`, in `unit`."""
+    """One row of the table. `measure` names a list of `Measured`. `targets` hold for `OURS`, in `unit`."""
 
     title: str
     measure: str

@@ -28,7 +28,7 @@ TEMPLATE = (
     "{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}{% else %}{{ message['content'] }}<|im_end|>"
     "{% endif %}\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-"""ChatML with the marks that TRL needs. Its text and targets are those of Forebay's "chatml"."""
+"""ChatML with the marks that TRL needs. Its text and targets equal Forebay's "chatml"."""
 
 Chat = list[dict[str, str]]
 

@@ -46,7 +46,7 @@ def common_loss(turns: Sequence[Turn]) -> float:
 
 
 def ratios(turns: Sequence[Turn], over: str, under: str) -> list[float]:
-    """Rate of one system over that of another, for each round and kind of chats that has both."""
+    """Rate of one system over another's, for each round and kind of chats that has both."""
     rates = {(turn["name"], turn["kind"], turn["round"]): rate(turn) for turn in turns}
     places = sorted({(turn["kind"], turn["round"]) for turn in turns})
     pairs = [((over, *place), (under, *place)) for place in places]
@@ -56,7 +56,7 @@ def ratios(turns: Sequence[Turn], over: str, under: str) -> list[float]:
 def preparation_rate(preparation: Mapping[str, Any], processes: int) -> float:
     """Tokens per second on cores that have nothing else to do, without the start of processes.
 
-    The CPU seconds of the process that leads are not divided, and those of the others are divided evenly.
+    The CPU seconds of the process that leads are not divided, and the others' are divided evenly.
     """
     small, large = (preparation[size][str(processes)] for size in ("small", "large"))
     tokens, own, others = (large[name] - small[name] for name in ("tokens", "own_cpu_s", "children_cpu_s"))

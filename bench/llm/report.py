@@ -25,7 +25,7 @@ Of those with a *heavy tail*, one in 12 has about 450 tokens and the others abou
 Padded to the longest of 16, the fill is {usual_fill:.2f} and {heavy_fill:.2f}. Packed, it is {usual_packed:.3f} and \
 {heavy_packed:.3f}.
 
-*Tokens/CPU s* are tokens of documents per CPU second of the process, from the end of the first step to that of step \
+*Tokens/CPU s* are tokens of documents per CPU second of the process, from the end of step 1 to the end of step \
 {steps}: padding counts for nothing.
 *Peak* is the peak resident memory of the process, libraries included.
 *Held-out loss* is computed after the turn from the weights that each system left, in the same way for all.
@@ -48,8 +48,8 @@ The figure is the share of steps 4 to 6 that have exactly the documents of the r
 LLaMA-Factory and axolotl train by the Trainer of transformers, and were not killed here."""
 _PREPARATION = """Rendering, tokens, packing and Parquet, of 8 files of 250 chats each, and of 2,500.
 The difference of both is the rate without the start of processes and the import of libraries.
-*On idle cores* divides the CPU seconds of the processes that prepare by their number, and not those of the process \
-that leads."""
+*On idle cores* divides the CPU seconds of the processes that prepare by their number. The process that \
+leads is not divided."""
 
 
 def report(found: Mapping[str, Any]) -> str:
@@ -90,9 +90,9 @@ def _targets(turns: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> st
     heavy = [turn for turn in turns if turn["kind"] == "heavy"]
     lines = [("figure", "target", "measured", "")]
     for title, own, peer, least in (
-        (f"tokens/CPU s, over those of {ROWS.name}", turns, ROWS.name, 1.0),
-        (f"tokens/CPU s, over those of {TORCHTUNE.name}", turns, TORCHTUNE.name, 1.0),
-        (f"tokens/CPU s, over those of {PADDED.name}, heavy tail", heavy, PADDED.name, 1.5),
+        (f"tokens/CPU s, over {ROWS.name}", turns, ROWS.name, 1.0),
+        (f"tokens/CPU s, over {TORCHTUNE.name}", turns, TORCHTUNE.name, 1.0),
+        (f"tokens/CPU s, over {PADDED.name}, heavy tail", heavy, PADDED.name, 1.5),
     ):
         lines.append(_target(title, least, ratios(own, FOREBAY.name, peer)))
     prepared = found["preparation"]

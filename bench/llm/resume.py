@@ -1,4 +1,4 @@
-"""Documents of the steps after a kill, beside those of a run that was not stopped."""
+"""Documents of the steps after a kill, beside a run that was not stopped."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _SETS = {
 
 _COUNTS = """Counts of the kernel. Speed and load of the machine do not change bytes. Page faults vary by a fifth.
 Waits are context switches of threads that waited, and follow the load.
-Bytes are those of system calls, so a read of the page cache counts and a mapped file does not.
+Bytes are counted at system calls, so a read of the page cache counts and a mapped file does not.
 Processes that a system stops within an epoch are left out."""
 
 
@@ -144,7 +144,7 @@ def _orders(own: Results) -> str:
 
 
 def _contents(own: Results, results: Results) -> str:
-    """Comparison of the sums of all bytes with those of the system that reads the source first (`consumer.touch`)."""
+    """Comparison of the sums of all bytes with the system that reads the source first (`consumer.touch`)."""
     verdicts = set()
     for result in own:
         wanted = next((_sums([o]) for o in results if o.get("kind") == result["kind"] and _sums([o])), [None])

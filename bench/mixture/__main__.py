@@ -37,7 +37,7 @@ LEAST_BATCHES = 2 * (STATE_AT + FOLLOWING)
 class MixtureEntry:
     """One row of the table: its name, its file in `bench/mixture/systems/`, and its environment.
 
-    `threads` are those of the run by default.
+    `threads` are the run's by default.
     """
 
     name: str

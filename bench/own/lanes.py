@@ -68,9 +68,9 @@ def _spans(plan: fb.Plan) -> tuple[Any, Any, Any]:
 def _mixing(plan: fb.Plan) -> dict[str, float]:
     """How batches of sorted data differ from each other, and how epochs do.
 
-    - `spread`: standard deviation of the batches' mean place in the data, over that of random batches (1 is ideal).
+    - `spread`: standard deviation of the batches' mean place in the data, over random batches (1 is ideal).
     - `groups`: number of row groups in a batch.
-    - `again`: share of rows from the start of one epoch that are also at the start of the next, over that of random
+    - `again`: share of rows from the start of one epoch that are also at the start of the next, over random
       orders (1 is ideal).
     """
     first_row = np.concatenate([[0], np.cumsum(plan.manifest.rows)])
@@ -86,7 +86,7 @@ def _mixing(plan: fb.Plan) -> dict[str, float]:
 
 
 def _again(plan: fb.Plan) -> float:
-    """Share of an epoch's first hundredth in the first four hundredths of the next one, over that of random orders."""
+    """Share of an epoch's first hundredth in the first four hundredths of the next one, over random orders."""
     stop = min(max(plan.num_rows // 100, 1), 1 << 22)
     wide = min(4 * stop, plan.num_rows)
     first_row = np.concatenate([[0], np.cumsum(plan.manifest.rows)])
@@ -172,7 +172,7 @@ def _order_figures(groups: tuple[int, ...], lanes: tuple[int, ...]) -> list[Figu
                 name = f"lanes: {count} lanes of {group:,} row groups, windows of {one['shuffle_rows']:,} rows"
                 found.append(_figure(f"{name}: processor time of the first batch's order", one["first_ms"], "ms"))
                 found.append(_figure(f"{name}: row groups that the first batch opens", one["opened"], ""))
-                found.append(_figure(f"{name}: spread of batch means over that of random batches", one["spread"], "x"))
+                found.append(_figure(f"{name}: spread of batch means over random batches", one["spread"], "x"))
     return found
 
 

@@ -40,7 +40,7 @@ def plan_of(manifest: fb.Manifest, order: str) -> Order:
 
 
 def loader_of(plan: Order, manifest: fb.Manifest, cache: str, **options: Any) -> fb.Loader:
-    """Loader through a cache. The transform is that of all datasets."""
+    """Loader through a cache. All datasets have this transform."""
     names = [name for name in manifest.columns if name != "label"]
     transform = fb.Transform(x=fb.Dense(names), label=fb.Label("label"))
     disk = fb.DiskCache(cache, quota_bytes=16 << 30, min_free_bytes=0)
@@ -109,7 +109,7 @@ def _measured(name: str, rounds: int, **arguments: Any) -> Runs:
 def _figure(
     name: str, runs: Runs, above_below: tuple[str, str], clock: str, bound: float | None, note: str = ""
 ) -> Figure:
-    """Median over the rounds of the time of one order over that of the other."""
+    """Median over the rounds of the time of one order over the other's."""
     above, below = ([one[clock] for one in runs[order]] for order in above_below)
     ratios = [over / under for over, under in zip(above, below, strict=True)]
     ratio, is_least = statistics.median(ratios), above_below[0] == "one"

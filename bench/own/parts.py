@@ -57,7 +57,7 @@ WARM_UP = 3
 
 
 def figures(folder: Path, quick: bool) -> list[Figure]:
-    """Part and peak of a rank, and the time of a checkpoint over those of a copy and of a gather."""
+    """Part and peak of a rank, and the time of a checkpoint over a copy and a gather."""
     rounds, layers = (2, 2) if quick else (9, SHAPE["num_hidden_layers"])
     narrow.write(folder / "data", row_groups=WARM_UP + rounds, rows=GLOBAL_BATCH)
     found = measure(__spec__.name, "run", folder=folder, layers=layers)

@@ -2,7 +2,7 @@
 
 python -m bench.own.plan --json plan.json [--quick]
 
-The manifest is simulated: no file exists. Batches are those of one rank that owns 16 lanes.
+The manifest is simulated: no file exists. Batches are for one rank that owns 16 lanes.
 """
 
 from __future__ import annotations

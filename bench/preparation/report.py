@@ -26,7 +26,7 @@ All read from one S3 server on this machine that counts the bytes it sends; the 
 The server answers at once and at memory speed.
 Slower storage would cost systems that read more even more.
 *Wall time* is from the start of the process to the end of training, including imports and the start of Ray.
-*CPU time* is that of all processes of the run, Ray's own included.
+*CPU time* is summed over all processes of the run, Ray's own included.
 *Prepare* is the time until training could be started: Forebay's call of `from_ray_data`, and in Ray Data the \
 aggregate, the fits and, if materialized, the transform.
 Each run checks the numbers of its rows: `bench/preparation/work.py`.

@@ -19,7 +19,7 @@ from bench.score.faults import KilledJob, forebay_job, texts_of
 from forebay.llm.source.tokenizers import load_folder
 
 FEW = 256
-"""Rows of the short run, whose time is that of the start."""
+"""Rows of the short run, whose time is the start."""
 BATCH = 64
 _TURN_S = 0.1
 

@@ -1,6 +1,6 @@
 """Scoring with `map_batches` of Ray Data, as its users write it: `python -m bench.score.ray_data MODEL DATA TO`.
 
-The model, the prompts and the draws are those of `forebay llm score`, so that the texts can be compared.
+The model, the prompts and the draws equal `forebay llm score`'s, so that the texts can be compared.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Scoring with `ray.data.llm`, as its users write it: `python -m bench.score.ray_data_llm MODEL DATA TO`.
 
-Model, prompts and sampling are those of `forebay llm score engine=vllm temperature=0`,
+Model, prompts and sampling are as in `forebay llm score engine=vllm temperature=0`,
 so that the answers can be compared.
 Without a GPU the stage of vLLM needs `placement_group_config`. Its stages are five processes of one CPU each.
 """

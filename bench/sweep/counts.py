@@ -29,7 +29,7 @@ class CountedRowGroup:
 class SourceCounters:
     """Totals of one sweep.
 
-    - `sent_bytes`: all bytes that the source sent. `data_bytes`: those of row groups; the rest is footers.
+    - `sent_bytes`: all bytes that the source sent. `data_bytes`: bytes of row groups; the rest is footers.
     - `reads`: number of answers.
     - `sent`: times that each byte of a row group was sent, on average, for the least and the most sent row group.
     - `transformed`: the same for rows that were transformed.

@@ -33,7 +33,7 @@ def arrays(rows: np.ndarray, label: np.ndarray, log: str, num_quantiles: int = N
     - `number` float32 [rows]: the row's own number, which is the first column of the data
     - `label` float32 [rows]
 
-    The arithmetic is that of scikit-learn's `QuantileTransformer(output_distribution="normal")`: two interpolations,
+    The arithmetic follows scikit-learn's `QuantileTransformer(output_distribution="normal")`: two interpolations,
     one from each side, and one back.
     """
     _note(log, {"spans": spans(rows[:, 0].astype(np.int64))})

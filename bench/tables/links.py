@@ -71,7 +71,7 @@ def sent_bytes() -> int:
 
 
 def sent_packets() -> int:
-    """Return the packets that this rank has sent over its link. The kernel joins those of up to 64 kB."""
+    """Return the packets that this rank has sent over its link. The kernel joins packets of up to 64 kB."""
     return _sent(9)
 
 

@@ -43,7 +43,7 @@ class LargeTable(nn.Module):
 
 
 def figures(folder: Path, quick: bool) -> list[Figure]:
-    """Time of a checkpoint over that of a copy of a rank's bytes."""
+    """Time of a checkpoint over a copy of a rank's bytes."""
     rounds, rows = (2, 10_000) if quick else (9, ROWS)
     narrow.write(folder / "data", row_groups=WARM_UP + rounds, rows=GLOBAL_BATCH)
     found = measure(__spec__.name, "run", folder=folder, rows=rows)

@@ -68,7 +68,7 @@ def _train(way: str, setting: TableSetting, collective: Collective) -> dict[str,
 
 
 def _joined(turns: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of all steps of a way, and else those of its last turn."""
+    """Return the figures of all steps of a way, else of its last turn."""
     lists = {name: [value for turn in turns for value in turn[name]] for name in _OF_STEPS}
     return {**turns[-1], **lists}
 

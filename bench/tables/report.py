@@ -16,7 +16,7 @@ _STATE_BYTES = 4
 
 
 def summarized(ranks: Sequence[Mapping[str, Any]], way: str) -> dict[str, float]:
-    """Return the figures of a way: medians over steps, and means over ranks. Memory is that of the largest rank."""
+    """Return the figures of a way: medians over steps, and means over ranks. Memory is the largest rank's."""
     every = [each[way] for each in ranks]
     return {
         **{name: mean(median(each[name]) for each in every) for name in ("seconds", "cpu_s", "sent_bytes", "unique")},
@@ -25,7 +25,7 @@ def summarized(ranks: Sequence[Mapping[str, Any]], way: str) -> dict[str, float]
 
 
 def wire_error(rounded: Sequence[float], whole: Sequence[float]) -> float:
-    """Return the root mean square of the difference, as a share of that of `whole`."""
+    """Return the root mean square of the difference, as a share of `whole`."""
     difference, values = np.subtract(rounded, whole), np.array(whole)
     return float(np.sqrt((difference**2).mean() / (values**2).mean()))
 
@@ -91,7 +91,7 @@ def report(found: Figures) -> str:
         "## Fewer bits on the wire",
         "",
         f"Difference of the model's output for single ids after {found['trained_steps']} steps.",
-        "It is a root mean square, as a share of that of the output with float32 on the wire:",
+        "It is a root mean square, as a share of the output with float32 on the wire:",
         "",
         *(f"- {way}: {error:.1e}" for way, error in found["wire_errors"].items()),
     ]

@@ -41,7 +41,7 @@ class TableSetting:
         return self.dense_steps if way == "dense" else self.steps
 
     def lookups(self, step: int, rank: int) -> npt.NDArray[np.int64]:
-        """Return the ids of a rank in a step, [its rows, columns]. Those of all ranks do not depend on their number."""
+        """Return the ids of a rank in a step, [its rows, columns]. All ranks' ids do not depend on their number."""
         rng = np.random.default_rng([step])
         ids = power_law(self.batch * self.columns, self.rows, self.power, rng).reshape(self.batch, self.columns)
         return np.array_split(ids, self.workers)[rank]

@@ -38,7 +38,7 @@ def write_report(found: Mapping[str, Any], out: Path) -> list[Path]:
 def simulated_s(run: Run, rows: float) -> float:
     """Seconds until `rows` rows were trained if every worker had a core of its own, with resizes as long as measured.
 
-    The speed of one worker is taken as that of the whole machine in this run. All workers share the machine, so its
+    The speed of one worker is taken as the whole machine's speed in this run. All workers share the machine, so its
     speed hardly depends on their number.
     """
     pace = _rows_per_s(run)
@@ -75,12 +75,12 @@ Written by `python studies/elastic_experiments.py`.
 Data: {pictures}.
 Training: a small ResNet, {given["epochs"]} epochs, global batch 64, AdamW, a commit every step, \
 up to {given["max_workers"]} workers, {given["seeds"]} seeds.
-The experiments are those of Uber's [Elastic Deep Learning with Horovod on Ray]({BLOG}), \
+The experiments repeat Uber's [Elastic Deep Learning with Horovod on Ray]({BLOG}), \
 with epochs and periods scaled to one machine.
 
-Accuracy is that of held-out pictures after the last epoch, mean +- standard deviation over seeds.
+Accuracy is measured on held-out pictures after the last epoch, mean +- standard deviation over seeds.
 Simulated time gives every worker its own core and adds each resize as measured.
-Wall time is that of this machine, whose workers share its cores.
+Wall time is measured on this machine, whose workers share its cores.
 """
     return [*text.splitlines(), ""]
 

@@ -119,7 +119,7 @@ class AheadModel:
     """DLRM that asks owners for rows in one of `AHEAD_WAYS`."""
 
     def __init__(self, way: str, setting: AheadSetting, collective: Collective, ids: Sequence[Tensor]) -> None:
-        """`ids` are those of this rank, by step."""
+        """`ids` are this rank's, by step."""
         torch.manual_seed(0)
         self._way, self._setting, self._ids = way, setting, ids
         model = DLRM(NUM_DENSE, setting.columns, setting.rows, setting.dim)

@@ -55,7 +55,7 @@ def study(turns: int) -> Found:
 
 
 def _figures(runs: Sequence[Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-    """Return the figures of a way: of a rank and step. `runs` has those of each rank, by turn."""
+    """Return the figures of a way: of a rank and step. `runs` has each rank's figures, by turn."""
     return {
         "seconds": [_quiet(np.max([each["seconds"] for each in run], axis=0)) for run in runs],
         "cpu_s": [_quiet(np.mean([each["cpu_s"] for each in run], axis=0)) for run in runs],
@@ -70,7 +70,7 @@ def _quiet(values: np.ndarray) -> float:
 
 
 def ratios(world: Mapping[str, Any], way: str, name: str) -> list[float]:
-    """Return a figure of `way` as a share of that of one message for each lookup, turn by turn."""
+    """Return a figure of `way` as a share of one message for each lookup, turn by turn."""
     pairs = zip(world["ways"][way][name], world["ways"][APART][name], strict=True)
     return [each / apart for each, apart in pairs]
 

@@ -99,7 +99,7 @@ def link_of(case: Mapping[str, Any]) -> LinkSpeed:
 
 
 def ratio(case: Mapping[str, Any]) -> float:
-    """Return the measured time of the choice, as a multiple of that of the fastest placement."""
+    """Return the measured time of the choice, as a multiple of the fastest placement's."""
     seconds = case["seconds"]
     return float(seconds[chosen(case)] / min(seconds.values()))
 
@@ -139,15 +139,15 @@ def page(found: Found) -> str:
         f"{len(every)} random cases: ranks, rows, width, batch, skew and speed of the link. Each one ran with every",
         "placement, in network namespaces of its own. A token bucket (`tc tbf`) limits links where a speed is given.",
         f"**The choice of `auto` is the fastest placement, or within 10 % of it, in {good} of {len(every)} cases.**",
-        "Its time is at most " + f"{max(map(ratio, every)):.2f} times that of the fastest one.",
+        "Its time is at most " + f"{max(map(ratio, every)):.2f} times the fastest placement's.",
         "",
-        "Times are those of a whole step, means of the faster half of 6 to 60 steps, in 3 turns of all placements.",
+        "Times are of a whole step, means of the faster half of 6 to 60 steps, in 3 turns of all placements.",
         "`python -m studies.tables.placement` writes this page, as root.",
         f"Machine: {ran_on['cpu']}, {ran_on['cores']} cores; load average before the run {ran_on['load_before']:.1f}.",
         "",
         f"![step time of each placement]({NAME}.png)",
         "",
-        "Times of placements are ms, and x is the time of the choice over that of the fastest one.",
+        "Times of placements are ms, and x is the time of the choice over the fastest placement's.",
         "",
         "| case | ranks | rows x dim | batch x ids | skew | Mbit/s | unique | rows | replicate | table | auto | x |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",

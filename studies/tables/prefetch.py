@@ -3,7 +3,7 @@
 sudo python -m studies.tables.prefetch            # minutes; writes docs/experiments/table-prefetch.*
 python -m studies.tables.prefetch --report        # only the page and the picture, from the numbers
 
-The model is that of `jobs/train_dlrm.py`. Every rank has a network namespace of its own.
+The model comes from `jobs/train_dlrm.py`. Every rank has a network namespace of its own.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ def page(found: Found) -> str:
         "",
         f"![time of a step]({NAME}.png)",
         "",
-        "The share of ids is that of unique ids, their numbers and their exchange, in the time of a step.",
+        "The share of ids is the time of unique ids, their numbers and their exchange, over the time of a step.",
         "",
         "| world | ms a step | CPU ms | kB sent | kB of ids | share of ids | beside the step | before the run |",
         "|---|---|---|---|---|---|---|---|",

@@ -85,7 +85,7 @@ class DayReport:
 class SimulatedDay:
     """Jobs on a fleet, under faults. Every step checks the laws of what is kept, and `run` that no job is lost.
 
-    `num_controllers` run at the same time, each with its own journal. `crash_chance` is that of each effect to end its
+    `num_controllers` run at the same time, each with its own journal. `crash_chance` is each effect's chance to end its
     controller, before or after. `keeps_journal` says whether the next one finds the journal.
     """
 

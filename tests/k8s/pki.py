@@ -24,7 +24,7 @@ CLIENTS = {
 
 
 def make_pki(folder: Path) -> None:
-    """Write an authority, the server's certificate, those of all clients, and the key of service accounts."""
+    """Write an authority, the server's certificate, all clients' certificates, and the key of service accounts."""
     folder.mkdir(parents=True)
     authority = Authority(folder)
     authority.sign("server", "127.0.0.1", is_server=True)

@@ -1,4 +1,4 @@
-"""Capacity counted on a real API server, and placements beside those of the real scheduler."""
+"""Capacity counted on a real API server, and placements beside the real scheduler's."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ _SPARE_S = 15.0
 
 @dataclass
 class CaseResult:
-    """Result of a case. `kind` is that of its outcome, or "failed", and then `detail` says why."""
+    """Result of a case. `kind` is its outcome's, or "failed", and then `detail` says why."""
 
     fault: str
     seed: int

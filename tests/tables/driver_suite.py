@@ -108,7 +108,7 @@ class TableBench(DriverBench):
 
 
 class TableSuite(DriverSuite):
-    """Laws of tables, beside those of `DriverSuite`."""
+    """Laws of tables, beside `DriverSuite`'s."""
 
     @pytest.mark.variation("the placements are tested on ranks; drivers differ in their collectives and stores")
     def test_tables_follow_the_world_and_outlive_an_owner(self, bench: DriverBench) -> None:
@@ -166,7 +166,7 @@ class TableSuite(DriverSuite):
 
 
 def assert_like_one_process(bench: TableBench, result: Result) -> None:
-    """Assert that each row was trained as often as planned, and that all tables are those of an undisturbed run."""
+    """Assert that each row was trained as often as planned, and that all tables equal an undisturbed run's."""
     step = newest_commit(result).step
     found = saved_tables(result)
     epochs = -(-step // STEPS_PER_EPOCH)

@@ -1,6 +1,6 @@
 """Forebay's drivers, with the job and the command of a user.
 
-The cluster that loses a node checks the health of its nodes as quickly as that of every system: see `SmallNodes`.
+The cluster that loses a node checks the health of its nodes as quickly as for every system: see `SmallNodes`.
 """
 
 from __future__ import annotations

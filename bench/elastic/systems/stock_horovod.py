@@ -3,7 +3,7 @@
 https://horovod.readthedocs.io/en/stable/elastic_include.html. Horovod 0.28.1 does not start on Ray 2.60 without two
 shims: the names `ray.state` and `current_node_id`. Hosts come from a list, because all nodes of one machine have one
 address. Each host has one slot, because a failure removes the whole host from the list, and Horovod never adds it
-again. The cluster that loses a node checks the health of its nodes as quickly as that of every system: see
+again. The cluster that loses a node checks the health of its nodes as quickly as for every system: see
 `SmallNodes`.
 """
 

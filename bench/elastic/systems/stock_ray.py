@@ -4,7 +4,7 @@ https://docs.ray.io/en/latest/train/user-guides/elastic-training.html. It has no
 workers follows the nodes. It grows when a node joins. It shrinks when a node has announced its end (as a cloud does,
 five seconds ahead) and has left. All options have their defaults, with two exceptions. New nodes are looked for every
 second instead of every minute: training continues meanwhile, so that changes no gap. The cluster that loses a node
-checks the health of its nodes as quickly as that of every system: see `SmallNodes`.
+checks the health of its nodes as quickly as for every system: see `SmallNodes`.
 """
 
 from __future__ import annotations

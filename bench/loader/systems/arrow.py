@@ -41,7 +41,7 @@ class ArrowDecode:
     def prepare(self) -> None:
         """Do nothing: no conversion is needed."""
 
-    def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:  # noqa: ARG002 - the order is that of the files
+    def epoch(self, number: int) -> Iterator[Mapping[str, Any]]:  # noqa: ARG002 - the order of the files
         tasks = [
             (path, index) for path in self._setting.files for index in range(pq.read_metadata(path).num_row_groups)
         ]

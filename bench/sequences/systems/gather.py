@@ -1,6 +1,6 @@
 """Forebay's gather kernels on values in memory, with all windows located beforehand: the limit of a cached epoch.
 
-No thread, no cache, no block. Each batch is copied into one of a few buffers that are reused. The order is that of
+No thread, no cache, no block. Each batch is copied into one of a few buffers that are reused. The order comes from
 Forebay's plan. Variant "raw": bits are copied, otherwise values are scaled. Variants "cold" and "raw cold" take turns
 among as many buffers as the queue of a loader may hold, so that no CPU cache holds the next one.
 """

@@ -56,7 +56,7 @@ class _Effects:
         self._trace, self._crashes = trace, crashes
 
     def hook(self, owner: type, name: str, describe: Callable[..., str | None]) -> None:
-        """Note the calls of a method for which `describe` returns a text, and end before or after those of a crash."""
+        """Note the calls of a method for which `describe` returns a text, and end before or after a crash's calls."""
         original = getattr(owner, name)
 
         @functools.wraps(original)

@@ -1,5 +1,5 @@
 """The operator and the kubelet with real Ray: pods of a RayCluster are Ray nodes of this machine, and the submitter's
-pod runs `ray job submit`. Commands are those of KubeRay 1.7, with ports of their own.
+pod runs `ray job submit`. Commands equal KubeRay 1.7's, with ports of their own.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ class Small:
 
 @pytest.fixture
 def small(request: pytest.FixtureRequest, parquet_folder: Callable[..., Path]) -> Small:
-    """All rows, or those of the row filter that is the fixture's parameter."""
+    """All rows, or the rows of the filter that is the fixture's parameter."""
     folder = parquet_folder(FILES)
     manifest = fb.scan(str(folder), where=getattr(request, "param", None))
     transform = fb.Transform(
@@ -53,7 +53,7 @@ def cache(tmp_path: Path) -> fb.DiskCache:
 
 
 def ids_of(batches: object) -> list[list[int]]:
-    """Row ids of each batch, without rows of weight 0. Compares lists without padding with those of the file."""
+    """Row ids of each batch, without rows of weight 0. Compares lists without padding with the file's."""
     found = []
     for batch in batches:  # type: ignore[attr-defined]
         ids = np.asarray(batch["id"]).tolist()

@@ -17,7 +17,7 @@ PREFIX = "FOREBAY_RUN_"
 class PlacedRun:
     """Values of `FOREBAY_RUN_NAME`, `_STORAGE`, `_WORKERS`, `_CPUS`, `_GPUS` and `_ATTEMPT`. None: not set.
 
-    `workers` are bounds, written `2..8`. `cpus` and `gpus` are those of a worker. `attempt` is `NUMBER/TOKEN`.
+    `workers` are bounds, written `2..8`. `cpus` and `gpus` are per worker. `attempt` is `NUMBER/TOKEN`.
     """
 
     name: str | None = None

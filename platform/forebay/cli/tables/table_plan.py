@@ -49,9 +49,9 @@ class OpenPlan:
 class TablePlan:
     """Use of one table in a world, as means over the counted steps, and the costs of placements, the cheapest first.
 
-    `lookups` are those of a global batch, `unique` the rows that one rank fetches. `hottest` is the share of the most
+    `lookups` are per global batch, `unique` the rows that one rank fetches. `hottest` is the share of the most
     frequent id. `table_bytes` has the rows and the state of their optimizer. `bad` are ids beyond the table, a step.
-    `opened` is set for an open vocabulary, whose `table_bytes` are those of the ids that were admitted.
+    `opened` is set for an open vocabulary, whose `table_bytes` count admitted ids.
     """
 
     name: str

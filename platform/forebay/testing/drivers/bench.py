@@ -47,8 +47,8 @@ BenchOrder = Literal["rows", "mixture"]
 class DriverBench:
     """Maker of jobs of 120 rows per epoch below `folder`, and reader of what their runs left behind.
 
-    A second bench in the same folder, even in another process, makes the same jobs. Rows are those of one dataset, or
-    those of a mixture of two whose weights change during the run. An augment adds noise to each of them.
+    A second bench in the same folder, even in another process, makes the same jobs. Rows come from one dataset, or
+    from a mixture of two whose weights change during the run. An augment adds noise to each of them.
     """
 
     def __init__(self, folder: Path, order: BenchOrder = "rows") -> None:
@@ -106,7 +106,7 @@ class DriverBench:
         }
 
     def planned(self, epochs: int, plan: Order | None = None) -> dict[int, list[int]]:
-        """Ids of the rows of each step, sorted, according to the plan: by default that of the bench's jobs."""
+        """Ids of the rows of each step, sorted, according to the plan, by default the jobs'."""
         plan, steps = plan or self._data.plan, dict[int, list[int]]()
         for epoch in range(epochs):
             position = 0
@@ -135,7 +135,7 @@ class DriverBench:
         return happened_at(self._folder / "rows" / name)
 
     def assert_every_row_once(self, result: Result) -> None:
-        """Assert that each row of the plan shaped the model of the newest checkpoint once: those of whole epochs, and
+        """Assert that each row of the plan shaped the model of the newest checkpoint once: rows of whole epochs, and
         the first ones of the next epoch.
 
         The counts come from the model itself: see `CountingModel`. Every loss must be finite, too.
@@ -155,7 +155,7 @@ class DriverBench:
         assert all(math.isfinite(number) for number in numbers), f"{result.name}: a loss is not finite"
 
     def assert_like_undisturbed(self, result: Result, tolerance: float | None = None) -> None:
-        """Assert that the newest checkpoint's model equals that of an undisturbed run, up to the order of sums.
+        """Assert that the newest checkpoint's model equals an undisturbed run's, up to the order of sums.
 
         Numbers may differ by 1e-4 and a thousandth, or by `tolerance` and that share.
         """

@@ -102,7 +102,7 @@ class SmallNodes:
 
 
 def kill_stores(run: str) -> int:
-    """End the memory stores of a run without an upload, those of parts too. Returns their number."""
+    """End the memory stores of a run without an upload, stores of parts too. Returns their number."""
     stores = list(stores_of(run).values())
     assert stores, f"run {run!r} has no checkpoint in memory"
     stores += part_stores_of(run).values()

@@ -80,7 +80,7 @@ class DriverProcess:
 def main() -> None:
     """Run the job given on the command line. Exits with code 75 if another attempt has taken over.
 
-    Of its options, `start` are those of `StartPolicy`, and `ask_s` is the time between two questions of the fence.
+    Of its options, `start` are fields of `StartPolicy`, and `ask_s` is the time between two questions of the fence.
     """
     driver, maker, folder, order, name, text = sys.argv[1:]
     options = json.loads(text)

@@ -64,7 +64,7 @@ class _RecordedWorker:
 
 
 def checksums(batch: Batch) -> list[int]:
-    """XXH3 of the values of each row. Of lists without padding, those of the row."""
+    """XXH3 of the values of each row. Of lists without padding, the row's values."""
     arrays = [
         torch.split(batch[name], batch[f"{name}_lengths"].tolist()) if name in batch.lists else batch[name]
         for name in sorted(batch)

@@ -36,7 +36,7 @@ def options_of(strategy: str) -> dict[str, str]:
 
 
 class ShardedSuite(DriverSuite):
-    """Laws of sharded training and of checkpoints in parts, beside those of `DriverSuite`."""
+    """Laws of sharded training and of checkpoints in parts, beside `DriverSuite`'s."""
 
     @in_each_strategy
     def test_sharded_run_follows_the_world_and_outlives_a_worker(self, bench: DriverBench, strategy: str) -> None:

@@ -55,8 +55,8 @@ def adasum(buffer: Tensor, lengths: Sequence[int], collectives: TensorCollective
     Two gradients a, b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b. More than two are combined as the Adasum of
     two halves, down to pairs of neighbours (Maleki et al. 2021, "Scaling Distributed Training with Adaptive Summation",
     MLSys, arXiv 2006.02924). If the world size is not a power of two, let p be the largest power below it: ranks from p
-    on are first combined with ranks 0, 1, ... one by one, and p ranks remain. As in Horovod, dot products are those of
-    whole parameters, summed in float64.
+    on are first combined with ranks 0, 1, ... one by one, and p ranks remain. As in Horovod, dot products are computed
+    for whole parameters, summed in float64.
 
     Args:
         buffer: [sum of lengths]. Half precision is combined in float32.

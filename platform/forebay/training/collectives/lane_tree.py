@@ -28,7 +28,7 @@ class LaneTree:
 
     Lanes 0 and 1, 2 and 3, then the sums of both pairs, and so on.
 
-    A sum is computed as soon as both of its halves are known. So the sums of consecutive lanes are those of the tree
+    A sum is computed as soon as both of its halves are known. So the sums of consecutive lanes are nodes of the tree
     over all `lanes`, whichever rank owns them. At most 2 log2(lanes) of them are kept. Adding the sums of all ranks in
     the order of lanes gives the tree's root.
     """

@@ -32,7 +32,7 @@ class MicroBatches:
         rows: Most rows of one pass. None: the whole part.
         weigh_by: Name of an array [rows] of the batch. The loss of a part is then a sum, and the loss of the global
             batch is the sum over all parts, divided by the sum of this array. None: the loss of a part is a mean over
-            its rows, and that of the global batch the mean over all rows.
+            its rows, and the loss of the global batch the mean over all rows.
         scale: Factor of a part's sum, set by `over`. None without `weigh_by`.
     """
 
@@ -66,7 +66,7 @@ class MicroBatches:
         return replace(self, scale=ranks / total if total else 0.0)
 
     def num_passes(self, batch: Batch, plan: Order, world: World) -> int:
-        """Passes of every rank: those of the largest part.
+        """Passes of every rank, as many as the largest part needs.
 
         A pure function of the plan.
         """

@@ -85,7 +85,7 @@ class TorchCollective:
 def is_timeout(error: BaseException) -> bool:
     """Whether a collective timed out on a living peer.
 
-    torch has no class for these errors (checked on 2.13: those of gloo, of NCCL's watchdog and of the store).
+    torch has no class for these errors (checked on 2.13: errors of gloo, of NCCL's watchdog and of the store).
     """
     text = str(error).lower()
     return any(words in text for words in TIMEOUT_WORDS)

@@ -31,7 +31,7 @@ class MonitorSet:
     def attach(self, setup: TrainSetup) -> None:
         """Start the monitors.
 
-        Each is named after its class and its position among those of the same class.
+        Each is named after its class and its position among monitors of the same class.
         """
         self._live = {}
         for monitor in self._monitors:

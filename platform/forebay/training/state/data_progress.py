@@ -35,7 +35,7 @@ class CursoredBatches(Protocol):
 class PendingBatches:
     """Batches drawn since the last commit.
 
-    `size` counts the rows of all ranks, `rows` those of this rank. If nothing of the epoch is left, `position` is the
+    `size` counts the rows of all ranks, `rows` this rank's. If nothing of the epoch is left, `position` is the
     end of the part that is read.
     """
 

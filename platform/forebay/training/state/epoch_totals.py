@@ -63,7 +63,7 @@ def over_ranks(ranks: Sequence[EpochFacts]) -> EpochFacts:
 
     Counters are summed; metrics and times are averaged.
 
-    Time in checkpoints is that of the slowest rank, the one that writes. The others wait for it in their next step.
+    Time in checkpoints is the slowest rank's, which writes. The others wait for it in their next step.
     """
     spent = _mean([rank.spent for rank in ranks])
     return EpochFacts(

@@ -49,7 +49,7 @@ class LocalParts:
 
     A gradient before a step, or None.
 
-    `tables` are rows that are no parameters (`forebay.training.tables`). All ranks call `metrics` together before a
+    `tables` are rows that are not parameters (`forebay.training.tables`). All ranks call `metrics` together before a
     checkpoint, for what they measured since the last one.
     """
 

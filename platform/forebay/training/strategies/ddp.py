@@ -74,7 +74,7 @@ class DataParallel(ABC):
         return clip_gradients(self._optimizer, max_norm)
 
     def close(self) -> None:  # noqa: B027 - most have nothing to release
-        """Do nothing: all resources are those of the model."""
+        """Do nothing: all resources belong to the model."""
 
     @abstractmethod
     def reduce_gradients(self, model: nn.Module) -> nn.Module:

@@ -80,7 +80,7 @@ class FullySharded:
         return clip_gradients(self._optimizer, max_norm)
 
     def close(self) -> None:
-        """Do nothing: all resources are those of the model."""
+        """Do nothing: all resources belong to the model."""
 
     def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
         broadcast_values(model)

@@ -45,7 +45,7 @@ class Strategy(Protocol):
     One object per train function and process.
 
     Laws: `prepare`, a restore of both objects, `wrap` and then `backward` are called in this order, by all ranks alike.
-    A checkpoint saves and restores `states` of the objects that `prepare` returns. Their names and shapes are those of
+    A checkpoint saves and restores `states` of the objects that `prepare` returns. Their names and shapes belong to
     the model alone: a run may continue with another strategy, as with another number of ranks. After `backward` the
     gradients are bit-equal for equal inputs, also in a process that starts in the middle of a run.
     """

@@ -168,7 +168,7 @@ class ModelTables:
         self._step, self._is_restored = state_dict["step"], True
         for name, shared in self._fixed.items():
             if "ids" in found[name]:
-                raise ValueError(f"the saved table {name!r} has admission=, and that of the model has not")
+                raise ValueError(f"the saved table {name!r} has admission=, and the model's table has not")
             shared.discard()
             shared.owned.decay = state_dict["decay"][name]
             shared.owned.adopt({key: self._own_part(shared, name, key, each) for key, each in found[name].items()})

@@ -35,9 +35,9 @@ class LinkSpeed:
 
     Of each message, and of each byte that the busiest rank sends.
 
-    `dense_s` is the time to clear, sum and search a number of a dense gradient. The numbers are those of gloo between
-    processes of one machine. They are constants: a measurement at each start could place a table elsewhere after a
-    resume, and sums would round otherwise.
+    `dense_s` is the time to clear, sum and search a number of a dense gradient. The numbers were measured with gloo
+    between processes of one machine. They are constants: a measurement at each start could place a table elsewhere
+    after a resume, and sums would round otherwise.
     """
 
     message_s: float = 2e-4
@@ -143,8 +143,8 @@ def costs_of(demands: Sequence[TableDemand], link: LinkSpeed | None = None) -> l
     First the placement in the cheapest model.
 
     The others follow by their cost. The messages of a lookup are paid once, if one of its tables is exchanged,
-    and so is that of gradients. Dense gradients have one message. Tables that share calls are taken to share all of
-    them.
+    and so is the message of gradients. Dense gradients have one message. Tables that share calls are taken to share all
+    of them.
     """
     link = link or LinkSpeed()
     costs = [

@@ -29,7 +29,7 @@ class TableUse:
     `lookups` are ids, `unique` the rows fetched for them, and `sent_bytes` what this rank sent to others for them.
     `touched` are rows of this rank that a gradient changed, and `bad` are ids beyond the table. Of an open vocabulary,
     `admitted` are ids of this rank that got a row, and `evicted` those that lost it. `shared` are answers of this rank
-    for ids that have no row. `last_ids` are those of the last lookup of a model that trains, until they are read.
+    for ids that have no row. `last_ids` are the ids of the last lookup of a training model, until they are read.
     `calls` are lookups of a model that trains, and `own_calls` their sum if one together with k - 1 other tables
     counts 1/k.
     """

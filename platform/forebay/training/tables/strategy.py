@@ -64,7 +64,8 @@ def with_tables(
         )
     if options.reduction != "mean":
         raise InvalidOption(
-            f"reduction={options.reduction!r} needs whole gradients, and a rank has those of its own rows of a table. "
+            f"reduction={options.reduction!r} needs whole gradients, and a rank has gradients of its own table "
+            "rows only. "
             "Set reduction='mean'.",
             reduction=options.reduction,
         )

@@ -1,6 +1,6 @@
 """Embedding table as a module of a model.
 
-Its rows are shared by all ranks, and are no parameters of the model.
+Its rows are shared by all ranks, and are not parameters of the model.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def look_up(*lookups: Lookup) -> list[Tensor]:
 
     The tables share their messages.
 
-    The result is that of one call of a table after the other, to the bit. All ids are checked before the first message.
+    The result is bit-equal to one call of a table after the other. All ids are checked before the first message.
     All ranks must give lookups of the same tables in the same order. Hooks of the tables do not run.
 
     Raises what `Table.forward` raises.

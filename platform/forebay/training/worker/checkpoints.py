@@ -88,7 +88,7 @@ class RankCheckpoints:
     def _exchange(self, write: Callable[[], PartReceipt]) -> list[PartReceipt]:
         """Return the receipts of all ranks.
 
-        Contents that are those of the checkpoint before are not sent again.
+        Contents that equal the previous checkpoint's are not sent again.
         """
 
         def written() -> PartReceipt:

@@ -60,8 +60,8 @@ def evaluate_auc(worker: Worker, model: nn.Module) -> dict[str, float]:
     `fit(evaluate=)`.
 
     The result is the same on every rank and, up to the width of a bin, for every world size. It is NaN if any logit is
-    NaN. Over a mixture, `auc/NAME` is the area of each dataset, and `auc` that of all rows. Raises `BadJob` for a job
-    without held-out data.
+    NaN. Over a mixture, `auc/NAME` is the area of each dataset, and `auc` the area of all rows. Raises `BadJob` for a
+    job without held-out data.
     """
     batches = worker.held_out()
     if batches is None:

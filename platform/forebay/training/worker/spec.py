@@ -19,7 +19,7 @@ class TrainSpec:
 
     `checkpoint_every` counts steps between checkpoints. The end of an epoch is saved too. `monitors` observe training.
     `strategy` names the way in which ranks train together, and `offload` what it keeps in main memory.
-    `batch` decides on the rows per step, which begin with those of `data`. `rate` makes the learning rate follow them.
+    `batch` decides on the rows per step, which begin with `data`'s. `rate` makes the learning rate follow them.
     `run` is the folder of the run, for texts.
     """
 

@@ -166,7 +166,7 @@ class Worker:
         Args:
             model: Any module, with the same parameters on every rank.
             optimizer: Called with the model's parameters, e.g. `partial(Adam, lr=1e-3)`.
-            strategy: Name of the way in which ranks train together. None: that of the job.
+            strategy: Name of the way in which ranks train together. None: the job's.
             tables: Optimizer of the rows of all `fb.Table` modules of the model, or `fb.tables.Tables`.
 
         Raises as `restore`, and `InvalidOption`, before anything is built, if the driver does not have this strategy.
@@ -219,7 +219,7 @@ class Worker:
         Returns the loss, for `commit(loss=...)`.
 
         `loss_of` returns the mean loss over the rows of the batch it is called with. With `weigh_by`, an array [rows],
-        it returns a sum, and the loss is the sum over the global batch divided by that of the array. It is called once,
+        it returns a sum, and the loss is the sum over the global batch divided by the array's sum. It is called once,
         for each lane of this rank with `reduction="exact"` (which requires this method), or for `micro_rows` rows.
         """
         passes = MicroBatches(rows=micro_rows, weigh_by=weigh_by)
@@ -270,7 +270,7 @@ class Worker:
     def report(self, **metrics: Metric) -> None:
         """Report metrics at once.
 
-        Like those of `commit`, they count for the current epoch.
+        Like `commit`'s metrics, they count for the current epoch.
 
         Raises `InvalidOption` for a metric that is not a single number.
         """

@@ -81,8 +81,8 @@ def test_ids_beyond_the_table_may_be_counted() -> None:
 @pytest.mark.parametrize(
     ("call", "words"),
     [
-        (lambda table: table(torch.zeros(2, 2, 2).long(), pool="sum"), "are no bags"),
-        (lambda table: table(torch.zeros(4).long(), pool="sum"), "are no bags"),
+        (lambda table: table(torch.zeros(2, 2, 2).long(), pool="sum"), "are not bags"),
+        (lambda table: table(torch.zeros(4).long(), pool="sum"), "are not bags"),
         (lambda table: table(torch.zeros(4).long(), torch.tensor([1, 2]), pool="sum"), "3 ids, and 4 were given"),
         (lambda table: table(torch.zeros(4).long(), offsets=torch.tensor([1, 2]), pool="sum"), "begin with 1"),
         (lambda table: table(torch.zeros(2, 2).long(), torch.tensor([1, 3]), pool="sum"), "from 0 to 2"),

@@ -35,7 +35,7 @@ class Fragment:
 class ZeroFragments:
     """Fragments of an engine's parameters, and their gradients.
 
-    `stage` is that of ZeRO.
+    `stage` is ZeRO's.
     """
 
     def __init__(self, engine: Any, stage: int, rank: int) -> None:

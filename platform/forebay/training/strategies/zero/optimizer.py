@@ -29,7 +29,7 @@ ELEMENTWISE = (
 
 
 class ZeroOptimizer(Optimizer):
-    """Optimizer whose `step` is that of DeepSpeed.
+    """Optimizer whose `step` is DeepSpeed's.
 
     `base`, the optimizer that the train function built, steps on flat tensors of many parameters. Its groups follow the
     groups here, which hooks, schedulers and the train function see and change.

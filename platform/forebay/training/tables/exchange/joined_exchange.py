@@ -22,7 +22,7 @@ def sum_together(tensors: TensorCollectives, parts: Sequence[Tensor], *, most: i
     Bit-equal on all ranks.
 
     They travel in messages of at most `most` numbers, or of one part. An all-reduce of three or more ranks adds up in
-    an order that depends on the position in the message. So a sum may differ in rounding from that of a part alone.
+    an order that depends on the position in the message. So a sum may differ in rounding from the part's own sum.
 
     All ranks give contiguous tensors of equal shapes and one dtype, in the same order.
     """

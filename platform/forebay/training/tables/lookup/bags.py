@@ -16,7 +16,7 @@ class WantedIds:
 
     They are at `positions` [n] of its ids, or None for all. `shape` is the shape of all ids.
 
-    `shape` is that of all.
+    `shape` is the shape of all ids.
     """
 
     ids: Tensor
@@ -74,7 +74,7 @@ def bags_of(ids: Tensor, lengths: Tensor | None, offsets: Tensor | None, pool: s
         return _padded(ids, lengths, is_mean=pool == "mean")
     if ids.dim() != 1 or (lengths is None) == (offsets is None):
         raise InvalidOption(
-            f"ids {list(ids.shape)} with pool={pool!r} are no bags. Give ids [n, k], or [m] with lengths or offsets."
+            f"ids {list(ids.shape)} with pool={pool!r} are not bags. Give ids [n, k], or [m] with lengths or offsets."
         )
     if offsets is not None:
         ends = torch.cat([offsets[1:], offsets.new_tensor([len(ids)])])

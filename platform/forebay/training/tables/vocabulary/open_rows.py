@@ -31,7 +31,7 @@ class _OpenGradient:
 
     Of `ids` [n] with their lookups `counts`, and of the row that other ids share.
 
-    `gradient` [n + 1, dim] is a mean over ranks. Its last row is that of the shared row, equal on all ranks.
+    `gradient` [n + 1, dim] is a mean over ranks. Its last row is the shared row's, equal on all ranks.
     `is_own` [n] tells ids that have a row, or get one at once. The gradient of the others is zero here.
     """
 
@@ -267,7 +267,7 @@ class OpenRows:
         weight, size = self.owned.tensors[WEIGHT], self.tensors.world_size
         asked = torch.cat([self.rows.ids.new_zeros(0, 2), *(each.asked for each in pending)])
         gradient = torch.cat([weight.new_zeros(0, self.facts.dim), *gradients])
-        touched = gradient.any(1)  # Rows of an empty part of a batch have no gradient, and are no lookups.
+        touched = gradient.any(1)  # Rows of an empty part of a batch have no gradient, and do not count as lookups.
         ids, inverse = torch.unique(asked[touched, 0], return_inverse=True)
         total = weight.new_zeros(len(ids), self.facts.dim).index_add_(0, inverse, gradient[touched]).div_(size)
         counts = torch.zeros_like(ids).index_add_(0, inverse, asked[touched, 1])

@@ -111,4 +111,4 @@ class SavedRows:
         if other := sorted(saved.keys() ^ wanted):
             raise ValueError(f"the state {', '.join(other)} of an open table is on one side only")
         if SKETCH in saved and tuple(saved[SKETCH].shape) != sketch_shape(self._most_rows):
-            raise ValueError(f"a sketch of {list(saved[SKETCH].shape)} counts is not that of {self._most_rows:,} rows")
+            raise ValueError(f"a sketch of {list(saved[SKETCH].shape)} counts does not fit {self._most_rows:,} rows")

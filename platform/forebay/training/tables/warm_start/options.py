@@ -21,7 +21,7 @@ class WarmStart:
     starts as in any run. It is read once: a run that has a checkpoint of its own goes on from that.
 
     Attributes:
-        run: Folder of the earlier run, on any storage: that of its job, and its name.
+        run: Folder of the earlier run, on any storage: its job's storage, and its name.
         step: Step of its checkpoint. None: the newest.
         tables: Name of a table in the earlier run, by its name here, where they differ.
         ids: Pairs of an id here and its id in the earlier run, int64 [n, 2], by name of the table here. Other ids of

@@ -33,7 +33,7 @@ def earlier_tables(start: WarmStart) -> Iterator[SavedTables]:
     steps = files.complete_steps()
     step = start.step if start.step is not None else next(iter(steps), None)
     if step is None or step not in steps:
-        there = f"It has those of steps {', '.join(map(str, sorted(steps)))}" if steps else "There is none"
+        there = f"It has steps {', '.join(map(str, sorted(steps)))}" if steps else "There is none"
         raise InvalidOption(
             f"WarmStart(run={start.run!r}, step={start.step}) found no such checkpoint. {there}. Give the folder of a "
             "run with a checkpoint: the storage of its job, and its name.",
@@ -64,7 +64,7 @@ class RowPiece:
 class SavedTables:
     """Tables of the checkpoint of `step`.
 
-    `names` are those of all tables, and `optimizer_step` counts their steps.
+    `names` has all tables, and `optimizer_step` counts their steps.
     """
 
     def __init__(self, state: StoredState, step: int) -> None:

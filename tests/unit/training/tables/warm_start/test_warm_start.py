@@ -146,7 +146,7 @@ def test_other_state_starts_from_zero(earlier: Any, capsys: pytest.CaptureFixtur
 
 def test_wrong_starts_are_refused(earlier: Any) -> None:
     begin, options = earlier[1], {"user": {"rows": 43, "dim": 3}}
-    with pytest.raises(InvalidOption, match="found no such checkpoint. It has those of steps 12, 14"):
+    with pytest.raises(InvalidOption, match="found no such checkpoint. It has steps 12, 14"):
         begin(options, step=3)
     with pytest.raises(InvalidOption, match=r"names tables\.none, and the model has the tables tables\.user"):
         begin(options, tables={"tables.none": "tables.user"})
