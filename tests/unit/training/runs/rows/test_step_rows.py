@@ -227,7 +227,7 @@ def test_a_monitor_names_rows_and_the_command_that_prints_all(
     assert ("--skipped" in words) == (action == "skip")
     capsys.readouterr()
     with pytest.raises(SystemExit):
-        main([*words[1:], "--show", "--json"])
+        main([*words[1:], "--json"])
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert 40 in [row["values"]["id"] for row in rows] and {row["rank"] for row in rows} == {int(found[2])}
     assert [row["name"] for row in rows[:3]] == found[3].split(", ")
