@@ -1,4 +1,4 @@
-"""Jobs on several clusters: parts of a job file, and a submitted job."""
+"""Jobs on several clusters: job files and submitted jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Code of a job: the files of its folder that Git does not ignore, as an archive under its digest in storage.
+"""Code of a job: an archive in storage.
+
+It has the files of the folder that Git does not ignore, and is named by its digest.
 
 A container fetches the code, and runs a command in it:
 
@@ -38,7 +40,10 @@ _SAME_TIME = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class CodeArchive:
-    """Zip file of a folder. `digest` is the SHA-256 of `content`, as 64 hexadecimal digits."""
+    """Zip file of a folder.
+
+    `digest` is the SHA-256 of `content`, as 64 hexadecimal digits.
+    """
 
     content: bytes
     digest: str
@@ -117,7 +122,7 @@ def _check_size(root: Path, files: list[Path]) -> None:
         largest = ", ".join(f"{path.relative_to(root)} ({bytes_text(size)})" for size, path in sizes[:5])
         raise InvalidOption(
             f"the code in {root} has {bytes_text(total)}, and at most {bytes_text(LARGEST_BYTES)} can be sent to the "
-            f"workers. The largest files: {largest}. Add what is no code to .gitignore, or start in a smaller folder.",
+            f"workers. The largest files: {largest}. Add data to .gitignore, or start in a smaller folder.",
             bytes=total,
         )
 
@@ -128,7 +133,10 @@ def code_uri(storage: str, digest: str) -> str:
 
 
 def store_code(storage: str, archive: CodeArchive) -> str:
-    """Write an archive below `storage`, unless it is there, and return its URI. Raises `OSError` if storage refuses."""
+    """Store an archive below `storage`, and return its URI.
+
+    An archive that is there is not written again. Raises `OSError` if storage refuses.
+    """
     uri = code_uri(storage, archive.digest)
     location = resolve(uri)
     if location.fs.get_file_info(location.path).size != len(archive.content):
@@ -137,7 +145,10 @@ def store_code(storage: str, archive: CodeArchive) -> str:
 
 
 def fetch_code(storage: str, digest: str, into: str | os.PathLike[str]) -> None:
-    """Read an archive and write its files into the folder `into`. Raises `InvalidOption` if it is not there."""
+    """Read an archive and unpack it into a folder.
+
+    Raises `InvalidOption` if it is not there.
+    """
     uri = code_uri(storage, digest)
     location = resolve(uri)
     if location.fs.get_file_info(location.path).type != fs.FileType.File:
@@ -148,7 +159,10 @@ def fetch_code(storage: str, digest: str, into: str | os.PathLike[str]) -> None:
 
 
 def main(words: Sequence[str]) -> None:
-    """Fetch the code, unless the folder is there, and become the command."""
+    """Fetch the code and run the command.
+
+    An existing folder is not fetched again.
+    """
     storage, digest, folder, *rest = words
     if not Path(folder).exists():
         fetch_code(storage, digest, folder)

@@ -1,4 +1,4 @@
-"""`forebay fleet` in a cluster: what the hooks of the chart, its agent and its controller run."""
+"""Commands of `forebay fleet` that the chart runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. [d
 
 
 def apply_cluster(catalogue: Catalogue, namespace: Namespace, context: Context = None) -> None:
-    """Create the shared Ray cluster, or change its spec. Workers that run go on."""
+    """Create the shared Ray cluster, or change its spec.
+
+    Workers that run go on.
+    """
     # Imported here: they take a second, and the other commands do not need them.
     from forebay.fleet.clusters.fleet import load_catalogue  # noqa: PLC0415
     from forebay.fleet.rayjob.shared_cluster import shared_cluster  # noqa: PLC0415
@@ -43,7 +46,10 @@ def delete_cluster(catalogue: Catalogue, namespace: Namespace, context: Context 
 
 
 def publish_capacity(catalogue: Catalogue, namespace: Namespace, context: Context = None) -> None:
-    """Write the free machines of the cluster into the ConfigMap forebay-capacity, until the process is ended."""
+    """Publish free machines in the ConfigMap forebay-capacity.
+
+    Runs until the process is ended.
+    """
     from forebay.fleet.capacity_agent import CapacityAgent  # noqa: PLC0415
     from forebay.fleet.clusters.fleet import load_catalogue  # noqa: PLC0415
 
@@ -60,9 +66,10 @@ def controller(
     journal: Annotated[str, typer.Option(help="File of what is known. It may be lost.")] = ":memory:",
     job: Annotated[str | None, typer.Option(help="Name of the only job to follow. Ends with it.")] = None,
 ) -> None:
-    """Run jobs that were submitted with --backend fleet, until the process is ended.
+    """Run jobs submitted with --backend fleet.
 
-    Several controllers may run, and each may be killed: claims in storage decide between them.
+    Runs until the process is ended. Several controllers may run, and each may be killed: claims in storage decide
+    between them.
     """
     # Imported here: they take a second, and the other commands do not need them.
     from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415

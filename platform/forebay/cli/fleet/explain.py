@@ -1,4 +1,4 @@
-"""`forebay fleet explain` and `clusters`: a job ranked and rendered without a cluster, and clusters with their room."""
+"""`forebay fleet explain` and `clusters`: a job's choices, and clusters."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def explain(
     live: Annotated[bool, typer.Option("--live", help="By the room that the clusters have now.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a job, rank the clusters of a fleet as if all were empty, and render it. Sends no request.
+    """Check a job, rank the clusters, and render it.
 
-    With `--live`, the clusters are asked for their free room, and for the Secrets and ConfigMaps that the job names.
-    The arguments are checked against the job file's function, which is not called. With `--json`, the rendered RayJobs
-    are part of the document.
+    All clusters count as empty. Sends no request. With `--live`, the clusters are asked for their free room, and for
+    the Secrets and ConfigMaps that the job names. The arguments are checked against the job file's function, which is
+    not called. With `--json`, the rendered RayJobs are part of the document.
     """
     # Imported here: they take seconds, and the other commands do not need them.
     from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
@@ -60,9 +60,10 @@ def explain(
 
 
 def clusters(fleet: FleetFile = Path("fleet.toml"), as_json: AsJson = False) -> None:
-    """List the clusters of a fleet: nodes, free and all GPUs (or CPUs), age of the figures, price and jobs.
+    """List the clusters of a fleet.
 
-    Jobs are those that run + those that start. A cluster without an answer is listed with the reason.
+    Columns: nodes, free and all GPUs (or CPUs), age of the figures, price and jobs. Jobs are those that run + those
+    that start. A cluster without an answer is listed with the reason.
     """
     # Imported here: they take a second, and the other commands do not need them.
     from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
@@ -132,5 +133,5 @@ def warn_of_tags(images: tuple[str, ...]) -> None:
 
 
 def wrapped(text: str, indent: int) -> list[str]:
-    """Lines of a text that fit a terminal of 80 columns."""
+    """Wrap a text to 80 columns."""
     return textwrap.wrap(text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + 3))

@@ -1,4 +1,4 @@
-"""`forebay fleet`: submitted jobs, the clusters that they run on, and what the chart runs in a cluster."""
+"""`forebay fleet`: submitted jobs, clusters, and the chart's commands."""
 
 from __future__ import annotations
 

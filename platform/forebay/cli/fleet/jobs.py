@@ -1,4 +1,4 @@
-"""`forebay fleet jobs`, `watch` and `logs`: submitted jobs, as their storage shows them."""
+"""`forebay fleet jobs`, `watch` and `logs`: submitted jobs."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def jobs(
     fleet: FleetFile = Path("fleet.toml"),
     as_json: AsJson = False,
 ) -> None:
-    """List the jobs that were submitted with a storage: state, host, attempt, workers, epoch and step.
+    """List submitted jobs, from their storage.
 
     With `--rebuild`, the tasks of the jobs of a fleet, as a controller that starts with the new journal finds them.
     """
@@ -95,7 +95,10 @@ def _rebuild(storages: list[str], journal: Path | None, fleet: Path, *, as_json:
 
 
 def watch(job: JobName, storage: Storage, as_json: AsJsonLines = False) -> None:
-    """Show what a job writes until it ends, then its state. Ctrl-C ends this command, and never the job."""
+    """Follow a job's log, then print its state.
+
+    Ctrl-C ends this command, and never the job.
+    """
     from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
 
     with _answering(storage):
@@ -116,7 +119,10 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Print what a job has written, from its storage: there also when its cluster is gone."""
+    """Print a job's log, from its storage.
+
+    It is there also when the cluster is gone.
+    """
     from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
 
     with _answering(storage):
@@ -133,7 +139,10 @@ def _print_log(job: SubmittedJob, *, follow: bool, as_json: bool) -> None:
 
 
 def printable(line: str) -> str:
-    """Line without control characters: what a job writes must not steer the terminal."""
+    """Return a line without control characters.
+
+    What a job writes must not steer the terminal.
+    """
     return "".join(each if each.isprintable() or each == "\t" else "�" for each in line)
 
 

@@ -1,4 +1,4 @@
-"""Variables by which a submitter tells `forebay run` the name, storage, workers and attempt of the run."""
+"""Variables `FOREBAY_RUN_*`, by which a submitter sets up a run."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ PREFIX = "FOREBAY_RUN_"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedRun:
-    """Values of `FOREBAY_RUN_NAME`, `_STORAGE`, `_WORKERS`, `_CPUS`, `_GPUS` and `_ATTEMPT`. None: not set.
+    """Values of the variables `FOREBAY_RUN_*`.
 
-    `workers` are bounds, written `2..8`. `cpus` and `gpus` are per worker. `attempt` is `NUMBER/TOKEN`.
+    None: not set. `workers` are bounds, written `2..8`. `cpus` and `gpus` are per worker. `attempt` is `NUMBER/TOKEN`.
     """
 
     name: str | None = None
@@ -29,7 +29,10 @@ class PlacedRun:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> PlacedRun:
-        """Read the variables. Raises `InvalidOption` for bounds that are not two numbers."""
+        """Read the variables.
+
+        Raises `InvalidOption` for bounds that are not two numbers.
+        """
         names = ("name", "storage", "workers", "cpus", "gpus", "attempt")
         given = {name: environment.get(PREFIX + name.upper()) for name in names}
         bounds, attempt = given["workers"], given["attempt"]
@@ -44,7 +47,7 @@ class PlacedRun:
         )
 
     def applied_to(self, made: Job | Sweep) -> Job | Sweep:
-        """Return the job or sweep with the submitter's name, storage and bounds.
+        """Apply the submitter's name, storage and bounds.
 
         Raises `InvalidOption` for a job whose workers need more than the submitter gives to one.
         """

@@ -1,4 +1,4 @@
-"""`forebay submit` and `forebay fleet schema`: start a job file on a backend, and the form of such files."""
+"""`forebay submit` and `forebay fleet schema`."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def submit(
     fleet: FleetFile = Path("fleet.toml"),
     as_json: AsJson = False,
 ) -> None:
-    """Start a job, unless it is under way or done. It goes on when this command or this machine ends.
+    """Start a job, unless it runs or is done.
 
-    The same job submitted twice is one job. Ctrl-C never ends a job that was placed.
+    It goes on when this command or this machine ends. The same job submitted twice is one job. Ctrl-C never ends a job
+    that was placed.
     """
     if dry_run:
         explain(Path(job), fleet, as_json=as_json)
@@ -69,7 +70,10 @@ def submit(
 
 
 def schema() -> None:
-    """Print the JSON Schema of job files. Editors use it for completion: `forebay fleet schema > job.schema.json`."""
+    """Print the JSON Schema of job files.
+
+    Editors use it for completion: `forebay fleet schema > job.schema.json`.
+    """
     # Imported here: it takes seconds, and the other commands do not need it.
     from forebay.fleet.spec.job_toml import job_schema  # noqa: PLC0415
 
@@ -77,7 +81,10 @@ def schema() -> None:
 
 
 def _require_room(job: Path, fleet: Path) -> None:
-    """Refuse a job that no cluster could start. Without a fleet file here, only the controller can tell."""
+    """Refuse a job that no cluster could start.
+
+    Without a fleet file here, only the controller can tell.
+    """
     from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
     from forebay.fleet.federation.survey import figures_for, require_room, survey  # noqa: PLC0415
     from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
@@ -88,7 +95,7 @@ def _require_room(job: Path, fleet: Path) -> None:
 
 
 def _after_interrupt(storage: str, name: str) -> str:
-    """Whether a job was placed before Ctrl-C, and how to go on."""
+    """Return what to do after Ctrl-C."""
     from forebay.fleet.client.submission import JobFiles  # noqa: PLC0415
 
     if JobFiles(storage=storage, name=name).newest() is None:

@@ -1,4 +1,4 @@
-"""Backends that run the tasks of a submission: this machine, a Ray cluster, a fleet."""
+"""Backends of a submission: this machine, Ray, a fleet."""
 
 from __future__ import annotations
 
@@ -24,17 +24,26 @@ class JobBackend(Protocol):
     address: str
 
     def start(self, submission: Submission) -> None:
-        """Start the process that runs the tasks. Raises `InvalidOption` if the backend cannot be reached."""
+        """Start the process that runs the tasks.
+
+        Raises `InvalidOption` if the backend cannot be reached.
+        """
 
     def is_alive(self, submission: Submission) -> bool | None:
-        """Whether the process runs, or is about to. None if that cannot be known now."""
+        """Whether the process runs or is about to start.
+
+        None if that cannot be known now.
+        """
 
     def end(self, submission: Submission) -> None:
         """End the process without a checkpoint."""
 
 
 class LocalBackend:
-    """`JobBackend` on this machine: a process that outlives this one, with the local driver."""
+    """Runs tasks on this machine, with the local driver.
+
+    The process outlives this one.
+    """
 
     name = "local"
     address = ""
@@ -64,9 +73,9 @@ class LocalBackend:
 
 
 class FleetBackend:
-    """`JobBackend` of a fleet of Kubernetes clusters: a controller finds the submission in its storage, and follows it.
+    """Leaves tasks to the controller of a fleet.
 
-    Only the controller ends it, in storage.
+    It finds the submission in its storage. Only the controller ends it, in storage.
     """
 
     name = FLEET
@@ -76,7 +85,7 @@ class FleetBackend:
         """Do nothing: `forebay fleet controller` reads the submissions."""
 
     def is_alive(self, submission: Submission) -> bool | None:  # noqa: ARG002 - of the protocol
-        """Return true: a submission that has not ended waits or runs."""
+        """Return true: it waits or runs until it ends."""
         return True
 
     def end(self, submission: Submission) -> None:

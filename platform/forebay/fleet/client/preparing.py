@@ -1,4 +1,7 @@
-"""Preparation as the first step of a submitted run: its progress is a file in the run's folder."""
+"""Progress of the preparation, the first step of a run.
+
+It is a file in the run's folder.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ JOIN_S = 10.0
 
 
 class PreparingFile:
-    """Shows what a run prepares before it trains, for the length of a `with` block.
+    """Context manager that shows what a run prepares.
 
     A thread writes the newest message, and deletes the file at the end. Storage that does not answer fails nothing: the
     progress is for people.
@@ -67,7 +70,10 @@ class PreparingFile:
 
 
 def preparing_text(run: str) -> str | None:
-    """Return what the run in folder `run` prepares now, or None. Raises `OSError` if storage does not answer."""
+    """Return what a run prepares now, or None.
+
+    `run` is its folder. Raises `OSError` if storage does not answer.
+    """
     try:
         return str(json.loads(read_json_content(resolve_source(below(run, FILE_NAME))))["what"])
     except (FileNotFoundError, NotADirectoryError, ValueError):

@@ -1,4 +1,7 @@
-"""Ray's job submission as a backend: the dashboard of a cluster runs the tasks on its head node."""
+"""Ray's job submission as a backend.
+
+The dashboard of a cluster runs the tasks on its head node.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,18 @@ _ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 class RayBackend:
-    """`JobBackend` on the cluster whose dashboard is at `address`. Ray refuses a second submission of one id."""
+    """Runs tasks through the Ray dashboard at `address`.
+
+    Ray refuses a second submission of one id.
+    """
 
     name = "ray"
 
     def __init__(self, address: str) -> None:
         if not address.startswith(("http://", "https://")):
             raise InvalidOption(
-                f"address={address!r} is not that of a dashboard. Give --address http://HEAD:8265.", address=address
+                f"address={address!r} is not the address of a dashboard. Give --address http://HEAD:8265.",
+                address=address,
             )
         self.address = address
 
@@ -67,7 +74,10 @@ class RayBackend:
 
 
 def _is_there(client: JobSubmissionClient, job: str) -> bool:
-    """Whether the cluster has a job, and it has not ended. A cluster that was asked before it was ready has none."""
+    """Whether the cluster has a job that still runs.
+
+    A cluster that was asked before it was ready has none.
+    """
     try:
         return client.get_job_status(job) not in _ENDED
     except RuntimeError as error:

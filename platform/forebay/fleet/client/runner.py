@@ -1,4 +1,4 @@
-"""Process that runs the tasks of a submission, on a machine of its backend: `python -m forebay.fleet.client.runner`.
+"""Runner of a submission: `python -m forebay.fleet.client.runner`.
 
 Tasks run one after the other, each in a process of its own. What they write goes to this process's output and into the
 job's storage.
@@ -43,7 +43,10 @@ class LogTee(StoredLog):
 
 
 def run_tasks(submission: Submission) -> SubmissionEnd:
-    """Run all tasks of a submission in the present folder. Returns how the last one ended."""
+    """Run all tasks of a submission in this folder.
+
+    Returns how the last one ended.
+    """
     tee = LogTee(JobFiles(storage=submission.spec.storage, name=submission.spec.name).log_uri(submission))
     try:
         for line in submission.spec.launch.setup:
@@ -87,7 +90,10 @@ def _words(submission: Submission, attempt: PlacedAttempt) -> list[str]:
 
 
 def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit_s: float | None = None) -> int:
-    """Exit code of a command, or `LATE_CODE` after `limit_s`. Its processes are ended then."""
+    """Run a command and return its exit code.
+
+    It is `LATE_CODE` after `limit_s`. Its processes are ended then.
+    """
     is_late = threading.Event()
     with subprocess.Popen(  # noqa: S603 - the user's own command, as words
         words,
@@ -116,7 +122,10 @@ def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit
 
 
 def main() -> int:
-    """Run the submission of `FOREBAY_SUBMISSION`. Returns the exit code: 0, 75 for a fenced one, else 1."""
+    """Run the submission of `FOREBAY_SUBMISSION`.
+
+    Returns the exit code: 0, 75 for a fenced one, else 1.
+    """
     submission = Submission.from_json(os.environ.pop(VARIABLE))
     files = JobFiles(storage=submission.spec.storage, name=submission.spec.name)
     files.start(submission.number)

@@ -1,4 +1,7 @@
-"""Log of a job as one file in its storage, which is there when the job's cluster is gone."""
+"""Log of a job in its storage.
+
+It outlives the job's cluster.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ LONGEST_LOG = 16 << 20
 
 
 class StoredLog:
-    """Lines of a log, and the file at `uri`, which is at most a few seconds behind them.
+    """A log file at `uri`, written every few seconds.
 
     Above 16 MiB the oldest quarter is dropped. `earlier` is the content that the file has already.
     """
@@ -39,7 +42,10 @@ class StoredLog:
             self._write_later()
 
     def flush(self) -> None:
-        """Write the file now. If storage does not answer, it is written later."""
+        """Write the file now.
+
+        If storage does not answer, it is written later.
+        """
         with self._writing:
             with self._changed:
                 content, self._timer = bytes(self._lines), None

@@ -1,4 +1,7 @@
-"""One submission of a job to a backend, and its files in the job's storage, which outlive every cluster."""
+"""Submissions of a job, as files in its storage.
+
+They outlive every cluster.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +36,10 @@ How = Literal["succeeded", "failed", "stopped", "fenced"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """Submission `number` of a job. `address` is that of the backend, `folder` holds the code, or `code` its digest.
+    """Submission `number` of a job.
 
-    `after` has the newest attempt of each run that earlier submissions made: their ends are not those of this one.
+    `address` is the backend's, `folder` holds the code, or `code` its digest. `after` has the newest attempt of
+    each run that earlier submissions made: those attempts are not part of this one.
     """
 
     spec: JobSpec
@@ -49,7 +53,7 @@ class Submission:
 
     @property
     def id(self) -> str:
-        """Name of the submission: of the job, its key, and the number."""
+        """Name from the job's name, its key, and `number`."""
         return PlacedAttempt(spec=self.spec, task=self.spec.task[0], number=self.number, sku="").name
 
     @property
@@ -79,8 +83,10 @@ class SubmissionEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
-    """Files below `<storage>/<name>`: `submissions/000001.json`, `.started.json`, `.ended.json`, `logs/<id>.log`,
-    and in a fleet a log per attempt.
+    """Files of a job, below `<storage>/<name>`.
+
+    They are `submissions/000001.json`, `.started.json`, `.ended.json`, `logs/<id>.log`, and in a fleet a log for each
+    attempt.
     """
 
     storage: str
@@ -91,7 +97,10 @@ class JobFiles:
         object.__setattr__(self, "folder", below(resolve(self.storage).uri, self.name))
 
     def newest(self) -> Submission | None:
-        """Newest submission of the job, or None. Raises `OSError` if storage does not answer."""
+        """Return the newest submission of the job, or None.
+
+        Raises `OSError` if storage does not answer.
+        """
         location = resolve(below(self.folder, FOLDER))
         try:
             names = [info.base_name for info in children(location.fs, location.path)]
@@ -102,7 +111,10 @@ class JobFiles:
         return None if content is None else Submission.from_json(content)
 
     def create(self, submission: Submission) -> bool:
-        """Record a submission. Returns false if another one has its number. Raises as `create_exclusively`."""
+        """Record a submission.
+
+        Returns false if another one has its number. Raises as `create_exclusively`.
+        """
         return create_exclusively(self._uri(f"{submission.number:06d}.json"), submission.to_json().encode())
 
     def start(self, number: int) -> None:
@@ -110,7 +122,7 @@ class JobFiles:
         self._write(f"{number:06d}.started.json", Claim.of_this_process(number).to_json())
 
     def started(self, number: int) -> Claim | None:
-        """Process that runs the tasks, or None before it has started."""
+        """Return the process that runs the tasks, if any."""
         content = self._read(f"{number:06d}.started.json")
         return None if content is None else Claim.from_json(content, self.folder)
 
@@ -132,11 +144,17 @@ class JobFiles:
         return below(below(self.folder, "logs"), f"{submission.id}.log")
 
     def attempt_log_uri(self, attempt: str) -> str:
-        """URI of the log of an attempt in a fleet, by the name of its RayJob. Each line begins with its time."""
+        """Return the URI of the log of an attempt.
+
+        `attempt` is the name of its RayJob in a fleet. Each line begins with its time.
+        """
         return below(below(self.folder, "logs"), f"{attempt}.log")
 
     def logs(self, submission: Submission) -> Mapping[str, bytes]:
-        """What a submission has written until now, by process: one, or the attempts of a fleet in their order."""
+        """Return what a submission has written, by process.
+
+        It is one process, or in a fleet an entry for each attempt, in order.
+        """
         if submission.backend != FLEET:
             return {submission.id: find_small(resolve_source(self.log_uri(submission))) or b""}
         location = resolve(below(self.folder, "logs"))
@@ -167,13 +185,19 @@ class JobFiles:
 
 
 def jobs_below(storage: str) -> list[JobFiles]:
-    """Jobs that were submitted with this storage, by name. Raises `OSError` if it does not answer."""
+    """Return jobs submitted with this storage, sorted by name.
+
+    Raises `OSError` if it does not answer.
+    """
     found = [JobFiles(storage=storage, name=name) for name in folders_below(storage)]
     return [files for files in found if files.newest() is not None]
 
 
 def folders_below(storage: str) -> list[str]:
-    """Names of the folders of jobs and runs in a storage. Raises `OSError` if it does not answer."""
+    """Return the folders of jobs and runs in storage.
+
+    Raises `OSError` if it does not answer.
+    """
     location = resolve(storage)
     try:
         names = sorted(info.base_name for info in children(location.fs, location.path))

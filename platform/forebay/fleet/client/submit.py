@@ -1,4 +1,4 @@
-"""Submission of a job: the same job submitted twice is one job."""
+"""Submission of a job, idempotent by its name."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def submit(
     folder: str | os.PathLike[str] | None = None,
     replace_spec: bool = False,
 ) -> SubmittedJob:
-    """Start a job on a backend, unless it is there, and return its handle.
+    """Start a job on a backend, or find it.
 
     Args:
         spec: The job, or the path of its TOML file.
         backend: `"local"` (a process of this machine) or `"ray"` (job submission of a Ray cluster).
         address: Dashboard of the Ray cluster, such as `http://head:8265`.
-        folder: Folder with the code. By default that of the TOML file, or the working directory.
+        folder: Folder with the code. By default the TOML file's, or the working directory.
         replace_spec: Accept another specification under the same name.
 
     A second submission of the same name and specification starts nothing while the first runs or has succeeded. One
@@ -74,7 +74,10 @@ def submit(
 
 
 def _needs_start(state: JobState, earlier: Submission, backend: JobBackend) -> bool:
-    """Whether the newest submission ended without success, never began, or is on another, silent backend."""
+    """Whether the job has to be started again.
+
+    Its newest submission ended without success, never began, or is on another, silent backend.
+    """
     is_elsewhere = (earlier.backend, earlier.address) != (backend.name, backend.address)
     return state in ("failed", "stopped", "lost") or (state == "unreachable" and is_elsewhere)
 
@@ -98,7 +101,10 @@ def _next(spec: JobSpec, backend: JobBackend, root: str, earlier: Submission | N
 
 
 def _attempts(spec: JobSpec) -> dict[str, int]:
-    """Newest attempt of each run of a job that has one. Raises `OSError` if storage does not answer."""
+    """Return the newest attempt of each run.
+
+    Raises `OSError` if storage does not answer.
+    """
     names = [spec.run_name(task) for task in spec.task]
     return {name: claim.number for name in names if (claim := newest_attempt(spec.storage, name)) is not None}
 
@@ -109,7 +115,10 @@ def _start(files: JobFiles, backend: JobBackend, submission: Submission) -> None
 
 
 def _absolute(spec: JobSpec) -> JobSpec:
-    """Spec whose storage means the same location on every machine. Raises `InvalidOption` for credentials in it."""
+    """Return the spec with an absolute storage URI.
+
+    Raises `InvalidOption` for credentials in it.
+    """
     uri = resolve(spec.storage).uri
     if not uri:
         raise InvalidOption(f"storage={spec.storage!r} names no location. Give a folder or a URI.")

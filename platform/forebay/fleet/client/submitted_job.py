@@ -1,4 +1,4 @@
-"""Job that was submitted: its state, logs and result, from its storage, and requests to it."""
+"""A submitted job: state, logs, result and requests."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ OVER = ("succeeded", "failed", "stopped", "fenced", "lost")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobStatus:
-    """State of a job at one moment, as its storage and its backend show it. Epochs count from 0.
+    """State of a job at one moment.
 
-    preparing: the job function prepares data before training, and `why` says what. unreachable: the backend does not
-    answer, which says nothing about the job. lost: its process left no record.
+    Epochs count from 0. preparing: the job function prepares data before training, and `why` says what. unreachable:
+    the backend does not answer, which says nothing about the job. lost: its process left no record.
     """
 
     name: str
@@ -56,14 +56,20 @@ class JobStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogLine:
-    """Line of a job's log. `part` is its submission, or in a fleet its task and attempt."""
+    """Line of a job's log.
+
+    `part` is its submission, or in a fleet its task and attempt.
+    """
 
     part: str
     line: str
 
 
 class SubmittedJob:
-    """Handle of a submitted job. It holds no connection: any process may make one, from the storage and the name."""
+    """Handle of a submitted job.
+
+    It holds no connection: any process may make one, from the storage and the name.
+    """
 
     def __init__(self, storage: str, name: str, backend: JobBackend | None = None) -> None:
         self._files = JobFiles(storage=storage, name=name)
@@ -91,7 +97,10 @@ class SubmittedJob:
         return newest
 
     def status(self) -> JobStatus:
-        """State of the newest submission. Asks the backend only if storage does not know the end."""
+        """Return the state of the newest submission.
+
+        Asks the backend only if storage does not know the end.
+        """
         submission = self.submission
         ended = self._files.ended(submission.number)
         state: JobState = ended.how if ended is not None else self._live_state(submission)
@@ -120,10 +129,10 @@ class SubmittedJob:
         )
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
-        """Lines that the newest submission has written. With `follow`, until it ends.
+        """Yield the lines of the newest submission.
 
-        A submission to a fleet has the lines of each attempt behind a line with its number. What a job writes may have
-        control characters in it: `forebay fleet logs` replaces them.
+        With `follow`, until it ends. A submission to a fleet has the lines of each attempt behind a line with its
+        number. What a job writes may have control characters in it: `forebay fleet logs` replaces them.
         """
         is_of_fleet, last = self.submission.backend == FLEET, ""
         for each in self.log_lines(follow=follow):
@@ -149,7 +158,10 @@ class SubmittedJob:
             time.sleep(POLL_S)
 
     def wait(self, timeout_s: float | None = None) -> Result | None:
-        """Wait for the end, and return the result: None for a job without runs. Raises `RunFailed`, `TimeoutError`."""
+        """Wait for the end, and return the result.
+
+        It is None for a job without runs. Raises `RunFailed`, `TimeoutError`.
+        """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while not (status := self.status()).is_over:
             if deadline is not None and time.monotonic() > deadline:
@@ -164,7 +176,10 @@ class SubmittedJob:
         )
 
     def stop(self, reason: str = "forebay stop", *, now: bool = False) -> None:
-        """Ask the job to end after its next checkpoint, by a request in its storage. With `now`, end its process."""
+        """Ask the job to end after its next checkpoint.
+
+        The request is a file in its storage. With `now`, end its process.
+        """
         submission = self.submission
         if now:
             self._backend_of(submission).end(submission)
@@ -172,7 +187,10 @@ class SubmittedJob:
         send_request(submission.spec.storage, self._run_name, stop=reason)
 
     def result(self) -> Result | None:
-        """Result so far of the last task that trains, from storage: there also when the cluster is gone."""
+        """Return the result so far of the last training task.
+
+        It is read from storage, also when the cluster is gone.
+        """
         return load_result(self._run_path)
 
     @property
@@ -186,7 +204,7 @@ class SubmittedJob:
         return below(resolve(self._files.storage).uri, self._run_name)
 
     def _preparing(self, submission: Submission) -> str | None:
-        """Return what a task of the job prepares now, or None."""
+        """Return what the job prepares now, or None."""
         spec, storage = submission.spec, resolve(self._files.storage).uri
         runs = (below(storage, spec.run_name(task)) for task in ordered(spec.task) if task.run is not None)
         return next((text for run in runs if (text := preparing_text(run)) is not None), None)
@@ -223,7 +241,10 @@ class SubmittedJob:
 
 
 def _last_step(result: Result | None) -> int:
-    """Newest step of a result. A heartbeat comes every few seconds: a short run ends before its second one."""
+    """Return the newest step of a result.
+
+    A heartbeat comes every few seconds: a short run ends before its second one.
+    """
     if result is None:
         return 0
     reported = [each.step for each in result.steps[-1:]]

@@ -1,4 +1,4 @@
-"""A cluster of the fleet: how it is reached, its SKUs with their prices, and what its operators set up."""
+"""A cluster of the fleet: access, machines and prices."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ Market = Literal["spot", "on-demand"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sku:
-    """A kind of machine. `cpu`, `memory` and `gpus` are what one of them offers to pods."""
+    """A kind of machine.
+
+    `cpu`, `memory` and `gpus` are what one of them offers to pods.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -61,11 +64,17 @@ class Sku:
         return {**self.node_selector, **(self.spot_node_selector if market == "spot" else {})}
 
     def price(self, market: Market) -> float | None:
-        """Price of a machine for an hour. A machine without a spot price costs the same on both markets."""
+        """Return the price of a machine for an hour.
+
+        A machine without a spot price costs the same on both markets.
+        """
         return (self.spot_price_per_hour or self.price_per_hour) if market == "spot" else self.price_per_hour
 
     def share(self, cpu: int, memory: int, gpus: int) -> float:
-        """Share of a machine that `cpu` thousandths, `memory` bytes and `gpus` take, by the scarcest of them."""
+        """Return the share of a machine that a pod takes.
+
+        The scarcest of `cpu` (thousandths), `memory` (bytes) and `gpus` decides.
+        """
         parts = [Decimal(cpu) / millicpus(self.cpu), Decimal(memory) / nbytes(self.memory)]
         return float(max(*parts, Decimal(gpus) / self.gpus if self.gpus else Decimal(0)))
 
@@ -125,7 +134,7 @@ class Cluster:
     context: str | None = None
     """Context of the kubeconfig. By default the cluster that Forebay runs in."""
     server: str | None = None
-    """Address of the API server, to tell clusters apart. By default that of the context."""
+    """Address of the API server, to tell clusters apart. The context sets the default."""
     namespace: str = "default"
     """Namespace of the jobs."""
     labels: Mapping[str, str] = field(default_factory=dict)
@@ -180,11 +189,11 @@ class Cluster:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """Server and namespace: two entries with the same ones are one cluster."""
+        """Server and namespace, which identify a cluster."""
         return (self.server or f"context {self.context or '(in the cluster)'}", self.namespace)
 
     def is_allowed(self, clusters: tuple[str, ...] | Mapping[str, str], deny: tuple[str, ...]) -> str | None:
-        """Reason why a job may not use this cluster, or None."""
+        """Return why a job may not use it, or None."""
         if any(fnmatchcase(self.name, pattern) for pattern in deny):
             return "denied by scheduling.deny"
         if isinstance(clusters, Mapping):

@@ -1,4 +1,4 @@
-"""The fleet: all clusters that a job may run on, read from one TOML file, and the checks of a job against it."""
+"""The fleet: clusters from a TOML file, and checks."""
 
 from __future__ import annotations
 
@@ -25,12 +25,18 @@ _RAY_IMAGE = re.compile(r"(?:^|/)ray[\w-]*:(\d+\.\d+\.\d+)")
 
 
 class SameCluster(InvalidOption):
-    """Two entries of a fleet are one namespace of one cluster: its room would be counted twice."""
+    """Two entries of a fleet are the same cluster.
+
+    The room of their namespace would be counted twice.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fleet:
-    """Clusters by their names. Raises `SameCluster` for two entries of one namespace of one server."""
+    """Clusters of a fleet, by name.
+
+    Raises `SameCluster` for two entries of one namespace of one server.
+    """
 
     __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
@@ -59,7 +65,10 @@ class Fleet:
         raise InvalidOption(f"the fleet has no cluster {name!r}. It has {_listed(each.name for each in self.cluster)}.")
 
     def check(self, spec: JobSpec) -> None:
-        """Raise `InvalidJobSpec` for a job that no cluster of the fleet could ever run. Sends no request."""
+        """Raise `InvalidJobSpec` if no cluster could ever run it.
+
+        Sends no request.
+        """
         for number, task in enumerate(spec.task):
             for sku in task.workers.sku:
                 _one_of(
@@ -83,7 +92,10 @@ class Fleet:
             raise fault('no allowed cluster has a shared Ray cluster. Write cluster = "own".', "scheduling", "cluster")
 
     def images_without_digest(self, spec: JobSpec) -> tuple[str, ...]:
-        """Images that a job may run, and that another push can replace."""
+        """Return images of a job without a digest.
+
+        Another push can replace them.
+        """
         scheduling = spec.scheduling
         allowed = [each for each in self.cluster if each.is_allowed(scheduling.clusters, scheduling.deny) is None]
         images = [spec.launch.image] if spec.launch.image else [each.image for each in allowed]
@@ -91,7 +103,10 @@ class Fleet:
 
 
 def load_fleet(path: str | Path) -> Fleet:
-    """Fleet of a TOML file. Raises `InvalidOption` with the line of the first fault."""
+    """Load a fleet from a TOML file.
+
+    Raises `InvalidOption` with the line of the first fault.
+    """
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -100,7 +115,10 @@ def load_fleet(path: str | Path) -> Fleet:
 
 
 def parse_fleet(text: str, file: str = "fleet.toml") -> Fleet:
-    """Fleet of a TOML text. Raises `InvalidOption`: `file` and the line are part of its message."""
+    """Parse a fleet from TOML.
+
+    Raises `InvalidOption`: `file` and the line are part of its message.
+    """
     try:
         facts = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -122,7 +140,10 @@ def _fleet_of(facts: Mapping[str, Any]) -> Fleet:
 
 
 def _check_ray(spec: JobSpec, allowed: Iterable[Cluster]) -> None:
-    """Refuse a job whose image, or all of whose clusters, have another minor version of Ray than this machine."""
+    """Refuse a job with another minor version of Ray.
+
+    Its image, or all its clusters, are compared with this machine.
+    """
     here = client_ray()
     found = {each.name: each.ray_version for each in allowed}
     image = _RAY_IMAGE.search(spec.launch.image or "")
@@ -169,9 +190,9 @@ def parse_catalogue(text: str, where: str) -> Cluster:
         return TypeAdapter(Cluster).validate_python(json.loads(text))
     except ValueError as error:
         why = first_fault(error) if isinstance(error, ValidationError) else error
-        raise InvalidOption(f"{where} is no catalogue of a cluster: {why} Install the chart again.") from None
+        raise InvalidOption(f"{where} is not a catalogue of a cluster: {why} Install the chart again.") from None
     except InvalidJobSpec as error:
-        raise InvalidOption(f"{where} is no catalogue of a cluster: {error} Install the chart again.") from None
+        raise InvalidOption(f"{where} is not a catalogue of a cluster: {error} Install the chart again.") from None
 
 
 def load_catalogue(path: str | Path) -> Cluster:

@@ -1,4 +1,7 @@
-"""Controller of a fleet: follows the jobs that were submitted to it, and records their ends in their storage."""
+"""Controller of a fleet: follows its submitted jobs.
+
+It records their ends in their storage.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,7 @@ LAST_LINES_S = 30.0
 
 
 class FleetController:
-    """Rounds over all jobs that were submitted to the fleet with one of `storages`.
+    """Follows the jobs of a fleet, round by round.
 
     Any number of controllers may run: claims in storage decide between them. One may be killed at any point.
 
@@ -47,7 +50,7 @@ class FleetController:
         fleet: Clusters to place on.
         storages: Storages whose jobs are followed.
         journal: What this controller knows. A new one is filled from storage and the clusters.
-        clusters: Requests to the clusters. By default those of `fleet`.
+        clusters: Requests to the clusters. By default to all of `fleet`.
         only: Name of the only job to follow. By default all.
     """
 
@@ -72,9 +75,10 @@ class FleetController:
         self._federation = Federation(fleet, ports, self._storage, journal)
 
     def step(self, now: float | None = None) -> bool:
-        """Make one round. Returns whether a job is left to follow. Raises `OSError` if a storage does not answer.
+        """Make one round.
 
-        `now` is in seconds, by default of this machine's clock, which the journal keeps.
+        Returns whether a job is left to follow. Raises `OSError` if a storage does not answer. `now` is in seconds, by
+        default of this machine's clock, which the journal keeps.
         """
         now = time.time() if now is None else now
         followed = list(self._open())
@@ -87,7 +91,10 @@ class FleetController:
         return bool(followed)
 
     def wait(self, ended: threading.Event) -> None:
-        """Wait for the time of the next round: `ROUND_S`, less for a new job and for one that is being placed."""
+        """Wait for the next round.
+
+        It comes after `ROUND_S`, and sooner for a new job or one that is being placed.
+        """
         if any(isinstance(entry.state, AttemptPlacing) for entry in self._journal.entries(live=True)):
             ended.wait(SOON_S)
             return
@@ -99,7 +106,10 @@ class FleetController:
                 return
 
     def _has_new_folder(self) -> bool:
-        """Whether a storage has a folder that it did not have before: one request each, however many jobs there are."""
+        """Whether a storage has a new folder.
+
+        It takes one request per storage, however many jobs there are.
+        """
         try:
             found = {(storage, name) for storage in self._storages for name in folders_below(storage)}
         except OSError:
@@ -134,7 +144,10 @@ class FleetController:
                 self._journal.record(entry.name, again, now, "it was submitted again")
 
     def _follow_logs(self, files: JobFiles, submission: Submission) -> bool:
-        """Copy the logs of a submission's attempts. Returns whether those of all attempts that ended are complete."""
+        """Copy the logs of a submission's attempts.
+
+        Returns whether the logs of all ended attempts are complete.
+        """
         live: set[str] = set()
         prefixes: list[str] = []
         for entry in self._entries(submission):
@@ -164,7 +177,10 @@ class FleetController:
             return None
 
     def _record(self, files: JobFiles, submission: Submission, now: float, *, is_logged: bool) -> None:
-        """Record the start and the end of a submission. Its end waits for the logs: who follows them reads all."""
+        """Record the start and the end of a submission.
+
+        Its end waits for the logs: who follows them reads all.
+        """
         states = [entry.state for entry in self._entries(submission)]
         if any(isinstance(state, AttemptRunning) for state in states) and files.started(submission.number) is None:
             files.start(submission.number)
@@ -185,7 +201,10 @@ class FleetController:
         return [entry for name in names if (entry := self._journal.entry(name)) is not None]
 
     def _complete(self, attempt: PlacedAttempt) -> PlacedAttempt:
-        """Attempt with the token of its claim, by which its process adopts it, and the digest of its code."""
+        """Return the attempt with its token and code digest.
+
+        Its process adopts the claim by the token.
+        """
         token = self._storage.token(attempt.spec, attempt.task, attempt.number)
         submission = self._submissions.get(attempt.spec.name)
         return replace(attempt, token=token, code=None if submission is None else submission.code)

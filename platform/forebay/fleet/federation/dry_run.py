@@ -1,4 +1,4 @@
-"""Dry run of a job: what it would become on each cluster of a fleet, without a request to any of them."""
+"""Dry run of a job on a fleet, without requests."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from forebay.fleet.spec.quantity import millicpus, nbytes
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskPlan:
-    """Ranked clusters for one task, and the RayJob of its first attempt on the best one. None if none may be used.
+    """Ranked clusters for a task, and its first RayJob.
 
-    `too_large` says why no cluster could hold it even when empty.
+    The RayJob is for the best cluster. None if none may be used. `too_large` says why no cluster could hold it even
+    when empty.
     """
 
     task: Task
@@ -32,10 +33,10 @@ class TaskPlan:
 
 
 def dry_run(spec: JobSpec, fleet: Fleet, capacities: Mapping[str, Capacity] | None = None) -> tuple[TaskPlan, ...]:
-    """Plans of a job's tasks, in their order. Without `capacities`, every cluster counts as empty and large enough.
+    """Return plans of a job's tasks, in their order.
 
-    Raises `InvalidJobSpec` for a job that no cluster could ever run, and `InvalidOption` for a RayJob that KubeRay's
-    operator would refuse.
+    Without `capacities`, every cluster counts as empty and large enough. Raises `InvalidJobSpec` for a job that no
+    cluster could ever run, and `InvalidOption` for a RayJob that KubeRay's operator would refuse.
     """
     fleet.check(spec)
     # Figures count as new: they were read for this.
@@ -65,7 +66,10 @@ def _plan(spec: JobSpec, task: Task, fleet: Fleet, view: FleetView) -> TaskPlan:
 
 
 def _empty(cluster: Cluster) -> Capacity:
-    """Capacity of a cluster whose machines are all free: as many as its SKUs allow, or more than any job takes."""
+    """Return the capacity of an empty cluster.
+
+    It has as many machines as its SKUs allow, or more than any job takes.
+    """
     plenty = 1_000_000
     nodes = [
         NodeGroup(machine_of(sku), (f"{name}/{market}",), sku.most_nodes or plenty)

@@ -1,4 +1,4 @@
-"""The federation: one round observes clusters and storage, decides on every live job, and acts."""
+"""The federation: observe, decide on every job, and act."""
 
 from __future__ import annotations
 
@@ -62,7 +62,10 @@ Placer: TypeAlias = Callable[[JobSpec, Task, FleetView, PlacementHistory, float]
 
 @dataclass(slots=True)
 class _Round:
-    """Facts of one round. `left` is the free room less everything that was placed and is not counted yet."""
+    """Facts of one round.
+
+    `left` is the free room less everything that was placed and is not counted yet.
+    """
 
     now: float
     views: Mapping[str, ClusterView]
@@ -71,9 +74,10 @@ class _Round:
 
 
 class Federation:
-    """Controller of the jobs of a fleet. Any number of them may run: claims in storage decide between them.
+    """Controller of the jobs of a fleet.
 
-    It may be ended at any point and started again, with its journal or without.
+    Any number of them may run: claims in storage decide between them. It may be ended at any point and started again,
+    with its journal or without.
     """
 
     def __init__(
@@ -98,7 +102,10 @@ class Federation:
         self._read: set[str] = set()
 
     def submit(self, spec: JobSpec, now: float | None = None) -> None:
-        """Add a job. One of the same name stays as it is."""
+        """Add a job.
+
+        One of the same name stays as it is.
+        """
         self._journal.add(spec, time.time() if now is None else now)
 
     def reasons(self, name: str) -> tuple[str, ...]:
@@ -106,7 +113,7 @@ class Federation:
         return self._waits.get(name, ())
 
     def step(self, now: float) -> None:
-        """One round over all live jobs, in the order of their submission."""
+        """Make a round over live jobs, by submission."""
         views = self._clusters.look_all(now)
         entries = list(self._journal.entries(live=True))
         round_ = _Round(now, views, {name: view.capacity for name, view in views.items()})
@@ -131,7 +138,7 @@ class Federation:
         return decide(entry.state, observed, rules_of(entry.spec, entry.task), round_.now)
 
     def _before(self, entry: JournalEntry) -> FleetDecision | None:
-        """Decision on a task that has to wait for other tasks, or whose earlier task failed."""
+        """Return the decision on a task whose earlier tasks run or failed."""
         for name in entry.task.after:
             earlier = next(task for task in entry.spec.task if task.name == name)
             found = self._journal.entry(entry.spec.run_name(earlier))
@@ -178,7 +185,10 @@ class Federation:
         return found
 
     def _failures(self, entry: JournalEntry, claim: SeenClaim | None) -> int:
-        """Failures of attempts that another controller made, or this one before it lost its journal."""
+        """Count failed attempts that the journal does not know.
+
+        Another controller made them, or this one before it lost its journal.
+        """
         state = entry.state
         if claim is None or claim.number <= state.number:
             return 0
@@ -223,7 +233,7 @@ class Federation:
         return FleetView(clusters=self._fleet.cluster, capacities=round_.left, held=self._holds)
 
     def _reserve(self, entries: list[JournalEntry], round_: _Round) -> None:
-        """Take the room of attempts that are placed and whose pods are not in the figures yet."""
+        """Reserve room for placed attempts without counted pods."""
         for entry in entries:
             state = entry.state
             if isinstance(state, AttemptPlacing | AttemptStarting):
@@ -265,7 +275,10 @@ class Federation:
         self._history[name] = replace(history, turned_away=away)
 
     def _act(self, entry: JournalEntry, action: FleetAction) -> None:
-        """Do one thing. What fails is found out by the next round."""
+        """Carry out one action.
+
+        What fails is found out by the next round.
+        """
         attempt = self._attempt(entry, action.number, action.target)
         try:
             match action:
@@ -284,7 +297,10 @@ class Federation:
                 self._refused[attempt.name] = SeenRayJob(phase="absent", words=str(error), is_unstartable=True)
 
     def _delete_ended(self, entries: list[JournalEntry], round_: _Round) -> None:
-        """Delete RayJobs that ended long ago, unless they are attempts of jobs that were live in this round."""
+        """Delete RayJobs that ended long ago.
+
+        Attempts of jobs that were live in this round stay.
+        """
         live = {self._name(entry, entry.state.number) for entry in entries if not isinstance(entry.state, JobEnd)}
         ended = {
             (cluster, name)
@@ -304,7 +320,10 @@ class Federation:
         return self._fleet.named(target.cluster)
 
     def _name(self, entry: JournalEntry, number: int) -> str:
-        """Name of an attempt's RayJob. Its hash takes longer than the rest of a round."""
+        """Return the name of an attempt's RayJob.
+
+        Its hash takes longer than the rest of a round.
+        """
         prefix = self._prefixes.get(entry.name)
         if prefix is None:
             placed = PlacedAttempt(spec=entry.spec, task=entry.task, number=number, sku="")
@@ -324,7 +343,7 @@ class Federation:
 
 
 def _live_attempt(entry: JournalEntry) -> int:
-    """Number of the attempt whose RayJob may be there, or 0."""
+    """Return the attempt that may have a RayJob, or 0."""
     return entry.state.number if isinstance(entry.state, LiveAttempt) else 0
 
 
@@ -340,5 +359,8 @@ def rules_of(spec: JobSpec, task: Task) -> AttemptRules:
 
 
 def _is_news(decision: FleetDecision, entry: JournalEntry) -> bool:
-    """Whether a state is worth a line: reasons of waiting change with every round."""
+    """Whether a state is worth a journal line.
+
+    Reasons of waiting change with every round.
+    """
     return type(decision.state) is not type(entry.state) or decision.state.number != entry.state.number

@@ -1,4 +1,7 @@
-"""Clusters of a fleet by their API servers: RayJobs by KubeRay, and capacity by the agent of the chart."""
+"""Clusters of a fleet, by their API servers.
+
+RayJobs are KubeRay's, and capacity comes from the agent of the chart.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +53,10 @@ BEATS = 2
 
 @dataclass(slots=True)
 class _Figures:
-    """Newest figures of a cluster's agent, and the beats at which pods of RayJobs were first seen."""
+    """Newest figures of a cluster's agent.
+
+    `first_seen` has the beats at which pods of RayJobs were first seen.
+    """
 
     beat: int = -1
     capacity: Capacity | None = None
@@ -59,7 +65,10 @@ class _Figures:
 
 @dataclass(frozen=True, slots=True)
 class _Silence:
-    """A cluster gave no answer. It is asked again at `until`, by the monotonic clock."""
+    """A cluster gave no answer.
+
+    It is asked again at `until`, by the monotonic clock.
+    """
 
     until: float
     why: str
@@ -91,15 +100,16 @@ class KubeClusters:
         self._silences: dict[str, _Silence] = {}
 
     def look_all(self, now: float) -> dict[str, ClusterView]:
-        """Return views of all clusters, which are asked side by side."""
+        """Return views of all clusters, asked in parallel."""
         names = [each.name for each in self._fleet.cluster]
         with ThreadPoolExecutor(min(MOST_THREADS, len(names))) as pool:
             return dict(zip(names, pool.map(lambda name: self.look(name, now), names), strict=True))
 
     def look(self, cluster: str, now: float) -> ClusterView:
-        """Return a view of a cluster. It does not raise: a cluster without an answer has a fault.
+        """Return a view of a cluster.
 
-        A cluster that gave no answer is not asked for 30 s, and then by one short request first.
+        It does not raise: a cluster without an answer has a fault. A cluster that gave no answer is not asked for 30 s,
+        and then by one short request first.
         """
         silence = self._silences.get(cluster)
         if silence is not None and time.monotonic() < silence.until:
@@ -130,27 +140,37 @@ class KubeClusters:
         return ClusterView(capacity=capacity, ray_jobs=seen, counted=counted)
 
     def create(self, cluster: str, attempt: PlacedAttempt) -> None:
-        """Create the RayJob of an attempt, once. Raises `KubeError`, and `InvalidOption` for a job that cannot run."""
+        """Create the RayJob of an attempt, once.
+
+        Raises `KubeError`, and `InvalidOption` for a job that cannot run.
+        """
         self._refuse_silent(cluster)
         body = render(self.complete(attempt), self._fleet.named(cluster))
         preflight(body)
         self._kuberay(cluster).create_job(body)
 
     def delete(self, cluster: str, name: str, *, key: str | None = None) -> None:
-        """Delete a RayJob with its pods, unless it has another key. Raises `KubeError`."""
+        """Delete a RayJob, unless it has another key.
+
+        Raises `KubeError`.
+        """
         self._refuse_silent(cluster)
         self._kuberay(cluster).delete_job(name, key=key, deadline_s=self._delete_s)
 
     def _refuse_silent(self, cluster: str) -> None:
-        """Raise `ApiUnreachable` for a cluster that is silent now: each request to it would cost a round seconds."""
+        """Raise `ApiUnreachable` for a silent cluster.
+
+        Each request to it would cost a round seconds.
+        """
         silence = self._silences.get(cluster)
         if silence is not None:
             raise ApiUnreachable(silence.why, cluster=cluster)
 
     def log(self, cluster: str, attempt: PlacedAttempt, since: str, *, follow: bool) -> Iterator[str]:
-        """Yield the lines of an attempt's log from a time on, each behind its own. No lines without a submitter.
+        """Yield the lines of an attempt's log.
 
-        With `follow`, until its container ends.
+        They begin at a time, and each has its own in front. No lines without a submitter. With `follow`, until its
+        container ends.
 
         Raises `KubeError`s.
         """
@@ -199,7 +219,10 @@ def api_of(cluster: Cluster) -> KubeApi:
 
 
 def seen_job(job: Object, pods: tuple[Object, ...] = ()) -> SeenRayJob:
-    """RayJob as the lifecycle sees it. While it starts, its words are those of the scheduler about its own `pods`."""
+    """Return a RayJob as the lifecycle sees it.
+
+    While it starts, its words are what the scheduler says about its own `pods`.
+    """
     seen = seen_ray_job(job)
     if seen.phase != "starting":
         return seen
@@ -210,7 +233,10 @@ def seen_job(job: Object, pods: tuple[Object, ...] = ()) -> SeenRayJob:
 
 
 def _unstartable(pods: tuple[Object, ...]) -> Iterator[str]:
-    """Words of the kubelet about containers that do not start by waiting: a missing Secret, an image it cannot pull."""
+    """Yield messages about containers that cannot start.
+
+    The kubelet reports a missing Secret, or an image that it cannot pull.
+    """
     for pod in pods:
         status = pod.get("status") or {}
         for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
@@ -220,7 +246,7 @@ def _unstartable(pods: tuple[Object, ...]) -> Iterator[str]:
 
 
 def _unplaced(pods: tuple[Object, ...]) -> list[str]:
-    """Words of the scheduler about pods that it has not placed."""
+    """Return the scheduler's messages about unscheduled pods."""
     return [
         str(condition.get("message", ""))
         for pod in pods
@@ -230,7 +256,10 @@ def _unplaced(pods: tuple[Object, ...]) -> list[str]:
 
 
 def _by_job(jobs: Mapping[str, Object], pods: list[Object]) -> dict[str, tuple[Object, ...]]:
-    """Pods by the name of their RayJob. Both have the labels of the attempt."""
+    """Group pods by the name of their RayJob.
+
+    Both have the labels of the attempt.
+    """
     names = {_labels(job): name for name, job in jobs.items()}
     found: dict[str, tuple[Object, ...]] = {}
     for pod in pods:
@@ -249,9 +278,9 @@ def _fault(cluster: str, now: float, why: str) -> Capacity:
 
 
 def seen_ray_job(job: Mapping[str, Any]) -> SeenRayJob:
-    """Return the phase of a RayJob, its last words and the exit code of its entrypoint. Checked on KubeRay 1.7.0.
+    """Return the phase, last message and exit code.
 
-    `ValidationFailed` is an end as well: the operator looks at the RayJob no more.
+    Checked on KubeRay 1.7.0. `ValidationFailed` is an end as well: the operator looks at the RayJob no more.
     """
     status = job.get("status") or {}
     deployment, run = str(status.get("jobDeploymentStatus") or ""), str(status.get("jobStatus") or "")
@@ -262,7 +291,9 @@ def seen_ray_job(job: Mapping[str, Any]) -> SeenRayJob:
 
 
 def last_words(text: str) -> str:
-    r"""Last lines of a text that a cluster or a job wrote, as one line that cannot steer a terminal.
+    r"""Return the last lines as one safe line.
+
+    Control characters, by which a cluster or a job could steer a terminal, are replaced.
 
     >>> last_words("step 1\n\x1b[31mUnusableStorage: s3://lake\x1b[0m cannot be used\n")
     'step 1 | UnusableStorage: s3://lake cannot be used'

@@ -1,4 +1,4 @@
-"""Logs of a fleet's attempts, copied from the pods of their submitters into the storage of their jobs."""
+"""Logs of attempts, copied from pods into storage."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ MOST_FOLLOWED = 1000
 
 
 class OpenLog(Protocol):
-    """Lines of a log from the time `since` on (to the second), each behind its own. Raises `ForebayError`s."""
+    """Opens a log, and yields its lines with times.
+
+    They begin at `since`, to the second. Raises `ForebayError`s.
+    """
 
     def __call__(self, since: str, *, follow: bool) -> Iterator[str]: ...
 
@@ -31,9 +34,10 @@ _TIME = re.compile(r"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.\d+)?(Z|[+-]\d\d:\d\d)
 
 
 class LogFollower(threading.Thread):
-    """Copies the log of one attempt to `uri`, and goes on behind its last line after every loss of the connection.
+    """Copies the log of one attempt to `uri`.
 
-    So does a follower in another process: the lines in the file have their times.
+    After a lost connection it goes on behind its last line. So does a follower in another process: the lines in the
+    file have their times.
     """
 
     def __init__(self, uri: str, open_log: OpenLog) -> None:
@@ -43,7 +47,7 @@ class LogFollower(threading.Thread):
         self._last = ""
 
     def finish(self) -> None:
-        """Let the thread end after the lines that are there now."""
+        """End the thread after the present lines."""
         self._is_over.set()
 
     def run(self) -> None:
@@ -66,7 +70,10 @@ class LogFollower(threading.Thread):
         log.flush()
 
     def _begin(self) -> StoredLog:
-        """Log with what an earlier follower has stored. Waits for storage: a file that is there is never replaced."""
+        """Return the log that an earlier follower stored.
+
+        Waits for storage: a file that is there is never replaced.
+        """
         while True:
             try:
                 earlier = find_small(resolve_source(self._uri))
@@ -92,7 +99,7 @@ class LogFollower(threading.Thread):
 
 
 class FleetLogs:
-    """Logs of all attempts that this controller follows, by the name of their RayJob."""
+    """Logs of followed attempts, by name of the RayJob."""
 
     def __init__(self) -> None:
         self._followers: dict[str, LogFollower] = {}
@@ -105,7 +112,10 @@ class FleetLogs:
             follower.start()
 
     def finish(self, name: str) -> bool:
-        """End the copy of an attempt's log after the lines that are there. Returns whether it has ended."""
+        """End the copy of a log after the present lines.
+
+        Returns whether it has ended.
+        """
         follower = self._followers.get(name)
         if follower is not None:
             follower.finish()

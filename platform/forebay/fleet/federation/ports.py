@@ -37,7 +37,7 @@ class ClusterPort(Protocol):
     Laws:
     - `look_all` has a view of every cluster, and does not raise. A cluster without an answer is a view with a fault,
       and delays the others by 10 s at most.
-    - `delete` leaves a RayJob of another job than that of `key` alone: somebody else made it.
+    - `delete` leaves a RayJob with another key than `key` alone: somebody else made it.
     - `create` and `delete` may be repeated. They raise `KubeError`, also for a request that was carried out.
     """
 
@@ -49,7 +49,7 @@ class ClusterPort(Protocol):
 
 
 class StoragePort(Protocol):
-    """Claims and results of runs, in the storage of each job.
+    """Claims and ends of runs, in storage.
 
     Laws:
     - `claim` creates exclusively: of all processes that claim a number, only one ever succeeds.
@@ -60,7 +60,7 @@ class StoragePort(Protocol):
     def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None: ...
 
     def failures(self, spec: JobSpec, task: Task, *, since: int, before: int) -> int:
-        """Number of attempts from `since` on and before `before` that recorded their failure."""
+        """Count recorded failures of attempts `since` to `before` - 1."""
 
     def is_stopped(self, spec: JobSpec, task: Task, live: int = 0) -> bool: ...
 

@@ -1,4 +1,7 @@
-"""The journal, made again: from submissions and `attempts/` in storage, and from RayJobs of all clusters by label."""
+"""Rebuild of a journal from storage and clusters.
+
+It reads submissions and `attempts/`, and the RayJobs of all clusters by label.
+"""
 
 from __future__ import annotations
 
@@ -25,9 +28,10 @@ from forebay.storage.filesystem import resolve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """A job, as its submissions in storage show it. `end` is that of the newest one, None while it has none.
+    """A job, as its submissions in storage show it.
 
-    `after` has the newest attempt of each run when that submission was made.
+    `end` belongs to the newest one, None while it has none. `after` has the newest attempt of each run when that
+    submission was made.
     """
 
     spec: JobSpec
@@ -37,7 +41,7 @@ class StoredJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnknownRayJob:
-    """RayJob with Forebay's label that is no attempt of a stored job."""
+    """A labelled RayJob without a stored job."""
 
     cluster: str
     name: str
@@ -45,7 +49,10 @@ class UnknownRayJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RebuildReport:
-    """Findings of a rebuild beside the jobs: clusters without an answer, with their fault, and unknown RayJobs."""
+    """Silent clusters and unknown RayJobs of a rebuild.
+
+    `silent` has the fault of each cluster.
+    """
 
     silent: Mapping[str, str]
     unknown: tuple[UnknownRayJob, ...]
@@ -54,10 +61,10 @@ class RebuildReport:
 def rebuild_file(
     path: Path, storages: Iterable[str], fleet: Fleet, clusters: ClusterPort | None = None
 ) -> tuple[list[JournalEntry], RebuildReport]:
-    """Make the journal of a fleet's controller in a new file. Returns its entries, and what was found beside them.
+    """Write a controller's journal into a new file.
 
-    Raises `InvalidOption` if the file is there, `ReadFailed` and `OSError` if a storage does not answer. The file is
-    whole or not there.
+    Returns its entries, and what was found beside them. Raises `InvalidOption` if the file is there, `ReadFailed` and
+    `OSError` if a storage does not answer. The file is whole or not there.
     """
     if path.exists():
         raise InvalidOption(f"{path} is there. End its controller and move the file away, or give another --journal.")
@@ -76,7 +83,10 @@ def rebuild_file(
 
 
 def stored_jobs(found: Iterable[JobFiles], backend: str) -> list[StoredJob]:
-    """Jobs of a backend, in the order of their newest submissions. Raises `OSError` if storage does not answer."""
+    """Return jobs of a backend, by newest submission.
+
+    Raises `OSError` if storage does not answer.
+    """
     jobs: list[tuple[int, str, StoredJob]] = []
     for files in found:
         newest = files.newest()
@@ -98,9 +108,9 @@ def rebuild(
     storage: StoragePort,
     now: float,
 ) -> RebuildReport:
-    """Fill an empty journal with the tasks of `jobs`. Changes nothing else: the next round acts.
+    """Fill an empty journal with the tasks of `jobs`.
 
-    Raises `ReadFailed` if storage does not answer.
+    Changes nothing else: the next round acts. Raises `ReadFailed` if storage does not answer.
     """
     views = clusters.look_all(now)
     prefixes: set[str] = set()
@@ -125,7 +135,10 @@ def rebuild(
 def _state(
     job: StoredJob, task: Task, views: Mapping[str, ClusterView], storage: StoragePort, now: float
 ) -> tuple[JobState, str]:
-    """State of a task: that to which the decisions on its claim and on its RayJob lead."""
+    """Return the state of a task.
+
+    It follows from the decisions on its claim and on its RayJob.
+    """
     try:
         claim = storage.newest_claim(job.spec, task)
     except InvalidOption as error:
@@ -161,7 +174,10 @@ def _ended(end: SubmissionEnd, claim: SeenClaim | None) -> tuple[JobState, str]:
 def _seen(
     spec: JobSpec, task: Task, state: JobState, views: Mapping[str, ClusterView]
 ) -> tuple[SeenRayJob | None, bool]:
-    """RayJob of a live attempt, as its cluster shows it, and whether the cluster refused us."""
+    """Return the RayJob of a live attempt.
+
+    The second value says whether the cluster refused us.
+    """
     if not isinstance(state, LiveAttempt):
         return None, False
     view = views.get(state.target.cluster)

@@ -1,4 +1,4 @@
-"""Claims and ends of runs in the storage of their jobs, for the federation."""
+"""Claims and ends of runs in storage."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ STOP_S = 120.0
 
 
 class RunStorage:
-    """`StoragePort` over the files of attempts. A claim names the target of its attempt, for the next controller.
+    """`StoragePort` over the files of attempts.
 
-    A request to stop counts after `stop_s` seconds: until then the run may end by itself.
+    A claim names the target of its attempt, for the next controller. A request to stop counts after `stop_s` seconds:
+    until then the run may end by itself.
     """
 
     def __init__(self, *, stop_s: float = STOP_S) -> None:
@@ -34,7 +35,10 @@ class RunStorage:
         self._requested_at: dict[str, float] = {}
 
     def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None:
-        """Newest claim of a task's run, with its end. Raises `ReadFailed`."""
+        """Return the newest claim of a run, with its end.
+
+        Raises `ReadFailed`.
+        """
         files = AttemptFiles(_run(spec, task))
         try:
             claim = files.newest()
@@ -49,7 +53,10 @@ class RunStorage:
         return SeenClaim(number=claim.number, target=target, how=end.how, why=end.why)
 
     def failures(self, spec: JobSpec, task: Task, *, since: int, before: int) -> int:
-        """Number of attempts from `since` on and before `before` that recorded their failure. Raises `ReadFailed`."""
+        """Count recorded failures of attempts `since` to `before` - 1.
+
+        Raises `ReadFailed`.
+        """
         files = AttemptFiles(_run(spec, task))
         try:
             ends = [files.ended(number) for number in range(max(since, 1), before)]
@@ -58,9 +65,10 @@ class RunStorage:
         return sum(end is not None and end.how == "failed" for end in ends)
 
     def is_stopped(self, spec: JobSpec, task: Task, live: int = 0) -> bool:
-        """Whether the newest attempt has had a request to stop for long enough. Raises `ReadFailed`.
+        """Whether a request to stop is old enough.
 
-        A request that its attempt has obeyed counts only if that is the attempt `live`, whose RayJob is still there.
+        Raises `ReadFailed`. A request that its attempt has obeyed counts only if that is the attempt `live`, whose
+        RayJob is still there.
         """
         run = _run(spec, task)
         files = AttemptFiles(run)
@@ -81,9 +89,10 @@ class RunStorage:
         return now - self._requested_at.setdefault(run, now) >= self._stop_s
 
     def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool:
-        """Claim attempt `number` of a task's run for a target. Returns false if another process has it.
+        """Claim attempt `number` of a run for a target.
 
-        Raises `WriteFailed`, and `NoExclusiveCreation` for a store that cannot decide.
+        Returns false if another process has it. Raises `WriteFailed`, and `NoExclusiveCreation` for a store that cannot
+        decide.
         """
         try:
             made = create_attempt(_run(spec, task), number, key=key_of(spec), cluster=text_of(target))
@@ -96,7 +105,10 @@ class RunStorage:
         return made is not None
 
     def end(self, spec: JobSpec, task: Task, number: int, how: How, why: str) -> None:
-        """Record how attempt `number` of a task's run ended, unless it did so itself. Raises `WriteFailed`."""
+        """Record how an attempt ended, unless it did.
+
+        Raises `WriteFailed`.
+        """
         files = AttemptFiles(_run(spec, task))
         try:
             if files.ended(number) is None:
@@ -109,7 +121,10 @@ class RunStorage:
             ) from redacted(error)
 
     def token(self, spec: JobSpec, task: Task, number: int) -> str:
-        """Token of attempt `number`, which its process shows to adopt it. Raises `ReadFailed`."""
+        """Return the token of attempt `number`.
+
+        Its process shows it to adopt the claim. Raises `ReadFailed`.
+        """
         try:
             claim = AttemptFiles(_run(spec, task)).newest()
         except OSError as error:
@@ -129,7 +144,10 @@ def text_of(target: Target) -> str:
 
 
 def target_of(text: str) -> Target:
-    """Return the target in a claim. Raises `InvalidOption` for a run that was started outside of the fleet."""
+    """Return the target in a claim.
+
+    Raises `InvalidOption` for a run that was started outside of the fleet.
+    """
     parts = text.split("/")
     if len(parts) != 4 or parts[2] not in _MARKETS or not parts[3].isdecimal():
         raise InvalidOption(

@@ -1,4 +1,4 @@
-"""Survey of a fleet: one look at each cluster, and what a job needs there."""
+"""Survey of a fleet: capacity, and missing references."""
 
 from __future__ import annotations
 
@@ -25,7 +25,10 @@ ConnectCluster = Callable[[Cluster], KubeApi]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolRow:
-    """Nodes of one SKU and market of a cluster. `free` and `total` are GPUs, or CPUs of a SKU without GPUs."""
+    """Nodes of one SKU and market of a cluster.
+
+    `free` and `total` are GPUs, or CPUs of a SKU without GPUs.
+    """
 
     sku: str
     market: Market
@@ -38,9 +41,10 @@ class PoolRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterRow:
-    """One cluster of a fleet at one time. `fault` says why nothing can be placed there, None if it can.
+    """One cluster of a fleet at one time.
 
-    `age_s` is the age of its agent's figures by its own clock, None for a cluster that was counted for this row.
+    `fault` says why nothing can be placed there, None if it can. `age_s` is the age of its agent's figures by its own
+    clock, None for a cluster that was counted for this row.
     """
 
     cluster: str
@@ -53,7 +57,10 @@ class ClusterRow:
 
 
 def survey(fleet: Fleet, connect: ConnectCluster | None = None) -> tuple[ClusterView, ...]:
-    """Views of all clusters, in their order. A cluster without an answer has a fault, and delays no other one."""
+    """Return views of all clusters, in their order.
+
+    A cluster without an answer has a fault, and delays no other one.
+    """
     found = KubeClusters(fleet, connect).look_all(0.0)
     return tuple(found[each.name] for each in fleet.cluster)
 
@@ -83,7 +90,10 @@ def rows(fleet: Fleet, views: tuple[ClusterView, ...], connect: ConnectCluster |
 def figures_for(
     spec: JobSpec, fleet: Fleet, views: tuple[ClusterView, ...], connect: ConnectCluster | None = None
 ) -> Mapping[str, Capacity]:
-    """Capacities for a job. A cluster that lacks a Secret or ConfigMap of the job has a fault that names it."""
+    """Return the capacities for a job.
+
+    A cluster that lacks a Secret or ConfigMap of the job has a fault that names it.
+    """
 
     def with_references(pair: tuple[Cluster, ClusterView]) -> Capacity:
         cluster, view = pair
@@ -98,7 +108,7 @@ def figures_for(
 
 
 def missing_references(spec: JobSpec, cluster: Cluster, api: KubeApi) -> tuple[str, ...]:
-    """Secrets and ConfigMaps that pods of a job need, and that the namespace does not have.
+    """Return Secrets and ConfigMaps that a job lacks.
 
     One that may not be read counts as there: its pods tell. No content of a Secret is read.
     """
@@ -122,7 +132,7 @@ def missing_references(spec: JobSpec, cluster: Cluster, api: KubeApi) -> tuple[s
 
 
 def require_room(spec: JobSpec, fleet: Fleet, capacities: Mapping[str, Capacity]) -> None:
-    """Raise `InvalidJobSpec` for a job that no cluster could start, even when empty."""
+    """Raise `InvalidJobSpec` if no empty cluster could start it."""
     fleet.check(spec)
     allowed = [
         each for each in fleet.cluster if each.is_allowed(spec.scheduling.clusters, spec.scheduling.deny) is None
@@ -139,7 +149,10 @@ def require_room(spec: JobSpec, fleet: Fleet, capacities: Mapping[str, Capacity]
 
 
 def _age_s(api: KubeApi, cluster: Cluster) -> float | None:
-    """Age of the figures of a cluster's agent. Both times are of the cluster's API server."""
+    """Return the age of the agent's figures.
+
+    Both times are of the cluster's API server.
+    """
     try:
         found = api.get(f"/api/v1/namespaces/{cluster.namespace}/configmaps/{CAPACITY}")
         times = [each["time"] for each in found["metadata"].get("managedFields") or () if "time" in each]

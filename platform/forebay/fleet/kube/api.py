@@ -1,4 +1,7 @@
-"""API server of one Kubernetes cluster: requests with deadlines, typed errors, lists by page, and watches."""
+"""Client of a Kubernetes API server.
+
+Requests have deadlines, errors have types, lists come by page, and changes by watch.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ _JSON, _MERGE, _APPLY = "application/json", "application/merge-patch+json", "app
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """One request. `silence_s`: longest wait for the next byte, None: the deadline."""
+    """One request.
+
+    `silence_s`: longest wait for the next byte, None: the deadline.
+    """
 
     verb: str
     path: str
@@ -47,10 +53,11 @@ class _Request:
 
 
 class KubeApi:
-    """Requests to one API server. Paths begin with "/api" or "/apis".
+    """Requests to one API server.
 
-    Requests that may be repeated are sent up to 3 times, with a deadline of 10 s each. `create` is sent once: after a
-    lost answer the object may be there, and only the caller can tell whether it is his.
+    Paths begin with "/api" or "/apis". Requests that may be repeated are sent up to 3 times, with a deadline of 10 s
+    each. `create` is sent once: after a lost answer the object may be there, and only the caller can tell whether it is
+    his.
 
     Raises `KubeError`s. Credentials are read again once after a 401, as they may have been renewed.
     """
@@ -71,7 +78,10 @@ class KubeApi:
         return self._json(_Request("GET", path, query=query))
 
     def exists(self, path: str) -> bool:
-        """Whether an object is there. Its content is not sent, also not that of a Secret."""
+        """Whether an object exists.
+
+        Its content is not sent, so a Secret stays secret.
+        """
         try:
             self._json(_Request("GET", path, accept=_METADATA))
         except ObjectMissing:
@@ -84,7 +94,10 @@ class KubeApi:
         return parsedate_to_datetime(response.headers["Date"]).timestamp()
 
     def create(self, path: str, body: Object, *, dry_run: bool = False) -> Object:
-        """Create an object. Unknown fields are refused. Returns it with the server's defaults."""
+        """Create an object.
+
+        Unknown fields are refused. Returns it with the server's defaults.
+        """
         return self._json(_Request("POST", path, body=body, query=_checked(dry_run)), attempts=1)
 
     def merge(self, path: str, body: Object) -> Object:
@@ -92,18 +105,25 @@ class KubeApi:
         return self._json(_Request("PATCH", path, body=body, content=_MERGE))
 
     def apply(self, path: str, body: Object, *, manager: str = "forebay") -> Object:
-        """Create an object, or change it to what `body` says, also in fields of other managers."""
+        """Create an object, or apply `body` to it.
+
+        Fields of other managers are changed too.
+        """
         query = {"fieldManager": manager, "force": "true", **_checked(dry_run=False)}
         return self._json(_Request("PATCH", path, body=body, query=query, content=_APPLY))
 
     def replace(self, path: str, body: Object) -> Object:
-        """Replace an object as it was read. Raises `ObjectChanged` if it was changed since."""
+        """Replace an object as it was read.
+
+        Raises `ObjectChanged` if it was changed since.
+        """
         return self._json(_Request("PUT", path, body=body, query=_checked(dry_run=False)))
 
     def delete(self, path: str, *, at_once: bool = False, uid: str | None = None) -> None:
-        """Delete an object, after what it owns. With `at_once`, without the time that a pod has to end.
+        """Delete an object, after what it owns.
 
-        With `uid`, only the object that has it. Raises `ObjectChanged` for another one.
+        With `at_once`, without the time that a pod has to end. With `uid`, only the object that has it. Raises
+        `ObjectChanged` for another one.
         """
         body: Object = {"propagationPolicy": "Foreground", **({"gracePeriodSeconds": 0} if at_once else {})}
         if uid is not None:
@@ -111,7 +131,10 @@ class KubeApi:
         self._json(_Request("DELETE", path, body=body))
 
     def pages(self, path: str, **query: object) -> Iterator[Object]:
-        """Yield a list in pages of 500. The last one has the version from which a watch goes on."""
+        """Yield a list in pages of 500.
+
+        The last one has the version from which a watch goes on.
+        """
         token = ""
         while True:
             page = self.get(path, limit=PAGE_SIZE, **({"continue": token} if token else {}), **query)
@@ -128,10 +151,11 @@ class KubeApi:
     def watch(
         self, path: str, *, version: str, timeout_s: int = WATCH_S, selector: str = ""
     ) -> Iterator[tuple[str, Object]]:
-        """Yield changes after `version` as ("ADDED" | "MODIFIED" | "DELETED" | "BOOKMARK", object).
+        """Yield changes after `version` as (kind, object).
 
-        The server ends it after `timeout_s` seconds, or before: go on from the last object's version. Raises
-        `VersionExpired` if the server no longer has the version, and `ApiUnreachable` after a silence of 90 s.
+        The kind is "ADDED", "MODIFIED", "DELETED" or "BOOKMARK". The server ends it after `timeout_s` seconds, or
+        before: go on from the last object's version. Raises `VersionExpired` if the server no longer has the version,
+        and `ApiUnreachable` after a silence of 90 s.
         """
         query = {"watch": "true", "resourceVersion": version, "allowWatchBookmarks": "true"}
         query |= {"timeoutSeconds": str(timeout_s), **by_label(selector)}
@@ -145,7 +169,10 @@ class KubeApi:
     def lines(
         self, path: str, query: Mapping[str, object] | None = None, *, silence_s: float = _A_DAY_S
     ) -> Iterator[str]:
-        """Yield the lines of a text, such as a log. With `follow="true"`, until it ends, or is silent for too long."""
+        """Yield the lines of a text, such as a log.
+
+        With `follow="true"`, until it ends, or is silent for too long.
+        """
         for line in self._stream(_Request("GET", path, query=query or {}, silence_s=silence_s, is_stream=True)):
             yield line.decode(errors="replace")
 
@@ -168,7 +195,10 @@ class KubeApi:
         return found
 
     def _open(self, request: _Request) -> urllib3.BaseHTTPResponse:
-        """Send a request, wait while the server refuses requests, and renew credentials once."""
+        """Send a request, and renew credentials once.
+
+        It waits while the server refuses requests.
+        """
         renewed = False
         while True:
             try:
@@ -229,7 +259,10 @@ class KubeApi:
 
 
 def by_label(selector: str) -> dict[str, str]:
-    """Query of a list or a watch of the objects whose labels fit `selector`. Empty: all."""
+    """Return the query for objects by label selector.
+
+    Empty: all.
+    """
     return {"labelSelector": selector} if selector else {}
 
 

@@ -1,4 +1,4 @@
-"""Errors of a Kubernetes API server, by what can be done about them."""
+"""Errors of a Kubernetes API server, by remedy."""
 
 from __future__ import annotations
 
@@ -12,27 +12,33 @@ _NO_KIND = "This cluster does not know the kind: install KubeRay 1.7 or newer, w
 
 
 class KubeError(ForebayError):
-    """An API server refused a request, or gave no answer. Facts: `cluster`, `verb`, `path`, `status`."""
+    """An API server refused a request, or did not respond.
+
+    Facts: `cluster`, `verb`, `path`, `status`.
+    """
 
 
 class ApiUnreachable(KubeError):
-    """An API server gave no answer, a server's error, or one that is no JSON. The request may have been carried out."""
+    """The API server did not respond, returned a 5xx, or returned invalid JSON.
+
+    The request may have been carried out.
+    """
 
 
 class AccessRefused(KubeError):
-    """These credentials are not known, or may not do this (401, 403)."""
+    """Unknown credentials, or no permission (401, 403)."""
 
 
 class QuotaExceeded(KubeError):
-    """The quota of the namespace has no room for an object (403)."""
+    """The quota of the namespace is exceeded (403)."""
 
 
 class NamespaceEnds(KubeError):
-    """The namespace is being deleted, and takes no new objects (403)."""
+    """The namespace is being deleted (403)."""
 
 
 class ObjectMissing(KubeError):
-    """There is no such object, or no such kind of object (404)."""
+    """The object, or its kind, does not exist (404)."""
 
 
 class ObjectExists(KubeError):
@@ -40,23 +46,32 @@ class ObjectExists(KubeError):
 
 
 class ObjectChanged(KubeError):
-    """Somebody else changed the object since it was read, or manages the same fields (409)."""
+    """Conflict: the object was changed since, or by another manager (409)."""
 
 
 class VersionExpired(KubeError):
-    """A watch began from a version that the server no longer has (410). List again."""
+    """The version of a watch is too old (410).
+
+    List again.
+    """
 
 
 class ObjectInvalid(KubeError):
-    """The server refuses an object: an unknown field, a wrong type, or a broken rule (400, 422)."""
+    """The object is invalid (400, 422).
+
+    It has an unknown field or a wrong type, or breaks a rule.
+    """
 
 
 class TooManyRequests(KubeError):
-    """The server refuses requests for a while (429). Fact: `retry_after_s`."""
+    """The server refuses requests for a while (429).
+
+    Fact: `retry_after_s`.
+    """
 
 
 def kube_error(cluster: str, verb: str, path: str, status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:
-    """Error of an answer that is no success."""
+    """Return the error of an answer without success."""
     answer = _parsed(body)
     text = str(answer.get("message") or body[:200].decode(errors="replace").strip() or "no text")
     kind, advice = _kind(status, text)
@@ -84,7 +99,7 @@ _RULES: tuple[tuple[int, str, type[KubeError], str], ...] = (
         400,
         "unknown field",
         ObjectInvalid,
-        "Install KubeRay 1.7 or newer, with its CRDs: those of this cluster are older.",
+        "Install KubeRay 1.7 or newer, with its CRDs: this cluster has older ones.",
     ),
     (409, "already exists", ObjectExists, "Choose another name, or delete the object first."),
     (409, "", ObjectChanged, "Read the object again, and repeat the change."),

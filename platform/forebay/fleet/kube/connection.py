@@ -1,4 +1,7 @@
-"""Connection to an API server: its address, and credentials of a kubeconfig or of the pod. The `kubernetes` package."""
+"""Connection to an API server: address and credentials.
+
+They come from a kubeconfig or from the pod. The `kubernetes` package.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ class Connection:
         return f"{self.client.configuration.host}{path}" + (f"?{urlencode(query)}" if query else "")
 
     def headers(self) -> dict[str, str]:
-        """Credentials of a request. A token that expires is renewed here."""
+        """Return the credentials of a request.
+
+        A token that expires is renewed here.
+        """
         headers: dict[str, str] = {}
         self.client.update_params_for_auth(headers, [], ["BearerToken"])
         return headers
@@ -41,9 +47,10 @@ Connect: TypeAlias = Callable[[], Connection]
 
 
 def by_context(context: str | None = None, kubeconfig: str | None = None) -> Connect:
-    """Connection by a context of a kubeconfig. None: the current context, and the usual kubeconfig.
+    """Connect by a context of a kubeconfig.
 
-    Raises `InvalidOption` without a kubeconfig, for a context that it does not have, or without the package.
+    None: the current context, and the usual kubeconfig. Raises `InvalidOption` without a kubeconfig, for a context that
+    it does not have, or without the package.
     """
 
     def connect() -> Connection:
@@ -61,7 +68,10 @@ def by_context(context: str | None = None, kubeconfig: str | None = None) -> Con
 
 
 def in_cluster() -> Connection:
-    """Connection by the account of the pod. Raises `InvalidOption` outside a cluster, or without the package."""
+    """Connect by the account of the pod.
+
+    Raises `InvalidOption` outside a cluster, or without the package.
+    """
     config = _config()
     from kubernetes import client  # noqa: PLC0415 - an extra
 

@@ -22,26 +22,30 @@ _POLL_S = 0.5
 
 
 class NameTaken(KubeError):
-    """There is an object of this name that somebody else created."""
+    """Somebody else created an object of this name."""
 
 
 class DeletionStuck(KubeError):
-    """An object is marked as deleted, and does not go: its finalizer waits for an operator that may not run."""
+    """An object marked as deleted does not go.
+
+    Its finalizer waits for an operator that may not run.
+    """
 
 
 class KubeRay:
-    """RayJobs and RayClusters of `namespace`. Objects are JSON, as KubeRay's CRDs describe them.
+    """RayJobs and RayClusters of `namespace`.
 
-    Raises `KubeError`s.
+    Objects are JSON, as KubeRay's CRDs describe them. Raises `KubeError`s.
     """
 
     def __init__(self, api: KubeApi, namespace: str, *, sleep: Callable[[float], None] = time.sleep) -> None:
         self.api, self.namespace, self._sleep = api, namespace, sleep
 
     def create_job(self, body: Object, *, dry_run: bool = False) -> Object:
-        """Create a RayJob, once. The job is returned also if it was created by a request whose answer was lost.
+        """Create a RayJob, once.
 
-        Raises `NameTaken` if a job of this name has another key or attempt.
+        The job is returned also if it was created by a request whose answer was lost. Raises `NameTaken` if a job of
+        this name has another key or attempt.
         """
         path = self._path(JOBS)
         try:
@@ -69,10 +73,11 @@ class KubeRay:
         return self.api.items(self._path(JOBS), **by_label(selector))
 
     def delete_job(self, name: str, *, key: str | None = None, deadline_s: float = 60.0) -> None:
-        """Delete a RayJob with its cluster and pods, and wait for its end. No error if there is none.
+        """Delete a RayJob with its pods, and wait.
 
-        With `key`, only one of the job that has this key: of the same name, another one may have been created by
-        somebody else. Raises `DeletionStuck` after `deadline_s` seconds. A finalizer is never removed here.
+        No error if there is none. With `key`, only one of the job that has this key: of the same name, another one may
+        have been created by somebody else. Raises `DeletionStuck` after `deadline_s` seconds. A finalizer is never
+        removed here.
         """
         uid = None
         if key is not None:
@@ -91,10 +96,10 @@ class KubeRay:
         return self.api.items(self._path(CLUSTERS), **by_label(selector))
 
     def apply_cluster(self, body: Object) -> Object:
-        """Create a RayCluster, or change it to `body`. Groups that are there keep what the autoscaler set.
+        """Create a RayCluster, or change it to `body`.
 
-        The list of groups is one field for the API server. So a plain apply would set the workers of a running cluster
-        back to the number in `body`, and end the others.
+        Groups that are there keep what the autoscaler set. The list of groups is one field for the API server. So a
+        plain apply would set the workers of a running cluster back to the number in `body`, and end the others.
         """
         name = body["metadata"]["name"]
         for _ in range(5):
@@ -123,10 +128,11 @@ class KubeRay:
     def logs(
         self, pod: str, *, container: str | None = None, follow: bool = False, since: str | None = None
     ) -> Iterator[str]:
-        """Yield the lines of a pod's log. With `follow`, until its container ends.
+        """Yield the lines of a pod's log.
 
-        With `since`, a time to the second, those from then on, each behind its own time. An empty `since` is the
-        begin. Then a silence of 90 s ends the lines with `ApiUnreachable`: ask again with the last time.
+        With `follow`, until its container ends. With `since`, a time to the second, those from then on, each behind its
+        own time. An empty `since` is the begin. Then a silence of 90 s ends the lines with `ApiUnreachable`: ask again
+        with the last time.
         """
         query: dict[str, object] = {"container": container} if container else {}
         query |= {"follow": "true"} if follow else {}
@@ -164,7 +170,10 @@ class KubeRay:
 
 
 def merged_cluster(found: Object, body: Object) -> Object:
-    """RayCluster `body` as the next version of `found`: groups of both keep what the autoscaler set in `found`."""
+    """Return `body` as the next version of `found`.
+
+    Groups of both keep what the autoscaler set in `found`.
+    """
     kept = {
         group["groupName"]: {field: group[field] for field in KEPT_OF_GROUPS if field in group}
         for group in found["spec"].get("workerGroupSpecs") or ()

@@ -1,6 +1,7 @@
-"""Decision on one job: from its state, an observation and a time to its next state and actions. Pure.
+"""Decision on one job: its next state and actions.
 
-Every action may be lost or repeated: the next decision finds out what there is.
+It follows from its state, an observation and a time. Pure. Every action may be lost or repeated: the next decision
+finds out what there is.
 """
 
 from __future__ import annotations
@@ -34,7 +35,10 @@ ENDED_PHASES: tuple[Phase, ...] = ("succeeded", "failed", "stopped")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenClaim:
-    """The newest claim of a run in storage. `how` is its end, None while it has none."""
+    """The newest claim of a run in storage.
+
+    `how` is its end, None while it has none.
+    """
 
     number: int
     target: Target
@@ -44,9 +48,10 @@ class SeenClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeenRayJob:
-    """RayJob of the attempt. `words` are the last ones of the scheduler, of a kubelet or of the run.
+    """RayJob of the attempt.
 
-    `is_unstartable` means that a container of it cannot start on this cluster, or that the cluster refuses the RayJob.
+    `words` are the last ones of the scheduler, of a kubelet or of the run. `is_unstartable` means that a container of
+    it cannot start on this cluster, or that the cluster refuses the RayJob.
     """
 
     phase: Phase
@@ -87,7 +92,10 @@ class JobObservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimAttempt:
-    """Create the claim on an attempt, exclusively. Another process may be first."""
+    """Create the claim on an attempt, exclusively.
+
+    Another process may be first.
+    """
 
     number: int
     target: Target
@@ -95,7 +103,10 @@ class ClaimAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateRayJob:
-    """Create the RayJob of a claimed attempt. One of the same name, key and attempt counts as created."""
+    """Create the RayJob of a claimed attempt.
+
+    One of the same name, key and attempt counts as created.
+    """
 
     number: int
     target: Target
@@ -111,10 +122,10 @@ class DeleteRayJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordEnd:
-    """Record in storage how an attempt ended. An end that is there stays.
+    """Record in storage how an attempt ended.
 
-    It comes before the deletion of the RayJob, which is the only other evidence: a controller without a journal would
-    start the attempt again.
+    An end that is there stays. It comes before the deletion of the RayJob, which is the only other evidence: a
+    controller without a journal would start the attempt again.
     """
 
     number: int
@@ -138,8 +149,10 @@ class AttemptRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetDecision:
-    """Next state of a job, and the actions that lead there. `turned_away` is a target to avoid for a while,
-    `failed_at` one to leave alone for some seconds, and to avoid while others have room.
+    """Next state of a job, and its actions.
+
+    `turned_away` is a target to avoid for a while, `failed_at` one to leave alone for some seconds, and to avoid while
+    others have room.
     """
 
     state: JobState
@@ -150,7 +163,10 @@ class FleetDecision:
 
 
 def decide(state: JobState, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision:
-    """Decide on one job. Without an answer of storage, nothing is claimed and nothing ends."""
+    """Decide on one job.
+
+    Without an answer of storage, nothing is claimed and nothing ends.
+    """
     if isinstance(state, JobEnd):
         return FleetDecision(state=state)
     if not seen.storage_answers:
@@ -190,7 +206,10 @@ def _by_state(state: JobQueued | LiveAttempt, seen: JobObservation, rules: Attem
 def _adopted(
     state: JobQueued | LiveAttempt, claim: SeenClaim, failures: int, rules: AttemptRules, now: float
 ) -> FleetDecision:
-    """Follow an attempt that another process claimed, or this one before it lost its journal."""
+    """Follow an attempt that the journal does not know.
+
+    Another process claimed it, or this one before it lost its journal.
+    """
     adopted = AttemptStarting(
         number=claim.number,
         failures=state.failures + failures,
@@ -292,7 +311,10 @@ def _withdrawing(state: AttemptWithdrawing, seen: JobObservation, rules: Attempt
 
 
 def _ended(state: LiveAttempt, seen: JobObservation, rules: AttemptRules, now: float) -> FleetDecision | None:
-    """End of an attempt, by what it wrote itself, or by its RayJob. A RayJob that is complete may have been stopped."""
+    """Return the decision on an ended attempt.
+
+    The end is what it wrote itself, or its RayJob's. A RayJob that is complete may have been stopped.
+    """
     claim, ray_job = seen.claim, seen.ray_job
     if claim is not None and claim.number == state.number and claim.how is not None:
         return _ended_itself(state, claim, rules, now)
@@ -318,7 +340,7 @@ def _ended_itself(state: LiveAttempt, claim: SeenClaim, rules: AttemptRules, now
 
 def _silent(state: AttemptStarting | AttemptRunning, seen: JobObservation, now: float) -> FleetDecision:
     if seen.is_refused:
-        # Their clusters answered, and refused us: silence of ours is no death of theirs.
+        # Their clusters answered, and refused us. That says nothing about the attempts.
         return FleetDecision(state=state, why=f"{state.target.cluster} refuses our credentials")
     lost = AttemptLost(number=state.number, failures=state.failures, target=state.target, since=now)
     return FleetDecision(state=lost, why=f"{state.target.cluster} gives no answer")

@@ -1,4 +1,7 @@
-"""Journal of a fleet's jobs: SQLite, a cache of what clusters and storage say, and the reasons of each decision."""
+"""Journal of a fleet's jobs in SQLite.
+
+It is a cache of what clusters and storage say, with the reasons of each decision.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,9 @@ class Reason:
 
 
 class JobJournal:
-    """Tasks of jobs, by the names of their runs. Losing it loses no job: storage and the clusters make it again.
+    """Tasks of jobs, by the names of their runs.
 
-    Raises `WriteFailed` for a full or broken disk.
+    Losing it loses no job: storage and the clusters make it again. Raises `WriteFailed` for a full or broken disk.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -64,7 +67,10 @@ class JobJournal:
         self._database.executescript(_SCHEMA)
 
     def add(self, spec: JobSpec, at: float) -> None:
-        """Add the tasks of a job, unless there is one of its name."""
+        """Add the tasks of a job, unless known.
+
+        The name decides.
+        """
         text, state = json.dumps(facts_of(spec), sort_keys=True), json.dumps(state_to_facts(JobQueued(since=at)))
         for task in ordered(spec.task):
             values = (spec.run_name(task), text, task.name, state, 0, at)
@@ -85,7 +91,10 @@ class JobJournal:
         return None if row is None else _entry(row)
 
     def entries(self, *, live: bool = False) -> Iterator[JournalEntry]:
-        """Jobs in the order of their submission. With `live`, those that have not ended."""
+        """Yield jobs in the order of their submission.
+
+        With `live`, those that have not ended.
+        """
         where = "WHERE is_ended = 0" if live else ""
         query = f"SELECT spec, task, state, submitted_at FROM jobs {where} ORDER BY submitted_at, rowid"  # noqa: S608 - fixed text
         for row in self._database.execute(query).fetchall():

@@ -1,4 +1,4 @@
-"""States of a job in a fleet: classes with their data."""
+"""States of a job in a fleet."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobQueued:
-    """It waits for room. `number` is that of its last attempt, 0 without one."""
+    """The job waits for room.
+
+    `number` is its last attempt, 0 without one.
+    """
 
     since: float
     number: int = 0
@@ -47,7 +50,10 @@ class AttemptPlacing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptStarting:
-    """The attempt is claimed. Its RayJob is created, if it is not there, and has to run before `deadline`."""
+    """The attempt is claimed.
+
+    Its RayJob is created, if it is not there, and has to run before `deadline`.
+    """
 
     number: int
     failures: int
@@ -67,9 +73,10 @@ class AttemptRunning:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptWithdrawing:
-    """Its RayJob is being deleted. With `is_final` the job ends then, otherwise it is queued again.
+    """The RayJob of the attempt is being deleted.
 
-    `has_failed` means that it ran, and counts as a failure.
+    With `is_final` the job ends then, otherwise it is queued again. `has_failed` means that it ran, and counts as a
+    failure.
     """
 
     number: int
@@ -83,7 +90,10 @@ class AttemptWithdrawing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptLost:
-    """Its cluster gives no answer. Nothing is known of the attempt."""
+    """The cluster of the attempt gives no answer.
+
+    Nothing is known of the attempt.
+    """
 
     number: int
     failures: int
@@ -126,7 +136,10 @@ def state_to_facts(state: JobState) -> dict[str, Any]:
 
 
 def state_from_facts(facts: Mapping[str, Any]) -> JobState:
-    """State of the values of `state_to_facts`. Raises `InvalidOption` for others."""
+    """State of the values of `state_to_facts`.
+
+    Raises `InvalidOption` for others.
+    """
     values = dict(facts)
     try:
         kind = _KINDS[values.pop("state")]

@@ -1,4 +1,7 @@
-"""Capacity of one cluster: its free room per node shape, as one small JSON document."""
+"""Capacity of one cluster, as a small JSON document.
+
+It has the free room per node shape.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,10 @@ HEAD_POOL = "head"
 
 
 class Shape(NamedTuple):
-    """Thousandths of a CPU, bytes of memory and GPUs: what a pod asks for, or what a node has free."""
+    """Resources: millicpus, bytes of memory and GPUs.
+
+    A pod asks for them, or a node has them free.
+    """
 
     cpu: int
     memory: int
@@ -40,7 +46,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeGroup:
-    """Number of nodes that have the same free room and serve the same pools."""
+    """Nodes with the same free room and pools."""
 
     free: Shape
     pools: tuple[str, ...]
@@ -73,14 +79,20 @@ class Capacity:
     )
 
     def to_json(self) -> str:
-        """One JSON document. The age of the figures is not in it: the clocks of two machines differ."""
+        """Return a JSON document.
+
+        The age of the figures is not in it: the clocks of two machines differ.
+        """
         facts = {**asdict(self), "nodes": [[each.free._asdict(), each.pools, each.count] for each in self.nodes]}
         del facts["observed_at"], facts["_most"]
         return json.dumps({"version": VERSION, **facts}, sort_keys=True)
 
     @classmethod
     def from_json(cls, text: str, observed_at: float) -> Capacity:
-        """Capacity of a document of `to_json`, with the time at which it was read. Raises `InvalidOption`."""
+        """Parse a document of `to_json`.
+
+        `observed_at` is the time at which it was read. Raises `InvalidOption`.
+        """
         try:
             facts: dict[str, Any] = json.loads(text)
             if facts.pop("version") != VERSION:
@@ -94,24 +106,33 @@ class Capacity:
             ) from error
 
     def most(self, gang: Gang) -> int:
-        """Largest number of workers with which a gang fits now. Counted once for each kind of gang."""
+        """Return the largest worker count that fits now.
+
+        Counted once for each kind of gang.
+        """
         key = (gang.pool, gang.worker, gang.head)
         if (found := self._most.get(key)) is None:
             found = self._most[key] = gang.most(self.nodes)
         return found
 
     def free_slots(self, pool: str, worker: Shape) -> int:
-        """Number of workers that fit now, each on a node of `pool`."""
+        """Count workers that fit on nodes of `pool`."""
         return sum(each.count * each.free.slots(worker) for each in self.nodes if pool in each.pools)
 
     def grown(self, pool: str, machine: Shape) -> Capacity:
-        """Capacity after the autoscaler added all the machines that it may add to `pool`."""
+        """Return the capacity with `pool` at its largest.
+
+        The autoscaler has added all the machines that it may add.
+        """
         count = self.can_add.get(pool, 0)
         return replace(self, nodes=(*self.nodes, NodeGroup(machine, (pool,), count))) if count else self
 
 
 def grouped(nodes: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
-    """Nodes with equal ones counted together, in an order of their own. Those without any are left out."""
+    """Group equal nodes, in a fixed order.
+
+    Those without any are left out.
+    """
     counts: dict[tuple[Shape, tuple[str, ...]], int] = {}
     for each in nodes:
         key = (each.free, each.pools)
@@ -120,9 +141,10 @@ def grouped(nodes: Iterable[NodeGroup]) -> tuple[NodeGroup, ...]:
 
 
 class PoolRemainder(NamedTuple):
-    """Effect of a gang on a pool: empty nodes that it begins, empty nodes and GPUs (or CPUs) that it leaves.
+    """Effect of a gang on a pool.
 
-    The smaller one keeps more nodes and clusters whole for large gangs.
+    It has the empty nodes that the gang begins, and the empty nodes and GPUs (or CPUs) that it leaves. The smaller one
+    keeps more nodes and clusters whole for large gangs.
     """
 
     begun: int
@@ -132,7 +154,10 @@ class PoolRemainder(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gang:
-    """Pods of one attempt that run together: workers on nodes of `pool`, and a head unless the cluster is shared."""
+    """Pods of one attempt that run together.
+
+    They are workers on nodes of `pool`, and a head unless the cluster is shared.
+    """
 
     pool: str
     worker: Shape
@@ -140,7 +165,7 @@ class Gang:
     head: Shape | None = None
 
     def pack(self, nodes: Iterable[NodeGroup]) -> tuple[NodeGroup, ...] | None:
-        """Nodes after the gang was placed, or None if it does not fit.
+        """Return the nodes after placing the gang, or None.
 
         The answer is exact: workers are equal, so only the head's node matters, and every kind of node is tried for it.
         Of equal ones, it goes where no worker can. Workers go to the fullest nodes first, which leaves whole nodes to
@@ -163,7 +188,7 @@ class Gang:
         return None if best is None else self._fill(best[1])
 
     def head_fits_apart(self, nodes: Iterable[NodeGroup]) -> bool:
-        """Whether a node that no worker can use has room for the head."""
+        """Whether the head fits on a node without workers."""
         head = self.head
         return head is not None and any(
             group.count and HEAD_POOL in group.pools and self.pool not in group.pools and group.free.holds(head)
@@ -171,7 +196,10 @@ class Gang:
         )
 
     def most(self, nodes: Iterable[NodeGroup]) -> int:
-        """Largest number of workers with which the gang fits. 0 if there is no room for the head."""
+        """Return the largest worker count that fits.
+
+        0 if the head does not fit.
+        """
         slots, least_lost = 0, None
         for group in nodes:
             here = group.free.slots(self.worker) if self.pool in group.pools else 0
@@ -184,7 +212,10 @@ class Gang:
         return 0 if least_lost is None else slots - least_lost
 
     def remainder(self, nodes: Iterable[NodeGroup], machine: Shape) -> PoolRemainder:
-        """Room of the pool after the workers were packed. `machine` is an empty node."""
+        """Return the pool's room after packing the workers.
+
+        `machine` is an empty node.
+        """
         begun = empty = room = 0
         left = self.workers
         for group in sorted((each for each in nodes if self.pool in each.pools), key=_by_room):

@@ -18,7 +18,10 @@ _KEEPING_AWAY = ("NoSchedule", "NoExecute")
 
 @dataclass(slots=True)
 class NodeRow:
-    """Fields of a node that counting needs. `free` is what is allocatable, less the pods that were subtracted."""
+    """Fields of a node that counting needs.
+
+    `free` is what is allocatable, less the pods that were subtracted.
+    """
 
     name: str
     free: Shape
@@ -27,7 +30,10 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class PodRow:
-    """Fields of a pod that counting needs. `node` is empty while it waits."""
+    """Fields of a pod that counting needs.
+
+    `node` is empty while it waits.
+    """
 
     node: str
     asks: Shape
@@ -36,10 +42,11 @@ class PodRow:
 
 
 def count(cluster: Cluster, nodes: Iterable[Facts], pods: Iterable[Facts], now: float) -> Capacity:
-    """Capacity of a cluster from its nodes and pods, as JSON of the API server. Both may be streams.
+    """Count the capacity of a cluster.
 
-    A pod holds its node until it ended, also while it is being deleted. Nodes that are cordoned, not ready, or tainted
-    against a SKU give it nothing. Waiting pods take the first node that holds them, before us.
+    Nodes and pods are JSON of the API server. Both may be streams. A pod holds its node until it ended, also while it
+    is being deleted. Nodes that are cordoned, not ready, or tainted against a SKU give it nothing. Waiting pods take
+    the first node that holds them, before us.
     """
     gpu_names = {sku.gpu_resource for sku in cluster.sku.values()}
     labels: dict[str, Facts] = {}
@@ -92,7 +99,10 @@ def pod_row(pod: Facts, gpu_names: Iterable[str]) -> PodRow | None:
 
 
 def _requests(spec: Facts, gpu_names: tuple[str, ...]) -> Shape:
-    """Room that a pod takes: its containers and sidecars, or a step of its start if that is more, and the overhead."""
+    """Return the resources that a pod takes.
+
+    They are its containers and sidecars, or a step of its start if that is more, and the overhead.
+    """
     total = _sum(_asked(each, gpu_names) for each in spec["containers"])
     sidecars, largest_start = Shape(0, 0), Shape(0, 0)
     for each in spec.get("initContainers") or ():
@@ -130,7 +140,10 @@ def _shape(resources: Facts, gpu_names: Iterable[str]) -> Shape:
 
 
 def _pools(cluster: Cluster, node: Facts) -> tuple[str, ...]:
-    """Pools that a node belongs to: SKU and market by its labels, and the head's."""
+    """Return the pools of a node.
+
+    They are SKU and market by its labels, and the head's.
+    """
     labels, taints = node["metadata"].get("labels") or {}, _taints(node)
     pools = [
         f"{name}/{market}"

@@ -1,4 +1,7 @@
-"""Earlier attempts of a job, as placement takes them into account. Pure."""
+"""Earlier attempts of a job, for placement.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,9 @@ Pool: TypeAlias = tuple[str, str, Market]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementHistory:
-    """Earlier attempts of a job: where they were turned away, failed, and ran. Times of the placing clock.
+    """Where earlier attempts were refused, failed, and ran.
 
-    `ran` is by cluster.
+    Times of the placing clock. `ran` is by cluster.
     """
 
     turned_away: Mapping[Pool, float] = field(default_factory=dict)
@@ -33,7 +36,7 @@ class PlacementHistory:
         return replace(self, failed={**self.failed, pool: (*self.failed.get(pool, ()), now)})
 
     def refusal(self, pool: Pool, now: float) -> str | None:
-        """Reason why no attempt goes to a pool now, or None."""
+        """Return why a pool is refused now, or None."""
         away = self.turned_away.get(pool)
         if away is not None and now - away < COOL_DOWN_S:
             return f"turned an attempt away {now - away:.0f} s ago"
@@ -43,6 +46,9 @@ class PlacementHistory:
         return None
 
     def is_avoided(self, pool: Pool, now: float) -> bool:
-        """Whether an attempt failed on a pool some time ago: another pool with room is better."""
+        """Whether an attempt failed on a pool lately.
+
+        Another pool with room is better.
+        """
         failures = self.failed.get(pool, ())
         return bool(failures) and now - failures[-1] < COOL_DOWN_S

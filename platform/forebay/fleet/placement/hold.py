@@ -1,4 +1,7 @@
-"""Room that is held for jobs that waited long, so that smaller jobs do not pass them forever. Pure."""
+"""Room held for jobs that waited long.
+
+Otherwise smaller jobs would pass them forever. Pure.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,11 @@ class WaitingTask:
 
 
 def choose_holds(waiting: Sequence[WaitingTask], view: FleetView, before: Holds, now: float) -> Holds:
-    """Pools to hold. Holds of `before` stay while their task waits and their cluster answers.
+    """Choose the pools to hold.
 
-    Each task that waited for `HOLD_AFTER_S` gets the pool where the most workers fit now, of those that could hold it
-    when they are empty. `waiting` is in the order of submission.
+    Holds of `before` stay while their task waits and their cluster answers. Each task that waited for `HOLD_AFTER_S`
+    gets the pool where the most workers fit now, of those that could hold it when they are empty. `waiting` is in the
+    order of submission.
     """
     names = {each.name for each in waiting}
     held: dict[tuple[str, str], str] = {
@@ -53,7 +57,10 @@ def choose_holds(waiting: Sequence[WaitingTask], view: FleetView, before: Holds,
 
 
 def _rooms(waiting: WaitingTask, view: FleetView, now: float) -> Iterator[tuple[int, tuple[str, str]]]:
-    """Pools that could hold a task, each with the workers that fit there now."""
+    """Yield pools that could hold a task.
+
+    Each comes with the number of workers that fit there now.
+    """
     for each in usable_pools(waiting.spec, waiting.task, view, PlacementHistory(), now):
         capacity = view.capacities[each.cluster.name]
         if most_when_empty(each, capacity) >= each.gang.workers:

@@ -1,4 +1,7 @@
-"""Placement: all clusters ranked for one task, each with its reason. Pure."""
+"""Placement: clusters ranked for one task, with reasons.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,7 @@ class Fit(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapacityReservation:
-    """Room of an attempt that was placed and whose pods are not in the figures yet."""
+    """Room of a placed attempt without counted pods."""
 
     attempt: str
     cluster: str
@@ -44,7 +47,10 @@ class CapacityReservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """Facts of a fleet for placement. `held` is by cluster and pool: the name of the run that waits for its room."""
+    """Facts of a fleet for placement.
+
+    `held` is by cluster and pool: the name of the run that waits for its room.
+    """
 
     clusters: tuple[Cluster, ...]
     capacities: Mapping[str, Capacity]
@@ -54,7 +60,10 @@ class FleetView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolChoice:
-    """Pool of a cluster that a task may use, whether it has room or not. `gang` is its smallest one."""
+    """Pool that a task may use, full or not.
+
+    `gang` is its smallest one.
+    """
 
     cluster: Cluster
     sku: str
@@ -70,9 +79,10 @@ class PoolChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementChoice:
-    """One way to run a task now or after growth: a cluster, a SKU of it, a market, and the workers to start with.
+    """A way to run a task now or after growth.
 
-    `is_head_apart` means that the head has room on a node that is none of the workers', and is to go there.
+    It is a cluster, a SKU, a market, and the number of workers at first. `is_head_apart` means that the head has room
+    on a node that is none of the workers', and is to go there.
     """
 
     cluster: str
@@ -97,19 +107,19 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """All choices for a task, the best first, and the refusals."""
+    """Choices for a task, best first, and refusals."""
 
     choices: tuple[PlacementChoice, ...]
     refusals: tuple[Refusal, ...]
 
     @property
     def best(self) -> PlacementChoice | None:
-        """The choice to take now, or None while nothing has room."""
+        """The choice to take now, or None without room."""
         return self.choices[0] if self.choices else None
 
 
 def place(spec: JobSpec, task: Task, view: FleetView, history: PlacementHistory, now: float) -> Placement:
-    """Rank the clusters of a fleet for one task of a job.
+    """Rank the clusters of a fleet for a task.
 
     The order: whether an attempt of the job failed there in the last 10 minutes, whether the largest or the smallest
     gang fits now or after growth, the order of SKUs in the job file, clusters that may have the data on their disks,
@@ -122,7 +132,7 @@ def place(spec: JobSpec, task: Task, view: FleetView, history: PlacementHistory,
 def usable_pools(
     spec: JobSpec, task: Task, view: FleetView, history: PlacementHistory, now: float
 ) -> Iterator[PoolChoice]:
-    """Pools that a task may use, whether they have room or not."""
+    """Yield pools that a task may use, full or not."""
     question = _Question(spec, task, view, history, now)
     for cluster in view.clusters:
         if cluster.kind == "cluster" and question.closed(cluster) is None:
@@ -160,7 +170,7 @@ class _Question:
         )
 
     def closed(self, cluster: Cluster) -> str | None:
-        """Reason why nothing of the job may go to a cluster, whatever has room there."""
+        """Return why a cluster is closed to the job."""
         scheduling = self.spec.scheduling
         reason = cluster.is_allowed(scheduling.clusters, scheduling.deny)
         if reason is not None:
@@ -180,7 +190,7 @@ class _Question:
         return capacity.fault or (f"its figures are {age:.0f} s old" if age > OLDEST_S else None)
 
     def pools(self, cluster: Cluster) -> Iterator[PoolChoice | str]:
-        """Pools of a cluster that the task may use, or the reason why it may not."""
+        """Yield usable pools of a cluster, or refusals."""
         for sku in self._skus(cluster):
             for market in self._markets(cluster.sku[sku]):
                 yield self._pool(cluster, sku, market)
@@ -236,7 +246,10 @@ class _Question:
         return Fit.NOT_NOW, least
 
     def _left(self, capacity: Capacity) -> Capacity:
-        """Capacity without what is reserved. Of a gang that no longer fits, as many workers as fit are taken."""
+        """Return the capacity less what is reserved.
+
+        Of a gang that no longer fits, as many workers as fit are taken.
+        """
         here = [each for each in self.view.reservations if each.cluster == capacity.cluster]
         nodes = capacity.nodes
         for each in sorted(here, key=lambda one: one.attempt):
@@ -313,14 +326,17 @@ class _Question:
 
 
 def _labels_tell(pool: PoolChoice) -> bool:
-    """Whether every node for heads that is not of the workers' pool has other labels, and so a selector can tell it."""
+    """Whether labels tell the heads' nodes from the workers'.
+
+    Then a selector can keep the head off the workers' pool.
+    """
     sku = pool.cluster.sku[pool.sku]
     tolerated = (*sku.tolerations, *(sku.spot_tolerations if pool.market == "spot" else ()))
     return bool(sku.selector(pool.market)) and all(each in tolerated for each in pool.cluster.head_tolerations)
 
 
 def _price_step(price: float, cheapest: float) -> float:
-    """Number of whole steps from the cheapest choice to a price."""
+    """Count whole price steps above the cheapest choice."""
     if not 0 < price < math.inf:
         return price
     # A price of exactly one step counts as that step, whatever the last bit of its logarithm is.
@@ -328,7 +344,7 @@ def _price_step(price: float, cheapest: float) -> float:
 
 
 def gang_of(spec: JobSpec, task: Task, cluster: Cluster, sku: str, market: Market) -> Gang:
-    """Smallest gang of a task on machines of one SKU and market of a cluster."""
+    """Return the smallest gang of a task."""
     workers, machine = task.workers, cluster.sku[sku]
     worker = _shape(workers.cpu, workers.memory or machine.memory, workers.gpus)
     head = _shape(cluster.head_cpu, cluster.head_memory, 0)
@@ -348,7 +364,7 @@ def _shape(cpu: str, memory: str, gpus: int) -> Shape:
 
 
 def taken(nodes: tuple[NodeGroup, ...], gang: Gang) -> tuple[NodeGroup, ...]:
-    """Nodes after a gang, or after as many of its workers as fit."""
+    """Return the nodes after placing what fits."""
     after = gang.pack(nodes)
     if after is None:
         most = min(gang.most(nodes), gang.workers)
@@ -357,15 +373,18 @@ def taken(nodes: tuple[NodeGroup, ...], gang: Gang) -> tuple[NodeGroup, ...]:
 
 
 def most_when_empty(pool: PoolChoice, capacity: Capacity) -> int:
-    """Workers that a pool could hold if its nodes were empty, with those that it may add. Closed nodes do not count."""
+    """Count workers that a pool could hold when empty.
+
+    Nodes that the autoscaler may add count. Closed nodes do not count.
+    """
     nodes = sum(each.count for each in capacity.nodes if pool.gang.pool in each.pools)
     return (nodes + capacity.can_add.get(pool.gang.pool, 0)) * pool.machine.slots(pool.gang.worker)
 
 
 def too_large(spec: JobSpec, task: Task, view: FleetView, now: float) -> str | None:
-    """Reason why no cluster could hold the smallest gang, even if all of them were empty. None if one could.
+    """Return why no empty cluster could hold the gang.
 
-    None also while the figures of a cluster that the task may use are not known.
+    None if one could. None also while the figures of a cluster that the task may use are not known.
     """
     lacks: list[str] = []
     question = _Question(spec, task, view, PlacementHistory(), now)

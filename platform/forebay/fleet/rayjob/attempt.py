@@ -1,4 +1,4 @@
-"""One attempt of a task: its number, its names, and the words of its entrypoint."""
+"""An attempt of a task: number, names and entrypoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CODE_FOLDER = "/work/code"
 class PlacedAttempt:
     """Attempt `number` of `task`, on `sku` machines of one market.
 
-    `workers` is the number that start at once, by default the smallest. `token` is that of the attempt's claim in
+    `workers` is the number that start at once, by default the smallest. `token` belongs to the attempt's claim in
     storage. `code` is the SHA-256 of the packed code. With `is_head_apart` the head keeps off the workers' nodes.
     """
 
@@ -49,7 +49,7 @@ class PlacedAttempt:
 
     @property
     def prefix(self) -> str:
-        """Name of the objects of all attempts of the task, without the attempt's number."""
+        """Object name of the task, without the attempt's number."""
         return f"fb-{self.spec.name}-{hashlib.sha256(f'{self.key} {self.task.name}'.encode()).hexdigest()[:6]}"
 
     @property
@@ -69,7 +69,7 @@ class PlacedAttempt:
 
     @property
     def annotations(self) -> dict[str, str]:
-        """Annotations by which the attempt is recognized after a lost answer."""
+        """Annotations that identify the attempt after a lost answer."""
         return {
             f"{DOMAIN}/key": self.key,
             f"{DOMAIN}/attempt": str(self.number),
@@ -79,7 +79,10 @@ class PlacedAttempt:
 
     @property
     def fetch_code(self) -> tuple[str, ...]:
-        """Words of the command that fetches the code into `CODE_FOLDER`. Empty if no code was packed."""
+        """Command that fetches the code into `CODE_FOLDER`.
+
+        Empty if no code was packed.
+        """
         module = ("python", "-m", "forebay.fleet.code")
         return (*module, self.spec.storage, self.code, CODE_FOLDER) if self.code else ()
 
@@ -93,7 +96,7 @@ class PlacedAttempt:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that tell the run its name, storage, workers, resources of a worker, and attempt."""
+        """Variables `FOREBAY_RUN_*` for the process of the run."""
         workers = self.task.workers
         return {
             "FOREBAY_RUN_NAME": self.spec.run_name(self.task),
@@ -114,7 +117,10 @@ class PlacedAttempt:
 
 
 def escaped(text: str) -> str:
-    """Text that Kubernetes passes on as `text`: in commands and variables it replaces `$(NAME)`, and `$$` is a `$`."""
+    """Escape a text for commands and variables.
+
+    Kubernetes replaces `$(NAME)` there, and `$$` is a `$`.
+    """
     return text.replace("$", "$$")
 
 

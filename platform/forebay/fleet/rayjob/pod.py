@@ -1,4 +1,4 @@
-"""Pods of an attempt: containers, volumes and security, as the Pod Security level `restricted` demands."""
+"""Pods of an attempt, at Pod Security level `restricted`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ KubeObject = dict[str, Any]
 def ray_container(
     attempt: PlacedAttempt, cluster: Cluster, resources: dict[str, str], *, has_cache: bool
 ) -> KubeObject:
-    """Container of a Ray node. Its `args` run before `ray start`: KubeRay puts them there."""
+    """Return the container of a Ray node.
+
+    Its `args` run before `ray start`: KubeRay puts them there.
+    """
     launch = attempt.spec.launch
     cache = cluster.cache if has_cache and cluster.cache.mode != "none" else None
     container: KubeObject = {
@@ -42,7 +45,10 @@ def ray_container(
 
 
 def pod_spec(attempt: PlacedAttempt, cluster: Cluster, container: KubeObject, *, has_cache: bool) -> KubeObject:
-    """Pod around a Ray container. Workers get no token of the cluster, but the head's autoscaler needs one."""
+    """Return the pod around a Ray container.
+
+    Workers get no token of the cluster, but the head's autoscaler needs one.
+    """
     cache = cluster.cache if has_cache and cluster.cache.mode != "none" else None
     spec: KubeObject = {
         # A pod that ended is replaced by its cluster, and the autoscaler (v2) demands it.
@@ -62,11 +68,11 @@ def pod_spec(attempt: PlacedAttempt, cluster: Cluster, container: KubeObject, *,
 
 
 def before_ray(attempt: PlacedAttempt) -> str:
-    """Shell lines before `ray start`: unpack the code, then the setup. A failure ends the container with code 97.
+    """Return shell lines to run before `ray start`.
 
-    Without `|| exit`, KubeRay's `ulimit ...; ray start` would start Ray after a failed setup. A trap on EXIT would keep
-    bash as process 1, and the signal to end would never reach Ray. Each line has its own group, so that its comments
-    and lists end with it.
+    They unpack the code, and run the setup. A failure ends the container with code 97. Without `|| exit`, KubeRay's
+    `ulimit ...; ray start` would start Ray after a failed setup. A trap on EXIT would keep bash as process 1, and the
+    signal to end would never reach Ray. Each line has its own group, so that its comments and lists end with it.
     """
     lines = list(attempt.spec.launch.setup)
     if attempt.fetch_code:
@@ -174,7 +180,10 @@ def _source(mount: Mount) -> KubeObject:
 
 
 def _kinit(hdfs: Hdfs, image: str) -> KubeObject:
-    """Native sidecar that keeps a ticket in memory: it starts before Ray and does not keep the pod alive."""
+    """Return a sidecar that keeps a Kerberos ticket.
+
+    It starts before Ray, keeps the ticket in memory, and does not keep the pod alive.
+    """
     words = ("kinit", "-kt", f"{_KEYTAB}/keytab", "-c", f"{_TICKET}/ccache", hdfs.principal or "")
     renew = f"while {shlex.join(words)}; do sleep {int(hdfs.renew_every)}; done; exit 1"
     return {

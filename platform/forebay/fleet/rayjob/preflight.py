@@ -1,4 +1,7 @@
-"""Rules of KubeRay's operator that its CRDs do not state. A RayJob that breaks one is accepted and fails later."""
+"""Rules of KubeRay's operator beyond its CRDs.
+
+A RayJob that breaks one is accepted and fails later.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ Check = Callable[[Facts], Iterator[str]]
 
 
 def preflight(job: Facts) -> None:
-    """Raise `InvalidOption` with all rules that a RayJob breaks. Checked on KubeRay 1.7.0."""
+    """Raise `InvalidOption` with all broken rules.
+
+    Checked on KubeRay 1.7.0.
+    """
     found = faults(job)
     if found:
         listed = "".join(f"\n  {fault}" for fault in found)

@@ -1,4 +1,7 @@
-"""RayJob of one attempt on one cluster: `render` is a pure function (ADR 0041)."""
+"""RayJob of an attempt, rendered by a pure function.
+
+ADR 0041 has the reasons.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +70,10 @@ def render(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
 
 
 def ray_cluster_spec(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
-    """Ray cluster of one attempt: a head that trains nothing, and one group of workers for each market."""
+    """Return the Ray cluster of one attempt.
+
+    It has a head that trains nothing, and one group of workers for each market.
+    """
     sku, workers = cluster.sku[attempt.sku], attempt.task.workers
     spec: KubeObject = {
         "rayVersion": cluster.ray_version,
@@ -147,7 +153,10 @@ def _group(attempt: PlacedAttempt, cluster: Cluster, market: Market, *, is_first
 
 
 def _priority(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
-    """Priority class of pods, where no engine of the cluster reads it from a label."""
+    """Return the priority class of pods.
+
+    It is empty where an engine of the cluster reads it from a label.
+    """
     name = attempt.spec.scheduling.priority
     return {} if name == "normal" or cluster.scheduler != "default" else {"priorityClassName": name}
 
@@ -160,7 +169,10 @@ def _nodes(selector: Any, tolerations: Any) -> KubeObject:
 
 
 def _nodes_without(labels: dict[str, str]) -> KubeObject:
-    """Nodes on which at least one of `labels` has another value or is missing. Terms are joined by "or"."""
+    """Return a selector of nodes without `labels`.
+
+    At least one label has another value or is missing. Terms are joined by "or".
+    """
     terms = [
         {"matchExpressions": [{"key": name, "operator": "NotIn", "values": [value]}]} for name, value in labels.items()
     ]
@@ -183,7 +195,10 @@ def _autoscaler() -> KubeObject:
 
 
 def _on_shared(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
-    """Part of a RayJob on the chart's Ray cluster, which KubeRay neither deletes nor suspends for a job."""
+    """Return the part for a shared Ray cluster.
+
+    KubeRay neither deletes nor suspends it for a job.
+    """
     environment = {"env_vars": dict(attempt.environment) | dict(attempt.spec.launch.env)}
     words = attempt.words
     if attempt.code:
@@ -198,7 +213,10 @@ def _on_shared(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
 
 
 def _submitter(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
-    """Pod that submits the entrypoint. KubeRay's own one is refused under the Pod Security level `restricted`."""
+    """Return the pod that submits the entrypoint.
+
+    KubeRay's own one is refused under the Pod Security level `restricted`.
+    """
     container: KubeObject = {
         "name": SUBMITTER,
         "image": attempt.spec.launch.image or cluster.image,

@@ -1,4 +1,7 @@
-"""Ray cluster of a namespace, which jobs with `cluster = "shared"` use."""
+"""Shared Ray cluster of a namespace.
+
+Jobs with `cluster = "shared"` use it.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ from forebay.fleet.spec.job_spec import JobSpec, Task, TaskWorkers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedNodes(PlacedAttempt):
-    """Nodes that belong to no run: they have neither its name nor its code."""
+    """Nodes of no run, without its name and code."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -28,9 +31,10 @@ class SharedNodes(PlacedAttempt):
 
 
 def shared_cluster(cluster: Cluster) -> KubeObject:
-    """RayCluster with a group for each SKU and market, each a whole machine a worker, from 0 to the SKU's machines.
+    """Return the shared RayCluster.
 
-    Raises `InvalidOption` for a cluster without a shared one.
+    It has a group for each SKU and market, where a worker is a whole machine, from 0 to the SKU's machines. Raises
+    `InvalidOption` for a cluster without a shared one.
     """
     if not cluster.shared_cluster:
         raise InvalidOption(f"cluster {cluster.name} has no shared Ray cluster. Set cluster.enabled in the chart.")

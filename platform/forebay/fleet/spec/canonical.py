@@ -1,4 +1,4 @@
-"""Canonical form of a JobSpec: the text behind its key, and the fields in which two specs differ."""
+"""Canonical form of a JobSpec, its key, and differences."""
 
 from __future__ import annotations
 
@@ -13,13 +13,16 @@ from forebay.fleet.spec.job_spec import JobSpec
 
 
 def canonical(spec: JobSpec) -> str:
-    """JSON text of everything that is written in a spec but its key: equal specs have equal texts."""
+    """Return the spec as canonical JSON, without its key.
+
+    Equal specs have equal texts.
+    """
     facts = {name: value for name, value in facts_of(spec).items() if name != "key"}
     return json.dumps(facts, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
 
 
 def key_of(spec: JobSpec) -> str:
-    """The spec's own key, or the SHA-256 of its canonical form."""
+    """Return the key, or the SHA-256 of the form."""
     return spec.key or hashlib.sha256(canonical(spec).encode()).hexdigest()
 
 
@@ -30,14 +33,14 @@ def facts_of(spec: JobSpec) -> dict[str, Any]:
 
 
 def changes(old: JobSpec, new: JobSpec) -> dict[str, tuple[object, object]]:
-    """Fields in which two specs differ, by their path, each with both values."""
+    """Return differing fields by path, with both values."""
     before, after = dict(_leaves("", facts_of(old))), dict(_leaves("", facts_of(new)))
     names = sorted(before.keys() | after.keys())
     return {name: (before.get(name), after.get(name)) for name in names if before.get(name) != after.get(name)}
 
 
 def require_same(old: JobSpec, new: JobSpec) -> None:
-    """Raise `SpecChanged`, with the fields that differ, if a job of this name exists with another spec."""
+    """Raise `SpecChanged` with the fields that differ, if any."""
     if key_of(old) == key_of(new):
         return
     differing = changes(old, new) or {"key": (old.key, new.key)}

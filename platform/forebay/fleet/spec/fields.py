@@ -1,4 +1,4 @@
-"""Types of the fields of a JobSpec: they check the values, and say in JSON Schema what may be written."""
+"""Field types of a JobSpec: checks and JSON Schema."""
 
 from __future__ import annotations
 
@@ -68,7 +68,10 @@ def _adapters(kind: Any) -> Mapping[str, TypeAdapter[Any]]:
 
 
 def fault(text: str, *path: str | int) -> InvalidJobSpec:
-    """Error of the field at `path`. `text` says what was found and what to do, without the value of a secret."""
+    """Return the error of the field at `path`.
+
+    `text` says what was found and what to do, without the value of a secret.
+    """
     return InvalidJobSpec(f"{dotted(path)}: {text}" if path else text, fault=text, path=path)
 
 
@@ -82,7 +85,10 @@ def dotted(path: Sequence[str | int]) -> str:
 
 
 def settle_fields(value: Any) -> None:
-    """Convert the fields of a new frozen dataclass to their types. Raises `InvalidJobSpec` for the first misfit."""
+    """Convert the fields of a new frozen dataclass.
+
+    Raises `InvalidJobSpec` for the first misfit.
+    """
     for name, adapter in _adapters(cast(Hashable, type(value))).items():
         try:
             object.__setattr__(value, name, adapter.validate_python(getattr(value, name)))
@@ -91,7 +97,10 @@ def settle_fields(value: Any) -> None:
 
 
 def first_fault(error: ValidationError, before: tuple[str | int, ...] = ()) -> InvalidJobSpec:
-    """The first fault that pydantic found, with the path of its field. The value is not repeated."""
+    """Return pydantic's first error, with the field's path.
+
+    The value is not repeated.
+    """
     first = error.errors(include_url=False)[0]
     own = first.get("ctx", {}).get("error")
     path = before + _path(first)

@@ -1,4 +1,7 @@
-"""JobSpec: what a user wants to run, on which machines and clusters. TOML and JSON Schema are derived from it."""
+"""JobSpec: what to run, and where.
+
+TOML and JSON Schema are derived from it.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ Spot = Literal["never", "prefer", "only"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskWorkers:
-    """Workers of a task: how many, and what each of them needs."""
+    """Workers of a task: number and resources."""
 
     __pydantic_config__ = _STRICT
 
@@ -47,7 +50,7 @@ class TaskWorkers:
     cpu: Cpus = "1"
     """CPUs of one worker, for example 12 or 500m."""
     memory: Bytes | None = None
-    """Memory of one worker, for example 96Gi. By default that of the SKU."""
+    """Memory of one worker, for example 96Gi. The SKU sets the default."""
     gpus: Count = 0
     """GPUs of one worker."""
     sku: Words = ()
@@ -86,7 +89,10 @@ class TaskWorkers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One step of a job: a job file with its values, or a command, on its own workers."""
+    """One step of a job: a job file or command.
+
+    It has its own workers.
+    """
 
     __pydantic_config__ = _STRICT
 
@@ -145,7 +151,7 @@ class Unreachable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scheduling:
-    """Clusters that a job may use, and the limits of its start, its end and its price."""
+    """Clusters, deadlines and price limits of a job."""
 
     __pydantic_config__ = _STRICT
 
@@ -183,7 +189,7 @@ class Scheduling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mount:
-    """A Secret, a ConfigMap or a claim of the namespace, as files in every container."""
+    """A Secret, ConfigMap or volume claim, mounted everywhere."""
 
     __pydantic_config__ = _STRICT
 
@@ -216,12 +222,12 @@ class Mount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """The container of every node of the job, and what runs in it before Ray."""
+    """Container of every node, and its setup."""
 
     __pydantic_config__ = _STRICT
 
     image: str | None = None
-    """Image, best with its digest. By default that of the fleet."""
+    """Image, best with its digest. The fleet sets the default."""
     setup: Words = ()
     """Shell lines that run before Ray starts. One that fails ends the pod, with its output."""
     env: Mapping[str, EnvValue] = field(default_factory=dict)
@@ -260,7 +266,7 @@ class Launch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """A job as its user wants it: its tasks, where it may run, and where its results are kept."""
+    """A job: its tasks, clusters, and storage."""
 
     __pydantic_config__ = _STRICT
 
@@ -279,7 +285,10 @@ class JobSpec:
 
     @staticmethod
     def load(path: str | Path) -> JobSpec:
-        """Load a job file (TOML). Raises `InvalidJobSpec` with the line of the first fault."""
+        """Load a job file (TOML).
+
+        Raises `InvalidJobSpec` with the line of the first fault.
+        """
         spec: JobSpec = late("forebay.fleet.spec.job_toml:load_job_spec")(path)
         return spec
 
@@ -294,12 +303,18 @@ class JobSpec:
         refuse_secrets(asdict(self))
 
     def run_name(self, task: Task) -> str:
-        """Name of the run of a task: the job's name, with the task's name if there are several."""
+        """Return the name of the run of a task.
+
+        It is the job's name, with the task's name if there are several.
+        """
         return self.name if len(self.task) == 1 else f"{self.name}.{task.name}"
 
 
 def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
-    """Tasks in an order in which each one comes after those that it names. Raises `InvalidJobSpec` for a cycle."""
+    """Sort tasks by their dependencies.
+
+    Raises `InvalidJobSpec` for a cycle.
+    """
     left, done = list(tasks), list[Task]()
     while left:
         names = {task.name for task in done}

@@ -1,4 +1,4 @@
-"""Job files in TOML: read into a JobSpec, with the line of whatever is wrong."""
+"""Job files in TOML: parsing, and lines of errors."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _SPEC: TypeAdapter[JobSpec] = TypeAdapter(JobSpec)
 
 
 def load_job_spec(path: str | Path) -> JobSpec:
-    """JobSpec of a TOML file. Raises `InvalidJobSpec` with the line of the first fault."""
+    """Load a JobSpec from a TOML file.
+
+    Raises `InvalidJobSpec` with the line of the first fault.
+    """
     try:
         text = _content(Path(path))
     except OSError as error:
@@ -34,7 +37,10 @@ def load_job_spec(path: str | Path) -> JobSpec:
 
 
 def parse_job_spec(text: str, file: str = "job.toml") -> JobSpec:
-    """JobSpec of a TOML text. Raises `InvalidJobSpec`: `file` and the line are part of its message."""
+    """Parse a JobSpec from TOML.
+
+    Raises `InvalidJobSpec`: `file` and the line are part of its message.
+    """
     try:
         facts = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -49,7 +55,10 @@ def parse_job_spec(text: str, file: str = "job.toml") -> JobSpec:
 
 
 def spec_of(facts: Mapping[str, Any]) -> JobSpec:
-    """JobSpec of the values of a TOML or JSON document. Raises `InvalidJobSpec`."""
+    """Make a JobSpec from decoded TOML or JSON.
+
+    Raises `InvalidJobSpec`.
+    """
     refuse_unknown_keys(JobSpec, facts)
     try:
         return _SPEC.validate_python(facts)
@@ -64,7 +73,10 @@ def job_schema() -> dict[str, Any]:
 
 
 def refuse_unknown_keys(kind: type, facts: object, path: tuple[str | int, ...] = ()) -> None:
-    """Raise `InvalidJobSpec`, with the nearest known key, for a key that the dataclass `kind` has no field for."""
+    """Raise `InvalidJobSpec` for a key without a field.
+
+    The error names the nearest field of the dataclass `kind`.
+    """
     if not isinstance(facts, Mapping):
         return
     hints = typing.get_type_hints(kind)
@@ -75,7 +87,10 @@ def refuse_unknown_keys(kind: type, facts: object, path: tuple[str | int, ...] =
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int:
-    """Line of the field at `path`, or of the nearest table above it. Found by its text, as TOML parsers give none."""
+    """Return the line of a field, or its table.
+
+    Found by its text, as TOML parsers give none.
+    """
     table: tuple[str | int, ...] = ()
     counts: dict[str, int] = {}
     best, best_depth = 1, 0

@@ -14,7 +14,10 @@ _OURS = "FOREBAY_"
 
 
 def check_dns_label(field_name: str, name: str, most: int = MAX_NAME) -> None:
-    """Raise `InvalidJobSpec` for a name that is no label of DNS (RFC 1035), or too long."""
+    """Raise `InvalidJobSpec` for an invalid DNS label.
+
+    RFC 1035 has the rules; `most` is the longest length.
+    """
     if len(name) > most:
         raise fault(f"{name!r} has {len(name)} characters. Give at most {most}.", field_name)
     if not _DNS_1035.fullmatch(name):
@@ -26,13 +29,16 @@ def check_dns_label(field_name: str, name: str, most: int = MAX_NAME) -> None:
 
 
 def check_text(text: str, *path: str | int) -> None:
-    """Raise `InvalidJobSpec` for a text that no program can be given."""
+    """Raise `InvalidJobSpec` for an unusable text."""
     if "\0" in text:
         raise fault("it has a character of code 0, which no program can be given. Remove it.", *path)
 
 
 def check_env_name(name: str, table: str) -> None:
-    """Raise `InvalidJobSpec` for a name that no environment variable can have, or that Forebay sets."""
+    """Raise `InvalidJobSpec` for an unusable variable name.
+
+    Names that Forebay sets are refused too.
+    """
     if not _ENV_NAME.fullmatch(name):
         raise fault(f"{name!r} cannot name an environment variable. Use letters, digits and '_'.", table)
     if name.startswith(_OURS):
@@ -40,7 +46,10 @@ def check_env_name(name: str, table: str) -> None:
 
 
 def check_label(name: str, value: str) -> None:
-    """Raise `InvalidJobSpec` for a label that Kubernetes refuses, or that belongs to an operator."""
+    """Raise `InvalidJobSpec` for an unusable label.
+
+    Kubernetes refuses it, or it belongs to an operator.
+    """
     prefix, slash, short = name.rpartition("/")
     if not _LABEL.fullmatch(short) or (slash and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", prefix)):
         raise fault(f"{name!r} cannot name a label of Kubernetes.", "labels")

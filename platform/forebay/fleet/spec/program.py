@@ -1,4 +1,4 @@
-"""Program of a task: its arguments are checked before anything is placed, without running it."""
+"""Check of a task's arguments, without running it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ FUNCTIONS = ("sweep", "job")
 
 
 def check_program(spec: JobSpec, task: Task, folder: str | Path = ".") -> None:
-    """Check the arguments of a task against the function of its job file below `folder`. A command has none.
+    """Check a task's arguments against its job function.
 
-    The function is not called: what it prepares is prepared where the run starts. Raises `InvalidJobSpec` for a file
-    that is missing or no Python, an argument that the function does not take or needs, and a value of another type.
+    The job file is below `folder`. A command has none. The function is not called: what it prepares is prepared where
+    the run starts. Raises `InvalidJobSpec` for a file that is missing or no Python, an argument that the function does
+    not take or needs, and a value of another type.
     """
     if task.run is None:
         return

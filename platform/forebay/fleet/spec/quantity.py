@@ -23,9 +23,10 @@ _BYTES = re.compile(r"[kMGTPE]|[KMGTPE]i")
 
 @functools.lru_cache(maxsize=4096)
 def quantity(text: str) -> Decimal:
-    """Number that a quantity stands for. Raises `InvalidOption` for a text that Kubernetes would refuse.
+    """Return the number of a quantity.
 
-    Source: https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity.
+    Raises `InvalidOption` for a text that Kubernetes would refuse. Source:
+    https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity.
 
     >>> quantity("500m"), quantity("2Ki"), quantity("1e3")
     (Decimal('0.500'), Decimal('2048'), Decimal('1E+3'))
@@ -41,17 +42,17 @@ def quantity(text: str) -> Decimal:
 
 
 def nbytes(text: str) -> int:
-    """Bytes that a quantity stands for, rounded up as Kubernetes does."""
+    """Return the bytes of a quantity, rounded up."""
     return math.ceil(quantity(text))
 
 
 def millicpus(text: str) -> int:
-    """Thousandths of a CPU that a quantity stands for, rounded up as Kubernetes does."""
+    """Return the millicpus of a quantity, rounded up."""
     return math.ceil(quantity(text) * 1000)
 
 
 def cpu_text(value: object) -> str:
-    """Canonical text of a number of CPUs, above 0 and at most 10,000.
+    """Return CPUs in canonical form, up to 10,000.
 
     >>> cpu_text(12), cpu_text("12000m"), cpu_text(0.5)
     ('12', '12', '500m')
@@ -63,11 +64,11 @@ def cpu_text(value: object) -> str:
 
 
 def bytes_quantity(value: object) -> str:
-    """`value`, a quantity of bytes with its unit, such as `96Gi`."""
+    """Return a checked quantity of bytes, like `96Gi`."""
     text = str(value)
     if not isinstance(value, str) or not (match := _FORM.fullmatch(text)) or not _BYTES.fullmatch(match[2]):
         shown = text.lstrip("+-") if re.fullmatch(r"[+-]?\d+(\.\d+)?", text) else "96"
         raise ValueError(f"{text!r} has no unit of bytes; write for example {shown}Gi")
     if nbytes(text) <= 0:
-        raise ValueError(f"{text!r} is no room at all; give more than 0 bytes, for example 96Gi")
+        raise ValueError(f"{text!r} is not more than 0; give a number of bytes, for example 96Gi")
     return text

@@ -1,4 +1,7 @@
-"""Values of a JobSpec that look like secrets. They are refused: a spec is stored, shown and logged."""
+"""Secrets in a JobSpec are refused.
+
+They are refused: a spec is stored, shown and logged.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ _LEAST_LETTERS = 8
 
 
 def refuse_secrets(facts: Mapping[str, Any]) -> None:
-    """Raise `InvalidJobSpec` if a value of a spec looks like a secret. The error does not repeat it."""
+    """Raise `InvalidJobSpec` if a value looks like a secret.
+
+    The error does not repeat it.
+    """
     launch = facts["launch"]
     mounts = tuple(mount["path"] for mount in launch["mounts"])
     for name, value in launch["env"].items():
@@ -59,7 +65,10 @@ def refuse_secrets(facts: Mapping[str, Any]) -> None:
 
 
 def _refuse_written(text: str, *path: str | int) -> None:
-    """Refuse a command with a secret in it: `export HF_TOKEN=...`, `--password ...`, `Authorization: Bearer ...`."""
+    """Refuse a command with a secret in it.
+
+    Examples: `export HF_TOKEN=...`, `--password ...`, `Authorization: Bearer ...`.
+    """
     for name, value in (*_ASSIGNED.findall(text), *_OPTION.findall(text)):
         variable = name.upper().replace("-", "_")
         if _is_written_secret(name, value.strip("\"'")):

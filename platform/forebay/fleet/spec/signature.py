@@ -1,4 +1,4 @@
-"""Signature of a job function, read from its file: nothing of the file is run."""
+"""Signature of a job function, read by `ast`."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ on a machine that only submits.
 
 
 def read_signature(path: str, functions: Sequence[str]) -> tuple[Parameter, ...]:
-    """Return the parameters of the first existing one of `functions` in the Python file at `path`.
+    """Return the parameters of a job function.
 
-    The module is run only if that function is imported, decorated or bound more than once. The function itself is
-    never called. Raises `BadJob` for a missing file, a syntax error or no such function.
+    It is the first of `functions` that the Python file at `path` defines. The module is run only if that function is
+    imported, decorated or bound more than once. The function itself is never called. Raises `BadJob` for a missing
+    file, a syntax error or no such function.
     """
     file = job_file(path)
     try:
@@ -59,7 +60,10 @@ Bound = Mapping[str, Sequence[ast.AST]]
 
 
 def _bound(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
-    """Yield the names that are bound below a node, but for those of functions and classes, with their statements."""
+    """Yield bound names, with their statements.
+
+    Names within functions and classes are left out.
+    """
     for each in ast.iter_child_nodes(node):
         match each:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
@@ -73,7 +77,7 @@ def _bound(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
 
 
 class _Unknown(Exception):
-    """The type of an annotation is known only to a process that runs the file."""
+    """An annotation that only a run can evaluate."""
 
 
 def _parameters(function: ast.FunctionDef, bound: Bound) -> Iterator[Parameter]:
@@ -110,7 +114,10 @@ def _type_of(argument: ast.arg, default: ast.expr | None, bound: Bound) -> Any:
 
 
 def _resolved(node: ast.expr, bound: Bound) -> Any:
-    """Type that an annotation stands for. Raises `_Unknown`, or what its parts raise."""
+    """Return the type of an annotation.
+
+    Raises `_Unknown`, or what its parts raise.
+    """
     found: Any
     match node:
         case ast.Constant(value=str() as text):

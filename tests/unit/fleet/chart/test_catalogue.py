@@ -43,5 +43,5 @@ def test_every_value_arrives(render: Callable[..., Objects]) -> None:
 def test_other_texts_are_refused(text: str, tmp_path) -> None:
     path = tmp_path / "catalogue.json"
     path.write_text(text)
-    with pytest.raises(InvalidOption, match="is no catalogue of a cluster: .*Install the chart again"):
+    with pytest.raises(InvalidOption, match="is not a catalogue of a cluster: .*Install the chart again"):
         load_catalogue(path)

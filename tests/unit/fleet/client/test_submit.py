@@ -267,7 +267,7 @@ def test_ctrl_c_says_whether_the_job_was_placed(
 def test_wrong_names_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidOption, match="backend='k9s' is unknown"):
         backend_of("k9s")
-    with pytest.raises(InvalidOption, match="address='head' is not that of a dashboard"):
+    with pytest.raises(InvalidOption, match="address='head' is not the address of a dashboard"):
         backend_of("ray", "head")
     with pytest.raises(InvalidOption, match="no job 'x' was submitted with the storage"):
         SubmittedJob(str(tmp_path), "x").status()

@@ -115,7 +115,7 @@ def status(code: int, message: str, **more: Any) -> tuple[int, str, dict[str, st
         (
             status(400, 'strict decoding error: unknown field "spec.new"'),
             ObjectInvalid,
-            "those of this cluster are older",
+            "this cluster has older ones",
         ),
         (status(404, 'rayjobs "x" not found'), ObjectMissing, "name and namespace"),
         ((404, "404 page not found\n", {}), ObjectMissing, "install KubeRay 1.7"),
