@@ -1,4 +1,7 @@
-"""Clusters of a simulated fleet: RayJobs that wait, run, save and end, behind API servers with faults."""
+"""Simulated clusters with faulty API servers.
+
+RayJobs wait, run, save and end there.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ TTL_S = 600.0
 
 @dataclass(slots=True)
 class SimulatedRayJob:
-    """RayJob of one attempt. `done` is its work, of which storage has `saved`."""
+    """RayJob of one attempt.
+
+    `done` is its work, of which storage has `saved`.
+    """
 
     attempt: PlacedAttempt
     created_at: float
@@ -70,7 +76,10 @@ class SimulatedCluster:
         return Capacity(cluster=self.cluster.name, observed_at=now, nodes=self.nodes.groups, pending_gpus=waiting)
 
     def advance(self, storage: SimulatedStorage, work: Callable[[str], float], now: float, seconds: float) -> None:
-        """Let `seconds` pass until `now`. `work` is the whole work of a run."""
+        """Let `seconds` pass until `now`.
+
+        `work` is the whole work of a run.
+        """
         for name, job in list(self.jobs.items()):
             if job.phase == "starting":
                 self._schedule(job, storage, now)
@@ -116,7 +125,10 @@ class SimulatedCluster:
 
 
 class SimulatedFleet:
-    """`ClusterPort` over simulated clusters. `before` and `after` each effect a test may end the controller."""
+    """`ClusterPort` over simulated clusters.
+
+    `before` and `after` each effect a test may end the controller.
+    """
 
     def __init__(self, fleet: Fleet, nodes: Callable[[Cluster], Iterable[NodeGroup]]) -> None:
         self.clusters = {each.name: SimulatedCluster(each, nodes(each)) for each in fleet.cluster}

@@ -1,4 +1,7 @@
-"""A day of a simulated fleet on a fake clock: jobs, faults, controllers, the laws at every step, and the numbers."""
+"""A day of a simulated fleet on a fake clock.
+
+It has jobs, faults and controllers. The laws are checked at every step.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ class ControllerEnded(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedJob:
-    """A job of one task, submitted at a time, with its work in worker seconds."""
+    """A job of one task, with its submission time.
+
+    Its work is in worker seconds.
+    """
 
     spec: JobSpec
     submitted_at: float
@@ -33,7 +39,10 @@ class SimulatedJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultRates:
-    """Chance of each fault per cluster and hour, and of the loss of a node per running attempt and hour."""
+    """Chances of faults, per cluster and hour.
+
+    A node is lost per running attempt and hour.
+    """
 
     cut: float = 0.0
     storage_cut: float = 0.0
@@ -83,10 +92,11 @@ class DayReport:
 
 
 class SimulatedDay:
-    """Jobs on a fleet, under faults. Every step checks the laws of what is kept, and `run` that no job is lost.
+    """Jobs on a fleet, under faults.
 
-    `num_controllers` run at the same time, each with its own journal. `crash_chance` is each effect's chance to end its
-    controller, before or after. `keeps_journal` says whether the next one finds the journal.
+    Every step checks the laws of what is kept, and `run` that no job is lost. `num_controllers` run at the same time,
+    each with its own journal. `crash_chance` is each effect's chance to end its controller, before or after.
+    `keeps_journal` says whether the next one finds the journal.
     """
 
     def __init__(
@@ -114,7 +124,10 @@ class SimulatedDay:
         self._controllers: list[tuple[Federation, JobJournal]] = []
 
     def run(self, seconds: float, *, drain_s: float = 86_400.0) -> DayReport:
-        """Run the day, then without faults until every job ended. Fails if one has not ended after `drain_s`."""
+        """Run the day, and drain it without faults.
+
+        All jobs end then. Fails if one has not ended after `drain_s`.
+        """
         now = 0.0
         self._controllers = [self._new_controller() for _ in range(self.num_controllers)]
         self.clusters.effect = self._maybe_end
@@ -223,7 +236,7 @@ class SimulatedDay:
         return [entry.name for _, journal in self._controllers for entry in journal.entries(live=True)]
 
     def _summary(self) -> DayReport:
-        """Check that every job ended once, and that every decision has its reason."""
+        """Check that every job ended once, with reasons."""
         submitted = {job.spec.run_name(job.spec.task[0]): job.submitted_at for job in self.jobs}
         for name, work in self._work.items():
             run = self.storage.runs[name]

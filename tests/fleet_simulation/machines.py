@@ -1,4 +1,4 @@
-"""Nodes of a simulated cluster: which pod is on which node, and what is free."""
+"""Nodes of a simulated cluster, with their pods."""
 
 from __future__ import annotations
 
@@ -19,7 +19,10 @@ class BoundPod:
 
 
 class SimulatedNodes:
-    """Nodes by number. Equal ones are kept together, so that a thousand cost no more than a few."""
+    """Nodes of a cluster, by number.
+
+    Equal ones are kept together, so that a thousand cost no more than a few.
+    """
 
     def __init__(self, groups: Iterable[NodeGroup]) -> None:
         self._free: list[Shape] = []

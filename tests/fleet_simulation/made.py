@@ -19,13 +19,19 @@ GPUS = 8
 
 
 def made_fleet(num_clusters: int, seed: int = 0) -> Fleet:
-    """Clusters of machines with 8 GPUs on both markets, at prices that differ by a half."""
+    """Return a fleet of machines with 8 GPUs.
+
+    They are on both markets, at prices that differ by a half.
+    """
     rng = random.Random(seed)
     return Fleet(cluster=tuple(_cluster(f"c{number:02d}", rng.uniform(0.75, 1.25)) for number in range(num_clusters)))
 
 
 def simulated(fleet: Fleet, nodes: int) -> SimulatedFleet:
-    """Clusters of `nodes` machines each, half of them spot, and room for heads."""
+    """Return clusters of `nodes` machines each.
+
+    Half of them are spot, and there is room for heads.
+    """
 
     def groups(cluster: Cluster) -> Iterator[NodeGroup]:
         for name, sku in cluster.sku.items():
@@ -38,7 +44,10 @@ def simulated(fleet: Fleet, nodes: int) -> SimulatedFleet:
 
 
 def made_jobs(count: int, seconds: float, largest: int, seed: int = 0, *, mean_s: float = 3600.0) -> list[SimulatedJob]:
-    """Jobs of 1 GPU to `largest` machines, at random times, of `mean_s` in the mean. Sizes are log-uniform."""
+    """Yield jobs at random times, of random sizes.
+
+    They take 1 GPU to `largest` machines, for `mean_s` in the mean. Sizes are log-uniform.
+    """
     rng = random.Random(seed)
     jobs = []
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Storage of a simulated fleet: claims, progress and results of runs, and the laws of what is kept."""
+"""Simulated storage, with the laws of what is kept."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from forebay.training.runs.attempts.files import How
 
 @dataclass(slots=True)
 class StoredRun:
-    """A run in storage. `commits` are pairs of an attempt and the work that was done when it saved."""
+    """A run in storage.
+
+    `commits` are pairs of an attempt and the work that was done when it saved.
+    """
 
     claims: list[SeenClaim] = field(default_factory=list)
     commits: list[tuple[int, float]] = field(default_factory=list)
@@ -26,7 +29,10 @@ class StoredRun:
 
 
 class SimulatedStorage:
-    """`StoragePort` in memory. `is_cut` makes every request of a controller fail."""
+    """`StoragePort` in memory.
+
+    `is_cut` makes every request of a controller fail.
+    """
 
     def __init__(self) -> None:
         self.runs: dict[str, StoredRun] = {}
@@ -68,7 +74,10 @@ class SimulatedStorage:
             claims[number - 1] = replace(claims[number - 1], how=how, why=why)
 
     def commit(self, name: str, number: int, begin: float, end: float) -> bool:
-        """Save the work from `begin` to `end` of an attempt. False if a later attempt has taken over: it is fenced."""
+        """Save the work of an attempt.
+
+        It goes from `begin` to `end`. False if a later attempt has taken over: it is fenced.
+        """
         run = self.runs[name]
         if number != len(run.claims):
             return False

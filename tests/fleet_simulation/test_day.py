@@ -1,4 +1,4 @@
-"""Shortened days of a small fleet, each with one kind of trouble, and all of them at once."""
+"""Shortened days of a small fleet, each with faults."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ def test_a_day_without_trouble_restarts_nothing() -> None:
 
 
 def test_without_the_fence_work_is_kept_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The laws can fail: here every attempt may save, also one that a later attempt took over."""
+    """The laws can fail.
+
+    Here every attempt may save, also a fenced one.
+    """
 
     def commit(storage: SimulatedStorage, name: str, number: int, begin: float, end: float) -> bool:
         assert storage.runs[name].progress == begin, "work is kept twice, or is missing"
