@@ -30,7 +30,7 @@ def map_unordered(function: Callable[[T], R], tasks: Sequence[T], *, processes: 
     """Yield `function(task)` of each task, as done.
 
     With one process, it runs here, in order. Raises what the function raised. An error that does not belong to Forebay
-    is a `PreparationFailed` with its text, as is the death of a process. The other processes end with the block that
+    is a `PreparationFailed` with its text, as is the end of a process. The other processes end with the block that
     iterates.
     """
     if processes <= 1:

@@ -13,9 +13,11 @@ from forebay.data.manifest.prepared import PreparedOrigin
 class SpanReader(Protocol):
     """Opened source.
 
-    It is pickled once for each process that prepares. Laws: `spans` and the table of a span depend on the origin alone:
-    not on other spans, on the process or on the order of calls. So spans are prepared in parallel and in any order, and
-    each only once when a preparation that was killed is started again.
+    It is pickled once for each process that prepares.
+
+    Laws: `spans` and the table of a span depend on the origin alone: not on other spans, on the process or on the
+    order of calls. So spans are prepared in parallel and in any order, and each only once when a preparation that was
+    killed is started again.
     """
 
     def spans(self) -> Sequence[Any]:
