@@ -11,8 +11,7 @@ from typing import Generic, Literal, TypeVar
 from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
 from forebay.data.cache.builders.block_pool import BlockPool
 from forebay.data.cache.builders.data_workers import DataWorkers
-from forebay.data.cache.requests.registered import RegisteredDatasets
-from forebay.data.cache.requests.reply import BuildFailed
+from forebay.data.cache.requests import BuildFailed, RegisteredDatasets
 from forebay.data.parquet.footer import FooterCache
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset

@@ -1,23 +1,30 @@
-"""Cache of a node for the processes that request blocks, independent of the transport."""
+"""Cache of a node: builds blocks for its processes and answers other nodes, independent of the transport."""
 
 from __future__ import annotations
 
 import threading
 import traceback
+import weakref
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from typing import Generic, TypeVar
 
+from forebay.data.cache.block_key import KEY
 from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions, Peers
 from forebay.data.cache.builders.block_pool import BlockPool
+from forebay.data.cache.builders.data_workers import lower_thread_priority
+from forebay.data.cache.builders.single_flight import SingleFlightPool
 from forebay.data.cache.data_nodes.pool import DataNodes, RemoteBuild
-from forebay.data.cache.node.inflight_bytes import InFlightBytes
-from forebay.data.cache.requests.registered import RegisteredDatasets
-from forebay.data.cache.requests.reply import BuildFailed, InMemoryBlock, Reply, StoredBlock
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.node.bloom_filter import BloomFilter
+from forebay.data.cache.requests import BuildFailed, InMemoryBlock, RegisteredDatasets, Reply, StoredBlock
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.parquet.footer import FooterCache
 from forebay.data.parquet.footer_store import FooterStore
+from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
-from forebay.errors import ForebayError
+from forebay.errors import CacheUnusable, Cancelled, ForebayError
 from forebay.runtime.metrics import Counters
 
 _MOST_INFLIGHT_BYTES = 512 << 20
@@ -123,3 +130,109 @@ class _Outcome:
             return self._reply
         name, size = ("hits", "hit_bytes") if isinstance(self._reply, StoredBlock) else ("bypasses", "bypass_bytes")
         return replace(self._reply, sums={} if isinstance(self._reply, BuildFailed) else {name: 1, size: self._nbytes})
+
+
+class InFlightBytes:
+    """Counts the bytes of blocks until their arrays are freed. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._closed = False
+        self.current = 0
+        """Bytes in memory now."""
+        self.peak = 0
+        """Largest value of `current`."""
+
+    def count(self, block: Block) -> None:
+        """Count `block` until its arrays are freed."""
+        nbytes = block.nbytes  # before the lock: it may trigger a garbage collection that calls `_subtract`
+        with self._changed:
+            self.current += nbytes
+            self.peak = max(self.peak, self.current)
+        for array in block.arrays.values():
+            weakref.finalize(array, self._subtract, array.nbytes).atexit = False
+
+    def wait_below(self, most_bytes: int, deadline_s: float) -> None:
+        """Wait at most `deadline_s` until no more than `most_bytes` are in memory. Raises `Cancelled` once closed."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self.current <= most_bytes, deadline_s)
+            if self._closed:
+                raise Cancelled("the data workers were closed")
+
+    def close(self) -> None:
+        """End all waits with `Cancelled`."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    def _subtract(self, nbytes: int) -> None:
+        with self._changed:
+            self.current -= nbytes
+            self._changed.notify_all()
+
+
+T = TypeVar("T")
+
+_NUM_THREADS = 4
+_MOST_OPEN = 32
+_ONLY_TASK = ""
+
+
+class PeerServer(Generic[T]):
+    """Looks up blocks for other nodes. It never builds one, so no two nodes can wait for each other.
+
+    Args:
+        cache: Returns the node's current disk cache.
+        send: Called with the block in the thread that looked it up; it may copy the block.
+    """
+
+    def __init__(self, cache: Callable[[], DiskCache], send: Callable[[Block], T]) -> None:
+        self._cache = cache
+        self._send = send
+        self._counting = threading.Lock()
+        self._num_open = 0
+        self._filter_workers: SingleFlightPool[str, BloomFilter] = SingleFlightPool(
+            self._build_filter, num_threads=1, on_start=lower_thread_priority
+        )
+        self._blocks: SingleFlightPool[str, T | None] = SingleFlightPool(
+            self._block, num_threads=_NUM_THREADS, on_start=lower_thread_priority
+        )
+
+    def bloom_filter(self) -> Future[BloomFilter]:
+        """Build the Bloom filter of the blocks on disk."""
+        return self._filter_workers.submit(_ONLY_TASK)
+
+    def block(self, key: str) -> Future[T | None]:
+        """Look up and send the block `key`. None if it is not on disk, or if 32 lookups are open already."""
+        with self._counting:
+            is_busy = self._num_open >= _MOST_OPEN
+            self._num_open += not is_busy
+        if is_busy:
+            rejected: Future[T | None] = Future()
+            rejected.set_result(None)
+            return rejected
+        future = self._blocks.submit(key)
+        future.add_done_callback(self._done)
+        return future
+
+    def close(self, timeout_s: float) -> None:
+        """Stop the threads."""
+        self._filter_workers.close(timeout_s)
+        self._blocks.close(timeout_s)
+
+    def _done(self, _: Future[T | None]) -> None:
+        with self._counting:
+            self._num_open -= 1
+
+    def _build_filter(self, _: str) -> BloomFilter:
+        return BloomFilter.of(self._cache().keys())
+
+    def _block(self, key: str) -> T | None:
+        # The request comes from another process, and the key becomes a file name.
+        if not KEY.fullmatch(key):
+            return None
+        try:
+            block = self._cache().load(key, Counters())
+        except CacheUnusable:
+            return None
+        return self._send(block) if block else None

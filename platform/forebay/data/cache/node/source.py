@@ -9,8 +9,7 @@ from typing import Any, Protocol
 from forebay.data.cache.block_key import BlockNames
 from forebay.data.cache.builders.single_flight import SingleFlightPool
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.cache.requests.payload import pack
-from forebay.data.cache.requests.reply import BuildFailed, InMemoryBlock, Reply, StoredBlock
+from forebay.data.cache.requests import BuildFailed, InMemoryBlock, Reply, StoredBlock, pack
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset

@@ -18,7 +18,7 @@ from forebay.data.cache.data_nodes.service import DataNodeService, SentBlock
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.node.service import NodeService
 from forebay.data.cache.node.source import NodeSource
-from forebay.data.cache.requests.reply import InMemoryBlock, Reply
+from forebay.data.cache.requests import InMemoryBlock, Reply
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.sources.scan import scan

@@ -12,11 +12,10 @@ import pytest
 
 from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.cache.node import peer_directory
 from forebay.data.cache.node import peer_lookup as peers_module
 from forebay.data.cache.node.bloom_filter import BloomFilter
 from forebay.data.cache.node.peer_lookup import PeerLookup, PeerSilent
-from forebay.data.cache.node.peer_server import PeerServer
+from forebay.data.cache.node.service import PeerServer
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.sources.scan import scan
 from forebay.data.transform.block import Block
@@ -101,7 +100,7 @@ class NotedLock:
 @pytest.fixture
 def peers(line: LookupLine, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch) -> PeerLookup:
     """Peers after their first round: `b` holds the first 20 of KEYS, `c` the next 10, with 5 rows each."""
-    monkeypatch.setattr(peer_directory, "_FRESH_S", 600.0)
+    monkeypatch.setattr(peers_module, "_FRESH_S", 600.0)
     for name, held in {"b": KEYS[:20], "c": KEYS[20:30]}.items():
         cache = disk(name)
         for key in held:

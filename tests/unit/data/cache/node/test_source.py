@@ -13,7 +13,7 @@ import pytest
 
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.node.source import NodeSource
-from forebay.data.cache.requests.reply import StoredBlock
+from forebay.data.cache.requests import StoredBlock
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.sources.scan import scan

@@ -8,7 +8,7 @@ import time
 import numpy as np
 import pytest
 
-from forebay.data.cache.node.inflight_bytes import InFlightBytes
+from forebay.data.cache.node.service import InFlightBytes
 from forebay.data.transform.block import Block
 from forebay.errors import Cancelled
 

@@ -13,8 +13,8 @@ import pytest
 
 from forebay.data.cache.disk.directory import CacheDirectory
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.cache.node import peer_server
-from forebay.data.cache.node.peer_server import PeerServer
+from forebay.data.cache.node import service
+from forebay.data.cache.node.service import PeerServer
 from forebay.data.transform.block import Block
 
 KEYS = [f"{number:08x}" * 5 for number in range(20)]
@@ -67,7 +67,7 @@ def test_disk_that_vanished_has_nothing(door: PeerServer[Block], cache: DiskCach
 
 
 def test_few_at_a_time_and_the_rest_are_turned_away(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_server, "_MOST_OPEN", 6)
+    monkeypatch.setattr(service, "_MOST_OPEN", 6)
     go, counting = threading.Event(), threading.Lock()
     inside = most = 0
 

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from forebay.data.cache.node.bloom_filter import BloomFilter
-from forebay.data.cache.node.peer_directory import PeerDirectory
+from forebay.data.cache.node.peer_lookup import PeerDirectory
 
 
 def key(number: int) -> str:

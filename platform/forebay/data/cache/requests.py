@@ -1,15 +1,70 @@
-"""Datasets that other processes registered with this one, and the builders of their blocks."""
+"""Requests to a process that builds blocks: packed datasets, their builders, and the replies."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import TypeAlias
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import cloudpickle
 
 from forebay.data.cache.builders.block_builder import BlockBuilder
-from forebay.data.cache.requests.payload import unpack
+from forebay.data.transform.block import BlockArray
 from forebay.data.transform.dataset import Dataset
+from forebay.errors import ForebayError, TransformFailed
 from forebay.runtime.metrics import Counters
+from forebay.runtime.pickling import own_code_by_value
+
+
+def pack(dataset: Dataset) -> bytes:
+    """Pickle installed code by name and the user's own files by value."""
+    if dataset.transform.fn is None:
+        return bytes(cloudpickle.dumps(dataset))
+    with own_code_by_value():
+        return bytes(cloudpickle.dumps(dataset))
+
+
+def unpack(payload: bytes) -> Dataset:
+    """Unpickle the dataset. Raises `TransformFailed` if this process lacks a package that the transform needs."""
+    try:
+        dataset: Dataset = cloudpickle.loads(payload)
+    except (ImportError, AttributeError) as error:
+        raise TransformFailed(
+            f"The transform cannot be loaded by the cache of the node: {error}. Install its imports there, or end "
+            "the cache's actor if the package was installed after it started."
+        ) from error
+    return dataset
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBlock:
+    """Reply: the block is in the cache, under its key. `sums` are the counters for the requester's counters."""
+
+    sums: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InMemoryBlock:
+    """Reply: the block did not fit, or is not to be stored, so its arrays are part of the reply."""
+
+    sums: Mapping[str, float]
+    rows: int
+    arrays: Mapping[str, BlockArray]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildFailed:
+    """Reply: the block cannot be built. `trace` is the traceback in the actor."""
+
+    error: ForebayError
+    trace: str
+    sums: Mapping[str, float] = field(default_factory=dict)
+
+
+Reply: TypeAlias = StoredBlock | InMemoryBlock | BuildFailed | Literal["unknown"]
+"""Reply to a request. `unknown` means that the dataset must be registered first."""
+
 
 _MOST_DATASETS = 64
 

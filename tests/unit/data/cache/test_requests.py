@@ -12,7 +12,7 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from forebay.data.cache.requests.payload import pack, unpack
+from forebay.data.cache.requests import pack, unpack
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.transform.dataset import Dataset
 from forebay.data.transform.features.groups import Dense
@@ -47,7 +47,7 @@ def test_functions_of_own_files_travel_with_their_code(
     payload = pack(Dataset(memory_manifest([1]), Transform(fn=job_file.twice)))
     assert cloudpickle.list_registry_pickle_by_value() == before
     code = (
-        "import sys; from forebay.data.cache.requests.payload import unpack; "
+        "import sys; from forebay.data.cache.requests import unpack; "
         "print(unpack(bytes.fromhex(sys.argv[1])).transform.fn(5)['n'])"
     )
     found = subprocess.run([sys.executable, "-c", code, payload.hex()], check=True, capture_output=True, text=True)
