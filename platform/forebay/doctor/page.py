@@ -7,8 +7,10 @@ from markupsafe import Markup
 from forebay.doctor.diagnose import Diagnosis
 from forebay.doctor.findings.ways import MEANINGS, Way
 from forebay.doctor.text import notes_of, sentence_of, title_of, way_rows
+from forebay.report.axes import FONT
 from forebay.report.elements import element, joined, row, section, table, wide
 from forebay.report.page import document, fragment
+from forebay.report.picture import FAINT, INK, label
 from forebay.runtime.formatting import count_text
 
 _WIDTH, _BAR, _GAP, _LEFT, _RIGHT = 500, 24, 12, 84, 84
@@ -16,7 +18,7 @@ _WIDTH, _BAR, _GAP, _LEFT, _RIGHT = 500, 24, 12, 84, 84
 
 
 def page_of(diagnosis: Diagnosis, title: str) -> str:
-    """The page's text."""
+    """Return the page's HTML."""
     found = diagnosis.measurements
     ways = [
         (way, f"{1e3 * step_s:.3g}", count_text(rate), f"{spread:.0%}", _prose(MEANINGS[way]))
@@ -46,13 +48,19 @@ def picture_of(diagnosis: Diagnosis) -> Markup:
         bars += _bar(
             way, top, widths=(before * scale, step_s * scale), is_bottleneck=way is diagnosis.verdict.bottleneck.way
         )
-        label = f"{1e3 * step_s:.3g} ms"
-        bars.append(_text(label, x=_LEFT + step_s * scale + 8, y=top + _BAR * 0.7))
+        end = _LEFT + step_s * scale + 8
+        bars.append(label(f"{1e3 * step_s:.3g} ms", end, top + _BAR * 0.7, "start", INK))
         before = step_s
     height = len(rows) * (_BAR + _GAP)
     name = element("title", f"Time of a step, {title_of(diagnosis.verdict.bottleneck.name)}")
     picture = element(
-        "svg", name, *bars, viewBox=f"0 0 {_WIDTH} {height}", role="img", style="min-width: 360px; max-width: 620px"
+        "svg",
+        name,
+        *bars,
+        viewBox=f"0 0 {_WIDTH} {height}",
+        role="img",
+        font_size=FONT,
+        style="min-width: 360px; max-width: 620px",
     )
     return wide(picture, "time of a step by way")
 
@@ -62,14 +70,10 @@ def _bar(way: Way, top: float, *, widths: tuple[float, float], is_bottleneck: bo
     color = "var(--series-1)" if is_bottleneck else "var(--series-0)"
     added = element("rect", x=_LEFT + before, y=top, width=max(now - before, 0.0), height=_BAR, fill=color)
     return [
-        _text(str(way), x=0, y=top + _BAR * 0.7),
-        element("rect", x=_LEFT, y=top, width=before, height=_BAR, fill="var(--faint)"),
+        label(str(way), 0, top + _BAR * 0.7, "start", INK),
+        element("rect", x=_LEFT, y=top, width=before, height=_BAR, fill=FAINT),
         joined([added]),
     ]
-
-
-def _text(text: str, *, x: float, y: float) -> Markup:
-    return element("text", text, x=x, y=y, font_size=14, fill="var(--ink)")
 
 
 def _prose(text: str) -> Markup:
