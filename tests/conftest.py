@@ -89,7 +89,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Ray last: cheap failures come first, and no unit test forks a process in which Ray's threads are alive.
 
     Of tests about benches, studies and helpers of tests, the first of a module runs, or those marked `smoke`.
-    A class that inherits its tests names in `variations` those of which another class has the same case, and in
+    A class that inherits its tests names in `variations` the tests whose case another class has too, and in
     `varied_cases` such cases of any test.
     """
     items.sort(key=lambda item: starts_ray(item.nodeid))

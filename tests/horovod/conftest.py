@@ -1,4 +1,4 @@
-"""Fixtures of Horovod's tests: a Ray like that of tests/ray, and processes that meet in Horovod.
+"""Fixtures of Horovod's tests: a Ray as in tests/ray, and processes that meet in Horovod.
 
 The tests run wherever Horovod can be built.
 """

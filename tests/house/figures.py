@@ -106,6 +106,21 @@ def circles(trees: Trees) -> list[list[str]]:
     return [sorted(group) for group in _strongly_connected(below) if len(group) > 1]
 
 
+def imported_by(sources: Trees) -> dict[str, set[str]]:
+    """Importers of each module, by path relative to the package.
+
+    Tables of public names in `__init__.py` do not count.
+    """
+    modules = {_module_name(f"{PACKAGE}/{file}"): tree for file, tree in sources.items()}
+    files = {_module_name(f"{PACKAGE}/{file}"): file for file in sources}
+    users: dict[str, set[str]] = {file: set() for file in sources if not file.endswith("__init__.py")}
+    for name, tree in modules.items():
+        if not files[name].endswith("__init__.py"):
+            for other in _imported(name, tree, modules):
+                users.setdefault(files[other], set()).add(files[name])
+    return {file: found for file, found in users.items() if not file.endswith("__init__.py")}
+
+
 def _module_name(file: str) -> str:
     return ".".join(Path(file).with_suffix("").parts[1:]).removesuffix(".__init__")
 

@@ -12,6 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 BANNED = re.compile(r"\b(whoever|nobody|shall|anew|for ever|told|word|gone)\b", re.IGNORECASE)
+PRONOUN = re.compile(r"\b(that|those) of\b", re.IGNORECASE)
+NEGATION = re.compile(
+    r"\b(?<!there )(is|are|was|were) no (?!longer|more|later|earlier|larger|smaller|faster|slower|better|worse)",
+    re.IGNORECASE,
+)
 OPENER = re.compile(r"(who|what|where)\b", re.IGNORECASE)
 WORD = re.compile(r"[A-Za-z][A-Za-z']*")
 DIRECTIVE = re.compile(r"#\s*(noqa|type:|fmt:|pragma|!)")
@@ -36,11 +41,20 @@ class Passage:
         return len(WORD.findall(self.text))
 
     @property
+    def first_line(self) -> str:
+        return self.text.strip().partition("\n")[0]
+
+    @property
+    def pronouns(self) -> list[str]:
+        """`that of` and `those of`, and negated nouns such as `is no list`, each as often as it occurs."""
+        return [match.group() for pattern in (PRONOUN, NEGATION) for match in pattern.finditer(self.text)]
+
+    @property
     def faults(self) -> list[str]:
         """Unwanted expressions, each as often as it occurs."""
         found = [match.group().lower() for match in BANNED.finditer(self.text)]
         if self.is_docstring:
-            first = self.text.strip().partition("\n")[0]
+            first = self.first_line
             found += [f"opens with {match.group()!r}"] if (match := OPENER.match(first)) else []
             found += ["semicolon in the first line"] if ";" in first else []
         return found

@@ -26,7 +26,7 @@ import torch
 import forebay as fb
 
 ROOT = f"{Path(fb.__file__).parent}/"
-_OPTIMIZED = 1  # flag of the code of a function, which that of a class or module lacks
+_OPTIMIZED = 1  # flag of a function's code; a class or module lacks it
 
 
 @dataclass(slots=True)

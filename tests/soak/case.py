@@ -10,7 +10,7 @@ def read_error(rng: random.Random, folder: Path) -> CaseOutcome:
         return compare(setting, epoch(setting))
 ```
 
-It returns `CaseOutcome("equal", ...)` when the order digest, the rows and their content are those of the undisturbed
+It returns `CaseOutcome("equal", ...)` when the order digest, the rows and their content equal the undisturbed
 run. It returns `CaseOutcome("error", ...)` for a `ForebayError` that names the object and the remedy. Anything else is
 a failure that the harness finds: an exception, a missed deadline, the end of its process, something left behind.
 """

@@ -34,7 +34,7 @@ def test_time_to_place_and_time_of_the_table(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Prints the times: a loaded machine is no fault of the code."""
+    """Prints the times: a loaded machine does not fail the code."""
     make_namespace(fleet, "times")
     files = ControllerFiles(
         fleet=fleet_file(tmp_path, list(fleet), "times"),

@@ -75,7 +75,7 @@ class RayPlayer(Player):
             self.api.merge(f"/api/v1/nodes/{node['metadata']['name']}/status", {"status": status})
 
     def signal(self, number: int) -> None:
-        """Send a signal to all processes of the cluster's pods, also those of its Ray jobs."""
+        """Send a signal to all processes of the cluster's pods, its Ray jobs included."""
         for process in list(self.pods.values()):
             process.processes.signal(number)
 

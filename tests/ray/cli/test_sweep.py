@@ -76,7 +76,7 @@ def command(ray_session: None, tmp_path: Path, request: pytest.FixtureRequest) -
 @pytest.mark.variation
 def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(command: Command, tmp_path: Path) -> None:
     def steps() -> list[int]:
-        return SmallSweeps(tmp_path).steps("x")[EPOCHS * STEPS_PER_EPOCH :]  # after those of the fast trial
+        return SmallSweeps(tmp_path).steps("x")[EPOCHS * STEPS_PER_EPOCH :]  # after the fast trial's
 
     first = command.run()
     until(lambda: len(steps()) >= 2, first)

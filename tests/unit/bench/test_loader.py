@@ -152,7 +152,7 @@ def test_forebay_gather_and_pyarrow_bring_every_row(bench: Bench, tmp_path: Path
 @pytest.mark.smoke
 @pytest.mark.parametrize("kind", ["dense", pytest.param("mixed", marks=pytest.mark.variation)])
 def test_no_byte_is_moved_twice(bench: Bench, tmp_path: Path, kind: str) -> None:
-    """The counts of the bench meet their targets, with blocks as large as those of the bench.
+    """The counts of the bench meet their targets, with blocks as large as the bench's.
 
     A file that is written twice, a column that is read twice and a cached block that is read again all miss them.
     """

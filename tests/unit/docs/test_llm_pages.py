@@ -1,4 +1,4 @@
-"""Names and commands on the pages about language models are those of the job and of the command line."""
+"""Names and commands on the pages about language models exist in the job and at the command line."""
 
 from __future__ import annotations
 

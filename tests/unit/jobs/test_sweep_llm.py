@@ -76,7 +76,7 @@ def test_four_trials_read_each_file_of_tokens_once(sweep_llm: ModuleType, tmp_pa
     opened = [sum(epoch["counters"].get("parquet_opens", 0) for epoch in run["epochs"]) for run in runs]
     # Training rows of both kinds, and held-out rows.
     assert sorted(opened) == [0, 0, 0, 3]
-    assert len(list((tmp_path / "runs" / "prepared").iterdir())) == 4  # and those of the base model
+    assert len(list((tmp_path / "runs" / "prepared").iterdir())) == 4  # and the base model's
 
 
 @pytest.mark.variation
@@ -102,5 +102,5 @@ def test_training_continues_from_an_export_with_other_data(sweep_llm: ModuleType
     tuned = fb.run(second, driver="local")
     scratch = fb.run(finetune(data=numbers, epochs=2, lr=4e-3, name="scratch", **options), driver="local")
     assert first.metrics["loss"] < 6
-    # The first loss of the second run is below that of a model that saw nothing.
+    # The first loss of the second run is below an untrained model's.
     assert tuned.steps[0].metrics["loss"] < scratch.steps[0].metrics["loss"] - 0.3

@@ -18,7 +18,7 @@ def documents_of(lengths: list[int], seed: int = 0) -> list[Document]:
 
 
 def unpacked(rows: np.ndarray) -> list[tuple[tuple[int, ...], tuple[bool, ...]]]:
-    """Ids and targets of the documents of all rows, in order, and those of the rests."""
+    """Ids and targets of the documents of all rows, in order, and of the rests."""
     found = []
     for row in rows:
         starts = [*np.flatnonzero(row & START), len(row)]

@@ -168,7 +168,7 @@ def test_model_that_changes_its_logits_is_refused_in_chunks() -> None:
 
 
 def test_rows_are_flattened_for_flash_attention_with_the_same_loss() -> None:
-    """Every row begins with a document, and its first token is no target. So one long row has the same loss."""
+    """Every row begins with a document, and its first token is not a target. So one long row has the same loss."""
     model, packed = model_of("eager"), arrange(documents(), RowLayout(seq_len=128))
     loss, gradients = loss_in_chunks(model, packed, 1024)
     flat, others = loss_in_chunks(model, packed.reshape(1, -1), 1024)

@@ -34,7 +34,7 @@ CHECKED_BEFORE = {
 
 
 def requirements() -> dict[str, tuple[str, str]]:
-    """Extra and least version of each package in pyproject.toml, but for those of the extra `test`."""
+    """Extra and least version of each package in pyproject.toml, without the extra `test`."""
     found: dict[str, tuple[str, str]] = {}
     optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, lines in optional.items():

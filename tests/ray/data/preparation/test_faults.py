@@ -1,4 +1,4 @@
-"""Preparation with Ray Data under faults: the sealed files are those of an undisturbed one."""
+"""Preparation with Ray Data under faults: the sealed files equal an undisturbed run's."""
 
 from __future__ import annotations
 

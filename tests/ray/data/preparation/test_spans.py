@@ -1,4 +1,4 @@
-"""Spans prepared by tasks of a cluster: the files are those of local processes, also after faults."""
+"""Spans prepared by tasks of a cluster: the files equal local processes', also after faults."""
 
 from __future__ import annotations
 

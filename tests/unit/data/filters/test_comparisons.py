@@ -79,7 +79,7 @@ def test_lists_of_numbers_beyond_the_type() -> None:
 def test_a_nan_is_compared_wherever_it_lies(
     write_table: Callable[..., Path], where: str, has_nan: bool, kind: str
 ) -> None:
-    """Statistics of a row group leave out NaN, so those of [5, NaN] look as if all rows were 5."""
+    """Statistics of a row group leave out NaN, so [5, NaN] looks as if all rows were 5."""
     values = [5.0, math.nan, 6.0, math.nan, math.nan, None]
     x = pa.StructArray.from_arrays([pa.array(values)], names=["x"]) if kind else pa.array(values)
     path = write_table("a.parquet", pa.table({"row": range(6), "s" if kind else "x": x}), rows_per_group=2)

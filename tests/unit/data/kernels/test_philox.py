@@ -1,4 +1,4 @@
-"""Random bits are those of the published generator, and normal numbers those of Python's own."""
+"""Random bits equal the published generator's, and normal numbers Python's own."""
 
 from __future__ import annotations
 

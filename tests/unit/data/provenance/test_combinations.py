@@ -90,7 +90,7 @@ class RowsCase:
                 yield from loader
 
     def checked(self, batch: fb.Batch) -> list[int]:
-        """Ids of the rows of a batch. Compares names, lists and noise with those of the rows."""
+        """Ids of the rows of a batch. Compares names, lists and noise with the rows."""
         if not batch.weight:
             return []
         ids = batch["id"].tolist()

@@ -40,7 +40,7 @@ def part_of(folder: Path, cache: fb.DiskCache | None = None, **options: Any) -> 
 
 
 def rows_of(batches: Any) -> list[list[tuple[bytes, ...]]]:
-    """Windows and their bits in each batch, without those of weight 0."""
+    """Windows and their bits in each batch, without weight 0."""
     arrays = [(batch.num_rows, batch.windows, batch["past"], batch.get("future", batch["past"])) for batch in batches]
     return [[tuple(array[row].tobytes() for array in each) for row in range(rows)] for rows, *each in arrays]
 

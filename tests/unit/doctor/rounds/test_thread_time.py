@@ -28,7 +28,7 @@ def test_threads_under_a_lock_are_blocked_and_others_are_not() -> None:
                 busy()
 
     free, locked = (ThreadLoop(work, 3).run_for(0.2) for work in (busy, under_lock))
-    # Also if other processes hold all cores: that is no blocking.
+    # Also if other processes hold all cores: that does not block.
     assert locked.blocked_share > 0.4 > free.blocked_share
 
 

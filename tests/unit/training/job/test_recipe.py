@@ -143,7 +143,7 @@ def test_signatures_that_cannot_be_a_command_line(write: Callable[..., str]) -> 
 def test_a_changed_file_is_loaded_anew(write: Callable[..., str]) -> None:
     path = write("def job(): return 1\n")
     assert load_recipe(path)() == 1
-    # Same size, same second: cached bytecode, checked by size and time, would pass for that of the new text.
+    # Same size, same second: cached bytecode, checked by size and time, would pass for the new text's.
     stat = Path(path).stat()
     write("def job(): return 2\n")
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))

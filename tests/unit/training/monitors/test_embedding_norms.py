@@ -177,7 +177,7 @@ def test_state_goes_on_and_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_measurement_that_is_due_goes_back_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The state kept of a step equals that of an undisturbed run, wherever the step before it was saved."""
+    """The state kept of a step equals an undisturbed run's, wherever the step before it was saved."""
     monkeypatch.setattr(table_norms, "SLICE_NUMBERS", 4)
     model = nn.Sequential(nn.Embedding(1000, 4), nn.Embedding(1000, 4))
     with torch.no_grad():

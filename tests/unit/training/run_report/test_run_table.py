@@ -109,7 +109,7 @@ def test_peers_have_a_column_where_they_were_asked(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rare", [set(), {"peer_s"}, {"augment_s"}, {"peer_s", "augment_s"}])
 def test_all_stages_of_a_day_fit_80_columns(tmp_path: Path, rare: set[str]) -> None:
-    """Those of peers and augments together go on in a table below."""
+    """Columns of peers and augments together go on in a table below."""
     run = with_stages(tmp_path)
     counted = {stage: counter for stage, counter in STAGES.items() if counter in STAGES_S.keys() | rare}
     most = dict.fromkeys(counted.values(), 86_400.0 * 16)

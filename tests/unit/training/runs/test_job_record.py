@@ -49,7 +49,7 @@ def test_both_values_are_given(job: Job) -> None:
     ):
         with pytest.raises(JobMismatch, match=text):
             Run(replace(job, identity={**job.identity, **identity}))
-    # Other parameters, facts that only one of them names, and the same job again are no reason.
+    # Other parameters, facts that only one of them names, and the same job again give no reason.
     with Run(replace(job, identity={"model": "llama, 3fa1", "seq_len": 8}, parameters={"lr": 0.2})) as run:
         assert load_identity(run.path) == {**job.identity, "seq_len": 8}
 

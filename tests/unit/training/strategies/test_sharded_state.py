@@ -127,7 +127,7 @@ needs_deepspeed = pytest.mark.skipif(importlib.util.find_spec("deepspeed") is No
 
 
 def strategies(*unmarked: str) -> pytest.MarkDecorator:
-    """Cases of a law for all sharded strategies, of which `unmarked` are no variations."""
+    """Cases of a law for all sharded strategies, of which `unmarked` run in `make test`."""
     names = ("fsdp2", "zero1", "zero2", "zero3", "zero1-optimizer", "zero2-optimizer", "zero3-optimizer")
     marks = {name: [] if name in unmarked else [pytest.mark.variation] for name in names}
     cases = [pytest.param(each, marks=[*own, *([needs_deepspeed] * (each != "fsdp2"))]) for each, own in marks.items()]

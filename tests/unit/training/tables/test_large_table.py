@@ -71,7 +71,7 @@ def train_within(collective: Collective, rows: int, limit: int | None) -> list[f
 def test_a_table_beyond_the_limit_of_a_process_trains_on_four(ranks: Callable[..., list[Any]]) -> None:
     """The table is 3.6 times the memory that a process may take, and its share leaves 10 % for everything else."""
     assert 4 * SHARE / LIMIT > 3.6
-    ranks(4, train_within, 1000, None)  # Libraries and threads are no part of the limit.
+    ranks(4, train_within, 1000, None)  # Libraries and threads are not part of the limit.
     ranks(1, train_within, 1000, None)
     assert "memory" in ranks(1, train_within, ROWS, LIMIT)[0]
     found = ranks(4, train_within, ROWS, LIMIT)

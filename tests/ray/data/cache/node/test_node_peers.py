@@ -133,7 +133,7 @@ def read_part(plan: Plan, spec: CacheSpec, world: World, epoch: int) -> PeerPart
 
 
 def read_epoch(plan: Plan, seats: Sequence[PeerSeat], epoch: int) -> list[PeerPart]:
-    """Read the epoch with one rank per seat at once. Checks that the order is that of the plan."""
+    """Read the epoch with one rank per seat at once. Checks the order against the plan."""
     worlds = [World(rank=rank, size=len(seats)) for rank in range(len(seats))]
     parts: list[PeerPart] = ray.get(
         [

@@ -56,7 +56,7 @@ def bench(tmp_path: Path) -> DriverBench:
 class TestRayTrain(UnderRay, LanguageSuite, TableSuite):
     driver_path = "forebay.training.driver.ray_train.driver:RayTrainDriver"
     titles = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
-    # The local driver has the laws of a run. Horovod has those of the elastic core, where a new world costs half as
+    # The local driver has the laws of a run. Horovod has the elastic core's laws, where a new world costs half as
     # much. Here a worker is killed in the sharded run that follows the world. A lost node is among the faults.
     variations = frozenset(
         {

@@ -19,7 +19,7 @@ from tests.unit.data.sources.lake.iceberg_commits import catalog_at, commit_file
 class LakeCase:
     """A table of some format. `versions` are all of them, oldest first. The last one masks 2 rows.
 
-    `rows(version)` are those of the format's own reader.
+    `rows(version)` come from the format's own reader.
     """
 
     uri: str

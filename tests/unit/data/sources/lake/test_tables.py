@@ -1,4 +1,4 @@
-"""Laws of lake tables in every format: the rows are those of the table's own reader, at every version."""
+"""Laws of lake tables in every format: the rows equal the table's own reader's, at every version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Encoded images: pixels are those of Pillow, decoded once."""
+"""Encoded images: pixels equal Pillow's, decoded once."""
 
 from __future__ import annotations
 

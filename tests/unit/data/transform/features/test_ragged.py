@@ -1,4 +1,4 @@
-"""Lists without padding: those of Arrow in every batch, at any world size, from any cache and after a resume."""
+"""Lists without padding: equal to Arrow's in every batch, at any world size, from any cache and after a resume."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_lists_of_several_data_sets_come_in_one_batch(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("options", [{}, {"dtype": "int32"}, {"buckets": 100}, {"buckets": 100, "dtype": "int64"}])
 def test_values_without_padding_have_the_promised_dtype(options: dict[str, Any]) -> None:
-    """Also those of a row group without lists: blocks of one dataset must agree."""
+    """Also blocks of a row group without lists: blocks of one dataset must agree."""
     feature = fb.Ragged("items", padded=False, **options)
     lists = pa.array([[1, 2], None, [3]])
     columns = [lists, pa.chunked_array([lists, lists]), pa.nulls(3)]

@@ -1,4 +1,4 @@
-"""Points in time and durations as numbers: those of NumPy and of exact fractions."""
+"""Points in time and durations as numbers, as NumPy and exact fractions have them."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from forebay.llm.score.engines.engine import Prompt, RowAnswer, Sampling
 
 
 class OpenAiServer(ThreadingHTTPServer):
-    """Server of one engine, whose calls it makes one at a time. `status` is that of every answer, if it is set."""
+    """Server of one engine, whose calls it makes one at a time. `status` is sent with every answer, if it is set."""
 
     def __init__(self, engine: Any, *, refuses_every: int = 0) -> None:
         super().__init__(("127.0.0.1", 0), _Requests)

@@ -1,4 +1,4 @@
-"""Gradients of all tables travel together, and are summed as those of each table alone."""
+"""Gradients of all tables travel together, and are summed as for each table alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows of several lookups in one message arrive as those of each lookup in a message of its own."""
+"""Rows of several lookups in one message arrive as if each lookup had its own message."""
 
 from __future__ import annotations
 
