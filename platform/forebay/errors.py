@@ -81,7 +81,7 @@ class Fenced(ForebayError):
 
     This one sent no heartbeat for too long. Never retried.
 
-    Its exit code is that of `EX_TEMPFAIL`.
+    Its exit code is `EX_TEMPFAIL`.
     """
 
     exit_status = 75
@@ -92,7 +92,7 @@ class UnusableStorage(ForebayError):
 
     No other attempt could, so a fleet does not retry it.
 
-    Its exit code is that of `EX_CONFIG`.
+    Its exit code is `EX_CONFIG`.
     """
 
     exit_status = 78

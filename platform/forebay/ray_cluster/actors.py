@@ -77,16 +77,16 @@ def make_on_node(actor: type, name: str, node: str, *arguments: Any, **options: 
     `options` are further ones of `ray.remote`, such as max_restarts. Raises `ValueError` while an actor of this name
     is dying.
     """
-    place = NodeAffinitySchedulingStrategy(node, soft=False)
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
     fixed = {"name": name, "namespace": NAMESPACE, "get_if_exists": True, "lifetime": "detached", "num_cpus": 0}
-    made: ActorHandle = ray.remote(actor).options(scheduling_strategy=place, **fixed, **options).remote(*arguments)
+    made: ActorHandle = ray.remote(actor).options(scheduling_strategy=strategy, **fixed, **options).remote(*arguments)
     return made
 
 
 def find_or_refuse(prefix: str, name: str, kind: str) -> ActorHandle:
     """Actor of this name.
 
-    Raises `InvalidOption`, which lists the known names, if there is no such `kind`.
+    Raises `InvalidOption`, which lists the known names, for a missing one. `kind` is a word for the error.
     """
     found = find(prefix, name)
     if found is not None:

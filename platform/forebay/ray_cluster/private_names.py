@@ -136,7 +136,7 @@ def is_found(name: str) -> bool:
 def attributes_of_instances(kind: type) -> set[str]:
     """Names that the methods of a class read or set.
 
-    Also those of its bases. All attributes of instances are among them.
+    Also of its bases. All attributes of instances are among them.
     """
     codes = [getattr(member, "__code__", None) for base in kind.__mro__ for member in vars(base).values()]
     return {name for code in codes if code is not None for name in code.co_names}

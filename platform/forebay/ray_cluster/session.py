@@ -25,7 +25,7 @@ def connect(address: str) -> None:
 
     Raises `InvalidOption` for an invalid address, and for one that does not answer.
     """
-    scheme, _, place = address.rpartition("://")
+    scheme, _, host_and_port = address.rpartition("://")
     if scheme in ("http", "https"):
         raise InvalidOption(
             f"{ADDRESS}={address} is the address of Ray's dashboard, which takes submitted jobs only. A run connects "
@@ -33,7 +33,7 @@ def connect(address: str) -> None:
             "of the cluster.",
             address=address,
         )
-    host, _, port = place.rpartition(":")
+    host, _, port = host_and_port.rpartition(":")
     try:
         if host and port.isdigit():
             socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()

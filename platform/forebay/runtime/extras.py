@@ -67,7 +67,7 @@ PACKAGES = {
     "transformers": ExtraPackage("llm", "5.16.1"),
     "wandb": ExtraPackage("wandb", "0.31"),
 }
-"""Least versions by the name of the distribution: those of pyproject.toml."""
+"""Least versions in pyproject.toml, by the name of the distribution."""
 TESTED_RAY = ("2.56", "2.60")
 """Oldest and newest minor version of Ray on which drivers and sweeps were tested (ADR 0109)."""
 
@@ -78,7 +78,7 @@ def extra_package(package: str, what: str, install: str = "") -> Iterator[None]:
 
     `what` needs it: the beginning of the error.
 
-    `install` is the line that installs it, by default that of its extra.
+    `install` is the line that installs it, by default the line of its extra.
 
     Raises:
         MissingPackage: The package is missing or too old, or its import fails.

@@ -42,7 +42,7 @@ def package_of(module: str) -> Package | None:
         return _python() if top in sys.stdlib_module_names else None
     if _INSTALLED.intersection(location.parts):
         return Package(top, _version(top))
-    return _python() if any(location.is_relative_to(place) for place in _standard_library()) else None
+    return _python() if any(location.is_relative_to(path) for path in _standard_library()) else None
 
 
 @functools.cache
@@ -60,10 +60,10 @@ def _location(module: str) -> Path | None:
     if loaded is None and "." in module:
         return None
     spec = getattr(loaded, "__spec__", None) if loaded else importlib.util.find_spec(module)
-    places = [getattr(loaded, "__file__", None), *((spec.submodule_search_locations or ()) if spec else ())]
+    paths = [getattr(loaded, "__file__", None), *((spec.submodule_search_locations or ()) if spec else ())]
     if spec is not None and spec.has_location:
-        places.append(spec.origin)
-    return next((Path(place).resolve() for place in places if place), None)
+        paths.append(spec.origin)
+    return next((Path(path).resolve() for path in paths if path), None)
 
 
 @functools.cache

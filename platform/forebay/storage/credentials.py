@@ -77,7 +77,7 @@ class Credentials(NamedTuple):
         return f"Credentials({_HIDDEN})"
 
 
-class _Place(NamedTuple):
+class _Storage(NamedTuple):
     """Storage that credentials are valid for. `options` have no order."""
 
     scheme: str
@@ -85,7 +85,7 @@ class _Place(NamedTuple):
     options: frozenset[str]
 
 
-_granted: dict[_Place, tuple[tuple[str, Credentials], ...]] = {}
+_granted: dict[_Storage, tuple[tuple[str, Credentials], ...]] = {}
 _secrets: set[str] = set()
 
 
@@ -108,9 +108,9 @@ def granted(uri: str) -> Credentials:
 
     Among those with its host and options, the nearest folder wins.
     """
-    place, path = _place(uri)
+    storage, path = _storage(uri)
     segments = path.split("/")
-    best = max(reversed(_granted.get(place, ())), key=lambda one: _shared(one[0].split("/"), segments), default=None)
+    best = max(reversed(_granted.get(storage, ())), key=lambda one: _shared(one[0].split("/"), segments), default=None)
     return best[1] if best else Credentials()
 
 
@@ -123,7 +123,7 @@ class Access:
     """
 
     def __init__(self, uris: Iterable[str]) -> None:
-        self._places = {_place(uri)[0] for uri in uris if "://" in uri}
+        self._storages = {_storage(uri)[0] for uri in uris if "://" in uri}
 
     @property
     def digest(self) -> str:
@@ -131,21 +131,23 @@ class Access:
 
         It changes with them, and does not reveal them.
         """
-        facts = sorted((place.scheme, place.host, path, given) for place, path, given in self._entries())
+        facts = sorted((storage.scheme, storage.host, path, given) for storage, path, given in self._entries())
         return hashlib.sha256(repr([(*names, tuple(given)) for *names, given in facts]).encode()).hexdigest()
 
     def __reduce__(self) -> tuple[Callable[..., Access], tuple[Any, ...]]:
-        return _arrive, (self._places, self._entries())
+        return _arrive, (self._storages, self._entries())
 
-    def _entries(self) -> list[tuple[_Place, str, tuple[Any, ...]]]:
-        return [(place, path, tuple(given)) for place in self._places for path, given in _granted.get(place, ())]
+    def _entries(self) -> list[tuple[_Storage, str, tuple[Any, ...]]]:
+        return [
+            (storage, path, tuple(given)) for storage in self._storages for path, given in _granted.get(storage, ())
+        ]
 
 
-def _arrive(places: set[_Place], entries: list[tuple[_Place, str, tuple[Any, ...]]]) -> Access:
-    for place, path, parts in entries:
-        _keep(place, path, Credentials(*parts))
+def _arrive(storages: set[_Storage], entries: list[tuple[_Storage, str, tuple[Any, ...]]]) -> Access:
+    for storage, path, parts in entries:
+        _keep(storage, path, Credentials(*parts))
     access = Access(())
-    access._places = places  # noqa: SLF001 - its own maker
+    access._storages = storages  # noqa: SLF001 - its own maker
     return access
 
 
@@ -223,13 +225,13 @@ def _refuse_slash(scheme: str, netloc: str, path: str) -> None:
 
 def _grant(public: str, credentials: Credentials) -> None:
     if granted(public) != credentials:
-        _keep(*_place(public), credentials)
+        _keep(*_storage(public), credentials)
 
 
-def _keep(place: _Place, path: str, credentials: Credentials) -> None:
-    others = tuple(one for one in _granted.get(place, ()) if one[0] != path)
-    _granted[place] = (*others, (path, credentials))
-    secrets = [credentials.user if place.scheme == "s3" else "", credentials.password]
+def _keep(storage: _Storage, path: str, credentials: Credentials) -> None:
+    others = tuple(one for one in _granted.get(storage, ()) if one[0] != path)
+    _granted[storage] = (*others, (path, credentials))
+    secrets = [credentials.user if storage.scheme == "s3" else "", credentials.password]
     secrets += [value for _, value in credentials.options]
     spelled = {spell(secret) for secret in secrets for spell in (str, unquote, _quoted, _quoted_plus)}
     _secrets.update(secret for secret in spelled if len(secret) >= _LEAST_LETTERS)
@@ -243,11 +245,11 @@ def _quoted_plus(secret: str) -> str:
     return quote_plus(unquote(secret), safe="")
 
 
-def _place(uri: str) -> tuple[_Place, str]:
+def _storage(uri: str) -> tuple[_Storage, str]:
     name, options = split_options(uri)
     scheme, _, rest = name.partition("://")
     host, _, path = rest.partition("/")
-    return _Place(scheme, host, frozenset(options[1:].split("&"))), path.rstrip("/")
+    return _Storage(scheme, host, frozenset(options[1:].split("&"))), path.rstrip("/")
 
 
 def _shared(one: list[str], other: list[str]) -> int:

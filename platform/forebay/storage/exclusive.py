@@ -50,7 +50,7 @@ def create_exclusively(uri: str, content: bytes) -> bool:
 
     Returns whether this call created it: False if there was one already.
 
-    `content` differs from that of every other caller: a client that repeats a request whose answer was lost finds its
+    `content` is unique to the caller: a client that repeats a request whose answer was lost finds its
     own file.
 
     Raises:
@@ -58,19 +58,19 @@ def create_exclusively(uri: str, content: bytes) -> bool:
         InvalidOption: The package for this store is not installed.
         OSError: The store refuses.
     """
-    place = resolve(uri)
-    if place.is_local:
-        return _link(Path(place.path), content) is not None
+    location = resolve(uri)
+    if location.is_local:
+        return _link(Path(location.path), content) is not None
     with redacting():
-        is_created = _create(place, content)
+        is_created = _create(location, content)
         # A store that ignores the condition accepts a second one, too.
-        if is_created and not _is_trusted(place) and _create(place, content):
+        if is_created and not _is_trusted(location) and _create(location, content):
             raise NoExclusiveCreation(
-                f"{place.uri} was created twice, though the request said not to replace it: this store ignores "
+                f"{location.uri} was created twice, though the request said not to replace it: this store ignores "
                 f"conditions. {_ADVICE}",
-                uri=place.uri,
+                uri=location.uri,
             )
-    return is_created or find_small(place) == content
+    return is_created or find_small(location) == content
 
 
 def create_locked(uri: str, content: bytes) -> FileLock | None:
@@ -116,32 +116,34 @@ def _lock(descriptor: int) -> None:
             raise
 
 
-def _create(place: Location, content: bytes) -> bool:
-    match place.fs:
+def _create(location: Location, content: bytes) -> bool:
+    match location.fs:
         case fs.S3FileSystem():
-            return _put_s3(place, content)
+            return _put_s3(location, content)
         case fs.GcsFileSystem():
-            return _post_gcs(place, content)
+            return _post_gcs(location, content)
         case fs.PyFileSystem(handler=Bridge(fs=HadoopFiles() as files)):
-            return _rename_hdfs(files, place, content)
+            return _rename_hdfs(files, location, content)
         case fs.PyFileSystem(handler=Bridge() as bridge) if "webhdfs" in _protocols(bridge):
-            return _rename_webhdfs(bridge.fs, place, content)
-    raise NoExclusiveCreation(f"{place.uri}: this store cannot create a file exclusively. {_ADVICE}", uri=place.uri)
+            return _rename_webhdfs(bridge.fs, location, content)
+    raise NoExclusiveCreation(
+        f"{location.uri}: this store cannot create a file exclusively. {_ADVICE}", uri=location.uri
+    )
 
 
-def _is_trusted(place: Location) -> bool:
+def _is_trusted(location: Location) -> bool:
     """Whether the store itself decides.
 
     Many servers speak S3 or Google's API, and some ignore conditions.
     """
-    return not isinstance(place.fs, fs.S3FileSystem | fs.GcsFileSystem)
+    return not isinstance(location.fs, fs.S3FileSystem | fs.GcsFileSystem)
 
 
-def _put_s3(place: Location, content: bytes) -> bool:
-    with extra_package("boto3", f"{place.uri}: {_ONCE}"):
+def _put_s3(location: Location, content: bytes) -> bool:
+    with extra_package("boto3", f"{location.uri}: {_ONCE}"):
         from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415 - optional extra
-    bucket, _, key = place.path.partition("/")
-    client = _s3_client(_frozen(arguments_of(place.fs)), os.getpid())
+    bucket, _, key = location.path.partition("/")
+    client = _s3_client(_frozen(arguments_of(location.fs)), os.getpid())
     for _ in range(_TRIES):
         try:
             client.put_object(Bucket=bucket, Key=key, Body=content, IfNoneMatch="*")
@@ -151,11 +153,11 @@ def _put_s3(place: Location, content: bytes) -> bool:
                 continue
             if code in _TAKEN:
                 return False
-            raise OSError(redact(f"{place.uri}: {error}")) from None
+            raise OSError(redact(f"{location.uri}: {error}")) from None
         except BotoCoreError as error:
-            raise OSError(redact(f"{place.uri}: {error}")) from None
+            raise OSError(redact(f"{location.uri}: {error}")) from None
         return True
-    raise OSError(f"{place.uri}: the store answered {_TRIES} times that another request is under way")
+    raise OSError(f"{location.uri}: the store answered {_TRIES} times that another request is under way")
 
 
 _ONCE = "a run on this store, so that it trains once if it is started twice,"
@@ -175,7 +177,7 @@ def _s3_client(frozen: _Frozen, _pid: int) -> Any:
 
     given = dict(frozen)
     endpoint = given.get("endpoint_override")
-    if endpoint and "://" not in endpoint:  # that of AWS_ENDPOINT_URL has its scheme
+    if endpoint and "://" not in endpoint:  # AWS_ENDPOINT_URL has its scheme
         endpoint = f"{given.get('scheme', 'https')}://{endpoint}"
     config = Config(
         connect_timeout=ANSWER_S / 2,
@@ -195,27 +197,27 @@ def _s3_client(frozen: _Frozen, _pid: int) -> Any:
     )
 
 
-def _post_gcs(place: Location, content: bytes) -> bool:
-    with extra_package("requests", f"{place.uri}: {_ONCE}"):
+def _post_gcs(location: Location, content: bytes) -> bool:
+    with extra_package("requests", f"{location.uri}: {_ONCE}"):
         import requests  # noqa: PLC0415 - only for this store; Ray brings it
 
-    arguments = arguments_of(place.fs)
-    bucket, _, name = place.path.partition("/")
+    arguments = arguments_of(location.fs)
+    bucket, _, name = location.path.partition("/")
     host = arguments.get("endpoint_override") or "storage.googleapis.com"
     address = f"{arguments.get('scheme') or 'https'}://{host}/upload/storage/v1/b/{bucket}/o"
     query = f"uploadType=media&ifGenerationMatch=0&name={quote(name, safe='')}"
     try:
-        answer = _gcs_session(arguments, place).post(f"{address}?{query}", data=content, timeout=ANSWER_S)
+        answer = _gcs_session(arguments, location).post(f"{address}?{query}", data=content, timeout=ANSWER_S)
     except requests.RequestException as error:
-        raise OSError(redact(f"{place.uri}: {error}")) from None
+        raise OSError(redact(f"{location.uri}: {error}")) from None
     if answer.status_code == 412:
         return False
     if not answer.ok:
-        raise OSError(f"{place.uri}: the store answered {answer.status_code} {redact(answer.text[:200])}")
+        raise OSError(f"{location.uri}: the store answered {answer.status_code} {redact(answer.text[:200])}")
     return True
 
 
-def _gcs_session(arguments: dict[str, Any], place: Location) -> Any:
+def _gcs_session(arguments: dict[str, Any], location: Location) -> Any:
     import requests  # noqa: PLC0415
 
     if arguments.get("anonymous"):
@@ -224,34 +226,34 @@ def _gcs_session(arguments: dict[str, Any], place: Location) -> Any:
         session = requests.Session()
         session.headers["Authorization"] = f"Bearer {token}"
         return session
-    with extra_package("google-auth", f"{place.uri}: {_ONCE}"):
+    with extra_package("google-auth", f"{location.uri}: {_ONCE}"):
         import google.auth  # noqa: PLC0415 - Ray brings it; other installations may lack it
         from google.auth.transport.requests import AuthorizedSession  # noqa: PLC0415
     scopes = ["https://www.googleapis.com/auth/devstorage.read_write"]
     return AuthorizedSession(google.auth.default(scopes=scopes)[0])
 
 
-def _rename_hdfs(files: HadoopFiles, place: Location, content: bytes) -> bool:
-    draft = neighbour(place.path)
+def _rename_hdfs(files: HadoopFiles, location: Location, content: bytes) -> bool:
+    draft = neighbour(location.path)
     with files.create(draft) as stream:
         stream.write(content)
     try:
-        files.mv(draft, place.path, overwrite=False)
+        files.mv(draft, location.path, overwrite=False)
     except OSError:  # the type of the refusal differs with the version of the server: look
-        if not files.exists(place.path):
+        if not files.exists(location.path):
             raise
         files.rm(draft)
         return False
     return True
 
 
-def _rename_webhdfs(store: Any, place: Location, content: bytes) -> bool:
-    draft = neighbour(place.path)
+def _rename_webhdfs(store: Any, location: Location, content: bytes) -> bool:
+    draft = neighbour(location.path)
     store.makedirs(draft.rpartition("/")[0], exist_ok=True)
     with store.open(draft, "wb") as stream:
         stream.write(content)
     # The NameNode answers false if the target exists. fsspec drops the answer, but then the neighbour is still there.
-    store.mv(draft, place.path)
+    store.mv(draft, location.path)
     if not store.exists(draft):
         return True
     store.rm(draft)

@@ -113,8 +113,8 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
 def _hadoop_location(public: str, scheme: str, *, once: bool) -> Location:
     if granted(public).password:
         raise InvalidOption(f"{public}: HDFS has no passwords. Use Kerberos, or leave it out.", uri=public)
-    place, options = split_options(public)
-    netloc, _, name = place.partition("://")[2].partition("/")
+    full, options = split_options(public)
+    netloc, _, name = full.partition("://")[2].partition("/")
     files = hadoop.open_hadoop(scheme, netloc, options.lstrip("?"), once=once)
     return Location(fs.PyFileSystem(Bridge(files)), "/" + name.strip("/"), public)
 

@@ -144,10 +144,10 @@ def open_fsspec(uri: str) -> tuple[fs.FileSystem, str]:
     """
     scheme = uri.partition("://")[0]
     known = inspect.signature(fsspec.get_filesystem_class(scheme).__init__).parameters
-    place, _, query = uri.partition("?")
+    bare, _, query = uri.partition("?")
     options = dict(option.partition("=")[::2] for option in query.split("&") if option)
     taken = {name: _value(value) for name, value in options.items()} if options.keys() <= known.keys() else {}
-    filesystem, path = fsspec.core.url_to_fs(place if taken else uri, **taken)
+    filesystem, path = fsspec.core.url_to_fs(bare if taken else uri, **taken)
     return fs.PyFileSystem(Bridge(filesystem)), path
 
 

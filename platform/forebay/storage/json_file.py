@@ -70,9 +70,9 @@ def write_json_file(folder: str, name: str, text: str) -> None:
 
     The folder is created if it is missing.
     """
-    place = resolve(folder)
-    if not place.is_local:
-        place.fs.create_dir(place.path, recursive=True)
+    location = resolve(folder)
+    if not location.is_local:
+        location.fs.create_dir(location.path, recursive=True)
     write_atomically(below(folder, name), text.encode())
 
 
@@ -83,9 +83,9 @@ def read_json_file(folder: str, name: str, owner: str) -> bytes | None:
 
     Raises `InvalidOption` if `folder` is a file.
     """
-    place = resolve(below(folder, name))
+    location = resolve(below(folder, name))
     try:
-        return read_json_content(place)
+        return read_json_content(location)
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
@@ -96,7 +96,7 @@ def read_json_file(folder: str, name: str, owner: str) -> bytes | None:
         ) from error
 
 
-def read_json_content(place: Location) -> bytes:
+def read_json_content(location: Location) -> bytes:
     """Content of a JSON file that others may replace.
 
     It is from one write. Raises `OSError`.
@@ -107,8 +107,8 @@ def read_json_content(place: Location) -> bytes:
     content = b""
     for wait_s in _WAITS_S:
         time.sleep(wait_s)
-        content = read_small(place)
-        if place.is_local or _is_json(content):
+        content = read_small(location)
+        if location.is_local or _is_json(content):
             break
     return content
 

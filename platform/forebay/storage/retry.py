@@ -174,7 +174,7 @@ _REFUSED = re.compile(
     r"PERMISSION_DENIED|UNAUTHENTICATED|HTTP (?:status code:? |response code |error )?40[13]\b|\b40[13] Client Error|"
     r"\b40[13], message=|\(403\) Forbidden|No response body.*HTTP status 403|AccessControlException"
 )
-REMEDY = "Ask for read access, or check the credentials: those of the environment, or those in the URI."
+REMEDY = "Ask for read access, or check the credentials in the environment or in the URI."
 """Advice in the error for a refusal."""
 
 

@@ -61,19 +61,19 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         return str(self._requests.get(path).json()["sha"])
 
     def info(self, path: str, **_options: object) -> Facts:
-        place = _place(self._strip_protocol(path))
-        if not place.path:
-            return {"name": place.repository.root, "size": 0, "type": "directory"}
-        folder, _, _ = place.path.rpartition("/")
-        name = f"{place.repository.root}/{place.path}"
+        target = _split(self._strip_protocol(path))
+        if not target.path:
+            return {"name": target.repository.root, "size": 0, "type": "directory"}
+        folder, _, _ = target.path.rpartition("/")
+        name = f"{target.repository.root}/{target.path}"
         try:
-            return self._listing(RepositoryPath(place.repository, folder))[name]
+            return self._listing(RepositoryPath(target.repository, folder))[name]
         except KeyError:
             raise FileNotFoundError(f"hf://{name}") from None
 
     def ls(self, path: str, detail: bool = True, **_options: object) -> list[Any]:
-        place = _place(self._strip_protocol(path))
-        found = self._listing(place)
+        target = _split(self._strip_protocol(path))
+        found = self._listing(target)
         return list(found.values()) if detail else list(found)
 
     # fsspec answers False to these where storage does not answer: an outage would look like a deleted file.
@@ -95,49 +95,49 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_options: object
     ) -> Any:
-        place = _place(self._strip_protocol(path))
-        if not place.repository.is_commit:
+        target = _split(self._strip_protocol(path))
+        if not target.repository.is_commit:
             # A search above a repository names others: `datasets/org/_delta_log`. Listings begin at a commit.
-            raise FileNotFoundError(f"hf://{_name(place)} is not of a commit")
-        entries = self._listing(place) if maxdepth == 1 else self._tree(place, is_recursive=True)
+            raise FileNotFoundError(f"hf://{_name(target)} is not of a commit")
+        entries = self._listing(target) if maxdepth == 1 else self._tree(target, is_recursive=True)
         found = {name: entries[name] for name in sorted(entries) if withdirs or entries[name]["type"] == "file"}
         return found if detail else list(found)
 
     def open(self, path: str, mode: str = "rb", **_options: object) -> Any:
         if mode != "rb":
             raise PermissionError(f"hf://{self._strip_protocol(path)}: the Hub is only read. Write to another storage")
-        place = _place(self._strip_protocol(path))
-        return _HubFile(self._requests, place.repository.file(place.path), self.info(path)["size"])
+        target = _split(self._strip_protocol(path))
+        return _HubFile(self._requests, target.repository.file(target.path), self.info(path)["size"])
 
-    def _listing(self, place: RepositoryPath) -> Listing:
+    def _listing(self, target: RepositoryPath) -> Listing:
         """Entries of one folder."""
-        if not place.repository.is_commit:
-            return self._tree(place, is_recursive=False)
-        name = _name(place)
+        if not target.repository.is_commit:
+            return self._tree(target, is_recursive=False)
+        name = _name(target)
         with self._lock:
             if name in self._of_commits:
                 return self._of_commits[name]
-            if place.path and self.info(name)["type"] != "directory":
+            if target.path and self.info(name)["type"] != "directory":
                 raise NotADirectoryError(f"hf://{name}")
-            return self._tree(place, is_recursive=False)
+            return self._tree(target, is_recursive=False)
 
-    def _tree(self, place: RepositoryPath, *, is_recursive: bool) -> Listing:
+    def _tree(self, target: RepositoryPath, *, is_recursive: bool) -> Listing:
         """Entries of a folder, or of all folders below it."""
-        path = f"{place.repository.api}/tree/{place.repository.revision.replace('/', '%2F')}"
+        path = f"{target.repository.api}/tree/{target.repository.revision.replace('/', '%2F')}"
         answer = self._requests.get(
-            f"{path}/{place.path}".rstrip("/"), params={"recursive": "true" if is_recursive else "false"}
+            f"{path}/{target.path}".rstrip("/"), params={"recursive": "true" if is_recursive else "false"}
         )
         entries: Listing = {}
         while True:
             for entry in answer.json():
-                name = f"{place.repository.root}/{entry['path']}"
+                name = f"{target.repository.root}/{entry['path']}"
                 entries[name] = _facts(name, entry)
             following = answer.links.get("next", {}).get("url")
             if not following:
                 break
             answer = self._requests.get(following)
-        if place.repository.is_commit:
-            self._keep(_name(place), entries, is_recursive=is_recursive)
+        if target.repository.is_commit:
+            self._keep(_name(target), entries, is_recursive=is_recursive)
         return entries
 
     def _keep(self, folder: str, entries: Listing, *, is_recursive: bool) -> None:
@@ -149,15 +149,15 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         self._of_commits |= listings
 
 
-def _place(path: str) -> RepositoryPath:
-    place = split_path(path)
-    if place is None:
+def _split(path: str) -> RepositoryPath:
+    target = split_path(path)
+    if target is None:
         raise FileNotFoundError(f"hf://{path} is above all repositories")
-    return place
+    return target
 
 
-def _name(place: RepositoryPath) -> str:
-    return f"{place.repository.root}/{place.path}".rstrip("/")
+def _name(target: RepositoryPath) -> str:
+    return f"{target.repository.root}/{target.path}".rstrip("/")
 
 
 def _facts(name: str, entry: Facts) -> Facts:

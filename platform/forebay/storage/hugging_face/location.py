@@ -39,17 +39,17 @@ class RevisionPins:
 
         Raises:
             InvalidOption: huggingface_hub is not installed.
-            ReadFailed: There is no such repository, or the Hub did not answer, or did not permit it.
+            ReadFailed: The repository does not exist, or the Hub did not answer, or did not permit it.
         """
         if not isinstance(uri, str):
             return uri
         scheme, _, rest = uri.partition("://")
-        place = split_path(rest.partition("?")[0]) if scheme.lower() == SCHEME and names_repository(rest) else None
-        if place is None or place.repository.is_commit:
+        found = split_path(rest.partition("?")[0]) if scheme.lower() == SCHEME and names_repository(rest) else None
+        if found is None or found.repository.is_commit:
             return uri
         public = without_credentials(uri)
         files, _ = open_repository(public)
-        repository = place.repository
+        repository = found.repository
         if repository not in self._commits:
             try:
                 self._commits[repository] = read(public, partial(files.commit_of, repository), self._policy)
@@ -57,4 +57,4 @@ class RevisionPins:
                 raise ReadFailed(f"{public} has no commit to read ({error}). {REMEDY}", what=public) from error
         commit = replace(repository, revision=self._commits[repository])
         query = public.partition("?")[1] + public.partition("?")[2]
-        return f"{SCHEME}://{commit.root}/{place.path}".rstrip("/") + query
+        return f"{SCHEME}://{commit.root}/{found.path}".rstrip("/") + query

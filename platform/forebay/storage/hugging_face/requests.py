@@ -49,7 +49,7 @@ class HubRequests:
         `path` is below the endpoint, or a URL of the endpoint.
 
         Raises:
-            FileNotFoundError: There is no such repository, revision or file.
+            FileNotFoundError: The repository, revision or file does not exist.
             PermissionError: The repository is private or gated, and the token does not open it.
             RateLimited: The Hub asks to wait.
             OSError: Any other failure.

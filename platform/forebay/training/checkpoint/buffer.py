@@ -6,7 +6,9 @@ from forebay.training.checkpoint.encoded import Bytes
 
 
 class ReusableBuffer:
-    """File in memory that is written repeatedly. Its pages stay: fresh ones cost more than the copy into them.
+    """A file in memory that is written repeatedly.
+
+    Its pages stay: fresh ones cost more than the copy into them.
 
     A subclass decides where the memory is.
     """
@@ -21,7 +23,10 @@ class ReusableBuffer:
         return self._at
 
     def write(self, data: Bytes) -> int:
-        """Append `data`, as `torch.save` does. Returns its size in bytes."""
+        """Append `data`, as `torch.save` does.
+
+        Returns its size in bytes.
+        """
         end = self._at + len(data)
         if end > len(self._memory):
             self._memory = self.grow(max(end, 2 * len(self._memory)))
@@ -30,7 +35,10 @@ class ReusableBuffer:
         return len(data)
 
     def reserve(self, num_bytes: int) -> None:
-        """Have room for `num_bytes` bytes in all, so that they are written without moving the memory."""
+        """Reserve `num_bytes` bytes in all.
+
+        They are then written without moving the memory.
+        """
         if num_bytes > len(self._memory):
             self._memory = self.grow(num_bytes)
 
@@ -42,11 +50,17 @@ class ReusableBuffer:
         self._at = 0
 
     def written(self) -> memoryview:
-        """All data written since `reset`, without a copy. Valid until the next write."""
+        """All data since `reset`, without a copy.
+
+        Valid until the next write.
+        """
         return self._memory[: self._at].toreadonly()
 
     def grow(self, num_bytes: int) -> memoryview:
-        """Return at least `num_bytes` of writable memory that begins with the data written so far."""
+        """Return writable memory of at least `num_bytes`.
+
+        It begins with the data written so far.
+        """
         memory = memoryview(bytearray(num_bytes))
         memory[: self._at] = self._memory[: self._at]
         return memory

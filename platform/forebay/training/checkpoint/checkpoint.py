@@ -1,4 +1,7 @@
-"""Checkpoints of one run: their content, and the protocol of the store in which a worker saves and finds them."""
+"""Checkpoints of a run, and the protocol of their store.
+
+A worker saves them in the store and finds them there.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """Position in the data, and all state that is needed to continue training from there.
+    """Position in the data, and all state of the training.
+
+    Training continues from there.
 
     `world` is the world that saved it. Any other may restore it. `shards` holds one state per shard, by number from 0:
     a model that every rank holds as a whole is one shard. A state holds tensors, numbers, strings, None, and tuples,
@@ -43,12 +48,14 @@ class Checkpoint:
 
 
 class CheckpointStore(Protocol):
-    """Store of one run's checkpoints. A driver makes one per worker process.
+    """Store of one run's checkpoints.
+
+    A driver makes one per worker process.
 
     Laws:
     - After `save` has returned, `newest` finds the checkpoint in any later process of the run, even if this process
       dies.
-    - A saved checkpoint replaces those of later steps, which belong to an abandoned future.
+    - A saved checkpoint replaces all of later steps, which belong to an abandoned future.
     - `newest` never returns a corrupt checkpoint, or one that lacks a shard.
     - A saved state may be changed as soon as `save` has returned.
     - Of a checkpoint in parts, each rank saves its own with `save_part`. Then rank 0 calls `save`, with all receipts.
@@ -65,24 +72,28 @@ class CheckpointStore(Protocol):
         """
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
-        """Return once this rank's part of the checkpoint of `step` outlives this process.
+        """Make this rank's part of `step` outlive this process.
 
         Args:
-            step: Step of the checkpoint, which is later than that of the newest complete one.
-            number: Number of the part, from 1: those of all ranks differ.
+            step: Step of the checkpoint, later than the newest complete one.
+            number: Number of the part, from 1. Each rank has its own.
             chunks: This rank's blocks of tensors, by logical name.
         """
         ...
 
     def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
-        """Return functions that read spans of a part of a complete checkpoint, one for each copy, the nearest first.
+        """Return readers of a part's spans, the nearest copy first.
+
+        The part is of a complete checkpoint.
 
         They raise `CorruptCheckpoint` for a copy that is lost.
         """
         ...
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
-        """Return the newest complete checkpoint, in memory or in storage, or None.
+        """Return the newest complete checkpoint, or None.
+
+        It is in memory or in storage.
 
         Args:
             shards: Numbers of the shards to read and verify, as far as the checkpoint has them. None for all.
@@ -95,7 +106,10 @@ class CheckpointStore(Protocol):
         ...
 
     def flush(self) -> None:
-        """Return once the newest saved checkpoint is in storage. Raises `WriteFailed` if that is impossible."""
+        """Return once the newest saved checkpoint is in storage.
+
+        Raises `WriteFailed` if that is impossible.
+        """
 
     def close(self) -> None:
         """Release all resources. Does not save: call `flush` before."""
@@ -110,7 +124,9 @@ class Encoder:
     def encode(
         self, checkpoint: Checkpoint, buffer: ReusableBuffer, parts: Sequence[PartReceipt] = ()
     ) -> EncodedCheckpoint:
-        """Write `checkpoint` into `buffer`. The result is valid until the buffer is written again.
+        """Write `checkpoint` into `buffer`.
+
+        The result is valid until the buffer is written again.
 
         It names `parts`, and does not have them. Raises `BadJob` for a state that could not be read back.
         """
@@ -138,7 +154,9 @@ _UNREADABLE = (ForebayError, LookupError, TypeError, ValueError)
 
 
 def decode(encoded: EncodedCheckpoint, uri: str) -> Checkpoint:
-    """Decode a checkpoint found at `uri`, with the shards that `encoded` has.
+    """Decode a checkpoint found at `uri`.
+
+    With the shards that `encoded` has.
 
     Raises `CorruptCheckpoint` if it is not what was encoded. Raises `CursorMismatch` if it is, but cannot be read: an
     older one would be no better.
@@ -163,7 +181,9 @@ def _unreadable(uri: str, error: Exception) -> CursorMismatch:
 
 
 class DirectoryStore:
-    """`CheckpointStore` without memory: every checkpoint is written below `uri` while the worker waits.
+    """`CheckpointStore` without memory.
+
+    Every checkpoint is written below `uri` while the worker waits.
 
     One folder per step: a file per shard, then `checkpoint.json` with sizes and checksums. Raises `InvalidOption` for
     bounds that would keep nothing.
@@ -174,11 +194,17 @@ class DirectoryStore:
         self._encoder, self._buffer = Encoder(), ReusableBuffer()
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
-        """Write `checkpoint`, then delete those it supersedes. Raises `OSError` if storage refuses it."""
+        """Write `checkpoint`, then delete those it supersedes.
+
+        Raises `OSError` if storage refuses it.
+        """
         self._files.write(self._encoder.encode(checkpoint, self._buffer, parts))
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
-        """Write the file of a part. Raises `OSError` if storage refuses it."""
+        """Write the file of a part.
+
+        Raises `OSError` if storage refuses it.
+        """
         receipt = write_part(number, chunks, self._buffer)
         self._files.write_part(step, number, self._buffer.written())
         return receipt
@@ -188,7 +214,10 @@ class DirectoryStore:
         return self._files.part_readers(step, part.number)
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
-        """Return the newest complete checkpoint, or None. Logs and skips corrupt ones."""
+        """Return the newest complete checkpoint, or None.
+
+        Logs and skips corrupt ones.
+        """
         return newest_of(found_in(self._files), shards, before=before)
 
     def flush(self) -> None:
@@ -199,7 +228,10 @@ class DirectoryStore:
 
 
 class Tier(IntEnum):
-    """Distance of a checkpoint from its reader. Of two checkpoints with the same step, the higher tier is read."""
+    """Distance of a checkpoint from its reader.
+
+    Of two checkpoints with the same step, the higher tier is read.
+    """
 
     STORAGE = 0
     OTHER_NODE = 1
@@ -208,7 +240,9 @@ class Tier(IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class FoundCheckpoint:
-    """Checkpoint that seems complete, with a function that reads the requested shards of it.
+    """A checkpoint that seems complete.
+
+    It has a function that reads its requested shards.
 
     Ordered by attempt, then step: a late upload of an attempt that was taken over is older than all of the next one.
     """
@@ -231,7 +265,10 @@ def found_in(files: CheckpointFiles, tier: Tier = Tier.STORAGE) -> list[FoundChe
 def newest_of(
     found: Iterable[FoundCheckpoint], shards: Collection[int] | None = None, *, before: int | None = None
 ) -> Checkpoint | None:
-    """Return the newest complete checkpoint, or None. Logs and skips corrupt ones, and raises as `decode` does."""
+    """Return the newest complete checkpoint, or None.
+
+    Logs and skips corrupt ones, and raises as `decode` does.
+    """
     for each in sorted(found, reverse=True):
         if before is not None and each.step >= before:
             continue

@@ -1,4 +1,7 @@
-"""Options of a run's checkpoints: the storage they are written to, and how long each of them is kept."""
+"""Options of a run's checkpoints.
+
+They say to which storage they are written, and how long each is kept.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ from forebay.errors import InvalidOption
 from forebay.storage.credentials import Access, without_credentials
 
 FOLDER = "checkpoints"
-"""Folder of the checkpoints within that of a run."""
+"""Folder of the checkpoints in the folder of a run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Options of a run's checkpoints in storage, below `uri`. One is uploaded every `storage_every_s` seconds.
+    """Options of a run's checkpoints in storage, below `uri`.
+
+    One is uploaded every `storage_every_s` seconds.
 
     Storage keeps the newest `keep_last`, and permanently those whose step is a multiple of `keep_every`. Credentials
     within `uri` stay in this process; unpickling `access` grants them elsewhere. Raises `InvalidOption` for bounds that
@@ -62,7 +67,9 @@ class CheckpointConfig:
         return self.keep_every is not None and step % self.keep_every == 0
 
     def superseded(self, complete: Sequence[int], newest: int) -> set[int]:
-        """Steps of the complete checkpoints in storage that may be deleted once `newest` is written.
+        """Complete steps that may be deleted once `newest` is written.
+
+        They are the steps of checkpoints in storage.
 
         This includes later steps: they belong to a future that the run abandoned by going back.
 

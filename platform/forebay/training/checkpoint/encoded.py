@@ -1,4 +1,6 @@
-"""Checkpoint as bytes: metadata, one serialized state per shard, and a checksum over each of them.
+"""A checkpoint as bytes.
+
+Metadata, one serialized state per shard, and a checksum over each of them.
 
 Independent of the meaning of the bytes, so it needs no PyTorch.
 """
@@ -23,12 +25,18 @@ Metadata: TypeAlias = Mapping[str, Any]
 
 
 class CorruptCheckpoint(Exception):
-    """Raised for a checkpoint that cannot be trusted. The message is the reason."""
+    """A checkpoint that cannot be trusted.
+
+    The message is the reason.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartFacts:
-    """Number, size and checksum (`sum_of` its blocks) of a part, which another process may have written."""
+    """Number, size and checksum of a part.
+
+    The checksum is `sum_of` its blocks. Another process may have written it.
+    """
 
     number: int
     num_bytes: int
@@ -37,11 +45,13 @@ class PartFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class EncodedCheckpoint:
-    """Metadata of a checkpoint, and its shards by number. Compared by identity.
+    """Metadata of a checkpoint, and its shards by number.
+
+    Compared by identity.
 
     `metadata` names every shard with its size and checksum. `shards` holds all of them, or the requested ones. Each
     shard has its own checksum, so a process that needs one of them never reads the others. A shard is a serialized
-    state, or a part: raw bytes of tensors, whose checksum is made of those of its blocks.
+    state, or a part: raw bytes of tensors, whose checksum is made of the checksums of its blocks.
     """
 
     metadata: Metadata
@@ -51,7 +61,9 @@ class EncodedCheckpoint:
     def build(
         cls, metadata: Metadata, shards: Mapping[int, Bytes], parts: Sequence[PartFacts] = ()
     ) -> EncodedCheckpoint:
-        """Encode a checkpoint with all its shards, and `parts` that lie elsewhere.
+        """Encode a checkpoint with all its shards.
+
+        `parts` lie elsewhere.
 
         `metadata` must survive JSON and name the `step`.
         """
@@ -78,7 +90,10 @@ class EncodedCheckpoint:
         return json.dumps(self.metadata, indent=1).encode()
 
     def verify(self) -> None:
-        """Check that the metadata and `shards` are what was encoded. Raises `CorruptCheckpoint` otherwise."""
+        """Check that metadata and `shards` are what was encoded.
+
+        Raises `CorruptCheckpoint` otherwise.
+        """
         verify_metadata(self.metadata)
         table = _shard_table(self.metadata)
         for number, content in self.shards.items():
@@ -101,7 +116,10 @@ def parse_metadata(written: bytes) -> dict[str, Any]:
 
 
 def verify_metadata(metadata: Metadata) -> None:
-    """Verify the checksum: a cursor with one flipped digit would skip rows. Raises `CorruptCheckpoint`."""
+    """Verify the checksum of metadata. Raises `CorruptCheckpoint`.
+
+    A cursor with one flipped digit would skip rows.
+    """
     described = dict(metadata)
     if described.pop(_CHECKSUM, None) != metadata_checksum(described):
         raise CorruptCheckpoint(f"the checksum of {METADATA} is wrong")
@@ -113,7 +131,10 @@ def metadata_checksum(metadata: Metadata) -> str:
 
 
 class ShardSums:
-    """Size and checksum of a shard's bytes, which come piece by piece."""
+    """Size and checksum of a shard's bytes.
+
+    They come piece by piece.
+    """
 
     def __init__(self) -> None:
         self.num_bytes = 0
@@ -130,19 +151,28 @@ class ShardSums:
 
 
 def verify_shard(metadata: Metadata, number: int, sums: ShardSums) -> None:
-    """Check that a shard that is no part is what was encoded. Raises `CorruptCheckpoint` otherwise."""
+    """Check the content of a whole shard.
+
+    Raises `CorruptCheckpoint` unless it is what was encoded. The shard must not be a part.
+    """
     facts = _shard_table(metadata)[number]
     if (sums.num_bytes, sums.checksum) != (facts.num_bytes, facts.checksum):
         raise CorruptCheckpoint(f"shard {number} is not what was written")
 
 
 def shard_sizes(metadata: Metadata) -> dict[int, int]:
-    """Bytes of every shard of a checkpoint, in order of their numbers. Raises `CorruptCheckpoint`."""
+    """Number of bytes of every shard, in order.
+
+    Raises `CorruptCheckpoint`.
+    """
     return {number: facts.num_bytes for number, facts in sorted(_shard_table(metadata).items())}
 
 
 def part_facts(metadata: Metadata) -> dict[int, PartFacts]:
-    """Facts of the shards that are parts, by number. Raises `CorruptCheckpoint`."""
+    """Facts of the shards that are parts, by number.
+
+    Raises `CorruptCheckpoint`.
+    """
     return {
         number: PartFacts(number=number, num_bytes=facts.num_bytes, checksum=facts.checksum)
         for number, facts in sorted(_shard_table(metadata).items())
@@ -151,23 +181,32 @@ def part_facts(metadata: Metadata) -> dict[int, PartFacts]:
 
 
 def block_sums(content: Bytes) -> list[int]:
-    """Checksum (xxh3-64) of each MiB of `content`. The last block may be shorter."""
+    """Checksum (xxh3-64) of each MiB of `content`.
+
+    The last block may be shorter.
+    """
     view = memoryview(content)
     return [xxhash.xxh3_64_intdigest(view[at : at + BLOCK_BYTES]) for at in range(0, len(view), BLOCK_BYTES)]
 
 
 def sum_of(sums: Sequence[int]) -> str:
-    """Checksum of a part, made of those of its blocks."""
+    """Checksum of a part, made of the checksums of its blocks."""
     return _checksum(b"".join(each.to_bytes(8, "little") for each in sums))
 
 
 def whole_sizes(metadata: Metadata) -> dict[int, int]:
-    """Bytes of every shard that is no part, in order of their numbers. Raises `CorruptCheckpoint`."""
+    """Number of bytes of every whole shard, in order.
+
+    Leaves out parts. Raises `CorruptCheckpoint`.
+    """
     return {number: facts.num_bytes for number, facts in sorted(_shard_table(metadata).items()) if not facts.is_part}
 
 
 def split_shards(metadata: Metadata, content: memoryview) -> dict[int, memoryview]:
-    """Views of all shards but parts, in memory that holds them one after another, in order of their numbers."""
+    """Views of all whole shards in one piece of memory.
+
+    They lie there one after another, in order of their numbers. Leaves out parts.
+    """
     shards, begin = {}, 0
     for number, num_bytes in whole_sizes(metadata).items():
         shards[number] = content[begin : begin + num_bytes]
@@ -183,7 +222,10 @@ class _ShardFacts:
 
 
 def _shard_table(metadata: Metadata) -> dict[int, _ShardFacts]:
-    """Size and checksum of every shard, by number. Raises `CorruptCheckpoint` if they are missing."""
+    """Size and checksum of every shard, by number.
+
+    Raises `CorruptCheckpoint` if they are missing.
+    """
     try:
         table = {int(number): _facts(entry) for number, entry in metadata["shards"].items()}
     except (KeyError, TypeError, ValueError, OverflowError, AttributeError):

@@ -1,4 +1,7 @@
-"""`CheckpointStore` for the local driver: first on this machine's disk, and from there to storage elsewhere."""
+"""`CheckpointStore` for the local driver.
+
+Checkpoints go to this machine's disk first, and from there to storage elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,9 @@ OWNER = "spooled-by"
 
 
 def open_local_checkpoints(config: CheckpointConfig) -> CheckpointStore:
-    """Open the store of a run whose workers are processes of this machine.
+    """Open the store of a run on this machine.
+
+    Its workers are processes of this machine.
 
     A checkpoint on this machine's own disk outlives every process as soon as it is written. Writing is as fast as
     memory: the kernel keeps it until the disk has it. Storage elsewhere receives checkpoints through such a folder.
@@ -51,7 +56,9 @@ def open_local_checkpoints(config: CheckpointConfig) -> CheckpointStore:
 
 
 class DirectStore(DirectoryStore):
-    """Store that writes directly to storage. A refused write ends the run: its user must make room.
+    """A store that writes directly to storage.
+
+    A refused write ends the run: its user must make room.
 
     Asks before each checkpoint whether a later attempt has taken over, and raises `Fenced` then.
     """
@@ -76,7 +83,10 @@ class DirectStore(DirectoryStore):
             raise self._refused(step, error) from error
 
     def _refused(self, step: int, error: OSError) -> WriteFailed:
-        """Error for a refused write. Raises `Fenced` if a later attempt has removed the folder during the write."""
+        """Error for a refused write.
+
+        Raises `Fenced` if a later attempt has removed the folder during the write.
+        """
         with suppress(OSError):  # storage does not answer: then that is the error
             self._files.check_fence()
         return write_failed(
@@ -90,7 +100,7 @@ class DirectStore(DirectoryStore):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Spool:
-    """Folder between a worker and storage, while it is in use."""
+    """Folder between a worker and storage, while in use."""
 
     folder: Path
     files: CheckpointFiles
@@ -98,7 +108,9 @@ class _Spool:
 
 
 class SpooledStore:
-    """`CheckpointStore` on this machine's disk, uploaded every `storage_every_s`. A killed process loses no checkpoint.
+    """`CheckpointStore` on this machine's disk.
+
+    It is uploaded every `storage_every_s`. A killed process loses no checkpoint.
 
     A lost machine loses the checkpoints since the last upload. The folder belongs to the run in storage, and to no
     other of the same name. If a run was started again there, or continued from another machine, the folder here is out
@@ -124,17 +136,23 @@ class SpooledStore:
         spool.uploader.offer(mapped)
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
-        """Return once the part is on this machine's disk. All ranks share the folder, and rank 0 uploads it."""
+        """Return once the part is on this machine's disk.
+
+        All ranks share the folder, and rank 0 uploads it.
+        """
         receipt = write_part(number, chunks, self._buffer)
         self._spooled.write_part(step, number, self._buffer.written())
         return receipt
 
     def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
-        """Return a reader of this machine's disk, and one of storage."""
+        """Return readers of this machine's disk and of storage."""
         return [reader for files in (self._spooled, self._stored) for reader in files.part_readers(step, part.number)]
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
-        """Return the newest complete checkpoint of this machine's disk or of storage."""
+        """Return the newest complete checkpoint, or None.
+
+        It is on this machine's disk or in storage.
+        """
         spool = self._spool()
         found = [*found_in(spool.files, Tier.THIS_NODE), *found_in(spool.uploader.files)]
         return newest_of(found, shards, before=before)
@@ -144,7 +162,10 @@ class SpooledStore:
         self._spool().uploader.flush()
 
     def close(self) -> None:
-        """End the uploads. The folder stays if storage lacks a part of it."""
+        """End the uploads.
+
+        The folder stays if storage lacks a part of it.
+        """
         if self._opened is None:
             return
         uploader = self._opened.uploader
@@ -182,23 +203,26 @@ class SpooledStore:
         )
 
     def _own(self, folder: Path, uri: str) -> None:
-        """Empty the folder, unless this folder was the last to upload checkpoints of the run in storage."""
-        here, place = folder / OWNER, resolve(below(uri, OWNER))
+        """Empty the folder, unless it is the owner in storage.
+
+        The owner is the folder that was the last to upload checkpoints of the run.
+        """
+        here, location = folder / OWNER, resolve(below(uri, OWNER))
         owner = here.read_bytes() if here.exists() else b""
-        if owner and owner == _read(place.uri):
+        if owner and owner == _read(location.uri):
             return
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
         owner = uuid.uuid4().hex.encode()
         try:
-            place.fs.create_dir(place.path.rpartition("/")[0], recursive=True)
-            write_atomically(place.uri, owner)
+            location.fs.create_dir(location.path.rpartition("/")[0], recursive=True)
+            write_atomically(location.uri, owner)
         except OSError as error:
-            raise write_failed("the owner of the checkpoints", place.uri, error) from error
+            raise write_failed("the owner of the checkpoints", location.uri, error) from error
         here.write_bytes(owner)
 
     def _offer_remains(self) -> None:
-        """Offer the uploader the checkpoint that a killed process had saved."""
+        """Offer the uploader the checkpoint of a killed process."""
         assert self._opened is not None
         files = self._opened.files
         left = newest_of(found_in(files))
@@ -208,7 +232,9 @@ class SpooledStore:
             self._opened.uploader.offer(files.read_saved(name))
 
     def _mapped(self, encoded: EncodedCheckpoint) -> EncodedCheckpoint:
-        """Map the same checkpoint from the disk, because the buffer is needed for the next one.
+        """Map the same checkpoint from the disk.
+
+        The buffer is needed for the next one.
 
         A mapped file stays after its deletion.
         """

@@ -1,4 +1,7 @@
-"""Newest checkpoint of a run in the memory of one node: kept for the next worker, replicated, and uploaded."""
+"""Newest checkpoint of a run in one node's memory.
+
+It is kept for the next worker, replicated, and uploaded.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ Replicate = Callable[[EncodedCheckpoint], Awaitable[None]]
 
 @dataclass(frozen=True, slots=True, order=True)
 class StoredStep:
-    """Step that a store has. Of two stores with the same step, the origin, which a worker wrote to, has precedence."""
+    """Step that a store has.
+
+    Of two stores with the same step, the origin, which a worker wrote to, has precedence.
+    """
 
     step: int
     is_origin: bool
@@ -41,7 +47,9 @@ class StoredStep:
 
 
 class MemoryStore:
-    """Store that runs as an actor without CPUs, but is independent of Ray. It answers questions for its step at once.
+    """Memory store of one node, independent of Ray.
+
+    It runs as an actor without CPUs, and answers questions for its step at once.
 
     A worker writes its shards and then the metadata into its buffer, and calls `keep`. The checkpoint is complete as
     soon as the metadata is written: if the worker dies before the call, the store finds it in the buffer. A buffer is
@@ -69,7 +77,9 @@ class MemoryStore:
         self._adopting = threading.Lock()
 
     async def acquire(self) -> BufferHandle:
-        """Return a buffer for a new worker, which replaces an earlier one that has ended.
+        """Return a buffer for a new worker.
+
+        The worker replaces an earlier one that has ended.
 
         Waits until the checkpoint of the earlier worker is as safe as after `keep`.
         """
@@ -81,7 +91,9 @@ class MemoryStore:
         return self._next_handle()
 
     async def keep(self, number: int) -> BufferHandle:
-        """Keep the checkpoint in buffer `number`. Returns the buffer for the next one.
+        """Keep the checkpoint in buffer `number`.
+
+        Returns the buffer for the next one.
 
         Waits until it has a copy on another node. A worker does not write another one before, so the loss of a node
         loses at most one checkpoint.
@@ -100,7 +112,7 @@ class MemoryStore:
         return self._next_handle()
 
     async def keep_copy(self, metadata: Metadata, shards: ShardArrays) -> None:
-        """Keep a copy of the newest checkpoint, whose origin is another node.
+        """Keep a copy of another node's newest checkpoint.
 
         If another checkpoint arrived during the copy, the copy is dropped: the other is newer, and may be this node's
         own.
@@ -121,7 +133,9 @@ class MemoryStore:
         return self._stored_step()
 
     async def locate(self, step: int | None = None) -> tuple[Metadata, str] | None:
-        """Newest checkpoint for a process of this node: its metadata, and the buffer's file.
+        """Metadata and file of the newest checkpoint.
+
+        For a process of this node.
 
         With the `step` of the checkpoint before it, that one.
         """
@@ -134,7 +148,10 @@ class MemoryStore:
     async def fetch(
         self, shards: Collection[int] | None = None, step: int | None = None
     ) -> tuple[Metadata, ShardArrays] | None:
-        """Checkpoint as `locate` finds it, with those of `shards` that it has, or with all."""
+        """Checkpoint that `locate` finds, with its shards.
+
+        The given `shards` as far as it has them, or all.
+        """
         kept = self._kept(step)
         if kept is None:
             return None
@@ -144,7 +161,9 @@ class MemoryStore:
         }
 
     async def flush(self, successor: CheckpointConfig | None = None) -> WriteFailed | Fenced | None:
-        """Write the newest checkpoint to storage. Returns the error if that fails.
+        """Write the newest checkpoint to storage.
+
+        Returns the error if that fails.
 
         For the options of a later attempt, the `successor`, as a checkpoint of that attempt.
         """
@@ -168,7 +187,7 @@ class MemoryStore:
         return None
 
     async def yield_storage(self, step: int) -> None:
-        """Stop uploading, because a worker writes the checkpoint of `step` to storage itself.
+        """Stop uploading: a worker writes `step` to storage itself.
 
         That write would delete a later one there. The checkpoint here stays, like a copy, in case the worker dies
         before it has written.
@@ -193,9 +212,11 @@ class MemoryStore:
         return before if before is not None and before.step == step else self._newest
 
     def _adopt_unreported(self) -> None:
-        """Keep a complete checkpoint whose worker has not called `keep`, because it is late or dead.
+        """Keep a complete checkpoint that was not reported.
 
-        It is in the buffer that was handed out, or in that of a worker that was taken for dead.
+        Its worker has not called `keep`, because it is late or dead.
+
+        It is in the buffer that was handed out, or in the buffer of a worker that was taken for dead.
         """
         with self._adopting:
             for number in (self._abandoned, self._given):
@@ -203,7 +224,10 @@ class MemoryStore:
                     self._set_newest(encoded, number, self._ticket(), is_origin=True)
 
     def _complete_in(self, number: int) -> EncodedCheckpoint | None:
-        """Complete checkpoint in buffer `number`, or None. If its worker was taken for dead, it must be newer."""
+        """Complete checkpoint in buffer `number`, or None.
+
+        If its worker was taken for dead, it must be newer.
+        """
         try:
             encoded = self._buffers[number].read()
             if encoded is None:
@@ -216,13 +240,18 @@ class MemoryStore:
         return encoded if is_news or number == self._given else None
 
     def _reported(self, number: int) -> EncodedCheckpoint | None:
-        """Checkpoint in buffer `number`, if the buffer still belongs to the worker that reports it."""
+        """Checkpoint in buffer `number`, or None.
+
+        The buffer must still belong to the worker that reports it.
+        """
         if number not in (self._given, self._abandoned):
             return None
         return self._content.get(number) or self._buffers[number].read()
 
     def _abandon(self, number: int | None) -> None:
-        """Do not hand out buffer `number` again: a worker that should have ended may still write to it.
+        """Do not hand out buffer `number` again.
+
+        A worker that should have ended may still write to it.
 
         It is released when the worker's successor has a checkpoint. Until then the successor may end first.
         """
@@ -231,7 +260,10 @@ class MemoryStore:
         self._abandoned = number
 
     async def _make_safe(self) -> None:
-        """Return once the newest checkpoint is queued for storage and has its copy on another node."""
+        """Make the newest checkpoint safe.
+
+        It is then queued for storage and has its copy on another node.
+        """
         if self._newest is not None and self._is_origin:
             # Not in the thread: there it could come after a call that discards it.
             self._uploader.enqueue(self._newest)
@@ -241,7 +273,7 @@ class MemoryStore:
             )
 
     async def _replicate_newest(self) -> None:
-        """Return once the newest checkpoint has its copy on another node, if there is another node."""
+        """Copy the newest checkpoint to another node, if any."""
         async with self._replication:
             newest = self._newest
             if newest is None or newest is self._replicated or not self._is_origin:
@@ -260,7 +292,10 @@ class MemoryStore:
         return self._buffers[self._given].handle
 
     def _ticket(self) -> int:
-        """Number of a checkpoint or copy in order of arrival. Copies do not finish in this order."""
+        """Number of a checkpoint or copy in order of arrival.
+
+        Copies do not finish in this order.
+        """
         self._last_ticket += 1
         return self._last_ticket
 
@@ -300,13 +335,19 @@ class MemoryStore:
         return None
 
     def _is_in_storage(self, step: int) -> bool:
-        """Whether storage has a complete checkpoint of `step` or later. A copy must not replace a later one."""
+        """Whether storage has a complete checkpoint from `step` on.
+
+        A copy must not replace a later one.
+        """
         files = self._uploader.files
         return _is_stored(files, files.own_names(), step)
 
 
 def _is_stored(files: CheckpointFiles, names: Iterable[SavedStep], step: int) -> bool:
-    """Whether one of `names`, the newest first, is a complete checkpoint of `step` or later."""
+    """Whether a checkpoint of `step` or later is complete.
+
+    `names` are those to look at, the newest first.
+    """
     for name in names:
         if name.step < step:
             return False

@@ -1,4 +1,6 @@
-"""Memory stores of a run as Ray actors: found by name, made when needed, ended with their run.
+"""Memory stores of a run as Ray actors.
+
+They are found by name, made when needed, and ended with their run.
 
 Checked with Ray 2.60. They are detached: the worker that first requests one must not end it when it dies. This module
 imports no PyTorch, so that a store starts in the time that Python and Ray take to start.
@@ -50,7 +52,9 @@ log = logging.getLogger(__name__)
 
 
 class StoreActor(MemoryStore):
-    """Memory store on its node. Ends after the run's coordinator, and then writes the newest checkpoint to storage.
+    """Memory store on its node.
+
+    Ends after the run's coordinator, and then writes the newest checkpoint to storage.
 
     If a later attempt has the run by then, it waits `HAND_OVER_S`: that one may be on this cluster, and take what is
     here.
@@ -65,7 +69,10 @@ class StoreActor(MemoryStore):
         threading.Thread(target=self._watch, name="forebay-watch", daemon=True).start()
 
     async def stop_replicating(self) -> None:
-        """Make no other store from now on. A store that is being made exists when this returns."""
+        """Make no other store from now on.
+
+        A store that is being made exists when this returns.
+        """
         await asyncio.to_thread(self._replica.stop)
 
     def _watch(self) -> None:
@@ -88,7 +95,10 @@ class StoreActor(MemoryStore):
 
 
 class _Replica:
-    """Store on another node that has a copy of each checkpoint. Chosen again if it does not answer."""
+    """The store on another node that has all copies.
+
+    Chosen again if it does not answer.
+    """
 
     def __init__(self, owner: StoreOwner, node: str) -> None:
         self._owner, self._node = owner, node
@@ -104,7 +114,10 @@ class _Replica:
             self._is_stopped = True
 
     async def replicate(self, encoded: EncodedCheckpoint) -> None:
-        """Copy `encoded` to another node, if there is one. Afterwards no third store has any checkpoint."""
+        """Copy `encoded` to another node, if there is one.
+
+        Afterwards no third store has any checkpoint.
+        """
         try:
             await asyncio.to_thread(self._choose_when_due)
             if self._store is None:
@@ -126,7 +139,10 @@ class _Replica:
             self._store, self._choose_at = None, 0.0
 
     def _choose_when_due(self) -> None:
-        """Choose a node every `LOOK_S` seconds: others join, and the chosen one may be about to leave."""
+        """Choose a node every `LOOK_S` seconds.
+
+        Others join, and the chosen one may be about to leave.
+        """
         with self._choosing:
             if time.monotonic() >= self._choose_at and not self._is_stopped:
                 self._choose()
@@ -151,14 +167,20 @@ class _Replica:
 
 
 def upload_parts_of(run: str, encoded: EncodedCheckpoint, config: CheckpointConfig) -> bool:
-    """Write the parts of a checkpoint to the storage of `config`. Returns False if one is lost. Raises `OSError`."""
+    """Write the parts of a checkpoint to storage.
+
+    `config` names the storage. Returns False if a part is lost. Raises `OSError`.
+    """
     parts = list(part_facts(encoded.metadata).values())
     files = CheckpointFiles(config)
     return all(files.has_part(encoded.step, part) for part in upload_parts(run, encoded.step, parts, config))
 
 
 def make_store(owner: StoreOwner, node: str) -> ActorHandle:
-    """Return the store of a run on a node. Makes a missing one without waiting the second that this takes."""
+    """Return the store of a run on a node.
+
+    Makes a missing one without waiting the second that this takes.
+    """
     return make_on_node(StoreActor, f"{_prefix(owner.run)}{node}", node, owner)
 
 
@@ -168,7 +190,10 @@ def stores_of(run: str) -> Stores:
 
 
 def stored_steps(stores: Stores) -> dict[str, StoredStep]:
-    """Steps of `stores`, by node. Waits up to `SILENT_S` for silent ones whose nodes are alive."""
+    """Steps of `stores`, by node.
+
+    Waits up to `SILENT_S` for silent ones whose nodes are alive.
+    """
     stored, silent = _ask(stores, _stored_step)
     deadline = time.monotonic() + SILENT_S
     if silent:
@@ -183,7 +208,10 @@ def stored_steps(stores: Stores) -> dict[str, StoredStep]:
 
 
 def yield_storage(stores: Stores, step: int) -> Stores:
-    """Tell `stores` that the caller writes step `step` to storage itself. Returns the stores that did not answer."""
+    """Tell `stores` that the caller writes step `step` itself.
+
+    It writes to storage. Returns the stores that did not answer.
+    """
     return _ask(stores, lambda store: store.yield_storage.remote(step))[1]
 
 
@@ -206,7 +234,9 @@ def _named(stores: Stores) -> str:
 
 
 def flush_newest(run: str, successor: CheckpointConfig | None = None) -> WriteFailed | Fenced | None:
-    """Write a run's newest checkpoint in memory to storage. Returns the error if that fails.
+    """Write a run's newest checkpoint from memory to storage.
+
+    Returns the error if that fails.
 
     For the options of a later attempt, the `successor`, as a checkpoint of that attempt.
     """
@@ -223,7 +253,9 @@ def flush_newest(run: str, successor: CheckpointConfig | None = None) -> WriteFa
 
 
 def end_stores(run: str, successor: CheckpointConfig | None = None) -> None:
-    """Write a run's newest checkpoint to storage as `flush_newest` does, and end all its stores. Logs a failed write.
+    """Flush a run's newest checkpoint, and end all its stores.
+
+    Writes to storage as `flush_newest` does. Logs a failed write.
 
     A silent store is ended too: if it answered later, it would overwrite checkpoints of the next run.
     """
@@ -242,7 +274,10 @@ def end_stores(run: str, successor: CheckpointConfig | None = None) -> None:
 
 
 def has_stores(run: str) -> bool:
-    """Whether a run has memory stores, which may have to upload a checkpoint with its parts."""
+    """Whether a run has memory stores.
+
+    They may have to upload a checkpoint with its parts.
+    """
     return bool(stores_of(run))
 
 

@@ -1,4 +1,7 @@
-"""`CheckpointStore` for workers on Ray: memory of their node, a copy on another node, and storage at intervals."""
+"""`CheckpointStore` for workers on Ray.
+
+Checkpoints go to the memory of their node, to a copy on another node, and to storage at intervals.
+"""
 
 from __future__ import annotations
 
@@ -48,13 +51,18 @@ log = logging.getLogger(__name__)
 
 
 def open_ray_checkpoints(run: str, config: CheckpointConfig, coordinator: ActorHandle) -> RayCheckpointStore:
-    """Open the store of `run`, in any of its worker processes. `coordinator` is the actor that ends with the run."""
+    """Open the store of `run` in a worker process.
+
+    `coordinator` is the actor that ends with the run.
+    """
     return RayCheckpointStore(StoreOwner(run=run, config=config, coordinator=coordinator))
 
 
 @contextmanager
 def checkpoint_stores(run: str, config: CheckpointConfig) -> Iterator[None]:
-    """End all memory stores of a run before and after the block, on the driver. No checkpoint is lost with them.
+    """End a run's memory stores before and after the block.
+
+    On the driver. No checkpoint is lost with them.
 
     Stores from before the block belong to a driver that was killed. What they have is written as checkpoint of the
     attempt of `config`: it restores nothing that an earlier one writes after its claim.
@@ -73,13 +81,18 @@ def checkpoint_stores(run: str, config: CheckpointConfig) -> Iterator[None]:
 
 
 def flush_stores(run: str) -> None:
-    """Write the newest checkpoint to storage, on the driver at a drain notice. A failed write is logged."""
+    """Write the newest checkpoint to storage.
+
+    On the driver, at a drain notice. A failed write is logged.
+    """
     if error := flush_newest(run):
         log.warning("%s", error)
 
 
 class RayCheckpointStore:
-    """`CheckpointStore` in the memory of this node. If that is lost, checkpoints go to storage, with a warning.
+    """`CheckpointStore` in the memory of this node.
+
+    If that is lost, checkpoints go to storage, with a warning.
 
     A worker whose coordinator is dead too is an orphan of a killed driver. It ends this process, because its
     checkpoints would damage a continuation of the run elsewhere.
@@ -103,7 +116,9 @@ class RayCheckpointStore:
         self._latest: int | None = None
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
-        """Return once `checkpoint` is in the memory of this node, and the previous one also on another node.
+        """Keep `checkpoint` in the memory of this node.
+
+        Returns once the previous one is also on another node.
 
         The store may not have noticed it yet: it looks for it before it answers any question. Parts are in the memory
         of the nodes that wrote them.
@@ -118,7 +133,9 @@ class RayCheckpointStore:
         self._saved = encoded
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
-        """Return once the part is in the memory of this node, and the previous one also on another node.
+        """Keep the part in the memory of this node.
+
+        Returns once the previous one is also on another node.
 
         If this memory is lost, the part goes to storage. Raises `WriteFailed`.
         """
@@ -132,11 +149,14 @@ class RayCheckpointStore:
         return receipt
 
     def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
-        """Return readers of the memory of all nodes, and of storage."""
+        """Return readers of all nodes' memory, and of storage."""
         return [*self._part_memory.copies(step, part), *self._files.part_readers(step, part.number)]
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
-        """Return the newest complete checkpoint in the memory of any node, or in storage."""
+        """Return the newest complete checkpoint, or None.
+
+        It is in the memory of any node, or in storage.
+        """
         stores = stores_of(self._owner.run)
         if self._store is None:
             self._request_buffer(stores)
@@ -150,7 +170,10 @@ class RayCheckpointStore:
         return newest
 
     def flush(self) -> None:
-        """Return once the newest checkpoint is in storage. Raises `WriteFailed`, and `Fenced`."""
+        """Return once the newest checkpoint is in storage.
+
+        Raises `WriteFailed`, and `Fenced`.
+        """
         error: WriteFailed | Fenced | None = None
         if self._store is None or self._saved is None:
             error = flush_newest(self._owner.run)
@@ -168,7 +191,10 @@ class RayCheckpointStore:
         self._store = self._pending = self._handle = self._client = self._saved = self._stored = None
 
     def _next_handle(self) -> BufferHandle | None:
-        """Buffer for the next checkpoint, or None while there is no memory store."""
+        """Buffer for the next checkpoint.
+
+        None while there is no memory store.
+        """
         if self._handle is not None:
             return self._handle
         if self._pending is None:
@@ -184,7 +210,10 @@ class RayCheckpointStore:
         return self._handle
 
     def _open_buffer(self) -> tuple[BufferHandle | None, ReusableBuffer]:
-        """Memory for the next checkpoint: a buffer of the store, or of this process while there is no store."""
+        """Memory for the next checkpoint.
+
+        A buffer of the store, or of this process while there is no store.
+        """
         handle = self._next_handle()
         if handle is None:
             return None, self._own_buffer
@@ -196,7 +225,9 @@ class RayCheckpointStore:
             return None, self._own_buffer
 
     def _hand_over(self, handle: BufferHandle, encoded: EncodedCheckpoint, *, goes_on: bool) -> bool:
-        """Finish the checkpoint in its buffer. Returns whether the memory store has it.
+        """Finish the checkpoint in its buffer.
+
+        Returns whether the memory store has it.
 
         The store answers when the copy on another node is done. The next `save` waits for the answer. This one waits
         for it only if later checkpoints may have to be abandoned.
@@ -210,11 +241,17 @@ class RayCheckpointStore:
         return (goes_on and self._client.is_alive) or self._next_handle() is not None
 
     def _copy_timeout_s(self, num_bytes: int) -> float:
-        """Time limit in seconds for a memory store to copy a checkpoint to another node."""
+        """Time limit (s) of a copy to another node.
+
+        A memory store makes the copy.
+        """
         return min(KEEP_S + num_bytes / REPLICATE_BYTES_PER_S, self._owner.config.store_timeout_s)
 
     def _request_buffer(self, stores: Stores) -> None:
-        """Request a buffer of this node's store. Makes the store if it is not in `stores`."""
+        """Request a buffer of this node's store.
+
+        Makes the store if it is not in `stores`.
+        """
         self._is_starting = self._node not in stores
         starts_in_s = min(START_S, self._owner.config.store_timeout_s)
         self._wait_s = starts_in_s if self._is_starting else self._copy_timeout_s(0)
@@ -242,7 +279,10 @@ class RayCheckpointStore:
         self._wait_s = 0.0
 
     def _save_to_storage(self, encoded: EncodedCheckpoint, before: EncodedCheckpoint | None = None) -> None:
-        """Write a checkpoint to storage directly, then replace the lost store. `before` is the previous one or None."""
+        """Write a checkpoint to storage, and replace the lost store.
+
+        `before` is the previous checkpoint, or None.
+        """
         stores = stores_of(self._owner.run)
         if self._is_starting:
             stores.pop(self._node, None)  # This store is still empty and cannot answer yet.
@@ -288,7 +328,10 @@ class RayCheckpointStore:
                     )
 
     def _in_storage(self, has_memory: bool) -> list[FoundCheckpoint] | None:
-        """Checkpoints in storage. None if storage does not answer, which matters less if there is memory."""
+        """Checkpoints in storage, or None without an answer.
+
+        That matters less if there is memory.
+        """
         try:
             return found_in(self._files)
         except (OSError, ReadFailed) as error:
@@ -301,7 +344,10 @@ class RayCheckpointStore:
 def _read(
     store: ActorHandle, num_bytes: int, shards: Collection[int] | None, *, step: int, is_here: bool
 ) -> EncodedCheckpoint:
-    """Read a store's checkpoint. Raises `CorruptCheckpoint` if it is lost meanwhile, or too slow for its size."""
+    """Read a store's checkpoint.
+
+    Raises `CorruptCheckpoint` if it is lost meanwhile, or too slow for its size.
+    """
     within_s = READ_S + num_bytes / REPLICATE_BYTES_PER_S
     try:
         if is_here:

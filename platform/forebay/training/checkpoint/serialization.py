@@ -33,7 +33,10 @@ def deserialize(content: Bytes) -> dict[str, Any]:
 
 
 def deserialize_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return a state whose tensors are views of the mapped file. Raises `UnreadableState`."""
+    """Return a state whose tensors map the file.
+
+    Raises `UnreadableState`.
+    """
     return _loaded(os.fspath(path), mmap=True)
 
 
@@ -52,7 +55,9 @@ _CONTAINERS = (Mapping, list, tuple)
 
 
 class LoadableTypes:
-    """Set of types that are known to load again. A state with any other type is read back before it is written.
+    """Types that are known to load again.
+
+    A state with any other type is read back before it is written.
 
     Reading back costs a second copy of the state, so it is done only for the first save and for new types. A scheduler
     may hold None at first, and a NumPy number from the end of the first epoch on.
@@ -62,7 +67,10 @@ class LoadableTypes:
         self._seen: set[type] = set()
 
     def verify(self, state: Mapping[str, Any], written: Bytes) -> None:
-        """Check that `torch.load(weights_only=True)` accepts `written`, the bytes of `state`. Raises `BadJob`."""
+        """Check that `written` loads again. Raises `BadJob`.
+
+        `torch.load(weights_only=True)` must accept it. These are the bytes of `state`.
+        """
         found: set[type] = set()
         _add_types(state, found)
         if found <= self._seen:
@@ -98,13 +106,16 @@ def _add_types(value: Mapping[Any, Any] | list[Any] | tuple[Any, ...], found: se
 
 
 def _walk(value: Any, where: str) -> Iterator[tuple[str, Any]]:
-    """All values within `value`, each with its place, `objects.scheduler.best`. Keys count as values."""
+    """Walk all values in `value`, each with its path.
+
+    Such as `objects.scheduler.best`. Keys count as values.
+    """
     yield where, value
     if isinstance(value, Mapping):
         for key, each in value.items():
-            place = f"{where}.{key}" if where else str(key)
-            yield f"the key {place}", key
-            yield from _walk(each, place)
+            path = f"{where}.{key}" if where else str(key)
+            yield f"the key {path}", key
+            yield from _walk(each, path)
     elif isinstance(value, list | tuple):
         for index, each in enumerate(value):
             yield from _walk(each, f"{where}[{index}]")

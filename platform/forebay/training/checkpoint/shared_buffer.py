@@ -1,4 +1,7 @@
-"""Memory into which a worker writes a checkpoint and which the store of its node keeps. The bytes are never sent."""
+"""Memory that a worker writes and its node's store keeps.
+
+The bytes of a checkpoint are never sent.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ _STEP_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferHandle:
-    """Buffer that a worker may write next: its number in the store, and a file that any process of the node can open.
+    """Buffer that a worker may write next.
+
+    It has its number in the store, and a file that any process of the node can open.
 
     `pid` is the store's process.
     """
@@ -41,7 +46,9 @@ class BufferHandle:
 
 
 class SharedBuffer:
-    """Memory of a store, as large as the largest checkpoint written to it.
+    """Memory of a store.
+
+    It is as large as the largest checkpoint written to it.
 
     It needs no clean-up. On Linux it is a file without a name, which ends with the store and the processes that have
     mapped it.
@@ -64,11 +71,17 @@ class SharedBuffer:
         return BufferHandle(number=self.number, path=self.path, pid=os.getpid())
 
     def clear(self) -> None:
-        """Prepare for a new writer: the present metadata belongs to an earlier checkpoint."""
+        """Prepare for a new writer.
+
+        The present metadata belongs to an earlier checkpoint.
+        """
         os.pwrite(self._file, bytes(_LENGTH_BYTES), 0)
 
     def read(self) -> EncodedCheckpoint | None:
-        """Return a worker's checkpoint without a copy, or None without metadata. Raises `CorruptCheckpoint`."""
+        """Return a worker's checkpoint without a copy.
+
+        None without metadata. Raises `CorruptCheckpoint`.
+        """
         length = int.from_bytes(os.pread(self._file, _LENGTH_BYTES, 0), "little")
         if length == 0:
             return None
@@ -76,14 +89,20 @@ class SharedBuffer:
         return EncodedCheckpoint(metadata=metadata, shards=self._shards(metadata))
 
     def fill(self, metadata: Metadata, shards: Mapping[int, Bytes]) -> EncodedCheckpoint:
-        """Copy all shards of a checkpoint into the buffer. Returns views of them there."""
+        """Copy all shards of a checkpoint into the buffer.
+
+        Returns views of them there.
+        """
         writer = SharedBufferWriter(self.path)
         for number in whole_sizes(metadata):
             writer.write(shards[number])
         return EncodedCheckpoint(metadata=metadata, shards=self._shards(metadata))
 
     def view(self, num_bytes: int) -> memoryview:
-        """First `num_bytes` bytes after the room for metadata, which were written before, without a copy."""
+        """First `num_bytes` bytes after the room for metadata.
+
+        They were written before. Without a copy.
+        """
         if len(self._mapped) < num_bytes:
             self._mapped = memoryview(mmap.mmap(self._file, METADATA_ROOM + num_bytes)).toreadonly()[METADATA_ROOM:]
         return self._mapped[:num_bytes]
@@ -93,7 +112,7 @@ class SharedBuffer:
 
 
 class SharedBufferWriter(ReusableBuffer):
-    """Shared buffer in the process that writes a checkpoint into it."""
+    """A shared buffer in the process that writes it."""
 
     def __init__(self, path: str) -> None:
         super().__init__()
@@ -109,7 +128,10 @@ class SharedBufferWriter(ReusableBuffer):
         return memoryview(mmap.mmap(self._file, whole))[METADATA_ROOM:]
 
     def finish(self, encoded: EncodedCheckpoint) -> None:
-        """Add the metadata of the written shards. Then the checkpoint is complete, even if this process dies."""
+        """Add the metadata of the written shards.
+
+        Then the checkpoint is complete, even if this process dies.
+        """
         metadata = encoded.metadata_bytes
         assert len(metadata) <= METADATA_ROOM - _LENGTH_BYTES, "a checkpoint has at most some hundred shards"
         os.pwrite(self._file, metadata, _LENGTH_BYTES)
@@ -118,7 +140,10 @@ class SharedBufferWriter(ReusableBuffer):
 
 
 class SharedBufferClient:
-    """Access of a worker to the buffers of one store, which is process `pid`. Raises `OSError` when that has ended."""
+    """Access of a worker to the buffers of one store.
+
+    The store is process `pid`. Raises `OSError` when that has ended.
+    """
 
     def __init__(self, pid: int) -> None:
         self._writers: dict[int, SharedBufferWriter] = {}
@@ -130,18 +155,27 @@ class SharedBufferClient:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the store's process is certainly alive. Always False if the system cannot tell."""
+        """Whether the store's process is certainly alive.
+
+        Always False if the system cannot tell.
+        """
         return self._life is not None and not self._life.poll(0)
 
     def writer(self, handle: BufferHandle) -> SharedBufferWriter:
-        """Open the buffer to write into. Raises `OSError` when the store has ended."""
+        """Open the buffer to write into.
+
+        Raises `OSError` when the store has ended.
+        """
         if handle.number not in self._writers:
             self._writers[handle.number] = SharedBufferWriter(handle.path)
         return self._writers[handle.number]
 
 
 def _open_process(pid: int) -> int | None:
-    """Open a descriptor that becomes readable when the process ends. None if the system cannot do this or refuses."""
+    """Open a descriptor that becomes readable at a process's end.
+
+    None if the system cannot do this or refuses.
+    """
     if not hasattr(os, "pidfd_open"):  # Some builds of Python for Linux lack it too.
         return None
     try:
@@ -153,7 +187,10 @@ def _open_process(pid: int) -> int | None:
 
 
 def read_shared_buffer(path: str, metadata: Metadata) -> EncodedCheckpoint:
-    """Map the checkpoint with this metadata, without a copy. Raises `OSError` when the store has ended."""
+    """Map the checkpoint with this metadata, without a copy.
+
+    Raises `OSError` when the store has ended.
+    """
     num_bytes = sum(whole_sizes(metadata).values())
     with Path(path).open("rb") as file:
         content = memoryview(mmap.mmap(file.fileno(), METADATA_ROOM + num_bytes, access=mmap.ACCESS_READ))

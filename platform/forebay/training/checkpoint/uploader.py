@@ -1,4 +1,7 @@
-"""Upload of checkpoints from memory to storage: in a thread, at intervals, and completely at a flush."""
+"""Upload of checkpoints from memory to storage.
+
+It runs in a thread, at intervals, and completely at a flush.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def _has_all(_encoded: EncodedCheckpoint, _config: CheckpointConfig) -> bool:
 
 
 class Uploader:
-    """Receives every checkpoint of a run and writes the newest to storage every `storage_every_s`, the first at once.
+    """Uploads the newest checkpoint of a run at intervals.
+
+    It receives every checkpoint and writes the newest every `storage_every_s`, the first at once.
 
     All permanent checkpoints are written. If storage is too slow for them, `offer` waits. If storage fails, the oldest
     is dropped with a warning. A checkpoint of an earlier step than the one in storage is written while `offer` waits,
@@ -75,12 +80,18 @@ class Uploader:
             return [*self._waiting, *self._in_progress, *self._unstored]
 
     def offer(self, encoded: EncodedCheckpoint) -> None:
-        """Add the run's newest checkpoint, and wait as described in the class."""
+        """Add the newest checkpoint, and wait if needed.
+
+        The class says when.
+        """
         self.enqueue(encoded)
         self.wait_for_room(encoded)
 
     def enqueue(self, encoded: EncodedCheckpoint) -> None:
-        """Add the run's newest checkpoint without waiting: the first half of `offer`."""
+        """Add the newest checkpoint without waiting.
+
+        The first half of `offer`.
+        """
         with self._changed:
             if encoded is self._newest:
                 return
@@ -97,7 +108,10 @@ class Uploader:
                 self._thread.start()
 
     def wait_for_room(self, encoded: EncodedCheckpoint) -> None:
-        """Wait while storage is too slow for `encoded`: the second half of `offer`."""
+        """Wait while storage is too slow for `encoded`.
+
+        The second half of `offer`.
+        """
         with self._changed:
             if encoded in self._waiting:
                 self._make_room()
@@ -107,19 +121,28 @@ class Uploader:
                     self._going_back = None
 
     def discard(self) -> None:
-        """Drop everything that is not in storage yet: another store has the newest checkpoint now."""
+        """Drop everything that is not in storage yet.
+
+        Another store has the newest checkpoint now.
+        """
         with self._changed:
             self._newest, self._stored, self._waiting = None, None, []
             del self._in_progress[1:]
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Write everything that is not in storage, on this thread. Raises `WriteFailed`, and `Fenced`."""
+        """Write what is not in storage, on this thread.
+
+        Raises `WriteFailed`, and `Fenced`.
+        """
         with replaced_errors(self._write_failed, _WRITE_ERRORS):
             self._write(everything=True)
 
     def hand_over(self, encoded: EncodedCheckpoint, successor: CheckpointConfig) -> None:
-        """Write `encoded` as a checkpoint of the later attempt that asks for it. Raises `WriteFailed`, and `Fenced`."""
+        """Write `encoded` as a checkpoint of a later attempt.
+
+        That attempt asks for it. Raises `WriteFailed`, and `Fenced`.
+        """
         files = CheckpointFiles(successor)
         with replaced_errors(self._write_failed, _WRITE_ERRORS), self._writing:
             files.check_fence()
@@ -128,7 +151,10 @@ class Uploader:
             files.write(encoded)
 
     def close(self) -> None:
-        """End the thread. Waits up to `CLOSE_S` seconds for an upload in progress."""
+        """End the thread.
+
+        Waits up to `CLOSE_S` seconds for an upload in progress.
+        """
         with self._changed:
             self._is_closing = True
             self._changed.notify_all()
@@ -137,7 +163,10 @@ class Uploader:
 
     @property
     def _unstored(self) -> list[EncodedCheckpoint]:
-        """Newest checkpoint, unless storage has it. After `discard`, none is left to be written."""
+        """Newest checkpoint, unless storage has it.
+
+        After `discard`, none is left to be written.
+        """
         return [] if self._newest is None or self._newest is self._stored else [self._newest]
 
     @property
@@ -189,7 +218,10 @@ class Uploader:
         return error if isinstance(error, Fenced) else write_failed("the newest checkpoint", self._files.uri, error)
 
     def _start_batch(self, *, everything: bool) -> list[EncodedCheckpoint]:
-        """Checkpoints to write now, the newest last. Later offers wait: otherwise a flush might never end."""
+        """Checkpoints to write now, the newest last.
+
+        Later offers wait: otherwise a flush might never end.
+        """
         with self._changed:
             batch = list(self._waiting)
             is_due = everything or self._due_at <= time.monotonic()
@@ -199,7 +231,10 @@ class Uploader:
             return list(batch)
 
     def _is_in_progress(self, encoded: EncodedCheckpoint) -> bool:
-        """Whether the checkpoint was not discarded while earlier ones were written."""
+        """Whether the checkpoint is still to be written.
+
+        It may have been discarded while earlier ones were written.
+        """
         with self._changed:
             return encoded in self._in_progress
 
@@ -213,7 +248,10 @@ class Uploader:
             self._changed.notify_all()
 
     def _record_superseded(self, encoded: EncodedCheckpoint) -> None:
-        """Leave out a checkpoint whose parts gave way to those of later ones, and take the newest soon."""
+        """Leave out a checkpoint whose parts are gone.
+
+        They gave way to later ones. The newest is taken soon.
+        """
         with self._changed:
             self._in_progress.remove(encoded)
             self._waiting = [other for other in self._waiting if other is not encoded]

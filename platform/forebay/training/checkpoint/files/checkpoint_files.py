@@ -1,4 +1,7 @@
-"""Checkpoints in storage, one folder per step. Independent of their content, so it needs no PyTorch."""
+"""Checkpoints in storage, one folder per step.
+
+Independent of their content, so it needs no PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +56,10 @@ _PIECE_BYTES = 8 << 20
 
 
 def fenced_error(claim_uri: str, attempt: int) -> Fenced:
-    """Error for `attempt`, whose run a later attempt has claimed with the file `claim_uri`."""
+    """Error for `attempt`, which a later one has fenced.
+
+    The later attempt has claimed the run with the file `claim_uri`.
+    """
     return Fenced(
         f"a later attempt has taken over this run ({claim_uri}): attempt {attempt} ends and keeps nothing more. It "
         "sent no heartbeat for too long, or was replaced. The later attempt continues; nothing has to be started.",
@@ -63,12 +69,17 @@ def fenced_error(claim_uri: str, attempt: int) -> Fenced:
 
 
 def spool_of(uri: str, spools: str | None = None) -> Path:
-    """Folder on this machine's disk for checkpoints of a local run that are on their way to the storage `uri`."""
+    """Folder on this machine's disk before an upload to `uri`.
+
+    For checkpoints of a local run.
+    """
     return Path(spools or SPOOLS).expanduser() / hashlib.sha256(uri.encode()).hexdigest()[:16]
 
 
 class CheckpointFiles:
-    """Folder per step: `shard-00000.pt` and so on, then `checkpoint.json`. A step without the latter is incomplete.
+    """Checkpoints below one URI, a folder for each step.
+
+    It holds `shard-00000.pt` and so on, then `checkpoint.json`. A step without the latter is incomplete.
 
     Attempts from the second on have their number before the step, so that a late write of an attempt that was taken
     over replaces nothing. An attempt restores its own checkpoints, and those of earlier ones that were complete when it
@@ -83,21 +94,24 @@ class CheckpointFiles:
 
     def __init__(self, config: CheckpointConfig) -> None:
         self._config = config
-        self._place = resolve(config.uri)
-        self._fs = self._place.fs
+        self._location = resolve(config.uri)
+        self._fs = self._location.fs
 
     @property
     def uri(self) -> str:
         """URI of the folder, without credentials."""
-        return self._place.uri
+        return self._location.uri
 
     @property
     def is_local(self) -> bool:
-        """Whether the folder is on a file system of this machine."""
-        return self._place.is_local
+        """Whether the folder is on this machine's file systems."""
+        return self._location.is_local
 
     def check_fence(self) -> None:
-        """Raise `Fenced` if a later attempt has taken over the run, and `OSError` if storage does not answer."""
+        """Raise `Fenced` if a later attempt has the run.
+
+        Raises `OSError` if storage does not answer.
+        """
         claim = self._config.next_claim
         if claim is not None and is_there(claim):
             raise fenced_error(claim, self._own)
@@ -107,7 +121,9 @@ class CheckpointFiles:
         return 1 if self._config.attempt is None else self._config.attempt
 
     def write(self, encoded: EncodedCheckpoint) -> None:
-        """Write a checkpoint, then delete the steps it supersedes. Raises `OSError`.
+        """Write a checkpoint, then delete the steps it supersedes.
+
+        Raises `OSError`.
 
         Parts that `encoded` does not have were written before. Deletes nothing and raises `Fenced` if a later attempt
         has taken over meanwhile.
@@ -124,7 +140,10 @@ class CheckpointFiles:
         self._retain(encoded.step, there_before)
 
     def write_part(self, step: int, number: int, content: Bytes) -> None:
-        """Write part `number` of a checkpoint that is sealed later, in any process. Raises `OSError`."""
+        """Write part `number` of a checkpoint. Raises `OSError`.
+
+        The checkpoint is sealed later, in any process.
+        """
         folder = self._folder(step)
         self._fs.create_dir(folder, recursive=True)
         # What lies here is corrupt, or of a future that was given up. It must not be complete with another part.
@@ -134,7 +153,7 @@ class CheckpointFiles:
         self._write(f"{folder}/{part_file(number)}", content)
 
     def has_part(self, step: int, part: PartFacts) -> bool:
-        """Whether a file has the name and the size of this part."""
+        """Whether a file has the part's name and size."""
         info = self._fs.get_file_info(f"{self._folder(step)}/{part_file(part.number)}")
         return bool(info.type == FileType.File and info.size == part.num_bytes)
 
@@ -148,7 +167,9 @@ class CheckpointFiles:
         self._retain(encoded.step, there_before)
 
     def part_readers(self, step: int, number: int) -> list[Callable[[int, int], bytes]]:
-        """Functions that read a span of part `number`, one for each attempt that may have it, the newest first.
+        """Readers of spans of part `number`, newest attempt first.
+
+        There is one for each attempt that may have it.
 
         They raise `CorruptCheckpoint` if it is missing, and `ReadFailed`.
         """
@@ -172,7 +193,9 @@ class CheckpointFiles:
         return self.read_saved(self._saved(step), shards)
 
     def read_saved(self, name: SavedStep, shards: Collection[int] | None = None) -> EncodedCheckpoint:
-        """Read a checkpoint with those of `shards` that it has, or all. Does not verify checksums.
+        """Read a checkpoint. Does not verify checksums.
+
+        Reads the given `shards` as far as it has them, or all.
 
         Raises:
             CorruptCheckpoint: A file is missing, even of a shard that is not read.
@@ -191,18 +214,20 @@ class CheckpointFiles:
         for number, file in file_names(metadata).items():
             if shards is None or number in shards:
                 content[number] = self._read(name, file)
-            elif not self._exists(f"{self._place.path}/{title_of(name)}/{file}"):
+            elif not self._exists(f"{self._location.path}/{title_of(name)}/{file}"):
                 raise CorruptCheckpoint(f"it has no {file}")
         return EncodedCheckpoint(metadata=metadata, shards=content)
 
     @contextmanager
     def verified_shard(self, step: int, number: int, metadata: Metadata) -> Iterator[Path]:
-        """Give the file of a shard, whose checksum is right, on this machine: the file itself, or a copy for the block.
+        """Give a verified shard as a file on this machine.
+
+        It is the file itself, or a copy for the block.
 
         Needs little memory. Raises `CorruptCheckpoint` and `ReadFailed`.
         """
         name, folder = file_names(metadata)[number], title_of(self._saved(step))
-        path = f"{self._place.path}/{folder}/{name}"
+        path = f"{self._location.path}/{folder}/{name}"
         with ExitStack() as copied:
             target = None if self.is_local else Path(copied.enter_context(TemporaryDirectory(prefix="forebay-"))) / name
             try:
@@ -224,15 +249,21 @@ class CheckpointFiles:
         return sums
 
     def names(self) -> list[SavedStep]:
-        """All checkpoints that have a folder and that this attempt may restore, newest first."""
+        """Restorable checkpoints that have a folder, newest first."""
         return self._restorable(self._all_names())
 
     def complete_names(self) -> list[SavedStep]:
-        """Those of `names()` that were written completely. A crash may have corrupted one of them since."""
+        """Checkpoints of `names()` that were written completely.
+
+        A crash may have corrupted one of them since.
+        """
         return [name for name in self.names() if self._is_complete(name)]
 
     def _restorable(self, names: list[SavedStep]) -> list[SavedStep]:
-        """Those of `names` that this attempt wrote, or that were there when it was claimed."""
+        """Checkpoints among `names` that this attempt may restore.
+
+        It wrote them, or they were there when it was claimed.
+        """
         pinned = self._config.restorable
         if pinned is None:
             return names
@@ -250,9 +281,9 @@ class CheckpointFiles:
         return [*own, *later[-1:], *kept]
 
     def _all_names(self) -> list[SavedStep]:
-        """All checkpoints of this attempt and of earlier ones that have a folder, newest first."""
+        """Checkpoints up to this attempt with a folder, newest first."""
         try:
-            found = children(self._fs, self._place.path)
+            found = children(self._fs, self._location.path)
         except FileNotFoundError:  # pyarrow looks twice. The folder was made in between, and counts as empty.
             return []
         folders = [info.base_name for info in found if info.type == FileType.Directory]
@@ -261,7 +292,10 @@ class CheckpointFiles:
         return sorted((name for name in saved if last is None or name.attempt <= last), reverse=True)
 
     def steps(self) -> list[int]:
-        """Steps of this attempt that have a folder, newest first. Without an attempt, those of the newest lineage."""
+        """Steps of this attempt that have a folder, newest first.
+
+        Without an attempt, the steps of the newest lineage.
+        """
         return [name.step for name in self.own_names()]
 
     def own_names(self) -> list[SavedStep]:
@@ -271,7 +305,10 @@ class CheckpointFiles:
         return [name for name in self.names() if name.attempt == self._own]
 
     def complete_steps(self) -> list[int]:
-        """Those of `steps()` that were written completely. A crash may have corrupted one of them since."""
+        """Steps of `steps()` that were written completely.
+
+        A crash may have corrupted one of them since.
+        """
         if self._config.attempt is None:
             return [name.step for name in lineage([name for name in self.names() if self._is_complete(name)])]
         return [step for step in self.steps() if self._is_complete(SavedStep(self._own, step))]
@@ -291,7 +328,7 @@ class CheckpointFiles:
         return next((name for name in self.names() if name.step == step and self._is_complete(name)), own)
 
     def _is_complete(self, name: SavedStep) -> bool:
-        return self._exists(f"{self._place.path}/{title_of(name)}/{METADATA}")
+        return self._exists(f"{self._location.path}/{title_of(name)}/{METADATA}")
 
     def _retain(self, newest: int, there_before: set[SavedStep]) -> None:
         # After the write: a later attempt restores what was there when it claimed the run.
@@ -306,7 +343,7 @@ class CheckpointFiles:
             self._delete(name)
 
     def _delete(self, name: SavedStep) -> None:
-        folder = f"{self._place.path}/{title_of(name)}"
+        folder = f"{self._location.path}/{title_of(name)}"
         # Delete the metadata first: an interrupted deletion must leave an incomplete checkpoint.
         if self._exists(f"{folder}/{METADATA}"):
             self._fs.delete_file(f"{folder}/{METADATA}")
@@ -316,9 +353,9 @@ class CheckpointFiles:
         return bool(self._fs.get_file_info(path).type == FileType.File)
 
     def _read(self, name: SavedStep, file: str, span: slice | None = None) -> bytes:
-        place = self._place.child(f"{title_of(name)}/{file}")
+        location = self._location.child(f"{title_of(name)}/{file}")
         try:
-            return read(place.uri, partial(_contents, place, span), READ_POLICY)
+            return read(location.uri, partial(_contents, location, span), READ_POLICY)
         except FileNotFoundError:
             raise CorruptCheckpoint(f"it has no {file}") from None
 
@@ -327,11 +364,13 @@ class CheckpointFiles:
             stream.write(contents)
 
     def _folder(self, step: int) -> str:
-        return f"{self._place.path}/{title_of(SavedStep(self._own, step))}"
+        return f"{self._location.path}/{title_of(SavedStep(self._own, step))}"
 
 
 def readable_checkpoints(run: str) -> CheckpointFiles:
-    """Checkpoints in storage of the run in folder `run`, for a reader that is no attempt of it.
+    """Stored checkpoints of the run in folder `run`, for readers.
+
+    A reader is not an attempt of the run.
 
     Those that the newest attempt wrote or may restore: none that an earlier one wrote after it was taken over.
     Raises `InvalidOption` if its claim is damaged.
@@ -344,8 +383,8 @@ def readable_checkpoints(run: str) -> CheckpointFiles:
     return CheckpointFiles(config)
 
 
-def _contents(place: Location, span: slice | None) -> bytes:
+def _contents(location: Location, span: slice | None) -> bytes:
     if span is None:
-        return read_small(place)
-    with place.fs.open_input_file(place.path) as file:
+        return read_small(location)
+    with location.fs.open_input_file(location.path) as file:
         return bytes(file.read_at(span.stop - span.start, span.start))

@@ -24,18 +24,20 @@ from forebay.storage.json_file import read_json_content
 from forebay.training.checkpoint.files.names import checkpoint_names
 
 ATTEMPTS = "attempts"
-"""Folder of the claims within that of a run."""
+"""Folder of the claims in the folder of a run."""
 _CLAIM_FORM = re.compile(r"(\d{6,})\.json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """One attempt at a run. `token` is unique, so that a process recognizes its own.
+    """One attempt at a run.
+
+    `token` is unique, so that a process recognizes its own.
 
     `restorable` names the complete checkpoints of earlier attempts, as they were found just before the claim. What
     those attempts write later is not restored. None for the first attempt, and in claims of earlier releases.
 
-    `key` and `cluster` are those of the submitter, if there is one. `kernel`, `namespace`, `pid` and `started` name the
+    `key` and `cluster` are set by the submitter, if there is one. `kernel`, `namespace`, `pid` and `started` name the
     process: its end is known at once to processes of the same kernel. `time` is for people: no decision compares the
     clocks of two machines.
     """
@@ -77,7 +79,10 @@ class Claim:
 
     @classmethod
     def from_json(cls, content: bytes, uri: str) -> Claim:
-        """Decode a file. Raises `InvalidOption` for anything that `to_json` did not write."""
+        """Decode a file.
+
+        Raises `InvalidOption` for anything that `to_json` did not write.
+        """
         try:
             facts = json.loads(content)
             if facts.get("restorable") is not None:
@@ -92,17 +97,23 @@ class Claim:
 
     @property
     def is_of_this_kernel(self) -> bool:
-        """Whether the process ran under the kernel that runs here, in any container, since its last boot."""
+        """Whether the process ran under this machine's kernel.
+
+        In any container, since the last boot.
+        """
         return self.kernel != "" and self.kernel == _kernel()
 
     def is_dead(self) -> bool | None:
-        """Whether the process has ended. None if that cannot be known here."""
+        """Whether the process has ended.
+
+        None if that cannot be known here.
+        """
         if not self.is_of_this_kernel or not self.pid or self.namespace != _pid_namespace():
             return None
         return _started(self.pid) != self.started
 
     def is_suspended(self) -> bool:
-        """Whether the process is a suspended one of this machine (SIGSTOP)."""
+        """Whether the process is suspended (SIGSTOP) on this machine."""
         return self.is_dead() is False and _stat(self.pid)[0] == "T"
 
     @property
@@ -112,7 +123,10 @@ class Claim:
 
 
 def newest_number(attempts: Location) -> int | None:
-    """Return the number of the newest claim in the folder `attempts`. None without one. Raises `OSError`."""
+    """Number of the newest claim in the folder `attempts`.
+
+    None without one. Raises `OSError`.
+    """
     try:
         names = [_CLAIM_FORM.fullmatch(info.base_name) for info in children(attempts.fs, attempts.path)]
     except (FileNotFoundError, NotADirectoryError):
@@ -139,7 +153,10 @@ def claim_name(number: int) -> str:
 
 @cache
 def _kernel() -> str:
-    """Identity of the running kernel, from its last boot. Empty where the system does not tell."""
+    """Identity of the running kernel since its last boot.
+
+    Empty where the system does not tell.
+    """
     path = Path("/proc/sys/kernel/random/boot_id")
     return path.read_text().strip() if sys.platform == "linux" and path.exists() else ""
 
@@ -152,13 +169,19 @@ def _pid_namespace() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Start time of a process in ticks since boot: a number may be given to a second process. None if it has ended."""
+    """Start time of a process in ticks since boot.
+
+    It tells apart two processes with one number. None if the process has ended.
+    """
     fields = _stat(pid)
     return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 def _stat(pid: int) -> list[str]:
-    """State and further facts of a process, as Linux has them. The state of one that has ended is X."""
+    """State and further facts of a process, from Linux.
+
+    The state of one that has ended is X.
+    """
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -1,4 +1,6 @@
-"""Part stores of a run as Ray actors, one for each node with workers: found by name, made when needed.
+"""Part stores of a run as Ray actors.
+
+There is one for each node with workers, found by name and made when needed.
 
 This module imports no PyTorch, so that a store starts in the time that Python and Ray take to start.
 """
@@ -38,7 +40,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOwner:
-    """Run whose checkpoints a store keeps. A store ends when `coordinator` is dead."""
+    """Run whose checkpoints a store keeps.
+
+    A store ends when `coordinator` is dead.
+    """
 
     run: str
     config: CheckpointConfig
@@ -46,7 +51,10 @@ class StoreOwner:
 
 
 class PartStoreActor(PartStore):
-    """Part store on its node. `is_needed` says whether it must outlive the coordinator for an upload."""
+    """Part store on its node.
+
+    `is_needed` says whether it must outlive the coordinator for an upload.
+    """
 
     def __init__(self, owner: StoreOwner, is_needed: Callable[[str], bool]) -> None:
         super().__init__(owner.config, self._copy_to_neighbour)
@@ -83,13 +91,19 @@ class PartStoreActor(PartStore):
             )
 
     def _neighbour(self) -> str:
-        """Return the next node after this one in the order of their ids. Empty if there is no other."""
+        """Return the next node in the order of ids.
+
+        Empty if there is no other.
+        """
         others = sorted(steady_nodes() - {self._node})
         return next((node for node in others if node > self._node), others[0] if others else "")
 
 
 def make_part_store(owner: StoreOwner, node: str, is_needed: Callable[[str], bool]) -> ActorHandle:
-    """Return the part store of a run on a node. Makes a missing one without waiting the second that this takes."""
+    """Return the part store of a run on a node.
+
+    Makes a missing one without waiting the second that this takes.
+    """
     return make_on_node(PartStoreActor, f"{PREFIX}{owner.run}:{node}", node, owner, is_needed)
 
 
@@ -99,7 +113,9 @@ def part_stores_of(run: str) -> PartStores:
 
 
 def upload_parts(run: str, step: int, parts: Sequence[PartFacts], config: CheckpointConfig) -> list[PartFacts]:
-    """Write all `parts` that are in memory to the storage of `config`, each by the first node that has it.
+    """Write all `parts` from memory to storage.
+
+    `config` names the storage. Each part is written by the first node that has it.
 
     Returns those that no node has. Raises `OSError` if storage refuses one.
     """
@@ -119,7 +135,10 @@ def upload_parts(run: str, step: int, parts: Sequence[PartFacts], config: Checkp
 
 
 def end_part_stores(run: str) -> None:
-    """End all part stores of a run. What they have must be in storage."""
+    """End all part stores of a run.
+
+    What they have must be in storage.
+    """
     for store in part_stores_of(run).values():
         ray.kill(store)
 

@@ -1,4 +1,7 @@
-"""Access of one rank to the parts in memory: it writes its own on its node, and reads those of any node."""
+"""Access of one rank to the parts in memory.
+
+It writes its own on its node, and reads the parts of any node.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ log = logging.getLogger(__name__)
 
 
 class PartMemory:
-    """Memory of all nodes for the parts of a run, as one rank uses it. `is_needed` is that of `PartStoreActor`."""
+    """Memory of all nodes for the parts of a run.
+
+    One rank uses it. `is_needed` is for its `PartStoreActor`.
+    """
 
     def __init__(self, owner: StoreOwner, node: str, is_needed: Callable[[str], bool]) -> None:
         self._owner, self._node, self._is_needed = owner, node, is_needed
@@ -42,7 +48,10 @@ class PartMemory:
         """Step of the newest complete checkpoint, as far as this rank knows."""
 
     def save(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt | None:
-        """Write a part into the memory of this node. Returns None, with a warning, if that is lost."""
+        """Write a part into the memory of this node.
+
+        Returns None, with a warning, if that memory is lost.
+        """
         try:
             return self._save(step, number, chunks)
         except (RayError, OSError) as error:
@@ -83,14 +92,17 @@ class PartMemory:
 
 
 class MappedPart:
-    """Part in the memory of this node, mapped at the first read."""
+    """A part in this node's memory, mapped at first read."""
 
     def __init__(self, store: ActorHandle, step: int, facts: PartFacts) -> None:
         self._store, self._step, self._facts = store, step, facts
         self._mapped: memoryview | None = None
 
     def read(self, begin: int, end: int) -> Bytes:
-        """Return bytes `begin` to `end`. Raises `CorruptCheckpoint` if the part is not here."""
+        """Return bytes `begin` to `end`.
+
+        Raises `CorruptCheckpoint` if the part is not here.
+        """
         if self._mapped is None:
             path = _answer(self._store.locate.remote(self._step, self._facts))
             try:

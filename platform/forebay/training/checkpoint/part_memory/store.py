@@ -1,4 +1,7 @@
-"""Parts of a run's checkpoints in the memory of one node: kept for the next workers, copied, and uploaded."""
+"""Parts of a run's checkpoints in one node's memory.
+
+They are kept for the next workers, copied, and uploaded.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptPart:
-    """Part of the checkpoint of `step`. `sealed` is the newest complete checkpoint before it, None if there is none."""
+    """A part of the checkpoint of `step`.
+
+    `sealed` is the newest complete checkpoint before it, None if there is none.
+    """
 
     step: int
     sealed: int | None
@@ -38,7 +44,9 @@ CopyPart = Callable[[KeptPart, memoryview], Awaitable[None]]
 
 
 class PartStore:
-    """Store of parts that runs as an actor without CPUs, but is independent of Ray.
+    """Store of parts, independent of Ray.
+
+    It runs as an actor without CPUs.
 
     A rank writes its part into a buffer, and calls `keep`. Parts of two checkpoints are kept: the one that is written
     now, and the newest complete one. Others stay only while an upload reads them. Checkpoints that storage keeps
@@ -56,7 +64,10 @@ class PartStore:
         self._uploaded: set[int] = set()
 
     async def acquire(self, step: int, number: int, sealed: int | None) -> BufferHandle:
-        """Return a buffer for part `number` of `step`, once the copy of the part before it is made."""
+        """Return a buffer for part `number` of `step`.
+
+        Waits for the copy of the part before it.
+        """
         if (before := self._copying.pop(number, None)) is not None:
             await before
         self._forget(step, sealed)
@@ -67,7 +78,7 @@ class PartStore:
         return buffer.handle
 
     async def keep(self, part: KeptPart, buffer: int) -> None:
-        """Keep a part that was written into `buffer`, and start its copy."""
+        """Keep a part in `buffer`, and start its copy."""
         number = part.facts.number
         if self._given.get(number) != buffer:
             return  # A successor of the worker has a buffer of its own.
@@ -76,7 +87,7 @@ class PartStore:
         self._copying[number] = asyncio.create_task(self._copy_part(part, buffer))
 
     async def keep_copy(self, part: KeptPart, content: npt.NDArray[np.uint8]) -> None:
-        """Keep a copy of a part that a worker of another node wrote."""
+        """Keep a copy of another node's part."""
         self._forget(part.step, part.sealed)
         buffer = self._free_buffer()
         with self._reading(buffer.number):
@@ -84,19 +95,27 @@ class PartStore:
         self._kept[part.step, part.facts.number] = part, buffer.number
 
     async def locate(self, step: int, facts: PartFacts) -> str | None:
-        """Path of the buffer with a part, for a process of this node. None if it is not here."""
+        """Path of the buffer with a part.
+
+        For a process of this node. None if the part is not here.
+        """
         found = self._find(step, facts)
         return None if found is None else self._buffers[found].path
 
     async def fetch(self, step: int, facts: PartFacts, begin: int, end: int) -> npt.NDArray[np.uint8] | None:
-        """Bytes `begin` to `end` of a part, for a process of another node. None if it is not here."""
+        """Bytes `begin` to `end` of a part.
+
+        For a process of another node. None if the part is not here.
+        """
         found = self._find(step, facts)
         return None if found is None else np.frombuffer(self._buffers[found].view(facts.num_bytes)[begin:end], np.uint8)
 
     async def upload(self, step: int, parts: Sequence[PartFacts], config: CheckpointConfig) -> tuple[int, ...] | str:
-        """Write those of `parts` that are here to the storage of `config`. Returns their numbers, or the error as text.
+        """Write the parts that are here to storage.
 
-        The options are those of this attempt, or of the later one that takes them over.
+        `parts` are those asked for, `config` names the storage. Returns their numbers, or the error as text.
+
+        The options are of this attempt, or of the later one that takes them over.
         """
         files = CheckpointFiles(config)
         here = {facts.number: (facts, found) for facts in parts if (found := self._find(step, facts)) is not None}
@@ -119,7 +138,10 @@ class PartStore:
         return buffer if part is not None and part.facts == facts else None
 
     def _forget(self, step: int, sealed: int | None) -> None:
-        """Forget parts that no restore needs once that of `step` is written."""
+        """Forget parts that no restore needs.
+
+        None is needed once the part of `step` is written.
+        """
         permanent = sorted(
             {at for at, _ in self._kept if at < step and self._config.is_permanent(at) and at not in self._uploaded}
         )

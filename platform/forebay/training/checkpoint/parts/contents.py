@@ -1,4 +1,7 @@
-"""Table of a checkpoint's tensors that lie in parts: the dtype and shape of each, and the place of its chunks."""
+"""Table of the tensors in a checkpoint's parts.
+
+It has the dtype and shape of each, and the location of its chunks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ Region = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredChunk:
-    """Block of a tensor at `offsets`, of `sizes` elements. Its bytes lie in part `part` from `begin` on, in C order."""
+    """A region of a tensor in a part.
+
+    It begins at `offsets` and has `sizes` elements. Its bytes lie in part `part` from `begin` on, in C order.
+    """
 
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
@@ -26,7 +32,10 @@ class StoredChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """Tensor of a checkpoint, by its logical name. `dtype` is a name of torch, such as "float32"."""
+    """A tensor of a checkpoint, by its logical name.
+
+    `dtype` is a name of torch, such as "float32".
+    """
 
     name: str
     dtype: str
@@ -40,7 +49,9 @@ class StoredTensor:
 
 
 def flat_regions(shape: tuple[int, ...], start: int, stop: int) -> list[Region]:
-    """Return the blocks of a tensor that have its elements `start` to `stop` in C order, one after another.
+    """Return the regions of elements `start` to `stop`.
+
+    The elements are in C order, and so are the regions.
 
     >>> flat_regions((3, 4), 2, 9)
     [((0, 2), (1, 2)), ((1, 0), (1, 4)), ((2, 0), (1, 1))]
@@ -65,7 +76,10 @@ def contents_text(tensors: Iterable[StoredTensor]) -> str:
 
 
 def merged(parts: Iterable[str]) -> dict[str, StoredTensor]:
-    """Return each tensor by its name, with its chunks of all parts. Raises `CorruptCheckpoint`."""
+    """Return all tensors by name, with their chunks.
+
+    The chunks are of all parts. Raises `CorruptCheckpoint`.
+    """
     found: dict[str, dict[str, Any]] = {}
     for name, facts in (each for part in parts for each in json.loads(part).items()):
         if name in found:
@@ -76,7 +90,7 @@ def merged(parts: Iterable[str]) -> dict[str, StoredTensor]:
 
 
 def to_plain(tensors: Iterable[StoredTensor]) -> dict[str, Any]:
-    """Return the table as plain containers, for the head of a checkpoint."""
+    """Return the table as plain containers, for a head."""
     return {
         tensor.name: {
             "dtype": tensor.dtype,

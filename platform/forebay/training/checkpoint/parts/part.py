@@ -1,4 +1,7 @@
-"""Part of a checkpoint: chunks of tensors that one rank writes, as raw bytes one after another."""
+"""A part of a checkpoint.
+
+It has the chunks of tensors that one rank writes, as raw bytes one after another.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ _PIECE_BYTES = 1 << 17
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalChunk:
-    """Block of a logical tensor that this rank writes. `values` has the block's sizes, on any device."""
+    """A region of a logical tensor that this rank writes.
+
+    `values` has the region's sizes, on any device.
+    """
 
     shape: tuple[int, ...]
     offsets: tuple[int, ...]
@@ -29,27 +35,38 @@ class LocalChunk:
 
     @staticmethod
     def regions(shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Sequence[Region]:  # noqa: ARG004
-        """Return the blocks of the tensor whose elements a chunk has that has values of `sizes`, one after another."""
+        """Tensor regions covered by a chunk, in storage order.
+
+        The chunk has the shape `sizes`.
+        """
         return [(offsets, sizes)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlatChunk(LocalChunk):
-    """Successive elements of a logical tensor, in C order, that this rank writes. `offsets` has that of the first."""
+    """Successive elements of a tensor that this rank writes.
+
+    In C order. `offsets` is the position of the first.
+    """
 
     @staticmethod
     def regions(shape: tuple[int, ...], offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Sequence[Region]:
-        """Return the blocks of the tensor whose elements a chunk has that has values of `sizes`, one after another."""
+        """Tensor regions covered by a chunk, in storage order.
+
+        The chunk has the shape `sizes`.
+        """
         return flat_regions(shape, offsets[0], offsets[0] + prod(sizes))
 
 
-Place: TypeAlias = tuple[str, type[LocalChunk], torch.dtype, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+ChunkLayout: TypeAlias = tuple[str, type[LocalChunk], torch.dtype, tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 """Name, kind, dtype, shape, offsets and sizes of a chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartReceipt:
-    """Facts of a written part: its size, the checksums of its blocks, and the tensors in it (`contents_text`).
+    """Facts of a written part.
+
+    Its size, the checksums of its blocks, and the tensors in it (`contents_text`).
 
     Ranks exchange receipts at every checkpoint. As text, a thousand tensors cost them a few milliseconds, and it is the
     same text while the tensors lie as before.
@@ -66,7 +83,10 @@ class PartReceipt:
 
 
 def write_part(number: int, chunks: Mapping[str, LocalChunk], buffer: ReusableBuffer) -> PartReceipt:
-    """Write `chunks`, by name, into `buffer`, which has nothing else. Chunks without elements take no place."""
+    """Write `chunks`, by name, into an empty `buffer`.
+
+    Chunks without elements take no room.
+    """
     buffer.reset()
     buffer.reserve(sum(chunk.values.numel() * chunk.values.dtype.itemsize for chunk in chunks.values()))
     sums = list[int]()
@@ -75,18 +95,21 @@ def write_part(number: int, chunks: Mapping[str, LocalChunk], buffer: ReusableBu
             _write(_bytes_of(chunk.values), buffer, sums)
     written = buffer.written()
     sums += block_sums(written[len(sums) * BLOCK_BYTES :])
-    places = tuple(
+    layout = tuple(
         (name, type(chunk), chunk.values.dtype, chunk.shape, chunk.offsets, tuple(chunk.values.shape))
         for name, chunk in chunks.items()
     )
-    return PartReceipt(number=number, num_bytes=len(written), sums=tuple(sums), contents=_contents(number, places))
+    return PartReceipt(number=number, num_bytes=len(written), sums=tuple(sums), contents=_contents(number, layout))
 
 
 @lru_cache(maxsize=2)
-def _contents(number: int, places: tuple[Place, ...]) -> str:
-    """Contents of a part whose chunks lie one after another, the same at every checkpoint of a run."""
+def _contents(number: int, layout: tuple[ChunkLayout, ...]) -> str:
+    """Contents of a part whose chunks lie in order.
+
+    The same at every checkpoint of a run.
+    """
     tensors, begin = list[StoredTensor](), 0
-    for name, kind, dtype, shape, offsets, sizes in places:
+    for name, kind, dtype, shape, offsets, sizes in layout:
         stored = list[StoredChunk]()
         for first, block in kind.regions(shape, offsets, sizes) if prod(sizes) else ():
             stored.append(StoredChunk(offsets=first, sizes=block, part=number, begin=begin))
@@ -97,7 +120,9 @@ def _contents(number: int, places: tuple[Place, ...]) -> str:
 
 
 def read_region(tensor: StoredTensor, region: Region, parts: Mapping[int, VerifiedPart]) -> Tensor:
-    """Return the block `region` of a tensor, in main memory, from whichever chunks have it.
+    """Return `region` of a tensor, in main memory.
+
+    Its values come from whichever chunks have it.
 
     Reads only the rows of the first dimension that are needed. Raises `CorruptCheckpoint`.
     """
@@ -119,7 +144,10 @@ def read_region(tensor: StoredTensor, region: Region, parts: Mapping[int, Verifi
 def _rows(
     chunk: StoredChunk, dtype: torch.dtype, starts: Sequence[int], stops: Sequence[int], part: VerifiedPart
 ) -> Tensor:
-    """Rows `starts[0]` to `stops[0]` of a chunk, with all of its further dimensions."""
+    """Rows `starts[0]` to `stops[0]` of a chunk.
+
+    With all of its further dimensions.
+    """
     row = dtype.itemsize
     for size in chunk.sizes[1:]:
         row *= size
@@ -130,7 +158,9 @@ def _rows(
 
 
 def _write(content: Bytes, buffer: ReusableBuffer, sums: list[int]) -> None:
-    """Append `content`, and add the checksums of the blocks that it completes to `sums`.
+    """Append `content`, and the checksums of complete blocks.
+
+    Those go to `sums`.
 
     A block is read again while it is in the processor's cache: in one pass after the last byte, checksums take a third
     of the time.

@@ -1,4 +1,7 @@
-"""State of a checkpoint in storage whose tensors are read one at a time, without the memory of a model."""
+"""State of a checkpoint, read one tensor at a time.
+
+Does not need the memory of a model.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,9 @@ _HEAD = 0
 
 
 class StoredState:
-    """State of shard 0. Its tensors are views of a mapped file, or named tensors in parts, until `tensor` reads them.
+    """State of shard 0.
+
+    Its tensors are views of a mapped file, or named tensors in parts, until `tensor` reads them.
 
     It can be used within the block of `open_state`.
     """
@@ -30,7 +35,10 @@ class StoredState:
         self._table, self._parts = table, parts
 
     def facts(self, leaf: object) -> tuple[tuple[int, ...], torch.dtype] | None:
-        """Return shape and dtype of a tensor of the head, without reading it. None for any other value."""
+        """Return shape and dtype of a tensor, without reading it.
+
+        The tensor is of the head. None for any other value.
+        """
         whole = leaf if isinstance(leaf, Tensor) else scalar_tensor(leaf)
         if whole is not None:
             return tuple(whole.shape), whole.dtype
@@ -42,12 +50,18 @@ class StoredState:
         return stored.shape, dtype
 
     def tensor(self, leaf: object) -> Tensor:
-        """Return a tensor of the head, whole and in main memory. Raises `CorruptCheckpoint`."""
+        """Return a tensor of the head, in main memory.
+
+        It is whole. Raises `CorruptCheckpoint`.
+        """
         found: Tensor = filled({"it": leaf}, self._read)["it"]
         return found
 
     def rows(self, leaf: object, begin: int, end: int) -> Tensor:
-        """Return rows `begin` to `end` of a tensor of the head, in main memory. Raises `CorruptCheckpoint`."""
+        """Return rows `begin` to `end` of a tensor.
+
+        The tensor is of the head. They are in main memory. Raises `CorruptCheckpoint`.
+        """
         name = tensor_name(leaf)
         if name is None or self._table is None:
             return self.tensor(leaf)[begin:end]
@@ -63,8 +77,9 @@ class StoredState:
 
 @contextmanager
 def open_state(files: CheckpointFiles, step: int) -> Iterator[StoredState]:
-    """Open the complete checkpoint of `step`. The checksum of shard 0 is verified first, and those of parts when they
-    are read.
+    """Open the complete checkpoint of `step`.
+
+    The checksum of shard 0 is verified first. Parts are verified when they are read.
 
     Raises `CorruptCheckpoint`, and as `CheckpointFiles.read`.
     """

@@ -1,4 +1,7 @@
-"""Head of a checkpoint in parts: a state that names tensors instead of holding them, and the table of these."""
+"""Head of a checkpoint in parts.
+
+It is a state that names tensors instead of holding them, and the table of these.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +25,20 @@ _NAME, _SCALAR = "tensor in parts", "scalar"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartsTable:
-    """Tensors of a checkpoint by logical name, and the size and block checksums of each part by number."""
+    """Tensors and parts of a checkpoint.
+
+    Tensors are by logical name. Parts have their size and block checksums, by number.
+    """
 
     tensors: Mapping[str, StoredTensor]
     parts: Mapping[int, tuple[int, Sequence[int]]]
 
     @classmethod
     def in_state(cls, state: Mapping[str, Any]) -> PartsTable | None:
-        """Return the table that a head has, or None for a state with all of its tensors."""
+        """Return the table of a head.
+
+        None for a state that has all of its tensors.
+        """
         if TABLE not in state:
             return None
         text = state[TABLE]
@@ -52,7 +61,9 @@ class PartsTable:
 
 
 def table_text(receipts: Sequence[PartReceipt]) -> str:
-    """Return the table of all ranks' receipts as JSON, for a head. Raises `CorruptCheckpoint`.
+    """Return the table of all ranks' receipts as JSON.
+
+    For a head. Raises `CorruptCheckpoint`.
 
     As containers, it would take most of the time of writing the head.
     """
@@ -67,7 +78,7 @@ def _tensors_text(contents: tuple[str, ...]) -> str:
 
 
 def scalar(value: Tensor) -> dict[str, tuple[str, Any]]:
-    """Return what a head holds in place of a tensor without dimensions.
+    """Return a head's value for a tensor without dimensions.
 
     An optimizer has one for each parameter. As tensors, they would take most of the time of writing the head.
     """
@@ -75,7 +86,10 @@ def scalar(value: Tensor) -> dict[str, tuple[str, Any]]:
 
 
 def scalar_tensor(leaf: object) -> Tensor | None:
-    """Return the tensor in whose place a head holds `leaf`, as `scalar` made it. None for any other value."""
+    """Return the tensor that `scalar` made `leaf` of.
+
+    None for any other value.
+    """
     if not (isinstance(leaf, Mapping) and leaf.keys() == {_SCALAR}):
         return None
     dtype, value = leaf[_SCALAR]
@@ -83,17 +97,20 @@ def scalar_tensor(leaf: object) -> Tensor | None:
 
 
 def named(name: str) -> dict[str, str]:
-    """Return what a head holds in place of the tensor `name`."""
+    """Return a head's value for the tensor `name`."""
     return {_NAME: name}
 
 
 def tensor_name(leaf: object) -> str | None:
-    """Return the name of a tensor in parts from what a head holds in its place. None for any other value."""
+    """Return the name of the tensor that `leaf` stands for.
+
+    `leaf` is the head's value for a tensor in parts. None for any other value.
+    """
     return str(leaf[_NAME]) if isinstance(leaf, Mapping) and leaf.keys() == {_NAME} else None
 
 
 def filled(state: Any, tensor_of: Callable[[str], Any]) -> Any:
-    """Return `state` with `tensor_of(name)` in each place of a named tensor."""
+    """Return `state` with `tensor_of(name)` for each named tensor."""
     if isinstance(state, Mapping):
         if state.keys() == {_NAME}:
             return tensor_of(state[_NAME])
@@ -106,7 +123,10 @@ def filled(state: Any, tensor_of: Callable[[str], Any]) -> Any:
 
 
 def whole_state(state: Mapping[str, Any], parts: Mapping[int, Bytes]) -> Mapping[str, Any]:
-    """Return the head `state` with all of its tensors, from parts in memory. Raises `CorruptCheckpoint`."""
+    """Return the head `state` with all of its tensors.
+
+    They come from parts in memory. Raises `CorruptCheckpoint`.
+    """
     table = PartsTable.in_state(state)
     if table is None:
         return state

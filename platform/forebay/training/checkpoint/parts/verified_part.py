@@ -1,4 +1,7 @@
-"""Reader of some bytes of a part, which verifies them by the checksums of blocks without reading the others."""
+"""Reader of spans of a part, verified block by block.
+
+It does not read the other blocks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ ReadBytes = Callable[[int, int], Bytes]
 
 
 class VerifiedPart:
-    """Reader of spans of one part. It reads whole blocks, verifies them, and keeps the last one for the next span.
+    """Reader of spans of one part.
+
+    It reads whole blocks, verifies them, and keeps the last one for the next span.
 
     `copies` are tried in turn for each span, until one of them has what was written.
     """
@@ -23,7 +28,10 @@ class VerifiedPart:
         """Bytes read so far."""
 
     def read(self, begin: int, end: int) -> Bytes:
-        """Return the bytes from `begin` up to `end`. Raises `CorruptCheckpoint` if they are not those written."""
+        """Return bytes `begin` to `end`, verified.
+
+        Raises `CorruptCheckpoint` if they are not what was written.
+        """
         if not 0 <= begin <= end <= self._num_bytes:
             raise CorruptCheckpoint(f"part {self._number} has no bytes {begin} to {end}")
         if begin == end:
