@@ -145,12 +145,14 @@ def test_a_public_name_of_an_old_package_says_so(tmp_path: Path) -> None:
     install(tmp_path, "ray", "2.9.0")
     (tmp_path / "ray").mkdir()
     (tmp_path / "ray" / "__init__.py").write_text("")
-    code = "import forebay as fb\ntry: fb.run_sweep\nexcept fb.errors.MissingPackage as error: print(error)"
+    code = "import forebay as fb\ntry: fb.DeadlineScheduler\nexcept fb.errors.MissingPackage as error: print(error)"
     path = f"{tmp_path}:{Path(fb.__file__).parents[1]}"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path}, check=False
     )
-    assert done.stdout.startswith("fb.run_sweep needs the package ray from version 2.56 on, and 2.9.0 is"), done.stderr
+    assert done.stdout.startswith("fb.DeadlineScheduler needs the package ray from version 2.56 on, and 2.9.0 is"), (
+        done.stderr
+    )
 
 
 def test_every_import_of_an_extra_is_checked() -> None:
