@@ -1,4 +1,7 @@
-"""One comparison of a row filter as an expression of pyarrow, exact for every number."""
+"""One comparison of a row filter, in pyarrow.
+
+It is exact for every number.
+"""
 
 from __future__ import annotations
 
@@ -39,8 +42,9 @@ _NANOSECONDS = re.compile(r"\.\d{7,9}(?=$|[Zz+-])")
 
 
 class Comparison(NamedTuple):
-    """Comparison of a column, or of a path into a struct, with a value or a list of values. `negated`: a `not` is
-    before it.
+    """Comparison of a column or a path into a struct.
+
+    The right side is a value or a list of values. `negated`: a `not` is before it.
     """
 
     column: str
@@ -49,7 +53,9 @@ class Comparison(NamedTuple):
     negated: bool = False
 
     def expression(self, compared: Operand) -> pc.Expression:
-        """Expression that is true for the rows for which the comparison is true, and false or null for all others.
+        """Expression that is true for matching rows.
+
+        False or null for all others.
 
         Raises `InvalidOption` if the column holds no such values.
         """
@@ -66,7 +72,10 @@ class Comparison(NamedTuple):
         return _compared(self.column, op, self.value, plain)
 
     def is_true_for_nan(self, compared: Operand) -> bool:
-        """Whether a NaN may fulfil it. Statistics of a file do not show whether there is one."""
+        """Whether a NaN may match.
+
+        Statistics of a file do not show whether there is one.
+        """
         differs = self.op in (ast.NotEq, ast.NotIn)
         is_of_null = self.op in (ast.Is, ast.IsNot)
         return pa.types.is_floating(_plain(compared).type) and not is_of_null and differs != self.negated
@@ -93,7 +102,9 @@ def _compared(column: str, op: type[ast.cmpop], value: Any, compared: Operand) -
 
 
 def _compared_exactly(op: type[ast.cmpop], value: float, compared: Operand) -> pc.Expression:
-    """Comparison of an integer or a decimal with any number, as one with a value of its own type.
+    """Compare an integer or a decimal with any number.
+
+    The comparison is changed to one with a value of its own type.
 
     Arrow would compare int64 with 2.5 as float32, and refuses that for columns with values above 2**24. It refuses
     uint64 beside negative numbers, and decimals beside numbers of so many digits that both have no common type.
@@ -119,7 +130,10 @@ def _compared_exactly(op: type[ast.cmpop], value: float, compared: Operand) -> p
 
 
 def _range_of(data_type: pa.DataType) -> tuple[int, int, int]:
-    """Least and most value of a type of integers or decimals, times 10 to the power of its scale, and this scale."""
+    """Least value, greatest value, and scale of a type.
+
+    A type of integers or decimals. The values are times 10 to the power of its scale.
+    """
     if pa.types.is_decimal(data_type):
         most = 10**data_type.precision - 1
         return -most, most, data_type.scale
@@ -136,7 +150,10 @@ def _floor(value: float, scale: int) -> int:
 
 
 def _scalar(column: str, value: Any, data_type: pa.DataType) -> pa.Scalar:
-    """Value to compare a column with. Raises `InvalidOption` if the column holds no such values."""
+    """Value to compare a column with.
+
+    Raises `InvalidOption` if the column holds no such values.
+    """
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     types = pa.types
     try:

@@ -1,4 +1,7 @@
-"""Applies deletions of a table and a row filter to a manifest: reads the filter's columns once."""
+"""Apply deletions and a row filter to a manifest.
+
+Reads the filter's columns once.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ Progress = Callable[[int, int], None]
 
 
 class CandidateRows(NamedTuple):
-    """Rows of the row groups of a manifest, before a filter.
+    """Rows that a filter may keep.
+
+    For each row group of a manifest.
 
     `live` has one bool [rows] for each row group: False for rows that a table has deleted, None for all True.
     `may_match` is False for row groups whose statistics show that no row matches, bool [row groups]. They are not read.
@@ -44,7 +49,9 @@ def masked(
     make_reader: Callable[[Manifest], RowGroupReader],
     progress: Progress | None,
 ) -> Manifest:
-    """Manifest of the rows that are live and for which `where` is true. Reads the filter's columns once.
+    """Manifest of the live rows that match `where`.
+
+    Reads the filter's columns once.
 
     Args:
         manifest: Row groups of all rows.
@@ -83,7 +90,9 @@ def masked(
 
 
 def with_masks(manifest: Manifest, masks: Sequence[NDArray[np.bool_]], kept: KeptRows) -> Manifest:
-    """Manifest of the rows for which `masks`, one bool [rows] for each row group, are true. At least one is.
+    """Manifest of the rows where `masks` are true.
+
+    One bool [rows] for each row group. At least one is true.
 
     `kept` has the reasons, and its mask is replaced.
     """
@@ -94,7 +103,10 @@ def with_masks(manifest: Manifest, masks: Sequence[NDArray[np.bool_]], kept: Kep
 def judged(
     masks: Sequence[NDArray[np.bool_]], mask_of: Callable[[int], NDArray[np.bool_]], progress: Progress | None
 ) -> list[NDArray[np.bool_]]:
-    """Masks that `mask_of` returns for the numbers of the row groups, in threads. Not called for those without rows."""
+    """Compute the mask of each row group in threads.
+
+    `mask_of` is not called for row groups without rows.
+    """
     found: list[NDArray[np.bool_]] = []
     pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="forebay-filter")
     try:
@@ -117,14 +129,14 @@ def _filtered(
     def mask_of(index: int) -> NDArray[np.bool_]:
         if not may_match[index]:
             return np.zeros_like(masks[index])
-        place = reader.manifest[index].uri
-        return masks[index] & _matches(where, reader.decode(reader.fetch(index, where.columns)), place)
+        uri = reader.manifest[index].uri
+        return masks[index] & _matches(where, reader.decode(reader.fetch(index, where.columns)), uri)
 
     return judged(masks, mask_of, progress)
 
 
-def _matches(where: Where, table: pa.Table, place: str) -> NDArray[np.bool_]:
-    expression = where.expression({field.name: field.type for field in table.schema}, place)
+def _matches(where: Where, table: pa.Table, uri: str) -> NDArray[np.bool_]:
+    expression = where.expression({field.name: field.type for field in table.schema}, uri)
     scanner = ds.dataset(table).scanner(columns={_KEPT: expression}, use_threads=False)
     found: NDArray[np.bool_] = pc.fill_null(scanner.to_table()[_KEPT], False).to_numpy()
     return found

@@ -1,4 +1,7 @@
-"""What a row filter compares in one file, columns and fields of structs: as expressions of pyarrow, with types."""
+"""Operands of a row filter in one file.
+
+Columns and fields of structs, as expressions of pyarrow with types.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """Column that a file holds under another name or type. `of_table` is the type that the dataset has."""
+    """A column under another name or type in a file.
+
+    `of_table` is the type that the dataset has.
+    """
 
     name: str
     type: pa.DataType
@@ -37,38 +43,40 @@ ColumnKinds = Mapping[str, "pa.DataType | Stored | Constant"]
 
 
 class Operand(NamedTuple):
-    """Values that a comparison reads, and their type in the file."""
+    """Values of a comparison, and their type in the file."""
 
     expression: pc.Expression
     type: pa.DataType
 
 
-def operand(path: str, kinds: ColumnKinds, place: str) -> Operand:
-    """Operand for a column, or for a path into a struct. A field of a null is null.
+def operand(path: str, kinds: ColumnKinds, uri: str) -> Operand:
+    """Operand for a column or a path into a struct.
+
+    A field of a null is null.
 
     Raises:
-        MissingColumn: There is no such column or field. The text of the error names `place`.
+        MissingColumn: There is no such column or field. The text of the error names `uri`.
         InvalidOption: The path leads through a list or a map, of which a row has many values.
     """
     top = top_column(path, kinds)
     if top is None:
-        raise missing_column(path, tuple(kinds), place)
+        raise missing_column(path, tuple(kinds), uri)
     steps = steps_of(path, top)
     match kinds[top]:
         case Constant(value=value):
-            kind = _type_at(path, top, value.type, place)
+            kind = _type_at(path, top, value.type, uri)
             return Operand(pc.scalar(value if not steps else pa.scalar(None, kind)), kind)
         case Stored(name=name, type=in_file, of_table=of_table):
-            of_path = _type_at(path, top, of_table, place)
+            of_path = _type_at(path, top, of_table, uri)
             held, kind = held_steps(in_file, steps)
             if held != steps:  # a field that the table got later
                 return Operand(pc.scalar(pa.scalar(None, of_path)), of_path)
             return Operand(pc.field(name, *steps), kind)
         case in_file:
-            return Operand(pc.field(top, *steps), _type_at(path, top, in_file, place))
+            return Operand(pc.field(top, *steps), _type_at(path, top, in_file, uri))
 
 
-def _type_at(path: str, top: str, kind: pa.DataType, place: str) -> pa.DataType:
+def _type_at(path: str, top: str, kind: pa.DataType, uri: str) -> pa.DataType:
     steps = steps_of(path, top)
     held, found = held_steps(kind, steps)
     if held == steps:
@@ -76,14 +84,14 @@ def _type_at(path: str, top: str, kind: pa.DataType, place: str) -> pa.DataType:
     before, step = ".".join([top, *held]), steps[len(held)]
     if not pa.types.is_struct(found) and pa.types.is_nested(found):
         raise InvalidOption(
-            f"where compares {path!r}, which leads through {before!r}, and that is {found} in {place}: a row has many "
+            f"where compares {path!r}, which leads through {before!r}, and that is {found} in {uri}: a row has many "
             "values there. Compare a field of a struct, or write the value to a column of its own.",
             column=path,
             type=str(found),
         )
     names = [field.name for field in found] if pa.types.is_struct(found) else []
     raise MissingColumn(
-        f"There is no {path!r} in {place}: {before!r} is {found}, without a field {step!r}. "
+        f"There is no {path!r} in {uri}: {before!r} is {found}, without a field {step!r}. "
         + (f"Compare one of {', '.join(names[:_MOST_LISTED])}." if names else f"Compare {before!r} itself."),
         column=path,
         columns=tuple(f"{before}.{name}" for name in names),

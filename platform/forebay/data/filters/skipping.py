@@ -1,4 +1,4 @@
-"""Skip lists: rows that are left out of a dataset, by their names."""
+"""Skip lists: rows left out by name."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def named_spans(name: RowName) -> tuple[RowSpan, ...]:
 
 
 def without_rows(manifest: Manifest, skip: Iterable[RowName], scanned: Manifest | None = None) -> Manifest:
-    """Manifest without the rows of a skip list. It is `manifest` itself if that has none of them.
+    """Manifest without the rows of a skip list.
+
+    It is `manifest` itself if that has none of them.
 
     Args:
         manifest: Rows that are left after deletions and a filter.
@@ -68,8 +70,8 @@ def without_rows(manifest: Manifest, skip: Iterable[RowName], scanned: Manifest 
     rows = _rows_by_group(scanned or manifest, [span for name in skip for span in named_spans(name)])
     masks: dict[int, NDArray[np.bool_]] = {}
     skipped_rows = 0
-    for index, place in enumerate(zip(manifest.file_of.tolist(), manifest.group_of.tolist(), strict=True)):
-        numbers = rows.get((manifest.files[place[0]].path, place[1]))
+    for index, key in enumerate(zip(manifest.file_of.tolist(), manifest.group_of.tolist(), strict=True)):
+        numbers = rows.get((manifest.files[key[0]].path, key[1]))
         if numbers is None:
             continue
         before = manifest.keeps(index)
@@ -86,14 +88,14 @@ def without_rows(manifest: Manifest, skip: Iterable[RowName], scanned: Manifest 
 
 
 def _rows_by_group(scanned: Manifest, skip: list[RowSpan]) -> dict[tuple[str, int], list[int]]:
-    """Numbers of the rows of a skip list, by the path of their file and row group."""
+    """Rows of a skip list by file and row group."""
     paths: dict[str, str] = {}
     for name in (scanned.uri_of, lambda file: file.path):
         paths |= {name(file): file.path for file in scanned.files}
     wanted = {(paths.get(row.file, ""), row.row_group) for row in skip}
-    places = zip(scanned.file_of.tolist(), scanned.group_of.tolist(), scanned.rows.tolist(), strict=True)
+    counts = zip(scanned.file_of.tolist(), scanned.group_of.tolist(), scanned.rows.tolist(), strict=True)
     sizes = {
-        (path, group): rows for file, group, rows in places if ((path := scanned.files[file].path), group) in wanted
+        (path, group): rows for file, group, rows in counts if ((path := scanned.files[file].path), group) in wanted
     }
     found: dict[tuple[str, int], list[int]] = {}
     unknown: list[RowSpan] = []
@@ -115,7 +117,10 @@ def _rows_by_group(scanned: Manifest, skip: list[RowSpan]) -> dict[tuple[str, in
 
 
 def skip_list(path: str | os.PathLike[str]) -> list[str]:
-    """Names of rows in a local file, one a line. Raises `InvalidOption` if it cannot be read."""
+    """Read names of rows from a local file.
+
+    One a line. Raises `InvalidOption` if it cannot be read.
+    """
     try:
         return [line.strip() for line in Path(path).read_text().splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as error:

@@ -1,4 +1,4 @@
-"""Split of a dataset that keeps the share of each class."""
+"""Split a dataset, and keep class shares."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ _PASSES = 10
 
 
 def stratified_split(manifest: Manifest, fraction: float, *, by: str, seed: int = 0) -> tuple[Manifest, Manifest]:
-    """Hold out whole row groups with about `fraction` of the rows of each class. Returns (rest, held out).
+    """Hold out row groups by class.
+
+    The held out part has about `fraction` of the rows of each class. Returns (rest, held out).
 
     Starts from `manifest.split(fraction, seed)`, and moves the row group that improves the shares most as long as one
     does. Reads column `by`, and counts nulls as a class. The shares are as good as the row groups allow: a class in one
@@ -55,13 +57,13 @@ def stratified_split(manifest: Manifest, fraction: float, *, by: str, seed: int 
 
 
 def _class_counts(manifest: Manifest, column: str) -> NDArray[np.int64]:
-    """Rows of each class in each row group, int64 [row groups, classes]."""
+    """Rows per class, int64 [row groups, classes]."""
     reader = RowGroupReader(manifest)
     found: list[Counter[Any]] = []
     for index in range(len(manifest)):
         counted = column_at(reader.read(index, [column]), column).value_counts()
         found.append(Counter({each["values"]: each["counts"] for each in counted.to_pylist()}))
-    classes = {name: place for place, name in enumerate(dict.fromkeys(name for each in found for name in each))}
+    classes = {name: code for code, name in enumerate(dict.fromkeys(name for each in found for name in each))}
     if len(classes) == manifest.num_rows > 1:
         raise InvalidOption(
             f"by={column!r} has another value in each of {manifest.num_rows} rows. Give a column of classes.",
@@ -75,6 +77,6 @@ def _class_counts(manifest: Manifest, column: str) -> NDArray[np.int64]:
 
 
 def _mask_of(manifest: Manifest, part: Manifest) -> NDArray[np.bool_]:
-    """Row groups of `manifest` that are in `part`, bool [row groups]."""
+    """Row groups in `part`, bool [row groups]."""
     inside = {(group.uri, group.index) for group in part}
     return np.array([(group.uri, group.index) in inside for group in manifest])

@@ -1,4 +1,7 @@
-"""Row filters as text: the comparisons of Python's grammar over columns, with the nulls of SQL."""
+"""Row filters as text.
+
+Comparisons in Python's grammar over columns, with the nulls of SQL.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ _DEEPEST = 50
 
 
 class Where:
-    """Row filter. A row is kept if the filter is true for it, and not if it is false or unknown because of a null.
+    """A row filter.
+
+    A row is kept if the filter is true for it, and not if it is false or unknown because of a null.
 
     Compares a column with a value (`==`, `!=`, `<`, `<=`, `>`, `>=`), with a list of values (`in`, `not in`) or with
     null (`is None`, `is not None`), and joins comparisons by `and`, `or`, `not`. A name of other characters is written
@@ -52,22 +57,26 @@ class Where:
             ) from error
         self.columns = tuple(sorted(found))
 
-    def expression(self, kinds: ColumnKinds, place: str) -> pc.Expression:
-        """Filter as an expression of pyarrow, for a file with these columns. True for rows that are kept.
+    def expression(self, kinds: ColumnKinds, uri: str) -> pc.Expression:
+        """Expression that is true for rows that are kept.
+
+        For a file with these columns.
 
         Raises:
-            MissingColumn: A column or a field does not exist. The text of the error names `place`.
+            MissingColumn: A column or a field does not exist. The text of the error names `uri`.
             InvalidOption: A value is not of its column's type, or a path leads through a list.
         """
-        operands = {path: operand(path, kinds, place) for path in self.columns}
+        operands = {path: operand(path, kinds, uri) for path in self.columns}
         return _build(self._tree, lambda each: each.expression(operands[each.column]))
 
-    def bounds(self, kinds: ColumnKinds, place: str) -> pc.Expression:
-        """Filter to compare with the statistics of row groups: true where a NaN would be kept. Raises as `expression`.
+    def bounds(self, kinds: ColumnKinds, uri: str) -> pc.Expression:
+        """Expression to compare with statistics.
+
+        True where a NaN would be kept. Raises as `expression`.
 
         Least and greatest values leave out NaN, so they do not show that `x != 5` keeps none of [5, NaN].
         """
-        operands = {path: operand(path, kinds, place) for path in self.columns}
+        operands = {path: operand(path, kinds, uri) for path in self.columns}
 
         def of_comparison(each: Comparison) -> pc.Expression:
             compared = operands[each.column]
@@ -76,13 +85,19 @@ class Where:
         return _build(self._tree, of_comparison)
 
     def tops(self, names: Iterable[str]) -> tuple[str, ...]:
-        """Columns, of those with these `names`, that hold what is compared. A path that no column holds is itself."""
+        """Columns that the filter compares.
+
+        Or of which it compares a field, among `names`. A path that no column holds stands for itself.
+        """
         known = set(names)
         return tuple(dict.fromkeys(top_column(path, known) or path for path in self.columns))
 
 
 def _collect(node: ast.expr, found: set[str], depth: int = 0) -> None:
-    """Add the columns of a filter to `found`. Raises `ValueError` for anything that is not a filter."""
+    """Collect the columns of a filter.
+
+    Raises `ValueError` for anything that is not a filter.
+    """
     if depth > _DEEPEST:
         raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
     match node:
@@ -156,7 +171,10 @@ def _value(node: ast.expr) -> Any:
 def _build(
     node: ast.expr, of_comparison: Callable[[Comparison], pc.Expression], *, negated: bool = False
 ) -> pc.Expression:
-    """Expression of a filter whose `not` are moved to its comparisons, by De Morgan's laws."""
+    """Build the expression of a filter.
+
+    Each `not` moves to the comparisons, by De Morgan's laws.
+    """
     match node:
         case ast.UnaryOp(operand=part):
             return _build(part, of_comparison, negated=not negated)

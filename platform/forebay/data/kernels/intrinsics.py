@@ -1,4 +1,7 @@
-"""Machine instructions of the compiled loops: copies, zeros, prefetches, typed items, transposes, counted bits."""
+"""Machine instructions of the compiled loops.
+
+Copies, zeros, prefetches, typed items, transposes, counted bits.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,10 @@ _SQUARE = 4
 
 
 def _generate_copy(_typing: Any, target: Any, source: Any, num_bytes: Any) -> Any:
-    """Copy between addresses (memcpy). A typed Numba loop would copy element by element."""
+    """Copy between addresses (memcpy).
+
+    A typed Numba loop would copy element by element.
+    """
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         pointer = cgutils.voidptr_t
@@ -35,7 +41,7 @@ def _generate_prefetch(_typing: Any, address: Any) -> Any:
 
 
 def _generate_items(_typing: Any, address: Any, like: Any) -> Any:
-    """Items at an address, of the item type of the array `like`."""
+    """Items at an address, typed like the array `like`."""
 
     def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         return builder.inttoptr(args[0], context.get_data_type(like.dtype).as_pointer())
@@ -53,7 +59,9 @@ def _generate_zeros(_typing: Any, address: Any, num_bytes: Any) -> Any:
 
 
 def _generate_transpose(_typing: Any, columns: Any, offset: Any, target: Any, step: Any, like: Any) -> Any:
-    """Write four items of each of four columns as four rows, of the item type of the array `like`.
+    """Transpose four items of four columns.
+
+    They become four rows, of the item type of the array `like`.
 
     `columns` is the address of the four columns' addresses. Their items begin `offset` bytes further. Rows begin `step`
     bytes apart, from `target` on.
@@ -71,10 +79,10 @@ def _generate_transpose(_typing: Any, columns: Any, offset: Any, target: Any, st
         for far in (1, 2):  # exchanges items with the line that is `far` lines away
             for i in (i for i in range(_SQUARE) if not i & far):
                 upper, lower = lines[i], lines[i | far]
-                places = [j ^ far | _SQUARE if j & far else j for j in range(_SQUARE)]
+                near = [j ^ far | _SQUARE if j & far else j for j in range(_SQUARE)]
                 rest = [j | _SQUARE if j & far else j | far for j in range(_SQUARE)]
-                for line, order in ((i, places), (i | far, rest)):
-                    mask = ir.Constant(ir.VectorType(lane, _SQUARE), [lane(place) for place in order])
+                for line, order in ((i, near), (i | far, rest)):
+                    mask = ir.Constant(ir.VectorType(lane, _SQUARE), [lane(index) for index in order])
                     lines[line] = builder.shuffle_vector(upper, lower, mask)
         for i, line in enumerate(lines):
             row = builder.add(args[2], builder.mul(args[3], word(i)))
@@ -89,7 +97,10 @@ def _generate_ones(_typing: Any, word: Any) -> Any:
 
 
 def _generate_lowest(_typing: Any, word: Any) -> Any:
-    """Place of the lowest 1 bit of a uint64, as uint64. 64 without one."""
+    """Index of the lowest 1 bit of a uint64.
+
+    As uint64. 64 without one.
+    """
     return word(word), lambda _context, builder, _signature, args: builder.cttz(args[0], ir.IntType(1)(0))
 
 

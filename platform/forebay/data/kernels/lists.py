@@ -1,4 +1,7 @@
-"""Compiled loops over lists of different lengths, whose values follow each other without padding."""
+"""Compiled loops over lists of different lengths.
+
+Their values follow each other without padding.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +20,13 @@ _PREFETCHED_LISTS = 8
 _LINE_BYTES = 64
 
 
-def _locate_lists(places: Ints, bases: Words, slot_of: Ints, block: Ints, row: Ints, lists: NDArray[Any]) -> int:
-    """Write address and length of list `row[i]` of block `block[i]` to `lists[k, 0, i]` and `lists[k, 1, i]`.
+def _locate_lists(layout: Ints, bases: Words, slot_of: Ints, block: Ints, row: Ints, lists: NDArray[Any]) -> int:
+    """Write address and length of each list.
 
-    Array `k` has items of `places[k, 2]` bytes. The values of a block in slot `s` are at address
-    `bases[places[k, 0], s]`, and the int32 offsets of its lists among them at `bases[places[k, 1], s]`. Returns -1, or
+    List `row[i]` of block `block[i]` goes to `lists[k, 0, i]` and `lists[k, 1, i]`.
+
+    Array `k` has items of `layout[k, 2]` bytes. The values of a block in slot `s` are at address
+    `bases[layout[k, 0], s]`, and the int32 offsets of its lists among them at `bases[layout[k, 1], s]`. Returns -1, or
     a block that has no slot (below 0).
     """
     slot = np.empty(len(block), np.int64)
@@ -30,8 +35,8 @@ def _locate_lists(places: Ints, bases: Words, slot_of: Ints, block: Ints, row: I
         if slot[i] < 0:
             return int(block[i])
     like = np.empty(0, np.int32)
-    for k in range(len(places)):
-        values, bounds, item_bytes = bases[places[k, 0]], bases[places[k, 1]], places[k, 2]
+    for k in range(len(layout)):
+        values, bounds, item_bytes = bases[layout[k, 0]], bases[layout[k, 1]], layout[k, 2]
         for i in range(len(row)):
             if i + _PREFETCHED_LISTS < len(row):
                 ahead = i + _PREFETCHED_LISTS
@@ -43,13 +48,15 @@ def _locate_lists(places: Ints, bases: Words, slot_of: Ints, block: Ints, row: I
     return -1
 
 
-def _gather_lists(target: int, places: Ints, lists: NDArray[Any]) -> None:
-    """Copy the lists of array `k`, one behind the other, to address `target + places[k, 1]`.
+def _gather_lists(target: int, layout: Ints, lists: NDArray[Any]) -> None:
+    """Copy the lists of array `k` without gaps.
 
-    List `i` has `lists[k, 1, i]` items of `places[k, 0]` bytes, at address `lists[k, 0, i]`.
+    To address `target + layout[k, 1]`.
+
+    List `i` has `lists[k, 1, i]` items of `layout[k, 0]` bytes, at address `lists[k, 0, i]`.
     """
-    for k in range(len(places)):
-        to, item_bytes = target + uint64(places[k, 1]), places[k, 0]
+    for k in range(len(layout)):
+        to, item_bytes = target + uint64(layout[k, 1]), layout[k, 0]
         for i in range(lists.shape[2]):
             if i + _PREFETCHED_LISTS < lists.shape[2]:
                 ahead = uint64(lists[k, 0, i + _PREFETCHED_LISTS])

@@ -1,4 +1,6 @@
-"""Compiled loops over the rows of blocks. Only this folder depends on the compiler, Numba, and `calls` imports it late.
+"""Compiled loops over the rows of blocks.
+
+Only this folder depends on the compiler, Numba, and `calls` imports it late.
 
 Each of these loops passes over rows one by one, which NumPy cannot do: it gathers from one array but not from hundreds
 (masking per block reached 0.35 GB/s, `gather` reaches 5). All functions run without the GIL, on addresses and indices
@@ -26,7 +28,9 @@ _TILED_VALUES = 512
 
 
 def _gather(target: int, row_bytes: int, bases: NDArray[np.uint64], slot: Ints, row: Ints) -> None:
-    """Copy row `row[i]` of the array at address `bases[slot[i]]` to row `i` of the array at address `target`.
+    """Copy rows of one array of blocks.
+
+    Row `row[i]` of the array at address `bases[slot[i]]` goes to row `i` of the array at address `target`.
 
     All arrays are C-contiguous with rows of `row_bytes` bytes. Rows may be anywhere, so each copy would wait for
     memory. Prefetching the first two cache lines of a row eight rows ahead of its copy nearly halves the time.
@@ -40,8 +44,10 @@ def _gather(target: int, row_bytes: int, bases: NDArray[np.uint64], slot: Ints, 
         copy(target + uint64(i * row_bytes), bases[slot[i]] + uint64(row[i] * row_bytes), uint64(row_bytes))
 
 
-def _gather_arrays(target: int, places: Ints, bases: NDArray[np.uint64], slot_of: Ints, block: Ints, row: Ints) -> int:
-    """`gather` each array of a batch: array `k`, rows of `places[k, 0]` bytes, to address `target + places[k, 1]`.
+def _gather_arrays(target: int, layout: Ints, bases: NDArray[np.uint64], slot_of: Ints, block: Ints, row: Ints) -> int:
+    """Gather each array of a batch.
+
+    Array `k` has rows of `layout[k, 0]` bytes, and goes to address `target + layout[k, 1]`.
 
     Output row `i` is row `row[i]` of block `block[i]`, whose arrays are at the addresses `bases[:, slot_of[block[i]]]`.
     Returns -1, or a block that has no slot (below 0). In that case nothing was copied. One call for all arrays, because
@@ -52,13 +58,15 @@ def _gather_arrays(target: int, places: Ints, bases: NDArray[np.uint64], slot_of
         slot[i] = slot_of[block[i]]
         if slot[i] < 0:
             return int(block[i])
-    for k in range(len(places)):
-        gather(target + uint64(places[k, 1]), places[k, 0], bases[k], slot, row)
+    for k in range(len(layout)):
+        gather(target + uint64(layout[k, 1]), layout[k, 0], bases[k], slot, row)
     return -1
 
 
 def _locate_windows(windows: Ints, block: Ints, row: Ints, blocks: Ints, runs: Ints, stride: int) -> None:
-    """Write start, first real place and run of window `row[i]` of block `block[i]` to `windows` [3, n].
+    """Write the position of each window.
+
+    Start, first real step and run of window `row[i]` of block `block[i]`, into `windows` [3, n].
 
     `windows[0]` holds the shift of each window before. The columns of `blocks` and `runs` are those of `WindowIndex`.
     """
@@ -77,7 +85,10 @@ def _locate_windows(windows: Ints, block: Ints, row: Ints, blocks: Ints, runs: I
 
 
 def _are_present(windows: Ints, length: int, line: Ints, is_present: NDArray[Any]) -> bool:
-    """Whether all runs that the `length` steps of each of `windows` read are present, with the run of each window."""
+    """Whether all runs of windows are present.
+
+    The runs that the `length` steps of each of `windows` read, with the run of each window.
+    """
     for i in range(windows.shape[1]):
         run, stop = windows[2, i], windows[0, i] + length
         if not is_present[run]:
@@ -90,7 +101,9 @@ def _are_present(windows: Ints, length: int, line: Ints, is_present: NDArray[Any
 
 
 def _pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[Any]) -> None:
-    """Interleave `columns`, the addresses of arrays of `rows` items, into `packed`, of length rows * len(columns).
+    """Interleave `columns` into rows of `packed`.
+
+    `columns` are the addresses of arrays of `rows` items. `packed` has length rows * len(columns).
 
     Transposes squares of 4 x 4 items, which take a few instructions in registers, over 64 rows at a time, so that input
     and output stay in a near CPU cache. With 100 columns it takes 1.3 times as long as a plain copy
@@ -98,14 +111,14 @@ def _pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[Any]) 
     """
     width, whole = len(columns), len(columns) // 4 * 4
     item = packed.itemsize
-    step, target, places = uint64(width * item), uint64(packed.ctypes.data), uint64(columns.ctypes.data)
+    step, target, inputs = uint64(width * item), uint64(packed.ctypes.data), uint64(columns.ctypes.data)
     for start in range(0, rows, _PACKED_ROWS):
         stop = min(start + _PACKED_ROWS, rows)
         squares = start + (stop - start) // 4 * 4
         for left in range(0, whole, 4):
             for row in range(start, squares, 4):
                 at = target + uint64((row * width + left) * item)
-                transpose(places + uint64(8 * left), uint64(row * item), at, step, packed)
+                transpose(inputs + uint64(8 * left), uint64(row * item), at, step, packed)
         for left in range(width):
             items = items_at(columns[left], packed)
             for row in range(squares if left < whole else start, stop):
@@ -113,7 +126,9 @@ def _pack_columns(columns: NDArray[np.uint64], rows: int, packed: NDArray[Any]) 
 
 
 def _pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints, lengths: NDArray[np.int32]) -> None:
-    """Copy `lengths[i]` items, from item `starts[i]` of the array at address `values` on, into row `i` at `target`.
+    """Copy and pad lists of items.
+
+    `lengths[i]` items, from item `starts[i]` of the array at address `values` on, go into row `i` at `target`.
 
     Fills the rest of each row with zeros. A row has `row_bytes` bytes.
     """
@@ -125,7 +140,9 @@ def _pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints
 
 
 def _prefetch_window(i: int, view: Ints, step_bytes: int, line: Ints, windows: Ints) -> None:
-    """Begin to load the first line of each memory page of the window after window `i`, as far as its first run goes.
+    """Prefetch the window after window `i`.
+
+    The first line of each memory page, as far as its first run goes.
 
     The processor itself reads ahead within a page, but neither into the next page nor into another window. Windows of
     9 KB that no CPU cache holds take 10 to 20 % less time so. Loading more lines ahead gains nothing.
@@ -133,8 +150,8 @@ def _prefetch_window(i: int, view: Ints, step_bytes: int, line: Ints, windows: I
     if i + 1 >= windows.shape[1]:
         return
     start, run = windows[0, i + 1] + view[0], windows[2, i + 1]
-    place, stop = max(start, windows[1, i + 1]), min(start + view[1], line[0, run + 1])
-    first, last = line[view[4], run] + place * step_bytes, line[view[4], run] + stop * step_bytes
+    position, stop = max(start, windows[1, i + 1]), min(start + view[1], line[0, run + 1])
+    first, last = line[view[4], run] + position * step_bytes, line[view[4], run] + stop * step_bytes
     while first < last:
         prefetch(uint64(first))
         first = (first // _PAGE_BYTES + 1) * _PAGE_BYTES
@@ -153,34 +170,38 @@ def _copy_steps(target: int, source: int, num_bytes: int, like: NDArray[Any]) ->
 
 
 def _gather_steps(target: int, view: Ints, line: Ints, windows: Ints) -> None:
-    """Copy the same steps of each window to window `i` of the array at `target`.
+    """Copy the same steps of each window.
+
+    Into window `i` of the array at `target`.
 
     `view` is (first step, steps, bytes of a step, bytes of a window of the target, row of `line` with the addresses).
-    `line[0, r]` is the place of the first step of run `r`. The step at place `p` of run `r` is at address
-    `line[view[4], r] + p * view[2]`. A window is (start, first real place, a run before or at that place) in `windows`
-    [3, n]. Steps before the first real place become zeros.
+    `line[0, r]` is the position of the first step of run `r`. The step at position `p` of run `r` is at address
+    `line[view[4], r] + p * view[2]`. A window is (start, first real position, a run before or at that position) in
+    `windows` [3, n]. Steps before the first real position become zeros.
     """
     skip, steps, step_bytes, window_bytes, number = view
     starts, address = line[0], line[number]
     for i in range(windows.shape[1]):
         prefetch_window(i, view, step_bytes, line, windows)
-        place, run = windows[0, i] + skip, windows[2, i]
-        stop, to = place + steps, target + uint64(i * window_bytes)
-        padded = min(max(windows[1, i] - place, 0), steps)
+        position, run = windows[0, i] + skip, windows[2, i]
+        stop, to = position + steps, target + uint64(i * window_bytes)
+        padded = min(max(windows[1, i] - position, 0), steps)
         zero(to, uint64(padded * step_bytes))
         to += uint64(padded * step_bytes)
-        place += padded
-        while place < stop:
-            while place >= starts[run + 1]:
+        position += padded
+        while position < stop:
+            while position >= starts[run + 1]:
                 run += 1
-            copied = min(stop, starts[run + 1]) - place
-            copy_steps(to, uint64(address[run] + place * step_bytes), copied * step_bytes, starts)
+            copied = min(stop, starts[run + 1]) - position
+            copy_steps(to, uint64(address[run] + position * step_bytes), copied * step_bytes, starts)
             to += uint64(copied * step_bytes)
-            place += copied
+            position += copied
 
 
 def _gather_scaled(out: NDArray[Any], view: Ints, scaling: NDArray[Any], line: Ints, windows: Ints) -> None:
-    """`gather_steps` of some float32 columns: each value as `(value - scaling[0]) * scaling[1]` of its column.
+    """Gather scaled steps of float32 columns.
+
+    As `gather_steps`, with each value as `(value - scaling[0]) * scaling[1]` of its column.
 
     `view` is (first step, steps, columns of a step, values of a window of `out`, row of `line` with the addresses,
     columns to copy...). Padding is 0.
@@ -197,15 +218,15 @@ def _gather_scaled(out: NDArray[Any], view: Ints, scaling: NDArray[Any], line: I
         prefetch_window(i, view, 4 * width, line, windows)
         first, run, at = windows[0, i] + skip, windows[2, i], i * window_values
         stop = first + steps
-        place = min(max(first, windows[1, i]), stop)
-        for k in range(at, at + (place - first) * len(columns)):
+        position = min(max(first, windows[1, i]), stop)
+        for k in range(at, at + (position - first) * len(columns)):
             out[k] = 0
-        at += (place - first) * len(columns)
-        while place < stop:
-            while place >= starts[run + 1]:
+        at += (position - first) * len(columns)
+        while position < stop:
+            while position >= starts[run + 1]:
                 run += 1
-            source = uint64(address[run] + place * width * 4)
-            count = min(stop, starts[run + 1]) - place
+            source = uint64(address[run] + position * width * 4)
+            count = min(stop, starts[run + 1]) - position
             if is_whole:
                 scale_steps(out[at : at + count * width], source, tiled)
             else:
@@ -216,11 +237,13 @@ def _gather_scaled(out: NDArray[Any], view: Ints, scaling: NDArray[Any], line: I
                             items[step * width + columns[k]] - scaling[0, k]
                         ) * scaling[1, k]
             at += count * len(columns)
-            place += count
+            position += count
 
 
 def _scale_steps(out: NDArray[Any], source: int, tiled: NDArray[Any]) -> None:
-    """Copy values from address `source`, each as `(value - tiled[0]) * tiled[1]`. `tiled` repeats whole steps.
+    """Copy scaled values from address `source`.
+
+    Each as `(value - tiled[0]) * tiled[1]`. `tiled` repeats whole steps.
 
     The inner loop has no index of a column, so that the compiler uses vector instructions: 6 GB/s with seven columns in
     place of 2.
@@ -233,23 +256,29 @@ def _scale_steps(out: NDArray[Any], source: int, tiled: NDArray[Any]) -> None:
 
 
 def _value_before(view: Ints, scaling: NDArray[Any], line: Ints, window: Ints, column: int) -> Any:
-    """Last scaled value of a column before the view's first step in a window. NaN if there is none."""
-    place, run = max(window[0] + view[0], window[1]) - 1, window[2]
+    """Last scaled value of a column before the view.
+
+    Before the view's first step in a window. NaN if there is none.
+    """
+    position, run = max(window[0] + view[0], window[1]) - 1, window[2]
     starts, address = line[0], line[view[4]]
-    while starts[run + 1] <= place:
+    while starts[run + 1] <= position:
         run += 1
-    while place >= window[1]:
-        while place < starts[run]:
+    while position >= window[1]:
+        while position < starts[run]:
             run -= 1
-        value = items_at(uint64(address[run] + place * view[2] * 4), scaling)[view[5 + column]]
+        value = items_at(uint64(address[run] + position * view[2] * 4), scaling)[view[5 + column]]
         if not np.isnan(value):
             return (value - scaling[0, column]) * scaling[1, column]
-        place -= 1
+        position -= 1
     return np.float32(np.nan)
 
 
 def _next_value(values: NDArray[Any]) -> Any:
-    """First of `values` that is not NaN. NaN if there is none."""
+    """First of `values` other than NaN.
+
+    NaN if there is none.
+    """
     for value in values:
         if not np.isnan(value):
             return value
@@ -257,7 +286,9 @@ def _next_value(values: NDArray[Any]) -> Any:
 
 
 def _has_nan(values: NDArray[Any]) -> bool:
-    """Whether one of `values` is NaN. Looks at all of them, which the compiler does with vector instructions.
+    """Whether one of `values` is NaN.
+
+    Looks at all of them, which the compiler does with vector instructions.
 
     Most windows have none: `fill_windows` then takes a tenth of the time of its walk by columns.
     """
@@ -270,7 +301,9 @@ def _has_nan(values: NDArray[Any]) -> bool:
 def _fill_windows(
     out: NDArray[Any], observed: NDArray[Any], view: Ints, scaling: NDArray[Any], line: Ints, windows: Ints
 ) -> None:
-    """Fill the NaNs that `gather_scaled` of the same view left in `out`.
+    """Fill the NaNs of `gather_scaled` in `out`.
+
+    Of the same view.
 
     `scaling[3]` holds the fill of a column: 0 keeps its NaNs. 1 takes the last value before one in its window, and
     without one `scaling[2]`. 2 takes the next value of this view before that. `observed`, if not empty, becomes 1 where

@@ -1,4 +1,6 @@
-"""Compiled loops of the order of rows: permutations, the rows of lanes, and the rows of several datasets in turn.
+"""Compiled loops of the order of rows.
+
+Permutations, the rows of lanes, and the rows of several datasets in turn.
 
 A call from Python costs as much as some thousand rows here. So each loop does the rows of all lanes, or of all data
 sets, in one call.
@@ -38,7 +40,7 @@ def _derive_two(first: Any, second: Any) -> Any:
 
 
 def _permute_few(start: int, size: int, key: Any, images: NDArray[np.uint32]) -> None:
-    """`forebay.data.plan.permute.permutation`, from place `start` on."""
+    """`forebay.data.plan.permute.permutation`, from position `start` on."""
     low_bits = uint64(0)
     while low_bits < uint64(size - 1):
         low_bits = (low_bits << uint64(1)) | uint64(1)
@@ -51,7 +53,9 @@ def _permute_few(start: int, size: int, key: Any, images: NDArray[np.uint32]) ->
 
 
 def _permute(start: int, size: int, key: Any, images: NDArray[np.uint32]) -> None:
-    """Write the images of `start`, `start + 1`... under a permutation of `range(size)` that depends only on `key`.
+    """Write the images of a range under a permutation.
+
+    Of `start`, `start + 1`... under a permutation of `range(size)` that depends only on `key`.
 
     Up to 1,024 by sorting: a bijection on few bits mixes poorly, and sorting few numbers is cheap. Above, up to 2**32,
     it is a keyed bijection on the next power of two, applied until the value lies below `size`. A round is xor, odd
@@ -86,7 +90,10 @@ def _permute(start: int, size: int, key: Any, images: NDArray[np.uint32]) -> Non
 
 
 def _first_above(values: Any, count: int, value: int) -> int:
-    """Index of the first of `count` ascending values that is above `value`, the last index if none is."""
+    """Index of the first value above `value`.
+
+    Of `count` ascending values. The last index if none is above.
+    """
     low, high = 0, count - 1
     while low < high:
         middle = (low + high) >> 1
@@ -98,9 +105,11 @@ def _first_above(values: Any, count: int, value: int) -> int:
 
 
 def _find_pieces(line: NDArray[np.uint32], ends: Any, low: int, count: int, found: NDArray[np.int32]) -> None:
-    """Number of the piece of each place on a line, whose first `count` pieces end at `ends[i] - low`.
+    """Piece of each position on a line.
 
-    Few ends are compared with all places one after the other, by vector instructions. A search of each place
+    Its first `count` pieces end at `ends[i] - low`.
+
+    Few ends are compared with all positions one after the other, by vector instructions. A search of each position
     mispredicts every second branch.
     """
     if count > _COMPARED_PIECES:
@@ -115,9 +124,11 @@ def _find_pieces(line: NDArray[np.uint32], ends: Any, low: int, count: int, foun
 
 
 def _order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints) -> None:
-    """Write the block, and the row in it, of lane rows `ranges[k, 0]` to `ranges[k, 1]` of each lane `k`.
+    """Write the block and row of lane rows.
 
-    See `calls.order_lanes`. All lanes advance together, 512 rows at a time, so that places next to each
+    Rows `ranges[k, 0]` to `ranges[k, 1]` of each lane `k`.
+
+    See `calls.order_lanes`. All lanes advance together, 512 rows at a time, so that positions next to each
     other are written while they are in the CPU cache.
     """
     line, piece = np.empty(_CHUNK_ROWS, np.uint32), np.empty(_CHUNK_ROWS, np.int32)
@@ -152,7 +163,9 @@ def _order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints
 
 
 def _split(order: NDArray[np.int32], rest: NDArray[np.int32], due: int, cycle: int, steps: int) -> Any:
-    """Move the items of the left half of a node to the front of `order`, and those of the right half behind them.
+    """Partition the items of a node in `order`.
+
+    The items of its left half go to the front, the items of the right half behind them.
 
     Each item adds `steps` to `due`, and takes `cycle` off it if it belongs to the left half. Returns the number of
     those, and `due`. Without branches: the halves alternate in patterns that the processor does not predict.
@@ -171,7 +184,9 @@ def _split(order: NDArray[np.int32], rest: NDArray[np.int32], due: int, cycle: i
 
 
 def _divide(nodes: Ints, due: Ints, root: int, count: int, order: NDArray[np.int32], ends: Ints) -> None:
-    """Divide the next `count` rows among the datasets: `order` becomes the rows of each, one dataset after the other.
+    """Divide the next `count` rows among the datasets.
+
+    `order` becomes the rows of each, one dataset after the other.
 
     The rows of dataset `k` are those from `ends[0, k]` to `ends[1, k]`.
     """
@@ -193,18 +208,20 @@ def _divide(nodes: Ints, due: Ints, root: int, count: int, order: NDArray[np.int
                 bounds[half, 0], bounds[half, 1] = start, stop
 
 
-def _merge(nodes: Ints, due: Ints, place: Ints, streams: Words, state: Ints, merged: Ints) -> int:
-    """Merge the rows of several datasets, each in its own order, into the order of a mixture.
+def _merge(nodes: Ints, due: Ints, span: Ints, streams: Words, state: Ints, merged: Ints) -> int:
+    """Merge rows into the order of a mixture.
+
+    The rows of several datasets are each in their own order.
 
     See `calls.merge`. Each 4,096 positions are divided among the datasets first. A walk of the tree
     for each position mispredicts its branches, and takes twice as long.
     """
-    written, num_sources = int64(place[3]), len(streams)
+    written, num_sources = int64(span[3]), len(streams)
     order, rank = np.empty(_MERGED_ROWS, np.int32), np.empty(_MERGED_ROWS, np.int32)
     ends, stop = np.empty((2, num_sources), np.int64), np.empty(num_sources, np.int64)
-    for start in range(place[0], place[1], _MERGED_ROWS):
-        count = min(place[1] - start, _MERGED_ROWS)
-        divide(nodes, due, place[2], count, order, ends)
+    for start in range(span[0], span[1], _MERGED_ROWS):
+        count = min(span[1] - start, _MERGED_ROWS)
+        divide(nodes, due, span[2], count, order, ends)
         rank[:count] = 0
         for source in range(num_sources):
             numbers, low = items_at(streams[source, 0], merged), ends[0, source]

@@ -1,4 +1,6 @@
-"""Compiled random numbers of rows: Philox4x32-10, and the inverse of the normal distribution.
+"""Compiled random numbers of rows.
+
+Philox4x32-10, and the inverse of the normal distribution.
 
 Philox is a pure function of a key and a counter (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2,
 3", SC 2011), so each row has numbers of its own at no cost. Only integer arithmetic: equal on every machine.
@@ -47,7 +49,10 @@ _TAIL_BELOW = (
 
 
 def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
-    """Four random words of 32 bits for a counter of four and a key of two, all held as uint64."""
+    """Four random words of 32 bits.
+
+    For a counter of four and a key of two, all held as uint64.
+    """
     for _ in range(_ROUNDS):
         first, second = uint64(0xD2511F53) * c0, uint64(0xCD9E8D57) * c2
         c0, c1 = (second >> uint64(32)) ^ c1 ^ k0, second & uint64(_LOW)
@@ -57,7 +62,10 @@ def _philox(c0: Any, c1: Any, c2: Any, c3: Any, k0: Any, k1: Any) -> Any:
 
 
 def _row_words(key: Any, call: Any, rows: NDArray[np.uint64], words: NDArray[np.uint32]) -> None:
-    """Write the random words of each row, uint32 [rows, n]. The counter is (place in the row / 4, call, row)."""
+    """Write the random words of each row.
+
+    uint32 [rows, n]. The counter is (position in the row / 4, call, row).
+    """
     low, width = uint64(_LOW), words.shape[1]
     for i in range(len(rows)):
         for start in range(0, width, _WORDS):
@@ -82,7 +90,9 @@ def _ratio(numerator: Any, denominator: Any, x: float) -> float:
 
 
 def _to_normal(values: NDArray[np.float64]) -> None:
-    """Replace probabilities in (0, 1) by the values of the standard normal distribution below which they lie.
+    """Replace probabilities by standard normal quantiles.
+
+    The probabilities lie in (0, 1).
 
     Algorithm AS 241 (Wichura, Applied Statistics, 1988), as `statistics.NormalDist.inv_cdf` has it. Of 20 numbers 17
     need no logarithm.

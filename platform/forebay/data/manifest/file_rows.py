@@ -1,4 +1,4 @@
-"""Rows by where they lie: file, row group, and number in the row group."""
+"""Rows by file, row group, and index."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class FileRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileRows(Sequence[FileRow]):
-    """Rows of the files of one or several datasets, columnar. Indexing gives a `FileRow`.
+    """Rows of files, as columns.
+
+    Of one or several datasets. Indexing gives a `FileRow`.
 
     Attributes:
         files: Paths of files, relative to the root of their dataset.
@@ -56,7 +58,10 @@ class FileRows(Sequence[FileRow]):
         row: NDArray[np.int64],
         names: Sequence[str] = (),
     ) -> FileRows:
-        """Rows `row` of the row groups `block`, which are numbered over all manifests, one after the other."""
+        """Rows `row` of the row groups `block`.
+
+        Row groups are numbered over all manifests, one after the other.
+        """
         ends = np.cumsum([len(manifest) for manifest in manifests])
         source = np.searchsorted(ends, block, side="right").astype(np.int64)
         files: list[str] = []
@@ -64,8 +69,8 @@ class FileRows(Sequence[FileRow]):
         for number, manifest in enumerate(manifests):
             own = source == number
             index = block[own] - (int(ends[number]) - len(manifest))
-            used, place = np.unique(manifest.file_of[index], return_inverse=True)
-            file[own], row_group[own] = place + len(files), manifest.group_of[index]
+            used, inverse = np.unique(manifest.file_of[index], return_inverse=True)
+            file[own], row_group[own] = inverse + len(files), manifest.group_of[index]
             files += [manifest.files[each].path for each in used.tolist()]
         return cls(files=tuple(files), names=tuple(names), file=file, row_group=row_group, row=row, source=source)
 

@@ -1,4 +1,7 @@
-"""Windows of series by where their rows lie: spans of neighbouring rows of files."""
+"""Windows of series by file.
+
+A window is a list of spans of neighbouring rows.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ from forebay.data.manifest.file_rows import FileRow, FileRows
 
 
 class RowSpan(NamedTuple):
-    """Neighbouring rows of a row group, from `first` to `last`. As text `day=1/a.parquet:3:128..223`.
+    """Neighbouring rows of a row group.
+
+    From `first` to `last`. As text `day=1/a.parquet:3:128..223`.
 
     The other fields are those of `FileRow`. A span of one row has the text of the row.
     """
@@ -31,7 +36,9 @@ class RowSpan(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileWindow:
-    """Rows of one window in the order of its steps. As text, its spans separated by commas.
+    """Rows of one window in the order of its steps.
+
+    As text, its spans separated by commas.
 
     A window of sorted data has one span in each row group that it reads. Of interleaved series, a span may be one row.
     """
@@ -49,7 +56,9 @@ class FileWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileWindows(Sequence[FileWindow]):
-    """Rows of the windows of one or several datasets, columnar. Indexing gives a `FileWindow`.
+    """Rows of windows, as columns.
+
+    Of one or several datasets. Indexing gives a `FileWindow`.
 
     Attributes:
         firsts: First row of each span.

@@ -1,4 +1,7 @@
-"""Manifest of a dataset: every row group, with the file version it was found in. Pure data, no file access."""
+"""Manifest of a dataset.
+
+It lists every row group, with the file version it was found in. Pure data, no file access.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ _COLUMNS: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One version of one file. `path` is the part of the file's URI after the manifest's root.
+    """One version of one file.
+
+    `path` is the part of the file's URI after the manifest's root.
 
     With an `etag` that begins with `CONTENT_HASH`, every copy of equal content is the same version. `constants` are
     columns that the file does not hold, with the text of their value: those of partitions, and columns that a table got
@@ -54,7 +59,10 @@ class File:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """One column. `type` is the text that Arrow prints, such as `int64` or `list<item: string>`."""
+    """One column.
+
+    `type` is the text that Arrow prints, such as `int64` or `list<item: string>`.
+    """
 
     name: str
     type: str
@@ -63,7 +71,9 @@ class Field:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Everything that identifies the content of one row group. `bytes` counts the selected columns, uncompressed.
+    """Everything that identifies a row group's content.
+
+    `bytes` counts the selected columns, uncompressed.
 
     `constants` are name, type and value of the columns that the file does not hold. `stored` are those that it holds
     under another name or type: name, type, name in the file, type in the file.
@@ -83,7 +93,9 @@ class RowGroup:
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class Manifest:
-    """Row groups of a dataset in (path, row group) order. Created by `scan`.
+    """Row groups of a dataset, made by `scan`.
+
+    They are in (path, row group) order.
 
     Columnar, so that a million row groups take 32 MB. The arrays have one entry per row group and are read-only:
     - `file_of`, int32 [n]: row group `i` is in file `files[file_of[i]]`.
@@ -186,11 +198,14 @@ class Manifest:
 
     @property
     def kept_rows(self) -> NDArray[np.int64]:
-        """Number of rows of each row group that belong to the dataset, int64 [n]."""
+        """Rows per row group in the dataset, int64 [n]."""
         return self.rows if self.kept is None else self.kept.mask.counts
 
     def keeps(self, index: int) -> NDArray[np.bool_]:
-        """Whether each row of row group `index` belongs to the dataset, bool [rows]."""
+        """Mask of the dataset's rows, bool [rows].
+
+        Of row group `index`.
+        """
         if self.kept is None:
             return np.ones(int(self.rows[index]), dtype=np.bool_)
         return self.kept.mask.keeps(index)
@@ -202,7 +217,9 @@ class Manifest:
 
     @cached_property
     def id(self) -> str:
-        """SHA-256 (hex) of file versions, row groups, rows, and selected columns with their types.
+        """SHA-256 (hex) of the dataset's identity.
+
+        Of file versions, row groups, rows, and selected columns with their types.
 
         The root is left out: a copy of the folder that keeps the modification times has the same id.
         """
@@ -257,7 +274,9 @@ class Manifest:
         return replace(self, files=tuple(self.files[index] for index in kept), kept=rows, **columns)
 
     def split(self, fraction: float, seed: int = 0, *, stratify: str | None = None) -> tuple[Manifest, Manifest]:
-        """Hold out whole row groups. Returns (rest, held out), the latter with about `fraction` of the rows.
+        """Hold out whole row groups.
+
+        Returns (rest, held out), the latter with about `fraction` of the rows.
 
         Row groups are taken in the order of a hash of (seed, index), until the share of rows is as close to `fraction`
         as possible. Each side keeps at least one row group. With `stratify`, a column or a path into a struct, row
@@ -325,7 +344,9 @@ class Manifest:
         return kept
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the manifest atomically to a path or URI that ends in `.json` or `.parquet`.
+        """Write the manifest atomically.
+
+        To a path or URI that ends in `.json` or `.parquet`.
 
         Raises:
             InvalidOption: The path has another suffix.
@@ -335,7 +356,9 @@ class Manifest:
 
     @staticmethod
     def load(path: str | os.PathLike[str]) -> Manifest:
-        """Load a manifest that `save` wrote. Its content shows whether it is JSON or Parquet.
+        """Load a manifest that `save` wrote.
+
+        Its content shows whether it is JSON or Parquet.
 
         Raises:
             InvalidOption: The file does not exist, is not a manifest, has another version, or was changed since.
@@ -349,7 +372,10 @@ def _rebuild(kind: type[Manifest], values: dict[str, Any]) -> Manifest:
 
 
 def _hashes(count: int, seed: int) -> NDArray[np.uint64]:
-    """One 64-bit hash per index: the finaliser of splitmix64 (Steele et al., OOPSLA 2014), seeded through SHA-256."""
+    """One 64-bit hash per index.
+
+    The finaliser of splitmix64 (Steele et al., OOPSLA 2014), seeded through SHA-256.
+    """
     start = int.from_bytes(hashlib.sha256(f"split {seed}".encode()).digest()[:8], "little")
     value = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(start)
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -1,4 +1,6 @@
-"""Prepared datasets: folders of Parquet files under a seal, which is written last.
+"""Prepared datasets.
+
+Folders of Parquet files under a seal, which is written last.
 
 A folder without its seal, `prepared.json`, is never read. The seal names every file with a hash of its content, so
 that the manifest's id depends on content alone. A dataset that was lost and prepared again is the same one.
@@ -31,7 +33,9 @@ _OWNER = "prepared dataset"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedFile:
-    """One file of a prepared dataset. `rows`, `bytes` and `source_bytes` have one entry per row group.
+    """One file of a prepared dataset.
+
+    `rows`, `bytes` and `source_bytes` have one entry per row group.
 
     `bytes` are uncompressed, `source_bytes` compressed. `content_hash` is XXH3 (128 bits, hex) of the whole file.
     """
@@ -46,7 +50,9 @@ class PreparedFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedOrigin:
-    """Origin of a prepared dataset: digests by name. Equal origins give equal fingerprints.
+    """Origin of a prepared dataset.
+
+    Digests by name. Equal origins give equal fingerprints.
 
     `function` is the digest of the function's code and what it reads. `inputs` maps URIs to versions. `options` are
     those of the preparation: key, rows of a row group, fits, layout.
@@ -59,7 +65,10 @@ class PreparedOrigin:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: PreparedOrigin) -> list[str]:
-        """Phrases that name what changed from `other` to this: `the function`, `argument days`, `input a.csv`."""
+        """Phrases for the changes from `other` to this.
+
+        Such as `the function`, `argument days`, `input a.csv`.
+        """
         found = ["the function"] if self.function != other.function else []
         for kind in ("arguments", "inputs", "options"):
             mine, others = getattr(self, kind), getattr(other, kind)
@@ -70,7 +79,9 @@ class PreparedOrigin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedColumn:
-    """Statistics of one column, exact and independent of the order of rows.
+    """Statistics of one column.
+
+    They are exact and independent of the order of rows.
 
     `count` is the number of finite values, and the others are over these. `nulls` counts nulls, NaN and infinities.
     `std` is that of the population. `quantiles` maps a probability to the value at that rank of the sorted column.
@@ -98,7 +109,9 @@ class FittedColumn:
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """Sealed dataset, with what was fitted on it. Made by `fb.prepare` and `from_ray_data`, or loaded.
+    """Sealed dataset, with what was fitted on it.
+
+    Made by `fb.prepare` and `from_ray_data`, or loaded.
 
     `folder` is its path or URI. `fingerprint` is the SHA-256 (hex) of its origin. `key` names the columns that order
     its rows; without any, the files are in order of arrival. `files` are in the order of their rows, which is that of
@@ -122,7 +135,9 @@ class Prepared:
 
     @staticmethod
     def load(folder: str) -> Prepared:
-        """Load a prepared dataset from its folder: one small file is read.
+        """Load a prepared dataset from its folder.
+
+        One small file is read.
 
         Raises `InvalidOption` if the folder has no seal, or one that is damaged.
         """
@@ -137,7 +152,10 @@ class Prepared:
 
     @cached_property
     def manifest(self) -> Manifest:
-        """Manifest of the files. Its id depends on their content, not on times or the folder."""
+        """Manifest of the files.
+
+        Its id depends on their content, not on times or the folder.
+        """
         return manifest_of(self.folder, self.fields, self.files)
 
     @property
@@ -180,7 +198,10 @@ def prepared_file(facts: Mapping[str, Any]) -> PreparedFile:
 
 
 def find_prepared(folder: str) -> Prepared | None:
-    """Prepared dataset in `folder`. None if it has no seal. Raises `InvalidOption` for a damaged one."""
+    """Prepared dataset in `folder`, or None.
+
+    None if it has no seal. Raises `InvalidOption` for a damaged one.
+    """
     uri = resolve(folder).uri
     text = read_json_file(uri, SEAL, _OWNER)
     if not text:  # HDFS shows a file before its content
@@ -191,7 +212,10 @@ def find_prepared(folder: str) -> Prepared | None:
 
 
 def write_seal(prepared: Prepared) -> None:
-    """Write the seal, after every file is in place. Raises `OSError`."""
+    """Write the seal after all files.
+
+    Raises `OSError`.
+    """
     names = ("fingerprint", "key", "seconds", "sealed_at", "preprocessors", "facts")
     facts: dict[str, Any] = {name: getattr(prepared, name) for name in names}
     facts |= {
@@ -207,7 +231,10 @@ def write_seal(prepared: Prepared) -> None:
 
 
 def list_prepared(into: str) -> Iterator[tuple[str, Prepared | None]]:
-    """Folders below `into`, with the dataset of each. None for a folder without a seal, or with a damaged one."""
+    """Folders below `into`, with their datasets.
+
+    None for a folder without a seal, or with a damaged one.
+    """
     location = resolve(into)
     if location.fs.get_file_info(location.path).type != fs.FileType.Directory:
         return
@@ -221,7 +248,10 @@ def list_prepared(into: str) -> Iterator[tuple[str, Prepared | None]]:
 
 
 def remove_prepared(folder: str) -> None:
-    """Remove a prepared dataset: the seal first, so that a half removed one is never read. Raises `OSError`."""
+    """Remove a prepared dataset.
+
+    The seal goes first, so that a half removed one is never read. Raises `OSError`.
+    """
     location = resolve(folder)
     seal = f"{location.path}/{SEAL}"
     if location.fs.get_file_info(seal).type == fs.FileType.File:
@@ -256,7 +286,10 @@ def _fitted(facts: Mapping[str, Any]) -> FittedColumn:
 
 
 def _to_plain(value: object) -> object:
-    """Value of a vocabulary as JSON. Bytes and decimals become objects."""
+    """Vocabulary value as JSON.
+
+    Bytes and decimals become objects.
+    """
     if isinstance(value, bytes):
         return {"bytes": value.hex()}
     return {"decimal": str(value)} if isinstance(value, decimal.Decimal) else value

@@ -1,4 +1,7 @@
-"""Rows of row groups that are kept: one bit for each row, and the number of each kept row."""
+"""Bit mask of kept rows of row groups.
+
+One bit for each row, and the number of each kept row.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +18,13 @@ from numpy.typing import NDArray
 _WORD = 64
 _BITS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little")
 _COUNTS = _BITS.sum(axis=1).astype(np.int64)
-# [byte, k]: place of the bit number k that is set, of those that are.
+# [byte, k]: index of the bit number k that is set, of those that are.
 _PLACES = np.argsort(1 - _BITS, axis=1, kind="stable").astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RowMask:
-    """Rows that are kept, of the row groups of a manifest.
+    """Kept rows of the row groups of a manifest.
 
     `words` is uint8 [words, 8], with the lowest bit first. The rows of each row group begin on 8 bytes of their own.
     `rows` is int64 [row groups]: the rows of each row group, kept or not. Takes 2 bits a row in memory.
@@ -46,18 +49,21 @@ class RowMask:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """Number of rows that are kept of each row group, int64 [row groups]."""
+        """Kept rows per row group, int64 [row groups]."""
         return np.diff(self._ends[self._word_ends], prepend=0)
 
     def keeps(self, index: int) -> NDArray[np.bool_]:
-        """Whether each row of row group `index` is kept, bool [rows]."""
+        """Mask of kept rows, bool [rows].
+
+        Of row group `index`.
+        """
         stop = int(self._word_ends[index])
         start = stop - -(-int(self.rows[index]) // _WORD)
         bits = np.unpackbits(self.words[start:stop].ravel(), bitorder="little")
         return bits[: int(self.rows[index])].astype(np.bool_)
 
     def select(self, block: NDArray[np.int64], number: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Rows of row groups by their numbers among those that are kept, int64 [n]."""
+        """Rows by their index among kept rows, int64 [n]."""
         first_word = self._word_ends[block] - (self.rows[block] + _WORD - 1) // _WORD
         wanted = self._ends[first_word] + number
         word = np.searchsorted(self._ends, wanted, side="right") - 1
@@ -80,7 +86,10 @@ class RowMask:
 
     @classmethod
     def from_text(cls, text: str, rows: NDArray[np.int64]) -> RowMask:
-        """Mask of row groups with `rows` rows. Raises `ValueError` if `text` is not such a mask."""
+        """Mask of row groups with `rows` rows.
+
+        Raises `ValueError` if `text` is not such a mask.
+        """
         words = -(-np.asarray(rows, dtype=np.int64) // _WORD)
         size = int(words.sum()) * 8
         reader = zlib.decompressobj()
@@ -106,7 +115,10 @@ class RowMask:
 
     @cached_property
     def _ends(self) -> NDArray[np.int64]:
-        """Number of kept rows before each 64 rows, and of all, int64 [words + 1]."""
+        """Kept rows before each word, int64 [words + 1].
+
+        A word has 64 rows. The last number counts all kept rows.
+        """
         counts = np.zeros(len(self.words), dtype=np.int64)
         for byte in range(8):
             counts += _COUNTS[self.words[:, byte]]
@@ -119,7 +131,9 @@ def _rebuild(words: NDArray[np.uint8], rows: NDArray[np.int64]) -> RowMask:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeptRows:
-    """Rows of a manifest that belong to the dataset, and the reasons why others do not.
+    """Rows of a manifest that belong to the dataset.
+
+    With the reasons why others do not.
 
     Attributes:
         mask: Rows that are kept.

@@ -1,4 +1,7 @@
-"""Saved manifests: JSON for people and diffs, Parquet for many row groups."""
+"""Saved manifests.
+
+JSON for people and diffs, Parquet for many row groups.
+"""
 
 from __future__ import annotations
 
@@ -26,27 +29,32 @@ _PARQUET = b"PAR1"  # first bytes of a Parquet file
 
 
 def save_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
-    """Write `manifest` atomically to a path or URI that ends in `.json` or `.parquet`.
+    """Write `manifest` atomically.
+
+    To a path or URI that ends in `.json` or `.parquet`.
 
     Raises:
         InvalidOption: The path has another suffix.
         OSError: Storage refuses the write.
     """
     uri = os.fspath(path)
-    place = resolve(uri)
-    if place.path.endswith(".json"):
+    location = resolve(uri)
+    if location.path.endswith(".json"):
         content = json.dumps(_facts(manifest) | _row_groups_as_lists(manifest), indent=1).encode()
-    elif place.path.endswith(".parquet"):
+    elif location.path.endswith(".parquet"):
         content = _as_parquet(manifest)
     else:
         raise InvalidOption(
-            f"A manifest is saved as .json or .parquet; {place.uri} has neither suffix. Rename it.", path=place.uri
+            f"A manifest is saved as .json or .parquet; {location.uri} has neither suffix. Rename it.",
+            path=location.uri,
         )
     write_atomically(uri, content)
 
 
 def load_manifest(path: str | os.PathLike[str]) -> Manifest:
-    """Load a manifest that `save_manifest` wrote. The content shows whether it is JSON or Parquet.
+    """Load a manifest that `save_manifest` wrote.
+
+    The content shows whether it is JSON or Parquet.
 
     Raises:
         InvalidOption: The file does not exist, is not a manifest, is of another version, or was changed since.
@@ -102,7 +110,10 @@ def _checked(uri: str, facts: dict[str, Any]) -> Manifest:
 
 
 def _check_what_has_no_id(manifest: Manifest) -> None:
-    """Raise `ValueError` for invalid values that the id does not cover."""
+    """Check values that the id does not cover.
+
+    Raises `ValueError`.
+    """
     for field in manifest.fields:
         if not (isinstance(field.name, str) and isinstance(field.type, str) and isinstance(field.nullable, bool)):
             raise ValueError(f"{field} is not a column")  # noqa: TRY004 - of the file's content, not of an argument
@@ -177,7 +188,10 @@ def _row_groups_as_lists(manifest: Manifest) -> dict[str, Any]:
 
 
 def _as_parquet(manifest: Manifest) -> bytes:
-    """Parquet file with one row per row group, readable by any tool. All other facts are in the file's metadata."""
+    """Parquet file with one row per row group.
+
+    Any tool can read it. All other facts are in the file's metadata.
+    """
     facts = _facts(manifest)
     files = facts.pop("files")
     columns: dict[str, Any] = {

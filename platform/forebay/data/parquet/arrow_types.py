@@ -1,4 +1,7 @@
-"""Arrow types from their text, as a manifest holds it, and columns of constants made of it."""
+"""Arrow types parsed from the text in a manifest.
+
+Also columns of constants, and casts to the type of the dataset.
+"""
 
 from __future__ import annotations
 
@@ -108,18 +111,21 @@ def _map(match: re.Match[str]) -> pa.DataType | None:
 
 
 def _split(text: str) -> list[str]:
-    """Parts of `text` between commas that no bracket encloses."""
+    """Parts of `text` between commas outside of brackets."""
     parts, depth, start = [], 0, 0
-    for place, mark in enumerate(text):
+    for position, mark in enumerate(text):
         depth += (mark in "<([") - (mark in ">)]")
-        if not depth and text.startswith(", ", place):
-            parts.append(text[start:place])
-            start = place + 2
+        if not depth and text.startswith(", ", position):
+            parts.append(text[start:position])
+            start = position + 2
     return [*parts, text[start:]] if text else []
 
 
 def _without_items(text: str) -> str:
-    """Text of a type without the names and nullability of the items of its lists and maps."""
+    """Text of a type, normalized for comparison.
+
+    It leaves out the names and nullability of the items of lists and maps.
+    """
     return re.sub(r"(list(?:_view)?)<[^:<]*: ", r"\1<", re.sub(r" \('[^']*'\)| not null(?=>)", "", text))
 
 
@@ -135,7 +141,10 @@ _PARSERS = (
 
 
 def constant_scalar(data_type: str, text: str | None) -> pa.Scalar:
-    """Value of a column of type `data_type`. None is null. Raises `pa.ArrowException` if the text is no such value."""
+    """Scalar of a column of type `data_type`.
+
+    None is null. Raises `pa.ArrowException` if the text cannot be cast.
+    """
     kind = parse_type(data_type)
     if text is None:
         return pa.scalar(None, kind)
@@ -150,7 +159,9 @@ def constant_array(data_type: str, text: str | None, rows: int) -> pa.Array:
 
 
 def cast_column(column: pa.ChunkedArray, data_type: str) -> pa.ChunkedArray:
-    """Column of a file as the type that the dataset has. Raises `pa.ArrowException` if a value does not fit.
+    """Cast a column of a file to the dataset's type.
+
+    Raises `pa.ArrowException` if a value does not fit.
 
     Times are cut to their new unit. Fields that a struct does not hold are null.
     """
@@ -160,5 +171,8 @@ def cast_column(column: pa.ChunkedArray, data_type: str) -> pa.ChunkedArray:
 
 
 def has_nulls(data_type: str) -> bool:
-    """Whether a column of this type can be made of nulls: not unknown extensions."""
+    """Whether a column of this type can hold nulls.
+
+    Columns of unknown extensions cannot.
+    """
     return not isinstance(parse_type(data_type), pa.OpaqueType)

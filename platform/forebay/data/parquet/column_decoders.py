@@ -1,4 +1,6 @@
-"""Decode columns of numbers, lists of numbers and texts with the project's own kernels.
+"""Decoders of numbers, lists of numbers, and texts.
+
+They use the project's own kernels.
 
 Numbers take about a third of Arrow's processor time, lists less than half. Texts become Arrow's dictionary arrays: each
 text is there once, need not be copied for each row, and can get its id once. What the kernels do not know is left to
@@ -25,25 +27,32 @@ UNCOMPRESSED, SNAPPY = 0, 1
 
 
 class Chunk(NamedTuple):
-    """Fetched column chunk: its address, its bytes, and whether Snappy compressed it."""
+    """A fetched column chunk.
+
+    Its address, its bytes, and whether Snappy compressed it.
+    """
 
     address: int
     num_bytes: int
     is_snappy: bool
 
 
-def readable_chunk(pages: Pages, place: int) -> Chunk | None:
-    """Column chunk `place` of the fetched ones. None if it was not fetched as a whole, or has another codec.
+def readable_chunk(pages: Pages, index: int) -> Chunk | None:
+    """Fetched column chunk that the kernels can decode.
+
+    `index` is its index. None if it was not fetched as a whole, or has another codec.
+
+    None if it was not fetched as a whole, or has another codec.
 
     None also in a process that has not loaded the kernels: loading takes longer than a few row groups do.
     """
     if pages.footer.codecs is None:
         return None
-    codec = pages.footer.codecs[pages.index, pages.leaves[place]]
-    address = int(pages.file.addresses(pages.places[place : place + 1])[0])
+    codec = pages.footer.codecs[pages.index, pages.leaves[index]]
+    address = int(pages.file.addresses(pages.ranges[index : index + 1])[0])
     if codec not in (UNCOMPRESSED, SNAPPY) or not address:
         return None
-    start, stop = pages.places[place].tolist()
+    start, stop = pages.ranges[index].tolist()
     return Chunk(address, stop - start, bool(codec == SNAPPY))
 
 
@@ -56,10 +65,10 @@ _HEADER_BYTES = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Numbers:
-    """Decoded columns of plain numbers of a row group, in one buffer.
+    """Decoded numeric columns of a row group, in one buffer.
 
     `addresses` are those of the values of each of `layout.columns`, int64 [columns + 1]. 0: not decoded, as is the last
-    one, which place -1 stands for. They are valid as long as `memory` is.
+    one, which index -1 stands for. They are valid as long as `memory` is.
     """
 
     layout: NumberColumns
@@ -74,18 +83,23 @@ class Numbers:
         return {column.name: column.type for column, address in zip(columns, addresses, strict=True) if address}
 
     def column(self, name: str) -> pa.ChunkedArray | None:
-        """Column of Arrow with the memory of a decoded column. None if it was not decoded."""
-        place = self.layout.place(name)
-        address = int(self.addresses[place])
+        """Arrow column that shares the buffer.
+
+        None if the column was not decoded.
+        """
+        index = self.layout.index(name)
+        address = int(self.addresses[index])
         if not address:
             return None
-        column = self.layout.columns[place]
+        column = self.layout.columns[index]
         values = self.memory.slice(address - self.memory.address, self.rows * column.item_bytes)
         return pa.chunked_array([pa.Array.from_buffers(column.type, self.rows, [None, values], 0)])
 
 
 def decode_numbers(pages: Pages) -> Numbers:
-    """Decode the columns of integers and floats of 4 or 8 bytes that have no nulls. Leaves out those it cannot decode.
+    """Decode numeric columns of 4 or 8 bytes without nulls.
+
+    Leaves out columns that the kernel cannot decode.
 
     Decodes nothing in a process that has not loaded the kernels: loading takes longer than a few row groups do.
     """
@@ -94,9 +108,9 @@ def decode_numbers(pages: Pages) -> Numbers:
     addresses = np.zeros(len(layout.columns) + 1, np.int64)
     if not rows or footer.codecs is None or not layout.columns:
         return Numbers(layout=layout, rows=rows, addresses=addresses, memory=pa.py_buffer(b""))
-    codecs, places = footer.codecs[pages.index, layout.leaves], pages.places[layout.chunks]
-    chunks = np.empty((len(places), 4), np.int64)
-    chunks[:, 0], chunks[:, 1] = pages.file.addresses(places), places[:, 1] - places[:, 0]
+    codecs, ranges = footer.codecs[pages.index, layout.leaves], pages.ranges[layout.chunks]
+    chunks = np.empty((len(ranges), 4), np.int64)
+    chunks[:, 0], chunks[:, 1] = pages.file.addresses(ranges), ranges[:, 1] - ranges[:, 0]
     chunks[:, 2], chunks[:, 3] = layout.is_optional, codecs == SNAPPY
     is_known = ((codecs == UNCOMPRESSED) | (codecs == SNAPPY)) & (chunks[:, 0] > 0)
     known = [(item_bytes, np.flatnonzero(is_known[group]) + group.start) for item_bytes, group in layout.groups]
@@ -113,13 +127,17 @@ def decode_numbers(pages: Pages) -> Numbers:
     return Numbers(layout=layout, rows=rows, addresses=addresses, memory=memory)
 
 
-def _decoded_numbers(chunks: NDArray[np.int64], places: tuple[int, int, int], item_bytes: int) -> NDArray[np.bool_]:
-    """Decode chunks to `places`: rows, address for the first one, and bytes to the next. Returns which it could."""
-    rows = places[0]
+def _decoded_numbers(chunks: NDArray[np.int64], into: tuple[int, int, int], item_bytes: int) -> NDArray[np.bool_]:
+    """Decode chunks into one buffer.
+
+    `into` has the rows, the address for the first chunk, and the bytes from one to the next. Returns which were
+    decoded.
+    """
+    rows = into[0]
     size = rows * item_bytes
     scratch = empty_array((size + size // 4 + _HEADER_BYTES,), np.uint8)
     table = empty_array((rows,), ITEMS[item_bytes])
-    return kernels.decode_columns(chunks, np.array(places, np.int64), scratch, table)
+    return kernels.decode_columns(chunks, np.array(into, np.int64), scratch, table)
 
 
 _MOST_LISTS_BYTES = 1 << 30
@@ -127,7 +145,9 @@ _MOST_LISTS_BYTES = 1 << 30
 
 
 def decode_lists(pages: Pages) -> dict[str, pa.Array]:
-    """Decode the columns of lists of integers and floats of 4 or 8 bytes. Leaves out those it cannot decode.
+    """Decode columns of lists of 4 or 8 byte numbers.
+
+    Leaves out columns that the kernel cannot decode.
 
     Lists may be null, values may not. Decodes nothing in a process that has not loaded the kernels.
     """
@@ -169,7 +189,9 @@ _MOST_TEXTS_BYTES = 1 << 30
 
 
 def decode_texts(pages: Pages) -> dict[str, pa.DictionaryArray]:
-    """Decode the columns of strings and binary values by a dictionary, without nulls. Leaves out all others.
+    """Decode dictionary-encoded text columns without nulls.
+
+    Texts are strings or binary values. Leaves out all other columns.
 
     Leaves out a column too whose texts could fill more than one array of Arrow. Decodes nothing in a process that has
     not loaded the kernels.

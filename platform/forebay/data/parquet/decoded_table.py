@@ -1,4 +1,7 @@
-"""A decoded row group. Columns of numbers become Arrow arrays lazily, and texts keep their dictionaries."""
+"""A decoded row group.
+
+Numeric columns become Arrow arrays lazily, and texts keep their dictionaries.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ _NO_TEXTS: Mapping[str, pa.DictionaryArray] = {}
 
 
 class DecodedTable:
-    """Table of the columns `names`: `numbers` in one buffer, `texts` with dictionaries, and all others in `rest`.
+    """A table of the columns `names`.
+
+    `numbers` lie in one buffer, `texts` have dictionaries, and all others are in `rest`.
 
     Making an object of Arrow takes 5 us for each column, under the lock of Python. A transform that packs columns needs
     only their addresses (docs/internals/data-plane.md). `there` knows the fields of the file.
@@ -60,24 +65,29 @@ class DecodedTable:
         return {name: found[name] for name in self.names}
 
     def __getitem__(self, name: str) -> pa.ChunkedArray:
-        """Column of Arrow. One of numbers or texts is made at each call. Numbers keep the memory of all numbers."""
+        """Arrow column.
+
+        Numbers and texts are converted at each call. Numbers keep the buffer of all numbers alive.
+        """
         if name in self._texts:
             return pa.chunked_array([self._texts[name].dictionary_decode()])
         found = self._numbers.column(name) if self._numbers else None
         return self._rest[name] if found is None else found
 
     def encoded(self, name: str) -> pa.ChunkedArray:
-        """Column of Arrow. One of texts keeps its dictionary, if it has one."""
+        """Arrow column that keeps the dictionary of texts."""
         return pa.chunked_array([self._texts[name]]) if name in self._texts else self[name]
 
     def addresses(self, names: tuple[str, ...], kind: pa.DataType) -> NDArray[np.int64]:
-        """Address of the values of each column of numbers of type `kind` without nulls, int64 [names]. 0 for others.
+        """Addresses of numeric columns of type `kind`, int64 [names].
+
+        0 for all other columns, and for columns with nulls.
 
         They are valid as long as this table is.
         """
         if not self._numbers:
             return np.zeros(len(names), np.int64)
-        return self._numbers.addresses[self._numbers.layout.places(names, kind)]
+        return self._numbers.addresses[self._numbers.layout.indices(names, kind)]
 
     def with_columns(self, added: Mapping[str, pa.Array | pa.ChunkedArray], names: Sequence[str]) -> DecodedTable:
         """Table with more columns, which are then the columns `names`."""
@@ -88,7 +98,7 @@ class DecodedTable:
         return DecodedTable(names, rest, numbers=self._numbers, texts=self._texts, there=self._there)
 
     def to_table(self) -> pa.Table:
-        """Table of Arrow, with all columns and the metadata of the file."""
+        """Arrow table with all columns and the file's metadata."""
         if not self._numbers or not self._there:
             return self._rest if self._rest.column_names == list(self.names) else self._rest.select(self.names)
         if not self._rest.num_columns:
@@ -110,7 +120,10 @@ def as_table(columns: Columns) -> pa.Table:
 
 
 def encoded(columns: Columns, name: str) -> pa.ChunkedArray:
-    """Column, with a dictionary where decoding gave one: for what does not depend on dictionaries."""
+    """Column, dictionary-encoded if decoding gave a dictionary.
+
+    For callers that do not depend on dictionaries.
+    """
     return columns.encoded(name) if isinstance(columns, DecodedTable) else columns[name]
 
 
@@ -131,7 +144,10 @@ DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
 
 
 def decode(pages: Pages) -> DecodedTable:
-    """Decode the table in the calling thread. Raises one of `DECODE_ERRORS`."""
+    """Decode pages to a table in the calling thread.
+
+    Raises one of `DECODE_ERRORS`.
+    """
     there = pages.footer.columns
     # A path into a struct is decoded as its column, with the fields that were fetched.
     top_of = there.tops(pages.columns)
@@ -169,7 +185,10 @@ def _decode_by_arrow(pages: Pages, paths: list[str]) -> pa.Table:
 
 
 def is_too_much_nested_text(error: BaseException) -> bool:
-    """Whether decoding failed because the text of a nested column does not fit into one array of Arrow (2 GiB)."""
+    """Whether an error means too much nested text.
+
+    Arrow does not decode more than 2 GiB of text of a nested column into one array.
+    """
     return isinstance(error, pa.ArrowNotImplementedError) and "chunked array outputs" in str(error)
 
 

@@ -1,4 +1,7 @@
-"""Fetches the encoded pages of one row group. Only storage can make that fail."""
+"""Fetch the encoded pages of one row group.
+
+Only storage can make that fail.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class _Run(NamedTuple):
 class Pages:
     """Fetched parts of a row group, enough to decode `columns`.
 
-    `leaves` are the numbers of their column chunks, and `places` where each starts and stops, int64 [leaves, 2].
+    `leaves` are the numbers of their column chunks, and `ranges` where each starts and stops, int64 [leaves, 2].
     `source_bytes` is the compressed size of these columns.
     """
 
@@ -41,13 +44,16 @@ class Pages:
     index: int
     columns: tuple[str, ...]
     leaves: tuple[int, ...]
-    places: NDArray[np.int64]
+    ranges: NDArray[np.int64]
     source_bytes: int
     file: FetchedFile
 
 
 class FetchedFile(RangeReader):
-    """Fetched parts of a file, at their positions. Reading elsewhere raises `OSError`."""
+    """Fetched parts of a file.
+
+    Reading elsewhere raises `OSError`.
+    """
 
     def __init__(self, size: int, parts: Sequence[tuple[int, pa.Buffer]]) -> None:
         super().__init__(size)
@@ -61,10 +67,13 @@ class FetchedFile(RangeReader):
                 return part[start - begin : stop - begin]
         raise OSError(f"the pages of this row group are not at bytes {start} to {stop}, according to its footer")
 
-    def addresses(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Addresses of the bytes from `places[i, 0]` to `places[i, 1]` of the file, int64 [n]. 0: not fetched."""
-        found = np.zeros(len(places), np.int64)
-        starts, stops = places.T
+    def addresses(self, ranges: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Addresses of byte ranges of the file, int64 [n].
+
+        Range i goes from `ranges[i, 0]` to `ranges[i, 1]`. 0: not fetched.
+        """
+        found = np.zeros(len(ranges), np.int64)
+        starts, stops = ranges.T
         for begin, address, size in self._memory:
             is_here = (starts >= begin) & (stops >= starts) & (stops <= begin + size)
             found[is_here] = starts[is_here] + (address - begin)
@@ -72,15 +81,17 @@ class FetchedFile(RangeReader):
 
 
 def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str], *, local: bool) -> Pages:
-    """Read the pages of `columns` of row group `index`. Raises `OSError`, also if fewer bytes came than expected.
+    """Read the pages of `columns` of row group `index`.
+
+    Raises `OSError`, also if fewer bytes came than expected.
 
     The footer must have passed `check_chunks`. From `local` files, the bytes between the columns are not read.
     """
     size = file.size()
     leaves = footer.columns.leaves(columns)
-    places = _places(footer, index, leaves)
+    ranges = _ranges(footer, index, leaves)
     parts = []
-    for run in _runs(places, size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
+    for run in _runs(ranges, size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
         part = _read(file, run, local=local) if file.seek(run.start) == run.start else None
         if part is None or part.size != run.stop - run.start:
             found = part.size if part else 0
@@ -91,8 +102,8 @@ def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str
         index=index,
         columns=tuple(columns),
         leaves=leaves,
-        places=places,
-        source_bytes=int((places[:, 1] - places[:, 0]).sum()),
+        ranges=ranges,
+        source_bytes=int((ranges[:, 1] - ranges[:, 0]).sum()),
         file=FetchedFile(size, parts),
     )
 
@@ -106,23 +117,26 @@ def _read(file: pa.NativeFile, run: _Run, *, local: bool) -> pa.Buffer:
     return pa.py_buffer(memory[: file.readinto(memory)])
 
 
-def _places(footer: Footer, index: int, leaves: Sequence[int]) -> NDArray[np.int64]:
+def _ranges(footer: Footer, index: int, leaves: Sequence[int]) -> NDArray[np.int64]:
     row_group = footer.metadata.row_group(index)
-    places = []
+    ranges = []
     for leaf in leaves:
         chunk = row_group.column(leaf)
         start = chunk.data_page_offset
         if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
             start = chunk.dictionary_page_offset
-        places.append((start, start + chunk.total_compressed_size))
-    return np.array(places, np.int64).reshape(-1, 2)
+        ranges.append((start, start + chunk.total_compressed_size))
+    return np.array(ranges, np.int64).reshape(-1, 2)
 
 
-def _runs(places: NDArray[np.int64], size: int, *, hole_bytes: int) -> list[_Run]:
-    """Chunks at `places`, joined if no more than `hole_bytes` lie between them."""
-    if not len(places):
+def _runs(ranges: NDArray[np.int64], size: int, *, hole_bytes: int) -> list[_Run]:
+    """Merge chunks at `ranges` into reads.
+
+    Chunks are joined if no more than `hole_bytes` lie between them.
+    """
+    if not len(ranges):
         return []
-    starts, stops = places[np.argsort(places[:, 0], kind="stable")].T
+    starts, stops = ranges[np.argsort(ranges[:, 0], kind="stable")].T
     stops = np.maximum.accumulate(np.minimum(stops + _PADDING_BYTES, size))
     firsts = np.flatnonzero(starts[1:] > stops[:-1] + hole_bytes) + 1
     begins, ends = starts[[0, *firsts]].tolist(), stops[[*(firsts - 1), -1]].tolist()

@@ -1,5 +1,6 @@
-"""Footer of a Parquet file. Fetching may fail because of storage. Decoding is separate, and fails only on bad
-content.
+"""Footers of Parquet files.
+
+Fetching may fail because of storage. Decoding is separate, and fails only on bad content.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _MOST_CACHED_BYTES = 32 << 20
 
 
 def fetch_footer(uri: str, file: pa.NativeFile) -> pa.Buffer:
-    """Parquet file without pages that has the footer of `file`. Usually costs one read of the last 64 KiB.
+    """Read the footer of `file` as a Parquet file without pages.
+
+    Usually costs one read of the last 64 KiB.
 
     Raises:
         CorruptFile: The file has no footer.
@@ -53,7 +56,10 @@ def fetch_footer(uri: str, file: pa.NativeFile) -> pa.Buffer:
 
 
 def decode_footer(uri: str, footer: pa.Buffer) -> pq.FileMetaData:
-    """Decode the result of `fetch_footer`. Raises `CorruptFile` if that is impossible."""
+    """Decode the result of `fetch_footer`.
+
+    Raises `CorruptFile` if it cannot be decoded.
+    """
     try:
         return pq.read_metadata(pa.BufferReader(footer))
     except (pa.ArrowException, OSError, UnicodeDecodeError, *_OF_EXTENSIONS) as error:
@@ -86,7 +92,10 @@ class Footer:
 
 
 def read_codecs(footer: pa.Buffer, metadata: pq.FileMetaData) -> NDArray[np.int64] | None:
-    """Codecs of the column chunks in the result of `fetch_footer`, if this process has loaded the kernels."""
+    """Codecs of the column chunks of a footer.
+
+    `footer` is the result of `fetch_footer`. None if this process has not loaded the kernels.
+    """
     if not kernels.is_loaded():
         return None
     start = footer.address + len(MAGIC)
@@ -94,7 +103,9 @@ def read_codecs(footer: pa.Buffer, metadata: pq.FileMetaData) -> NDArray[np.int6
 
 
 class FooterCache:
-    """Most recently used footers, up to 32 MiB in serialized size (several times that decoded). Safe for threads.
+    """LRU cache of decoded footers, safe for threads.
+
+    Holds up to 32 MiB in serialized size, several times that decoded.
 
     Behind them is the `store` of all processes of the node, if there is one.
     """
@@ -107,27 +118,33 @@ class FooterCache:
         self._bytes = 0
 
     def get(self, version: FileVersion) -> Footer | None:
-        """Footer of a file, or None if it is not in the cache."""
+        """Return a cached footer, or None."""
         with self._lock:
             if version in self._footers:
                 self._footers.move_to_end(version)
             return self._footers.get(version)
 
     def stored(self, version: FileVersion) -> pa.Buffer | None:
-        """Return what `fetch_footer` gave for this version in any process of the node, unchecked. Or None."""
+        """Return the stored bytes of a footer, unchecked.
+
+        They are what `fetch_footer` gave in any process of the node. None without any.
+        """
         if self._store is None or not (kept := kept_version(_file(version))):
             return None
         content = self._store.get(footer_name(_file(version), kept))
         return None if content is None else pa.py_buffer(content)
 
     def forget(self, version: FileVersion) -> None:
-        """Remove what the store has of a version, which turned out to be wrong."""
+        """Remove the stored footer of a wrong version."""
         if self._store is not None and (kept := kept_version(_file(version))):
             self._store.forget(footer_name(_file(version), kept))
             self._store.forget(facts_name(_file(version), kept))
 
     def put(self, version: FileVersion, footer: Footer, content: pa.Buffer | None = None) -> None:
-        """Add a footer, and drop the least recently used ones. Store `content`, if it was fetched."""
+        """Add a footer, and evict the least recently used ones.
+
+        Stores `content`, if it was fetched.
+        """
         if content is not None and self._store is not None and (kept := kept_version(_file(version))):
             self._store.put([(footer_name(_file(version), kept), content.to_pybytes())])
         with self._lock:
@@ -146,7 +163,9 @@ def _file(version: FileVersion) -> FoundFile:
 
 
 class _FooterOnly(RangeReader):
-    """File of some size without content. `was_read` is set once the decoder went past the footer.
+    """A file without content, for checking footers.
+
+    `was_read` is set once the decoder went past the footer.
 
     It reports end of file instead of raising. pyarrow (26.0.1) never releases a Python exception: with it, the frames
     on its way and the pages of a row group would stay in memory.
@@ -166,7 +185,9 @@ class _FooterOnly(RangeReader):
 
 
 def check_chunks(uri: str, footer: pq.FileMetaData, size: int) -> None:
-    """Raise `CorruptFile` if the footer's facts about a column chunk contradict each other or the file's size.
+    """Check the facts of a footer about its column chunks.
+
+    Raises `CorruptFile` if they contradict each other or the file's size.
 
     On such a chunk, `RowGroupMetaData.column()` of pyarrow (seen in 26.0.1) ends the whole process, because a C++
     exception escapes. Reading does not. So this begins to read everything from a file without pages: that checks every
@@ -188,8 +209,9 @@ def check_chunks(uri: str, footer: pq.FileMetaData, size: int) -> None:
 
 
 def check_types(uri: str, footer: pq.FileMetaData) -> None:
-    """Raise `CorruptFile` if a chunk is not of its column's type. Otherwise, pruning by statistics would end the
-    process.
+    """Check that each chunk has its column's type.
+
+    Raises `CorruptFile`. Otherwise, pruning by statistics would end the process.
     """
     types = [footer.schema.column(leaf).physical_type for leaf in range(footer.num_columns)]
     for number in range(footer.num_row_groups):

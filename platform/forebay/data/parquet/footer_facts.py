@@ -1,4 +1,7 @@
-"""Facts of a footer that a scan needs, and their form in a `FooterStore`."""
+"""The facts of a footer that a scan needs.
+
+With their form in a `FooterStore`.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ _CHUNK_BYTES = 16
 
 @dataclass(frozen=True, eq=False)
 class FileLayout:
-    """Columns of a file, and the paths of its column chunks. Files of one layout share one object."""
+    """Columns of a file, and the paths of its chunks.
+
+    Stored files of one layout share one object.
+    """
 
     fields: tuple[Field, ...]
     paths: tuple[str, ...]
@@ -50,7 +56,9 @@ class FooterFacts:
     chunks: bytes
 
     def measure(self, columns: Sequence[str] | None) -> list[tuple[int, ...]]:
-        """Return index, rows, bytes, source bytes and first row of each row group that has rows.
+        """Measure each row group that has rows.
+
+        Returns its index, rows, bytes, source bytes and first row.
 
         The bytes are of `columns`, or of all for None.
         """
@@ -78,7 +86,10 @@ class FooterFacts:
 
 
 def read_facts(footer: pq.FileMetaData, fields: tuple[Field, ...], etag: str) -> FooterFacts:
-    """Read the facts of a footer that has passed `check_chunks`."""
+    """Read the facts of a checked footer.
+
+    It has passed `check_chunks`.
+    """
     paths = tuple(footer.schema.column(leaf).path for leaf in range(footer.num_columns))
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     chunks = [
@@ -98,7 +109,10 @@ def read_facts(footer: pq.FileMetaData, fields: tuple[Field, ...], etag: str) ->
 
 
 def stored_facts(content: bytes) -> FooterFacts | None:
-    """Read what `FooterFacts.to_bytes` returned. None for any other bytes."""
+    """Parse the result of `FooterFacts.to_bytes`.
+
+    None for any other bytes.
+    """
     first = 2 * _LENGTH_BYTES
     layout_end = first + int.from_bytes(content[:_LENGTH_BYTES])
     head_end = layout_end + int.from_bytes(content[_LENGTH_BYTES:first])

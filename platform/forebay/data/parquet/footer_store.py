@@ -1,4 +1,4 @@
-"""Footers on a node's own disk, shared by all processes of a user.
+"""Footers on a node's disk, shared by its processes.
 
 diskcache keeps them in one SQLite file. By itself it would store Python objects as pickles and large values as files
 that a row names. Here plain bytes are the only type of a row, with a checksum that covers the row's name: a row of any
@@ -68,7 +68,10 @@ _ERRORS = (Timeout, sqlite3.Error, BadRow, OSError, ValueError)
 
 
 class _RawDisk(Disk):
-    """Rows of bytes under names of text. Refuses all others before anything of them is decoded."""
+    """Serializer for rows of bytes under names of text.
+
+    Refuses all others before anything of them is decoded.
+    """
 
     def put(self, key: Any) -> Any:
         if not isinstance(key, str):
@@ -95,7 +98,9 @@ class _RawDisk(Disk):
 
 
 class FooterStore:
-    """Bytes by name, at most `most_bytes` of disk, for any number of threads and processes.
+    """Bytes by name on disk, at most `most_bytes`.
+
+    For any number of threads and processes of one user.
 
     The folder lies beside the folder of a node's cache, outside of its quota. It is created for this user alone, at the
     first use. A folder that belongs to another user, or that other users can write or replace, is not used.
@@ -114,7 +119,10 @@ class FooterStore:
         return _open(str(self._folder))
 
     def get(self, name: str) -> bytes | None:
-        """Return the row `name`. None without one, and for one that is damaged."""
+        """Return the value of a row.
+
+        None for a missing row, and for a damaged one.
+        """
         if (cache := self._cache) is None:
             return None
         try:
@@ -148,7 +156,10 @@ class FooterStore:
                 self._give_up(error)
 
     def _make_room(self, cache: Cache, num_bytes: int) -> bool:
-        """Evict the oldest rows until `num_bytes` fit. Returns whether they do."""
+        """Evict the oldest rows until `num_bytes` fit.
+
+        Returns whether they do.
+        """
         if shutil.disk_usage(cache.directory).free < _MIN_FREE_BYTES:
             return False
         while cache.volume() + num_bytes > self._most_bytes:
@@ -163,7 +174,10 @@ class FooterStore:
         return True
 
     def _give_up(self, error: Exception) -> None:
-        """Remove a damaged file. The next call begins a new one."""
+        """Remove a damaged file.
+
+        The next call begins a new one.
+        """
         folder = self._folder.expanduser().absolute()
         if isinstance(error, BadRow) or type(error) is sqlite3.DatabaseError:
             log.warning("The footers in %s are damaged (%s) and were removed.", folder, error)
@@ -175,7 +189,10 @@ class FooterStore:
 
 @lru_cache(maxsize=16)
 def _open(name: str) -> Cache | None:
-    """Open the file in a folder. None if the folder is unsafe or cannot be written."""
+    """Open the file in a folder.
+
+    None if the folder is unsafe or cannot be written.
+    """
     try:
         folder = Path(name).expanduser().absolute()
         if not (problem := unsafe_path(folder)):
@@ -190,12 +207,18 @@ def _open(name: str) -> Cache | None:
 
 
 def kept_version(file: FoundFile) -> str:
-    """Return the version under which the store keeps facts about a file. Empty: it keeps none."""
+    """Return the version of a file for the store.
+
+    Empty: the store keeps nothing about it.
+    """
     return file.etag if file.etag.startswith(CONTENT_HASH) else settled_version(file)
 
 
 def facts_name(file: FoundFile, version: str) -> str:
-    """Return the name of the facts of a file, listed without an etag."""
+    """Return the row name of a listed file's facts.
+
+    The listing has no etag.
+    """
     return f"facts\n{file.uri}\n{file.size}\n{version}"
 
 
@@ -205,7 +228,7 @@ def footer_name(file: FoundFile, version: str) -> str:
 
 
 def _problem_of(folder: Path) -> str:
-    """Reason why the contents of `folder` cannot be trusted. Empty if there is none."""
+    """Reason not to trust a folder, or an empty text."""
     if problem := unsafe_folder(folder.lstat()):
         return problem
     folder.chmod(0o700)
@@ -217,7 +240,10 @@ def _problem_of(folder: Path) -> str:
 
 
 def _open_file(folder: Path) -> Cache:
-    """Open the SQLite file, or a new one in place of a damaged one."""
+    """Open the SQLite file.
+
+    A damaged one is replaced.
+    """
     try:
         return Cache(str(folder), timeout=_BUSY_S, disk=_RawDisk, **_SETTINGS)
     except (sqlite3.DatabaseError, BadRow, TypeError, ValueError, KeyError) as error:
@@ -235,7 +261,10 @@ def _remove(folder: Path) -> None:
 
 
 def _batches(rows: Iterable[tuple[str, bytes]], most_bytes: int) -> Iterator[list[tuple[str, bytes]]]:
-    """Cut rows into batches of at most `_BATCH` rows and `most_bytes`. Leaves out larger rows."""
+    """Cut rows into batches.
+
+    A batch has at most `_BATCH` rows and `most_bytes`. Larger rows are left out.
+    """
     batch: list[tuple[str, bytes]] = []
     num_bytes = 0
     for name, value in rows:
@@ -263,7 +292,10 @@ def _digest(name: str, value: bytes) -> bytes:
 
 
 def _checked(name: str, row: bytes | None) -> bytes | None:
-    """Return the value of a row without its checksum. Raises `BadRow`."""
+    """Return the value of a row without its checksum.
+
+    Raises `BadRow`.
+    """
     if row is None:
         return None
     value = row[_DIGEST_BYTES:]

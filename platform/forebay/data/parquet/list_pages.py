@@ -1,4 +1,6 @@
-"""Compiled decoder of the pages of Parquet columns: lists of numbers of 4 or 8 bytes, without nulls in the lists.
+"""Compiled decoder of lists of numbers.
+
+Reads the pages of Parquet columns: lists of numbers of 4 or 8 bytes, without nulls in the lists.
 
 Trusts nothing in the pages, as `pages` does. A null within a list, or whatever else it does not know, is a `False`
 (docs/internals/data-plane.md).
@@ -75,7 +77,10 @@ def _lowest(count: Int) -> Any:
 
 
 def _equal_levels(word: Any, width: Int, wanted: Int) -> Any:
-    """A uint64 whose bit i is 1 where level i of 32 levels of `width` bits, packed into `word`, is `wanted`."""
+    """Bit mask of the levels that are `wanted`, uint64.
+
+    `word` packs 32 levels of `width` bits. Bit i is 1 where level i is `wanted`.
+    """
     if width == 1:
         return word if wanted else ~word
     other = word ^ (_EVEN * np.uint64(3 - wanted))  # both bits are 1 where the level is equal
@@ -86,40 +91,45 @@ def _equal_levels(word: Any, width: Int, wanted: Int) -> Any:
 
 
 def _mark_levels(at: Int, end: Int, count: Int, width: Int, wanted: Int, marks: Int) -> Int:
-    """Write a bit for each of `count` levels of 1 or 2 bits, in runs, to address `marks`: 1 where it is `wanted`.
+    """Write a bit mask of `count` levels to address `marks`.
+
+    The levels have 1 or 2 bits and come in runs. A bit is 1 where its level is `wanted`.
 
     Zeros follow up to 64 bits further. Returns the number of ones, or -1 for damaged runs. `SLACK` bytes after `end`
     are readable.
     """
-    place, ones = 0, _NONE
-    while place < count:
+    position, ones = 0, _NONE
+    while position < count:
         values, at, length, is_packed = next_run(at, end, width)
         if values == 0:
             return -1
         level = np.int64(items_at(at, _BYTES)[0])
         if not is_packed and level >> width:
             return -1
-        word, stop = _ALL if level == wanted else _NONE, min(place + values, count)
+        word, stop = _ALL if level == wanted else _NONE, min(position + values, count)
         source = at
-        while place < stop:
+        while position < stop:
             if is_packed:
                 word = equal_levels(items_at(source, _WORDS)[0], width, wanted)
                 source += _CHUNK // 8 * width
-            to = marks + (place >> 3)
-            kept = np.uint64(items_at(to, _BYTES)[0]) & lowest(place & 7)
-            word_here = word & lowest(min(_CHUNK, stop - place))
-            items_at(to, _WORDS)[0] = kept | word_here << np.uint64(place & 7)
+            to = marks + (position >> 3)
+            kept = np.uint64(items_at(to, _BYTES)[0]) & lowest(position & 7)
+            word_here = word & lowest(min(_CHUNK, stop - position))
+            items_at(to, _WORDS)[0] = kept | word_here << np.uint64(position & 7)
             ones += ones_of(word_here)
-            place = min(place + _CHUNK, stop)
+            position = min(position + _CHUNK, stop)
         at += length
-    to = marks + (place >> 3)
-    items_at(to, _WORDS)[0] = np.uint64(items_at(to, _BYTES)[0]) & lowest(place & 7)
+    to = marks + (position >> 3)
+    items_at(to, _WORDS)[0] = np.uint64(items_at(to, _BYTES)[0]) & lowest(position & 7)
     items_at(to, _WORDS)[1] = _NONE
     return np.int64(ones)
 
 
 def _mark_lists(begin: Int, count: Int, end: Int, options: Ints) -> tuple[Int, Int]:
-    """Mark the values and the lists that are null among `count` entries, by their levels. Number of both, or -1."""
+    """Mark values and null lists by their levels.
+
+    There are `count` entries. Returns the number of both, or -1.
+    """
     width: Int = 1 if options[_LEVEL] == 1 else 2
     marks, others = options[_MARKS] + options[_MARK_BYTES], options[_MARKS] + 2 * options[_MARK_BYTES]
     values = mark_levels(begin, end, count, width, options[_LEVEL], marks)
@@ -132,16 +142,19 @@ def _mark_lists(begin: Int, count: Int, end: Int, options: Ints) -> tuple[Int, I
 
 
 def _place_lists(count: Int, has_nulls: bool, options: Ints) -> bool:
-    """Write where each list begins among the values, from the marks of `count` entries."""
+    """Write the offset of each list among the values.
+
+    From the marks of `count` entries.
+    """
     offsets, is_null = items_at(options[_OFFSETS], _SHORT), items_at(options[_NULLS], _BYTES)
     starts, values = options[_MARKS], options[_MARKS] + options[_MARK_BYTES]
     nulls = values + options[_MARK_BYTES]
     row, made, before = options[_LISTS], options[_MADE], np.uint64(options[_IS_VALUE])
-    for place in range(0, count, _WORD):
-        at = place >> 3
+    for position in range(0, count, _WORD):
+        at = position >> 3
         begun, marked = items_at(starts + at, _WORDS)[0], items_at(values + at, _WORDS)[0]
         # An entry that begins no list is a value, and follows one.
-        if ~begun & ~(marked & (marked << _ONE | before)) & lowest(count - place):
+        if ~begun & ~(marked & (marked << _ONE | before)) & lowest(count - position):
             return False
         before = marked >> np.uint64(_WORD - 1)
         if np.int64(ones_of(begun)) > options[ROWS] - row:
@@ -204,7 +217,9 @@ def _decode_lists(
     scratch: NDArray[np.uint8],
     table: Numbers,
 ) -> Int:
-    """Decode a column chunk of lists. Returns the number of its values, or -1 if it did not decode it.
+    """Decode a column chunk of lists.
+
+    Returns the number of its values, or -1 if it did not decode it.
 
     `chunk` is (address, bytes, whether lists may be null, whether Snappy compressed it, level of a value, entries,
     target). `offsets` [rows + 1] and `is_null` [rows] are of its lists. The target has room for as many values as

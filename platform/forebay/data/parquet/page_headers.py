@@ -1,4 +1,7 @@
-"""Compiled reader of Parquet's page headers and footers, in Thrift's compact protocol. Trusts nothing that it reads."""
+"""Compiled reader of Parquet page headers and footers.
+
+They are in Thrift's compact protocol. Trusts nothing that it reads.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,10 @@ _MOST_DEPTH = 16
 
 
 def _varint(at: Int, end: Int) -> tuple[Any, Int]:
-    """Number at an address, and the address behind it: 0 if it does not end before `end`."""
+    """Varint at an address, and the address behind it.
+
+    The address is 0 if the number does not end before `end`.
+    """
     memory, value, shift = items_at(at, _BYTES), np.uint64(0), np.uint64(0)
     for i in range(min(end - at, 10)):
         byte = np.uint64(memory[i])
@@ -48,7 +54,7 @@ def _varint(at: Int, end: Int) -> tuple[Any, Int]:
 
 
 def _integer(at: Int, end: Int) -> tuple[Int, Int]:
-    """Signed number in zigzag coding, and the address behind it, or 0."""
+    """Zigzag varint, and the address behind it, or 0."""
     value, at = varint(at, end)
     return np.int64(value >> _ONE) ^ -np.int64(value & _ONE), at
 
@@ -75,7 +81,10 @@ def _skip_value(at: Int, end: Int, kind: Int) -> Int:
 
 
 def _next_field(at: Int, end: Int, field: Int) -> tuple[Int, Int, Int]:
-    """Number and type of the next field, and the address behind both. Type 0 ends a struct. Address 0 is an error."""
+    """Next field: its number, type, and the address behind.
+
+    Type 0 ends a struct. Address 0 is an error.
+    """
     if at == 0 or at >= end:
         return 0, 0, 0
     byte = np.int64(items_at(at, _BYTES)[0])
@@ -89,7 +98,10 @@ def _next_field(at: Int, end: Int, field: Int) -> tuple[Int, Int, Int]:
 
 
 def _open_list(at: Int, end: Int) -> tuple[Int, Int, Int]:
-    """Number and type of the items of a list, and the address behind both, or 0."""
+    """Length and item type of a list, and the address behind.
+
+    The address is 0 for an error.
+    """
     if at >= end:
         return 0, 0, 0
     byte, at = np.int64(items_at(at, _BYTES)[0]), at + 1
@@ -102,7 +114,10 @@ def _open_list(at: Int, end: Int) -> tuple[Int, Int, Int]:
 
 
 def _skip(at: Int, end: Int, kind: Int) -> Int:
-    """Address behind a value of any type but a map, or 0."""
+    """Address behind a value, or 0.
+
+    The value has any type but a map.
+    """
     lefts, kinds, depth = np.empty(_MOST_DEPTH, np.int64), np.empty(_MOST_DEPTH, np.int64), 0
     while at:
         if kind not in (_LIST, _SET, _STRUCT):
@@ -141,14 +156,16 @@ def _find(at: Int, end: Int, wanted: Int, wanted_kind: Int) -> Int:
 
 
 def _find_integer(at: Int, end: Int, wanted: Int) -> Int:
-    """Field of the struct at `at`: a number of 0 or more, or -1."""
-    place = find(at, end, wanted, _I32)
-    value, behind = integer(place, end) if place else (-1, 0)
+    """Non-negative integer field of a struct, or -1."""
+    value_at = find(at, end, wanted, _I32)
+    value, behind = integer(value_at, end) if value_at else (-1, 0)
     return value if behind else -1
 
 
 def _read_header(at: Int, end: Int, header: Ints) -> Int:
-    """Read a page header into `header` [7]. Address of the page, or 0 for a page that Arrow must read.
+    """Read a page header into `header` [7].
+
+    Returns the address of the page, or 0 for a page that Arrow must read.
 
     Those are pages with a checksum, too: Arrow verifies it. Encodings of levels are -1 where none are stated.
     """
@@ -166,14 +183,20 @@ def _read_header(at: Int, end: Int, header: Ints) -> Int:
 
 
 def _open_structs(at: Int, end: Int, field: Int, count: Int) -> Int:
-    """Address of the first of `count` structs in a list, a field of the struct at `at`, or 0."""
-    place = find(at, end, field, _LIST)
-    found, kind, first = open_list(place, end) if place else (0, 0, 0)
+    """Address of the first struct in a list, or 0.
+
+    The list is a field of the struct at `at`, and must have `count` structs.
+    """
+    value_at = find(at, end, field, _LIST)
+    found, kind, first = open_list(value_at, end) if value_at else (0, 0, 0)
     return first if kind == _STRUCT and found == count else 0
 
 
 def _read_codecs(at: Int, end: Int, codecs: Ints) -> bool:
-    """Read the codecs of all column chunks of a footer into `codecs` [row groups, columns], -1 where none is stated."""
+    """Read the codecs of all column chunks of a footer.
+
+    Writes them to `codecs` [row groups, columns], -1 where none is stated.
+    """
     groups, columns = codecs.shape
     at = open_structs(at, end, _ROW_GROUPS, groups)
     for group in range(groups):

@@ -1,4 +1,6 @@
-"""Compiled decoders of Parquet pages and footers, as functions. The first call of any loads all of them.
+"""Calls of the compiled decoders of pages and footers.
+
+The first call of any loads all of them.
 
 As in `kernels/calls.py`: a process that reads no row group never imports Numba.
 """
@@ -26,7 +28,10 @@ class PageKernels(NamedTuple):
 
 @cache
 def load() -> PageKernels:
-    """Load all of them. Call it before other threads start: a process forked during the first call deadlocks."""
+    """Load all kernels.
+
+    Call it before other threads start: a process forked during the first call deadlocks.
+    """
     from forebay.data.parquet import list_pages, page_headers, pages, text_pages  # noqa: PLC0415
 
     return PageKernels(list_pages, page_headers, pages, text_pages)
@@ -38,17 +43,17 @@ def is_loaded() -> bool:
 
 
 def decode_columns(
-    chunks: Ints, places: Ints, scratch: NDArray[np.uint8], table: NDArray[np.int32] | Ints
+    chunks: Ints, into: Ints, scratch: NDArray[np.uint8], table: NDArray[np.int32] | Ints
 ) -> NDArray[np.bool_]:
     """Decode Parquet column chunks of numbers.
 
-    `chunks[k]` is (address, bytes, whether it may have nulls, whether Snappy compressed it). `places` is (rows of each,
+    `chunks[k]` is (address, bytes, whether it may have nulls, whether Snappy compressed it). `into` is (rows of each,
     address where the first is decoded to, bytes from there to the next). `scratch` holds a page, `table` a dictionary;
     its items are as large as the numbers. Returns which chunks were decoded. Others have nulls, checksums, an unknown
     encoding or damage: Arrow must read them.
     """
     is_decoded = np.zeros(len(chunks), np.bool_)
-    load().pages.decode_columns(chunks, places, scratch, table, is_decoded)
+    load().pages.decode_columns(chunks, into, scratch, table, is_decoded)
     return is_decoded
 
 
@@ -60,7 +65,9 @@ def decode_lists(
     scratch: NDArray[np.uint8],
     table: NDArray[np.int32] | Ints,
 ) -> int:
-    """Decode a Parquet column chunk of lists of numbers. Returns the number of its values, or -1 if it did not.
+    """Decode a Parquet column chunk of lists.
+
+    Returns the number of its values, or -1 if it did not decode it.
 
     `chunk` is (address, bytes, whether lists may be null, whether Snappy compressed it, definition level of a value,
     entries, address that the values are decoded to). Entries are the values, and the lists without any; there must be
@@ -73,7 +80,10 @@ def decode_lists(
 
 
 def find_dictionary(address: int, num_bytes: int) -> tuple[int, int]:
-    """Entries and bytes of the dictionary that a Parquet column chunk of texts begins with. Zeros without one."""
+    """Entries and bytes of a column chunk's dictionary.
+
+    The chunk holds texts. Zeros without a dictionary.
+    """
     found: tuple[int, int] = load().text_pages.find_dictionary(address, address + num_bytes)
     return found
 
@@ -86,7 +96,9 @@ def decode_texts(
     scratch: NDArray[np.uint8],
     numbers: NDArray[np.int32],
 ) -> bool:
-    """Decode a Parquet column chunk of texts to a dictionary and to `indices` [rows]. Returns whether it did.
+    """Decode a Parquet column chunk of texts.
+
+    Writes its dictionary, and `indices` [rows]. Returns whether it did.
 
     `chunk` is (address, bytes, whether it may have nulls, whether Snappy compressed it). Sizes of the dictionary are
     those of `find_dictionary`: its texts lie in `texts` [bytes], between the `offsets` [entries + 1]. `scratch` holds a
@@ -97,7 +109,9 @@ def decode_texts(
 
 
 def read_codecs(address: int, num_bytes: int, row_groups: int, columns: int) -> Ints | None:
-    """Numbers of the codecs [row_groups, columns] in a Parquet footer, -1 where none is stated.
+    """Codecs in a Parquet footer, int64 [row_groups, columns].
+
+    -1 where none is stated.
 
     None if the footer has another form.
     """

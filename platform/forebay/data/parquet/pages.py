@@ -1,4 +1,6 @@
-"""Compiled decoder of the pages of Parquet columns: numbers of 4 or 8 bytes, without nulls, plain or by a dictionary.
+"""Compiled decoder of columns of numbers.
+
+Reads the pages of Parquet columns: numbers of 4 or 8 bytes, without nulls, plain or by a dictionary.
 
 Trusts nothing in the pages. Whatever it does not know, and whatever does not fit, is a `False` for that column: then
 Arrow's decoder reads the column, and says what is wrong with it. Never reads or writes outside of the memory it was
@@ -49,7 +51,9 @@ SLACK = 16
 
 
 def _next_run(at: Int, end: Int, width: Int) -> tuple[Int, Int, Int, bool]:
-    """Values of a run of levels or indices of `width` bits (0: damaged), its address and bytes, whether it is packed.
+    """Next run of levels or indices of `width` bits.
+
+    Returns its values (0: damaged), its address, its bytes, and whether it is packed.
 
     A packed run has 8 values or a multiple of it, a run of one value that value in whole bytes.
     """
@@ -62,7 +66,10 @@ def _next_run(at: Int, end: Int, width: Int) -> tuple[Int, Int, Int, bool]:
 
 
 def _are_all_one(at: Int, end: Int, count: Int) -> bool:
-    """Whether `count` levels of one bit, in runs, are all 1: there is no null among the values."""
+    """Whether `count` levels of one bit are all 1.
+
+    They come in runs. Then there is no null among the values.
+    """
     while count > 0:
         values, at, length, is_packed = next_run(at, end, 1)
         if values == 0:
@@ -81,7 +88,10 @@ def _are_all_one(at: Int, end: Int, count: Int) -> bool:
 
 
 def _unpack(at: Int, width: Int, entries: Int, table: Numbers, target: Int, count: Int) -> bool:
-    """Write the entries of `table` that `count` packed indices of `width` bits name."""
+    """Look up `count` packed indices of `width` bits.
+
+    Writes the entries of `table`.
+    """
     out = items_at(target, table)
     bits, mask, last = np.uint64(width), (_ONE << np.uint64(width)) - _ONE, np.uint64(entries - 1)
     bit, largest = np.uint64(0), np.uint64(0)
@@ -94,7 +104,10 @@ def _unpack(at: Int, width: Int, entries: Int, table: Numbers, target: Int, coun
 
 
 def _repeat(at: Int, length: Int, entries: Int, table: Numbers, target: Int, count: Int) -> bool:
-    """Write `count` times the entry of `table` that an index of `length` bytes names."""
+    """Write one entry of `table` `count` times.
+
+    An index of `length` bytes names the entry.
+    """
     out, memory, index = items_at(target, table), items_at(at, _BYTES), np.uint64(0)
     for i in range(length):
         index |= np.uint64(memory[i]) << (_EIGHT * np.uint64(i))
@@ -107,18 +120,21 @@ def _repeat(at: Int, length: Int, entries: Int, table: Numbers, target: Int, cou
 
 
 def _look_up(at: Int, end: Int, count: Int, entries: Int, table: Numbers, target: Int) -> bool:
-    """Write the `count` values of `table` that a page of indices names. `SLACK` bytes after `end` are readable."""
+    """Look up the values of a page of indices.
+
+    Writes `count` values of `table`. `SLACK` bytes after `end` are readable.
+    """
     width, at, made = np.int64(items_at(at, _BYTES)[0]), at + 1, 0
     is_right = at <= end and width <= 32
     while is_right and made < count:
         values, at, length, is_packed = next_run(at, end, width)
         if values == 0:
             return False
-        values, place = min(values, count - made), target + made * table.itemsize
+        values, at_target = min(values, count - made), target + made * table.itemsize
         if is_packed:
-            is_right = unpack(at, width, entries, table, place, values)
+            is_right = unpack(at, width, entries, table, at_target, values)
         else:
-            is_right = repeat(at, length, entries, table, place, values)
+            is_right = repeat(at, length, entries, table, at_target, values)
         made += values
         at += length
     return bool(is_right)
@@ -137,13 +153,19 @@ def _open_page(at: Int, header: Ints, options: Ints, target: Int, room: Int) -> 
 
 
 def _levels_end(begin: Int, end: Int) -> Int:
-    """End of the levels at `begin`, whose number of bytes comes first, or 0. `SLACK` bytes after `end` are readable."""
+    """End of the levels at `begin`, or 0.
+
+    Their number of bytes comes first. `SLACK` bytes after `end` are readable.
+    """
     length = np.int64(items_at(begin, _SHORT)[0])
     return begin + 4 + length if 0 <= length <= end - begin - 4 else 0
 
 
 def _read_encoded(begin: Int, count: Int, header: Ints, options: Ints, table: Numbers, target: Int) -> bool:
-    """Decode the `count` values of the page in the scratch memory, which begin at `begin`, to `target`."""
+    """Decode the values of the page in scratch memory.
+
+    `count` values begin at `begin`, and go to `target`.
+    """
     end = options[SCRATCH] + header[SIZE]
     if header[ENCODING] == _PLAIN:
         if options[IS_TEXT] or end - begin != count * table.itemsize:
@@ -195,18 +217,20 @@ def _decode_column(at: Int, end: Int, options: Ints, target: Int, table: Numbers
 
 
 def _decode_columns(
-    chunks: Ints, places: Ints, scratch: NDArray[np.uint8], table: Numbers, is_decoded: NDArray[np.bool_]
+    chunks: Ints, into: Ints, scratch: NDArray[np.uint8], table: Numbers, is_decoded: NDArray[np.bool_]
 ) -> None:
-    """Decode column chunks of items of `table`'s size. Writes which it decoded.
+    """Decode column chunks of items of `table`'s size.
 
-    `chunks[k]` is (address, bytes, whether it may have nulls, whether it is compressed by Snappy). `places` is (rows,
+    Writes which were decoded.
+
+    `chunks[k]` is (address, bytes, whether it may have nulls, whether it is compressed by Snappy). `into` is (rows,
     target of the first chunk, bytes from target to target).
     """
     options = np.zeros(COLUMN_OPTIONS, np.int64)
-    options[ROWS], options[SCRATCH], options[ROOM] = places[0], scratch.ctypes.data, len(scratch) - SLACK
+    options[ROWS], options[SCRATCH], options[ROOM] = into[0], scratch.ctypes.data, len(scratch) - SLACK
     for k in range(len(chunks)):
         options[IS_OPTIONAL], options[IS_SNAPPY], options[ENTRIES] = chunks[k, 2], chunks[k, 3], 0
-        start, target = chunks[k, 0], places[1] + k * places[2]
+        start, target = chunks[k, 0], into[1] + k * into[2]
         is_decoded[k] = decode_column(start, start + chunks[k, 1], options, target, table)
 
 

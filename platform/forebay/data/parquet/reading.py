@@ -1,4 +1,7 @@
-"""Reads row groups as tables, from exactly the file versions in the manifest."""
+"""Read row groups as tables.
+
+They come from exactly the file versions in the manifest.
+"""
 
 from __future__ import annotations
 
@@ -41,14 +44,19 @@ from forebay.storage.versions import etag_of, stat, stat_etag
 
 
 def open_input(uri: str) -> pa.NativeFile:
-    """Open a file for random access. Readers open every Parquet file with this function."""
+    """Open a file for random access.
+
+    Readers open every Parquet file with this function.
+    """
     location = resolve_source(uri)
     return location.fs.open_input_file(location.path)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """Result of `RowGroupReader.fetch` for row group `index` of the manifest: its pages, and the columns to decode.
+    """Fetched pages of row group `index` of the manifest.
+
+    With the columns to decode.
 
     A column of which only some fields were fetched is a struct of these.
     """
@@ -59,7 +67,7 @@ class Fetched:
 
 
 class _Selection(NamedTuple):
-    """Columns to decode from row groups, and their names and paths in the file."""
+    """Columns to decode, and their paths in the file."""
 
     columns: tuple[str, ...]
     stored: tuple[str, ...]
@@ -89,7 +97,9 @@ class RowGroupReader:
         self._selections: dict[tuple[object, ...], _Selection] = {}
 
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
-        """Rows of row group `index` that belong to the dataset, in file order. `columns` as in `fetch`.
+        """Read the dataset's rows of row group `index`.
+
+        They are in file order. `columns` as in `fetch`.
 
         Same as `fetch` and then `decode`, without the rows that the manifest masks. Raises their errors.
         """
@@ -98,7 +108,9 @@ class RowGroupReader:
         return table if kept is None else table.filter(pa.array(kept.mask.keeps(index)))
 
     def fetch(self, index: int, columns: Sequence[str] | None = None) -> Fetched:
-        """Fetch the encoded pages of row group `index`. Takes storage time and hardly any processor time.
+        """Fetch the encoded pages of row group `index`.
+
+        Takes storage time and hardly any processor time.
 
         `columns` are decoded in the given order. None is for those of the manifest. A path, such as `user.age`, is for
         one field of a struct: its column then has only the fields that were asked for.
@@ -131,7 +143,9 @@ class RowGroupReader:
         return self.decode_lazily(fetched).to_table()
 
     def decode_lazily(self, fetched: Fetched) -> DecodedTable:
-        """Decode all rows, in one thread: data workers run in parallel, and each should use one core.
+        """Decode all rows in one thread.
+
+        Data workers run in parallel, and each should use one core.
 
         Columns of plain numbers become objects of Arrow when they are asked for.
 
@@ -161,7 +175,10 @@ class RowGroupReader:
             ) from error
 
     def _selected(self, row_group: RowGroup, names: tuple[str, ...]) -> _Selection:
-        """Selection of `names` from a row group. Computed once for all with the same columns elsewhere."""
+        """Selection of columns from a row group.
+
+        Computed once for all row groups with the same columns elsewhere.
+        """
         elsewhere = tuple(name for name, *_ in row_group.constants)
         key = (names, elsewhere, row_group.stored)
         if key not in self._selections:
@@ -203,7 +220,7 @@ class RowGroupReader:
         return pages
 
     def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> tuple[Pages, pa.Buffer | None]:
-        """Fetch pages, and the footer if no process of this node has kept it."""
+        """Fetch pages, and the footer if none is stored."""
         location = resolve_source(row_group.uri)
         with self._open(row_group.uri) as file:
             is_stored_version = row_group.file_etag and not _is_content(row_group)
@@ -217,7 +234,7 @@ class RowGroupReader:
             return fetch(file, footer, row_group.index, names, local=location.is_local), content
 
     def _stored_footer(self, row_group: RowGroup) -> Footer | None:
-        """Decode what the node has kept of the footer, if it is right."""
+        """Decode the stored footer, if it is right."""
         version = _version(row_group)
         if (content := self._footers.stored(version)) is None:
             return None
@@ -244,14 +261,17 @@ class RowGroupReader:
 
 
 def _path_there(path: str, top: str, name_there: str, kind_there: str) -> str:
-    """Path in a file that holds column `top` otherwise. It ends at the struct that lacks a field of a newer table."""
+    """Path in a file that stores column `top` otherwise.
+
+    It ends at the struct that lacks a field of a newer table.
+    """
     steps = steps_of(path, top)
     held = held_steps(parse_type(kind_there), steps)[0] if steps else []
     return ".".join([name_there, *held])
 
 
 def _as_of_table(decoded: DecodedTable, row_group: RowGroup) -> DecodedTable:
-    """Table whose columns have the names and types of the dataset, which may be others than those of the file."""
+    """Rename and cast columns to the dataset's schema."""
     if not row_group.stored:
         return decoded
     table = decoded.to_table()
@@ -267,7 +287,10 @@ def _as_of_table(decoded: DecodedTable, row_group: RowGroup) -> DecodedTable:
 
 
 def _with_constants(table: DecodedTable, row_group: RowGroup, columns: tuple[str, ...]) -> DecodedTable:
-    """Table with the columns that the file does not hold, in the order of `columns`."""
+    """Add the columns that the file does not hold.
+
+    All are in the order of `columns`.
+    """
     constants = [(name, kind, text) for name, kind, text in row_group.constants if name in columns]
     if not constants:
         return table
@@ -293,7 +316,10 @@ def _version(row_group: RowGroup) -> FileVersion:
 
 
 def _is_content(row_group: RowGroup) -> bool:
-    """Whether the version is the content itself: then the file's name holds its hash, and a copy is as good."""
+    """Whether the content identifies the version.
+
+    Then the file's name holds its hash, and a copy is as good.
+    """
     return row_group.file_etag.startswith(CONTENT_HASH)
 
 
@@ -313,13 +339,19 @@ def _check_version(row_group: RowGroup) -> None:
 
 
 def _check_etag(row_group: RowGroup, etag: str) -> None:
-    """Compare the `etag`: times of object stores are whole seconds, so only it separates versions of one second."""
+    """Compare the etag with the manifest.
+
+    Times of object stores are whole seconds, so only it separates versions of one second.
+    """
     if etag and etag != row_group.file_etag:
         raise _changed(row_group, f"is version {etag}, and was {row_group.file_etag}", etag=etag)
 
 
 def _check_rows(row_group: RowGroup, footer: pq.FileMetaData) -> None:
-    """Compare the row count: in stores without modification times, this finds some rewrites of equal size."""
+    """Compare the row count with the manifest.
+
+    In stores without modification times, this finds some rewrites of equal size.
+    """
     groups = footer.num_row_groups
     rows = footer.row_group(row_group.index).num_rows if row_group.index < groups else None
     if rows != row_group.rows:
@@ -329,7 +361,10 @@ def _check_rows(row_group: RowGroup, footer: pq.FileMetaData) -> None:
 
 
 def _check_fields(row_group: RowGroup, footer: pq.FileMetaData, fields: tuple[Field, ...]) -> None:
-    """Compare the columns: every file of a dataset has each column once, with one type."""
+    """Compare the columns with the manifest.
+
+    Every file of a dataset has each column once, with one type.
+    """
     found: dict[str, list[str]] = {}
     for field in fields_of(read_schema(row_group.uri, footer)):
         found.setdefault(field.name, []).append(field.type)

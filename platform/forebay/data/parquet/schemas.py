@@ -1,4 +1,4 @@
-"""Schemas of many files: their columns, and whether the files agree."""
+"""Schemas of files, and whether they agree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ class FileSchema:
 
 
 def read_schema(uri: str, footer: pq.FileMetaData) -> pa.Schema:
-    """Columns in a footer, as Arrow types. Raises `CorruptFile` if Arrow cannot read the schema."""
+    """Arrow schema in a footer.
+
+    Raises `CorruptFile` if Arrow cannot read the schema.
+    """
     try:
         schema = footer.schema.to_arrow_schema()
         fields_of(schema)  # a name may be no text
@@ -46,7 +49,9 @@ def fields_of(schema: pa.Schema) -> tuple[Field, ...]:
 
 
 def agree(schemas: Sequence[FileSchema], columns: Sequence[str] | None) -> tuple[Field, ...]:
-    """Selected columns, which all files must have with the same type. Their order within a file does not matter.
+    """Selected columns, checked over all files.
+
+    All files must have them with the same type. Their order within a file does not matter.
 
     Args:
         schemas: At least one. The others are compared with the first.
@@ -109,7 +114,10 @@ def _refuse_twice(schema: FileSchema, names: set[str]) -> None:
 
 
 def selected_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Names of an option `columns`, each once. A text is one name, and None stays None. Raises `InvalidOption`."""
+    """Names in an option `columns`, each once.
+
+    A text is one name, and None stays None. Raises `InvalidOption`.
+    """
     if columns is None:
         return None
     if isinstance(columns, AbstractSet):
@@ -121,7 +129,10 @@ def selected_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn:
-    """Error that `where` has no column `name`. It lists the columns and suggests similar names."""
+    """Error that `where` has no column `name`.
+
+    It lists the columns and suggests similar names.
+    """
     listed = ", ".join(there[:_MOST_LISTED]) + (", ..." if len(there) > _MOST_LISTED else "")
     meant_column = name.split(".", maxsplit=1)[0]  # the name may be a path
     close = difflib.get_close_matches(name, there, n=3) or difflib.get_close_matches(meant_column, there, n=3)
@@ -135,7 +146,9 @@ def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn
 
 
 def leaves_of(paths: Sequence[str], columns: Sequence[str]) -> list[int]:
-    """Return the indices of the column chunks that hold `columns`, by their paths.
+    """Return the indices of the chunks of `columns`.
+
+    They are found by their paths.
 
     Chunks of a list or a struct have dotted paths.
     """

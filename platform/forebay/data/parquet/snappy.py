@@ -1,4 +1,6 @@
-"""Compiled decompression of Snappy (format_description.txt of google/snappy). Trusts nothing in what it reads.
+"""Compiled Snappy decompression.
+
+By format_description.txt of google/snappy. Trusts nothing in what it reads.
 
 Numba keeps compiled callers, with what they call, as long as their own files do not change. After a change of a kernel
 that others call, remove the folder `__pycache__` beside this file.
@@ -20,7 +22,10 @@ _MOST_READ, _MOST_WRITTEN = 1 + _SHORT, 64 + _SHORT
 
 
 def _read_tag(source: Int, at: Int, length: Int) -> tuple[Int, Int, Int]:
-    """Bytes of a Snappy element (0: damaged), their distance (`_LITERAL`: they follow), and place behind the tag."""
+    """Length, distance and end of a Snappy element's tag.
+
+    A length of 0 means damage. A distance of `_LITERAL`: the bytes follow the tag.
+    """
     memory = items_at(source, _BYTES)
     tag = np.int64(memory[at])
     kind, count, at = tag & 3, (tag >> 2) + 1, at + 1
@@ -39,7 +44,7 @@ def _read_tag(source: Int, at: Int, length: Int) -> tuple[Int, Int, Int]:
 
 
 def _copy_short(at: Int, target: Int, made: Int) -> tuple[Int, Int]:
-    """Copy the short element at an address behind the `made` bytes at `target`.
+    """Copy a short element behind `made` bytes at `target`.
 
     Returns the bytes of the element and of its copy, or zeros for an element of another kind. Reads up to `_MOST_READ`
     bytes, and writes up to `_MOST_WRITTEN`.
@@ -65,7 +70,9 @@ def _copy_short(at: Int, target: Int, made: Int) -> tuple[Int, Int]:
 
 
 def _copy_any(source: Int, at: Int, length: Int, target: Int, made: Int, size: Int) -> tuple[Int, Int]:
-    """Copy the element at place `at` of the source behind `made` bytes of `size`. Place behind it, and bytes made.
+    """Copy any element behind `made` bytes of `size`.
+
+    It is at index `at` of the source. Returns the index behind it, and the bytes made.
 
     Zeros for bytes that are not Snappy or do not fit.
     """
@@ -89,7 +96,10 @@ def _copy_any(source: Int, at: Int, length: Int, target: Int, made: Int, size: I
 
 
 def _unsnappy(source: Int, length: Int, target: Int, capacity: Int) -> Int:
-    """Decompress Snappy. Returns the number of bytes, or -1 for bytes that are not Snappy or do not fit."""
+    """Decompress Snappy.
+
+    Returns the number of bytes, or -1 for bytes that are not Snappy or do not fit.
+    """
     stated, start = varint(source, source + length)
     if start == 0 or stated > np.uint64(capacity):
         return -1

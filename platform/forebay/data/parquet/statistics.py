@@ -1,4 +1,6 @@
-"""Checks the statistics in a footer. Needs the footer's bytes, because pyarrow decodes a value before it checks it.
+"""Check the statistics in a footer.
+
+Needs the footer's bytes, because pyarrow decodes a value before it checks it.
 
 Layout: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift, in the compact protocol:
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
@@ -22,7 +24,9 @@ _BOUNDS = (1, 2, 5, 6)
 
 
 def check_statistics(uri: str, footer: pa.Buffer, decoded: pq.FileMetaData) -> None:
-    """Raise `CorruptFile` if a minimum or maximum is shorter than its column's type.
+    """Check the length of each minimum and maximum.
+
+    Raises `CorruptFile` if one is shorter than its column's type.
 
     pyarrow (seen in 26.0.1) ends the whole process when it decodes such a value, to prune by it or to print it.
     `footer` is the result of `fetch_footer`. Takes about 30 us per column chunk.
@@ -43,14 +47,20 @@ def check_statistics(uri: str, footer: pa.Buffer, decoded: pq.FileMetaData) -> N
 
 
 class _StructWalk:
-    """Walks through the bytes of a Thrift struct. Callers must `skip` each field that they do not read."""
+    """Walk through the bytes of a Thrift struct.
+
+    Callers must `skip` each field that they do not read.
+    """
 
     def __init__(self, content: bytes) -> None:
         self._content = content
         self._at = 0
 
     def fields(self) -> Iterator[tuple[int, int]]:
-        """Number and type of each field of the struct that begins here."""
+        """Number and type of each field of a struct.
+
+        The struct begins here.
+        """
         number = 0
         while head := self._next():
             number = number + (head >> 4) if head >> 4 else self._zigzag()

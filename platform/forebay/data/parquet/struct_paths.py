@@ -1,4 +1,7 @@
-"""Paths into structs: the column that a path begins with, and how far a type leads along it."""
+"""Paths into structs.
+
+The column that a path begins with, and how far a type leads along it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ _MOST_LISTED = 20
 
 
 def top_column(path: str, columns: Container[str]) -> str | None:
-    """Column that a path into it begins with: the path itself, or its longest beginning before a dot.
+    """Top-level column of a path.
+
+    The path itself, or its longest beginning before a dot.
 
     >>> top_column("user.age", {"user", "price"}), top_column("price", {"user", "price"}), top_column("site", {"user"})
     ('user', 'price', None)
@@ -24,7 +29,7 @@ def top_column(path: str, columns: Container[str]) -> str | None:
 
 
 def steps_of(path: str, top: str) -> list[str]:
-    """Names of the fields that lead from column `top` to `path`.
+    """Field names from column `top` to `path`.
 
     >>> steps_of("user.home.zip", "user"), steps_of("user", "user")
     (['home', 'zip'], [])
@@ -33,7 +38,10 @@ def steps_of(path: str, top: str) -> list[str]:
 
 
 def held_steps(kind: pa.DataType, steps: list[str]) -> tuple[list[str], pa.DataType]:
-    """First of `steps` that lead through the fields of structs from a column of type `kind`, and the type there."""
+    """Steps of a path that exist in a type.
+
+    They lead through the fields of structs from a column of type `kind`. With the type at their end.
+    """
     held: list[str] = []
     for step in steps:
         if not pa.types.is_struct(kind) or kind.get_field_index(step) < 0:
@@ -43,8 +51,11 @@ def held_steps(kind: pa.DataType, steps: list[str]) -> tuple[list[str], pa.DataT
     return held, kind
 
 
-def require_path(path: str, types: Mapping[str, pa.DataType], place: str) -> None:
-    """Raise `MissingColumn` unless `path`, which begins with a column of `place`, leads through fields of structs."""
+def require_path(path: str, types: Mapping[str, pa.DataType], where: str) -> None:
+    """Check that `path` leads through fields of structs.
+
+    It begins with a column of `where`. Raises `MissingColumn`.
+    """
     top = top_column(path, types)
     assert top is not None, "its column was checked"
     held, found = held_steps(types[top], steps := steps_of(path, top))
@@ -52,7 +63,7 @@ def require_path(path: str, types: Mapping[str, pa.DataType], place: str) -> Non
         before = ".".join([top, *held])
         names = [f"{before}.{field.name}" for field in found] if pa.types.is_struct(found) else []
         raise MissingColumn(
-            f"There is no {path!r} in {place}: {before!r} is {found}. "
+            f"There is no {path!r} in {where}: {before!r} is {found}. "
             + (f"Give one of {', '.join(names[:_MOST_LISTED])}." if names else f"Give {before!r}, or another column."),
             column=path,
             columns=tuple(names),
@@ -61,7 +72,10 @@ def require_path(path: str, types: Mapping[str, pa.DataType], place: str) -> Non
 
 
 def column_at(table: pa.Table, path: str) -> pa.ChunkedArray:
-    """Column of a table, or the values at a path into one of its structs. A field of a null is null."""
+    """Column of a table, or field of a struct.
+
+    A field of a null is null.
+    """
     top = top_column(path, table.column_names)
     assert top is not None, "the path was checked, and its column read"
     steps, column = steps_of(path, top), table[top]

@@ -1,4 +1,6 @@
-"""Compiled decoder of the pages of Parquet columns: texts by a dictionary, without nulls.
+"""Compiled decoder of columns of texts.
+
+Reads the pages of Parquet columns: texts by a dictionary, without nulls.
 
 Gives the dictionary and the indices into it. Trusts nothing in the pages, as `pages` does. Pages of plain texts, which
 follow if a dictionary became too large, are a `False` (docs/internals/data-plane.md).
@@ -33,7 +35,10 @@ _SHORT = np.zeros(1, np.int32)
 
 
 def _find_dictionary(at: Int, end: Int) -> tuple[Int, Int]:
-    """Entries and bytes of the dictionary that the column chunk from `at` to `end` begins with, or zeros."""
+    """Entries and bytes of a column chunk's dictionary.
+
+    The chunk goes from `at` to `end`, and may begin with a dictionary. Zeros without one.
+    """
     header = np.empty(HEADER, np.int64)
     at = read_header(at, end, header)
     if at == 0 or header[TYPE] != DICTIONARY_PAGE or header[VALUES] * 4 > header[SIZE]:
@@ -42,7 +47,10 @@ def _find_dictionary(at: Int, end: Int) -> tuple[Int, Int]:
 
 
 def _split_texts(at: Int, end: Int, offsets: NDArray[Any], texts: NDArray[np.uint8]) -> bool:
-    """Copy texts, each behind its length, to `texts`, one behind the other, and their bounds to `offsets`."""
+    """Copy length-prefixed texts to `texts` without gaps.
+
+    Writes their bounds to `offsets`.
+    """
     made: Int = 0
     target = np.int64(texts.ctypes.data)
     for k in range(len(offsets) - 1):
@@ -64,7 +72,9 @@ def _decode_texts(
     scratch: NDArray[np.uint8],
     numbers: NDArray[Any],
 ) -> bool:
-    """Decode a column chunk of texts to a dictionary and to `indices` [rows]. Returns whether it did.
+    """Decode a column chunk of texts.
+
+    Writes a dictionary, and `indices` [rows]. Returns whether it did.
 
     `chunk` is (address, bytes, whether it may have nulls, whether Snappy compressed it). The dictionary has the texts
     between the `offsets` [entries + 1] of `texts`, which has room for its page. `numbers` are those of its entries.

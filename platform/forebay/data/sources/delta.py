@@ -24,7 +24,9 @@ _STORES = ("s3", "gs", "abfs", "abfss")
 
 
 def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
-    """Files of a version of the table at `uri`, the newest one by default.
+    """Files of one version of a Delta Lake table.
+
+    By default the newest one of the table at `uri`.
 
     Raises:
         MissingPackage: deltalake is missing or too old.
@@ -68,7 +70,10 @@ def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
 
 
 def _refuse_other_stores(location: Location) -> None:
-    """Refuse a table whose log deltalake would look for elsewhere than we read its files."""
+    """Refuse a table that deltalake cannot locate.
+
+    It would look for the log elsewhere than Forebay reads the files.
+    """
     scheme, _, rest = location.uri.partition("://")
     if location.is_local or (scheme in _STORES and "?" not in rest):
         return
@@ -86,9 +91,9 @@ def _open(location: Location, version: int | None) -> tuple[Any, type[Exception]
     with extra_package("deltalake", f"{location.uri} is a Delta Lake table, which"):
         from deltalake import DeltaTable  # noqa: PLC0415
         from deltalake.exceptions import DeltaError  # noqa: PLC0415
-    place = location.path if location.is_local else location.uri.partition("?")[0]
+    address = location.path if location.is_local else location.uri.partition("?")[0]
     try:
-        return DeltaTable(place, version=version), DeltaError
+        return DeltaTable(address, version=version), DeltaError
     except (DeltaError, OSError) as error:
         wanted = "" if version is None else f" at version {version}"
         raise InvalidOption(
@@ -110,12 +115,15 @@ def _refuse_mapped_columns(table: Any, name: str) -> None:
 
 
 def _texts(values: list[Any]) -> list[str | None]:
-    """Values of a partition column as text that Arrow casts back."""
+    """Partition values as text that Arrow casts back."""
     return [None if value is None else str(pa.scalar(value).cast(pa.string())) for value in values]
 
 
 def _deleted(masks: Mapping[str, list[Any]], paths: list[str], name: str) -> dict[str, NDArray[np.int64]]:
-    """Numbers of the deleted rows of each file that has some, int64 [n]."""
+    """Deleted rows by file, int64 [n].
+
+    Only of files that have some.
+    """
     by_name = {_last(path): path for path in paths}
     if masks["filepath"] and len(by_name) < len(paths):
         raise InvalidOption(f"{name} has deletion vectors, and two files of one name in different folders. Rewrite it.")
@@ -130,7 +138,10 @@ def _last(path: str) -> str:
 
 
 def _uri(location: Location, path: str) -> str:
-    """URI of a data file, whose path is below the table or, in a shallow clone, a URI itself."""
+    """URI of a data file.
+
+    Its path is below the table or, in a shallow clone, a URI itself.
+    """
     return path if "://" in path else child_uri(location, f"{location.path.rstrip('/')}/{path}")
 
 

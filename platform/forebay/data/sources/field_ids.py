@@ -1,4 +1,7 @@
-"""Columns of a file by their field ids: since it was written, its table may have renamed, added and widened columns."""
+"""Columns of a file by field id.
+
+Since it was written, its table may have renamed, added and widened columns.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ _ID = b"PARQUET:field_id"
 
 
 class StoredColumns(NamedTuple):
-    """Columns of a table that a file holds, and those of them that have another name or type there, as in `File`."""
+    """Columns of a table that a file holds.
+
+    `stored` has the columns with another name or type there, as in `File`.
+    """
 
     fields: tuple[Field, ...]
     stored: tuple[tuple[str, str, str], ...]
@@ -81,7 +87,10 @@ def _check(uri: str, column: pa.Field, found: pa.Field, has_ids: bool) -> None:
 
 
 def _renamed(column: pa.Field, found: pa.Field) -> str:
-    """Problem with the fields within a column: those of structs are read by name, so a name must mean one id."""
+    """Problem with the fields within a column.
+
+    Fields of structs are read by name, so a name must mean one id.
+    """
     now, there = dict(_nested(column.type, "")), dict(_nested(found.type, ""))
     names = {number: path for path, number in now.items()}
     for path, number in there.items():
@@ -91,7 +100,10 @@ def _renamed(column: pa.Field, found: pa.Field) -> str:
 
 
 def _nested(kind: pa.DataType, path: str) -> Iterator[tuple[str, int]]:
-    """Path and id of each field below a type. Items of lists and maps have fixed names, as writers differ."""
+    """Path and id of each field below a type.
+
+    Items of lists and maps have fixed names, as writers differ.
+    """
     if pa.types.is_struct(kind):
         children = [(f"{path}.{field.name}", field) for field in kind]
     elif pa.types.is_map(kind):

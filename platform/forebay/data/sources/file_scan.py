@@ -1,4 +1,7 @@
-"""Scans one file: its footer, from the file or from what an earlier scan kept, to the facts of a manifest."""
+"""Scan of a single file.
+
+Its footer comes from the file, or from what an earlier scan stored.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ _MOST = 1 << 53
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class FileScan:
-    """Scan of the files of `sources`, each by itself. Safe for threads.
+    """Scan of each file of `sources`, safe for threads.
 
     Attributes:
         sources: Files of the dataset.
@@ -54,14 +57,19 @@ class FileScan:
         return stored_facts(content) if content else None
 
     def from_facts(self, source: SourceFile, facts: FooterFacts) -> Scanned | None:
-        """Scan a file without its footer, in less time than a thread takes. None if the scan needs the footer."""
+        """Scan a file by stored facts alone.
+
+        Takes less time than a thread would. None if the scan needs the footer.
+        """
         if self.where is not None or self.sources.ids is not None:
             return None
         selected = None if self.columns is None else set(self.columns)
         return self._scanned(source, facts, file_columns(source, facts.layout.fields, self.sources, selected))
 
     def from_file(self, source: SourceFile, stored: FooterFacts | None = None) -> Scanned:
-        """Scan a file by its footer, which is read unless the store has it, as it has the `stored` facts.
+        """Scan a file by its footer.
+
+        The footer is read unless the store has it, as it has the `stored` facts.
 
         Raises:
             CorruptFile: The footer cannot be decoded.
@@ -88,7 +96,7 @@ class FileScan:
         return scanned
 
     def put_new(self, least_rows: int = 1) -> None:
-        """Put new rows into the store, if there are so many."""
+        """Store the new rows, if there are so many."""
         rows = self.new[:]
         if self.store is not None and len(rows) >= least_rows:
             del self.new[: len(rows)]
@@ -129,7 +137,7 @@ class FileScan:
         )
 
     def _compared(self, source: SourceFile, schema: pa.Schema) -> Sequence[str]:
-        """Return the columns that the filter compares, or of which it compares a field."""
+        """Columns that the filter compares, also by a field."""
         if self.where is None:
             return ()
         if self.sources.table is not None:
@@ -138,7 +146,7 @@ class FileScan:
 
 
 def _may_match(where: Where, columns: FileColumns, footer: pq.FileMetaData, content: pa.Buffer) -> set[int]:
-    """Return the indices of the row groups whose statistics do not rule out a match."""
+    """Row groups that may match, by their statistics."""
     uri = columns.schema.uri
     check_types(uri, footer)
     check_statistics(uri, content, footer)

@@ -42,12 +42,17 @@ _REWRITE = (
 
 
 def names_iceberg_table(uri: str) -> bool:
-    """Whether `uri` names an Iceberg table: one of a catalog, or the metadata file of one."""
+    """Whether `uri` names an Iceberg table.
+
+    It names the table of a catalog, or a metadata file.
+    """
     return uri.startswith(_SCHEME) or uri.endswith(_METADATA)
 
 
 def iceberg_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
-    """Files of a snapshot of the table at `uri`, the current one by default.
+    """Files of one snapshot of an Iceberg table.
+
+    By default the current one of the table at `uri`.
 
     Args:
         uri: `iceberg://CATALOG/NAMESPACE.TABLE` with a catalog of pyiceberg's configuration, a metadata file
@@ -98,7 +103,10 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTabl
 
 
 def _call(what: str, verb: str, call: Callable[[], T], policy: ReadPolicy, remedy: str = "") -> T:
-    """`call()`, retried if storage fails. Raises `InvalidOption` for errors of pyiceberg and its catalogs."""
+    """Call pyiceberg, and retry if storage fails.
+
+    Raises `InvalidOption` for errors of pyiceberg and its catalogs.
+    """
 
     def as_ours(error: Exception) -> Exception:
         if isinstance(error, ForebayError) or (isinstance(error, OSError) and not isinstance(error, FileNotFoundError)):
@@ -136,8 +144,9 @@ def _open(uri: str) -> Any:
 
 
 def _refuse_unnamed(root: str) -> None:
-    """Refuse a folder that does not say which of its metadata files is current: the last may never have been
-    committed.
+    """Refuse a folder without a current metadata file.
+
+    It does not say which of its metadata files is current: the last may never have been committed.
     """
     if is_there(below(root, "metadata/version-hint.text")):
         return
@@ -166,7 +175,10 @@ def _parquet(task: Any, name: str) -> str:
 
 
 def _uri(path: str) -> str:
-    """URI of a path as a table has it, which is not percent-encoded."""
+    """URI of a path in table metadata.
+
+    The path is not percent-encoded.
+    """
     scheme, mark, rest = path.partition("://")
     if not mark:
         return path.removeprefix("file:")
@@ -179,7 +191,10 @@ def _uri(path: str) -> str:
 
 
 def _small(schema: pa.Schema) -> pa.Schema:
-    """Schema with string, binary and list in place of their large forms, as files hold them."""
+    """Schema without large types, as files hold them.
+
+    String, binary and list take the place of their large forms.
+    """
     return pa.schema([_small_field(field) for field in schema])
 
 
@@ -209,20 +224,26 @@ def _field_ids(table: Any, projection: Any, schema: pa.Schema) -> FieldIds:
 
 
 def _identity_partitions(spec: Any, file: Any, names: Mapping[int, str], schema: pa.Schema) -> Values:
-    """Columns of a file by partition, which files that another system wrote may not hold."""
+    """Partition values that a file may not hold.
+
+    Files written by another system may leave them out.
+    """
     from pyiceberg.transforms import IdentityTransform  # noqa: PLC0415
 
     found = []
-    for place, field in enumerate(spec.fields):
+    for index, field in enumerate(spec.fields):
         name = names.get(field.source_id)
         if isinstance(field.transform, IdentityTransform) and name is not None:
-            value = file.partition[place]
+            value = file.partition[index]
             found.append((name, None if value is None else _text(value, schema.field(name).type)))
     return tuple(found)
 
 
 def _text(value: object, kind: pa.DataType) -> str:
-    """Value of pyiceberg as text that Arrow casts back. Dates and times are numbers there."""
+    """Value of pyiceberg as text that Arrow casts back.
+
+    Dates and times are numbers there.
+    """
     try:
         return str(pa.scalar(value, kind).cast(pa.string()))
     except pa.ArrowException:
@@ -230,7 +251,10 @@ def _text(value: object, kind: pa.DataType) -> str:
 
 
 def _deleted(tasks: Iterable[Any], name: str, policy: ReadPolicy) -> dict[str, NDArray[np.int64]]:
-    """Numbers of the deleted rows of each data file that has some, int64 [n]."""
+    """Deleted rows by data file, int64 [n].
+
+    Only of files that have some.
+    """
     positions: dict[str, Mapping[str, NDArray[np.int64]]] = {}
     found: dict[str, NDArray[np.int64]] = {}
     for task in tasks:
@@ -245,7 +269,7 @@ def _deleted(tasks: Iterable[Any], name: str, policy: ReadPolicy) -> dict[str, N
 
 
 def _positions(delete: Any, name: str, policy: ReadPolicy) -> dict[str, NDArray[np.int64]]:
-    """Deleted rows of each data file that a delete file names."""
+    """Deleted rows by data file, from one delete file."""
     kind, uri = delete.file_format.value, _uri(delete.file_path)
     readers = {"PARQUET": _of_parquet, "PUFFIN": _of_puffin}
     if kind not in readers:

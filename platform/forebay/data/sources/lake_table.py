@@ -1,4 +1,7 @@
-"""One version of a lake table: its files, columns and deleted rows."""
+"""One version of a lake table.
+
+Its files, columns and deleted rows.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ _MOST_THREADS = 16
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LakeFile:
-    """Data file of a table, its columns by partition, and the rows that are deleted, int64 [n]."""
+    """Data file of a table.
+
+    With its columns by partition, and the deleted rows, int64 [n].
+    """
 
     file: FoundFile
     constants: Values
@@ -31,7 +37,9 @@ class LakeFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LakeTable:
-    """Version of a table. `snapshot` names it. `partitions` are those of `fields` that files may not hold.
+    """Version of a table, named by `snapshot`.
+
+    `partitions` are the `fields` that files may not hold.
 
     With `ids`, columns of files are found by id, and constants count only for files that do not hold the column.
     """

@@ -1,4 +1,7 @@
-"""Parquet files that a URI, a folder or a pattern names, and their versions."""
+"""Listing of Parquet files and their versions.
+
+A URI, a folder or a pattern names them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ Uri = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """Files in the order of their URIs, and the folder that was searched (empty: no common folder)."""
+    """Files in the order of their URIs.
+
+    `root` is the folder that was searched. Empty: no common folder.
+    """
 
     root: str
     files: tuple[FoundFile, ...]
@@ -112,7 +118,10 @@ def _below(
     suffixes: tuple[str, ...],
     files: Sequence[fs.FileInfo] = (),
 ) -> Listing:
-    """Files with one of `suffixes` in `folders`, and `files` with any. All are below `base`."""
+    """List the files in `folders`, and add `files`.
+
+    Files in folders have one of `suffixes`, `files` may have any. All are below `base`.
+    """
     infos = [*files]
     for folder in folders:
         listed = list(everything(base.fs, folder))
@@ -123,7 +132,10 @@ def _below(
 
 
 def child_uri(base: Location, path: str) -> str:
-    """URI of the file `path` of a file system, which is below the folder `base`."""
+    """URI of a file below the folder `base`.
+
+    `path` is its path in the file system.
+    """
     inner = path[len(base.path.rstrip("/")) :].strip("/")
     if base.is_local:
         return f"{base.path.rstrip('/')}/{inner}"
@@ -145,7 +157,9 @@ def _parent(uri: str) -> str:
 
 
 def _common_root(roots: list[str]) -> str:
-    """Deepest folder that holds all `roots`. Empty if they differ in file system, bucket or options.
+    """Deepest common folder of `roots`.
+
+    Empty if they differ in file system, bucket or options.
 
     >>> _common_root(["s3://b/data/2024", "s3://b/data/2025"])
     's3://b/data'
@@ -172,7 +186,7 @@ def _nothing_at(location: Location, suffixes: tuple[str, ...]) -> str:
             f"{location.uri} holds no file ending in {', '.join(suffixes)}, but {seen}. Files of another suffix are "
             f"taken by a pattern: {location.uri.rstrip('/')}/*"
         )
-    place = next((str(up) for up in Path(location.path).parents if up.is_dir()), "/") if location.is_local else ""
-    hint = f" The nearest folder that exists is {place}." if place else ""
+    nearest = next((str(up) for up in Path(location.path).parents if up.is_dir()), "/") if location.is_local else ""
+    hint = f" The nearest folder that exists is {nearest}." if nearest else ""
     kind = "Parquet file" if suffixes == SUFFIXES else f"file ({', '.join(suffixes)})"
     return f"{location.uri} does not exist.{hint} Name a {kind}, a folder of them, or a pattern: data/*{suffixes[0]}."

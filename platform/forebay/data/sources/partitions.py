@@ -1,4 +1,7 @@
-"""Partition columns: folders named `key=value` below the root of a dataset, as Hive and Spark write them."""
+"""Partition columns from folder names.
+
+Folders below the root of a dataset are named `key=value`, as Hive and Spark write them.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ Values = tuple[tuple[str, str | None], ...]
 
 
 def partition_values(path: str) -> Values:
-    """Partition columns in the folders of `path`, which is below the root. The innermost folder of a key counts.
+    """Partition values in the folders of `path`.
+
+    `path` is below the root. The innermost folder of a key counts.
 
     >>> partition_values("day=2024-01-31/site=%2Fa/x=1.parquet")
     (('day', '2024-01-31'), ('site', '/a'))
@@ -33,7 +38,10 @@ def partition_values(path: str) -> Values:
 
 
 def partition_fields(files: Sequence[Values]) -> tuple[Field, ...]:
-    """Partition columns of all files. The type holds all values: int64, else date32, else string."""
+    """Partition columns of all files, with their types.
+
+    The type holds all values: int64, else date32, else string.
+    """
     texts: dict[str, set[str | None]] = {}
     for values in files:
         for name, text in values:

@@ -1,4 +1,7 @@
-"""Scans Parquet files into a manifest: reads all footers, no pages."""
+"""Scan Parquet files into a manifest.
+
+Reads all footers, no pages.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,9 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     policy: ReadPolicy = DEFAULT_POLICY,
     footers: str | os.PathLike[str] | bool = True,
 ) -> Manifest:
-    """Read the footers of Parquet files in parallel and list their row groups, sorted by (path, row group).
+    """List the row groups of Parquet files.
+
+    Footers are read in parallel, and row groups sorted by (path, row group).
 
     Files and row groups without rows are skipped, and their schemas do not matter.
 
@@ -89,7 +94,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     with_rows = with_absent([one for one in scanned if one.has_rows], sources)
     if not with_rows:
         raise NoFiles(
-            f"{sources.place}: none of the {len(scanned)} files has a row. Name files that have.",
+            f"{sources.description}: none of the {len(scanned)} files has a row. Name files that have.",
             files=len(scanned),
         )
     schemas = [one.schema for one in with_rows]
@@ -171,7 +176,7 @@ def _read_all(
 
 
 def _manifest(sources: Sources, kept: list[Scanned], fields: tuple[Field, ...]) -> tuple[Manifest, CandidateRows]:
-    """Manifest of all rows, and those that a filter may keep."""
+    """Manifest of all rows, and the filter's candidates."""
     files = [(_relative(one.file.uri, sources.root), one) for one in kept]
     files.sort(key=lambda pair: pair[0])
     groups = np.concatenate([one.groups for _, one in files], axis=1)
@@ -202,5 +207,5 @@ def _manifest(sources: Sources, kept: list[Scanned], fields: tuple[Field, ...]) 
 
 
 def _relative(uri: str, root: str) -> str:
-    """Path of a file below the root, as `Manifest.uri_of` expects it."""
+    """Path below the root, as in `Manifest.uri_of`."""
     return path_below(uri, root) if root else uri

@@ -1,4 +1,7 @@
-"""Facts of one scanned file: its columns, those that it does not hold, and its row groups."""
+"""Facts of one scanned file.
+
+Its columns, the columns that it does not hold, and its row groups.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ from forebay.storage.versions import FoundFile
 
 @dataclass(frozen=True, slots=True)
 class FileColumns:
-    """Columns of one file. `schema` also has those of `constants`, but not `absent` ones. `stored` as in `File`."""
+    """Columns of one file.
+
+    `schema` also has the `constants`, but no `absent` column. `stored` as in `File`.
+    """
 
     schema: FileSchema
     constants: Values = ()
@@ -35,7 +41,10 @@ class FileColumns:
         return [there.get(name, name) for name in columns]
 
     def kinds(self, schema: pa.Schema) -> ColumnKinds:
-        """Columns for a filter of the file, whose own columns are `schema`."""
+        """Columns of the file for a row filter.
+
+        The file's own columns are `schema`.
+        """
         names = {field.name for field in self.schema.fields}
         in_file = {field.name: field.type for field in schema}
         found: dict[str, pa.DataType | Stored | Constant] = {n: kind for n, kind in in_file.items() if n in names}
@@ -70,7 +79,10 @@ class Scanned:
         return bool(self.groups.shape[1])
 
     def live(self) -> Iterator[NDArray[np.bool_] | None]:
-        """Mask of the live rows of each row group, bool [rows]. None for all. Raises `CorruptFile`."""
+        """Mask of the live rows of each row group.
+
+        bool [rows], or None for all. Raises `CorruptFile`.
+        """
         if self.deleted is None or not len(self.deleted):
             yield from [None] * self.groups.shape[1]
             return
@@ -93,7 +105,9 @@ def file_columns(
     selected: Collection[str] | None,
     schema: pa.Schema | None = None,
 ) -> FileColumns:
-    """Return the columns of a file whose footer has `fields`. A table of field ids needs its Arrow `schema`, too.
+    """Return the columns of a scanned file.
+
+    Its footer has `fields`. A table of field ids needs its Arrow `schema`, too.
 
     Raises `InvalidOption` if a selected partition column of plain files is also in the file, or if a selected column of
     a table cannot be read as the table has it now.
@@ -171,7 +185,10 @@ def _check_constant(uri: str, field: Field, text: str) -> None:
 
 
 def with_absent(scanned: Sequence[Scanned], sources: Sources) -> list[Scanned]:
-    """Files with the columns of their table that they do not hold, which are null, as other files have them."""
+    """Add the table's absent columns to each file.
+
+    They are null, with the type that other files have.
+    """
     if sources.table is None:
         return list(scanned)
     held = {field.name: field for one in reversed(scanned) for field in one.schema.fields}

@@ -1,4 +1,7 @@
-"""Files of a dataset before their footers are read: a listing, or one version of a lake table."""
+"""Files of a dataset before footers are read.
+
+They come from a listing, or from one version of a lake table.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ from forebay.storage.versions import FoundFile
 
 @dataclass(frozen=True, slots=True, eq=False)
 class SourceFile:
-    """One file, the columns that it does not hold, and the rows that its table has deleted, int64 [n]."""
+    """One file of a dataset.
+
+    With the columns that it does not hold, and the rows that its table has deleted, int64 [n].
+    """
 
     file: FoundFile
     constants: Values = ()
@@ -53,7 +59,7 @@ class Sources:
     snapshot: str = ""
 
     @property
-    def place(self) -> str:
+    def description(self) -> str:
         """Text for errors."""
         return self.root or f"{len(self.files)} files without a common folder"
 
@@ -63,7 +69,10 @@ _READERS = {"Delta Lake": delta_table, "Iceberg": iceberg_table}
 
 
 def find_sources(uri: Uri | Sequence[Uri], policy: ReadPolicy, *, version: int | None, partitions: bool) -> Sources:
-    """Find the files of a dataset. See `scan` for the arguments and errors."""
+    """Find the files of a dataset.
+
+    See `scan` for the arguments and errors.
+    """
     if isinstance(uri, str | PurePath) and names_iceberg_table(str(uri)):
         return _of_table(iceberg_table(str(uri), version, policy))
     try:
@@ -82,7 +91,10 @@ def find_sources(uri: Uri | Sequence[Uri], policy: ReadPolicy, *, version: int |
 
 
 def _table_at(uri: Uri | Sequence[Uri], error: NotPlainParquet) -> str | None:
-    """URI of the table that `uri` names as a whole. None if it names one of another format, or a part."""
+    """URI of the table that `uri` names, or None.
+
+    None if it names a table of another format, or a part of one.
+    """
     if error.facts["format"] not in _READERS or not isinstance(uri, str | PurePath):
         return None
     location = resolve_source(uri)

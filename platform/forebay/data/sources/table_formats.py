@@ -1,4 +1,7 @@
-"""Detects tables of Delta Lake, Iceberg and Hudi, whose folders hold more Parquet files than the rows of the table."""
+"""Detect tables of Delta Lake, Iceberg and Hudi.
+
+Their folders hold more Parquet files than the rows of the table.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from forebay.storage.retry import as_refusal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFormat:
-    """Table format: the folder of its log within a table, and the pattern of the log files that prove it."""
+    """A table format.
+
+    The folder of its log within a table, and the pattern of the log files that prove it.
+    """
 
     name: str
     log_folder: str
@@ -61,7 +67,9 @@ class FoundTable(NamedTuple):
 
 
 class TableSearch:
-    """Searches for tables above, at and below the listed folders. Sends requests for each folder above only once.
+    """Search for tables around the listed folders.
+
+    Above, at and below them. Sends requests for each folder above only once.
 
     The methods raise `NotPlainParquet` when they find a table.
     """
@@ -70,7 +78,10 @@ class TableSearch:
         self._above: set[tuple[str, str]] = set()
 
     def search_above(self, location: Location, folder: str) -> None:
-        """Search `folder` and all folders above it. At most 3 requests per new folder."""
+        """Search a folder and all folders above it.
+
+        At most 3 requests per new folder.
+        """
         store = _store(location.uri)
         for up in _upwards(folder):
             if (store, up) in self._above:
@@ -80,8 +91,9 @@ class TableSearch:
             self._above.add((store, up))
 
     def search_level(self, location: Location, folder: str, infos: Iterable[fs.FileInfo]) -> None:
-        """Search the entries that a pattern listed in `folder`. Sends requests only for folders with the name of
-        a log.
+        """Search the entries that a pattern listed in `folder`.
+
+        Sends requests only for folders with the name of a log.
         """
         for info in infos:
             table_format, root = _FORMAT_OF.get(info.base_name), _parent(info.path)
@@ -89,7 +101,10 @@ class TableSearch:
                 _refuse(location, _with_log(location.fs, root, table_format))
 
     def search_tree(self, location: Location, folder: str, infos: Iterable[fs.FileInfo]) -> None:
-        """Search everything below `folder`, without requests to storage. Tables in hidden folders do not count."""
+        """Search everything below a folder.
+
+        Sends no requests to storage. Tables in hidden folders do not count.
+        """
         for info in infos:
             log_folder = _parent(info.path)
             table_format, root = _FORMAT_OF.get(log_folder.rpartition("/")[2]), _parent(log_folder)
@@ -131,7 +146,10 @@ def _is_hidden_below(folder: str, path: str) -> bool:
 
 
 def _upwards(folder: str) -> Iterator[str]:
-    """`folder` and all folders above it, without the root of the file system: `a/b`, `a`."""
+    """A folder and all folders above it.
+
+    Without the root of the file system: `a/b`, `a`.
+    """
     folder = folder.rstrip("/")
     while folder:
         yield folder
@@ -139,9 +157,12 @@ def _upwards(folder: str) -> Iterator[str]:
 
 
 def _store(uri: str) -> str:
-    """Identity of a store: scheme, host and options of a URI. Empty for local paths."""
-    place, options = split_options(uri)
-    return "/".join(place.split("/", 3)[:3]) + options if "://" in uri else ""
+    """Identity of a store.
+
+    Scheme, host and options of a URI. Empty for local paths.
+    """
+    plain, options = split_options(uri)
+    return "/".join(plain.split("/", 3)[:3]) + options if "://" in uri else ""
 
 
 def _parent(path: str) -> str:

@@ -40,8 +40,8 @@ def test_numbers_are_columns_whose_items_have_the_size_that_is_stored(columns: P
 
 def test_places_of_numbers_are_those_of_one_type(columns: ParquetColumns) -> None:
     found = columns.numbers((0, 1, 3))
-    assert found.places(("id", "x", "s"), pa.float32()).tolist() == [-1, 0, -1]
-    assert found.places(("id", "x", "s"), pa.int64()).tolist() == [1, -1, -1]
+    assert found.indices(("id", "x", "s"), pa.float32()).tolist() == [-1, 0, -1]
+    assert found.indices(("id", "x", "s"), pa.int64()).tolist() == [1, -1, -1]
 
 
 def test_lists_know_the_level_of_their_values(columns: ParquetColumns, tmp_path: Path) -> None:
