@@ -1,4 +1,7 @@
-"""Real object stores on this machine: each server is its own process, started once and ended after the tests."""
+"""Real object stores on this machine.
+
+Each server is its own process, started once and ended after the tests.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +47,10 @@ TOKEN = "delegation-token-of-the-tests"
 
 @dataclass(frozen=True)
 class ObjectStore:
-    """A bucket (container, folder) of one server. `uri("x")` holds the credentials, `shown("x")` does not."""
+    """A bucket (container, folder) of one server.
+
+    `uri("x")` holds the credentials, `shown("x")` does not.
+    """
 
     name: str
     base: str
@@ -58,7 +64,7 @@ class ObjectStore:
         return resolve(self.uri(path)).uri
 
     def upload(self, folder: Path, path: str) -> str:
-        """Put the files of a local folder below `path`. Returns its URI."""
+        """Copy a local folder below `path`. Returns its URI."""
         for file in sorted(folder.rglob("*.parquet")):
             self.write(f"{path}/{file.relative_to(folder)}", file.read_bytes())
         return self.uri(path)
@@ -75,7 +81,10 @@ class ObjectStore:
 
 
 def free_port() -> int:
-    """Port below the range of the system's automatic ports, so that no other process gets it before the server does."""
+    """Port below the range of the system's automatic ports.
+
+    So no other process gets it before the server does.
+    """
     while True:
         with suppress(OSError), socket.create_server(("127.0.0.1", 20_000 + secrets.randbelow(12_000))) as listening:
             return int(listening.getsockname()[1])
@@ -83,7 +92,10 @@ def free_port() -> int:
 
 @contextmanager
 def serving(command: Sequence[str], port: int, log: Path) -> Iterator[int]:
-    """Run a server in its own process: pyarrow must be able to wait for it without blocking its threads."""
+    """Run a server in its own process.
+
+    pyarrow must be able to wait for it without blocking its threads.
+    """
     with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
         try:
             deadline = time.monotonic() + STARTS_WITHIN_S
@@ -123,7 +135,10 @@ def forgotten() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def no_credentials_around(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide the developer's own credentials. Switches off searches at addresses that do not answer."""
+    """Hide the developer's own credentials.
+
+    Switches off searches at addresses that do not answer.
+    """
     for name in [name for name in os.environ if name.startswith(("AWS_", "AZURE_", "GOOGLE_"))]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
@@ -307,7 +322,7 @@ Epochs = tuple[list[str], list[Mapping[str, float]]]
 
 
 def read_epochs(manifest: fb.Manifest, cache: fb.DiskCache | None, num_epochs: int = 2) -> Epochs:
-    """Digest of the row order of each epoch, and the counters at its end."""
+    """Digest of each epoch's row order, and the final counters."""
     plan = fb.build_plan(manifest, seed=5, lanes=3, shuffle_rows=60)
     transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense(["x0", "c0"]))
     digests, sums, counters = [], [], Counters()

@@ -1,4 +1,7 @@
-"""Checkpoints in a real object store: the laws, and uploads that are interrupted or refused."""
+"""Checkpoints in a real object store.
+
+The laws, and uploads that are interrupted or refused.
+"""
 
 from __future__ import annotations
 

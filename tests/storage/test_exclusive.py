@@ -1,4 +1,7 @@
-"""Exclusive creation on real servers: S3 (moto), WebHDFS, and an emulator of Google's that ignores conditions."""
+"""Conditional creation on real servers.
+
+S3 (moto), WebHDFS, and an emulator of Google's that ignores conditions.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +43,10 @@ def test_one_of_many_racers_wins(request: pytest.FixtureRequest, name: str, roun
 
 
 def test_repeated_request_finds_its_own_file(s3: ObjectStore) -> None:
-    """A client repeats a request whose answer was lost. The store then refuses it, because it had been carried out."""
+    """A client repeats a request whose answer was lost.
+
+    The store then refuses it, because it had been carried out.
+    """
     assert create_exclusively(s3.uri("again"), b"unique to this caller")
     assert create_exclusively(s3.uri("again"), b"unique to this caller")
     assert not create_exclusively(s3.uri("again"), b"another's")

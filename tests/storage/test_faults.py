@@ -1,4 +1,7 @@
-"""A store that throttles, refuses, stalls or truncates: the same rows, or an error that says what to do."""
+"""A store that throttles, refuses, stalls or truncates.
+
+The result is the same rows, or an error that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ Folder = Callable[..., Path]
 
 @pytest.fixture
 def quick(quick: ReadPolicy) -> ReadPolicy:
-    """A policy with spare attempts: a busy server may take longer to answer than the store's client waits."""
+    """A policy with spare attempts.
+
+    A busy server may take longer to answer than the store's client waits.
+    """
     return replace(quick, attempts=10)
 
 

@@ -1,4 +1,4 @@
-"""Credentials open the store, and appear in nothing that a person may see."""
+"""Credentials open the store and are never shown."""
 
 from __future__ import annotations
 

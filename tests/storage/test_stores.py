@@ -1,4 +1,7 @@
-"""Every kind of store gives the same rows as the local disk, in the same order, and clear errors."""
+"""Every store gives the rows of the local disk.
+
+In the same order, with clear errors.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,10 @@ def test_a_table_is_refused_where_its_log_cannot_be_read(
 
 
 def test_a_json_file_that_is_replaced_is_read_whole(store: Any) -> None:
-    """Short and long contents in turn, as heartbeats are: a reader never meets the beginning of one."""
+    """Short and long contents in turn, as heartbeats are.
+
+    A reader never meets the beginning of one.
+    """
     place = resolve(store.uri("replaced/alive.json"))
     contents = [json.dumps({"step": 0}).encode(), json.dumps({"step": 12_345, "why": "x" * 1_000}).encode()]
     write_atomically(place.uri, contents[0])

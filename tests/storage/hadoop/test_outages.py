@@ -1,4 +1,7 @@
-"""Nodes of HDFS that die, freeze or fall silent: the same rows, or an error that says what to do."""
+"""Nodes of HDFS that die, freeze or fall silent.
+
+The result is the same rows, or an error that says what to do.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +86,10 @@ def wait_for_reading_threads_to_end() -> None:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> ReadPolicy:
-    """Policy whose attempts end before a client counts as silent, and spare ones for a busy machine."""
+    """Policy with short attempts, and spare ones.
+
+    They end before a client counts as silent. A busy machine needs some more.
+    """
     monkeypatch.setattr(clients, "SILENT_S", 1.0)
     return ReadPolicy(attempts=30, deadline_s=1.5, first_wait_s=0.01, max_wait_s=0.05)
 
@@ -161,7 +167,10 @@ def test_refusal_is_told_after_one_attempt(hdfs: ObjectStore, parquet_folder: Fo
 
 
 def test_file_that_shrank_has_changed(hdfs: ObjectStore, parquet_folder: Folder, quick: ReadPolicy) -> None:
-    """Also under an open reader: hdfs-native ends the thread with a panic for a position past the end."""
+    """Also under an open reader.
+
+    hdfs-native ends the thread with a panic for a position past the end.
+    """
     long, short = parquet_folder({"a.parquet": [300]}), parquet_folder({"a.parquet": [3]}, folder="short")
     manifest = fb.scan(hdfs.upload(long, "shrank"))
     size = manifest.files[0].size

@@ -1,4 +1,7 @@
-"""The bench of HDFS measures every client on the servers of the tests."""
+"""The bench of HDFS measures every client.
+
+It uses the servers of the tests.
+"""
 
 from __future__ import annotations
 

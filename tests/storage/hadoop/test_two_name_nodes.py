@@ -37,7 +37,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
 
 
 def test_reads_follow_the_active_one(pair: NameNodePair, parquet_folder: Callable[..., Path]) -> None:
-    """In one process: the first of the pair in standby, and after a hand-over."""
+    """In one process, before and after a hand-over.
+
+    Before, the first of the pair is in standby.
+    """
     pair.make_active("nn2")
     content = (parquet_folder({"a.parquet": [30, 20]}) / "a.parquet").read_bytes()
     place = resolve("hdfs://ns/data/a.parquet")

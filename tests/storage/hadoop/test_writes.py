@@ -1,4 +1,4 @@
-"""Files that are written to HDFS appear whole, or not at all."""
+"""Files on HDFS appear whole, or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""A real HDFS on 127.0.0.1: one NameNode and one DataNode of Hadoop 2.7.4, each a process that can be killed or frozen.
+"""A real HDFS on 127.0.0.1.
+
+One NameNode and one DataNode of Hadoop 2.7.4, each a process that can be killed or frozen.
 
 The jars come from PyPI (pyspark) and Debian, once, into ~/.cache/forebay-tests. Needs Java 17 or 21.
 """
@@ -89,7 +91,10 @@ class NoHadoop(RuntimeError):
 
 
 def install(cache: Path = CACHE) -> Path:
-    """Folder of the jars. All of them or none, once for all processes that ask."""
+    """Folder of the jars.
+
+    All of them or none, once for all processes that ask.
+    """
     jars = cache / "hadoop-2.7.4"
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / "hadoop.lock").open("w") as lock:
@@ -146,7 +151,10 @@ def free_port() -> int:
 
 
 def java() -> list[str]:
-    """Command of a server. It ends with the thread that started it, even if that is killed: use the main thread."""
+    """Command of a server.
+
+    It ends with the thread that started it, even if that is killed: use the main thread.
+    """
     found = str(Path(os.environ["JAVA_HOME"], "bin/java")) if "JAVA_HOME" in os.environ else str(shutil.which("java"))
     return ["setpriv", "--pdeathsig", "KILL", found]
 
@@ -180,7 +188,10 @@ def settings_of(folder: Path) -> dict[str, str]:
 
 
 class HdfsServers:
-    """One NameNode, one DataNode, each a process of its own that can be killed, frozen and started again."""
+    """One NameNode and one DataNode.
+
+    Each is a process of its own that can be killed, frozen and started again.
+    """
 
     def __init__(self, jars: Path, folder: Path, **settings: str) -> None:
         self.folder, self.port, self.http_port = folder, free_port(), free_port()
@@ -196,7 +207,10 @@ class HdfsServers:
         (folder / "core-site.xml").write_text(xml({"fs.defaultFS": self.uri, "hadoop.tmp.dir": f"{folder}/tmp"}))
 
     def format(self) -> None:
-        """An empty name space: made once by a JVM, copied from then on."""
+        """Make an empty name space.
+
+        A JVM makes it once; later it is copied.
+        """
         kept = self._jars.parent / "formatted-2.7.4"
         if not kept.exists():
             with (self.folder / "format.log").open("wb") as log:
@@ -217,7 +231,10 @@ class HdfsServers:
             )
 
     def wait(self, within_s: float = 60.0) -> None:
-        """Wait until the NameNode knows the blocks of the DataNode, and writes are allowed."""
+        """Wait until the NameNode knows the DataNode's blocks.
+
+        Writes are then allowed.
+        """
         end = time.monotonic() + within_s
         while not self._is_up():
             for name, process in self._processes.items():
@@ -259,7 +276,10 @@ class HdfsServers:
 
 
 def _data_node_answers(state: Mapping[str, Any]) -> bool:
-    """Whether the NameNode knows the present address of the DataNode. One that was killed counts as live for 10 s."""
+    """Whether the NameNode knows the DataNode's present address.
+
+    One that was killed counts as live for 10 s.
+    """
     nodes = list(json.loads(state.get("LiveNodes", "{}")).values())
     address, _, port = nodes[0]["xferaddr"].partition(":") if nodes else ("", "", "")
     with socket.socket() as probe:
@@ -279,7 +299,10 @@ def installed_jars() -> Path:
 
 @contextmanager
 def running(**settings: str) -> Iterator[HdfsServers]:
-    """Both servers, with further settings of Hadoop, until the end of the block. Raises `NoHadoop`."""
+    """Run both servers in the block.
+
+    With further settings of Hadoop. Raises `NoHadoop`.
+    """
     jars = installed_jars()
     with tempfile.TemporaryDirectory(prefix="hdfs-") as folder:
         hdfs = HdfsServers(jars, Path(folder), **settings)

@@ -1,4 +1,7 @@
-"""Two real NameNodes that share their edits in a folder, and one DataNode. `make_active` decides, without ZooKeeper."""
+"""Two real NameNodes with common edits, and one DataNode.
+
+`make_active` decides, without ZooKeeper.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ PROVIDER = "org.apache.hadoop.hdfs.server.namenode.ha.ConfiguredFailoverProxyPro
 
 
 class NameNodePair:
-    """Name service `ns`, whose files of settings are in `folder`. Both NameNodes are standby after `start`."""
+    """Name service `ns`.
+
+    Its files of settings are in `folder`. Both NameNodes are standby after `start`.
+    """
 
     def __init__(self, jars: Path, folder: Path) -> None:
         self.folder, self._http = folder, {name: free_port() for name in NAMES}
@@ -64,7 +70,10 @@ class NameNodePair:
             process.wait()
 
     def _wait_until_up(self, name: str, state: str | None = None, within_s: float = 60.0) -> None:
-        """Wait until a NameNode knows the DataNode and its space, and (with `state`) has left safe mode."""
+        """Wait until a NameNode knows the DataNode and its space.
+
+        With `state`, until it has left safe mode too.
+        """
         end = time.monotonic() + within_s
         while True:
             bean = self._bean(name)
@@ -81,7 +90,10 @@ class NameNodePair:
         return {}
 
     def _of(self, name: str) -> list[str]:
-        """Settings of one of both: they share an address, so that Hadoop cannot find out which one it starts."""
+        """Settings of one NameNode.
+
+        Both share an address, so Hadoop cannot find out which one it starts.
+        """
         return ["-D", f"dfs.ha.namenode.id={name}", "-D", f"dfs.namenode.name.dir=file://{self.folder}/{name}"]
 
     def _call(self, *command: str) -> None:

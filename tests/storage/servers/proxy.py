@@ -1,4 +1,6 @@
-"""An HTTP proxy that misbehaves on request. Run as `python proxy.py PORT UPSTREAM_PORT`.
+"""An HTTP proxy that misbehaves on request.
+
+Run as `python proxy.py PORT UPSTREAM_PORT`.
 
 `POST /-/faults` with a JSON list of faults replaces those before it. `GET /-/faults` returns how often each occurred. A
 fault has `method`, `kind` (`status`, `delay`, `cut`), `times` (-1: always), and `status`, `code` or `seconds`.

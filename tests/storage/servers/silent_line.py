@@ -1,4 +1,7 @@
-"""TCP proxy whose connections can fall silent, as behind a firewall that forgets them: nothing comes back."""
+"""TCP proxy whose connections can fall silent.
+
+As behind a firewall that forgets them: nothing comes back.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,10 @@ from contextlib import suppress
 
 
 class SilentLine:
-    """Proxy on 127.0.0.1 to `port`. New connections work after `silence`, those before stay open without an answer."""
+    """Proxy on 127.0.0.1 to `port`.
+
+    New connections work after `silence`, earlier ones stay open without an answer.
+    """
 
     def __init__(self, port: int) -> None:
         self._target = port

@@ -1,4 +1,6 @@
-"""WebHDFS over a local folder: name node and data node in one, as https://hadoop.apache.org describes the REST API.
+"""WebHDFS over a local folder.
+
+Name node and data node in one, as https://hadoop.apache.org describes the REST API.
 
 Run as `python webhdfs.py PORT FOLDER [DELEGATION_TOKEN]`. With a token, every call to the name node must carry it.
 """
@@ -89,7 +91,10 @@ class WebHdfsNode(BaseHTTPRequestHandler):
         self._say({"boolean": True})
 
     def _redirected(self, name: str, query: dict[str, str]) -> bool:
-        """Redirect to a data node, as the name node does. Here the query marks the same server as a data node."""
+        """Redirect to a data node, as the name node does.
+
+        Here the query marks the same server as a data node.
+        """
         if "datanode" in query:
             return False
         options = "&".join(f"{key}={quote(value)}" for key, value in query.items() if key != "delegation")

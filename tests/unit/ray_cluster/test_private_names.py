@@ -1,4 +1,7 @@
-"""Names of Ray that may move: all are listed, and a missing one is refused before anything starts."""
+"""Names of Ray that may move.
+
+All are listed, and a missing one is refused before anything starts.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,10 @@ NO_NAMES = {"_system_config", "_space"}
 
 
 def private_names_in(tree: ast.Module, module: ModuleType | None = None) -> set[str]:
-    """Private names of Ray in a file: `module:name` where it is imported, else the attribute alone."""
+    """Private names of Ray in a file.
+
+    `module:name` where it is imported, else the attribute alone.
+    """
     return {
         *_imported(tree),
         *_attributes(tree),
@@ -91,7 +97,10 @@ def _replaced(tree: ast.Module) -> Iterator[str]:
 
 
 def _in_texts(tree: ast.Module) -> Iterator[str]:
-    """Names for `getattr` and `setattr`. Left out: a module's own attributes, as in `__getstate__`."""
+    """Names for `getattr` and `setattr`.
+
+    Left out: a module's own attributes, as in `__getstate__`.
+    """
     own = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_own(node.value)}
     for node in ast.walk(tree):
         match node:
@@ -100,7 +109,10 @@ def _in_texts(tree: ast.Module) -> Iterator[str]:
 
 
 def _inherited(tree: ast.Module, module: ModuleType) -> Iterator[str]:
-    """Private methods of Ray's classes that a class of ours overrides, and attributes of theirs that it uses."""
+    """Private members of Ray's classes that a class uses.
+
+    Methods that it overrides, and attributes.
+    """
     for node in ast.walk(tree):
         kind = getattr(module, node.name, None) if isinstance(node, ast.ClassDef) else None
         theirs = [base for base in getattr(kind, "__mro__", ()) if base.__module__.partition(".")[0] == "ray"]

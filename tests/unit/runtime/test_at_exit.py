@@ -1,4 +1,7 @@
-"""The end of a process in which pages are still being decoded: only the program's exit code and output."""
+"""The end of a process while pages are decoded.
+
+Only the program's exit code and output show.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Packages of extras: least versions of pyproject.toml, and the pip line for what is missing or too old."""
+"""Packages of extras and their least versions.
+
+The versions are in pyproject.toml. Errors have the pip line for what is missing or too old.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ CHECKED_BEFORE = {
 
 
 def requirements() -> dict[str, tuple[str, str]]:
-    """Extra and least version of each package in pyproject.toml, without the extra `test`."""
+    """Extra and least version of each package in pyproject.toml.
+
+    Without the extra `test`.
+    """
     found: dict[str, tuple[str, str]] = {}
     optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, lines in optional.items():

@@ -1,4 +1,7 @@
-"""Code that may raise anything: errors that are kept, replaced or passed through."""
+"""Code that may raise anything.
+
+Errors are kept, replaced or passed through.
+"""
 
 from __future__ import annotations
 

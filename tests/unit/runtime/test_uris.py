@@ -1,4 +1,7 @@
-"""Names and options of URIs on HDFS, whose names may hold a `?`."""
+"""Names and options of URIs on HDFS.
+
+Names may hold a `?`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Credentials are removed from a URI and return where they are needed."""
+"""Credentials are removed from a URI and used where needed."""
 
 from __future__ import annotations
 

@@ -17,7 +17,10 @@ from forebay.storage.deadline import Cancellation, call_with_deadline
 
 @pytest.fixture
 def stuck() -> Iterator[threading.Event]:
-    """Event that a hanging read waits for. It is set after the test so that no thread outlives it."""
+    """Event that a hanging read waits for.
+
+    It is set after the test so that no thread outlives it.
+    """
     release = threading.Event()
     yield release
     release.set()

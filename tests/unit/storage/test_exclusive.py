@@ -1,4 +1,7 @@
-"""Exclusive creation on local disks. tests/storage has the stores that are elsewhere."""
+"""Conditional creation on local disks.
+
+tests/storage has the stores that are elsewhere.
+"""
 
 from __future__ import annotations
 

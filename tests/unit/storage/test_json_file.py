@@ -1,4 +1,7 @@
-"""Numbers that JSON does not know, and small files in the folders of runs and sweeps."""
+"""Small JSON files of runs and sweeps.
+
+Some hold numbers that JSON does not know.
+"""
 
 from __future__ import annotations
 

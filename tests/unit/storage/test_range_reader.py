@@ -13,7 +13,7 @@ CONTENT = bytes(range(100))
 
 
 class Memory(RangeReader):
-    """A file in memory, which notes the ranges that were read."""
+    """A file in memory that notes the ranges read."""
 
     def __init__(self) -> None:
         super().__init__(len(CONTENT))

@@ -1,4 +1,4 @@
-"""Errors that are retried, the number of retries, and the final message."""
+"""Retried errors, the number of retries, and the final message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ QUICK = ReadPolicy(attempts=3, deadline_s=60.0, first_wait_s=0.001, max_wait_s=0
 
 
 class Flaky:
-    """Raises the given errors in turn, then answers with the number of calls."""
+    """Raises the given errors in turn.
+
+    Then it answers with the number of calls.
+    """
 
     def __init__(self, *errors: Exception) -> None:
         self.errors = list(errors)

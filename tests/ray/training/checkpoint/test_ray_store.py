@@ -1,4 +1,7 @@
-"""Checkpoints in the memory of nodes: they survive the loss of workers, stores, nodes and drivers."""
+"""Checkpoints in the memory of nodes.
+
+They survive the loss of workers, stores, nodes and drivers.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,7 @@ def newest_step(commits: RayCheckpointStore) -> int | None:
 
 
 def save_one_and_keep_one(commits: RayCheckpointStore) -> None:
-    """Save step 1, which goes to storage, and step 2, which stays in memory."""
+    """Save step 1 to storage, and step 2 in memory."""
     commits.save(checkpoint_at(1))
     commits.flush()
     commits.save(checkpoint_at(2))
@@ -92,13 +95,19 @@ def until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture(autouse=True)
 def stores_take_their_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow a busy machine more time: after `START_S`, checkpoints would go straight to storage."""
+    """Allow a busy machine more time.
+
+    After `START_S`, checkpoints would go straight to storage.
+    """
     monkeypatch.setattr(ray_store, "START_S", PATIENCE_S)
 
 
 @ray.remote(num_cpus=0)
 class Something:
-    """Stands for the run's coordinator, which only has to be alive."""
+    """Stand-in of the run's coordinator.
+
+    It only has to be alive.
+    """
 
 
 @ray.remote(num_cpus=0)
@@ -127,7 +136,10 @@ class Rank0:
         self._commits.flush()
 
     def save_and_die(self, step: int) -> None:
-        """Die as a worker killed before its message about the checkpoint leaves the process."""
+        """Die before the message about the checkpoint is sent.
+
+        As a worker that is killed.
+        """
         self._commits._store = SimpleNamespace(keep=SimpleNamespace(remote=lambda _number: None))  # type: ignore[assignment]
         self._commits.save(checkpoint_at(step))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -190,7 +202,10 @@ def make_run(tmp_path: Path) -> Iterator[Callable[..., StorePlace]]:
 
 
 class StoreNodes:
-    """A head node, where the tests run, and nodes that come and go."""
+    """A head node, and nodes that come and go.
+
+    The tests run on the head.
+    """
 
     def __init__(self) -> None:
         ray.shutdown()
@@ -210,7 +225,9 @@ class StoreNodes:
         self._cluster.remove_node(self._others.pop(node_id), allow_graceful=False)
 
     def only(self, count: int) -> list[str]:
-        """Keep or start exactly `count` nodes besides the head. Returns their ids.
+        """Keep or start exactly `count` nodes besides the head.
+
+        Returns their ids.
 
         A start takes 2 CPU seconds, so tests that need equally many follow each other.
         """
@@ -260,7 +277,10 @@ def test_a_killed_worker_leaves_its_commits(cluster: StoreNodes, make_run: Calla
 
 
 def save_until_copied(save: Callable[[Checkpoint], object], step: int, run: StorePlace, node: str) -> int:
-    """Save `step` and later steps until one has a copy on `node`: a store that is too slow is skipped."""
+    """Save steps from `step` until `node` has a copy.
+
+    A store that is too slow is skipped.
+    """
     steps = [step]
     save(checkpoint_at(step))
 
@@ -395,7 +415,10 @@ def test_a_torn_upload_is_not_restored_nor_a_torn_memory(
 
 @contextmanager
 def silent_for(seconds: float, run: StorePlace, node: str) -> Iterator[None]:
-    """The store of a node does not answer, although its process and its node live."""
+    """The store of a node falls silent.
+
+    Its process and its node live.
+    """
     pid = run.store_pid(node)
 
     def wake() -> None:
@@ -668,7 +691,10 @@ def test_no_store_is_left_that_another_was_just_making(
 def test_parts_outlive_a_node_and_the_checkpoint_before_outlives_the_loss_of_one(
     cluster: StoreNodes, make_run: Callable[..., StorePlace]
 ) -> None:
-    """Rank 0 is on the head, rank 1 on a node that is lost. A third node has copies. Storage has the first step."""
+    """Rank 0 is on the head, rank 1 on a lost node.
+
+    A third node has copies. Storage has the first step.
+    """
     lost, _spare = cluster.only(2)
     run = make_run()
     first, second = run.rank0_on(cluster.head), run.rank0_on(lost)
@@ -704,7 +730,10 @@ def test_parts_outlive_a_node_and_the_checkpoint_before_outlives_the_loss_of_one
 
 
 def rows_of(commits: RayCheckpointStore, before: int | None) -> tuple[int, list[float]]:
-    """Step of the newest checkpoint before `before`, and the first column of its tensor, which lies in three parts."""
+    """Step and tensor of the newest checkpoint before `before`.
+
+    The first column of the tensor, which lies in three parts.
+    """
     found = commits.newest({0}, before=before)
     assert found is not None
     return found.step, read_in_parts(commits, found)["rows"][:, 0].tolist()

@@ -1,4 +1,7 @@
-"""Pool of arrays whose bytes are counted, for tests of what stays in memory."""
+"""A pool that counts the bytes of its arrays.
+
+For tests of what stays in memory.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,10 @@ from forebay.runtime.memory.pool import MemoryPool
 
 
 class CountingPool(MemoryPool):
-    """Pool that counts the bytes of its arrays, now and at most, and keeps none of them."""
+    """Pool that counts the bytes of its arrays.
+
+    Now and at most. It keeps none of them.
+    """
 
     def __init__(self) -> None:
         super().__init__(kept_bytes=0)

@@ -1,4 +1,4 @@
-"""Arrays equal NumPy's, and only large ones take memory of the pool."""
+"""Arrays equal NumPy's, and large ones use the pool."""
 
 from __future__ import annotations
 

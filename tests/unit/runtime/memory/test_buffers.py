@@ -16,7 +16,10 @@ SIZE = 1000
 
 
 class SharedPool(BufferPool):
-    """Pool whose memory a forked child shares with its parent, as it does page-locked memory."""
+    """Pool whose memory a forked child shares with its parent.
+
+    As it does page-locked memory.
+    """
 
     def __init__(self) -> None:
         super().__init__(kept_bytes=1 << 20, pinned=True)

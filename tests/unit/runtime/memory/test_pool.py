@@ -1,4 +1,7 @@
-"""Memory is used again, never twice at a time, and goes back to the system: laws of pools."""
+"""Laws of memory pools.
+
+Memory is used again, never twice at a time, and goes back to the system.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ PATIENCE_S = 60
 
 
 class UntrimmedPool(MemoryPool):
-    """Pool that keeps idle memory also while a busy machine does not run its test."""
+    """Pool that keeps idle memory for the whole test.
+
+    Also while a busy machine does not run it.
+    """
 
     def trim(self, unused_since: float) -> None:
         """Free nothing."""
@@ -118,7 +124,7 @@ def test_a_thread_gives_idle_memory_back_to_the_system(
 
 
 def test_no_two_threads_have_the_same_memory_at_a_time(pool: MemoryPool) -> None:
-    """Arrays are freed by another thread than that which made them."""
+    """Arrays are freed by a thread that did not make them."""
     failed: list[int] = []
 
     def work(number: int, other: list[Any], own: list[Any]) -> None:

@@ -1,4 +1,7 @@
-"""Stand-in of the Hugging Face Hub: its HTTP API for repositories, and another host that serves the content."""
+"""Stand-in of the Hugging Face Hub.
+
+It has the HTTP API for repositories, and another host that serves the content.
+"""
 
 from __future__ import annotations
 

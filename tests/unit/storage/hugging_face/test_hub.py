@@ -1,4 +1,7 @@
-"""Datasets on the Hugging Face Hub: pinned to a commit, few requests, waits that the Hub asks for, tokens."""
+"""Datasets on the Hugging Face Hub.
+
+They are pinned to a commit, with few requests, waits that the Hub asks for, and tokens.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,10 @@ def test_the_hub_says_how_long_to_wait(hub: Any, headers: dict[str, str], expect
 
 
 def test_reads_wait_as_long_as_the_hub_asks(hub: Any) -> None:
-    """With two attempts, only one that waits for a second finds the Hub open again."""
+    """Of two attempts, only a waiting one finds the Hub open.
+
+    It waits for a second.
+    """
     hub.commit({"a.parquet": parquet(1, 2, 3)})
     hub.close_for(0.9)
     manifest = fb.scan(ROOT, policy=QUICK)

@@ -34,7 +34,10 @@ def checkpoint_at(step: int, **state: Any) -> Checkpoint:
 
 
 def chunk_of(step: int, number: int) -> dict[str, LocalChunk]:
-    """Rows `number - 1` of three of a tensor, large enough for two blocks, and a small one only in part 1."""
+    """Chunks of part `number`.
+
+    Rows `number - 1` of three of a tensor that is large enough for two blocks, and a small one only in part 1.
+    """
     rows = torch.full((1, 300_000), float(10 * step + number))
     chunks = {"model.rows": LocalChunk(shape=(3, 300_000), offsets=(number - 1, 0), values=rows)}
     if number == 1:
@@ -43,20 +46,23 @@ def chunk_of(step: int, number: int) -> dict[str, LocalChunk]:
 
 
 def save_in_parts(ranks: Sequence[CheckpointStore], step: int) -> None:
-    """Save the checkpoint of `step` in three parts, the first of which is rank 0's."""
+    """Save the checkpoint of `step` in three parts.
+
+    The first is rank 0's.
+    """
     receipts = [store.save_part(step, number, chunk_of(step, number)) for number, store in enumerate(ranks, 1)]
     ranks[0].save(in_parts(step, receipts), receipts)
 
 
 def in_parts(step: int, receipts: Sequence[PartReceipt]) -> Checkpoint:
-    """Checkpoint of `step` whose tensors lie in the parts of `receipts`."""
+    """Checkpoint of `step` with the parts of `receipts`."""
     table = table_text(receipts)
     state = {"model": {"rows": named("model.rows"), "bias": named("model.bias")}, TABLE: table}
     return replace(checkpoint_at(step), shards={0: state})
 
 
 def read_in_parts(store: CheckpointStore, found: Checkpoint) -> dict[str, torch.Tensor]:
-    """Read all tensors of a checkpoint in parts by one rank."""
+    """Read all tensors of a checkpoint in parts, as one rank."""
     table = PartsTable.in_state(found.shards[0])
     assert table is not None
     parts = table.open(lambda facts: store.read_part(found.step, facts))
@@ -72,7 +78,10 @@ def newest_step(commits: CheckpointStore) -> int | None:
 
 
 class CheckpointStoreLaws(ABC):
-    """Laws to subclass, with the fixture `config` and `open`: the run's store as another process opens it."""
+    """Laws of checkpoint stores, to subclass.
+
+    The fixtures are `config` and `open`: the run's store as another process opens it.
+    """
 
     @abstractmethod
     def open(self, config: CheckpointConfig) -> CheckpointStore: ...

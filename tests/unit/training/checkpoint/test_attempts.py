@@ -1,4 +1,7 @@
-"""Checkpoints of several attempts in one folder: ordered by attempt, then step. Only older attempts are deleted."""
+"""Checkpoints of several attempts in one folder.
+
+They are ordered by attempt, then step. Only older attempts are deleted.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,7 @@ def test_fenced_attempt_saves_no_checkpoint(fenced_config: CheckpointConfig) -> 
 def test_attempt_whose_folder_a_later_one_removed_is_fenced(
     fenced_config: CheckpointConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was suspended between its question and the end of its write."""
+    """It was suspended between its question and its write's end."""
     store = open_local_checkpoints(fenced_config)
     ask, asked = CheckpointFiles.check_fence, list[int]()
 

@@ -1,4 +1,7 @@
-"""Checkpoints of the local driver with remote storage: `memory://` is not this machine's disk either."""
+"""Checkpoints of the local driver with remote storage.
+
+`memory://` is not this machine's disk either.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,10 @@ def spools(tmp_path: Path) -> Path:
 
 
 def left_behind(config: CheckpointConfig, spools: Path, *steps: int) -> None:
-    """Make the spool of a process that was killed after the first upload."""
+    """Make the spool of a killed process.
+
+    It was killed after the first upload.
+    """
     commits = SpooledStore(config, str(spools))
     for step in steps:
         commits.save(checkpoint_at(step))

@@ -1,4 +1,7 @@
-"""A store on its node, without Ray: a worker that writes, a replica that takes copies, and storage."""
+"""A memory store on its node, without Ray.
+
+With a worker that writes, a replica that takes copies, and storage.
+"""
 
 from __future__ import annotations
 
@@ -461,7 +464,10 @@ def test_what_is_given_up_while_a_flush_looks_into_storage_is_not_written(
 
 
 class Hurdle:
-    """Holds up the copies that are written into a store, each until the test releases it."""
+    """Holds up the copies into a store.
+
+    Each waits until the test releases it.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waiting: list[threading.Event] = []
@@ -550,7 +556,7 @@ def test_storage_that_refuses_is_told_at_a_flush(
 def test_memory_of_a_fenced_attempt_is_written_only_as_a_checkpoint_of_its_successor(
     make_node: Callable[[], StoreNode], tmp_path: Path
 ) -> None:
-    """Its driver was killed, and the later attempt is on the same cluster."""
+    """Its driver was killed; the later attempt is on its cluster."""
     claim = tmp_path / "000002.json"
     first = CheckpointConfig(uri=str(tmp_path / "late"), attempt=1, next_claim=str(claim), storage_every_s=1e6)
     second = CheckpointConfig(uri=first.uri, attempt=2, restorable=frozenset())

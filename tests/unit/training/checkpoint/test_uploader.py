@@ -48,7 +48,10 @@ def make_uploads(tmp_path: Path) -> Iterator[Callable[..., Uploader]]:
 
 
 class Storage:
-    """Stands between `CheckpointFiles` and the disk: holds writes up, or refuses them."""
+    """Layer between `CheckpointFiles` and the disk.
+
+    It holds writes up, or refuses them.
+    """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_open = threading.Event()

@@ -1,4 +1,7 @@
-"""Part store of one node, without Ray: what it keeps, which buffers it hands out, and what it uploads."""
+"""Part store of one node, without Ray.
+
+What it keeps, which buffers it hands out, and what it uploads.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ SIZE = 1000
 
 
 class PartNode:
-    """A part store, and workers of its node that write to it."""
+    """A part store, and workers of its node."""
 
     def __init__(self, config: CheckpointConfig) -> None:
         self.copied: list[tuple[int, int, bytes]] = []

@@ -1,4 +1,7 @@
-"""Checkpoints in parts within the memory of rank 0's node, and their way to storage."""
+"""Checkpoints in parts, from memory to storage.
+
+The memory is of rank 0's node.
+"""
 
 from __future__ import annotations
 

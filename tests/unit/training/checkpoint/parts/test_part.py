@@ -1,4 +1,7 @@
-"""Parts of checkpoints: any region is read from chunks of any layout, and what is read is verified."""
+"""Parts of checkpoints.
+
+Any region is read from chunks of any layout, and what is read is verified.
+"""
 
 from __future__ import annotations
 
