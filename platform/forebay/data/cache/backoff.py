@@ -1,4 +1,4 @@
-"""Backoff: how long another node is left alone after it failed."""
+"""Backoff from other nodes that fail."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LONGEST_S = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Backoff:
-    """Failures of another node, and the time until which it is skipped.
+    """Failures of another node, and its backoff.
 
     It is skipped for 30 s, then for twice as long each time, up to 600 s. Times are seconds of any monotonic clock.
     """
@@ -23,11 +23,17 @@ class Backoff:
         return now >= self.skipped_until
 
     def after_failure(self, now: float) -> Backoff:
-        """Backoff after a failure at `now`. Failures while the node is skipped count as one."""
+        """Backoff after a failure at `now`.
+
+        Failures while the node is skipped count as one.
+        """
         if not self.is_over(now):
             return self  # several threads waited for the same answer
         return Backoff(self.failures + 1, now + min(_FIRST_S * 2**self.failures, _LONGEST_S))
 
     def after_success(self) -> Backoff:
-        """Backoff after an answer: the next failure counts as the first."""
+        """Backoff after an answer.
+
+        The next failure counts as the first.
+        """
         return Backoff(0, self.skipped_until)

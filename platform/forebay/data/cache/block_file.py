@@ -1,4 +1,6 @@
-"""Format of a file that holds one block: a JSON header and plain aligned arrays. Memory-mapped, without pickle.
+"""File format of one block.
+
+A JSON header and plain aligned arrays, memory-mapped, without pickle.
 
     magic            8 bytes, ends in the version of the format
     header length    8 bytes, little endian
@@ -78,7 +80,10 @@ def block_file_bytes(block: Block, key: str, dataset: str) -> int:
 
 
 def write_block(file: BinaryIO, block: Block, key: str, dataset: str) -> None:
-    """Write `block` at the start of the empty `file`. Equal blocks make equal bytes."""
+    """Write `block` at the start of the empty `file`.
+
+    Equal blocks make equal bytes.
+    """
     header = _header_of(block, key, dataset)
     checksum = xxhash.xxh3_128()
     written = 0
@@ -91,7 +96,10 @@ def write_block(file: BinaryIO, block: Block, key: str, dataset: str) -> None:
 
 
 def read_header(path: Path) -> BlockHeader:
-    """Read the header of a block file without its arrays. Raises `BadBlock`."""
+    """Read the header of a block file.
+
+    Does not read its arrays. Raises `BadBlock`.
+    """
     with _open(path) as file:
         header, _ = _read_header(file, os.fstat(file.fileno()).st_size)
     return header
@@ -118,7 +126,10 @@ def map_block(path: Path, key: str, *, verify: bool) -> Block:
 
 
 def _open(path: Path) -> BinaryIO:
-    """Open a regular file. Raises `BadBlock` for anything else, such as a link out of the cache."""
+    """Open a regular file.
+
+    Raises `BadBlock` for anything else, such as a link out of the cache.
+    """
 
     def open_plain(name: str, flags: int) -> int:
         # Without O_NONBLOCK, opening a pipe would block. Regular files ignore the flag.
@@ -206,7 +217,10 @@ def _pieces(block: Block, header: BlockHeader) -> Iterator[memoryview]:
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[BlockHeader, int]:
-    """Read the header and the offset of the arrays. Guarantees that all arrays lie within the `size` bytes."""
+    """Read the header and the offset of the arrays.
+
+    Guarantees that all arrays lie within the `size` bytes.
+    """
     front = file.read(len(_MAGIC) + 8)
     if front[: len(_MAGIC)] != _MAGIC or len(front) < len(_MAGIC) + 8:
         raise BadBlock(f"{file.name} is not a block file of version {FILE_VERSION}.", path=str(file.name))

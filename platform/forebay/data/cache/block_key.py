@@ -1,4 +1,7 @@
-"""Names of cached blocks: a hash over everything that their bytes depend on."""
+"""Names of cached blocks.
+
+A name is a hash of everything that the bytes of the block depend on.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,9 @@ def block_key(row_group: RowGroup, fingerprint: str, columns: Sequence[str] = ()
 
 
 def dataset_key(manifest: Manifest, fingerprint: str) -> str:
-    """Name of all blocks of one root under one transform, e.g. `clicks-3fa19c0be2d4`: the unit of eviction.
+    """Name of all blocks of one root and transform.
+
+    The unit of eviction, e.g. `clicks-3fa19c0be2d4`.
 
     Covers the root, not the manifest's id: yesterday's scan of a growing folder, a split of it and today's scan share
     blocks. So they are protected and evicted together.
@@ -67,7 +72,10 @@ class BlockNames:
 
     @property
     def id(self) -> str:
-        """Id of the dataset: equal for equal manifests of one root under equal transforms, in all processes."""
+        """Id of the dataset.
+
+        Equal for equal manifests of one root under equal transforms, in all processes.
+        """
         return _digest([self._manifest.root, self._manifest.id, self._fingerprint])
 
     def key(self, index: int) -> str:

@@ -17,7 +17,9 @@ from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 
 
 class LocalSource:
-    """`BlockSource` of daemon threads of this process, which look in `cache`, or read, transform and store.
+    """`BlockSource` served by threads of this process.
+
+    Daemon threads look in `cache`, or read, transform and store.
 
     The threads start at the first request, also in a forked child, which starts without requests. While the source is
     open, the dataset is not evicted from the cache.
@@ -43,7 +45,9 @@ class LocalSource:
         self._threads = self._start_threads()
 
     def request(self, index: int) -> Future[Block]:
-        """Request block `index`. The future raises the errors of reading and transforming.
+        """Request block `index`.
+
+        The future raises the errors of reading and transforming.
 
         Raises `LoaderClosed` after `close`.
         """
@@ -52,7 +56,10 @@ class LocalSource:
         return self._threads.pool.submit(index)
 
     def peek(self, index: int, counters: Counters) -> Block | None:
-        """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
+        """Map block `index` without reading it.
+
+        None unless this process got it from the cache before.
+        """
         return self._threads.peek(index, counters)
 
     def close(self, timeout_s: float = 5.0) -> None:
@@ -98,7 +105,9 @@ class _Threads:
 
 
 class LocalCache:
-    """`SourceProvider` of the cache of `spec`, filled by threads of this process. Works in forked and spawned children.
+    """`SourceProvider` over the cache of `spec`.
+
+    Threads of this process fill it. Works in forked and spawned children.
 
     `num_processes` such processes on one machine divide the data workers of `spec` among themselves.
 

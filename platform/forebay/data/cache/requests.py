@@ -1,4 +1,7 @@
-"""Requests to a process that builds blocks: packed datasets, their builders, and the replies."""
+"""Requests to a process that builds blocks.
+
+Packed datasets, their builders, and the replies.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ from forebay.runtime.pickling import own_code_by_value
 
 
 def pack(dataset: Dataset) -> bytes:
-    """Pickle installed code by name and the user's own files by value."""
+    """Pickle a dataset.
+
+    Installed code by name, and the user's own files by value.
+    """
     if dataset.transform.fn is None:
         return bytes(cloudpickle.dumps(dataset))
     with own_code_by_value():
@@ -26,7 +32,10 @@ def pack(dataset: Dataset) -> bytes:
 
 
 def unpack(payload: bytes) -> Dataset:
-    """Unpickle the dataset. Raises `TransformFailed` if this process lacks a package that the transform needs."""
+    """Unpickle the dataset.
+
+    Raises `TransformFailed` if this process lacks a package that the transform needs.
+    """
     try:
         dataset: Dataset = cloudpickle.loads(payload)
     except (ImportError, AttributeError) as error:
@@ -39,14 +48,20 @@ def unpack(payload: bytes) -> Dataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredBlock:
-    """Reply: the block is in the cache, under its key. `sums` are the counters for the requester's counters."""
+    """Reply: the block is in the cache, under its key.
+
+    `sums` are the counters for the requester's counters.
+    """
 
     sums: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InMemoryBlock:
-    """Reply: the block did not fit, or is not to be stored, so its arrays are part of the reply."""
+    """Reply: the block's arrays.
+
+    It did not fit, or is not to be stored.
+    """
 
     sums: Mapping[str, float]
     rows: int
@@ -55,7 +70,10 @@ class InMemoryBlock:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildFailed:
-    """Reply: the block cannot be built. `trace` is the traceback in the actor."""
+    """Reply: the block cannot be built.
+
+    `trace` is the traceback in the actor.
+    """
 
     error: ForebayError
     trace: str
@@ -72,7 +90,9 @@ MakeBuilder: TypeAlias = Callable[[str, Dataset, Counters], BlockBuilder]
 
 
 class RegisteredDatasets:
-    """The newest 64 registered datasets, with a builder and a counters of each for every thread that builds.
+    """The newest 64 registered datasets.
+
+    With a builder and counters of each for every thread that builds.
 
     The counters is of one thread, so the counts between two moments belong to one block. `make(dataset_id, dataset,
     counters)` makes a builder.
@@ -85,7 +105,10 @@ class RegisteredDatasets:
         self._version = 0
 
     def register(self, dataset_id: str, payload: bytes) -> None:
-        """Register `dataset_id`. Raises `TransformFailed` if its code cannot be loaded here."""
+        """Register `dataset_id`.
+
+        Raises `TransformFailed` if its code cannot be loaded here.
+        """
         self._known.pop(dataset_id, None)
         self._known[dataset_id] = unpack(payload), payload
         while len(self._known) > _MOST_DATASETS:
@@ -95,7 +118,10 @@ class RegisteredDatasets:
         return dataset_id in self._known
 
     def payload(self, dataset_id: str) -> bytes | None:
-        """The dataset as it was registered, or None if it is not known any more."""
+        """The dataset as it was registered.
+
+        None if it is not known any more.
+        """
         known = self._known.get(dataset_id)
         return known[1] if known else None
 
@@ -104,7 +130,10 @@ class RegisteredDatasets:
         self._version += 1
 
     def builder(self, dataset_id: str) -> tuple[BlockBuilder, Counters] | None:
-        """Builder and counters of the calling thread. None if `dataset_id` is not registered."""
+        """Builder and counters of the calling thread.
+
+        None if `dataset_id` is not registered.
+        """
         made: dict[str, tuple[BlockBuilder, Counters, int]] = self._of_thread.__dict__
         found, version = made.get(dataset_id), self._version
         if found is None or found[2] != version:

@@ -1,4 +1,7 @@
-"""Interface of block sources for a loader: this process, or the cache actor of its node."""
+"""Interface of block sources for a loader.
+
+Threads of this process serve them, or the cache actor of its node.
+"""
 
 from __future__ import annotations
 
@@ -27,31 +30,45 @@ class BlockSource(Protocol):
     """
 
     def request(self, index: int) -> Future[Block]:
-        """Request the transformed row group `index`. Does not wait for storage. A cached block is mapped at once."""
+        """Request the transformed row group `index`.
+
+        Does not wait for storage. A cached block is mapped at once.
+        """
         ...
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Cancel pending requests (`CancelledError`) and return within `timeout_s` seconds, even if a read is stuck."""
+        """Cancel pending requests (`CancelledError`).
+
+        Returns within `timeout_s` seconds, even if a read is stuck.
+        """
         ...
 
 
 @runtime_checkable
 class MappedBlocks(Protocol):
-    """Part of a `BlockSource` that can look into a cache without reading anything."""
+    """Part of a `BlockSource` that maps cached blocks."""
 
     def peek(self, index: int, counters: Counters) -> Block | None:
-        """Map block `index` at once. Counts to `counters`. None if that takes a read, or is not known."""
+        """Map block `index` at once.
+
+        Counts to `counters`. None if that takes a read, or is not known.
+        """
         ...
 
 
 class SourceProvider(Protocol):
-    """Factory of block sources, such as the cache actor of a node."""
+    """Factory of block sources.
+
+    Such as the cache actor of a node.
+    """
 
     def source(self, dataset: Dataset, counters: Counters) -> BlockSource: ...
 
 
 def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, counters: Counters) -> BlockSource:
-    """Open the blocks of `dataset` through `cache`. Counters go to `counters`.
+    """Open the blocks of `dataset` through `cache`.
+
+    Counters go to `counters`.
 
     Threads of this process serve a `DiskCache`, or None for no cache, within the default limits of `CacheSpec`. A
     `SourceProvider` serves its blocks itself.
@@ -62,7 +79,9 @@ def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, coun
 
 
 class JoinedSource:
-    """`BlockSource` of several datasets: blocks are numbered one dataset after the other.
+    """`BlockSource` of several datasets.
+
+    Blocks are numbered one dataset after the other.
 
     Args:
         sources: Source of each dataset.
@@ -78,7 +97,10 @@ class JoinedSource:
         return self._sources[number].request(index - self._first_blocks[number])
 
     def peek(self, index: int, counters: Counters) -> Block | None:
-        """Map block `index`, if its source can do so without a read. Counts to `counters`."""
+        """Map block `index`, without a read.
+
+        Counts to `counters`. None if its source cannot do so.
+        """
         number = bisect_right(self._first_blocks, index) - 1
         source = self._sources[number]
         return source.peek(index - self._first_blocks[number], counters) if isinstance(source, MappedBlocks) else None

@@ -1,4 +1,7 @@
-"""Options of a node's cache: directory, disk quota, and share of the machine for building blocks."""
+"""Options of a node's cache.
+
+Directory, disk quota, and share of the machine for building blocks.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ _NOTHING_FITS_BYTES = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """Options of a cache directory on a node's own disk. The node that uses it opens it.
+    """Options of a cache on a node's own disk.
+
+    The node that uses it opens it.
 
     Attributes:
         path: Directory. It may begin with `~`. Parquet footers lie beside it, in `PATH-footers`: at most 256 MiB.
@@ -57,7 +62,10 @@ class CacheSpec:
 
     @property
     def requests(self) -> DataWorkers:
-        """Limits of the requests of one node to data workers anywhere."""
+        """Limits of a node's requests to data workers.
+
+        Data workers of any node.
+        """
         if self.data_nodes is None:
             return self.data_workers
         return replace(self.data_workers, num_reads=max(self.data_workers.read_bounds.start, _REMOTE_REQUESTS))
@@ -68,6 +76,9 @@ class CacheSpec:
         return str(Path(self.path).expanduser().absolute())
 
     def open(self) -> DiskCache:
-        """Open the cache in this process. Raises `CacheUnusable` if the directory cannot be used."""
+        """Open the cache in this process.
+
+        Raises `CacheUnusable` if the directory cannot be used.
+        """
         quota_bytes = self.quota_bytes or _NOTHING_FITS_BYTES
         return DiskCache(self.directory, quota_bytes=quota_bytes, min_free_bytes=self.min_free_bytes)

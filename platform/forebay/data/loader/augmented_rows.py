@@ -23,7 +23,9 @@ Arrays = dict[str, NDArray[np.generic]]
 
 
 class AugmentedRows:
-    """Calls `augment` with random numbers that belong to the rows of `plan` in `epoch`.
+    """Augmentation of gathered rows.
+
+    Calls `augment` with random numbers that belong to the rows of `plan` in `epoch`.
 
     Arrays that the function makes are copied into memory of `pool`. It may keep them and write into them again, and
     only the pool's memory is page-locked for a GPU.
@@ -36,7 +38,9 @@ class AugmentedRows:
         self._schema: ArraySchema | None = None
 
     def apply(self, arrays: Arrays, num_bytes: int, rows: PositionedRows) -> tuple[Arrays, int]:
-        """Changed arrays of `rows`, and their bytes. `arrays` fill `num_bytes` bytes of the pool.
+        """Changed arrays of `rows`, and their bytes.
+
+        `arrays` fill `num_bytes` bytes of the pool.
 
         Raises `AugmentFailed` as `Augment.apply`, and for another dtype or shape than in the first batch.
         """
@@ -70,7 +74,10 @@ class AugmentedRows:
         )
 
     def _place(self, rows: PositionedRows) -> str:
-        """Text of where the rows are: their batch, and the first ones by file."""
+        """Text that locates the rows.
+
+        Their batch, and the first ones by file.
+        """
         place = f"epoch {self._epoch}, position {rows.position[0]}"
         if self._plan.windows:
             return f"the batch at {place} ({len(rows.row)} windows)"

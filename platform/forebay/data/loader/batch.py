@@ -17,7 +17,9 @@ from forebay.errors import InvalidOption
 
 
 class Batch(dict[str, Any]):
-    """Rows of this rank in one global batch: array name -> tensor [rows, ...] (NumPy arrays on request).
+    """Rows of this rank in one global batch.
+
+    Array name -> tensor [rows, ...] (NumPy arrays on request).
 
     Attributes:
         position: Position of the global batch in its epoch, in rows.
@@ -52,7 +54,9 @@ class Batch(dict[str, Any]):
         self._file_rows: FileRows | FileWindows | Callable[[], FileRows | FileWindows] | None = None
 
     def rows(self) -> FileRows | FileWindows:
-        """File, row group and number in the row group of each row, in the order of the arrays.
+        """Origin of each row, in the order of the arrays.
+
+        File, row group and number in the row group.
 
         `rows()[0]` is a `FileRow`, as text `day=1/a.parquet:3:128`. With a filter or deleted rows, the number is still
         that in the file. Computed from the plan at the first call, which no training loop needs.
@@ -88,11 +92,17 @@ class Batch(dict[str, Any]):
 
     @windows.setter
     def windows(self, windows: Any) -> None:
-        """Set the windows, or a function that makes them at the first use."""
+        """Set the windows.
+
+        As arrays, or as a function that makes them at the first use.
+        """
         self._windows = windows
 
     def take_origin_of(self, other: Batch) -> None:
-        """Have the windows and rows of another batch, without making them."""
+        """Take the windows and rows of another batch.
+
+        Without making them.
+        """
         self._windows, self._file_rows = other._windows, other._file_rows
 
     def __getstate__(self) -> dict[str, Any]:
@@ -108,7 +118,9 @@ class Batch(dict[str, Any]):
         }
 
     def to(self, device: torch.device | str) -> Batch:
-        """Copy of the batch on a device. Copies from page-locked memory overlap with work of the host.
+        """Copy of the batch on a device.
+
+        Copies from page-locked memory overlap with work of the host.
 
         Memory of this batch is not reused before its copy has ended, also if it is dropped at once.
         """
@@ -119,7 +131,10 @@ class Batch(dict[str, Any]):
         return moved
 
     def take(self, rows: NDArray[np.int64], *, weight: float) -> Batch:
-        """Copy of some rows of a batch of tensors, as a part of `weight`."""
+        """Copy of some rows of a batch of tensors.
+
+        A part of `weight`.
+        """
         # Always a fresh contiguous copy: kernels also choose their algorithm by strides and alignment.
         part = self.with_arrays({name: self._taken_array(name, rows) for name in self})
         part.num_rows, part.weight = len(rows), weight
@@ -132,7 +147,7 @@ class Batch(dict[str, Any]):
         return part
 
     def with_arrays(self, arrays: dict[str, Any]) -> Batch:
-        """Batch of other arrays at the same place of the epoch."""
+        """Batch of other arrays, at the same position."""
         batch = Batch(arrays, position=self.position, size=self.size, num_rows=self.num_rows, weight=self.weight)
         batch.epoch, batch.ends_epoch, batch.names, batch.lists = self.epoch, self.ends_epoch, self.names, self.lists
         return batch
@@ -156,7 +171,9 @@ class Batch(dict[str, Any]):
 
 
 def start_copy(batch: Batch, device: torch.device | str) -> Batch:
-    """Start the copy of a batch to a device, in the current stream.
+    """Start the copy of a batch to a device.
+
+    In the current stream.
 
     Where `copied` of the result is not None, the memory of `batch` must not change before that event has completed.
     """

@@ -1,4 +1,7 @@
-"""Finished batches between the gathering thread and the trainer, bounded by bytes."""
+"""Queue of finished batches, bounded by bytes.
+
+Between the gathering thread and the trainer.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,9 @@ from forebay.errors import LoaderClosed
 
 
 class BatchQueue:
-    """First-in-first-out queue. Holds at most `limit_bytes`, or one batch that is larger.
+    """First-in-first-out queue of batches.
+
+    Holds at most `limit_bytes`, or one batch that is larger.
 
     A full queue wakes its producer once a quarter of it is free: a thread woken for each batch costs the trainer more
     than everything else in `get`.
@@ -35,7 +40,10 @@ class BatchQueue:
         return self._closed
 
     def put(self, item: Batch | BaseException | None, num_bytes: int = 0) -> None:
-        """Wait for room and append a batch, the error that ended the epoch early, or None at its end."""
+        """Wait for room and append a batch.
+
+        Or the error that ended the epoch early, or None at its end.
+        """
         with self._lock:
             if self.held_bytes and self.held_bytes + num_bytes > self._limit_bytes:
                 self._room_below = max(self._limit_bytes - max(num_bytes, self._limit_bytes // 4), 0)
@@ -47,7 +55,10 @@ class BatchQueue:
             self._wake()
 
     def get(self) -> Batch | None:
-        """Return the next batch, or None after the last. Raises the error that ended the epoch, or `LoaderClosed`."""
+        """Return the next batch, or None after the last.
+
+        Raises the error that ended the epoch, or `LoaderClosed`.
+        """
         with self._lock:
             if not self._items:
                 self._wait(lambda: bool(self._items))
@@ -64,14 +75,20 @@ class BatchQueue:
         return item
 
     def get_if_ready(self) -> Batch | None:
-        """Return the next batch if it is finished. Else None, also at the end, before an error and when closed."""
+        """Return the next batch if it is finished.
+
+        Else None, also at the end, before an error and when closed.
+        """
         with self._lock:
             if self._closed or not self._items or not isinstance(self._items[0][0], Batch):
                 return None
         return self.get()
 
     def wait_until_taken(self, timeout_s: float) -> bool:
-        """Wait until everything in the queue was taken, or it is closed. Returns False after `timeout_s` seconds."""
+        """Wait until the queue is empty or closed.
+
+        Returns False after `timeout_s` seconds.
+        """
         with self._lock:
             self._room_below = 0
             self._wait(lambda: not self._items, timeout_s)

@@ -1,4 +1,4 @@
-"""Table of addresses of the blocks that a rank gathers from at this moment."""
+"""Table of the blocks that a rank gathers from."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _ALIGNMENT = 64
 
 
 class BlockTable:
-    """Blocks by slot. `gather` copies any of their rows into one buffer of the pool."""
+    """Blocks by slot.
+
+    `gather` copies any of their rows into one buffer of the pool.
+    """
 
     def __init__(self, block_rows: NDArray[np.int64], pool: BufferPool) -> None:
         self._block_rows, self._pool = block_rows, pool
@@ -40,16 +43,22 @@ class BlockTable:
 
     @property
     def lists(self) -> tuple[str, ...]:
-        """Names of the arrays of a batch whose lists have no padding. Known from the first block on."""
+        """Names of a batch's list arrays without padding.
+
+        Known from the first block on.
+        """
         return tuple(self._list_dtypes)
 
     def missing(self, rows: PositionedRows) -> list[int]:
-        """Numbers of the blocks of `rows` that are not in the table."""
+        """Numbers of missing blocks of `rows`."""
         absent = self._slot_of[rows.block] < 0
         return np.unique(rows.block[absent]).tolist() if absent.any() else []
 
     def add(self, index: int, block: Block) -> None:
-        """Add a block. Raises `SourceChanged` or `TransformFailed` if it does not fit the plan or earlier blocks."""
+        """Add a block.
+
+        Raises `SourceChanged` or `TransformFailed` if it does not fit the plan or earlier blocks.
+        """
         self._validate_block(index, block)
         if not self._idle_slots:
             self._grow()
@@ -59,7 +68,10 @@ class BlockTable:
         self._bases[:, slot] = [block.arrays[name].ctypes.data for name in self._base_names()]
 
     def remove(self, index: int) -> Block | None:
-        """Remove and return a block, or None if it is not in the table."""
+        """Remove and return a block, if present.
+
+        Else None.
+        """
         slot = int(self._slot_of[index])
         if slot < 0:
             return None
@@ -69,7 +81,9 @@ class BlockTable:
         return block
 
     def gather(self, rows: PositionedRows) -> tuple[dict[str, NDArray[np.generic]], int] | None:
-        """Copy rows into one buffer. Returns the arrays and their bytes, or None if a block is `missing`.
+        """Copy rows into one buffer.
+
+        Returns the arrays and their bytes, or None if a block is `missing`.
 
         Arrays have shape [n, ...]. The values of `lists` have shape [total], with their lengths, int32 [n].
         """
@@ -157,7 +171,10 @@ class BlockTable:
         self._bases = np.zeros((len(schema), len(self._blocks)), dtype=np.uint64)
 
     def _base_names(self) -> list[str]:
-        """Array of a block of each row of `_bases`. Those of lists come last: `gather_arrays` takes the first ones."""
+        """Array of a block of each row of `_bases`.
+
+        List arrays come last: `gather_arrays` takes the first ones.
+        """
         lists = [f"{prefix}{name}" for prefix in (LIST_VALUES, LIST_OFFSETS) for name in self.lists]
         return [name for name, _, _ in self._plain] + lists
 
@@ -169,7 +186,10 @@ class BlockTable:
 
 
 def _starts_of(sizes: Iterable[int], end: int = 0) -> tuple[list[int], int]:
-    """Start of each array in a buffer after its first `end` bytes, and the bytes of the buffer."""
+    """Start of each array in a buffer, and its bytes.
+
+    The arrays come after the first `end` bytes.
+    """
     starts = []
     for size in sizes:
         starts.append(end)

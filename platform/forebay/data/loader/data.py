@@ -1,4 +1,4 @@
-"""Training data: a plan, a transform for each of its datasets, and the size of a global batch."""
+"""Training data: a plan, its transforms and global batches."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def datasets_of(plan: Order, transform: Transforms) -> tuple[Dataset, ...]:
 
 
 def validate_datasets(plan: Order, datasets: tuple[Dataset, ...]) -> None:
-    """Check each transform's columns, and that all datasets give equal arrays. Reads no data.
+    """Validate columns, and that all datasets give equal arrays.
+
+    Reads no data.
 
     Arrays of a transform with `fn` are known when its first row group arrives.
 
@@ -77,7 +79,10 @@ def validate_datasets(plan: Order, datasets: tuple[Dataset, ...]) -> None:
 
 
 def _shown(schema: ArraySchema) -> ArraySchema:
-    """Arrays by the names of their features: those of lists without padding have others in a block."""
+    """Arrays by the names of their features.
+
+    Lists without padding have other names in a block.
+    """
     found = []
     for name, dtype, tail in schema:
         if name.startswith(LIST_VALUES):
@@ -89,7 +94,9 @@ def _shown(schema: ArraySchema) -> ArraySchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Data:
-    """Rows in the order of `plan`, as the arrays of `transform`, cut into global batches.
+    """Training data of a run.
+
+    Rows in the order of `plan`, as the arrays of `transform`, cut into global batches.
 
     Attributes:
         plan: Order of the rows, from `build_plan`, or of several datasets.
@@ -136,23 +143,31 @@ class Data:
 
     @property
     def dropped_rows(self) -> int:
-        """Number of rows of each epoch that are not trained on."""
+        """Number of rows dropped in each epoch."""
         return self.plan.num_rows - self.num_batches * self.global_batch if self.last == "drop" else 0
 
     @property
     def datasets(self) -> tuple[Dataset, ...]:
-        """Rows of each dataset of the plan as arrays, without their order, as a cache stores them."""
+        """Datasets of the plan with their transforms.
+
+        Without their order, as a cache stores them.
+        """
         return datasets_of(self.plan, self.transform)
 
     def validate_columns(self) -> None:
-        """Compare the transforms with the manifests' schemas, and the arrays of all datasets with each other.
+        """Validate transforms against the manifests' schemas.
+
+        Also compares the arrays of all datasets with each other.
 
         Raises `MissingColumn`, `WrongType`, or `InvalidOption` for datasets with different arrays.
         """
         validate_datasets(self.plan, self.datasets)
 
     def validate_batch_size(self, option: str, rows: int) -> None:
-        """Check that epochs can be cut into batches of `rows`, the value of `option`. Raises `InvalidOption`."""
+        """Validate a batch size.
+
+        `rows` is the value of `option`. Raises `InvalidOption`.
+        """
         whole_number(option, rows, least=1)
         if self.plan.num_batches(rows, last=self.last) == 0:
             raise InvalidOption(
@@ -163,7 +178,10 @@ class Data:
             )
 
     def validate_cursor(self, cursor: Cursor, *, step: int) -> None:
-        """Check that the checkpoint of `step` was made with this plan. Raises `CursorMismatch` otherwise."""
+        """Validate the cursor of a checkpoint.
+
+        Raises `CursorMismatch` unless the checkpoint of `step` was made with this plan.
+        """
         if not self.plan.accepts(cursor):
             raise CursorMismatch(
                 f"the checkpoint of step {step} was made with plan {cursor.plan_id[:8]} (global batch "
@@ -174,7 +192,9 @@ class Data:
 
     @property
     def statistics(self) -> Mapping[str, Any]:
-        """Statistics that values are scaled and filled by, with their id. Empty without such.
+        """Statistics for scaling and filling, with their id.
+
+        Empty without such.
 
         Those of several datasets have columns by `"dataset/column"`, and scale and fill by dataset.
         """
@@ -188,7 +208,9 @@ class Data:
         return {}
 
     def validate_statistics(self, saved: Mapping[str, Any], *, owner: str) -> None:
-        """Check that `owner`, such as "the checkpoint of step 3", was trained with these statistics.
+        """Validate saved statistics against the current ones.
+
+        `owner` was trained with the saved ones, such as "the checkpoint of step 3".
 
         Raises `CursorMismatch` otherwise.
         """
@@ -205,7 +227,9 @@ class Data:
 
     @property
     def shuffle_advice(self) -> str | None:
-        """Sentences about a shuffle of windows that is too local, None for a good one.
+        """Advice about a shuffle of windows.
+
+        Sentences about one that is too local, None for a good one.
 
         Neighbouring windows are nearly the same sample. Lanes whose windows are all shuffled together are never too
         local.

@@ -1,4 +1,7 @@
-"""Batches of one rank in one epoch, gathered from blocks in the calling thread."""
+"""Batches of one rank in one epoch.
+
+Gathered from blocks in the calling thread.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,7 @@ class LoaderOptions:
 
 
 class GatheredEpoch:
-    """Batches of one rank from a position to the end of the epoch.
+    """Batches of a rank up to the epoch's end.
 
     Args:
         options: Options of the loader.
@@ -91,7 +94,10 @@ class GatheredEpoch:
         self._sources = _source_numbers(plan)
 
     def batches(self, executor: SerialExecutor) -> Iterator[tuple[Batch, int]]:
-        """Batches and their bytes. Planning and unmapping are left to `executor`."""
+        """Batches and their bytes.
+
+        Planning and unmapping are left to `executor`.
+        """
         plan, options = self._options.data.plan, self._options
         keys = tuple(each.step_columns.keys() for each in options.sequences)
         cut = Cut(options.data.global_batch, options.data.last, options.world)
@@ -154,7 +160,10 @@ class GatheredEpoch:
             return self._table.gather(rows)
 
     def _fetch(self, rows: PositionedRows) -> list[int]:
-        """Wait for the missing blocks of `rows`. Returns the blocks that only these rows need."""
+        """Wait for the missing blocks of `rows`.
+
+        Returns the blocks that only these rows need.
+        """
         with self.counters.timed("block_wait_s"):
             missing = self._table.missing(rows)
             for block in missing:
@@ -193,6 +202,9 @@ def _tensor(make: Callable[[], NDArray[np.int64]]) -> torch.Tensor:
 
 
 def _source_numbers(plan: Order) -> NDArray[np.int16] | None:
-    """Number of the dataset of each block, int16 [blocks]. None without names."""
+    """Dataset number of each block, int16 [blocks].
+
+    None without names.
+    """
     lengths = [len(manifest) for manifest in plan.manifests]
     return np.repeat(np.arange(len(lengths), dtype=np.int16), lengths) if plan.names else None

@@ -1,4 +1,4 @@
-"""Iterator over this rank's part of every global batch, from a cursor on."""
+"""Iterator over this rank's part of every global batch."""
 
 from __future__ import annotations
 
@@ -178,12 +178,15 @@ class Loader:
         return self.data.last
 
     def __len__(self) -> int:
-        """Number of global batches of a whole epoch, at any position. See `batches_left`."""
+        """Number of global batches of a whole epoch.
+
+        At any position. See `batches_left`.
+        """
         return self.data.num_batches
 
     @property
     def batches_left(self) -> int:
-        """Number of global batches from the next one to the end of its epoch."""
+        """Number of global batches left in the current epoch."""
         return self.plan.num_batches(self.global_batch, self._position, last=self.last)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -207,11 +210,16 @@ class Loader:
                 self._leave(batches)
 
     def cursor(self) -> Cursor:
-        """Position of the next batch, after the last one handed out. After an epoch's end, the start of the next."""
+        """Cursor of the next batch.
+
+        After the last one handed out. After an epoch's end, the start of the next.
+        """
         return Cursor(plan_id=self.plan.id, epoch=self._epoch, position=self._position, global_batch=self.global_batch)
 
     def seek(self, cursor: Cursor) -> None:
-        """Continue from a cursor, with this loader's world and global batch. Ends a running iteration.
+        """Continue from a cursor.
+
+        With this loader's world and global batch. Ends a running iteration.
 
         Nothing is replayed. Raises `CursorMismatch` for a cursor of another plan, or outside of it.
         """
@@ -234,7 +242,9 @@ class Loader:
             self._epoch, self._position = cursor.epoch + 1, 0
 
     def state_dict(self) -> dict[str, str | int]:
-        """Cursor as a plain dict, the same on every rank and for every number of ranks.
+        """Cursor as a plain dict.
+
+        The same on every rank and for every number of ranks.
 
         With `load_state_dict` it makes a loader a `torch.distributed.checkpoint.stateful.Stateful`, and a stateful
         dataloader for Lightning, which checks for the same two methods.
@@ -242,7 +252,9 @@ class Loader:
         return self.cursor().to_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from the result of `state_dict`, as `seek` does from a cursor.
+        """Continue from the result of `state_dict`.
+
+        As `seek` does from a cursor.
 
         Raises:
             CursorMismatch: The dict has another form, or belongs to another plan.
@@ -250,7 +262,9 @@ class Loader:
         self.seek(Cursor.from_dict(state_dict))
 
     def set_epoch(self, epoch: int) -> None:
-        """Make the next iteration start at the first batch of `epoch`. Changes nothing for the current epoch.
+        """Start the next iteration at the first batch of `epoch`.
+
+        Changes nothing for the current epoch.
 
         A resumed loop may therefore call it at every epoch's start: the position in a half-trained epoch stays.
         A loop that was left early loses the rest of its epoch when the next one is set.
@@ -273,11 +287,17 @@ class Loader:
         self._epoch, self._position = epoch, 0
 
     def __reduce__(self) -> tuple[object, ...]:
-        """Pickle for a spawned child as a new loader at the same position, with its own counters."""
+        """Pickle for a spawned child.
+
+        A new loader at the same position, with its own counters.
+        """
         return _rebuild, (self._options, self._cache, self.cursor())
 
     def close(self, timeout_s: float = 5) -> None:
-        """End all threads within `timeout_s`, even if a read is stuck. Idempotent. Batches stay valid."""
+        """End all threads within `timeout_s`. Idempotent.
+
+        Even if a read is stuck. Batches stay valid.
+        """
         self._closed = True
         self._stop(timeout_s)
         self._pool.clear()
@@ -305,7 +325,10 @@ class Loader:
         return batches
 
     def _leave(self, batches: EpochBatches) -> None:
-        """End an iteration. What is made of the next epoch stays. Another iteration may have started since."""
+        """End an iteration.
+
+        What is made of the next epoch stays. Another iteration may have started since.
+        """
         if self._batches is not batches:
             return
         has_ended = self._epoch > batches.start[0]
@@ -313,7 +336,10 @@ class Loader:
             self._stop(timeout_s=5)
 
     def _raise_if_closed(self) -> None:
-        """Check whether another thread closed the loader. If so, stop new threads and raise `LoaderClosed`."""
+        """Raise `LoaderClosed` if another thread closed the loader.
+
+        Also stops new threads.
+        """
         if self._closed:
             self._stop(timeout_s=5)
             raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
@@ -340,7 +366,10 @@ class Loader:
 
 
 def _cache_beside_data(second: Any, cache: Any, **parts: object) -> Any:
-    """Cache of `Loader(data, cache)`. Raises `InvalidOption` for what `data` has already."""
+    """Cache of `Loader(data, cache)`.
+
+    Raises `InvalidOption` for what `data` has already.
+    """
     if isinstance(second, Transform | Mapping):
         parts = {"transform": second, **parts}
     elif second is not None and cache is not None:
@@ -370,7 +399,10 @@ def _data_of(plan: Any, transform: Any, *, global_batch: int | None, last: Last,
 
 
 def _validate_types(cache: object, world: object, counters: object) -> None:
-    """Raise `InvalidOption` for arguments of a wrong type, before one of them fails later."""
+    """Raise `InvalidOption` for arguments of a wrong type.
+
+    Before one of them fails later.
+    """
     validate_type("world", world, World | None, "fb.World(rank=..., size=...), or None for a single rank")
     validate_type("counters", counters, Counters | None, "forebay.runtime.metrics.Counters(), or None for new ones")
     if not (cache is None or isinstance(cache, DiskCache) or hasattr(cache, "source")):

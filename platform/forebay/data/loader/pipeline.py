@@ -1,4 +1,7 @@
-"""Batches of a loader, made in a thread ahead of the trainer, epoch after epoch."""
+"""Thread that makes batches ahead of the trainer.
+
+Epoch after epoch.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +67,10 @@ class EpochBatches:
         return not (self.is_sure or self.begun.is_set())
 
     def next(self) -> Batch | None:
-        """Return the next batch, or None after the last, and count it. Raises the error that ended the epoch early."""
+        """Return the next batch, and count it.
+
+        None after the last. Raises the error that ended the epoch early.
+        """
         # The trainer waits for all of this, with cold CPU caches: one call that counts all takes half of the time.
         asked = time.perf_counter()
         if self._feed is not None:
@@ -79,7 +85,9 @@ class EpochBatches:
 
 
 class Pipeline:
-    """Batches of one rank from a position on, epoch after epoch, by one thread and one source of blocks.
+    """Batches of one rank, epoch after epoch.
+
+    From a position on, by one thread and one source of blocks.
 
     One thread gathers: a gather runs at memory speed without the GIL, and a second thread would take a core from the
     trainer. It also calls the augment on rows that it gathered. Half of `prefetch_bytes` bounds the blocks requested
@@ -128,7 +136,10 @@ class Pipeline:
         return any(each.start == (epoch, position) and not each.begun.is_set() for each in self._epochs)
 
     def begin(self, epoch: int, position: int) -> EpochBatches | None:
-        """Batches from a position on, and the end of the iteration before. None if the thread does not make them."""
+        """Begin an iteration at a position.
+
+        Ends the iteration before. None if the thread does not make these batches.
+        """
         with self._lock:
             if not self.makes(epoch, position):
                 return None
@@ -139,7 +150,10 @@ class Pipeline:
         return found
 
     def request(self, index: int) -> Future[Block]:
-        """Request a block for the epoch that is made now. If it may not come: maps it, or waits for the trainer."""
+        """Request a block for the epoch that is made now.
+
+        If that epoch may not come: maps it, or waits for the trainer.
+        """
         if self._making.may_come:
             # An augment is the user's function: its epoch waits at the first block.
             block = self._source.peek(index, self._gathered.counters) if self._options.data.augment is None else None
@@ -151,7 +165,10 @@ class Pipeline:
         return self._source.request(index)
 
     def close(self, timeout_s: float) -> None:
-        """Stop within `timeout_s`, even if a read is stuck. A second call returns at once. So does one in a child."""
+        """Stop within `timeout_s`, even if a read is stuck.
+
+        A second call returns at once. So does one in a child.
+        """
         with self._lock:
             if self._closed or self._pid != os.getpid():
                 return
@@ -181,7 +198,10 @@ class Pipeline:
                 self._gathered = self._gather(following)
 
     def _make_epoch(self, executor: SerialExecutor) -> EpochBatches | None:
-        """Make all batches of an epoch. Returns the next one, if there is one."""
+        """Make all batches of an epoch.
+
+        Returns the next one, if there is one.
+        """
         making, following = self._making, None
         for batch, num_bytes in self._gathered.batches(executor):
             # Of an epoch that may not come, one batch is in the queue and the next one in hand: that and the first step
@@ -197,7 +217,10 @@ class Pipeline:
         return following
 
     def _wait_for_trainer(self) -> None:
-        """Wait until the trainer has begun the epoch that is made. Raises `LoaderClosed` if it does not."""
+        """Wait until the trainer begins the prepared epoch.
+
+        Raises `LoaderClosed` if it does not.
+        """
         making = self._making
         give_up = math.inf if making.is_sure else time.monotonic() + _KEPT_S
         while not making.begun.wait(_POLL_S):

@@ -21,7 +21,7 @@ class Blocks(Protocol):
 
 
 class Prefetcher:
-    """Requests the blocks of a rank's lanes in the order of need.
+    """Requests a rank's blocks in the order of need.
 
     Blocks of the current windows are requested whatever their size: the order cannot continue without them. Other
     blocks are requested ahead of need while their bytes stay within `budget_bytes`. At least two are requested, so that
@@ -42,12 +42,18 @@ class Prefetcher:
         self._futures: dict[int, Future[Block]] = {}
 
     def record_block_size(self, block: Block) -> None:
-        """Use the size of an arrived block for the estimate of the bytes of a row."""
+        """Record the size of an arrived block.
+
+        The estimate of the bytes of a row uses it.
+        """
         self._known_rows += block.rows
         self._known_bytes += block.nbytes
 
     def advance(self, start: int, stop: int) -> list[int]:
-        """Request the blocks of positions `start` to `stop`, and more ahead. Returns the blocks that are released."""
+        """Request the blocks of positions `start` to `stop`.
+
+        Requests more ahead. Returns the blocks that are released.
+        """
         released = self._release(start)
         while self._ahead and self._ahead[0].need < stop:
             self._ahead_rows -= self._rows(self._ahead.popleft())
@@ -64,11 +70,14 @@ class Prefetcher:
             self._request(self._next)
 
     def future(self, block: int) -> Future[Block]:
-        """Pending block. A block outside this rank's lanes is requested now."""
+        """Pending block.
+
+        A block outside this rank's lanes is requested now.
+        """
         return self._futures.get(block) or self._blocks.request(block)
 
     def is_needed(self, block: int) -> bool:
-        """Whether a requested span of this rank still uses the block."""
+        """Whether a requested span still uses the block."""
         return block in self._users
 
     def _request(self, span: BlockSpan) -> None:

@@ -21,7 +21,10 @@ _CHUNK_LANE_ROWS = 1 << 10
 
 
 class RankPart(NamedTuple):
-    """One rank's `rows` of the global batch of `size` rows at `position`."""
+    """One rank's `rows` of a global batch.
+
+    The global batch has `size` rows and begins at `position`.
+    """
 
     position: int
     size: int
@@ -29,7 +32,10 @@ class RankPart(NamedTuple):
 
 
 class Cut(NamedTuple):
-    """Division of an epoch into batches of `global_batch` rows, and of each batch among the ranks of `world`."""
+    """Division of an epoch into global batches and ranks.
+
+    Batches of `global_batch` rows, each divided among the ranks of `world`.
+    """
 
     global_batch: int
     last: Last
@@ -37,7 +43,9 @@ class Cut(NamedTuple):
 
 
 class SerialExecutor:
-    """Executor that calls functions one after the other in a daemon thread.
+    """Executor with one daemon thread.
+
+    It calls functions one after the other.
 
     Not a ThreadPoolExecutor: that accepts no calls after the main thread has ended, while other threads still run.
     """
@@ -50,12 +58,17 @@ class SerialExecutor:
         return cast("Future[T]", self._workers.submit(partial(function, *arguments)))
 
     def close(self) -> None:
-        """End the thread after its current call, and cancel the waiting calls."""
+        """End the thread after its current call.
+
+        Cancels the waiting calls.
+        """
         self._workers.close(timeout_s=1)
 
 
 def parts_in_order(plan: Order, cut: Cut, executor: SerialExecutor, *, epoch: int, position: int) -> Iterator[RankPart]:
-    """Rows of this rank for every global batch from `position` to the end of the epoch.
+    """Rows of this rank for every global batch.
+
+    From `position` to the end of the epoch.
 
     Many batches are planned at once, at least 1,024 rows per lane, because a call has costs of its own. The first
     batch is planned alone, so that it comes early, then two, then four. So planning the next ones takes no longer than
@@ -80,7 +93,10 @@ def parts_in_order(plan: Order, cut: Cut, executor: SerialExecutor, *, epoch: in
 
 
 def _batches(plan: Order, cut: Cut, position: int, *, least_rows: int) -> list[tuple[int, int]]:
-    """(position, size) of the next global batches: enough for `least_rows` rows together, or all that are left."""
+    """(position, size) of the next global batches.
+
+    Enough for `least_rows` rows together, or all that are left.
+    """
     found, stop = [], position + least_rows
     while position < stop and (size := plan.batch_size(position, cut.global_batch, last=cut.last)):
         found.append((position, size))

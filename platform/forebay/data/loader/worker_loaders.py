@@ -1,4 +1,7 @@
-"""Loaders of one worker. They are closed even if its training loop raises."""
+"""Loaders of one worker.
+
+They are closed even if its training loop raises.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,9 @@ from forebay.world import World
 
 
 class WorkerLoaders:
-    """Loaders of this rank's part of any `Data`, with batches on its device.
+    """Loaders of this rank's part of any `Data`.
+
+    With batches on its device.
 
     A training loop that raises leaves its loader open in the frames of the traceback. `close` ends those too.
     """
@@ -28,7 +33,10 @@ class WorkerLoaders:
 
     @contextmanager
     def loader(self, data: Data, counters: Counters, epochs: int = 1) -> Iterator[Loader]:
-        """Loader of `epochs` epochs, at the start of the first. Closed at the end of the block."""
+        """Loader of `epochs` epochs.
+
+        At the start of the first. Closed at the end of the block.
+        """
         with Loader(
             data, self._cache, world=self._world, epochs=epochs, counters=counters, device=self._device
         ) as loader:

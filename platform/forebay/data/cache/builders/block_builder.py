@@ -1,4 +1,7 @@
-"""Blocks from the cheapest place: the cache, a build in progress in another process, another node, or the source."""
+"""Builder of blocks, from the cheapest source that has them.
+
+The cache, a build in progress in another process, another node, or the source.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,9 @@ class BuildOptions:
 
 
 class BlockBuilder:
-    """Builds the blocks of one dataset in the calling thread. Thread-safe.
+    """Builder of the blocks of one dataset, in the calling thread.
+
+    Thread-safe.
 
     `reader` reads its row groups. None makes one of `options`.
     """
@@ -92,14 +97,19 @@ class BlockBuilder:
         page_kernels.load()
 
     def peek(self, index: int, counters: Counters | None = None) -> Block | None:
-        """Map block `index` without reading it, if this process got it from the cache before. Else returns None."""
+        """Map block `index` without reading it.
+
+        None unless this process got it from the cache before.
+        """
         if self._cache is None:
             return None
         found = self._cache.peek(self.names.key(index), counters or self._counters, dataset=self.names.dataset)
         return usable(found, self._reader.manifest, index)
 
     def build(self, index: int) -> Built:
-        """Get or build block `index`. Opens no Parquet file if the cache or a peer has the block.
+        """Get or build block `index`.
+
+        Opens no Parquet file if the cache or a peer has the block.
 
         Raises the errors of reading and transforming, and `Cancelled`.
         """
@@ -122,7 +132,9 @@ class BlockBuilder:
         return Built(stored, "store", core_s) if stored else self._bypass(index, built, core_s)
 
     def _find(self, cache: DiskCache, index: int) -> Block | None:
-        """Block in the cache. None also if it was built for a filter without rows that this dataset has.
+        """Block in the cache.
+
+        None also if it was built for a filter without rows that this dataset has.
 
         Building it then raises the error about these rows.
         """
@@ -140,7 +152,9 @@ class BlockBuilder:
         return self._read_source(index)
 
     def read(self, index: int) -> Block:
-        """Build block `index` from its source. Looks into no cache, and stores nothing.
+        """Build block `index` from its source.
+
+        Looks into no cache, and stores nothing.
 
         Raises the errors of reading and transforming.
         """
@@ -186,7 +200,9 @@ class Peers(Protocol):
     """Lookup of blocks on the other nodes of a cluster."""
 
     def find(self, key: str, rows: int) -> Block | None:
-        """Get the block `key`, of `rows` rows, from a node that holds it. None if no node holds it or answers in time.
+        """Get a block from a node that holds it.
+
+        `key` is its key, and `rows` its number of rows. None if no node holds it or answers in time.
 
         Raises nothing for a failing peer: the caller reads the source instead.
         """
@@ -194,10 +210,12 @@ class Peers(Protocol):
 
 
 class SourceReaders(Protocol):
-    """Choice among nodes that can build a block of one dataset from its source."""
+    """Choice of the node that reads a source."""
 
     def build(self, index: int, rows: int, counters: Counters, here: Callable[[], Block]) -> Block:
-        """Build block `index`, of `rows` rows, on another node, or by `here` on this one.
+        """Build block `index` on another node or this one.
+
+        It has `rows` rows. `here` builds it on this node.
 
         Raises the errors of `here`.
         """

@@ -20,7 +20,9 @@ from forebay.storage.deadline import Cancellation
 
 
 class BlockPool(Generic[K, T]):
-    """Data workers of one process: threads of low priority that run `work(task)`, one block at a time each.
+    """Data workers of one process.
+
+    Threads of low priority run `work(task)`, one block at a time each.
 
     Open requests for one task share its run. Tasks start in the order of their requests, as many at once as
     `num_reads` allows. `work` builds its block by `build`, with a builder that has the `cores` of the pool: few of
@@ -63,18 +65,22 @@ class BlockPool(Generic[K, T]):
 
     @property
     def num_reads(self) -> int:
-        """Number of row groups that may be read at once now."""
+        """Number of row groups that may be read now."""
         return self._reads.number
 
     def submit(self, task: K) -> Future[T]:
-        """Return the result of `work(task)`, of its queued or current run, else of a new one.
+        """Return the result of `work(task)`.
+
+        Joins its queued or current run, if there is one.
 
         Raises `LoaderClosed` after `close`, and `ReadFailed` if no thread can be started.
         """
         return self._threads.submit(task)
 
     def build(self, builder: BlockBuilder, index: int, counters: Counters) -> Built:
-        """Build a block in a thread of this pool, and record its read if it came from its source.
+        """Build a block in a thread of this pool.
+
+        Records its read if it came from its source.
 
         Raises the errors of `BlockBuilder.build`.
         """
@@ -86,7 +92,9 @@ class BlockPool(Generic[K, T]):
         return built
 
     def record_read(self, began_s: float, core_s: float, nbytes: int) -> None:
-        """Record a block of `nbytes` whose read began at `began_s`, by `time.monotonic`, and ended now.
+        """Record a read that ended now.
+
+        It began at `began_s`, by `time.monotonic`, and made a block of `nbytes`.
 
         `core_s`: seconds in which it waited for a core or used it.
         """
@@ -107,7 +115,10 @@ class BlockPool(Generic[K, T]):
         self.cores.resize(workers.num_cores())
 
     def close(self, timeout_s: float) -> None:
-        """Cancel unfinished tasks and wait for the threads, at most `timeout_s`. A stuck thread is abandoned."""
+        """Cancel unfinished tasks and stop the threads.
+
+        Waits for them at most `timeout_s`. A stuck thread is abandoned.
+        """
         self.cancelled.set()
         self.cores.close()
         self._threads.close(timeout_s)
@@ -118,7 +129,9 @@ class BlockPool(Generic[K, T]):
 
 
 class CpuShare:
-    """Context manager that admits at most `count` threads at once. Of the waiting ones, the lowest ticket enters first.
+    """Context manager that admits at most `count` threads at once.
+
+    Of the waiting ones, the lowest ticket enters first.
 
     A thread takes a ticket when it starts a task and keeps it until it takes another. So the earliest request finishes
     first.

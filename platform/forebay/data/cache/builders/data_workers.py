@@ -1,4 +1,4 @@
-"""Limits of data workers: reads and cores at once, and priority."""
+"""Limits and priority of data workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ NICENESS = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataWorkers:
-    """Number of concurrent reads, and share of the cores for decoding and transforming.
+    """Limits of data workers: concurrent reads and CPU cores.
 
     At most `max(1, round(core_share * cores))` of the cores this process may use decode and transform at once.
     Meanwhile up to `num_reads` threads wait for storage or for the cache's disk, which takes no core. Memory is bounded
@@ -54,7 +54,9 @@ class DataWorkers:
             object.__setattr__(self, "num_reads", whole_number("num_reads", self.num_reads, least=1))
 
     def for_local_files(self) -> DataWorkers:
-        """Limits for files on a local disk. "auto" begins with one read a core, at least two, and grows with latency.
+        """Limits for files on a local disk.
+
+        "auto" begins with one read a core, at least two, and grows with latency.
 
         Reads that wait for a core hold pages that leave its cache: 8 of them took 1.2 times the CPU time of 2.
         """
@@ -62,23 +64,29 @@ class DataWorkers:
         return replace(self, auto_reads=replace(self.auto_reads, start=least, least=least))
 
     def for_files_of(self, dataset: Dataset) -> DataWorkers:
-        """Limits for `dataset`: `for_local_files`, if its files have local names."""
+        """Limits for `dataset`.
+
+        `for_local_files`, if its files have local names.
+        """
         is_local = len(dataset.manifest) > 0 and has_local_name(dataset.manifest[0].uri)
         return self.for_local_files() if is_local else self
 
     @property
     def read_bounds(self) -> ReadBounds:
-        """Bounds on the number of row groups that are read at once."""
+        """Bounds on the number of concurrent reads."""
         if self.num_reads == "auto":
             return self.auto_reads
         return ReadBounds(start=self.num_reads, least=self.num_reads, most=self.num_reads)
 
     def num_cores(self, usable: float | None = None) -> int:
-        """Number of cores that may be busy at once, of `usable` ones (default: those of this process)."""
+        """Number of cores that may be busy at once.
+
+        A share of `usable` ones (default: those that this process may use).
+        """
         return max(1, round(self.core_share * (usable_cores() if usable is None else usable)))
 
     def divided_by(self, num_processes: int) -> DataWorkers:
-        """Share of each of `num_processes` that use one machine independently."""
+        """Limits of one of `num_processes` on a machine."""
         return DataWorkers(
             core_share=self.core_share / num_processes,
             num_reads="auto" if self.num_reads == "auto" else -(-self.num_reads // num_processes),
@@ -86,7 +94,10 @@ class DataWorkers:
         )
 
     def times(self, factor: int) -> DataWorkers:
-        """`factor` times as many, up to all cores. "auto" has its bounds: more reads are its own choice."""
+        """Limits of `factor` times as many workers.
+
+        At most all cores. "auto" keeps its bounds: more reads are its own choice.
+        """
         return replace(
             self,
             core_share=min(1.0, self.core_share * factor),
@@ -98,7 +109,9 @@ DEFAULT_WORKERS = DataWorkers()
 
 
 def lower_thread_priority() -> None:
-    """Lower the priority of the calling thread permanently. Does nothing where the system cannot do so per thread.
+    """Lower the priority of the calling thread permanently.
+
+    Does nothing where the system cannot do so per thread.
 
     Measured against pinning threads to cores in docs/internals/data-plane.md.
     """
@@ -109,13 +122,19 @@ def lower_thread_priority() -> None:
 
 
 def usable_cores(root: str = "/") -> float:
-    """Number of cores this process may use: its affinity, or less under a cgroup quota (found below `root`)."""
+    """Number of cores that this process may use.
+
+    Its affinity, or less under a cgroup quota (found below `root`).
+    """
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min([float(allowed), *_quotas(Path(root))])
 
 
 def _quotas(root: Path) -> list[float]:
-    """CPU quotas, in cores, of the cgroups (version 2 or 1) of this process."""
+    """CPU quotas of this process's cgroups, in cores.
+
+    Version 2 or 1.
+    """
     groups = root / "sys/fs/cgroup"
     found = [_quota(_words(groups / "cpu/cpu.cfs_quota_us") + _words(groups / "cpu/cpu.cfs_period_us"))]
     for line in _words(root / "proc/self/cgroup"):
@@ -127,7 +146,10 @@ def _quotas(root: Path) -> list[float]:
 
 
 def _quota(words: list[str]) -> float | None:
-    """Quota divided by its period. None if there is no quota, which is "max" or -1."""
+    """Quota divided by its period.
+
+    None if there is no quota, which is "max" or -1.
+    """
     if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
         return None
     return int(words[0]) / int(words[1])

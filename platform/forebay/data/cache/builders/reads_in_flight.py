@@ -1,4 +1,7 @@
-"""Number of row groups that are read at once: it follows the bandwidth-delay product of the way from storage. Pure."""
+"""Number of concurrent reads. Pure.
+
+It follows the bandwidth-delay product of the connection to storage.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,10 @@ _LEAST_SAMPLES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadBounds:
-    """Bounds on the reads in flight: `least` to `most`, and `most_bytes` of blocks together unless `least` has more."""
+    """Bounds on the reads in flight.
+
+    `least` to `most`, and `most_bytes` of blocks together unless `least` has more.
+    """
 
     start: int = 8
     least: int = 4
@@ -53,7 +59,9 @@ class FinishedRead:
 
 
 class ReadsInFlight:
-    """Controller of the number of reads in flight, of the times of finished ones.
+    """Controller of the number of reads in flight.
+
+    It learns from the times of finished reads.
 
     By Little's law, number / (seconds that a read holds its place) reads end per second. Latency is the part of these
     seconds in which a read needs no core. Reads per second x least latency is the bandwidth-delay product: so many are
@@ -85,7 +93,10 @@ class ReadsInFlight:
         return self._number
 
     def record(self, read: FinishedRead, *, is_limited: bool) -> None:
-        """Count a finished read. `is_limited`: another one waits for its place. The number may change."""
+        """Count a finished read.
+
+        `is_limited`: another one waits for its slot. The number may change.
+        """
         self._most_bytes = max(self._most_bytes, read.nbytes)
         if read.began_s < self._began_s:
             return

@@ -1,4 +1,7 @@
-"""Thread pool with single flight: tasks run in order, and simultaneous requests for a task share one run."""
+"""Thread pool with single flight.
+
+Tasks run in order, and simultaneous requests for a task share one run.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ T = TypeVar("T")
 
 
 class SingleFlightPool(Generic[K, T]):
-    """At most `num_threads` daemon threads that run `work(task)`. A thread starts when a task needs it.
+    """Pool of at most `num_threads` daemon threads.
+
+    They run `work(task)`. A thread starts when a task needs it.
 
     Each thread calls `on_start` first, which must not fail. `peek` runs in the thread that submits, and must not block.
 
@@ -45,7 +50,9 @@ class SingleFlightPool(Generic[K, T]):
         self._closed = False
 
     def submit(self, task: K) -> Future[T]:
-        """Return the result of `work(task)`: of the queued or current run, else of a new one.
+        """Return the result of `work(task)`.
+
+        Joins its queued or current run, if there is one.
 
         A value of `peek(task)` is the result at once, without a thread.
         """
@@ -72,7 +79,10 @@ class SingleFlightPool(Generic[K, T]):
         return bool(self._queue)
 
     def resize(self, num_threads: int) -> None:
-        """Run up to `num_threads` tasks at once from now on. Running ones stay."""
+        """Run up to `num_threads` tasks at once from now on.
+
+        Running ones stay.
+        """
         with self._changed:
             self._num_threads = num_threads
             wanted = len(self._queue) - self._num_idle
@@ -81,7 +91,10 @@ class SingleFlightPool(Generic[K, T]):
             self._changed.notify_all()
 
     def close(self, timeout_s: float) -> None:
-        """Cancel unfinished tasks and wait for the threads, at most `timeout_s`. A stuck thread is abandoned."""
+        """Cancel unfinished tasks and stop the threads.
+
+        Waits for them at most `timeout_s`. A stuck thread is abandoned.
+        """
         with self._changed:
             self._closed = True
             pending = [future for futures in self._waiting.values() for future in futures]
@@ -138,7 +151,10 @@ class SingleFlightPool(Generic[K, T]):
             outcome.settle(future)
 
     def _pop_waiting(self, task: K) -> list[Future[T]]:
-        """Remove and return the futures that wait for `task`. A later request starts a new run."""
+        """Remove and return the futures that wait for `task`.
+
+        A later request starts a new run.
+        """
         with self._changed:
             futures = self._waiting.pop(task, [])
         return [future for future in futures if future.set_running_or_notify_cancel()]

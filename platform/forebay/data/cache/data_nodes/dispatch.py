@@ -1,4 +1,7 @@
-"""Choice of the node that builds a block: this one, or one of the data nodes."""
+"""Choice of the node that builds a block.
+
+This node, or one of the data nodes.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,9 @@ class _Node:
 
 
 class Dispatch:
-    """The node with the fewest open builds per core gets the next block. Of equal ones, a data node. Thread-safe.
+    """Scheduler of builds among this node and data nodes.
+
+    The node with the fewest open builds per core gets the next block. Of equal ones, a data node. Thread-safe.
 
     A node has at most `num_reads` open builds, or two per core if that is more. If it has no room, the block waits for
     it, as it would wait for longer on a more loaded node. A slow node has its builds open for longer, so it gets fewer.
@@ -44,20 +49,28 @@ class Dispatch:
         self._closed = False
 
     def set_limits(self, *, cores: float, num_reads: int) -> None:
-        """Set the cores of this node, and the least limit of open builds of each node."""
+        """Set the limits of this node.
+
+        `cores` of this node, and the least limit of open builds of each node.
+        """
         with self._changed:
             self._nodes[HERE].cores, self._num_reads = cores, num_reads
             self._changed.notify_all()
 
     def set_data_nodes(self, cores: Mapping[str, float]) -> None:
-        """Set the data nodes that can be asked now, with their cores. Others get no further blocks."""
+        """Set the available data nodes, with their cores.
+
+        Others get no further blocks.
+        """
         with self._changed:
             self._nodes = {HERE: self._nodes[HERE]} | {name: self._known(name, each) for name, each in cores.items()}
             self._changed.notify_all()
 
     @contextmanager
     def place(self, *, only_here: bool = False) -> Iterator[str]:
-        """Wait for a node with room, and count a build as open on it during the block. Yields its name.
+        """Wait for a node with room. Yields its name.
+
+        Counts a build as open on it during the block.
 
         Raises `Cancelled` once closed.
         """
@@ -78,7 +91,10 @@ class Dispatch:
                 self._changed.notify_all()
 
     def record_failure(self, name: str) -> bool:
-        """Skip the data node `name` for a while. Returns False if it was skipped already."""
+        """Skip the data node `name` for a while.
+
+        Returns False if it was skipped already.
+        """
         with self._changed:
             now, backoff = self._clock(), self._backoffs.get(name, Backoff())
             self._backoffs[name] = backoff.after_failure(now)

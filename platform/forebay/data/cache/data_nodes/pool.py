@@ -1,4 +1,7 @@
-"""Data nodes as the cache of another node uses them: found, asked, and left alone when they fail."""
+"""Client of the data nodes of a cluster.
+
+It finds them, sends them builds, and skips nodes that fail.
+"""
 
 from __future__ import annotations
 
@@ -28,30 +31,43 @@ log = logging.getLogger(__name__)
 
 
 class DataNodeLost(ForebayError):
-    """A data node that is dead or does not answer. Internal: the block is built elsewhere."""
+    """A data node that does not answer.
+
+    Internal: the block is built elsewhere.
+    """
 
 
 class DataNodeTransport(Protocol):
     """Transport of requests to the data nodes of a cluster."""
 
     def cores(self, data_nodes: str) -> Mapping[str, float]:
-        """Cores of the nodes that match `CacheSpec.data_nodes` and answer now, by name. Starts the others' actors.
+        """Cores of each available node, by name.
+
+        The nodes that match `CacheSpec.data_nodes` and answer now. Starts the actors of the others.
 
         Raises `DataNodeLost` if the nodes cannot be listed.
         """
         ...
 
     def register(self, name: str, dataset_id: str, payload: bytes) -> ForebayError | None:
-        """Register a dataset. Returns the error if that fails. Raises `DataNodeLost`."""
+        """Register a dataset.
+
+        Returns the error if that fails. Raises `DataNodeLost`.
+        """
         ...
 
     def build(self, name: str, dataset_id: str, index: int) -> Reply:
-        """Build block `index`. The reply is an `InMemoryBlock`, `BuildFailed` or "unknown". Raises `DataNodeLost`."""
+        """Build block `index`.
+
+        The reply is an `InMemoryBlock`, `BuildFailed` or "unknown". Raises `DataNodeLost`.
+        """
         ...
 
 
 class DataNodes:
-    """Pool of the data nodes of a cluster, and this node among them. Thread-safe.
+    """Pool of the data nodes of a cluster.
+
+    This node is one of them. Thread-safe.
 
     While blocks are built, the data nodes are looked up every 2 s in a thread. The first blocks wait for that, at most
     1 s. Until a data node has answered, all blocks are built here.
@@ -69,7 +85,10 @@ class DataNodes:
         self._guard = threading.Lock()
 
     def apply_spec(self, spec: CacheSpec) -> None:
-        """Apply the limits and the choice of data nodes of `spec` from now on."""
+        """Apply `spec` from now on.
+
+        Its limits and its choice of data nodes.
+        """
         with self._guard:
             self._spec, self._looked_up, self._first_lookup = spec, -_FRESH_S, None
         self._dispatch.set_limits(cores=spec.data_workers.num_cores(), num_reads=spec.data_workers.read_bounds.start)
@@ -78,7 +97,9 @@ class DataNodes:
     def build(
         self, request: RemoteBuild, index: int, rows: int, counters: Counters, here: Callable[[], Block]
     ) -> Block:
-        """Build block `index` of `rows` rows on the least loaded node. `here` builds it on this one.
+        """Build block `index` on the least loaded node.
+
+        It has `rows` rows. `here` builds it on this node.
 
         A data node that fails is skipped, and the block is built on another node. Raises the errors of `here`.
         """
@@ -150,7 +171,10 @@ class DataNodes:
 
 @dataclass(frozen=True, slots=True)
 class RemoteBuild:
-    """Builder of the blocks of one dataset on `pool`. `payload` is the packed dataset."""
+    """Builder of one dataset's blocks on `pool`.
+
+    `payload` is the packed dataset.
+    """
 
     pool: DataNodes
     dataset_id: str

@@ -1,4 +1,4 @@
-"""Data workers that build blocks for the caches of other nodes, independent of the transport."""
+"""Builder of blocks for other nodes, independent of the transport."""
 
 from __future__ import annotations
 
@@ -26,14 +26,19 @@ _LEAST_READS = 8
 
 @dataclass(frozen=True, slots=True)
 class SentBlock(Generic[T]):
-    """Reply: what `send` returned for the block. `sums` are the counters of its build."""
+    """Reply: what `send` returned for the block.
+
+    `sums` are the counters of its build.
+    """
 
     sent: T
     sums: dict[str, float]
 
 
 class DataNodeService(Generic[T]):
-    """Builds blocks on all cores of this node, for other nodes, and stores none.
+    """Service that builds blocks for other nodes.
+
+    It uses all cores of this node, and stores no block.
 
     Args:
         num_cores: Number of cores that decode and transform at once.
@@ -52,7 +57,10 @@ class DataNodeService(Generic[T]):
         self.register = self._datasets.register
 
     def request(self, dataset_id: str, index: int) -> Future[SentBlock[T] | BuildFailed | Literal["unknown"]]:
-        """Request the build of block `index`. The reply is "unknown" if the dataset must be registered first."""
+        """Request the build of block `index`.
+
+        The reply is "unknown" if the dataset must be registered first.
+        """
         return self._pool.submit((dataset_id, index))
 
     def close(self, timeout_s: float) -> None:

@@ -1,4 +1,7 @@
-"""Data nodes over Ray: a named actor on each, and blocks through the object store. Checked with Ray 2.60."""
+"""Data nodes over Ray. Checked with Ray 2.60.
+
+A named actor on each, and blocks through the object store.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,9 @@ from forebay.ray_cluster.nodes import cpus_of, nodes_for_data
 
 
 class DataNode:
-    """Actor that builds blocks for the caches of other nodes, on the cores of the node it is pinned to.
+    """Actor that builds blocks for other nodes' caches.
+
+    It uses the cores of the node it is pinned to.
 
     Errors for the user are returned, not raised, so that they arrive without Ray's wrapper.
     """
@@ -49,7 +54,10 @@ class DataNode:
         return None
 
     async def build(self, dataset_id: str, index: int) -> SentBlock[Any] | BuildFailed | Literal["unknown"]:
-        """Build block `index`, and put (rows, arrays) into Ray's object store."""
+        """Build block `index`.
+
+        Puts (rows, arrays) into Ray's object store.
+        """
         return await asyncio.wrap_future(self._service.request(dataset_id, index))
 
 
@@ -70,7 +78,10 @@ _SEND_S = 60.0
 
 
 class RayDataNodes:
-    """`DataNodeTransport` for the node `node_id`, for use outside of an event loop. That node is none of its own."""
+    """`DataNodeTransport` over Ray, for the node `node_id`.
+
+    For use outside of an event loop. The node itself is left out of its data nodes.
+    """
 
     def __init__(self, node_id: str) -> None:
         self._here = node_id

@@ -1,4 +1,7 @@
-"""Accounts of a cache directory: bytes of datasets, writers and quarantine. Pure."""
+"""Accounts of a cache directory. Pure.
+
+Bytes of datasets, writers and quarantined files.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,9 @@ _PER_BLOCK_BYTES = 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetUse:
-    """Usage of a cache by one dataset: `blocks` files of `bytes` in total, the first built at `created_at` (Unix s).
+    """Usage of a cache by one dataset.
+
+    `blocks` files of `bytes` in total, the first built at `created_at` (Unix s).
 
     `hits` counts requests that found their block in the cache.
     """
@@ -30,7 +35,10 @@ class DatasetUse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reservation:
-    """Bytes of one block, reserved while it is written and recorded afterwards."""
+    """Bytes of one block.
+
+    Reserved while it is written, and recorded afterwards.
+    """
 
     key: str
     dataset: str
@@ -39,7 +47,10 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUsage:
-    """Usage that counts against the quota: finished blocks by dataset, reservations of writers, quarantined files."""
+    """Usage that counts against the quota.
+
+    Finished blocks by dataset, reservations of writers, quarantined files.
+    """
 
     datasets: Mapping[str, DatasetUse] = field(default_factory=dict)
     reservations: Mapping[str, Reservation] = field(default_factory=dict)
@@ -55,13 +66,16 @@ class CacheUsage:
 
     @property
     def used_bytes(self) -> int:
-        """Upper bound of the disk space of the directory, index and folders included."""
+        """Upper bound of the disk space of the directory.
+
+        Index and folders included.
+        """
         blocks = sum(use.bytes for use in self.datasets.values()) + _PER_BLOCK_BYTES * self.num_blocks
         return INDEX_BYTES + blocks + self.reserved_bytes + sum(map(charge, self.quarantined.values()))
 
 
 def charge(nbytes: int) -> int:
-    """Disk space of a file of `nbytes`, including its entry in the index."""
+    """Disk space of a file, including its index entry."""
     return whole_pages(nbytes) + _PER_BLOCK_BYTES
 
 
@@ -71,5 +85,8 @@ def smallest_quota(nbytes: int) -> int:
 
 
 def whole_pages(nbytes: int) -> int:
-    """Disk space of a file of `nbytes`, as `du` counts it: disks allocate whole pages."""
+    """Disk space of a file of `nbytes`.
+
+    As `du` counts it: disks allocate whole pages.
+    """
     return -(-nbytes // _PAGE_BYTES) * _PAGE_BYTES

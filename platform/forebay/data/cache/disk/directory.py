@@ -1,4 +1,4 @@
-"""Layout of a cache directory, and the checks that it is safe to use."""
+"""Layout of a cache directory, and its safety checks."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _NUM_STRIPES = 256
 
 @dataclass(frozen=True, slots=True)
 class CacheDirectory:
-    """`root` with blocks/, temp/, quarantine/, locks/, users/ and index/ below it."""
+    """Paths below the `root` of a cache.
+
+    Folders blocks/, temp/, quarantine/, locks/, users/ and index/.
+    """
 
     root: Path
 
@@ -61,11 +64,17 @@ class CacheDirectory:
         return self.blocks / f"{key}.block"
 
     def flight_lock(self, key: str) -> Path:
-        """Lock file of the process that builds the block `key`. Some blocks share a file."""
+        """Lock file of the builder of block `key`.
+
+        Some blocks share a file.
+        """
         return self.locks / f"flight-{_stripe(key)}"
 
     def use_lock(self, dataset: str) -> Path:
-        """Lock file that all users of `dataset` hold as shared. Some datasets share a file."""
+        """Lock file that users of `dataset` share.
+
+        Some datasets share a file.
+        """
         return self.locks / f"use-{_stripe(dataset)}"
 
     def block_keys(self) -> list[str]:
@@ -94,7 +103,10 @@ class CacheDirectory:
         return {path.name: path.lstat().st_size for path in found}
 
     def prepare(self) -> None:
-        """Create missing folders. Raises `CacheUnusable` if the directory is not writable, or writable by others."""
+        """Create missing folders.
+
+        Raises `CacheUnusable` if the directory is not writable, or writable by others.
+        """
         try:
             self._refuse_unsafe_path()
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -124,7 +136,10 @@ class CacheDirectory:
             )
 
     def _refuse_unsafe_path(self) -> None:
-        """Raise `CacheUnusable` if another user could replace this directory with their own, now or later."""
+        """Raise `CacheUnusable` if another user could replace this directory.
+
+        Now or later, with a directory of their own.
+        """
         if problem := unsafe_path(self.root):
             raise CacheUnusable(
                 f"cache directory {self.root}: {problem}, so others could change what is trained on. "
@@ -139,13 +154,16 @@ def _stripe(name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PartFile:
-    """Block file during its write, locked by the writer. A lock that can be taken proves that the writer died."""
+    """Block file during its write, locked by the writer.
+
+    A lock that can be taken proves that the writer died.
+    """
 
     path: Path
     lock: FileLock
 
     def discard(self) -> None:
-        """Release the lock, and remove the file unless it was renamed."""
+        """Release the lock, and remove an unfinished file."""
         try:
             self.path.unlink(missing_ok=True)
         finally:
@@ -153,7 +171,10 @@ class PartFile:
 
 
 def new_part(directory: CacheDirectory, key: str, nbytes: int) -> PartFile:
-    """Create an empty, locked file in temp/. Its name holds its maximum size, in case the index is lost."""
+    """Create an empty, locked file in temp/.
+
+    Its name holds its maximum size, in case the index is lost.
+    """
     while True:
         path = directory.temp / f"{key}-{nbytes}-{secrets.token_hex(8)}.part"
         # A sweep may remove the new file before it is locked: then create another.

@@ -1,4 +1,7 @@
-"""Cache of blocks on one local disk, shared by all processes of a node, under a hard quota."""
+"""Disk cache of blocks under a hard quota.
+
+On one local disk, shared by all processes of a node.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ _MOST_ENDED = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """Result of `DiskCache.verify`: blocks `checked`, those found `bad` (moved to quarantine), `bytes` read."""
+    """Result of `DiskCache.verify`.
+
+    Blocks `checked`, `bad` ones (moved to quarantine), and `bytes` read.
+    """
 
     checked: int
     bad: int
@@ -39,7 +45,9 @@ class VerifyReport:
 
 
 class DiskCache:
-    """Transformed row groups in memory-mapped files below `path`, for any number of threads and processes.
+    """Transformed row groups in memory-mapped files below `path`.
+
+    For any number of threads and processes.
 
     The directory never takes more than `quota_bytes`, including its index and unfinished files. It never leaves less
     than `min_free_bytes` of the disk free. A block that does not fit is not stored. Blocks are verified when a process
@@ -83,11 +91,17 @@ class DiskCache:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that count against the quota: blocks, unfinished and quarantined files, and the index."""
+        """Bytes that count against the quota.
+
+        Blocks, unfinished and quarantined files, and the index.
+        """
         return self._quota.used_bytes
 
     def keys(self) -> list[str]:
-        """Keys of the blocks in the cache, sorted. Takes about a second per million blocks."""
+        """Keys of the blocks in the cache, sorted.
+
+        Takes about a second per million blocks.
+        """
         return self._directory.block_keys()
 
     def datasets(self) -> list[DatasetUse]:
@@ -99,7 +113,10 @@ class DiskCache:
         return [replace(use, hits=use.hits + hits.get(use.dataset, 0)) for use in self._quota.datasets()]
 
     def users(self) -> list[CacheUser]:
-        """Holders of leases in all processes of this node, oldest first."""
+        """Lease holders in all processes of this node.
+
+        Oldest first.
+        """
         return live_users(self._directory)
 
     def get(self, key: str, counters: Counters | None = None, *, dataset: str | None = None) -> Block | None:
@@ -114,7 +131,9 @@ class DiskCache:
         return self._hit(key, block, counters, dataset) if block else None
 
     def peek(self, key: str, counters: Counters, *, dataset: str | None = None) -> Block | None:
-        """Map the block without reading it, if this process has verified it before. Counts a hit as `get` does.
+        """Map a block that this process verified before.
+
+        Does not read it. Counts a hit as `get` does.
 
         None does not mean that the block is missing: `get` decides that.
         """
@@ -125,12 +144,17 @@ class DiskCache:
         return self._hit(key, block, counters, dataset) if block else None
 
     def load(self, key: str, counters: Counters) -> Block | None:
-        """Same as `get`, but without counting a hit: for a block that the same request has stored."""
+        """Same as `get`, but without counting a hit.
+
+        For a block that the same request has stored.
+        """
         with counters.timed("map_s"):
             return self._load(key, counters)
 
     def put(self, key: str, dataset: str, block: Block, counters: Counters | None = None) -> Block | None:
-        """Store `block` and return it mapped. Returns None if the quota or the disk has no room for it.
+        """Store `block` and return it mapped.
+
+        Returns None if the quota or the disk has no room for it.
 
         Raises `CacheUnusable` if the directory cannot be used any more.
         """
@@ -144,7 +168,9 @@ class DiskCache:
 
     @contextmanager
     def single_flight(self, key: str, deadline_s: float, cancelled: threading.Event | None = None) -> Iterator[bool]:
-        """Hold the lock for building the block `key`, across all threads and processes.
+        """Hold the build lock of block `key`.
+
+        Across all threads and processes.
 
         Waits for the current holder. Yields False, without the lock, after `deadline_s` or once `cancelled` is set.
         """
@@ -159,7 +185,9 @@ class DiskCache:
                 lock.release()
 
     def lease(self, dataset: str) -> CacheLease | None:
-        """Protect `dataset` from eviction until the lease is released or this process ends.
+        """Protect `dataset` from eviction.
+
+        Until the lease is released or this process ends.
 
         Meanwhile `users` lists it, and hits of this object are counted for the dataset. Returns None if an eviction
         of the dataset takes longer than 5 s.
@@ -174,7 +202,9 @@ class DiskCache:
         return lease
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> VerifyReport:
-        """Read every block, and quarantine the damaged ones. Calls `progress(done, total)` after each.
+        """Read every block, and quarantine the damaged ones.
+
+        Calls `progress(done, total)` after each.
 
         Also corrects the accounts for files that were removed by hand.
         """
@@ -192,7 +222,10 @@ class DiskCache:
         return VerifyReport(checked=len(keys), bad=bad, bytes=checked_bytes)
 
     def clear(self, dataset: str | None = None) -> int:
-        """Remove one dataset, or all blocks. Returns the bytes freed. Mapped blocks stay valid."""
+        """Remove one dataset, or all blocks.
+
+        Returns the bytes freed. Mapped blocks stay valid.
+        """
         return self._quota.clear(dataset)
 
     def _load(self, key: str, counters: Counters) -> Block | None:

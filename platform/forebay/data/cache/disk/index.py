@@ -1,4 +1,6 @@
-"""Index of the cache: tables of SQLite, changed in transactions that span all processes.
+"""Index of the cache, in SQLite.
+
+Its transactions span all processes.
 
 Nothing that the file holds is unpickled, or names another file. Why SQLite by itself, and a connection for each
 transaction: docs/adr/0110-index-by-sqlite.md.
@@ -50,7 +52,9 @@ class Index:
         self._ready = False
 
     def transact(self, work: Callable[[IndexTables], T]) -> T:
-        """Run `work` in a transaction and return its result. If it raises, its changes are undone.
+        """Run `work` in a transaction and return its result.
+
+        If it raises, its changes are undone.
 
         Replaces a removed or damaged index by an empty one, and calls `work` again. Raises `IndexFull` if the disk is
         full. Raises `CacheUnusable` if another process holds the index for 60 s, or SQLite cannot use it.
@@ -84,7 +88,10 @@ class Index:
             return result
 
     def _create(self) -> None:
-        """Create the tables in a new file. Raises `DamagedRow` if the file holds anything else than these."""
+        """Create the tables in a new file.
+
+        Raises `DamagedRow` if the file holds anything else.
+        """
         lock = self._wait()
         if lock is None:
             raise self._unusable(TimeoutError("another process is opening it"))

@@ -1,4 +1,7 @@
-"""Leases on datasets: a lock that ends with its process, and a small file that names the holder."""
+"""Leases on datasets.
+
+A lock that ends with its process, and a small file that names the holder.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ _live: weakref.WeakSet[CacheLease] = weakref.WeakSet()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheUser:
-    """Process that uses `dataset`: the run or program `name`, since `since` (Unix s), with `hits` blocks so far."""
+    """Process that uses `dataset`.
+
+    The run or program `name`, since `since` (Unix s), with `hits` blocks so far.
+    """
 
     dataset: str
     name: str
@@ -44,7 +50,10 @@ class CacheUser:
 
 @contextmanager
 def named_user(name: str) -> Iterator[None]:
-    """List the leases that this thread takes within the block under `name` instead of the program's name."""
+    """List leases of this thread under `name`.
+
+    Instead of the program's name, within the block.
+    """
     token = _user.set(name)
     try:
         yield
@@ -53,7 +62,9 @@ def named_user(name: str) -> Iterator[None]:
 
 
 class CacheLease:
-    """Protects `dataset` from eviction until `release`, or until this process ends. Created by `take_lease`.
+    """Lease that protects `dataset` from eviction.
+
+    Until `release`, or until this process ends. Created by `take_lease`.
 
     It belongs to the process that took it. The copy in a forked child holds nothing.
     """
@@ -75,14 +86,17 @@ class CacheLease:
         return self._lock.fd >= 0
 
     def count_hit(self) -> None:
-        """Count one block of the dataset that came from the cache."""
+        """Count a cache hit."""
         with self._guard:
             self._hits += 1
             if time.monotonic() - self._written_at >= _WRITE_EVERY_S:
                 self._write()
 
     def release(self) -> None:
-        """Release the lease. Idempotent. Does not wait: its hits stay in the file until they are collected."""
+        """Release the lease. Idempotent.
+
+        Does not wait: its hits stay in the file until they are collected.
+        """
         with self._guard:
             if not self.is_held:
                 return
@@ -95,7 +109,10 @@ class CacheLease:
             self._lock.release()
 
     def close_in_child(self) -> None:
-        """Close the locks in a forked child. The parent keeps them."""
+        """Close the locks in a forked child.
+
+        The parent keeps them.
+        """
         self._guard = threading.Lock()
         self._lock.close_in_child()
         if self._note:
@@ -109,7 +126,9 @@ class CacheLease:
 
 
 def take_lease(directory: CacheDirectory, dataset: str, *, listed: bool) -> CacheLease | None:
-    """Take a lease on `dataset`, with a file in users/ if `listed`.
+    """Take a lease on `dataset`.
+
+    With a file in users/ if `listed`.
 
     Returns None if an eviction of the dataset takes longer than 5 s. Raises `OSError` if the directory is missing.
     """
@@ -128,7 +147,10 @@ def take_lease(directory: CacheDirectory, dataset: str, *, listed: bool) -> Cach
 
 
 def live_users(directory: CacheDirectory) -> list[CacheUser]:
-    """Holders of unreleased leases of living processes, oldest first. Invalid files are left out."""
+    """Lease holders in living processes, oldest first.
+
+    Invalid files are left out.
+    """
     users = []
     for path in directory.user_files():
         with suppress(OSError):
@@ -142,7 +164,10 @@ def live_users(directory: CacheDirectory) -> list[CacheUser]:
 
 @contextmanager
 def ended_users(directory: CacheDirectory) -> Iterator[list[CacheUser]]:
-    """Holders of ended leases. Removes their files at the end of the block, unless it raises."""
+    """Holders of ended leases.
+
+    Removes their files at the end of the block, unless it raises.
+    """
     ended: list[tuple[Path, FileLock]] = []
     try:
         for path in directory.user_files():
@@ -158,7 +183,10 @@ def ended_users(directory: CacheDirectory) -> Iterator[list[CacheUser]]:
 
 
 def _new_note(directory: CacheDirectory, path: Path, user: CacheUser) -> FileLock | None:
-    """Locked file of `user`. None if the directory has its maximum of them, or the disk is full."""
+    """Locked file of `user`.
+
+    None if the directory has its maximum of them, or the disk is full.
+    """
     if len(directory.user_files()) >= MOST_USERS:
         return None
     note = None
@@ -188,7 +216,10 @@ def _write_note(note: FileLock, user: CacheUser) -> None:
 
 
 def _read_note(path: Path) -> CacheUser | None:
-    """Read the holder, made printable. Returns None for anything that `_write_note` did not write."""
+    """Read the holder, made printable.
+
+    Returns None for anything that `_write_note` did not write.
+    """
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC), "rb", buffering=0) as file:
             text = file.read(_NOTE_BYTES + 1)

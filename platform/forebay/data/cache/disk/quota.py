@@ -1,4 +1,7 @@
-"""Quota of a cache directory: reservations and evictions, decided in transactions over all processes."""
+"""Quota of a cache directory.
+
+Reservations and evictions, decided in transactions over all processes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,9 @@ T = TypeVar("T")
 
 
 class Quota:
-    """Keeps everything below a cache directory within `quota_bytes`, and `min_free_bytes` of the disk free.
+    """Disk quota of a cache directory.
+
+    Keeps everything below it within `quota_bytes`, and `min_free_bytes` of the disk free.
 
     A writer reserves a block's bytes before it writes them. Reservations of dead writers are released when the cache is
     opened, and whenever room is short. No block replaces one of its own dataset or of a dataset in use: each row is
@@ -39,7 +44,10 @@ class Quota:
 
     @property
     def used_bytes(self) -> int:
-        """Bytes that count against the quota: an upper bound of the disk space of the directory."""
+        """Bytes that count against the quota.
+
+        An upper bound of the disk space of the directory.
+        """
         return self._change_or_raise(lambda transaction: transaction.tables.usage().used_bytes) if self._open else 0
 
     def datasets(self) -> list[DatasetUse]:
@@ -48,7 +56,10 @@ class Quota:
         return sorted(found.values(), key=lambda use: (use.created_at, use.dataset))
 
     def reserve(self, name: str, reservation: Reservation) -> bool:
-        """Reserve room for the part file `name`, which exists and is locked. Returns False if there is no room."""
+        """Reserve room for the part file `name`.
+
+        The file exists and is locked. Returns False if there is no room.
+        """
         if smallest_quota(reservation.bytes) > self._quota_bytes:
             return False
 
@@ -64,7 +75,10 @@ class Quota:
             return False
 
     def commit(self, name: str, reservation: Reservation) -> None:
-        """Record the block after its part file `name` was renamed into its place."""
+        """Record a finished block.
+
+        Its part file `name` was renamed to the block's file.
+        """
 
         def work(transaction: CacheTransaction) -> None:
             transaction.tables.release(name)
@@ -73,18 +87,26 @@ class Quota:
         self._change_if_possible(work)
 
     def release(self, name: str) -> None:
-        """Release the reservation of the removed part file `name`. Does nothing without one."""
+        """Release the reservation of a removed part file.
+
+        Does nothing without one.
+        """
         self._change_if_possible(lambda transaction: transaction.tables.release(name))
 
     def quarantine(self, key: str, inode: int) -> bool:
-        """Move a damaged block to quarantine. Returns False if its file was removed or replaced meanwhile."""
+        """Move a damaged block to quarantine.
+
+        Returns False if its file was removed or replaced meanwhile.
+        """
         try:
             return self._change(lambda transaction: transaction.quarantine(key, inode))
         except IndexFull:
             return not self._directory.block(key).exists()  # moved; still recorded as a block
 
     def clear(self, dataset: str | None) -> int:
-        """Remove the blocks of `dataset`, or all blocks and quarantined files. Returns the bytes freed.
+        """Remove the blocks of `dataset`.
+
+        None: all blocks and quarantined files. Returns the bytes freed.
 
         Raises `CacheUnusable` if the disk is too full for the index to change.
         """
@@ -106,11 +128,14 @@ class Quota:
 
     @property
     def is_open(self) -> bool:
-        """Whether the quota has room for the index and for the files of leases."""
+        """Whether the quota has room for index and leases."""
         return self._open
 
     def collect_ended_leases(self) -> None:
-        """Add the hits of ended leases to the accounts, also those of dead processes, and remove their files."""
+        """Add the hits of ended leases to the accounts.
+
+        Also of dead processes. Removes their files.
+        """
         with suppress(IndexFull), ended_users(self._directory) as ended:
             hits: dict[str, int] = {}
             for user in ended:
@@ -119,7 +144,10 @@ class Quota:
                 self._change(lambda transaction: transaction.tables.add_hits(hits))
 
     def _change_or_raise(self, work: Callable[[CacheTransaction], T]) -> T:
-        """Same as `_change`, but raises `CacheUnusable` on a full disk: for calls that a user makes."""
+        """Same as `_change`, for calls that a user makes.
+
+        Raises `CacheUnusable` on a full disk.
+        """
         try:
             return self._change(work)
         except IndexFull as error:
@@ -152,7 +180,10 @@ class Quota:
         return self._missing(tables.usage(), reservation) <= 0
 
     def _evict(self, transaction: CacheTransaction, missing: int, keep: str) -> None:
-        """Remove unused datasets, oldest first, if they hold at least the `missing` bytes."""
+        """Remove unused datasets, oldest first.
+
+        Only if they hold at least the `missing` bytes.
+        """
         with ExitStack() as locks:
             unused = []
             for use in sorted(transaction.tables.datasets().values(), key=lambda use: use.created_at):
@@ -167,7 +198,10 @@ class Quota:
                     missing -= transaction.evict(use.dataset)
 
     def _missing(self, usage: CacheUsage, reservation: Reservation) -> int:
-        """Bytes to free before `reservation` fits. 0 or less if it fits."""
+        """Bytes to free before `reservation` fits.
+
+        0 or less if it fits.
+        """
         over_quota = usage.used_bytes + charge(reservation.bytes) - self._quota_bytes
         # During a transaction, a change of the index needs disk space too.
         free = shutil.disk_usage(self._directory.root).free - usage.reserved_bytes - INDEX_BYTES

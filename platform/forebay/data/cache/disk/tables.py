@@ -1,4 +1,4 @@
-"""Tables of the index: blocks, their datasets, reservations and quarantined files.
+"""Tables of the index.
 
 SQLite checks no types, and a file may be damaged. So every value is checked as it is read, and names that become names
 of files must have the form of a Forebay file. An invalid value means a damaged index, which is rebuilt.
@@ -56,7 +56,10 @@ class IndexTables:
         self._connection = connection
 
     def boot(self) -> str | None:
-        """Boot of the machine in which the accounts were last rebuilt. None in an empty index."""
+        """Boot in which the accounts were last rebuilt.
+
+        None in an empty index.
+        """
         found = self._connection.execute("SELECT id FROM boots").fetchone()
         return None if found is None else _text(found[0])
 
@@ -102,16 +105,25 @@ class IndexTables:
         }
 
     def reserve(self, name: str, reservation: Reservation) -> None:
-        """Reserve the bytes of the part file `name`, or change its reservation."""
+        """Reserve the bytes of the part file `name`.
+
+        Replaces an earlier reservation.
+        """
         values = (name, reservation.key, reservation.dataset, reservation.bytes)
         self._connection.execute("INSERT OR REPLACE INTO reservations VALUES (?, ?, ?, ?)", values)
 
     def release(self, name: str) -> None:
-        """Delete the reservation of the part file `name`. Does nothing without one."""
+        """Delete the reservation of the part file `name`.
+
+        Does nothing without one.
+        """
         self._connection.execute("DELETE FROM reservations WHERE name = ?", (name,))
 
     def add_block(self, block: Reservation, now: float) -> None:
-        """Add a block that has no row. `now` (Unix s) is the age of a dataset without blocks."""
+        """Add a block that has no row.
+
+        `now` (Unix s) is the age of a dataset without blocks.
+        """
         nbytes = whole_pages(block.bytes)
         self._connection.execute("INSERT INTO blocks VALUES (?, ?, ?)", (block.key, block.dataset, nbytes))
         self._connection.execute(
@@ -121,7 +133,10 @@ class IndexTables:
         )
 
     def remove_block(self, key: str) -> None:
-        """Remove the row of a block, if it has one. Raises `DamagedRow`."""
+        """Remove the row of a block, if any.
+
+        Raises `DamagedRow`.
+        """
         found = self._connection.execute("SELECT dataset, bytes FROM blocks WHERE key = ?", (key,)).fetchone()
         if found is None:
             return
@@ -137,7 +152,10 @@ class IndexTables:
         self._connection.execute("DELETE FROM blocks WHERE key = ?", (key,))
 
     def remove_dataset(self, dataset: str) -> tuple[list[str], int]:
-        """Remove the rows of a dataset. Returns the keys of its blocks and their bytes. Raises `DamagedRow`."""
+        """Remove the rows of a dataset.
+
+        Returns the keys of its blocks and their bytes. Raises `DamagedRow`.
+        """
         rows = self._connection.execute("SELECT key FROM blocks WHERE dataset = ?", (dataset,))
         keys, use = [_text(key, KEY) for (key,) in rows], self.datasets()[dataset]
         if len(keys) != use.blocks:
@@ -147,7 +165,10 @@ class IndexTables:
         return keys, use.bytes
 
     def replace_blocks(self, blocks: Iterable[Reservation], created_at: Mapping[str, float]) -> None:
-        """Replace the rows of all blocks, and sum up their datasets. Datasets that stay keep their hits."""
+        """Replace the rows of all blocks.
+
+        Sums up their datasets. Datasets that stay keep their hits.
+        """
         hits = {name: use.hits for name, use in self.datasets().items()}
         self._connection.execute("DELETE FROM blocks")
         self._connection.execute("DELETE FROM datasets")
@@ -169,7 +190,7 @@ class IndexTables:
         self._connection.execute("INSERT OR REPLACE INTO quarantined VALUES (?, ?)", (name, nbytes))
 
     def remove_quarantined(self, name: str) -> None:
-        """Remove a quarantined file, if there is one of that name."""
+        """Remove a quarantined file, if it has a row."""
         self._connection.execute("DELETE FROM quarantined WHERE name = ?", (name,))
 
 

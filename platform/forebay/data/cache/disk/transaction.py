@@ -1,4 +1,4 @@
-"""Changes of the cache's files together with their accounts, within one transaction of the index."""
+"""Transactions over the cache's files and their accounts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class CacheTransaction:
             self.reconcile()
 
     def record(self, reservation: Reservation) -> None:
-        """Record the file of a block after its rename to the final name."""
+        """Record a block's file after its rename."""
         key = reservation.key
         try:
             size = self._directory.block(key).stat().st_size
@@ -45,7 +45,10 @@ class CacheTransaction:
         return freed
 
     def quarantine(self, key: str, inode: int) -> bool:
-        """Move the block to quarantine. Returns False if its file is no longer the one with `inode`."""
+        """Move the block to quarantine.
+
+        Returns False if its file no longer has `inode`.
+        """
         path = self._directory.block(key)
         try:
             found = path.lstat()
@@ -71,7 +74,10 @@ class CacheTransaction:
         return files[name]
 
     def release_dead_writers(self) -> None:
-        """Release the reservations of dead writers, and remove their unfinished files."""
+        """Release the reservations of dead writers.
+
+        Removes their unfinished files.
+        """
         reservations = self.tables.reservations()
         for name in {*self._directory.parts(), *reservations}:
             part = self._directory.temp / name
@@ -89,7 +95,10 @@ class CacheTransaction:
                 self.record(reservation)
 
     def check_on_open(self) -> None:
-        """Correct the accounts for changes while no process had the cache open."""
+        """Correct the accounts when a cache is opened.
+
+        For changes while no process had it open.
+        """
         self.release_dead_writers()
         # The index is not synced to the disk: a power cut may have undone its last changes.
         if self._boot != _boot() or len(self._directory.block_keys()) != self.tables.usage().num_blocks:
@@ -112,7 +121,10 @@ class CacheTransaction:
         self.release_dead_writers()
 
     def _found_blocks(self, created_at: dict[str, float]) -> list[Reservation]:
-        """Blocks in the directory. Adds the age of the first one of a new dataset to `created_at`."""
+        """Blocks in the directory.
+
+        Adds the age of the first one of a new dataset to `created_at`.
+        """
         datasets, blocks = self.tables.block_datasets(), []
         for key in self._directory.block_keys():
             dataset = datasets[key] if key in datasets else self._dataset_of(key)
@@ -129,5 +141,8 @@ class CacheTransaction:
 
 
 def _boot() -> str:
-    """Id of the machine's current boot. Empty if the system has none."""
+    """Id of the machine's current boot.
+
+    Empty if the system has none.
+    """
     return _BOOT_ID.read_text().strip() if _BOOT_ID.exists() else ""

@@ -1,4 +1,7 @@
-"""Ray actor that owns the cache of one node, and its requests to the others. Checked with Ray 2.60."""
+"""Ray actor of a node's cache. Checked with Ray 2.60.
+
+It owns the cache of one node, and asks the other nodes.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ from forebay.ray_cluster.metrics_export import exported
 
 
 class NodeCache:
-    """Actor that serves one directory of the node it is pinned to. The blocks on disk outlive it.
+    """Actor that serves one cache directory of its node.
+
+    It is pinned to the node. The blocks on disk outlive it.
 
     Errors for the user are returned, not raised, so that they arrive without Ray's wrapper.
     """
@@ -38,7 +43,10 @@ class NodeCache:
         self._exporting = ExitStack()
 
     async def configure(self, spec: CacheSpec) -> ForebayError | None:
-        """Open the directory, or apply new bounds to it. Returns the error if it cannot be used."""
+        """Open the directory, or apply new bounds to it.
+
+        Returns the error if it cannot be used.
+        """
         try:
             if self._service is None:
                 self._open(spec)
@@ -60,7 +68,10 @@ class NodeCache:
         return None
 
     async def fetch(self, dataset_id: str, index: int, with_arrays: bool) -> Reply:
-        """Build and store block `index`. With `with_arrays`, a block that does not fit is part of the reply."""
+        """Build and store block `index`.
+
+        With `with_arrays`, a block that does not fit is part of the reply.
+        """
         future = self._service.request(dataset_id, index) if self._service else None
         if future is None:
             return "unknown"
@@ -70,11 +81,17 @@ class NodeCache:
         return reply
 
     async def bloom_filter(self) -> BloomFilter:
-        """Bloom filter of the blocks on this node's disk, for another node."""
+        """Bloom filter of the blocks on this node's disk.
+
+        For another node.
+        """
         return await asyncio.wrap_future(self._peer_server.bloom_filter()) if self._peer_server else BloomFilter.of(())
 
     async def send_block(self, key: str) -> Any:
-        """Put (rows, arrays) of the block `key` into Ray's object store. None if it is not on this node's disk."""
+        """Put block `key` into Ray's object store.
+
+        As (rows, arrays). None if the block is missing on this node's disk.
+        """
         return await asyncio.wrap_future(self._peer_server.block(key)) if self._peer_server else None
 
     async def facts(self) -> dict[str, Any]:
@@ -107,7 +124,9 @@ Actor: TypeAlias = Any
 
 
 class RayPeerTransport:
-    """`PeerTransport` for the cache of `node_id`, for use outside of an event loop.
+    """`PeerTransport` over Ray, for the cache of `node_id`.
+
+    For use outside of an event loop.
 
     Other caches of the same node are not peers: a user who gives them separate directories wants them apart.
     """
@@ -119,7 +138,10 @@ class RayPeerTransport:
         self._actors: dict[str, Actor] = {}
 
     def peer_names(self) -> list[str]:
-        """Names of the caches of all other living nodes. Raises `PeerSilent`."""
+        """Names of the caches of all other living nodes.
+
+        Raises `PeerSilent`.
+        """
         try:
             found = ray.util.list_named_actors(all_namespaces=True)
             # The actor of a dead node may keep its name for a while.
@@ -133,7 +155,10 @@ class RayPeerTransport:
         return names
 
     def bloom_filters(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
-        """Bloom filters by name, without peers that do not answer within `deadline_s`."""
+        """Bloom filters by name.
+
+        Without peers that do not answer within `deadline_s`.
+        """
         asked = {}
         for name in names:
             try:
@@ -152,7 +177,10 @@ class RayPeerTransport:
         return answers
 
     def fetch_block(self, name: str, key: str, deadline_s: float) -> Block | None:
-        """Get the block from `name`, or None if it is not on its disk. Raises `PeerSilent`."""
+        """Get the block from `name`.
+
+        None if it is missing on its disk. Raises `PeerSilent`.
+        """
         give_up = time.monotonic() + deadline_s
         try:
             reply = ray.get(self._actor(name).send_block.remote(key), timeout=deadline_s)

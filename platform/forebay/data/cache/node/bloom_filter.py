@@ -1,4 +1,7 @@
-"""Bloom filter of the blocks that a node holds, with two bytes per block. Nodes exchange it."""
+"""Bloom filter of a node's blocks.
+
+It has two bytes per block. Nodes exchange it.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,9 @@ _NUM_PROBES = 4
 
 @dataclass(frozen=True, slots=True)
 class BloomFilter:
-    """Bloom filter over block keys: `key in bloom_filter` is True for all of its keys, and for 1 in 400 others.
+    """Bloom filter over block keys.
+
+    `key in bloom_filter` is True for all of its keys, and for 1 in 400 others.
 
     Web caches exchange the same filter (Summary Cache, Fan et al., SIGCOMM 1998). A false positive costs one useless
     request. Keys are hashes already, so a piece of the key is the position of a bit.
@@ -23,7 +28,10 @@ class BloomFilter:
 
     @classmethod
     def of(cls, keys: Collection[str]) -> BloomFilter:
-        """Build the filter of `keys`, each 40 hex digits. Equal for equal keys in any order."""
+        """Build the filter of `keys`, each 40 hex digits.
+
+        Equal for equal keys in any order.
+        """
         bits = np.zeros(_BITS_PER_BLOCK * len(keys), np.bool_)
         if keys:
             words = np.frombuffer(bytes.fromhex("".join(keys)), ">u4").reshape(len(keys), -1)

@@ -1,4 +1,6 @@
-"""Cache of a node as a Ray actor: one per node and directory, shared by all jobs, found by name.
+"""Client of a node's cache actor.
+
+One actor per node and directory, shared by all jobs, found by name.
 
 Lookup order of a block: docs/explanation/cache.md. Checked with Ray 2.60.
 """
@@ -35,7 +37,10 @@ Actor: TypeAlias = Any
 
 
 class NodeCacheClient:
-    """Client of the cache actor of one node. Creates the actor if there is none."""
+    """Client of the cache actor of one node.
+
+    Creates the actor if there is none.
+    """
 
     def __init__(self, spec: CacheSpec, node_id: str, *, is_here: bool) -> None:
         self.spec = spec
@@ -47,13 +52,19 @@ class NodeCacheClient:
         self._actor = self._find_or_create()
 
     def disk(self) -> DiskCache:
-        """Open the directory in this process, which must be on the node. Raises `CacheUnusable`."""
+        """Open the directory in this process.
+
+        The process must be on the node. Raises `CacheUnusable`.
+        """
         if self._disk is None:
             self._disk = self.spec.open()
         return self._disk
 
     def source(self, dataset: Dataset, counters: Counters) -> BlockSource:
-        """Blocks of `dataset`, served by the node. Another node only builds and stores them: no arrays come back."""
+        """Blocks of `dataset`, served by the node.
+
+        Another node only builds and stores them: no arrays come back.
+        """
         return NodeSource(self, dataset, counters)
 
     def facts(self) -> dict[str, Any]:
@@ -64,7 +75,9 @@ class NodeCacheClient:
         return found
 
     def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
-        """Call the actor and return its answer. If the actor dies meanwhile, calls its successor.
+        """Call the actor and return its answer.
+
+        If the actor dies meanwhile, calls its successor.
 
         Raises `CacheUnusable` if the actor keeps dying for 60 s, has not answered for 120 s, or its node has left the
         cluster. Raises `Cancelled` soon after `cancelled` is set.
@@ -122,7 +135,9 @@ def _check_connected(name: str) -> None:
 
 
 def attach(spec: CacheSpec) -> NodeCacheClient:
-    """Connect to the cache of this node, as a provider of blocks. Ray must be initialised.
+    """Connect to the cache of this node.
+
+    It provides blocks. Ray must be initialised.
 
     Raises `CacheUnusable` if the directory cannot be used here.
     """
@@ -133,7 +148,9 @@ def attach(spec: CacheSpec) -> NodeCacheClient:
 
 
 def attach_all(spec: CacheSpec) -> dict[str, NodeCacheClient]:
-    """Connect to the caches of all living nodes: the first 12 digits of the node id -> client.
+    """Connect to the caches of all living nodes.
+
+    Returns clients by the first 12 digits of the node id.
 
     Raises `CacheUnusable` if one of the nodes cannot use the directory.
     """

@@ -1,4 +1,7 @@
-"""Lookup of blocks on other nodes, before the source is read."""
+"""Lookup of blocks on other nodes.
+
+It comes before a read of the source.
+"""
 
 from __future__ import annotations
 
@@ -19,22 +22,33 @@ _MOST_ASKED = 2
 
 
 class PeerSilent(ForebayError):
-    """A peer that is dead, slow or broken. Internal: the source is read instead."""
+    """A peer that is dead, slow or broken.
+
+    Internal: the source is read instead.
+    """
 
 
 class PeerTransport(Protocol):
     """Transport of requests to the caches of the other nodes."""
 
     def peer_names(self) -> Collection[str]:
-        """Names of all other caches. Raises `PeerSilent` if they cannot be listed."""
+        """Names of all other caches.
+
+        Raises `PeerSilent` if they cannot be listed.
+        """
         ...
 
     def bloom_filters(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
-        """Bloom filters by name, without peers that do not answer within `deadline_s`."""
+        """Bloom filters by name.
+
+        Without peers that do not answer within `deadline_s`.
+        """
         ...
 
     def fetch_block(self, name: str, key: str, deadline_s: float) -> Block | None:
-        """Get the block from `name`. None if it is not on its disk, or if the peer is busy.
+        """Get the block from `name`.
+
+        None if it is missing on its disk, or if the peer is busy.
 
         Raises `PeerSilent` without an answer within `deadline_s`.
         """
@@ -42,7 +56,10 @@ class PeerTransport(Protocol):
 
 
 class PeerLookup:
-    """`Peers` over a transport. Thread-safe. Sends no requests while no block is missing."""
+    """`Peers` over a transport.
+
+    Thread-safe. Sends no requests while no block is missing.
+    """
 
     def __init__(self, transport: PeerTransport, *, deadline_s: float = _DEADLINE_S) -> None:
         self._transport = transport
@@ -52,7 +69,10 @@ class PeerLookup:
         self._refreshing = threading.Lock()
 
     def find(self, key: str, rows: int) -> Block | None:
-        """Get the block from a peer whose Bloom filter contains it, or None."""
+        """Get the block from a peer, or None.
+
+        Only a peer whose Bloom filter contains it is asked.
+        """
         self._refresh()
         with self._guard:
             holders = self._directory.holders(key, time.monotonic())
@@ -64,7 +84,10 @@ class PeerLookup:
         return None
 
     def _request(self, name: str, key: str, rows: int) -> tuple[Block | None, bool]:
-        """Request the block. Returns it, and whether `name` failed to answer."""
+        """Request the block.
+
+        Returns it, and whether `name` failed to answer.
+        """
         try:
             block = self._transport.fetch_block(name, key, self._deadline_s)
             if block and not block.has_rows(rows):
@@ -125,7 +148,9 @@ class _Peer:
 
 
 class PeerDirectory:
-    """Bloom filters of the other nodes, pulled from each of them. No central node collects them.
+    """Bloom filters of the other nodes.
+
+    Pulled from each of them. No central node collects them.
 
     An entry may be wrong: the block may have been evicted since, or the filter gives a false positive. Times are
     seconds of any monotonic clock. Not thread-safe.
@@ -145,7 +170,10 @@ class PeerDirectory:
         return self._fresh_until is None or now >= self._fresh_until
 
     def set_peers(self, names: Collection[str], now: float) -> list[str]:
-        """Set the current peers and drop all others. Returns the peers to ask for their Bloom filters."""
+        """Set the current peers and drop all others.
+
+        Returns the peers to ask for their Bloom filters.
+        """
         self._peers = {name: self._peers.get(name, _Peer()) for name in names}
         return sorted(name for name, peer in self._peers.items() if peer.backoff.is_over(now))
 
@@ -154,23 +182,35 @@ class PeerDirectory:
         self._peers[name] = replace(self._peers.get(name, _Peer()), bloom_filter=bloom_filter)
 
     def end_round(self, now: float) -> None:
-        """End a round of requests: the filters count as fresh for a while."""
+        """End a round of requests.
+
+        The filters count as fresh for a while.
+        """
         self._fresh_until = now + max(_FRESH_S, _FRESH_PER_PEER_S * len(self._peers))
 
     def record_success(self, name: str) -> None:
-        """Reset the failures of `name` after an answer about a block."""
+        """Reset the failures of `name`.
+
+        It answered about a block.
+        """
         peer = self._peers.get(name, _Peer())
         self._peers[name] = replace(peer, backoff=peer.backoff.after_success())
 
     def record_failure(self, name: str, now: float) -> None:
-        """Skip `name` after a missing or invalid answer, for twice as long after each further failure."""
+        """Skip `name` after a missing or invalid answer.
+
+        For twice as long after each further failure.
+        """
         peer = self._peers.get(name, _Peer())
         # Without its filter: it may hold other blocks when it answers again.
         if peer.backoff.is_over(now):
             self._peers[name] = _Peer(backoff=peer.backoff.after_failure(now))
 
     def holders(self, key: str, now: float) -> list[str]:
-        """Peers whose filters contain the block `key`. The first one varies with the key, to spread the load."""
+        """Peers whose filters contain the block `key`.
+
+        The first one varies with the key, to spread the load.
+        """
         holders = sorted(
             name
             for name, peer in self._peers.items()

@@ -1,4 +1,7 @@
-"""Cache of a node: builds blocks for its processes and answers other nodes, independent of the transport."""
+"""Services of a node's cache, independent of the transport.
+
+It builds blocks for its processes, and answers other nodes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,9 @@ _INFLIGHT_WAIT_S = 30.0
 
 
 class NodeService:
-    """Builds blocks for all jobs of a node with one set of data workers. Simultaneous requests share one build.
+    """Builds blocks for all jobs of a node.
+
+    One set of data workers builds them. Simultaneous requests share one build.
 
     A block comes from the node's disk, else from one of `peers`, else from its source, which this node or one of
     `data_nodes` reads. Then it is stored. A block that
@@ -52,7 +57,10 @@ class NodeService:
         self._pool: BlockPool[tuple[str, int], _Outcome] = BlockPool(self._make, spec.requests)
 
     def apply_spec(self, spec: CacheSpec) -> None:
-        """Apply the limits of `spec` from now on. The newest job's limits count."""
+        """Apply the limits of `spec` from now on.
+
+        The newest job's limits count.
+        """
         if spec != self._spec:
             self.cache = spec.open()
             self._pool.apply(spec.requests)
@@ -62,11 +70,17 @@ class NodeService:
             self._datasets.renew_builders()
 
     def register(self, dataset_id: str, payload: bytes) -> None:
-        """Register `dataset_id`. Raises `TransformFailed` if its code cannot be loaded here."""
+        """Register `dataset_id`.
+
+        Raises `TransformFailed` if its code cannot be loaded here.
+        """
         self._datasets.register(dataset_id, payload)
 
     def request(self, dataset_id: str, index: int) -> Future[_Outcome] | None:
-        """Request the build of block `index`. Returns None if the dataset is not registered."""
+        """Request the build of block `index`.
+
+        Returns None if the dataset is not registered.
+        """
         if dataset_id not in self._datasets:
             return None
         return self._pool.submit((dataset_id, index))
@@ -117,7 +131,10 @@ class NodeService:
 
 
 class _Outcome:
-    """Reply to simultaneous requests for one block: the first gets the counters of the build, the others a hit."""
+    """Reply to simultaneous requests for one block.
+
+    The first gets the counters of the build, the others a hit.
+    """
 
     def __init__(self, reply: Reply, nbytes: int = 0) -> None:
         self._reply = reply
@@ -133,7 +150,10 @@ class _Outcome:
 
 
 class InFlightBytes:
-    """Counts the bytes of blocks until their arrays are freed. Thread-safe."""
+    """Counter of the bytes of blocks in memory.
+
+    A block counts until its arrays are freed. Thread-safe.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -153,7 +173,10 @@ class InFlightBytes:
             weakref.finalize(array, self._subtract, array.nbytes).atexit = False
 
     def wait_below(self, most_bytes: int, deadline_s: float) -> None:
-        """Wait at most `deadline_s` until no more than `most_bytes` are in memory. Raises `Cancelled` once closed."""
+        """Wait until at most `most_bytes` are in memory.
+
+        At most `deadline_s`. Raises `Cancelled` once closed.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self.current <= most_bytes, deadline_s)
             if self._closed:
@@ -179,7 +202,9 @@ _ONLY_TASK = ""
 
 
 class PeerServer(Generic[T]):
-    """Looks up blocks for other nodes. It never builds one, so no two nodes can wait for each other.
+    """Looks up blocks for other nodes.
+
+    It never builds one, so no two nodes can wait for each other.
 
     Args:
         cache: Returns the node's current disk cache.
@@ -203,7 +228,10 @@ class PeerServer(Generic[T]):
         return self._filter_workers.submit(_ONLY_TASK)
 
     def block(self, key: str) -> Future[T | None]:
-        """Look up and send the block `key`. None if it is not on disk, or if 32 lookups are open already."""
+        """Look up and send the block `key`.
+
+        None if it is missing on disk, or if 32 lookups are open already.
+        """
         with self._counting:
             is_busy = self._num_open >= _MOST_OPEN
             self._num_open += not is_busy

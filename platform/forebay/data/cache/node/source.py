@@ -1,4 +1,7 @@
-"""Blocks through the cache actor of a node: requests and replies, independent of the transport."""
+"""Blocks through a node's cache actor.
+
+Requests and replies, independent of the transport.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,24 @@ class NodeTransport(Protocol):
     is_here: bool
 
     def disk(self) -> DiskCache:
-        """Open the directory in this process, once, so that a block is verified once. Raises `CacheUnusable`."""
+        """Open the directory in this process.
+
+        Once, so that a block is verified once. Raises `CacheUnusable`.
+        """
         ...
 
     def call(self, cancelled: threading.Event, method: str, *arguments: Any) -> Any:
-        """Call `method` of the actor and return its answer. Raises `Cancelled` soon after `cancelled` is set."""
+        """Call `method` of the actor and return its answer.
+
+        Raises `Cancelled` soon after `cancelled` is set.
+        """
         ...
 
 
 class NodeSource:
-    """`BlockSource` that maps blocks from this node's disk, and requests missing ones from the actor.
+    """`BlockSource` over the cache actor of a node.
+
+    Maps blocks from this node's disk, and requests missing ones from the actor.
 
     Blocks of another node come without arrays: they are only built and stored there.
     """
@@ -67,17 +78,26 @@ class NodeSource:
         )
 
     def request(self, index: int) -> Future[Block]:
-        """Request block `index`. The future raises the errors of building it. Raises `LoaderClosed` after `close`."""
+        """Request block `index`.
+
+        The future raises the errors of building it. Raises `LoaderClosed` after `close`.
+        """
         return self._workers.submit(index)
 
     def peek(self, index: int, counters: Counters) -> Block | None:
-        """Map block `index` without reading it, if this process got it from the node's disk before. Else None."""
+        """Map block `index` without reading it.
+
+        None unless this process got it from the node's disk before.
+        """
         if self._cache is None:
             return None
         return self._usable(index, self._cache.peek(self._names.key(index), counters, dataset=self._names.dataset))
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Cancel pending requests and return within `timeout_s` seconds. Blocks stay valid."""
+        """Cancel pending requests.
+
+        Returns within `timeout_s` seconds. Blocks stay valid.
+        """
         self._cancelled.set()
         self._workers.close(timeout_s)
         if self._lease:
@@ -140,7 +160,10 @@ class NodeSource:
 
 
 class _InActor(Exception):
-    """Traceback in the actor, as the cause of the error that is raised here."""
+    """Traceback in the actor.
+
+    The cause of the error that is raised here.
+    """
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"

@@ -1,4 +1,7 @@
-"""Copies of batches to a device, in a stream of their own where the device has streams."""
+"""Copies of batches to a device.
+
+In a stream of their own where the device has streams.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,25 @@ class DeviceCopies(Protocol):
     """
 
     def start(self, host: Batch) -> Batch:
-        """Start a copy. The batch on the device is incomplete until its `copied` has completed (None: it is)."""
+        """Start a copy.
+
+        The batch on the device is complete when its `copied` has completed, at once if that is None.
+        """
         ...
 
     def hand_out(self, batch: Batch) -> Batch:
-        """Make the consumer's later work wait for the copy, without waiting here."""
+        """Make the consumer's later work wait for the copy.
+
+        Does not wait here.
+        """
         ...
 
 
 class CudaCopies:
-    """Copies in a side stream of a GPU. The consumer is the stream that is current in the thread of `hand_out`."""
+    """Copies in a side stream of a GPU.
+
+    The consumer is the stream that is current in the thread of `hand_out`.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -48,7 +60,7 @@ class CudaCopies:
 
 
 class PlainCopies:
-    """Copies that are complete when they return, for devices without streams."""
+    """Synchronous copies, for devices without streams."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -61,7 +73,9 @@ class PlainCopies:
 
 
 def known_device(device: torch.device | str | None, *, as_numpy: bool) -> torch.device | None:
-    """Device of the batches, or None where they stay in main memory.
+    """Device of the batches.
+
+    None where they stay in main memory.
 
     Raises:
         InvalidOption: Not a device of this machine, or NumPy arrays on one.

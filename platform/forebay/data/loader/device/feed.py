@@ -1,4 +1,7 @@
-"""Batches on a device: the copy of the next one runs while the trainer uses this one."""
+"""Batches on a device, copied one ahead.
+
+The copy of the next one runs while the trainer uses this one.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +21,17 @@ class HostBatches(Protocol):
         ...
 
     def get_if_ready(self) -> Batch | None:
-        """Next batch if it is finished. Else None, also at the end and before an error."""
+        """Next batch if it is finished.
+
+        Else None, also at the end and before an error.
+        """
         ...
 
 
 class DeviceFeed:
-    """Copies finished batches to a device, one batch ahead. Waits for no copy but where the ring is full.
+    """Copies finished batches to a device, one batch ahead.
+
+    Waits for no copy but where the ring is full.
 
     Args:
         host: Batches to copy.
@@ -39,7 +47,10 @@ class DeviceFeed:
         self._ahead: Batch | None = None
 
     def next(self) -> Batch | None:
-        """Return the next batch on the device, or None after the last. Raises the error that ended the epoch early."""
+        """Return the next batch on the device.
+
+        None after the last. Raises the error that ended the epoch early.
+        """
         batch, self._ahead = self._ahead, None
         if batch is None:
             with self._counters.timed("wait_s"):

@@ -1,4 +1,4 @@
-"""Ring of host batches whose copies to a device have not ended."""
+"""Ring of host batches that are being copied."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ SLOTS = 4
 
 
 class CopyEvent(Protocol):
-    """Point in a stream of a device, after a copy. `torch.cuda.Event` is one."""
+    """Event in a device's stream, after a copy.
+
+    `torch.cuda.Event` is one.
+    """
 
     def query(self) -> bool:
         """Whether the copy has ended."""
@@ -22,7 +25,9 @@ class CopyEvent(Protocol):
 
 
 class CopyRing:
-    """Keeps host memory from being reused before its copy has ended.
+    """Ring of host batches, held until they are copied.
+
+    Keeps host memory from being reused before its copy has ended.
 
     A copy from page-locked memory returns before it is done, and the memory of a batch returns to its pool with the
     last reference to it. So the ring holds a reference until the event of the copy has completed, in any order.
@@ -37,7 +42,10 @@ class CopyRing:
         return len(self._held)
 
     def wait_for_slot(self) -> None:
-        """Release what is copied. Waits for the oldest copy while all slots are taken."""
+        """Release what is copied.
+
+        Waits for the oldest copy while all slots are taken.
+        """
         with self._lock:
             self._held = deque(slot for slot in self._held if not slot[0].query())
             while len(self._held) >= self._slots:
