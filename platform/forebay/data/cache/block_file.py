@@ -47,8 +47,9 @@ _DTYPES = {
 
 
 class BadBlock(ForebayError):
-    """A block file that is torn, damaged, or holds another block than its name says. Internal: the block is built
-    again.
+    """A torn or damaged block file.
+
+    Or one that holds another block than its name says. Internal: the block is built again.
     """
 
 
@@ -59,11 +60,11 @@ class BlockHeader:
     key: str
     dataset: str
     rows: int
-    arrays: tuple[_ArrayPlace, ...]
+    arrays: tuple[_StoredArray, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _ArrayPlace:
+class _StoredArray:
     name: str
     dtype: str
     shape: tuple[int, ...]
@@ -120,8 +121,8 @@ def map_block(path: Path, key: str, *, verify: bool) -> Block:
             _verify(file, size)
     memory = _memory(path, size)
     arrays = {}
-    for place, offset in _offsets(header, start):
-        arrays[place.name] = _array(memory, place, offset)
+    for stored, offset in _offsets(header, start):
+        arrays[stored.name] = _array(memory, stored, offset)
     return Block(header.rows, arrays, owner=memory)
 
 
@@ -148,10 +149,10 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _memory(path: Path, size: int) -> pa.Buffer:
-    """Bytes of the file, read-only. Arrow's map keeps no file descriptor, while Python's own keeps one until it is
-    freed.
+    """Bytes of the file, read-only.
 
-    Small files are read instead: a map costs at least a page, and a process may have only about 65,000 maps.
+    Arrow's map keeps no file descriptor, while Python's own keeps one until it is freed. Small files are read instead:
+    a map costs at least a page, and a process may have only about 65,000 maps.
     """
     with pa.OSFile(str(path)) if size <= _READ_BYTES else pa.memory_map(str(path)) as file:
         memory = file.read_buffer()
@@ -161,24 +162,24 @@ def _memory(path: Path, size: int) -> pa.Buffer:
     return memory
 
 
-def _array(memory: pa.Buffer, place: _ArrayPlace, offset: int) -> BlockArray:
+def _array(memory: pa.Buffer, stored: _StoredArray, offset: int) -> BlockArray:
     try:
-        array = np.ndarray(place.shape, _DTYPES[place.dtype], buffer=memory, offset=offset)
+        array = np.ndarray(stored.shape, _DTYPES[stored.dtype], buffer=memory, offset=offset)
     except (ValueError, TypeError, OverflowError) as error:
-        raise BadBlock(f"array {place.name[:80]!r}: {error}") from error
+        raise BadBlock(f"array {stored.name[:80]!r}: {error}") from error
     array.setflags(write=False)  # a small file was read into writable memory
     return array
 
 
 def _header_of(block: Block, key: str, dataset: str) -> BlockHeader:
-    places = tuple(
-        _ArrayPlace(name, array.dtype.newbyteorder("<").str, array.shape) for name, array in block.arrays.items()
+    layout = tuple(
+        _StoredArray(name, array.dtype.newbyteorder("<").str, array.shape) for name, array in block.arrays.items()
     )
-    return BlockHeader(key=key, dataset=dataset, rows=block.rows, arrays=places)
+    return BlockHeader(key=key, dataset=dataset, rows=block.rows, arrays=layout)
 
 
 def _encode(header: BlockHeader) -> bytes:
-    arrays = [[place.name, place.dtype, list(place.shape)] for place in header.arrays]
+    arrays = [[stored.name, stored.dtype, list(stored.shape)] for stored in header.arrays]
     facts = {"key": header.key, "dataset": header.dataset, "rows": header.rows, "arrays": arrays}
     return json.dumps(facts, separators=(",", ":")).encode()
 
@@ -191,16 +192,16 @@ def _start_of_arrays(header_bytes: int) -> int:
     return _align(len(_MAGIC) + 8 + header_bytes)
 
 
-def _offsets(header: BlockHeader, start: int) -> Iterator[tuple[_ArrayPlace, int]]:
-    for place in header.arrays:
-        yield place, start
-        start = _align(start + place.nbytes)
+def _offsets(header: BlockHeader, start: int) -> Iterator[tuple[_StoredArray, int]]:
+    for stored in header.arrays:
+        yield stored, start
+        start = _align(start + stored.nbytes)
 
 
 def _end_of_arrays(header: BlockHeader, header_bytes: int) -> int:
     end = _start_of_arrays(header_bytes)
-    for place in header.arrays:
-        end = _align(end + place.nbytes)
+    for stored in header.arrays:
+        end = _align(end + stored.nbytes)
     return end
 
 
@@ -208,12 +209,12 @@ def _pieces(block: Block, header: BlockHeader) -> Iterator[memoryview]:
     encoded = _encode(header)
     front = _MAGIC + len(encoded).to_bytes(8, "little") + encoded
     yield memoryview(front.ljust(_start_of_arrays(len(encoded)), b"\0"))
-    for place, array in zip(header.arrays, block.arrays.values(), strict=True):
-        plain = np.ascontiguousarray(array, _DTYPES[place.dtype]).reshape(-1).view(np.uint8)
+    for stored, array in zip(header.arrays, block.arrays.values(), strict=True):
+        plain = np.ascontiguousarray(array, _DTYPES[stored.dtype]).reshape(-1).view(np.uint8)
         # In chunks: bytes that the checksum has read are still in the CPU cache when they are written.
         for start in range(0, len(plain), _CHUNK_BYTES):
             yield plain[start : start + _CHUNK_BYTES].data
-        yield memoryview(bytes(_align(place.nbytes) - place.nbytes))
+        yield memoryview(bytes(_align(stored.nbytes) - stored.nbytes))
 
 
 def _read_header(file: BinaryIO, size: int) -> tuple[BlockHeader, int]:
@@ -242,14 +243,14 @@ def _decode(facts: dict[str, object]) -> BlockHeader:
     if not (isinstance(key, str) and isinstance(dataset, str) and _is_length(rows) and isinstance(arrays, list)):
         raise ValueError("wrong types")
     assert isinstance(rows, int)
-    places = tuple(_ArrayPlace(name, dtype, tuple(shape)) for name, dtype, shape in arrays)
-    for place in places:
-        plain = isinstance(place.name, str) and place.dtype in _DTYPES and 1 <= len(place.shape) <= 32
-        if not (plain and all(map(_is_length, place.shape)) and fits_rows(place.name, place.shape[0], rows)):
-            raise ValueError(f"array {place!r:.100}")
-    if len({place.name for place in places}) != len(places):
+    layout = tuple(_StoredArray(name, dtype, tuple(shape)) for name, dtype, shape in arrays)
+    for stored in layout:
+        plain = isinstance(stored.name, str) and stored.dtype in _DTYPES and 1 <= len(stored.shape) <= 32
+        if not (plain and all(map(_is_length, stored.shape)) and fits_rows(stored.name, stored.shape[0], rows)):
+            raise ValueError(f"array {stored!r:.100}")
+    if len({stored.name for stored in layout}) != len(layout):
         raise ValueError("two arrays of one name")
-    return BlockHeader(key=key, dataset=dataset, rows=rows, arrays=places)
+    return BlockHeader(key=key, dataset=dataset, rows=rows, arrays=layout)
 
 
 def _is_length(value: object) -> bool:

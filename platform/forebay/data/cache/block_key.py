@@ -23,7 +23,7 @@ def block_key(row_group: RowGroup, fingerprint: str, columns: Sequence[str] = ()
     """Name of the transformed `row_group`: 40 hex digits.
 
     Covers the file's URI and version (size, mtime, etag), the row group, the transform and the block file's version.
-    And those of `columns` that the file does not hold, with their types and values, and those that it holds under
+    Also covers `columns` that the file does not hold, with their types and values, and `columns` that it holds under
     another name or type.
     So a rewritten source, another transform or another release of Forebay never finds an old block.
     """

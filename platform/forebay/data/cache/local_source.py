@@ -63,8 +63,9 @@ class LocalSource:
         return self._threads.peek(index, counters)
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Cancel pending requests and return within `timeout_s` seconds. A stuck read is abandoned. Blocks stay
-        valid.
+        """Cancel pending requests and end the threads.
+
+        Returns within `timeout_s` seconds: a stuck read is abandoned. Blocks stay valid.
         """
         # A child must not close what it inherited: a release here would release the parent's lease.
         if self._threads.pid == os.getpid():

@@ -78,13 +78,13 @@ class AugmentedRows:
 
         Their batch, and the first ones by file.
         """
-        place = f"epoch {self._epoch}, position {rows.position[0]}"
+        position = f"epoch {self._epoch}, position {rows.position[0]}"
         if self._plan.windows:
-            return f"the batch at {place} ({len(rows.row)} windows)"
+            return f"the batch at {position} ({len(rows.row)} windows)"
         files = FileRows.of(self._plan.manifests, rows.block[:_NAMED_ROWS], rows.row[:_NAMED_ROWS], self._plan.names)
         named = ", ".join(map(str, islice(files, _NAMED_ROWS)))
         more = f" and {len(rows.row) - _NAMED_ROWS} more" if len(rows.row) > _NAMED_ROWS else ""
-        return f"the batch at {place} (rows {named}{more})"
+        return f"the batch at {position} (rows {named}{more})"
 
 
 def _by_name(schema: ArraySchema) -> Mapping[str, str]:

@@ -83,8 +83,10 @@ class Batch(dict[str, Any]):
 
     @property
     def windows(self) -> Any:
-        """Entity and first step of each window, int64 [rows, 2], to write predictions back. A padded window starts
-        below 0. None for rows. Made at the first use, which few training loops have.
+        """Entity and first step of each window, int64 [rows, 2].
+
+        To write predictions back. A padded window starts below 0. None for rows. Made at the first use, which few
+        training loops have.
         """
         if callable(self._windows):
             self._windows = self._windows()
@@ -106,8 +108,9 @@ class Batch(dict[str, Any]):
         self._windows, self._file_rows = other._windows, other._file_rows
 
     def __getstate__(self) -> dict[str, Any]:
-        """Attributes for a pickle. The functions that make windows and rows hold their whole index, so they stay here,
-        and so does an event.
+        """Attributes for a pickle.
+
+        The functions that make windows and rows hold their whole index, so they are left out, and so is an event.
         """
         # To name the rows of windows, files are read: only a call of rows() does.
         is_known = self._file_rows is not None and not (self._windows is not None and callable(self._file_rows))
@@ -160,8 +163,8 @@ class Batch(dict[str, Any]):
         starts, index = lengths.cumsum(0) - lengths, _index(rows, values)
         kept = lengths[index]
         shifts = starts[index] - (kept.cumsum(0) - kept)
-        places = torch.repeat_interleave(shifts, kept)
-        return values[places + torch.arange(len(places), device=values.device)]
+        shift = torch.repeat_interleave(shifts, kept)
+        return values[shift + torch.arange(len(shift), device=values.device)]
 
     def __repr__(self) -> str:
         shapes = {name: tuple(array.shape) for name, array in self.items()}

@@ -37,9 +37,9 @@ class BlockTable:
         self._row_bytes: list[int] = []
         self._names: tuple[str, ...] = ()
         self._list_dtypes: dict[str, str] = {}
-        self._kept_places: tuple[int, NDArray[np.int64], int] | None = None
+        self._kept_layout: tuple[int, NDArray[np.int64], int] | None = None
         # Rows of `_bases` of the values and of the offsets of each, and bytes of a value.
-        self._list_places = np.zeros((0, 3), dtype=np.int64)
+        self._list_layout = np.zeros((0, 3), dtype=np.int64)
 
     @property
     def lists(self) -> tuple[str, ...]:
@@ -90,28 +90,28 @@ class BlockTable:
         if self._schema is None:
             return None
         n = len(rows.row)
-        places, end = self._places_of(n)
+        layout, end = self._layout_of(n)
         if self.lists:
-            return self._gather_with_lists(rows, places, end)
+            return self._gather_with_lists(rows, layout, end)
         buffer = self._pool.lease(end)
-        if gather_arrays(buffer.ctypes.data, places, self._bases, self._slot_of, rows.block, rows.row) >= 0:
+        if gather_arrays(buffer.ctypes.data, layout, self._bases, self._slot_of, rows.block, rows.row) >= 0:
             return None
-        return self._plain_arrays(buffer, n, places), end
+        return self._plain_arrays(buffer, n, layout), end
 
     def _gather_with_lists(
-        self, rows: PositionedRows, places: NDArray[np.int64], end: int
+        self, rows: PositionedRows, layout: NDArray[np.int64], end: int
     ) -> tuple[dict[str, NDArray[np.generic]], int] | None:
         n, indices = len(rows.row), (self._slot_of, rows.block, rows.row)
         lists = np.empty((len(self.lists), 2, n), dtype=np.int64)  # address and length of each
-        if locate_lists(self._list_places, self._bases, *indices, lists) >= 0:
+        if locate_lists(self._list_layout, self._bases, *indices, lists) >= 0:
             return None
-        value_bytes = self._list_places[:, 2]
+        value_bytes = self._list_layout[:, 2]
         sizes = (lists[:, 1].sum(axis=1) * value_bytes).tolist() + [4 * n] * len(self.lists)
         starts, end = _starts_of(sizes, end)
         buffer = self._pool.lease(end)
-        if gather_arrays(buffer.ctypes.data, places, self._bases, *indices) >= 0:
+        if gather_arrays(buffer.ctypes.data, layout, self._bases, *indices) >= 0:
             return None
-        arrays = self._plain_arrays(buffer, n, places)
+        arrays = self._plain_arrays(buffer, n, layout)
         gather_lists(buffer.ctypes.data, _pairs(value_bytes, starts[: len(self.lists)]), lists)
         parts = [buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         for k, (name, dtype) in enumerate(self._list_dtypes.items()):
@@ -121,21 +121,22 @@ class BlockTable:
             arrays[f"{name}_lengths"] = lengths
         return {name: arrays[name] for name in map(_batch_name, self._names)}, end
 
-    def _places_of(self, n: int) -> tuple[NDArray[np.int64], int]:
-        """Bytes of a row and start of each plain array of `n` rows, and the bytes of all. Kept: most batches are equal
-        in size.
+    def _layout_of(self, n: int) -> tuple[NDArray[np.int64], int]:
+        """Layout of the plain arrays of `n` rows.
+
+        Bytes of a row and start of each array, and the bytes of all. Kept: most batches are equal in size.
         """
-        if self._kept_places is None or self._kept_places[0] != n:
+        if self._kept_layout is None or self._kept_layout[0] != n:
             starts, end = _starts_of(n * row_bytes for row_bytes in self._row_bytes)
-            self._kept_places = n, _pairs(self._row_bytes, starts), end
-        return self._kept_places[1:]
+            self._kept_layout = n, _pairs(self._row_bytes, starts), end
+        return self._kept_layout[1:]
 
     def _plain_arrays(
-        self, buffer: NDArray[np.uint8], n: int, places: NDArray[np.int64]
+        self, buffer: NDArray[np.uint8], n: int, layout: NDArray[np.int64]
     ) -> dict[str, NDArray[np.generic]]:
         return {
             name: buffer[start : start + n * row_bytes].view(dtype).reshape(n, *tail)
-            for (name, dtype, tail), (row_bytes, start) in zip(self._plain, places.tolist(), strict=True)
+            for (name, dtype, tail), (row_bytes, start) in zip(self._plain, layout.tolist(), strict=True)
         }
 
     def _validate_block(self, index: int, block: Block) -> None:
@@ -163,11 +164,11 @@ class BlockTable:
         self._list_dtypes = {
             name.removeprefix(LIST_VALUES): dtype for name, dtype, _ in schema if name.startswith(LIST_VALUES)
         }
-        places = [
+        layout = [
             (len(self._plain) + k, len(self._plain) + len(self.lists) + k, np.dtype(dtype).itemsize)
             for k, dtype in enumerate(self._list_dtypes.values())
         ]
-        self._list_places = np.array(places, dtype=np.int64).reshape(-1, 3)
+        self._list_layout = np.array(layout, dtype=np.int64).reshape(-1, 3)
         self._bases = np.zeros((len(schema), len(self._blocks)), dtype=np.uint64)
 
     def _base_names(self) -> list[str]:

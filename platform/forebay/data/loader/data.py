@@ -30,7 +30,7 @@ Transforms: TypeAlias = Transform | Mapping[str, Transform]
 def datasets_of(plan: Order, transform: Transforms) -> tuple[Dataset, ...]:
     """Each dataset of `plan` with its transform.
 
-    Raises `InvalidOption` for other names than those of the plan, and for windows without a transform of sequences.
+    Raises `InvalidOption` for names that the plan does not have, and for windows without a transform of sequences.
     """
     makers = transform.values() if isinstance(transform, Mapping) else (transform,)
     if any(bool(plan.windows) != isinstance(each, SequenceTransform) for each in makers):
@@ -196,7 +196,7 @@ class Data:
 
         Empty without such.
 
-        Those of several datasets have columns by `"dataset/column"`, and scale and fill by dataset.
+        Statistics of several datasets have columns by `"dataset/column"`, and scale and fill by dataset.
         """
         if isinstance(self.transform, SequenceTransform):
             return self.transform.views.statistics

@@ -32,7 +32,7 @@ class BlockPool(Generic[K, T]):
     Args:
         work: Called for each task in a thread of the pool.
         workers: Number of row groups that are read at once, and number of cores.
-        num_cores: Number of cores instead of those of `workers`.
+        num_cores: Number of cores that may be busy at once. By default `workers.num_cores()`.
         peek: Called by `submit` in its thread. A value is the result at once. Must not block.
         reads: Controller of an earlier pool, to continue with its number of reads.
     """

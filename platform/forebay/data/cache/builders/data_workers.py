@@ -148,7 +148,7 @@ def _quotas(root: Path) -> list[float]:
 def _quota(words: list[str]) -> float | None:
     """Quota divided by its period.
 
-    None if there is no quota, which is "max" or -1.
+    None without a quota, which is "max" or -1.
     """
     if len(words) != 2 or not all(word.isdecimal() and int(word) for word in words):
         return None

@@ -46,8 +46,8 @@ class FinishedRead:
     """Read whose block is built.
 
     Attributes:
-        began_s: When it took its place, by any clock that goes forward.
-        held_s: Seconds until another read may take its place.
+        began_s: When it took its slot, by any clock that goes forward.
+        held_s: Seconds until another read may take its slot.
         core_s: Seconds of these in which it waited for a core or used it.
         nbytes: Bytes of the block in memory.
     """
@@ -63,11 +63,11 @@ class ReadsInFlight:
 
     It learns from the times of finished reads.
 
-    By Little's law, number / (seconds that a read holds its place) reads end per second. Latency is the part of these
+    By Little's law, number / (seconds that a read holds its slot) reads end per second. Latency is the part of these
     seconds in which a read needs no core. Reads per second x least latency is the bandwidth-delay product: so many are
     on their way if none waits in a queue. Twice as many are allowed, and one for each core. So the number doubles while
     latency stays the same, stays where throughput no longer grows, and falls when latency grows without throughput.
-    A wait for a core is no reason for more reads.
+    A wait for a core does not ask for more reads.
 
     A round is half as many reads as the number, all begun in it, and has their median latency. The least latency is
     that of 16 rounds. Each twelfth round has fewer reads than the product, so that a lasting queue does not hide it.
@@ -118,7 +118,7 @@ class ReadsInFlight:
             self._latencies.clear()
         self._latencies.append(latency)
         self._block_bytes, self._most_bytes = self._most_bytes, 0
-        if 2 * self._num_limited < len(self._samples):  # the trainer is slower: the places were not all in use
+        if 2 * self._num_limited < len(self._samples):  # the trainer is slower: the slots were not all in use
             self._number = self._within_bounds(self._number)
             return
         self._num_rounds += 1

@@ -67,7 +67,7 @@ class Dispatch:
             self._changed.notify_all()
 
     @contextmanager
-    def place(self, *, only_here: bool = False) -> Iterator[str]:
+    def slot(self, *, only_here: bool = False) -> Iterator[str]:
         """Wait for a node with room. Yields its name.
 
         Counts a build as open on it during the block.

@@ -105,7 +105,7 @@ class DataNodes:
         """
         self._look_up_when_stale()
         for tries in range(_MOST_TRIES + 1):
-            with self._dispatch.place(only_here=tries == _MOST_TRIES) as name:
+            with self._dispatch.slot(only_here=tries == _MOST_TRIES) as name:
                 if name == HERE:
                     return here()
                 with counters.timed("data_node_s"):

@@ -143,7 +143,7 @@ class CacheDirectory:
         if problem := unsafe_path(self.root):
             raise CacheUnusable(
                 f"cache directory {self.root}: {problem}, so others could change what is trained on. "
-                "Name a directory of your own in another place.",
+                "Name a directory of your own in another folder.",
                 path=str(self.root),
             )
 

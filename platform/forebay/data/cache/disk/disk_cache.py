@@ -120,8 +120,9 @@ class DiskCache:
         return live_users(self._directory)
 
     def get(self, key: str, counters: Counters | None = None, *, dataset: str | None = None) -> Block | None:
-        """Map the block `key`. Returns None if it is not in the cache. Quarantines and counts a damaged block: then
-        None.
+        """Map the block `key`, or return None.
+
+        None for a missing block, and for a damaged one, which is counted and moved to quarantine.
 
         The hit counts for a lease of `dataset`. By default the file's header is read for its name, if there are leases
         of several datasets.

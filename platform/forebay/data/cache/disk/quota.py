@@ -58,7 +58,7 @@ class Quota:
     def reserve(self, name: str, reservation: Reservation) -> bool:
         """Reserve room for the part file `name`.
 
-        The file exists and is locked. Returns False if there is no room.
+        The file exists and is locked. Returns False without room.
         """
         if smallest_quota(reservation.bytes) > self._quota_bytes:
             return False

@@ -196,7 +196,7 @@ class IndexTables:
 
 def _text(found: object, form: re.Pattern[str] | None = None) -> str:
     if not isinstance(found, bytes):
-        raise DamagedRow(f"a {type(found).__name__} in place of text")
+        raise DamagedRow(f"a {type(found).__name__} where text is expected")
     try:
         text = found.decode()
     except UnicodeDecodeError as error:
@@ -208,11 +208,11 @@ def _text(found: object, form: re.Pattern[str] | None = None) -> str:
 
 def _count(found: object) -> int:
     if not (isinstance(found, int) and 0 <= found < 1 << 62):
-        raise DamagedRow(f"{found!r:.100} in place of a whole number")
+        raise DamagedRow(f"{found!r:.100} where a whole number is expected")
     return found
 
 
 def _unix_s(found: object) -> float:
     if not (isinstance(found, float) and 0 <= found < 1e12):
-        raise DamagedRow(f"{found!r:.100} in place of a time")
+        raise DamagedRow(f"{found!r:.100} where a time is expected")
     return found

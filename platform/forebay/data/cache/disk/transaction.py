@@ -68,7 +68,7 @@ class CacheTransaction:
         """Remove the oldest quarantined file. Returns its bytes."""
         files = self.tables.quarantined()
         name = min(files)
-        with suppress(IsADirectoryError):  # a folder in the place of a block
+        with suppress(IsADirectoryError):  # a folder with the name of a block
             (self._directory.quarantine / name).unlink(missing_ok=True)
         self.tables.remove_quarantined(name)
         return files[name]

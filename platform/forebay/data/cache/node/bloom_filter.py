@@ -42,5 +42,5 @@ class BloomFilter:
         num_bits = 8 * len(self.bits)
         if not num_bits:
             return False
-        places = (int(key[8 * word : 8 * word + 8], 16) % num_bits for word in range(_NUM_PROBES))
-        return all(self.bits[place >> 3] >> (place & 7) & 1 for place in places)
+        positions = (int(key[8 * word : 8 * word + 8], 16) % num_bits for word in range(_NUM_PROBES))
+        return all(self.bits[bit >> 3] >> (bit & 7) & 1 for bit in positions)

@@ -68,8 +68,9 @@ class NodeCacheClient:
         return NodeSource(self, dataset, counters)
 
     def facts(self) -> dict[str, Any]:
-        """`pid`, `node_id`, `path` and `used_bytes` of the actor, and `inflight_bytes`: bytes of blocks in its memory
-        now.
+        """Facts of the actor.
+
+        `pid`, `node_id`, `path` and `used_bytes`, and `inflight_bytes`: bytes of blocks in its memory now.
         """
         found: dict[str, Any] = self.call(threading.Event(), "facts")
         return found

@@ -129,7 +129,7 @@ class NodeSource:
                 return block
         raise CacheUnusable(
             f"block {key} was stored in {self._transport.spec.directory} {_MOST_TRIES} times but cannot be read there. "
-            "Check that this process sees the same disk as the cache's actor, not that of another container.",
+            "Check that this process sees the same disk as the cache's actor, not the disk of another container.",
             key=key,
         )
 

@@ -33,14 +33,14 @@ def dispatch(clock: GivenClock) -> Dispatch:
 
 
 def opened(dispatch: Dispatch, stack: ExitStack, count: int) -> Counter[str]:
-    return Counter(stack.enter_context(dispatch.place()) for _ in range(count))
+    return Counter(stack.enter_context(dispatch.slot()) for _ in range(count))
 
 
 def test_open_builds_are_shared_by_cores(dispatch: Dispatch) -> None:
     with ExitStack() as stack:
         assert opened(dispatch, stack, 7) == {HERE: 1, "two": 2, "four": 4}
         assert opened(dispatch, stack, 7) == {HERE: 1, "two": 2, "four": 4}
-    with dispatch.place() as name:
+    with dispatch.slot() as name:
         assert name == "four", "all of them have ended"
 
 
@@ -56,7 +56,7 @@ def test_slow_node_gets_fewer(dispatch: Dispatch) -> None:
     with ExitStack() as slow:
         for _ in range(30):
             stack = ExitStack()
-            name = stack.enter_context(dispatch.place())
+            name = stack.enter_context(dispatch.slot())
             given[name] += 1
             if name == "a":
                 slow.push(stack)  # is never done
@@ -69,7 +69,7 @@ def test_waits_for_room_when_all_nodes_are_full(dispatch: Dispatch) -> None:
     taken: list[str] = []
 
     def take() -> None:
-        with dispatch.place() as name:
+        with dispatch.slot() as name:
             taken.append(name)
 
     thread = threading.Thread(target=take)
@@ -87,7 +87,7 @@ def test_new_data_node_takes_what_waits(dispatch: Dispatch) -> None:
     taken: list[str] = []
 
     def take() -> None:
-        with dispatch.place() as name:
+        with dispatch.slot() as name:
             taken.append(name)
 
     thread = threading.Thread(target=take)
@@ -107,17 +107,17 @@ def test_failed_node_is_skipped_and_its_failures_outlive_its_actor(dispatch: Dis
     clock.now = 31.0
     dispatch.set_data_nodes({"two": 2})
     dispatch.set_data_nodes({"two": 2, "four": 4})
-    with dispatch.place() as name:
+    with dispatch.slot() as name:
         assert name == "four"
     assert dispatch.record_failure("four")
     clock.now = 31.0 + 59.0
-    with dispatch.place() as name:
+    with dispatch.slot() as name:
         assert name == "two", "the second failure in a row costs twice the time"
 
 
 def test_only_here(dispatch: Dispatch) -> None:
     with ExitStack() as stack:
-        assert {stack.enter_context(dispatch.place(only_here=True)) for _ in range(8)} == {HERE}
+        assert {stack.enter_context(dispatch.slot(only_here=True)) for _ in range(8)} == {HERE}
 
 
 def test_close_ends_waiting(dispatch: Dispatch) -> None:
@@ -125,7 +125,7 @@ def test_close_ends_waiting(dispatch: Dispatch) -> None:
     ended = threading.Event()
 
     def take() -> None:
-        with pytest.raises(Cancelled), dispatch.place():
+        with pytest.raises(Cancelled), dispatch.slot():
             pass
         ended.set()
 
