@@ -20,7 +20,7 @@ from statistics import fmean
 from tests.fleet_simulation.day import FaultRates, SimulatedDay
 from tests.fleet_simulation.made import made_fleet, made_jobs, simulated
 
-from forebay.fleet.clusters.cluster import Cluster, Market
+from forebay.fleet.cluster import Cluster, Market
 from forebay.fleet.federation.federation import Placer
 from forebay.fleet.placement.capacity import PoolRemainder
 from forebay.fleet.placement.history import COOL_DOWN_S, PlacementHistory, Pool

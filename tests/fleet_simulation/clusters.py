@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from tests.fleet_simulation.machines import BoundPod, SimulatedNodes
 from tests.fleet_simulation.storage import SimulatedStorage
 
-from forebay.fleet.clusters.cluster import Cluster
-from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.cluster import Cluster
 from forebay.fleet.federation.ports import ClusterView
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.kube.api_errors import ApiUnreachable, KubeError, TooManyRequests
 from forebay.fleet.lifecycle.decide import Phase, SeenRayJob
 from forebay.fleet.placement.capacity import Capacity, NodeGroup

@@ -13,8 +13,8 @@ from statistics import fmean, quantiles
 from tests.fleet_simulation.clusters import SimulatedFleet
 from tests.fleet_simulation.storage import SimulatedStorage
 
-from forebay.fleet.clusters.fleet import Fleet
 from forebay.fleet.federation.federation import Federation, Placer
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.fleet.lifecycle.states import JobEnd, JobSucceeded
 from forebay.fleet.placement.place import place

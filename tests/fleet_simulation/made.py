@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from tests.fleet_simulation.clusters import SimulatedFleet
 from tests.fleet_simulation.day import SimulatedJob
 
-from forebay.fleet.clusters.cluster import Cluster, Market, Sku
-from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.cluster import Cluster, Market, Sku
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.placement.capacity import HEAD_POOL, NodeGroup, Shape
 from forebay.fleet.placement.place import machine_of
 from forebay.fleet.spec.job_spec import JobSpec, Scheduling, Task, TaskWorkers

@@ -1,4 +1,4 @@
-"""Fixtures of the tests on a real control plane, which only `make k8s` runs."""
+"""Fixtures on a real control plane, for `make k8s`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ GPU_NODES = {"west": 1, "east": 3}
 
 @pytest.fixture(scope="session")
 def planes() -> Iterator[dict[str, ControlPlane]]:
-    """Two clusters, "west" with one GPU node and "east" with three, of 4 GPUs each, and a CPU node."""
+    """Two clusters, "west" and "east".
+
+    "west" has one GPU node and "east" three, of 4 GPUs each, and both a CPU node.
+    """
     if missing := what_is_missing():
         pytest.skip(missing)
     with tempfile.TemporaryDirectory(prefix="forebay-k8s-", dir="/dev/shm") as folder:
@@ -40,6 +43,9 @@ def planes() -> Iterator[dict[str, ControlPlane]]:
 
 @pytest.fixture(scope="module")
 def players(planes: dict[str, ControlPlane]) -> Iterator[dict[str, Player]]:
-    """The kubelet and the operator of each cluster. Jobs succeed at once."""
+    """The kubelet and the operator of each cluster.
+
+    Jobs succeed at once.
+    """
     with playing(planes) as found:
         yield found

@@ -1,7 +1,8 @@
-"""A real control plane on loopback ports: etcd, API servers, scheduler and controllers. No nodes, no Docker.
+"""A real control plane on loopback ports.
 
-kube-apiserver, scheduler and controller manager are 1.20. The CRDs of KubeRay are served by an apiextensions-apiserver
-0.36 through aggregation, with strict validation and CEL as in Kubernetes 1.36.
+It has etcd, API servers, scheduler and controllers. No nodes, no Docker. kube-apiserver, scheduler and controller
+manager are 1.20. The CRDs of KubeRay are served by an apiextensions-apiserver 0.36 through aggregation, with strict
+validation and CEL as in Kubernetes 1.36.
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ def what_is_missing() -> str | None:
 
 
 class ControlPlane:
-    """One cluster. `context` is its name in `kubeconfig`, which is an administrator's."""
+    """One cluster.
+
+    `context` is its name in `kubeconfig`, which is an administrator's.
+    """
 
     def __init__(self, name: str, folder: Path) -> None:
         self.context, self.folder, self.pki = name, folder / name, folder / name / "pki"
@@ -64,7 +68,10 @@ class ControlPlane:
         self._start_controller_manager()
 
     def start_scheduler(self) -> None:
-        """Start an API server and a scheduler alone: no CRDs, and nodes need no heartbeat."""
+        """Start an API server and a scheduler alone.
+
+        There are no CRDs, and nodes need no heartbeat.
+        """
         make_pki(self.pki)
         for user in ("admin", "scheduler"):
             self._write_kubeconfig(user)
@@ -77,7 +84,7 @@ class ControlPlane:
         return KubeApi(by_context(self.context, self.kubeconfig), cluster=self.context, **options)
 
     def kubeconfig_of(self, token: str) -> str:
-        """Path of the kubeconfig of a service account, by its token."""
+        """Return a kubeconfig with a service account's token."""
         path = self.folder / f"token-{abs(hash(token))}.kubeconfig"
         path.write_text(kubeconfig_of(self.pki, self.port, self.context, {"token": token}))
         path.chmod(0o600)
@@ -88,7 +95,10 @@ class ControlPlane:
         return KubeApi(by_context(self.context, self.kubeconfig_of(token)), cluster=self.context)
 
     def freeze(self) -> None:
-        """Cut the cluster off: its API server keeps connections, and answers nothing."""
+        """Cut the cluster off.
+
+        Its API server keeps connections, and answers nothing.
+        """
         self.processes["kube-apiserver"].send_signal(signal.SIGSTOP)
 
     def thaw(self) -> None:

@@ -12,7 +12,10 @@ IMAGE = "registry.example/forebay@sha256:" + "0" * 64
 
 
 def ray_job(name: str, workers: int = 1, *, deadline_s: int = 300, **annotations: str) -> Object:
-    """RayJob with a head on a CPU node, and workers that take a GPU node each."""
+    """Return a RayJob with a head and GPU workers.
+
+    The head is on a CPU node, and each worker takes a GPU node.
+    """
     group = {
         "groupName": "gpu",
         "replicas": workers,
@@ -40,7 +43,10 @@ def ray_job(name: str, workers: int = 1, *, deadline_s: int = 300, **annotations
 
 
 def ray_cluster(name: str, groups: dict[str, int]) -> Object:
-    """RayCluster with an autoscaler, and worker groups of so many replicas."""
+    """Return a RayCluster with an autoscaler.
+
+    Worker groups have so many replicas.
+    """
     specs = [
         {
             "groupName": group,

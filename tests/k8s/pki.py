@@ -24,7 +24,10 @@ CLIENTS = {
 
 
 def make_pki(folder: Path) -> None:
-    """Write an authority, the server's certificate, all clients' certificates, and the key of service accounts."""
+    """Write an authority and its certificates.
+
+    They are the server's and all clients', and there is the key of service accounts.
+    """
     folder.mkdir(parents=True)
     authority = Authority(folder)
     authority.sign("server", "127.0.0.1", is_server=True)

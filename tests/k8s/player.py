@@ -1,4 +1,7 @@
-"""The kubelet and KubeRay's operator, played: bound pods run, RayJobs get clusters, clusters get pods, and jobs end."""
+"""The kubelet and KubeRay's operator, played.
+
+Bound pods run, RayJobs get clusters, clusters get pods, and jobs end.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ ENDED = ("Complete", "Failed", "ValidationFailed")
 
 
 class Player(threading.Thread):
-    """Plays one cluster, looking every 0.2 s. The attributes are a test's switches.
+    """Plays one cluster, looking every 0.2 s.
+
+    The attributes are a test's switches.
 
     Attributes:
         run_job: Called with a RayJob each time it is seen running. Returns its job status, "RUNNING" while it runs.
@@ -50,7 +55,10 @@ class Player(threading.Thread):
                 self.errors.append(str(error))
 
     def is_ready(self, pod: Object) -> bool:
-        """Whether the container of a bound pod has started, which this may do."""
+        """Start the container of a bound pod if possible.
+
+        Returns whether it has started.
+        """
         return True
 
     def end_code(self, pod: Object) -> int | None:
@@ -248,7 +256,10 @@ def age_s(when: str) -> float:
 
 @contextmanager
 def playing(planes: Mapping[str, ControlPlane]) -> Iterator[dict[str, Player]]:
-    """The kubelet and the operator of each cluster, for the length of a block. Jobs succeed at once."""
+    """Play each cluster for the length of a block.
+
+    Jobs succeed at once.
+    """
     found = {name: Player(plane.api(), lambda _: "SUCCEEDED") for name, plane in planes.items()}
     for player in found.values():
         player.start()

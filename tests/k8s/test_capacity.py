@@ -1,4 +1,7 @@
-"""Capacity counted on a real API server, and placements beside the real scheduler's."""
+"""Capacity on a real API server, and placements.
+
+The real scheduler's are the reference.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.k8s.objects import IMAGE, ray_job, wait_for
 from tests.k8s.player import Player
 
 from forebay.fleet.capacity_agent import CAPACITY, CapacityAgent
-from forebay.fleet.clusters.cluster import Cluster, Sku
+from forebay.fleet.cluster import Cluster, Sku
 from forebay.fleet.kube.kuberay import KubeRay
 from forebay.fleet.placement.capacity import Capacity, Shape
 
@@ -32,7 +35,10 @@ WORKER = Shape(cpu=2000, memory=GIB, gpus=4)
 
 @pytest.fixture
 def agent(planes: dict[str, ControlPlane]) -> Iterator[CapacityAgent]:
-    """An agent of the cluster "east", that writes at most every 0.2 s."""
+    """A quick agent of the cluster "east".
+
+    It writes at most every 0.2 s.
+    """
     api = planes["east"].api()
     published_at = f"/api/v1/namespaces/default/configmaps/{CAPACITY}"
     api.create("/api/v1/namespaces/default/configmaps", {"metadata": {"name": CAPACITY}})

@@ -1,4 +1,7 @@
-"""The chart on real API servers: install, upgrade, rollback, uninstall by both Helms, and what its accounts may do."""
+"""The chart on real API servers, by both Helms.
+
+It is installed, upgraded, rolled back and uninstalled, and its accounts are tried.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ GROUPS = {"rayjobs": "ray.io", "rayclusters": "ray.io", "deployments": "apps", "
 
 @pytest.fixture(scope="module")
 def namespace(planes: dict[str, ControlPlane]) -> Iterator[str]:
-    """A namespace of the cluster "east" with the chart in it."""
+    """A namespace of "east" with the chart."""
     plane = planes["east"]
     plane.api().create("/api/v1/namespaces", {"metadata": {"name": "ml"}})
     helm(plane, "install", "fb", CHART)
@@ -150,7 +153,10 @@ def test_unknown_token_is_refused(planes) -> None:
 
 
 def run_hook(plane: ControlPlane, pod: Object, folder: Path) -> int:
-    """Run the command of a hook's pod with the rights of its account, on the catalogue that it mounts."""
+    """Run the command of a hook's pod, as its account.
+
+    It reads the catalogue that the pod mounts.
+    """
     namespace, container = pod["metadata"]["namespace"], pod["spec"]["containers"][0]
     (mounted,) = (each["configMap"]["name"] for each in pod["spec"]["volumes"] if "configMap" in each)
     stored = plane.api().get(f"/api/v1/namespaces/{namespace}/configmaps/{mounted}")
@@ -180,7 +186,10 @@ def is_allowed(api: KubeApi, namespace: str, account: str, kind: str, verb: str)
 
 
 def is_refused(api: KubeApi, namespace: str, kind: str, verb: str) -> bool:
-    """Whether the API server answers 403 to a request, for an object that is not there or a body that is wrong."""
+    """Whether the API server answers 403 to a request.
+
+    The object does not exist, or the body is wrong.
+    """
     resource, _, sub = kind.partition("/")
     group = GROUPS.get(resource)
     is_namespaced = resource not in ("nodes", "namespaces", "clusterroles", "clusterrolebindings")

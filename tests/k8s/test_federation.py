@@ -1,4 +1,7 @@
-"""Rounds of the federation over real API servers: jobs are placed where they fit, wait with a reason, and run once."""
+"""Rounds of the federation over real API servers.
+
+Jobs are placed where they fit, wait with a reason, and run once.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from tests.k8s.objects import IMAGE
 from tests.k8s.player import Player
 
 import forebay as fb
-from forebay.fleet.clusters.cluster import CacheVolume, Cluster, Sku
-from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.cluster import CacheVolume, Cluster, Sku
 from forebay.fleet.federation.controller import FleetController
 from forebay.fleet.federation.federation import Federation
 from forebay.fleet.federation.kube_clusters import KubeClusters
 from forebay.fleet.federation.run_storage import RunStorage
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.kube.kuberay import KubeRay
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.fleet.lifecycle.states import AttemptRunning, JobState
@@ -52,7 +55,7 @@ class FleetOfPlanes:
         self.start()
 
     def start(self) -> None:
-        """Start a controller without a journal, as after a loss of its disk."""
+        """Start a controller that lost its journal."""
         clusters = KubeClusters(self.fleet, lambda found: self.planes[found.name].api(deadline_s=1.0), delete_s=1.0)
         self.journal = JobJournal(":memory:")
         self.federation = Federation(self.fleet, clusters, self.storage, self.journal)

@@ -1,4 +1,4 @@
-"""RayJobs and RayClusters on real API servers with KubeRay's true CRDs."""
+"""RayJobs and RayClusters with KubeRay's true CRDs."""
 
 from __future__ import annotations
 

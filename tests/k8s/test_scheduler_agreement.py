@@ -1,4 +1,7 @@
-"""Packing of gangs beside the real scheduler, on generated clusters with taints, selectors and nodes in partial use."""
+"""Packing of gangs compared with the real scheduler.
+
+Generated clusters have taints, selectors and nodes in partial use.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tests.k8s.objects import IMAGE, wait_for
 from tests.k8s.player import ready
 
 import forebay as fb
-from forebay.fleet.clusters.cluster import CacheVolume, Cluster, Sku
+from forebay.fleet.cluster import CacheVolume, Cluster, Sku
 from forebay.fleet.kube.api import KubeApi, Object
 from forebay.fleet.placement.counting import count
 from forebay.fleet.placement.history import PlacementHistory
@@ -42,7 +45,10 @@ TAINTS: dict[str, Object] = {
 
 @pytest.fixture(scope="module")
 def plane() -> Iterator[ControlPlane]:
-    """An API server and a scheduler, without controllers: nodes stay as a case made them."""
+    """An API server and a scheduler, without controllers.
+
+    Nodes stay as a case made them.
+    """
     if missing := what_is_missing():
         pytest.skip(missing)
     with tempfile.TemporaryDirectory(prefix="forebay-k8s-", dir="/dev/shm") as folder:
@@ -56,7 +62,7 @@ def plane() -> Iterator[ControlPlane]:
 
 @dataclass(frozen=True, slots=True)
 class GeneratedCase:
-    """A cluster, its nodes, pods that are there, and a gang."""
+    """A cluster with nodes, pods, and a gang."""
 
     number: int
     cluster: Cluster
@@ -141,7 +147,7 @@ def node(
 
 
 def residents(rng: random.Random, of: Object, label: dict[str, str], gpus: int) -> Iterator[Object]:
-    """Pods that are on a node: running, ended, being deleted, or waiting for it."""
+    """Yield pods of a node, in all states."""
     for number in range(rng.choice((0, 0, 1, 2))):
         asked = {"cpu": rng.choice(("500m", "2", "5")), "memory": rng.choice(("1Gi", "9Gi"))}
         if gpus and rng.random() < 0.5 and of["metadata"]["labels"]["sku"] == "box":
@@ -182,7 +188,7 @@ def choice_for(case: GeneratedCase, nodes: list[Object], pods: list[Object]) -> 
 
 
 def gang_pods(case: GeneratedCase, choice: PlacementChoice | None) -> Iterator[Object]:
-    """Pods that KubeRay makes of the rendered RayJob, the head first."""
+    """Return pods of the rendered RayJob, head first."""
     task = case.spec.task[0]
     attempt = PlacedAttempt(
         spec=case.spec,

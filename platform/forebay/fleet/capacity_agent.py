@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.fleet.clusters.cluster import Cluster
+from forebay.fleet.cluster import Cluster
 from forebay.fleet.kube.api import SILENCE_S, WATCH_S, KubeApi, Object
 from forebay.fleet.kube.api_errors import ApiUnreachable, VersionExpired
 from forebay.fleet.placement.capacity import Capacity

@@ -1,4 +1,4 @@
-"""A fleet of three clusters, and controllers over it that are processes of their own."""
+"""A fleet of three clusters, and controllers as processes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ STORM_NODES = {"west": 1, "east": 2, "south": 3}
 
 @pytest.fixture(scope="session")
 def fleet(planes: dict[str, ControlPlane]) -> Iterator[dict[str, ControlPlane]]:
-    """The two clusters of the bench, and a third one. Each has one node of pool "small", and nodes with GPUs."""
+    """The two clusters of the bench, and a third one.
+
+    Each has one node of pool "small", and nodes with GPUs.
+    """
     with tempfile.TemporaryDirectory(prefix="forebay-k8s-", dir="/dev/shm") as folder:
         south = ControlPlane("south", Path(folder))
         try:
@@ -38,14 +41,14 @@ def fleet(planes: dict[str, ControlPlane]) -> Iterator[dict[str, ControlPlane]]:
 
 @pytest.fixture(scope="module")
 def players(fleet: dict[str, ControlPlane]) -> Iterator[dict[str, Player]]:
-    """The kubelet and the operator of each of the three clusters."""
+    """The kubelet and the operator of each cluster."""
     with playing(fleet) as found:
         yield found
 
 
 @pytest.fixture(scope="module")
 def created(fleet: dict[str, ControlPlane]) -> Iterator[dict[str, CreatedJobs]]:
-    """RayJobs that were ever created in each cluster, from now on."""
+    """RayJobs created in each cluster from now on."""
     found = {name: CreatedJobs(plane) for name, plane in fleet.items()}
     for each in found.values():
         each.start()
@@ -60,7 +63,10 @@ def kubeconfigs(fleet: dict[str, ControlPlane]) -> str:
 
 
 def fleet_file(folder: Path, clusters: list[str], namespace: str, more: str = "") -> str:
-    """Write a fleet file, and return its path. Its SKUs are "small" and "storm"."""
+    """Write a fleet file, and return its path.
+
+    Its SKUs are "small" and "storm".
+    """
     entry = f"""
 [[cluster]]
 name = "NAME"
@@ -88,7 +94,10 @@ node_selector = {{pool = "storm"}}
 
 
 def make_namespace(fleet: dict[str, ControlPlane], name: str) -> None:
-    """Create a namespace in each cluster, and wait until pods may be made in it."""
+    """Create a ready namespace in each cluster.
+
+    Pods may be made in it then.
+    """
     for plane in fleet.values():
         api = plane.api()
         api.create("/api/v1/namespaces", {"metadata": {"name": name}})

@@ -1,4 +1,7 @@
-"""Controllers as processes of their own: the command, and one that ends itself by SIGKILL at one of its effects."""
+"""Controllers as processes of their own.
+
+One is the command, and one ends itself by SIGKILL at one of its effects.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ STOP_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerFiles:
-    """Files of a controller. `trace` gets a line before each of its effects."""
+    """Files of a controller.
+
+    `trace` gets a line before each of its effects.
+    """
 
     fleet: str
     storage: str
@@ -50,13 +56,19 @@ class Crash:
 
 
 class _Effects:
-    """Effects of this process: requests that change something, and writes to storage and to the journal."""
+    """Effects of this process.
+
+    They are requests that change something, and writes to storage and to the journal.
+    """
 
     def __init__(self, trace: str, crashes: frozenset[Crash]) -> None:
         self._trace, self._crashes = trace, crashes
 
     def hook(self, owner: type, name: str, describe: Callable[..., str | None]) -> None:
-        """Note the calls of a method for which `describe` returns a text, and end before or after a crash's calls."""
+        """Note calls of a method, and end at a crash.
+
+        Calls count for which `describe` returns a text.
+        """
         original = getattr(owner, name)
 
         @functools.wraps(original)
@@ -83,7 +95,10 @@ class _Effects:
 
 
 def _run(files: ControllerFiles, crashes: frozenset[Crash]) -> None:
-    """Run `forebay fleet controller` with quick rounds. It ends itself at the first of `crashes` that it comes to."""
+    """Run `forebay fleet controller` with quick rounds.
+
+    It ends itself at the first of `crashes` that it comes to.
+    """
     os.environ["KUBECONFIG"] = files.kubeconfig
     output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
@@ -117,7 +132,10 @@ _processes.set_forkserver_preload([__name__])
 
 
 def start(files: ControllerFiles, crashes: frozenset[Crash] = frozenset()) -> BaseProcess:
-    """Start a controller with quick rounds in a process of its own. It ends itself at the first of `crashes`."""
+    """Start a controller process with quick rounds.
+
+    It ends itself at the first of `crashes`.
+    """
     process = _processes.Process(target=_run, args=(files, crashes), daemon=True)
     process.start()
     return process
@@ -125,7 +143,10 @@ def start(files: ControllerFiles, crashes: frozenset[Crash] = frozenset()) -> Ba
 
 @contextmanager
 def command(files: ControllerFiles) -> Iterator[subprocess.Popen[bytes]]:
-    """`forebay fleet controller`, as a user starts it. Ended by SIGKILL if it runs."""
+    """`forebay fleet controller`, as a user starts it.
+
+    Ended by SIGKILL if it runs.
+    """
     words = ["fleet", "controller", "--fleet", files.fleet, "--storage", files.storage, "--journal", files.journal]
     with Path(files.output).open("ab") as output:
         process = subprocess.Popen(

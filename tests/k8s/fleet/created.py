@@ -1,4 +1,4 @@
-"""RayJobs that were ever created, by the watches of the API servers."""
+"""RayJobs that were ever created, seen by watches."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ JOBS = "/apis/ray.io/v1/rayjobs"
 
 
 class CreatedJobs(threading.Thread):
-    """Watches the RayJobs of a cluster. `uids` are those that were there, by namespace and name."""
+    """Watches the RayJobs of a cluster.
+
+    `uids` are those that were there, by namespace and name.
+    """
 
     def __init__(self, plane: ControlPlane) -> None:
         super().__init__(daemon=True)

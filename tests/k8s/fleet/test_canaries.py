@@ -1,4 +1,4 @@
-"""Canary secrets: none of them is in anything that Forebay writes, prints or sends."""
+"""Canary secrets are never written, printed or sent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ RULES = [
 
 @pytest.fixture
 def account(fleet: dict[str, ControlPlane]) -> str:
-    """Token of an account that submits to the cluster "west", where the Secrets of the job are."""
+    """Return the token of a submitter account of "west".
+
+    The Secrets of the job are there.
+    """
     api = fleet["west"].api()
     make_namespace({"west": fleet["west"]}, NAMESPACE)
     rbac, subject = (
@@ -132,7 +135,10 @@ def test_no_secret_is_written_printed_or_sent(
 
 
 def run(*words: str) -> str:
-    """Standard output and error of a command, which runs in this process."""
+    """Return the output of a command.
+
+    It runs in this process.
+    """
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown), contextlib.suppress(SystemExit):
         main(list(words))
@@ -140,7 +146,7 @@ def run(*words: str) -> str:
 
 
 def stored_objects(plane: ControlPlane) -> Iterator[dict]:
-    """Objects of the namespace as the API server keeps them, but for Secrets."""
+    """Yield stored objects of the namespace, but for Secrets."""
     api = plane.api()
     for group, kinds in (
         ("/apis/ray.io/v1", ("rayjobs", "rayclusters")),

@@ -1,4 +1,7 @@
-"""kill -9 of the controller before and after each of its effects, and its journal lost each time."""
+"""kill -9 of the controller at each of its effects.
+
+It comes before and after each, and the journal is lost each time.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ KINDS = {"claim", "create", "delete", "journal", "record", "started", "stopped",
 
 @dataclass
 class Scenario:
-    """Three jobs in a storage of their own, placed in the namespace of a lane."""
+    """Three jobs in a storage and namespace of their own."""
 
     fleet: dict[str, ControlPlane]
     folder: Path
@@ -71,7 +74,7 @@ class Scenario:
         )
 
     def run(self, crashes: frozenset[Crash]) -> set[Crash]:
-        """Run controllers, each until the first of `crashes` that is left, and one to the end of all jobs.
+        """Run controllers to their crashes, and one to the end.
 
         Each of them begins without a journal. Returns the crashes that there were.
         """
@@ -110,7 +113,10 @@ class Scenario:
         return Path(self.files.output).read_text() + Path(self.files.trace).read_text()
 
     def run_job(self, job: Object) -> str:
-        """Status of a RayJob of this scenario that runs. Called again and again."""
+        """Return the status of a running RayJob.
+
+        Called again and again.
+        """
         labels = job["metadata"]["labels"]
         name, number = labels["forebay.dev/job"], labels["forebay.dev/attempt"]
         self.ran[job["metadata"]["uid"]] += 1
@@ -127,7 +133,10 @@ class Scenario:
                 kuberay.delete_job(each["metadata"]["name"])
 
     def _wait(self, done: Callable[[], bool]) -> None:
-        """Wait until `done`, or for `LONGEST_S`: what is missing then is seen by who counts."""
+        """Wait until `done`, or for `LONGEST_S`.
+
+        Counting shows what is missing then.
+        """
         end = time.monotonic() + LONGEST_S
         while not done() and time.monotonic() < end:
             time.sleep(0.05)
@@ -195,7 +204,7 @@ def test_no_job_is_lost_and_none_runs_twice_wherever_the_controller_is_killed(
 
 
 def created_in(created: dict[str, CreatedJobs], namespace: str) -> Counter[str]:
-    """RayJobs that were ever created in a namespace of all clusters, by name."""
+    """Count RayJobs ever created in a namespace, by name."""
     found: Counter[str] = Counter()
     for each in created.values():
         found.update(each.in_namespace(namespace))

@@ -1,4 +1,7 @@
-"""A thousand generated jobs, each rendered and sent to an API server with strict validation and `dryRun=All`."""
+"""A thousand generated jobs, sent with `dryRun=All`.
+
+The API server validates strictly.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.k8s.control_plane import ControlPlane
 from tests.unit.fleet.rayjob.made import attempts
 
-from forebay.fleet.clusters.cluster import Cluster
+from forebay.fleet.cluster import Cluster
 from forebay.fleet.kube.kuberay import KubeRay
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.rayjob.preflight import preflight

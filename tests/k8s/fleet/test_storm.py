@@ -1,4 +1,7 @@
-"""A hundred submissions at once on three clusters with room for sixty, and a controller that is killed among them."""
+"""A hundred submissions at once, and a killed controller.
+
+Three clusters have room for sixty.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Times that a user waits: a submission until it is placed, and the table of clusters, with and without a dead one."""
+"""Times that a user waits.
+
+Measured are a submission until it is placed, and the table of clusters, with and without a dead one.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ def test_time_to_place_and_time_of_the_table(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Prints the times: a loaded machine does not fail the code."""
+    """Print the times, without a limit.
+
+    A loaded machine may be slow.
+    """
     make_namespace(fleet, "times")
     files = ControllerFiles(
         fleet=fleet_file(tmp_path, list(fleet), "times"),

@@ -1,4 +1,7 @@
-"""An S3 server, and for each cluster a way to it that can be cut: bytes are kept back, connections stay open."""
+"""An S3 server, and a way to it per cluster.
+
+A way can be cut: bytes are kept back, and connections stay open.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ CREDENTIALS = {
 
 @contextmanager
 def s3_server(log: Path) -> Iterator[int]:
-    """Start an S3 server with the bucket "lake" and return its port."""
+    """Start an S3 server with the bucket "lake".
+
+    Returns its port.
+    """
     (port,) = free_ports(1)
     with log.open("wb") as output:
         command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
@@ -41,12 +47,15 @@ def s3_server(log: Path) -> Iterator[int]:
 
 
 def environment(port: int) -> dict[str, str]:
-    """Variables by which a process finds the server at a port."""
+    """Return variables that lead to the server."""
     return CREDENTIALS | {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
 
 
 class CuttableWay:
-    """TCP proxy to a port. While it is cut, it accepts connections and passes nothing on."""
+    """TCP proxy to a port.
+
+    While it is cut, it accepts connections and passes nothing on.
+    """
 
     def __init__(self, target: int) -> None:
         self._target = target
@@ -62,7 +71,10 @@ class CuttableWay:
         self._is_open.clear()
 
     def restore(self) -> None:
-        """Pass bytes on again. Connections of before are closed: their clients have given up or connect again."""
+        """Pass bytes on again.
+
+        Connections of before are closed: their clients have given up or connect again.
+        """
         for each in list(self._sockets):
             with suppress(OSError):
                 each.close()

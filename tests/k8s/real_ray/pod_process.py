@@ -1,4 +1,4 @@
-"""A container of a pod as processes of this machine, and the kubelet's server of its log."""
+"""A pod's container as local processes, with its log."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from forebay.testing.drivers.ray_processes import NodeProcesses
 
 
 class PodProcess:
-    """Container of `pod`, which runs `command` in a shell. Its mounts are folders below `folder`."""
+    """Container of `pod`, which runs `command` in a shell.
+
+    Its mounts are folders below `folder`.
+    """
 
     def __init__(self, pod: Object, command: str, folder: Path, environment: Mapping[str, str]) -> None:
         self.pod, self.folder = pod, folder
@@ -67,7 +70,10 @@ class PodProcess:
 
 
 class LogServer:
-    """Part of a kubelet that serves logs, as kube-apiserver asks for them. `find` returns the container of a pod."""
+    """Part of a kubelet that serves logs.
+
+    `find` returns the container of a pod.
+    """
 
     def __init__(self, pki: Path, find: Callable[[str], PodProcess | None]) -> None:
         class Handler(http.server.BaseHTTPRequestHandler):

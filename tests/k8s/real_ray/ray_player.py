@@ -1,5 +1,7 @@
-"""The operator and the kubelet with real Ray: pods of a RayCluster are Ray nodes of this machine, and the submitter's
-pod runs `ray job submit`. Commands equal KubeRay 1.7's, with ports of their own.
+"""The operator and the kubelet, played with real Ray.
+
+Pods of a RayCluster are Ray nodes of this machine, and the submitter's pod runs `ray job submit`. Commands equal
+KubeRay 1.7's, with ports of their own.
 """
 
 from __future__ import annotations
@@ -28,7 +30,10 @@ SUBMITS_TO = "tests/submits-to"
 
 @dataclass
 class RayHead:
-    """Head of one RayCluster: its token, its ports, and its temporary folder, which its processes share."""
+    """Head of one RayCluster: token, ports and temporary folder.
+
+    Its processes share the folder.
+    """
 
     spec: Object
     token: str = field(default_factory=lambda: secrets.token_hex(32))
@@ -61,7 +66,10 @@ class RayHead:
 
 
 class RayPlayer(Player):
-    """Plays one cluster, whose pods are processes below `folder`. All have `environment`, as of their machines."""
+    """Plays one cluster, with processes as pods.
+
+    They are below `folder`. All have `environment`, as of their machines.
+    """
 
     def __init__(self, plane: ControlPlane, folder: Path, environment: Mapping[str, str]) -> None:
         super().__init__(plane.api(), lambda _: "RUNNING")
@@ -75,7 +83,10 @@ class RayPlayer(Player):
             self.api.merge(f"/api/v1/nodes/{node['metadata']['name']}/status", {"status": status})
 
     def signal(self, number: int) -> None:
-        """Send a signal to all processes of the cluster's pods, its Ray jobs included."""
+        """Send a signal to all processes of the cluster.
+
+        Processes of its Ray jobs get it, too.
+        """
         for process in list(self.pods.values()):
             process.processes.signal(number)
 
@@ -93,7 +104,10 @@ class RayPlayer(Player):
         self.logs.close()
 
     def job_info(self, job: Object) -> Object:
-        """Facts that the dashboard has on a RayJob. Empty without an answer."""
+        """Return the dashboard's facts on a RayJob.
+
+        Empty without an answer.
+        """
         status = job.get("status") or {}
         head = self.heads.get(status.get("rayClusterName", ""))
         text = None if head is None else head.get(f"/api/jobs/{status['jobId']}")
@@ -138,7 +152,7 @@ class RayPlayer(Player):
         return ("RUNNING" if state == "PENDING" or prints else state), str(info.get("message") or "")
 
     def submit(self, job: Object, cluster: str) -> None:
-        """Create the pod of the submitter, as the Job that KubeRay makes does."""
+        """Create the pod of the submitter, as KubeRay does."""
         meta, template = job["metadata"], job["spec"]["submitterPodTemplate"]
         path = f"/api/v1/namespaces/{meta['namespace']}/pods"
         labels = {SUBMITS_TO: cluster, "job-name": meta["name"]}

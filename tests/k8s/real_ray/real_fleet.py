@@ -1,4 +1,7 @@
-"""A fleet of two clusters with real Ray, whose clusters a test cuts off."""
+"""A fleet of two clusters with real Ray.
+
+A test cuts them off.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,10 @@ from tests.k8s.real_ray.ray_player import RayPlayer
 import forebay as fb
 from forebay.cli.app import main
 from forebay.fleet.client.submitted_job import SubmittedJob
-from forebay.fleet.clusters.cluster import CacheVolume, Cluster, Sku
-from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.cluster import CacheVolume, Cluster, Sku
 from forebay.fleet.federation.controller import FleetController
 from forebay.fleet.federation.kube_clusters import KubeClusters
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.kube.kuberay import KubeRay
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.storage.filesystem import resolve
@@ -69,7 +72,7 @@ def cluster(name: str) -> Cluster:
 
 
 class FollowingController(threading.Thread):
-    """A controller in a thread of its own, with a journal of its own."""
+    """A controller in a thread, with its own journal."""
 
     def __init__(self, planes: Mapping[str, ControlPlane]) -> None:
         super().__init__(daemon=True)
@@ -94,7 +97,7 @@ class FollowingController(threading.Thread):
 
 @dataclass
 class RealFleet:
-    """Two clusters with real Ray, their ways to the storage, and controllers of a test."""
+    """Clusters with real Ray, ways to storage, and controllers."""
 
     planes: Mapping[str, ControlPlane]
     players: Mapping[str, RayPlayer]
@@ -132,7 +135,7 @@ class RealFleet:
         return 0 if claim is None else claim.number
 
     def restorable(self, name: str) -> set[int]:
-        """Steps of checkpoints of the first attempt that the second one may restore."""
+        """Return checkpoint steps that the second attempt may restore."""
         claim = AttemptFiles(f"{STORAGE}/{name}").claim(2)
         assert claim is not None
         return {saved_step(each).step for each in claim.restorable or ()}
@@ -150,7 +153,10 @@ class RealFleet:
         return "; ".join(each.said.get(name, "") for each in self.controllers)
 
     def cut(self, where: str, *, machines: bool = False, storage: bool = False) -> None:
-        """Stop the API server of a cluster, and on request its machines, or their way to the storage."""
+        """Stop the API server of a cluster.
+
+        On request its machines stop too, or their way to the storage.
+        """
         self.planes[where].freeze()
         if machines:
             self.players[where].signal(signal.SIGSTOP)
@@ -195,14 +201,20 @@ class RealFleet:
         return {(int(each[1] or 1), int(each[2])) for each in found if each is not None}
 
     def records(self, name: str) -> dict[str, dict[tuple[int, int], dict[str, object]]]:
-        """By cluster, the batches that were trained there: epoch and position, with digest and time."""
+        """Return trained batches by cluster.
+
+        Each has its epoch and position, with digest and time.
+        """
         return {
             file.stem: {(line["epoch"], line["position"]): line for line in map(json.loads, file.open())}
             for file in (self.folder / name).glob("*.jsonl")
         }
 
     def ray_job(self, where: str, name: str) -> Mapping[str, object]:
-        """Facts that the dashboard of a cluster has on a job, also while its API server is silent."""
+        """Return the dashboard's facts on a job.
+
+        They are there also while the API server is silent.
+        """
         for head in self.players[where].heads.values():
             job = head.spec.get("jobId", "")
             if job.startswith(f"fb-{name}-") and (text := head.get(f"/api/jobs/{job}")) is not None:

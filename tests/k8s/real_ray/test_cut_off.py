@@ -1,7 +1,7 @@
-"""Jobs of a fleet on real Ray: the first cluster is cut off in mid-training, and the job goes on in the other one.
+"""Jobs of a fleet on real Ray, with clusters cut off.
 
-The API servers, the scheduler, Ray with its tokens, the submitter, the storage and the training are real. The operator
-and the kubelet are played.
+The first is cut off in mid-training, and the job goes on in the other one. The API servers, the scheduler, Ray with its
+tokens, the submitter, the storage and the training are real. The operator and the kubelet are played.
 """
 
 from __future__ import annotations

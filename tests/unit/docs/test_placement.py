@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from forebay.fleet.clusters.fleet import parse_fleet
 from forebay.fleet.federation.dry_run import dry_run
+from forebay.fleet.fleet_file import parse_fleet
 from forebay.fleet.spec.job_toml import parse_job_spec
 
 PAGE = Path(__file__).resolve().parents[3] / "docs" / "placement.md"

@@ -1,4 +1,7 @@
-"""The tests that the page on wrong input names are there, and the job files and rules that it counts on are enough."""
+"""The page on wrong input names tests that exist.
+
+The job files and rules that it counts on are enough.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Rows that the capacity agent keeps: enough to count, and no more."""
+"""Rows of the capacity agent: enough to count."""
 
 from __future__ import annotations
 
 import json
 
 from forebay.fleet.capacity_agent import trimmed
-from forebay.fleet.clusters.cluster import Cluster, Sku
+from forebay.fleet.cluster import Cluster, Sku
 from forebay.fleet.placement.counting import count
 
 GIB = 2**30

@@ -1,4 +1,4 @@
-"""Archives of code: equal for equal files, and never more than the folder."""
+"""Archives of code: equal for equal files."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The dashboard can be imported, queries only exported metrics, and no panel hides another."""
+"""The dashboard can be imported, and queries exported metrics.
+
+No panel hides another.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script that the image runs, in an environment of its own."""
+"""The script of the image, in its own environment."""
 
 from __future__ import annotations
 

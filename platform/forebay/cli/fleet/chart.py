@@ -26,7 +26,7 @@ def apply_cluster(catalogue: Catalogue, namespace: Namespace, context: Context =
     Workers that run go on.
     """
     # Imported here: they take a second, and the other commands do not need them.
-    from forebay.fleet.clusters.fleet import load_catalogue  # noqa: PLC0415
+    from forebay.fleet.fleet_file import load_catalogue  # noqa: PLC0415
     from forebay.fleet.rayjob.shared_cluster import shared_cluster  # noqa: PLC0415
 
     cluster = load_catalogue(catalogue)
@@ -38,7 +38,7 @@ def apply_cluster(catalogue: Catalogue, namespace: Namespace, context: Context =
 
 def delete_cluster(catalogue: Catalogue, namespace: Namespace, context: Context = None) -> None:
     """Delete the shared Ray cluster with its pods."""
-    from forebay.fleet.clusters.fleet import load_catalogue  # noqa: PLC0415
+    from forebay.fleet.fleet_file import load_catalogue  # noqa: PLC0415
 
     cluster = load_catalogue(catalogue)
     if cluster.shared_cluster:
@@ -51,7 +51,7 @@ def publish_capacity(catalogue: Catalogue, namespace: Namespace, context: Contex
     Runs until the process is ended.
     """
     from forebay.fleet.capacity_agent import CapacityAgent  # noqa: PLC0415
-    from forebay.fleet.clusters.fleet import load_catalogue  # noqa: PLC0415
+    from forebay.fleet.fleet_file import load_catalogue  # noqa: PLC0415
 
     cluster = replace(load_catalogue(catalogue), namespace=namespace)
     ended = threading.Event()
@@ -72,8 +72,8 @@ def controller(
     between them.
     """
     # Imported here: they take a second, and the other commands do not need them.
-    from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
     from forebay.fleet.federation.controller import FleetController  # noqa: PLC0415
+    from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
     from forebay.fleet.lifecycle.journal import JobJournal  # noqa: PLC0415
     from forebay.fleet.lifecycle.states import JobQueued  # noqa: PLC0415
     from forebay.storage.credentials import redact  # noqa: PLC0415

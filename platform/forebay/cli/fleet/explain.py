@@ -37,9 +37,9 @@ def explain(
     not called. With `--json`, the rendered RayJobs are part of the document.
     """
     # Imported here: they take seconds, and the other commands do not need them.
-    from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
     from forebay.fleet.federation.dry_run import dry_run  # noqa: PLC0415
     from forebay.fleet.federation.survey import figures_for, survey  # noqa: PLC0415
+    from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
     from forebay.fleet.spec.canonical import key_of  # noqa: PLC0415
     from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
     from forebay.fleet.spec.program import check_program  # noqa: PLC0415
@@ -66,8 +66,8 @@ def clusters(fleet: FleetFile = Path("fleet.toml"), as_json: AsJson = False) -> 
     that start. A cluster without an answer is listed with the reason.
     """
     # Imported here: they take a second, and the other commands do not need them.
-    from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
     from forebay.fleet.federation.survey import rows, survey  # noqa: PLC0415
+    from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
 
     known = load_fleet(fleet)
     found = list(rows(known, survey(known)))

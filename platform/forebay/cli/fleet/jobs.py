@@ -68,8 +68,8 @@ def jobs(
 
 def _rebuild(storages: list[str], journal: Path | None, fleet: Path, *, as_json: bool) -> None:
     # Imported here: they take a second, and the other commands do not need them.
-    from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
     from forebay.fleet.federation.rebuild import rebuild_file  # noqa: PLC0415
+    from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
 
     if journal is None:
         raise InvalidOption("--rebuild needs the file of the new journal. Give --journal FILE.")

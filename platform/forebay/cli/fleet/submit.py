@@ -85,8 +85,8 @@ def _require_room(job: Path, fleet: Path) -> None:
 
     Without a fleet file here, only the controller can tell.
     """
-    from forebay.fleet.clusters.fleet import load_fleet  # noqa: PLC0415
     from forebay.fleet.federation.survey import figures_for, require_room, survey  # noqa: PLC0415
+    from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
     from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
 
     spec, found = load_job_spec(job), load_fleet(fleet)

@@ -13,11 +13,11 @@ from functools import partial
 
 from forebay.errors import InvalidOption, ReadFailed
 from forebay.fleet.client.submission import FLEET, JobFiles, Submission, SubmissionEnd, folders_below, jobs_below
-from forebay.fleet.clusters.fleet import Fleet
 from forebay.fleet.federation.federation import Federation
 from forebay.fleet.federation.kube_clusters import KubeClusters
 from forebay.fleet.federation.pod_logs import FleetLogs
 from forebay.fleet.federation.run_storage import RunStorage
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.lifecycle.decide import SeenClaim
 from forebay.fleet.lifecycle.journal import JobJournal, JournalEntry
 from forebay.fleet.lifecycle.states import (

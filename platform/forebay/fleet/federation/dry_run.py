@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.fleet.clusters.cluster import Cluster
-from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.cluster import Cluster
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.placement.capacity import HEAD_POOL, Capacity, NodeGroup, Shape
 from forebay.fleet.placement.history import PlacementHistory
 from forebay.fleet.placement.place import FleetView, Placement, machine_of, place, too_large

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from forebay.errors import InvalidOption, ReadFailed, WriteFailed
-from forebay.fleet.clusters.cluster import Cluster
-from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.cluster import Cluster
 from forebay.fleet.federation.ports import ClusterPort, ClusterView, StoragePort
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.kube.api_errors import KubeError, NamespaceEnds, ObjectInvalid, QuotaExceeded
 from forebay.fleet.kube.kuberay import NameTaken
 from forebay.fleet.lifecycle.decide import (

@@ -14,9 +14,9 @@ from typing import Any
 
 from forebay.errors import InvalidOption
 from forebay.fleet.capacity_agent import CAPACITY
-from forebay.fleet.clusters.cluster import Cluster
-from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.cluster import Cluster
 from forebay.fleet.federation.ports import ClusterView
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.kube.api import KubeApi, Object
 from forebay.fleet.kube.api_errors import AccessRefused, ApiUnreachable, KubeError, ObjectMissing
 from forebay.fleet.kube.connection import by_context, in_cluster

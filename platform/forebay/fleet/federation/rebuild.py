@@ -13,11 +13,11 @@ from pathlib import Path
 from forebay.errors import InvalidOption
 from forebay.fleet.client.backend import FleetBackend
 from forebay.fleet.client.submission import JobFiles, SubmissionEnd, jobs_below
-from forebay.fleet.clusters.fleet import Fleet
 from forebay.fleet.federation.federation import ABSENT, rules_of
 from forebay.fleet.federation.kube_clusters import KubeClusters
 from forebay.fleet.federation.ports import ClusterPort, ClusterView, StoragePort
 from forebay.fleet.federation.run_storage import RunStorage
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.lifecycle.decide import JobObservation, SeenClaim, SeenRayJob, decide
 from forebay.fleet.lifecycle.journal import JobJournal, JournalEntry
 from forebay.fleet.lifecycle.states import JobFailed, JobQueued, JobState, JobStopped, JobSucceeded, LiveAttempt

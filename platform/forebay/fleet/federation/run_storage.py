@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from forebay.errors import InvalidOption, ReadFailed, WriteFailed
-from forebay.fleet.clusters.cluster import Market
+from forebay.fleet.cluster import Market
 from forebay.fleet.lifecycle.decide import SeenClaim
 from forebay.fleet.lifecycle.states import Target
 from forebay.fleet.spec.canonical import key_of

@@ -9,10 +9,10 @@ from datetime import datetime
 
 from forebay.errors import InvalidJobSpec
 from forebay.fleet.capacity_agent import CAPACITY
-from forebay.fleet.clusters.cluster import Cluster, Market
-from forebay.fleet.clusters.fleet import Fleet
+from forebay.fleet.cluster import Cluster, Market
 from forebay.fleet.federation.kube_clusters import MOST_THREADS, KubeClusters, api_of
 from forebay.fleet.federation.ports import ClusterView
+from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.kube.api import KubeApi
 from forebay.fleet.kube.api_errors import KubeError
 from forebay.fleet.placement.capacity import Capacity

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, TypeAlias, get_args
 
 from forebay.errors import InvalidOption
-from forebay.fleet.clusters.cluster import Market
+from forebay.fleet.cluster import Market
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Any
 
-from forebay.fleet.clusters.cluster import Cluster
+from forebay.fleet.cluster import Cluster
 from forebay.fleet.placement.capacity import HEAD_POOL, Capacity, NodeGroup, Shape, grouped
 from forebay.fleet.spec.quantity import quantity
 

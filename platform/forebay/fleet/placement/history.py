@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from forebay.fleet.clusters.cluster import Market
+from forebay.fleet.cluster import Market
 
 COOL_DOWN_S = 600.0
 """Time for which a cluster that turned an attempt away is skipped, for machines of that kind."""

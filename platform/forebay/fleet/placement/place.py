@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
 
-from forebay.fleet.clusters.cluster import Cluster, Market, Sku
+from forebay.fleet.cluster import Cluster, Market, Sku
 from forebay.fleet.placement.capacity import Capacity, Gang, NodeGroup, PoolRemainder, Shape
 from forebay.fleet.placement.history import PlacementHistory
 from forebay.fleet.spec.job_spec import JobSpec, Task

@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.fleet.clusters.cluster import Market
+from forebay.fleet.cluster import Market
 from forebay.fleet.spec.canonical import key_of
 from forebay.fleet.spec.job_spec import JobSpec, Task
 from forebay.fleet.spec.quantity import quantity

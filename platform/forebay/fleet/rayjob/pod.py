@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from forebay.fleet.clusters.cluster import CacheVolume, Cluster, Hdfs
+from forebay.fleet.cluster import CacheVolume, Cluster, Hdfs
 from forebay.fleet.rayjob.attempt import CODE_FOLDER, PlacedAttempt, escaped
 from forebay.fleet.spec.job_spec import Launch, Mount
 from forebay.fleet.spec.quantity import nbytes

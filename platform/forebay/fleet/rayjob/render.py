@@ -9,7 +9,7 @@ import json
 import shlex
 from typing import Any
 
-from forebay.fleet.clusters.cluster import Cluster, Market, Sku
+from forebay.fleet.cluster import Cluster, Market, Sku
 from forebay.fleet.rayjob.attempt import CODE_FOLDER, DOMAIN, PlacedAttempt, escaped
 from forebay.fleet.rayjob.pod import (
     GRACE_AFTER_DRAIN_S,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from forebay.errors import InvalidOption
-from forebay.fleet.clusters.cluster import Cluster, Sku
+from forebay.fleet.cluster import Cluster, Sku
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.rayjob.pod import KubeObject
 from forebay.fleet.rayjob.render import ray_cluster_spec

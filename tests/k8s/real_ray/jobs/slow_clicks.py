@@ -1,4 +1,7 @@
-"""The demo of `jobs/train_ctr.py` with slow steps. It writes a line for each batch: epoch, position, digest."""
+"""The demo of `jobs/train_ctr.py` with slow steps.
+
+It writes a line for each batch: epoch, position, digest.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ CHECKPOINT_EVERY = 10
 
 
 def job(data: str, record: str, step_s: float = 0.1, epochs: int = 2) -> fb.Job:
-    """Click-through-rate model of a few thousand parameters, on one worker."""
+    """Small click-through-rate model, on one worker."""
     made = train_ctr.job(
         data=data, workers=1, epochs=epochs, global_batch=256, buckets=1 << 10, dim=8, checkpoint_every=CHECKPOINT_EVERY
     )

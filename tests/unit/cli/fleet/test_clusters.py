@@ -1,4 +1,7 @@
-"""`forebay fleet clusters`, and what a job lacks on them. The API server is local and speaks HTTP."""
+"""`forebay fleet clusters`, and what a job lacks there.
+
+The API server is local and speaks HTTP.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`forebay fleet explain` ranks and renders a job without a cluster."""
+"""`forebay fleet explain` needs no cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.unit.fleet.clusters.test_fleet import FLEET
+from tests.unit.fleet.test_fleet_file import FLEET
 
 from forebay.fleet.kube.api import KubeApi
 

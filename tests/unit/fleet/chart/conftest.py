@@ -29,7 +29,7 @@ def helms() -> list[str]:
 
 @pytest.fixture(scope="session")
 def render(helms: list[str]) -> Callable[..., Objects]:
-    """Objects of the chart with the values of `ci/<name>-values.yaml`."""
+    """Return the chart's objects for `ci/<name>-values.yaml`."""
 
     @cache
     def rendered(values: str, version: str = helms[0]) -> str:

@@ -1,4 +1,4 @@
-"""The catalogue of the chart is a cluster of the fleet."""
+"""The chart's catalogue is a cluster of the fleet."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from tests.unit.fleet.chart.conftest import VALUES, Objects
 
 from forebay.errors import InvalidOption
-from forebay.fleet.clusters.cluster import Cluster
-from forebay.fleet.clusters.fleet import load_catalogue, parse_catalogue
+from forebay.fleet.cluster import Cluster
+from forebay.fleet.fleet_file import load_catalogue, parse_catalogue
 
 
 def catalogue(objects: Objects) -> Cluster:

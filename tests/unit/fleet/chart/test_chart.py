@@ -1,4 +1,7 @@
-"""The chart: both Helms render the same objects, which Kubernetes accepts, and wrong values fail the install."""
+"""The chart: rendered objects, and wrong values.
+
+Both Helms render the same objects, which Kubernetes accepts.
+"""
 
 from __future__ import annotations
 

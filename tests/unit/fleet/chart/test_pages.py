@@ -9,7 +9,7 @@ import pytest
 import yaml
 from tests.unit.fleet.chart.conftest import CHART, render_with
 
-from forebay.fleet.clusters.fleet import parse_fleet
+from forebay.fleet.fleet_file import parse_fleet
 
 DOCS = CHART.parents[2] / "docs" / "deployment"
 PAGES = sorted(each.name for each in DOCS.glob("*.md") if "```yaml" in each.read_text())

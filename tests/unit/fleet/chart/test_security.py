@@ -1,4 +1,7 @@
-"""Security of what is rendered, line by line of docs/deployment/security.md: the chart, RayJobs, the shared cluster."""
+"""Security of rendered objects, by docs/deployment/security.md.
+
+They are the chart, RayJobs and the shared cluster.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from tests.unit.fleet.chart.conftest import CHART, VALUES, Objects
 from tests.unit.fleet.rayjob.kubernetes_schema import pod_templates
 from tests.unit.fleet.rayjob.made import attempt, cluster
 
-from forebay.fleet.clusters.cluster import Hdfs
+from forebay.fleet.cluster import Hdfs
 from forebay.fleet.rayjob.render import render as ray_job
 from forebay.fleet.rayjob.shared_cluster import shared_cluster
 
@@ -26,7 +29,10 @@ HDFS = Hdfs(config_map="conf", keytab_secret="krb-keytab", principal="train@CORP
 
 
 def rules_of(objects: Objects, account: str) -> Rules:
-    """Resource, names and verbs that the roles of an account grant."""
+    """Return the grants of an account.
+
+    Each has a resource, names and verbs.
+    """
     bound = {
         each["roleRef"]["name"]
         for each in objects
@@ -62,7 +68,7 @@ def test_accounts_may_do_what_they_need_and_nothing_else(render: Render) -> None
 
 
 def templates() -> Iterator[dict[str, Any]]:
-    """Pods of a RayJob with everything, of one on the shared cluster, and of that cluster."""
+    """Yield pods of RayJobs and of the shared cluster."""
     yield from pod_templates(ray_job(attempt(launch=LAUNCH), cluster(hdfs=HDFS, service_account="forebay-ray")))
     shared = cluster(shared_cluster="forebay", secret_env={"AWS_SECRET_ACCESS_KEY": "s3/key"})
     yield ray_job(attempt(scheduling={"cluster": "shared"}), shared)["spec"]["submitterPodTemplate"]

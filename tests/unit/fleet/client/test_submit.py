@@ -1,4 +1,7 @@
-"""Jobs on the local backend: submitted twice they are one job, and their logs and results are in storage."""
+"""Jobs on the local backend, from submission to result.
+
+Submitted twice they are one job, and their logs and results are in storage.
+"""
 
 from __future__ import annotations
 
@@ -275,7 +278,10 @@ def test_wrong_names_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.variation("a process of its own; the tests above run tasks in theirs")
 def test_local_backend_trains_and_stops_by_an_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`forebay stop` leaves an order in storage. The same job, submitted again, continues to its end."""
+    """`forebay stop` leaves a request in storage.
+
+    The same job, submitted again, continues to its end.
+    """
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     write_click_log(tmp_path / "clicks", rows=40_000)
     args: dict[str, str | int] = {

@@ -1,4 +1,7 @@
-"""Controller of a fleet over real storage: a job that is submitted again after its end begins again."""
+"""Controller of a fleet over real storage.
+
+A job that is submitted again after its end begins again.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of the federation over simulated clusters: order of tasks, stop, room for jobs that waited, and reasons."""
+"""Rounds of the federation over simulated clusters."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_without_a_journal_running_jobs_are_followed_in_a_full_fleet() -> None:
 
 @pytest.mark.parametrize(("phase", "after"), [("failed", 2), ("succeeded", 1)])
 def test_without_a_journal_an_ended_attempt_is_not_started_again(phase: Phase, after: int) -> None:
-    """Its RayJob was deleted, and it left no record of its own."""
+    """The RayJob was deleted without a record."""
     bench = FleetBench()
     bench.submit("job", 4, 2)
     bench.run(300)

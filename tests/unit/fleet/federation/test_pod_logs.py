@@ -1,4 +1,4 @@
-"""Copies of logs of a fleet's attempts: nothing is lost or doubled, and they are read from storage."""
+"""Copies of attempts' logs: nothing is lost or doubled."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ TIMES = [f"2026-11-23T17:00:0{second}.{part}00000000Z" for second in range(3) fo
 
 
 class PlayedPod:
-    """Pod with nine lines, three a second. Each connection breaks after four of them, until the last two."""
+    """Pod with nine lines, three a second.
+
+    Each connection breaks after four of them, until the last two.
+    """
 
     def __init__(self) -> None:
         self.asked: list[str] = []
@@ -41,7 +44,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def copied(uri: Path, pod: PlayedPod) -> list[str]:
-    """Lines of the file after a follower of the pod has ended."""
+    """Return the file's lines after the follower ended."""
     follower = LogFollower(str(uri), pod)
     follower.start()
     follower.finish()

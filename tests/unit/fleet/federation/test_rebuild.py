@@ -1,4 +1,7 @@
-"""The journal is a cache: it is deleted before and after every effect of a controller, and made again."""
+"""The journal is a cache: deleted, and made again.
+
+That happens before and after every effect of a controller.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ HOUR = 3600.0
 
 
 class EffectStorage(SimulatedStorage):
-    """Storage whose claims and ends are effects at which a controller may end."""
+    """Storage at whose effects a controller may end.
+
+    The effects are claims and ends.
+    """
 
     effect: Callable[[str], None] = staticmethod(lambda _: None)
 
@@ -54,9 +60,10 @@ def job(name: str, workers: int = 1) -> fb.JobSpec:
 
 
 def fleet_with_a_loss(ends_at: int) -> tuple[list[str], dict[str, tuple[int, bool]]]:
-    """Three jobs on two clusters, of which one loses its head. The controller and its journal end at effect `ends_at`.
+    """Run three jobs on two clusters.
 
-    Returns the effects, and of each run the number of attempts and whether it has a result.
+    One loses its head. The controller and its journal end at effect `ends_at`. Returns the effects, and of each run the
+    number of attempts and whether it has a result.
     """
     fleet, storage = made_fleet(2), EffectStorage()
     clusters, effects, now = simulated(fleet, 4), [], 0.0
@@ -140,7 +147,10 @@ class ShownClusters:
 
 @pytest.fixture
 def storage(tmp_path: Path) -> str:
-    """Storage with a job of each kind. The local one is none of a fleet."""
+    """Storage with a job of each kind.
+
+    The local one is none of a fleet.
+    """
     root, claims = str(tmp_path / "runs"), RunStorage()
     for name in ("waits", "runs", "cut", "fails", "done", "own"):
         spec = dataclasses.replace(job(name), storage=root)

@@ -1,4 +1,7 @@
-"""Answers of an API server, each as the error that says what to do. The server is local and speaks HTTP."""
+"""Answers of an API server, as errors with remedies.
+
+The server is local and speaks HTTP.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,7 @@ pytest.importorskip("kubernetes")
 
 
 class ApiServer(http.server.BaseHTTPRequestHandler):
-    """Answers requests with what the test has queued, and notes them."""
+    """Answers requests from the test's queue, and notes them."""
 
     answers: ClassVar[list[tuple[int, str, dict[str, str]]]] = []
     requests: ClassVar[list[tuple[str, str, str | None]]] = []
@@ -234,7 +237,7 @@ def test_certificate_that_cannot_be_trusted(tmp_path, what: str) -> None:
 
 
 def certificate(folder, name: str, *, ends_in_days: int) -> None:
-    """Write a certificate that its own key signed, and the key."""
+    """Write a self-signed certificate and its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

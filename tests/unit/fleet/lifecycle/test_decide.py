@@ -1,4 +1,7 @@
-"""The table of transitions: from a state and an observation to the next state and its actions."""
+"""The table of transitions.
+
+It leads from a state and an observation to the next state and its actions.
+"""
 
 from __future__ import annotations
 

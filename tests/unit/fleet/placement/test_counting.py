@@ -1,4 +1,4 @@
-"""Counting rules: which pods hold room, and which nodes give none."""
+"""Counting rules: pods that hold room, and excluded nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from forebay.fleet.clusters.cluster import Cluster, Sku
+from forebay.fleet.cluster import Cluster, Sku
 from forebay.fleet.placement.capacity import Capacity, Shape
 from forebay.fleet.placement.counting import count
 

@@ -1,4 +1,4 @@
-"""Placement: its order, its reasons, and its laws on generated fleets."""
+"""Placement: order, reasons, and laws on generated fleets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import forebay as fb
 from forebay.errors import InvalidOption
-from forebay.fleet.clusters.cluster import CacheVolume, Cluster, Market, Sku
+from forebay.fleet.cluster import CacheVolume, Cluster, Market, Sku
 from forebay.fleet.placement.capacity import Capacity, Gang, NodeGroup, Shape, grouped
 from forebay.fleet.placement.history import PlacementHistory
 from forebay.fleet.placement.place import CapacityReservation, Fit, FleetView, gang_of, place, too_large
@@ -279,7 +279,10 @@ def test_the_laws_hold_for_ten_thousand_fleets(spec: fb.JobSpec, groups: Any, mo
 @QUICK
 @given(TASKS, st.lists(st.builds(NodeGroup, SHAPES, POOLS), max_size=4))
 def test_packing_is_exact(spec: fb.JobSpec, nodes: list[NodeGroup]) -> None:
-    """Against all ways to put the head somewhere: workers are equal, so their slots add up."""
+    """Compare with all nodes for the head.
+
+    Workers are equal, so their slots add up.
+    """
     gang = gang_of(spec, spec.task[0], cluster("a"), "h100", "spot")
     assert gang.head is not None
 

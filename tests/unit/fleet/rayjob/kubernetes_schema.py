@@ -1,4 +1,7 @@
-"""Validation of objects as an API server does it: strict schemas, and rules in CEL."""
+"""Validation of objects, as in an API server.
+
+It has strict schemas, and rules in CEL.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,16 @@ CORE_VERSIONS = ("1.31", "1.34", "1.37")
 
 
 def check_ray_job(job: dict[str, Any]) -> None:
-    """Raise for a RayJob that an API server would refuse under `fieldValidation=Strict`."""
+    """Raise for a RayJob that strict validation refuses."""
     _validator("rayjobs").validate(job)
     _check_rules(_schema("rayjobs"), job)
 
 
 def check_pods(job: dict[str, Any], version: str) -> None:
-    """Raise for a pod of a RayJob that is not valid for a version of Kubernetes."""
+    """Raise for a pod that Kubernetes refuses.
+
+    The version matters.
+    """
     for template in pod_templates(job):
         metadata = {**template.get("metadata", {}), "name": "pod"}
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]}
@@ -58,7 +64,10 @@ def _validator(kind: str) -> Any:
 
 
 def _strict(schema: Any) -> Any:
-    """`schema` with unknown fields refused, and with integers or texts where the server takes both."""
+    """Return `schema` with unknown fields refused.
+
+    Integers or texts are taken where the server takes both.
+    """
     if isinstance(schema, list):
         return [_strict(each) for each in schema]
     if not isinstance(schema, dict):

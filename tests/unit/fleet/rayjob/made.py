@@ -7,7 +7,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 import forebay as fb
-from forebay.fleet.clusters.cluster import CacheVolume, Cluster, Hdfs, Sku
+from forebay.fleet.cluster import CacheVolume, Cluster, Hdfs, Sku
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 
 IMAGE = "registry.example/forebay@sha256:" + "0" * 64

@@ -1,4 +1,7 @@
-"""Rendered RayJobs: each rule of the design, and every generated job against the true schemas."""
+"""Rendered RayJobs: design rules, and generated jobs.
+
+The schemas are the true ones.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ from tests.unit.fleet.rayjob.kubernetes_schema import (
 from tests.unit.fleet.rayjob.made import attempt, attempts, cluster
 
 import forebay as fb
-from forebay.fleet.clusters.cluster import CacheVolume, Cluster, Hdfs
+from forebay.fleet.cluster import CacheVolume, Cluster, Hdfs
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.rayjob.preflight import faults, preflight
 from forebay.fleet.rayjob.render import render
@@ -106,7 +109,10 @@ def test_workers_ask_for_what_the_job_file_says() -> None:
 
 @pytest.mark.parametrize("text", ["$HOME `id` $(id) $$ \"'; rm -rf / #", "ü\n\t*", "$(FOREBAY_RUN_NAME)"])
 def test_words_reach_the_program_as_they_were_written(text: str) -> None:
-    """Kubernetes, the submitter's bash, `ray job submit` and the shell of Ray's job each read the entrypoint."""
+    """Four readers of the entrypoint leave words alone.
+
+    They are Kubernetes, the submitter's bash, `ray job submit` and the shell of Ray's job.
+    """
     words = ("printf", "%s|", text)
     job = render(attempt(task=fb.fleet.Task(command=words)), cluster())
     in_container = job["spec"]["entrypoint"].replace("$$", "$")

@@ -9,7 +9,7 @@ from tests.unit.fleet.rayjob.kubernetes_schema import check_pods, check_ray_job,
 from tests.unit.fleet.rayjob.made import cluster
 
 from forebay.errors import InvalidOption
-from forebay.fleet.clusters.cluster import Sku
+from forebay.fleet.cluster import Sku
 from forebay.fleet.rayjob.preflight import faults
 from forebay.fleet.rayjob.shared_cluster import shared_cluster
 

@@ -1,4 +1,7 @@
-"""Job files: one good one, and every kind of wrong one with its line and its error."""
+"""Job files: a good one, and wrong ones.
+
+Each wrong one has its line and its error.
+"""
 
 from __future__ import annotations
 
@@ -90,7 +93,10 @@ def test_the_key_depends_on_what_is_meant(spec: fb.JobSpec) -> None:
 
 
 def test_the_schema_is_the_golden_one() -> None:
-    """After a wanted change: `forebay fleet schema | python -m json.tool > tests/unit/fleet/spec/job.schema.json`."""
+    """The schema is golden.
+
+    After a wanted change: `forebay fleet schema | python -m json.tool > tests/unit/fleet/spec/job.schema.json`.
+    """
     assert job_schema() == json.loads(GOLDEN.read_text())
 
 

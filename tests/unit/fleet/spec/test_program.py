@@ -1,4 +1,4 @@
-"""The arguments of a task are checked against its job file, of which nothing is run."""
+"""Arguments are checked against a job file without running it."""
 
 from __future__ import annotations
 

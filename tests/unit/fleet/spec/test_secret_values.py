@@ -1,4 +1,7 @@
-"""A canary in every part of a job that can hold a secret: refused with what to write instead, and never repeated."""
+"""Canary secrets in a job are refused, and never repeated.
+
+Every part that can hold a secret has one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fleet files, and jobs that no cluster of the fleet could run."""
+"""Fleet files, and jobs that no cluster could run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 import forebay as fb
 from forebay.errors import InvalidJobSpec, InvalidOption
-from forebay.fleet.clusters.fleet import Fleet, SameCluster, load_fleet, parse_fleet
+from forebay.fleet.fleet_file import Fleet, SameCluster, load_fleet, parse_fleet
 
 FLEET = """\
 [[cluster]]
@@ -126,7 +126,7 @@ def test_a_job_that_no_cluster_could_run_is_refused(fleet: Fleet, changes: dict[
 def test_clusters_with_another_ray_than_this_machine(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = fb.JobSpec(name="ctr", storage="s3://a/b", task=(fb.fleet.Task(run="a.py"),))
     for here, is_refused in (("2.61.0", True), ("2.60.3", False), (None, False)):
-        monkeypatch.setattr("forebay.fleet.clusters.fleet.client_ray", lambda here=here: here)
+        monkeypatch.setattr("forebay.fleet.fleet_file.client_ray", lambda here=here: here)
         if is_refused:
             with pytest.raises(InvalidJobSpec, match=r"\(eu-1: 2.60.0, us-1: 2.60.0\) than this machine \(2.61.0\)"):
                 fleet.check(spec)

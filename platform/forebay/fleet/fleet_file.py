@@ -15,7 +15,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from forebay.errors import InvalidJobSpec, InvalidOption
-from forebay.fleet.clusters.cluster import Cluster
+from forebay.fleet.cluster import Cluster
 from forebay.fleet.spec.fields import fault, first_fault, settle_fields
 from forebay.fleet.spec.job_spec import JobSpec
 from forebay.fleet.spec.job_toml import line_of, refuse_unknown_keys
