@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+import forebay
+
+MOST_NAMES = 65
 HEAVY = ("ray", "torch", "pyarrow", "numba", "numpy", "pandas", "matplotlib", "pydantic", "typer")
 
 
@@ -48,6 +51,23 @@ def test_public_modules_come_with_the_package(tmp_path: Path) -> None:
     loaded = _loaded_by("import forebay as fb; fb.events.EpochEnded, fb.errors.ForebayError, fb.callbacks", tmp_path)
     assert loaded.isdisjoint(HEAVY)
     _loaded_by("import forebay as fb; fb.callbacks.progress.Progress, fb.callbacks.scaling.ScaleSchedule", tmp_path)
+
+
+def test_a_star_import_works_without_ray_and_replaces_no_module_of_others(tmp_path: Path) -> None:
+    script = (
+        "import sys, torch, json\n"
+        "sys.modules.update(dict.fromkeys(['ray', 'pandas', 'matplotlib', 'optuna']))\n"
+        "import concurrent.futures as futures\n"
+        "from concurrent.futures import Future\n"
+        "from forebay import *\n"
+        "assert torch.__name__ == 'torch' and Future is futures.Future\n"
+        "assert scan and Loader and run and Sweep and callbacks and tables\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=tmp_path)
+
+
+def test_the_front_door_has_few_names() -> None:
+    assert 40 < len(dir(forebay)) <= MOST_NAMES
 
 
 def test_an_unknown_name_is_an_attribute_error(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def plan(
     epoch: Annotated[int, typer.Option(help="From 0.")] = 0,
     world: Annotated[int, typer.Option(help="Number of ranks that share the batches.")] = 1,
     batch: Annotated[int, typer.Option(help="Rows of a global batch.")] = 8192,
-    lanes: Annotated[int | None, typer.Option(help="Lanes of the plan. [default: from the data]")] = None,
+    lanes: Annotated[int | None, typer.Option(help="Lanes of the plan.", show_default="from the data")] = None,
     shuffle_rows: Annotated[
-        int | None, typer.Option(help="Rows of a lane shuffled together. [default: from the lanes]")
+        int | None, typer.Option(help="Rows of a lane shuffled together.", show_default="from the lanes")
     ] = None,
     shuffle: Annotated[bool, typer.Option(help="Shuffle the rows.")] = True,
     last: Annotated[str, typer.Option(help="balance or drop.")] = "balance",

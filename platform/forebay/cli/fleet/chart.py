@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 Catalogue = Annotated[str, typer.Option(help="File catalogue.json of the chart.")]
 Namespace = Annotated[str, typer.Option(help="Namespace of the chart.")]
-Context = Annotated[str | None, typer.Option(help="Context of the kubeconfig. [default: this pod's, or the current]")]
+Context = Annotated[
+    str | None, typer.Option(help="Context of the kubeconfig.", show_default="this pod's, or the current")
+]
 
 
 def apply_cluster(catalogue: Catalogue, namespace: Namespace, context: Context = None) -> None:

@@ -36,22 +36,25 @@ def rows(
     ],
     parameters: Parameters = None,
     step: Annotated[
-        int | None, typer.Option(help="Step of a run, or global batch of an epoch, from 1. [default: 1 of a run]")
+        int | None, typer.Option(help="Step of a run, or global batch of an epoch, from 1.", show_default="1 of a run")
     ] = None,
     rank: Annotated[int | None, typer.Option(help="Only the rows of this rank.")] = None,
     skipped: Annotated[
         bool, typer.Option("--skipped", help="Of a run: the batch that a monitor left out at this step.")
     ] = False,
-    epoch: Annotated[int | None, typer.Option(help="Of data: epoch, from 0. [default: 0]")] = None,
-    world: Annotated[int | None, typer.Option(help="Of data: number of ranks. [default: 1]")] = None,
+    epoch: Annotated[int | None, typer.Option(help="Of data: epoch, from 0.", show_default="0")] = None,
+    world: Annotated[int | None, typer.Option(help="Of data: number of ranks.", show_default="1")] = None,
     batch: Annotated[int | None, typer.Option(help="Of a dataset: rows of a global batch, for --step.")] = None,
-    seed: Annotated[int | None, typer.Option(help="Of a dataset: seed of the order. [default: 0]")] = None,
-    lanes: Annotated[int | None, typer.Option(help="Of a dataset: lanes of the plan. [default: from the data]")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of a dataset: seed of the order.", show_default="0")] = None,
+    lanes: Annotated[
+        int | None, typer.Option(help="Of a dataset: lanes of the plan.", show_default="from the data")
+    ] = None,
     num_rows: Annotated[
-        int | None, typer.Option("--rows", help="Number of rows to show. [default: 10, and with --json a whole step]")
+        int | None,
+        typer.Option("--rows", help="Number of rows to show.", show_default="10, and with --json a whole step"),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Only these columns, separated by commas. [default: those that have room]")
+        str | None, typer.Option(help="Only these columns, separated by commas.", show_default="those that have room")
     ] = None,
     names_only: Annotated[bool, typer.Option("--names", help="Print names only. Reads no row.")] = False,
     out: Annotated[

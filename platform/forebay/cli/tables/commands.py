@@ -24,7 +24,7 @@ def plan_tables(
     job_file: JobFile,
     parameters: Parameters = None,
     workers: Annotated[
-        list[int] | None, typer.Option("--workers", help="World size. May be repeated. [default: the job's]")
+        list[int] | None, typer.Option("--workers", help="World size. May be repeated.", show_default="the job's")
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of the job whose lookups are counted.")] = 20,
     as_json: AsJson = False,
