@@ -23,7 +23,6 @@ class PageKernels(NamedTuple):
     list_pages: ModuleType
     page_headers: ModuleType
     pages: ModuleType
-    text_pages: ModuleType
 
 
 @cache
@@ -32,9 +31,9 @@ def load() -> PageKernels:
 
     Call it before other threads start: a process forked during the first call deadlocks.
     """
-    from forebay.data.parquet import list_pages, page_headers, pages, text_pages  # noqa: PLC0415
+    from forebay.data.parquet import list_pages, page_headers, pages  # noqa: PLC0415
 
-    return PageKernels(list_pages, page_headers, pages, text_pages)
+    return PageKernels(list_pages, page_headers, pages)
 
 
 def is_loaded() -> bool:
@@ -84,7 +83,7 @@ def find_dictionary(address: int, num_bytes: int) -> tuple[int, int]:
 
     The chunk holds texts. Zeros without a dictionary.
     """
-    found: tuple[int, int] = load().text_pages.find_dictionary(address, address + num_bytes)
+    found: tuple[int, int] = load().pages.find_dictionary(address, address + num_bytes)
     return found
 
 
@@ -104,7 +103,7 @@ def decode_texts(
     those of `find_dictionary`: its texts lie in `texts` [bytes], between the `offsets` [entries + 1]. `scratch` holds a
     page, and `numbers` are 0, 1, ... [entries]. Arrow must read what it does not decode, such as nulls and plain texts.
     """
-    is_decoded: bool = load().text_pages.decode_texts(chunk, offsets, texts, indices, scratch, numbers)
+    is_decoded: bool = load().pages.decode_texts(chunk, offsets, texts, indices, scratch, numbers)
     return is_decoded
 
 

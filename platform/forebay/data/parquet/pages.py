@@ -1,10 +1,12 @@
-"""Compiled decoder of columns of numbers.
+"""Compiled decoder of columns of numbers and of texts.
 
-Reads the pages of Parquet columns: numbers of 4 or 8 bytes, without nulls, plain or by a dictionary.
+Reads the pages of Parquet columns without nulls: numbers of 4 or 8 bytes, plain or by a dictionary, and texts by a
+dictionary. Of texts it gives the dictionary and the indices into it. Pages of plain texts, which follow if a dictionary
+became too large, are a `False` (docs/internals/data-plane.md).
 
 Trusts nothing in the pages. Whatever it does not know, and whatever does not fit, is a `False` for that column: then
 Arrow's decoder reads the column, and says what is wrong with it. Never reads or writes outside of the memory it was
-given (docs/adr/0083-own-decoder-of-numbers.md). `list_pages` and `text_pages` read other columns with the same loops.
+given (docs/adr/0083-own-decoder-of-numbers.md). `list_pages` reads lists with the same loops.
 """
 
 from __future__ import annotations
@@ -234,6 +236,68 @@ def _decode_columns(
         is_decoded[k] = decode_column(start, start + chunks[k, 1], options, target, table)
 
 
+def _find_dictionary(at: Int, end: Int) -> tuple[Int, Int]:
+    """Entries and bytes of a column chunk's dictionary.
+
+    The chunk goes from `at` to `end`, and may begin with a dictionary. Zeros without one.
+    """
+    header = np.empty(HEADER, np.int64)
+    at = read_header(at, end, header)
+    if at == 0 or header[TYPE] != DICTIONARY_PAGE or header[VALUES] * 4 > header[SIZE]:
+        return 0, 0
+    return header[VALUES], header[SIZE]
+
+
+def _split_texts(at: Int, end: Int, offsets: NDArray[Any], texts: NDArray[np.uint8]) -> bool:
+    """Copy length-prefixed texts to `texts` without gaps.
+
+    Writes their bounds to `offsets`.
+    """
+    made: Int = 0
+    target = np.int64(texts.ctypes.data)
+    for k in range(len(offsets) - 1):
+        length = np.int64(items_at(at, _SHORT)[0]) if end - at >= 4 else -1
+        if not 0 <= length <= end - at - 4:
+            return False
+        offsets[k] = made
+        copy(target + made, at + 4, length)
+        at, made = at + 4 + length, made + length
+    offsets[len(offsets) - 1] = made
+    return bool(at == end)
+
+
+def _decode_texts(
+    chunk: Ints,
+    offsets: NDArray[Any],
+    texts: NDArray[np.uint8],
+    indices: NDArray[Any],
+    scratch: NDArray[np.uint8],
+    numbers: NDArray[Any],
+) -> bool:
+    """Decode a column chunk of texts.
+
+    Writes a dictionary, and `indices` [rows]. Returns whether it did.
+
+    `chunk` is (address, bytes, whether it may have nulls, whether Snappy compressed it). The dictionary has the texts
+    between the `offsets` [entries + 1] of `texts`, which has room for its page. `numbers` are those of its entries.
+    """
+    options, header = np.zeros(COLUMN_OPTIONS, np.int64), np.empty(HEADER, np.int64)
+    options[ROWS], options[SCRATCH], options[ROOM] = len(indices), scratch.ctypes.data, len(scratch) - SLACK
+    options[IS_OPTIONAL], options[IS_SNAPPY], options[IS_TEXT] = chunk[2], chunk[3], 1
+    end = chunk[0] + chunk[1]
+    at = read_header(chunk[0], end, header)
+    if at == 0 or header[TYPE] != DICTIONARY_PAGE or header[VALUES] != len(numbers) or header[SIZE] > len(texts):
+        return False
+    if not open_page(at, header, options, options[SCRATCH], options[ROOM]):
+        return False
+    options[ENTRIES] = header[VALUES]
+    if len(offsets) != len(numbers) + 1 or not split_texts(
+        options[SCRATCH], options[SCRATCH] + header[SIZE], offsets, texts
+    ):
+        return False
+    return bool(decode_column(at + header[STORED_SIZE], end, options, np.int64(indices.ctypes.data), numbers))
+
+
 _sizes = (int32, int64)
 _column = [types.boolean(int64, int64, int64[::1], int64, item[::1]) for item in _sizes]
 _encoded = [types.boolean(int64, int64, int64[::1], int64[::1], item[::1], int64) for item in _sizes]
@@ -254,3 +318,8 @@ read_values = njit(_page, **COMPILED)(_read_values)
 read_dictionary = njit(_opened, **COMPILED)(_read_dictionary)
 decode_column = njit(_column, **COMPILED)(_decode_column)
 decode_columns = njit(_columns, **COMPILED)(_decode_columns)
+find_dictionary = njit(types.UniTuple(int64, 2)(int64, int64), **COMPILED)(_find_dictionary)
+split_texts = njit(types.boolean(int64, int64, int32[::1], uint8[::1]), **COMPILED)(_split_texts)
+decode_texts = njit(types.boolean(int64[::1], int32[::1], uint8[::1], int32[::1], uint8[::1], int32[::1]), **COMPILED)(
+    _decode_texts
+)

@@ -21,8 +21,8 @@ from forebay.data.parquet.footer_facts import FooterFacts, read_facts, stored_fa
 from forebay.data.parquet.footer_store import FooterStore, facts_name, footer_name, kept_version
 from forebay.data.parquet.schemas import fields_of, read_schema
 from forebay.data.parquet.statistics import check_statistics
-from forebay.data.sources.scanned import FileColumns, Scanned, file_columns
-from forebay.data.sources.sources import SourceFile, Sources
+from forebay.data.sources.dataset_files import SourceFile, Sources
+from forebay.data.sources.file_columns import FileColumns, Scanned, file_columns
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.versions import etag_of

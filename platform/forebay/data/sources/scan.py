@@ -21,10 +21,10 @@ from forebay.data.parquet.footer_facts import FooterFacts
 from forebay.data.parquet.footer_store import FooterStore
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.parquet.schemas import agree, selected_columns
+from forebay.data.sources.dataset_files import Sources, find_sources
+from forebay.data.sources.file_columns import Scanned, with_absent
 from forebay.data.sources.file_scan import FileScan
 from forebay.data.sources.parquet_files import Uri
-from forebay.data.sources.scanned import Scanned, with_absent
-from forebay.data.sources.sources import Sources, find_sources
 from forebay.errors import NoFiles, ReadFailed, validate_type
 from forebay.storage.credentials import Access
 from forebay.storage.deadline import Cancellation

@@ -16,9 +16,9 @@ from forebay.data.filters.operands import ColumnKinds, Constant, Stored
 from forebay.data.manifest.manifest import Field
 from forebay.data.parquet.arrow_types import constant_scalar, has_nulls, parse_type
 from forebay.data.parquet.schemas import FileSchema
+from forebay.data.sources.dataset_files import SourceFile, Sources
 from forebay.data.sources.field_ids import FieldIds
 from forebay.data.sources.partitions import Values
-from forebay.data.sources.sources import SourceFile, Sources
 from forebay.errors import CorruptFile, InvalidOption
 from forebay.storage.versions import FoundFile
 
