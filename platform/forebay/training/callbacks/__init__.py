@@ -1,4 +1,7 @@
-"""Callbacks for `fb.run`, one module each: comet, mlflow, progress, scaling, tensorboard, wandb."""
+"""Callbacks for `fb.run`.
+
+One module each: comet, mlflow, progress, scaling, tensorboard, throughput, wandb.
+"""
 
 from __future__ import annotations
 

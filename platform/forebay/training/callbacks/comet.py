@@ -12,11 +12,12 @@ from forebay.training.callbacks.tracker import EndState, Entry, Note, StepMetric
 
 
 class Comet(Tracker):
-    """Callback that records hyperparameters, metrics, workers and verdicts of monitors as an experiment of Comet.
+    """Records a run as an experiment of Comet.
 
-    `online=False` writes archives to `folder` (default `.cometml-runs`) for `comet upload`. The key of the experiment
-    is made of workspace, project and the name of this run, so a run that is resumed by name continues. The trials of a
-    sweep have its name as a tag. Only what a run reports is sent: no code, host or console output.
+    It has hyperparameters, metrics, workers and verdicts of monitors. `online=False` writes archives to `folder`
+    (default `.cometml-runs`) for `comet upload`. The key of the experiment is made of workspace, project and the name
+    of this run, so a run that is resumed by name continues. The trials of a sweep have its name as a tag. Only what a
+    run reports is sent: no code, host or console output.
 
     Needs `comet_ml` (`pip install 'forebay[comet]'`), and online a key (`comet login` or `COMET_API_KEY`). Raises
     `InvalidOption` without them.

@@ -19,11 +19,12 @@ _STATES: dict[EndState, str] = {"finished": "FINISHED", "stopped": "KILLED", "fa
 
 
 class MLflow(Tracker):
-    """Callback that records hyperparameters, metrics, workers and verdicts of monitors as a run in MLflow.
+    """Records a run in MLflow.
 
-    `experiment` is created if it does not exist. `tracking_uri` is a server or a database. None uses MLflow's setting
-    (`MLFLOW_TRACKING_URI`). The run in MLflow has the same name as this run. If this run is resumed, the run in MLflow
-    continues too. `group` is a tag. The trials of a sweep have the name of the sweep there.
+    It has hyperparameters, metrics, workers and verdicts of monitors. `experiment` is created if it does not exist.
+    `tracking_uri` is a server or a database. None uses MLflow's setting (`MLFLOW_TRACKING_URI`). The run in MLflow has
+    the same name as this run. If this run is resumed, the run in MLflow continues too. `group` is a tag. The trials of
+    a sweep have the name of the sweep there.
 
     Needs `mlflow` or `mlflow-skinny` (`pip install 'forebay[mlflow]'`). Raises `MissingPackage` without them.
     """
@@ -40,7 +41,10 @@ class MLflow(Tracker):
         self._run_id = ""
 
     def open(self, run: TrackedRun) -> None:
-        """Create or continue the run. MLflow never changes a parameter: a resumed run keeps its first values."""
+        """Create or continue the run.
+
+        MLflow never changes a parameter: a resumed run keeps its first values.
+        """
         self._run_id = self._earlier_run(run.name) or self._new_run(run)
         known = self._client.get_run(self._run_id).data.params
         params = [

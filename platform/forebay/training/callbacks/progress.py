@@ -1,4 +1,4 @@
-"""Callback that shows the progress of a run on a terminal, or as a few lines in a log."""
+"""Progress of a run on a terminal or in a log."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ WINDOW_S = 10.0
 
 
 class Progress:
-    """Callback that shows epoch, step, loss, rows/s, share of time waiting for data, and the time left.
+    """Shows the progress of a run.
 
-    On a terminal it updates one bar. Elsewhere (a CI log, a file) it writes a line every five seconds, and less often
-    as the run gets longer. The summary of each epoch stays on the screen. `console` is the output, standard
-    error by default. `clock` returns monotonic seconds.
+    Epoch, step, loss, rows/s, share of time waiting for data, and the time left. On a terminal it updates one bar.
+    Elsewhere (a CI log, a file) it writes a line every five seconds, and less often as the run gets longer. The summary
+    of each epoch stays on the screen. `console` is the output, standard error by default. `clock` returns monotonic
+    seconds.
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
@@ -112,7 +113,10 @@ class Progress:
         )
 
     def _steps_left(self, event: Reported) -> int:
-        """Number of remaining steps at the current global batch. `Started` counts those at the first one."""
+        """Return the steps left at the current global batch.
+
+        `Started` counts those at the first one.
+        """
         if self._started is None:
             return 0
         steps = self._started.epochs * self._started.num_batches
@@ -186,7 +190,10 @@ class _Reading:
 
 
 class Throughput:
-    """Rates over about the last ten seconds. Times are of one monotonic clock, in seconds."""
+    """Rates over about the last ten seconds.
+
+    Times are of one monotonic clock, in seconds.
+    """
 
     def __init__(self) -> None:
         self._readings: deque[_Reading] = deque()
@@ -206,7 +213,10 @@ class Throughput:
 
     @property
     def rows_per_s(self) -> float | None:
-        """Global rows per second, or None before there are two reports."""
+        """Global rows per second.
+
+        None before there are two reports.
+        """
         if self._seconds <= 0:
             return None
         return (self._readings[-1].rows - self._readings[0].rows) / self._seconds

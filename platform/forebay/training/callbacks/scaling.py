@@ -54,6 +54,9 @@ class ScaleSchedule:
             control.resize(self._asked)
 
     def _at(self, epoch: int) -> int | None:
-        """Return the number of workers for `epoch`. None leaves the target unchanged."""
+        """Return the number of workers for `epoch`.
+
+        None leaves the target unchanged.
+        """
         index = bisect_right(self._epochs, epoch)
         return self._workers[index - 1] if index else None

@@ -12,12 +12,12 @@ from forebay.training.callbacks.tracker import EndState, Entry, Note, Rewind, St
 
 
 class TensorBoard(Tracker):
-    """Callback that writes hyperparameters, metrics, workers and verdicts of monitors for TensorBoard.
+    """Writes a run for TensorBoard.
 
-    `folder` is the folder for event files, local or any path that the writer accepts. None stands for
-    `tensorboard/<name of the run>` in the working directory. Trials of a sweep have folders of their own in it. A run
-    that is resumed by name continues the same curves. Repeated steps replace the earlier ones, also after a roll-back
-    by a monitor or a loss of workers.
+    It has hyperparameters, metrics, workers and verdicts of monitors. `folder` is the folder for event files, local or
+    any path that the writer accepts. None stands for `tensorboard/<name of the run>` in the working directory. Trials
+    of a sweep have folders of their own in it. A run that is resumed by name continues the same curves. Repeated steps
+    replace the earlier ones, also after a roll-back by a monitor or a loss of workers.
 
     Needs `tensorboardX` or `tensorboard` (`pip install 'forebay[tensorboard]'`). Raises `MissingPackage` without them.
     """
@@ -32,7 +32,10 @@ class TensorBoard(Tracker):
         self._last_step = 0
 
     def open(self, run: TrackedRun) -> None:
-        """Remember the folder and the facts: a writer needs the first step, after which it discards earlier ones."""
+        """Remember the folder and the facts.
+
+        A writer needs the first step, after which it discards earlier ones.
+        """
         folder = Path("tensorboard") if self._folder is None else self._folder
         is_own = self._folder is not None and run.group is None
         self._place = str(folder) if is_own else f"{folder}/{run.name}"
@@ -81,7 +84,10 @@ class TensorBoard(Tracker):
 
 
 def _writer_class() -> Any:
-    """Class `SummaryWriter` of tensorboardX, which is small and comes with Ray Train, or of torch."""
+    """Return the class `SummaryWriter`.
+
+    Of tensorboardX, which is small and comes with Ray Train, or of torch.
+    """
     try:
         from tensorboardX import SummaryWriter  # noqa: PLC0415 - an extra
     except ModuleNotFoundError:

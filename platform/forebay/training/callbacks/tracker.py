@@ -1,4 +1,4 @@
-"""Base of all experiment trackers: the numbers of a run that are sent, their times, and failures."""
+"""Base of all experiment trackers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedRun:
-    """A run for a tracker. `group` is the sweep of a trial, or None. `facts` are the hyperparameters."""
+    """A run for a tracker.
+
+    `group` is the sweep of a trial, or None. `facts` are the hyperparameters.
+    """
 
     name: str
     group: str | None
@@ -40,7 +43,10 @@ class TrackedRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepMetrics:
-    """Metrics after `step`, by names such as `step/loss`. `at` is in Unix seconds."""
+    """Metrics after `step`, by names such as `step/loss`.
+
+    `at` is in Unix seconds.
+    """
 
     step: int
     values: Mapping[str, float]
@@ -49,7 +55,10 @@ class StepMetrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Text about `step`: the verdict of a monitor, or a loss of workers."""
+    """Text about `step`.
+
+    The verdict of a monitor, or a loss of workers.
+    """
 
     name: str
     text: str
@@ -58,7 +67,10 @@ class Note:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewind:
-    """The steps after `step` are trained again. None: after the step that is reported next."""
+    """The steps after `step` are trained again.
+
+    None: after the step that is reported next.
+    """
 
     step: int | None = None
 
@@ -67,7 +79,9 @@ Entry: TypeAlias = StepMetrics | Note | Rewind
 
 
 class Tracker(ABC):
-    """Callback that sends hyperparameters, metrics of steps and epochs, verdicts of monitors and the end to a tracker.
+    """Sends a run to an experiment tracker.
+
+    It sends hyperparameters, metrics of steps and epochs, verdicts of monitors and the end.
 
     Laws, for every tracker:
     - A run that is resumed by name continues the same run of the tracker.
@@ -85,11 +99,14 @@ class Tracker(ABC):
 
     @abstractmethod
     def open(self, run: TrackedRun) -> None:
-        """Begin the run in the tracker, or continue it, with its hyperparameters."""
+        """Begin or continue the run, with its hyperparameters."""
 
     @abstractmethod
     def write(self, entries: Sequence[Entry]) -> None:
-        """Send entries, in order. Entries that were sent before an error are sent again."""
+        """Send entries, in order.
+
+        Entries that were sent before an error are sent again.
+        """
 
     @abstractmethod
     def close(self, state: EndState, reason: str) -> None:
@@ -141,7 +158,7 @@ class Tracker(ABC):
 
 
 class _Sender:
-    """Thread that sends the entries of one run together every few seconds."""
+    """Thread that sends a run's entries in batches."""
 
     def __init__(self, tracker: Tracker, run: TrackedRun) -> None:
         self._tracker, self._run = tracker, run

@@ -16,11 +16,12 @@ MOST_ID_LETTERS = 64
 
 
 class WandB(Tracker):
-    """Callback that records hyperparameters, metrics, workers and verdicts of monitors as a run of Weights & Biases.
+    """Records a run in Weights & Biases.
 
-    `mode="offline"` writes to `folder` (working directory) for `wandb sync`. None uses the setting of W&B
-    (`WANDB_MODE`), which is online. The run has the name of this run as name and id, so a run that is resumed by name
-    continues. The trials of a sweep form a group. Only what a run reports is sent: no code, host or console output.
+    It has hyperparameters, metrics, workers and verdicts of monitors. `mode="offline"` writes to `folder` (working
+    directory) for `wandb sync`. None uses the setting of W&B (`WANDB_MODE`), which is online. The run has the name of
+    this run as name and id, so a run that is resumed by name continues. The trials of a sweep form a group. Only what a
+    run reports is sent: no code, host or console output.
 
     Needs `wandb` (`pip install 'forebay[wandb]'`), and for the online mode `wandb login`. Raises `InvalidOption`
     without them.
@@ -77,7 +78,10 @@ class WandB(Tracker):
         self._run.define_metric("*", step_metric="step")
 
     def write(self, entries: Sequence[Entry]) -> None:
-        """Log metrics over the metric `step`: the own step of W&B never goes back, and a resumed run may."""
+        """Log metrics over the metric `step`.
+
+        The own step of W&B never goes back, and a resumed run may.
+        """
         for entry in entries:
             match entry:
                 case StepMetrics(step=step, values=values):

@@ -1,4 +1,4 @@
-"""`Driver` protocol, and the function that runs a job on a driver."""
+"""`Driver` protocol, and `run`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from forebay.training.runs.result import Result
 
 
 class Driver(Protocol):
-    """Starts the workers of a job, watches them, replaces lost ones, and changes their number.
+    """Runs a job: starts, watches, replaces and resizes its workers.
 
     Laws of every driver:
     - `job.check()` is called before any worker starts.

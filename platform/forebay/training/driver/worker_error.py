@@ -1,4 +1,4 @@
-"""Exceptions of a train function, serialized to travel from a worker to the driver."""
+"""Exceptions of a train function, serialized for the driver."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ _OUR_PATHS = {str(Path(__file__).parents[2] / name) for name in _OUR_FILES}
 
 
 class WorkerTraceback(Exception):
-    """The traceback of another process, as text. Shown as the cause of the error that was raised there."""
+    """Traceback of another process, as text.
+
+    Shown as the cause of the error that was raised there.
+    """
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -36,7 +39,10 @@ class WorkerTraceback(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerError:
-    """Exception of a worker, and the rank that raised it. Picklable, even if the exception is not."""
+    """Exception of a worker, with its rank.
+
+    Picklable, even if the exception is not.
+    """
 
     rank: int
     summary: str
@@ -45,7 +51,10 @@ class WorkerError:
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> WorkerError:
-        """Describe `error` while it is being handled. The traceback starts at the frames of the train function."""
+        """Describe `error` while it is being handled.
+
+        The traceback starts at the frames of the train function.
+        """
         lines = traceback.format_exception(type(error), error, _from_train_function(error.__traceback__))
         return cls(
             rank=rank,
@@ -87,7 +96,10 @@ def _pickle(error: BaseException) -> bytes | None:
 
 
 def _from_train_function(frames: TracebackType | None) -> TracebackType | None:
-    """Frames without the leading frames of Forebay. All frames if there are no others."""
+    """Return the frames after Forebay's own leading frames.
+
+    All frames if there are no others.
+    """
     first = frames
     while first is not None and first.tb_frame.f_code.co_filename in _OUR_PATHS:
         first = first.tb_next

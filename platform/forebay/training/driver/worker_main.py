@@ -23,10 +23,11 @@ def _unwatched(_counted: Callable[[], Mapping[str, float]]) -> AbstractContextMa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """End of a worker's part in a world: all epochs are trained, the run is stopped, or the world is resized.
+    """End of a worker's part in a world.
 
-    `stopped` is the reason of an early stop. `resize_to` is the size of the next world, which continues from the newest
-    checkpoint. Every rank has left its world at that checkpoint.
+    All epochs are trained, the run is stopped, or the world is resized. `stopped` is the reason of an early stop.
+    `resize_to` is the size of the next world, which continues from the newest checkpoint. Every rank has left its world
+    at that checkpoint.
     """
 
     stopped: str | None = None

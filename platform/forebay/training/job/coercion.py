@@ -1,4 +1,4 @@
-"""Conversion of a command-line argument to the type of an annotation."""
+"""Conversion of command-line arguments to annotated types."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ SEQUENCES = (list, tuple, set, frozenset, collections.abc.Sequence)
 
 
 def coerce(name: str, value: object, annotation: Any) -> Any:
-    """Convert `value` to the type `annotation`. Texts have the usual forms of a command line.
+    """Convert `value` to the type `annotation`.
 
-    `workers: int` takes "2", `flag: bool` takes "yes", `label: str | None` takes "none", and `hidden: tuple[int, ...]`
-    takes "64,32" as well as "[64, 32]". Raises `BadJob` for a value that does not fit.
+    Texts have the usual forms of a command line. `workers: int` takes "2", `flag: bool` takes "yes", `label: str |
+    None` takes "none", and `hidden: tuple[int, ...]` takes "64,32" as well as "[64, 32]". Raises `BadJob` for a value
+    that does not fit.
     """
     try:
         adapter = TypeAdapter(annotation)
@@ -43,7 +44,10 @@ def coerce(name: str, value: object, annotation: Any) -> Any:
 
 
 def name_of_type(annotation: Any) -> str:
-    """Name of a type as in source code: `int`, `str | None`, `tuple[int, ...]`."""
+    """Return the source form of a type.
+
+    For example `int`, `str | None`, `tuple[int, ...]`.
+    """
     if annotation == Seconds:
         return "Seconds"
     if typing.get_origin(annotation) in UNIONS:
@@ -69,7 +73,10 @@ def _validated(adapter: TypeAdapter[Any], value: object, annotation: Any) -> Any
 
 
 def _kinds(annotation: Any) -> set[Any]:
-    """Plain types that an annotation stands for: for `list[int] | None`, list and NoneType."""
+    """Return the plain types of an annotation.
+
+    For `list[int] | None`, list and NoneType.
+    """
     origin = typing.get_origin(annotation)
     if origin in UNIONS:
         return {kind for part in typing.get_args(annotation) for kind in _kinds(part)}

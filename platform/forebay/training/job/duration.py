@@ -13,9 +13,9 @@ _PART = re.compile(r"(\d+(?:\.\d+)?)(d|h|min|m|s|)")
 
 
 def seconds_of(value: Any) -> float:
-    """Return `value` in seconds. A number without a unit is in seconds.
+    """Return `value` in seconds.
 
-    Raises `ValueError` for anything else, and for less than 0.
+    A number without a unit is in seconds. Raises `ValueError` for anything else, and for less than 0.
 
     >>> seconds_of("1h30m"), seconds_of("90s"), seconds_of(2.5)
     (5400.0, 90.0, 2.5)

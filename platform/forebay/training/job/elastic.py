@@ -1,4 +1,4 @@
-"""Bounds and first target of the number of workers of a job."""
+"""Bounds and first target of a job's worker count."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from forebay.errors import InvalidOption, whole_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Elastic:
-    """Bounds of a run's world size: it always trains with at least `min_workers` and at most `max_workers` workers.
+    """Bounds of a run's world size.
 
-    `start` is the first target. None means `max_workers`. A run begins as soon as `min_workers` workers are there.
-    Raises `InvalidOption` unless `1 <= min_workers <= start <= max_workers`.
+    A run always trains with at least `min_workers` and at most `max_workers` workers. `start` is the first target. None
+    means `max_workers`. A run begins as soon as `min_workers` workers are there. Raises `InvalidOption` unless `1 <=
+    min_workers <= start <= max_workers`.
 
     >>> Elastic(min_workers=1, max_workers=4).target
     4
@@ -37,5 +38,5 @@ class Elastic:
         return self.max_workers if self.start is None else self.start
 
     def clamp(self, workers: int) -> int:
-        """Return the world size within the bounds that is nearest to `workers`."""
+        """Return `workers`, clamped to the bounds."""
         return min(max(workers, self.min_workers), self.max_workers)

@@ -1,4 +1,4 @@
-"""Job: a train function, its data, its workers and the place of its results."""
+"""Job: train function, data, workers and storage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ KINDS: Mapping[str, tuple[type | UnionType, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resources:
-    """Share of a node that each worker needs. Raises `InvalidOption` for a negative share, or if both are 0."""
+    """Share of a node that each worker needs.
+
+    Raises `InvalidOption` for a negative share, or if both are 0.
+    """
 
     cpus: float = 1.0
     gpus: float = 0.0
@@ -54,7 +57,9 @@ class Resources:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """Run of `train(worker)` on `workers` workers, for `epochs` epochs over `data`.
+    """A training job: `train(worker)` on each worker.
+
+    It trains for `epochs` epochs over `data`, on `workers` workers.
 
     Attributes:
         train: Function that runs in every worker. It is called again when the number of workers changes.
@@ -180,7 +185,10 @@ class Job:
 
     @property
     def max_cpus(self) -> int:
-        """Logical CPUs that `max_workers` workers need. With fewer, a run would wait forever."""
+        """Logical CPUs that `max_workers` workers need.
+
+        With fewer, a run would wait forever.
+        """
         return math.ceil(self.max_workers * self.resources.cpus)
 
     @property
@@ -205,7 +213,9 @@ class Job:
         )
 
     def check(self) -> None:
-        """Check, before a worker starts, everything that can be known by then: columns, types, cache, storage.
+        """Check the job before any worker starts.
+
+        Checks everything that can be known by then: columns, types, cache, storage.
 
         Raises `MissingColumn`, `WrongType`, `CacheUnusable`, or `InvalidOption` for a storage that cannot be written
         or a strategy whose package is missing.

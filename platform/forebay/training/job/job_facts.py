@@ -1,4 +1,7 @@
-"""Facts of a job for people and trackers: its parameters and its numbers, without secrets."""
+"""Facts of a job for people and trackers.
+
+Its parameters and its numbers, without secrets.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +26,10 @@ _SECRET_NAME = re.compile(
 
 
 def job_facts(job: Job) -> dict[str, Fact]:
-    """Parameters of the job function by name, and the job's own numbers as `job.<name>`.
+    """Return the job's parameters and numbers by name.
 
-    `job.augment` is the name and the fingerprint of the data's augment, if it has one.
+    Its own numbers are `job.<name>`. `job.augment` is the name and the fingerprint of the data's augment, if it has
+    one.
 
     Credentials in URIs are left out, and a parameter whose name says that it is a secret has the value `***`. Values
     other than numbers and texts become JSON.
@@ -49,7 +53,7 @@ def job_facts(job: Job) -> dict[str, Fact]:
 
 
 def public_fact(name: str, value: object) -> Fact:
-    """`value` of the parameter `name`, as it may be shown and stored.
+    """Return a parameter's value as it may be shown.
 
     >>> public_fact("data", "s3://AKIA:sesame@bucket/chats")
     's3://bucket/chats'

@@ -1,4 +1,7 @@
-"""Recipes: functions `job(...) -> Job` of job files. They are loaded by path and called with texts as arguments."""
+"""Recipes: functions `job(...) -> Job` of job files.
+
+They are loaded by path and called with texts as arguments.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,10 @@ FUNCTION = "job"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parameter:
-    """Parameter of a recipe. Texts are converted to the type `annotation`."""
+    """Parameter of a recipe.
+
+    Texts are converted to the type `annotation`.
+    """
 
     name: str
     annotation: Any
@@ -40,10 +46,11 @@ class Parameter:
 
 
 def load_recipe(path: str, functions: Sequence[str] = (FUNCTION,)) -> Recipe:
-    """Load the function `job` of the Python file at `path`, or the first existing one of `functions`.
+    """Load the recipe of the Python file at `path`.
 
-    The module is named after the file and its whole path, so that it never hides an installed one, and stays in
-    `sys.modules`. Raises `BadJob` for a file that is missing, raises when it is run, or defines no such function.
+    The function `job`, or the first existing one of `functions`. The module is named after the file and its whole path,
+    so that it never hides an installed one, and stays in `sys.modules`. Raises `BadJob` for a file that is missing,
+    raises when it is run, or defines no such function.
     """
     file = job_file(path)
     module = _run_file(file)
@@ -63,7 +70,10 @@ def no_function(path: str, functions: Sequence[str]) -> BadJob:
 
 
 def job_file(path: str) -> Path:
-    """Return the absolute path of a job file. Raises `BadJob` for a missing one."""
+    """Return the absolute path of a job file.
+
+    Raises `BadJob` for a missing one.
+    """
     file = Path(path).expanduser().absolute()
     if not file.is_file():
         raise BadJob(f"there is no job file {path!r}. Give the path of a Python file with a function job(...) -> Job.")
@@ -71,7 +81,10 @@ def job_file(path: str) -> Path:
 
 
 def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
-    """Parameters of `recipe`. Raises `BadJob` for annotations that cannot be resolved, for *args and **kwargs."""
+    """Return the parameters of `recipe`.
+
+    Raises `BadJob` for annotations that cannot be resolved, for *args and **kwargs.
+    """
     try:
         signature = inspect.signature(recipe, eval_str=True)
     except (NameError, AttributeError, SyntaxError) as error:
@@ -83,7 +96,9 @@ def parameters(recipe: Recipe) -> tuple[Parameter, ...]:
 
 
 def call_recipe(recipe: Recipe, values: Mapping[str, object]) -> Job:
-    """Call `recipe` with `values`. Texts are converted to the types of the annotations. Returns its job.
+    """Call `recipe` with `values`, and return its job.
+
+    Texts are converted to the types of the annotations.
 
     Raises `BadJob` for an unknown or missing parameter, a value of a wrong type, or a result that is not a `Job`.
     Exceptions of the recipe itself are not caught.
@@ -93,7 +108,10 @@ def call_recipe(recipe: Recipe, values: Mapping[str, object]) -> Job:
 
 
 def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, object], *, called: str = "this job") -> Any:
-    """Call a recipe that makes one of `kinds`. As `call_recipe`. Errors name it as `called`."""
+    """Call a recipe that makes one of `kinds`.
+
+    Same as `call_recipe`. Errors name it as `called`.
+    """
     given = checked(parameters(recipe), values, called=called)
     made = recipe(**given)
     if not isinstance(made, kinds):
@@ -127,7 +145,10 @@ def checked(taken: Sequence[Parameter], values: Mapping[str, object], *, called:
 
 
 def with_parameters(job: Job, recipe: Recipe, given: Mapping[str, object]) -> Job:
-    """The job that `recipe` made, with its parameters: those given, and the defaults of the others."""
+    """Return the job with its parameters recorded.
+
+    Those given, and the defaults of the others.
+    """
     defaults = {each.name: each.default for each in parameters(recipe) if not each.required}
     return replace(job, parameters={**defaults, **given, **job.parameters})
 

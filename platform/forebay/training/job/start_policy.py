@@ -1,4 +1,4 @@
-"""Reaction of a start to a run that was started before."""
+"""Reaction of a start to an earlier start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ LEAST_S = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPolicy:
-    """Reaction of a start if the run is under way elsewhere.
+    """Reaction of a start to a run under way elsewhere.
 
     With `follow`, it shows the progress of the other attempt, waits for its end, and returns its result. Otherwise it
     raises `UnderWay`. An attempt without a heartbeat for `takeover_s` seconds is taken over: the run continues here

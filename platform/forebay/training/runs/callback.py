@@ -1,4 +1,4 @@
-"""Callbacks of a run: how they are called, and what happens when one raises."""
+"""Calls of a run's callbacks, and their exceptions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Optional:
 
 
 def optional_callback(callback: Callback) -> Callback:
-    """Wrap `callback` so that its exceptions do not stop the run.
+    """Wrap `callback`, so that exceptions do not stop the run.
 
     Its first exception is logged with a traceback. Then it is not called again.
     """
@@ -43,7 +43,10 @@ def optional_callback(callback: Callback) -> Callback:
 
 
 def notify(callbacks: Iterable[Callback], event: Event, control: Control) -> None:
-    """Call every callback. If one raised, raises `RunFailed`, naming it, after all were called."""
+    """Call every callback.
+
+    If one raised, raises `RunFailed`, naming it, after all were called.
+    """
     failures = [failure for callback in callbacks if (failure := _failure_of(callback, event, control))]
     if failures:
         raise failures[0] from failures[0].__cause__

@@ -15,11 +15,11 @@ from forebay.training.job.job_facts import Fact, job_facts
 
 
 class Control:
-    """Makes the requests of callbacks. The driver obeys at the next checkpoint.
+    """Makes the requests of callbacks.
 
-    A stop, a global batch or a smaller target may be requested on `EpochEnded`. Then it takes effect at exactly the
-    checkpoint that ends the epoch, in every run alike. A larger target takes effect at the first checkpoint after the
-    new workers are warm. Any thread may read and request.
+    The driver obeys them at the next checkpoint. A stop, a global batch or a smaller target may be requested on
+    `EpochEnded`. Then it takes effect at exactly the checkpoint that ends the epoch, in every run alike. A larger
+    target takes effect at the first checkpoint after the new workers are warm. Any thread may read and request.
 
     >>> control = Control(elastic=Elastic(min_workers=1, max_workers=4))
     >>> control.resize(16)
@@ -60,15 +60,18 @@ class Control:
         )
 
     def stop(self, reason: str) -> None:
-        """End the run after its next checkpoint. The first reason is kept."""
+        """End the run after its next checkpoint.
+
+        The first reason is kept.
+        """
         with self._lock:
             if self._request.stop is None:
                 self._request = replace(self._request, stop=reason)
 
     def resize(self, workers: int) -> int:
-        """Set the target to `workers`, clamped to the job's bounds. Returns the new target.
+        """Set the target, clamped to the job's bounds.
 
-        Of several calls the last one counts. Raises `InvalidOption` if the job is not elastic.
+        Returns the new target. Of several calls the last one counts. Raises `InvalidOption` if the job is not elastic.
         """
         if self._elastic is None:
             raise InvalidOption(
@@ -81,9 +84,10 @@ class Control:
             return self._requested
 
     def global_batch(self, rows: int) -> None:
-        """Train on `rows` rows per step, over all workers. From then on this overrides the job's own batch policy.
+        """Train on `rows` rows per step, over all workers.
 
-        Raises `BatchTooSmall` for fewer rows than the job's maximum of workers, and `InvalidOption` for fewer than 1.
+        From then on this overrides the job's own batch policy. Raises `BatchTooSmall` for fewer rows than the job's
+        maximum of workers, and `InvalidOption` for fewer than 1.
         """
         rows = whole_number("global_batch", rows, least=1)
         if rows < self.max_workers:
@@ -97,7 +101,10 @@ class Control:
             self._request = replace(self._request, global_batch=rows)
 
     def follow(self, *, target: int | None = None, world_size: int | None = None, batch: int | None = None) -> None:
-        """For drivers: update the present state, and the target if it was set elsewhere (`forebay scale`)."""
+        """For drivers: update the present state.
+
+        Updates the target as well, if it was set elsewhere (`forebay scale`).
+        """
         with self._lock:
             if target is not None:
                 self._request = replace(self._request, target=target)
@@ -111,14 +118,20 @@ class Control:
         self._epoch = epoch
 
     def take_resize(self) -> int | None:
-        """For drivers: target of the last `resize` since the previous call, or None."""
+        """For drivers: return the target of the last `resize`.
+
+        None if there was none since the previous call.
+        """
         with self._lock:
             requested, self._requested = self._requested, None
             return requested
 
     @property
     def request(self) -> Request:
-        """All that was requested so far. `target` is always set for an elastic job."""
+        """All that was requested so far.
+
+        `target` is always set for an elastic job.
+        """
         return self._request
 
     @property
@@ -158,12 +171,18 @@ class Control:
 
     @property
     def job_facts(self) -> Mapping[str, Fact]:
-        """Parameters of the job function and numbers of the job, by name, without secrets."""
+        """Parameters of the job function, and numbers of the job.
+
+        By name, without secrets.
+        """
         return self._facts
 
     @property
     def first_epoch(self) -> int:
-        """Epoch that training began with, from 0. Before there are workers, the expected one."""
+        """Epoch that training began with, from 0.
+
+        Before there are workers, the expected one.
+        """
         return self._epoch
 
     @property

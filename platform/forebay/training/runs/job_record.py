@@ -1,4 +1,7 @@
-"""`job.json` in the run's folder: facts of the job, and those that a resumed run must share."""
+"""Facts of the job, as `job.json` in the run's folder.
+
+Some of them must be the same in a resumed run.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,10 @@ VERSION = 1
 
 
 def check_identity(job: Job, path: str, name: str) -> dict[str, Fact]:
-    """Facts of the run `name` in the folder `path` and of `job`, that a resumed run must share.
+    """Return the facts that a resumed run must share.
 
-    Raises `JobMismatch` if the run was begun by a job with another value of one of `job.identity`.
+    Those of the run `name` in the folder `path`, and of `job`. Raises `JobMismatch` if the run was begun by a job with
+    another value of one of `job.identity`.
     """
     identity = {each: public_fact(each, value) for each, value in job.identity.items()}
     earlier = load_identity(path)
@@ -38,9 +42,9 @@ def check_identity(job: Job, path: str, name: str) -> dict[str, Fact]:
 
 
 def record_job(job: Job, path: str, name: str) -> None:
-    """Write the facts of `job` into the folder `path` of the run `name`.
+    """Write the facts of `job` into a run's folder.
 
-    A job without parameters, identity and augment leaves no file.
+    The folder is `path`, the name of the run `name`. A job without parameters, identity and augment leaves no file.
 
     Raises `JobMismatch` as `check_identity`, and `WriteFailed` if storage refuses.
     """
@@ -55,7 +59,10 @@ def record_job(job: Job, path: str, name: str) -> None:
 
 
 def load_identity(path: str) -> Mapping[str, Any]:
-    """Facts that a resumed run must share, from the run folder `path`. Empty if none were recorded."""
+    """Read the facts that a resumed run must share.
+
+    From the run folder `path`. Empty if none were recorded.
+    """
     content = read_json_file(path, FILE_NAME, "run")
     if content is None:
         return {}

@@ -22,13 +22,13 @@ MAX_STEPS = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """Result of a run so far: every completed epoch, and some of its steps.
+    """Result of a run so far.
 
-    `path` is the folder of the run. `plan_id` is the hash that names the order of its rows. `num_epochs` is the number
-    of epochs of the job, and `stopped` the reason for an earlier end. `failures` is the number of times that workers
-    were lost and replaced. `steps` are at most 4,096 reported steps, spread over the run. `statistics` are those that
-    values were scaled and filled by, as a checkpoint holds them: `id`, `scale`, `fill`, and `columns` by name. Empty
-    without such.
+    It has every completed epoch, and some of the steps. `path` is the folder of the run. `plan_id` is the hash that
+    names the order of its rows. `num_epochs` is the number of epochs of the job, and `stopped` the reason for an
+    earlier end. `failures` is the number of times that workers were lost and replaced. `steps` are at most 4,096
+    reported steps, spread over the run. `statistics` are those that values were scaled and filled by, as a checkpoint
+    holds them: `id`, `scale`, `fill`, and `columns` by name. Empty without such.
     """
 
     name: str
@@ -53,28 +53,41 @@ class Result:
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """Metrics of the last completed epoch. Empty before the first one."""
+        """Metrics of the last completed epoch.
+
+        Empty before the first one.
+        """
         return self.epochs[-1].metrics if self.epochs else {}
 
     def show(self) -> None:
-        """Print the tables of epochs and stages, write the run's report, and print its path.
+        """Print the result, and write the run's report.
 
-        Raises `WriteFailed` if the folder cannot be written.
+        Prints the tables of epochs and stages, and the path of the report. Raises `WriteFailed` if the folder cannot be
+        written.
         """
         late("forebay.training.run_report.run_table:show_report")(self)
 
     def _repr_html_(self) -> str | None:
-        """The report in the run's folder, for a notebook. None if it was not written."""
+        """Return the stored report, for a notebook.
+
+        None if it was not written.
+        """
         page = read_json_file(self.path, REPORT_FILE, "run")
         return None if page is None else page.decode().partition("<body>")[2].partition("</body>")[0]
 
     def to_json(self) -> str:
-        """Encode as the text of `result.json`: strict JSON, NaN and the infinities as strings."""
+        """Encode as the text of `result.json`.
+
+        Strict JSON: NaN and the infinities are strings.
+        """
         return to_json({"version": VERSION, **asdict(self)})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Result:
-        """Decode the text. Raises `InvalidOption` for anything that `to_json` of this version did not write."""
+        """Decode the text.
+
+        Raises `InvalidOption` for anything that `to_json` of this version did not write.
+        """
         return from_json(text, cls._of_facts, version=VERSION, owner="run", file_name=FILE_NAME)
 
     @classmethod
@@ -89,10 +102,10 @@ class Result:
 
 
 class RunHistory:
-    """Keeps the epochs, and at most `MAX_STEPS` of the reported steps, of the attempts that shaped the model.
+    """Keeps the epochs and steps that shaped the model.
 
-    When workers are lost, training goes back to the newest checkpoint and reports steps again. The later report
-    replaces the earlier ones from that step on.
+    At most `MAX_STEPS` of the reported steps are kept, of all attempts. When workers are lost, training goes back to
+    the newest checkpoint and reports steps again. The later report replaces the earlier ones from that step on.
     """
 
     def __init__(self, start: Result) -> None:
@@ -143,9 +156,10 @@ class RunHistory:
 
 
 def save_result(result: Result) -> None:
-    """Write `result.json` into the run's folder. Atomic: after a crash, the file is the earlier or the new one.
+    """Write `result.json` into the run's folder.
 
-    Raises `WriteFailed` if the storage refuses.
+    The write is atomic: after a crash, the file is the earlier or the new one. Raises `WriteFailed` if the storage
+    refuses.
     """
     uri = resolve(result.path).uri
     try:
@@ -157,9 +171,10 @@ def save_result(result: Result) -> None:
 
 
 def load_result(path: str) -> Result | None:
-    """Result in the run folder `path`. None if no run has been saved there. Raises `InvalidOption` if it is a file.
+    """Return the result in the run folder `path`.
 
-    An attempt that was taken over may write `result.json` late. The first result of all epochs counts, and stays.
+    None if no run has been saved there. Raises `InvalidOption` if it is a file. An attempt that was taken over may
+    write `result.json` late. The first result of all epochs counts, and stays.
     """
     content = read_json_file(path, FILE_NAME, "run")
     if content is None:

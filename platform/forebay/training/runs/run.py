@@ -1,4 +1,7 @@
-"""One run as its driver sees it: name and folder, events so far, and callbacks."""
+"""A run, as its driver sees it.
+
+Name and folder, events so far, and callbacks.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +40,11 @@ log = logging.getLogger(__name__)
 
 
 class Run:
-    """Records the events of `job`'s workers, calls `callbacks`, and keeps `result.json` up to date.
+    """Records the events of a job, and calls callbacks.
 
-    A name that was run before continues: its earlier epochs are part of the result. Until the end of the `with` block
-    this process has the run's newest attempt. If a later one takes over, `tell` and `check_fence` raise `Fenced`.
+    Keeps `result.json` up to date. A name that was run before continues: its earlier epochs are part of the result.
+    Until the end of the `with` block this process has the run's newest attempt. If a later one takes over, `tell` and
+    `check_fence` raise `Fenced`.
 
     Raises the errors of `job.check()`. Raises `CursorMismatch` if the earlier run was made with another plan
     or with other statistics, and `JobMismatch` if it was begun by a job of another identity. Raises `InvalidOption` if
@@ -92,7 +96,7 @@ class Run:
         self.control.begin_with(self.result.epochs_done)
 
     def _start(self, folder: RunFolder) -> None:
-        """Claim the run for this process, or follow the attempt that has it to its end."""
+        """Claim the run, or follow the attempt that has it."""
         try:
             started = start_attempt(folder.path, self.job.start, self._tell_progress)
         except OSError as error:
@@ -169,7 +173,10 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is nothing to train: every epoch is trained, or the attempt that was followed was stopped."""
+        """Whether there is nothing to train.
+
+        Every epoch is trained, or the attempt that was followed was stopped.
+        """
         return self._was_followed or self.result.epochs_done >= self.job.epochs
 
     @property
@@ -180,7 +187,10 @@ class Run:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, frames: object) -> None:
-        """Release the claim. If the run raised, call the callbacks with `Failed`, so that each can close its files."""
+        """Release the claim.
+
+        If the run raised, calls the callbacks with `Failed`, so that each can close its files.
+        """
         end = AttemptEnd(how="stopped" if self.result.stopped else "finished", why=self.result.stopped or "")
         try:
             if error is not None:
@@ -203,10 +213,10 @@ class Run:
             log.warning("A callback raised on the end of a run that had failed already.", exc_info=True)
 
     def tell(self, event: Event) -> None:
-        """Record `event` and call the callbacks. Raises `RunFailed` if one of them raises.
+        """Record `event` and call the callbacks.
 
-        A worker that resumes reports earlier epochs again. An unchanged report is not passed on. Raises `Fenced` if a
-        later attempt has taken over.
+        Raises `RunFailed` if one of them raises. A worker that resumes reports earlier epochs again. An unchanged
+        report is not passed on. Raises `Fenced` if a later attempt has taken over.
         """
         self._fence.check()
         if isinstance(event, EpochEnded) and self._history.knows(event):
@@ -230,15 +240,24 @@ class Run:
 
     @property
     def attempt(self) -> int | None:
-        """Number of this attempt at the run. None on a store that cannot tell attempts apart."""
+        """Number of this attempt at the run.
+
+        None on a store that cannot tell attempts apart.
+        """
         return self._fence.number
 
     def check_fence(self) -> None:
-        """Raise `Fenced` if a later attempt has taken over. Sends no request."""
+        """Raise `Fenced` if a later attempt has taken over.
+
+        Sends no request.
+        """
         self._fence.check()
 
     def ask_fence(self) -> None:
-        """Look for a later attempt now, which may be the cause of an error. Raises `Fenced`."""
+        """Look for a later attempt, as the cause of an error.
+
+        Raises `Fenced`.
+        """
         with suppress(OSError):  # storage does not answer: the error stays what it is
             self._fence.ask()
 
@@ -253,21 +272,27 @@ class Run:
         save_result(self.result)
 
     def _tell_resize(self, started: Started) -> None:
-        """Report a change of the world size. Workers report only their start, but the run knows the size before."""
+        """Report a change of the world size.
+
+        Workers report only their start, but the run knows the size before.
+        """
         before, self._world_size = self._world_size, started.world_size
         self.control.follow(world_size=started.world_size)
         if before not in (None, started.world_size):
             self.tell(Resized(old=before, new=started.world_size, step=self._step))
 
     def lost_workers(self, error: str) -> bool:
-        """Record lost workers. Returns whether they may be replaced once more."""
+        """Record lost workers.
+
+        Returns whether they may be replaced once more.
+        """
         will_retry = self._failures < self.job.max_failures
         if will_retry:
             self.tell(Failed(error=error, failures=self._failures + 1, will_retry=True))
         return will_retry
 
     def too_many_failures(self, last_error: str) -> RunFailed:
-        """Error that ends the run, for lost workers that may not be replaced again."""
+        """Return the error for workers lost too often."""
         lost = self._failures + 1
         return RunFailed(
             f"run {self.name!r} lost workers {lost} time{'s' if lost > 1 else ''}, and max_failures="
@@ -279,10 +304,10 @@ class Run:
         )
 
     def finish(self, stopped: str | None) -> Result:
-        """Record that all workers have returned. `stopped` is the reason if they returned early.
+        """Record that all workers have returned.
 
-        Waits until storage confirms that no later attempt has taken over. Of several attempts that train all epochs,
-        the first one's result is the result.
+        `stopped` is the reason if they returned early. Waits until storage confirms that no later attempt has taken
+        over. Of several attempts that train all epochs, the first one's result is the result.
         """
         self._fence.confirm()
         if stopped is None and self.is_finished:
@@ -294,13 +319,19 @@ class Run:
 
 
 def _title(job: Job) -> str:
-    """Name of a run that was given none: the train function and the time, in letters that a folder name may have."""
+    """Return a name for a run without one.
+
+    It has the train function and the time, in letters that a folder name may have.
+    """
     title = re.sub(r"[^A-Za-z0-9_]+", "-", title_of(job.train)).strip("-_") or "run"
     return f"{title}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
 
 
 def _summary(error: BaseException) -> str:
-    """One line about `error`. Its traceback is for people, not for callbacks."""
+    """One line about `error`.
+
+    Its traceback is for people, not for callbacks.
+    """
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     if isinstance(error, RunFailed) and "summary" in error.facts:

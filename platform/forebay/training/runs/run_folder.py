@@ -1,7 +1,8 @@
-"""Folder of a run or a sweep. The attempts of a run decide which process trains (`forebay.training.runs.attempts`).
+"""Folder of a run or a sweep.
 
-The folder of a sweep is held by one process: on storage of this machine, including a mounted share, by a lock in the
-folder that ends with its process. On other storage only Ray refuses a second start, within one cluster.
+The attempts of a run decide which process trains (`forebay.training.runs.attempts`). The folder of a sweep is held by
+one process: on storage of this machine, including a mounted share, by a lock in the folder that ends with its process.
+On other storage only Ray refuses a second start, within one cluster.
 """
 
 from __future__ import annotations
@@ -42,9 +43,10 @@ class RunFolder:
 
 
 def run_folder(storage: str, name: str) -> RunFolder:
-    """Folder of the run `name`, created if it is missing and not locked: the run's attempts decide who trains.
+    """Create or find the folder of the run `name`.
 
-    Raises `InvalidOption` if the folder cannot be created or written.
+    It is not locked: the run's attempts decide who trains. Raises `InvalidOption` if the folder cannot be created or
+    written.
     """
     path = below(resolve(storage).uri, name)
     place = resolve(path)
@@ -63,9 +65,10 @@ def run_folder(storage: str, name: str) -> RunFolder:
 
 
 def acquire_run_folder(storage: str, name: str) -> RunFolder:
-    """Acquire the folder of the sweep `name`, and create it if it is missing. Locked where storage has locks.
+    """Acquire the folder of the sweep `name`.
 
-    Raises `InvalidOption` if that sweep is under way, or if the folder cannot be created or written.
+    Creates it if it is missing. Locked where storage has locks. Raises `InvalidOption` if that sweep is under way, or
+    if the folder cannot be created or written.
     """
     folder = run_folder(storage, name)
     place = resolve(folder.path)
@@ -88,15 +91,19 @@ def _unusable(path: str, name: str, error: OSError) -> InvalidOption:
 
 
 def acquire_new_run_folder(storage: str, title: str) -> RunFolder:
-    """Acquire the folder of a sweep without a name, as `new_run_folder` names it."""
+    """Acquire the folder of a sweep without a name.
+
+    `new_run_folder` names it.
+    """
     return acquire_run_folder(storage, new_run_folder(storage, title).name)
 
 
 def new_run_folder(storage: str, title: str) -> RunFolder:
-    """Folder of a run without a name: `title`, or `title-2`, ... if that exists.
+    """Create the folder of a run without a name.
 
-    The folder is created at once, because two jobs that start in the same second must not get the same name. A bucket
-    has no folders to create: there the first save decides.
+    Its name is `title`, or `title-2` and so on if that exists. The folder is created at once, because two jobs that
+    start in the same second must not get the same name. A bucket has no folders to create: there the first save
+    decides.
     """
     place = resolve(storage)
     name, number = title, 2

@@ -1,4 +1,4 @@
-"""State of a run as seen from outside: one line of `forebay ps`."""
+"""Status of a run, as `forebay ps` shows it."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ run ends at its next checkpoint. failed-over: workers were lost and are being re
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """State of an active run at one moment. The defaults are those of a run without a step.
+    """State of an active run at one moment.
 
-    `world_size` is the number of workers that train now. `target` is the number it should have, within `min_workers`
-    and `max_workers`. `callback_target` is the last target that its own callbacks requested, or None. `epoch` counts
-    from 0. `position` is the number of rows passed in it. `last_commit_step` and `last_commit_age_s` belong to the
-    newest checkpoint, and are None before the first one. Its step is the last reported step at that time. About ten
-    steps a second are reported. `started_at` is in Unix seconds. `node` is the node of the driver.
+    The defaults belong to a run without a step. `world_size` is the number of workers that train now. `target` is the
+    number it should have, within `min_workers` and `max_workers`. `callback_target` is the last target that its own
+    callbacks requested, or None. `epoch` counts from 0. `position` is the number of rows passed in it.
+    `last_commit_step` and `last_commit_age_s` belong to the newest checkpoint, and are None before the first one. Its
+    step is the last reported step at that time. About ten steps a second are reported. `started_at` is in Unix seconds.
+    `node` is the node of the driver.
     """
 
     name: str

@@ -1,4 +1,7 @@
-"""Check of a run's storage on the machine that trains: it answers, can be written to, and creates files exclusively."""
+"""Check of a run's storage on the machine that trains.
+
+It must answer, accept writes, and create files exclusively.
+"""
 
 from __future__ import annotations
 
@@ -22,9 +25,10 @@ AGAIN_S = 2.0
 
 
 def require_usable_storage(storage: str, within_s: float = WITHIN_S) -> None:
-    """Write a small file below `storage` and delete it. Raises `UnusableStorage`.
+    """Check that `storage` can be used.
 
-    Credentials, networks and packages of the machines that train are not those of the submitter.
+    Writes a small file below it and deletes it. Raises `UnusableStorage`. Credentials, networks and packages of the
+    machines that train are not those of the submitter.
     """
     deadline = time.monotonic() + within_s
     while True:

@@ -1,4 +1,4 @@
-"""Specification of a run's workers, and its way to another process."""
+"""Specification of a run's workers, and its pickling."""
 
 from __future__ import annotations
 
@@ -70,7 +70,10 @@ def title_of(train: object) -> str:
 
 
 def device_of(resources: Resources, local_rank: int) -> torch.device:
-    """GPU of this worker if it needs one, else the CPU. Raises `InvalidOption` if PyTorch finds no GPU."""
+    """Return this worker's GPU, or the CPU.
+
+    Raises `InvalidOption` if it needs a GPU and PyTorch finds none.
+    """
     if resources.gpus == 0:
         return torch.device("cpu")
     found = torch.cuda.device_count()
@@ -84,7 +87,10 @@ def device_of(resources: Resources, local_rank: int) -> torch.device:
 
 
 def _parts_of(train: object) -> dict[str, object]:
-    """Parts that are pickled with a train function: arguments of a `partial`, and the outer variables that it uses."""
+    """Return the parts that are pickled with a train function.
+
+    Arguments of a `partial`, and the outer variables that it uses.
+    """
     if isinstance(train, partial):
         given = {f"argument {number + 1}": value for number, value in enumerate(train.args)}
         given |= {f"argument {name!r}": value for name, value in train.keywords.items()}

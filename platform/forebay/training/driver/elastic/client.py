@@ -1,7 +1,7 @@
-"""Remote control of the runs on a cluster: status, target and stop.
+"""Remote control of the runs on a cluster.
 
-`ray._private.services.find_gcs_addresses` returns all Ray clusters of this machine, also those that a run started for
-itself. tests/ray/training/driver/elastic/test_client.py fails when it changes.
+Status, target and stop. `ray._private.services.find_gcs_addresses` returns all Ray clusters of this machine, also those
+that a run started for itself. tests/ray/training/driver/elastic/test_client.py fails when it changes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ WHO = "remote control"
 
 @contextmanager
 def reach_cluster() -> Iterator[None]:
-    """Keep a connection to Ray for the length of the block: this process's own, at `RAY_ADDRESS`, or on this machine.
+    """Keep a connection to Ray during the block.
 
-    Raises `InvalidOption` if there is no cluster, if it does not answer, or if this machine has several.
+    This process's own, or to the cluster at `RAY_ADDRESS` or on this machine. Raises `InvalidOption` if there is no
+    cluster, if it does not answer, or if this machine has several.
     """
     if ray.is_initialized():
         yield
@@ -39,21 +40,26 @@ def reach_cluster() -> Iterator[None]:
 
 
 def names(prefix: str = "") -> list[str]:
-    """Names of the active runs that begin with `prefix`. Sends no request to the runs."""
+    """Return the names of active runs with a prefix.
+
+    Sends no request to the runs.
+    """
     return names_of(RUN_PREFIX, prefix)
 
 
 def runs(prefix: str = "", wait_s: float = ANSWER_S) -> list[RunStatus]:
-    """Status of the active runs whose names begin with `prefix`, sorted by name.
+    """Return the status of active runs, sorted by name.
 
-    Leaves out a run that does not answer within `wait_s` seconds.
+    Of those whose names begin with `prefix`. Leaves out a run that does not answer within `wait_s` seconds.
     """
     found = ask_all(RUN_PREFIX, lambda coordinator: coordinator.status.remote(), begin=prefix, wait_s=wait_s)
     return sorted(found, key=lambda status: status.name)
 
 
 def scale(name: str, target: int) -> RunStatus:
-    """Set the target of the run `name`. Returns its status from before the change.
+    """Set the target of the run `name`.
+
+    Returns its status from before the change.
 
     Raises `InvalidOption` for an unknown run, a run that is not elastic, and a target out of its bounds. Then nothing
     is changed.
@@ -80,9 +86,9 @@ def scale(name: str, target: int) -> RunStatus:
 
 
 def stop(name: str, reason: str) -> RunStatus:
-    """Ask the run `name` to save a checkpoint and end. Returns its status from before.
+    """Ask the run `name` to save a checkpoint and end.
 
-    Raises `InvalidOption` for an unknown name.
+    Returns its status from before. Raises `InvalidOption` for an unknown name.
     """
     coordinator = _coordinator(name)
     status: RunStatus = ray.get(coordinator.status.remote(), timeout=ANSWER_S)
@@ -91,19 +97,28 @@ def stop(name: str, reason: str) -> RunStatus:
 
 
 def request_target(name: str, target: int) -> None:
-    """Set the target of the run `name`, within its bounds. Does not wait. Ignores a run that has ended."""
+    """Set the target of the run `name`, within its bounds.
+
+    Does not wait. Ignores a run that has ended.
+    """
     if (coordinator := find(RUN_PREFIX, name)) is not None:
         coordinator.set_target.remote(target, WHO)
 
 
 def request_stop(name: str, reason: str) -> None:
-    """Ask the run `name` to save a checkpoint and end. Does not wait. Ignores a run that has ended."""
+    """Ask the run `name` to save a checkpoint and end.
+
+    Does not wait. Ignores a run that has ended.
+    """
     if (coordinator := find(RUN_PREFIX, name)) is not None:
         coordinator.request_stop.remote(reason, WHO)
 
 
 def _only_address_here() -> str:
-    """Address of the only Ray cluster of this machine. Raises `InvalidOption` if there is none, or more than one."""
+    """Return the address of this machine's only Ray cluster.
+
+    Raises `InvalidOption` if there is none, or more than one.
+    """
     addresses = sorted(find_gcs_addresses())
     if not addresses:
         raise InvalidOption(

@@ -1,4 +1,7 @@
-"""Controller of a run's workers: compares the target with the worker pool and with the nodes that drain."""
+"""Controller of a run's workers.
+
+It compares the target with the worker pool and with the nodes that drain.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ class WorldPaused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorldBroken:
-    """Workers died, or lost their connection. `error` is one line about it."""
+    """Workers died or lost their connection.
+
+    `error` is one line about it.
+    """
 
     error: str
 
@@ -44,26 +50,32 @@ WorldEnd: TypeAlias = Completed | Raised | WorldPaused | WorldBroken
 
 
 class Backend(Protocol):
-    """How the ranks of a world connect, and how a broken collective looks. The controller does everything else.
+    """Connection of the ranks of a world.
+
+    A backend knows how a broken collective looks. The controller does everything else.
 
     Laws: no method blocks. `begin` is called while no world trains, with warm workers by rank. `end_of_world` returns
     None until every worker of the world has left it or died, or one of them has raised.
     """
 
     def begin(self, names: Sequence[str]) -> None:
-        """Start a world of the workers `names`, in the order of their ranks."""
+        """Start a world of `names`, by rank."""
 
     def note(self, message: Message) -> None:
         """Process a message of a worker."""
 
     def end_of_world(self) -> WorldEnd | None:
-        """End of the present world, or None while it trains. Raises `Hung`."""
+        """Return the end of the world.
+
+        None while it trains. Raises `Hung`.
+        """
 
 
 class Controller:
-    """Brings target and workers together. It has no thread of its own: a backend's loop calls `step`, or `run` loops.
+    """Brings target and workers together.
 
-    `is_resizing`: at the last `step`, the world was asked to pause for a resize.
+    It has no thread of its own: a backend's loop calls `step`, or `run` loops. `is_resizing`: at the last `step`, the
+    world was asked to pause for a resize.
     """
 
     def __init__(self, coordinator: ActorHandle, pool: WorkerPool, min_workers: int) -> None:
@@ -75,7 +87,10 @@ class Controller:
         self.is_resizing = False
 
     def run(self, backend: Backend) -> None:
-        """Train to the end. Raises `RunAborted` if the run ends in another way, and `Hung`."""
+        """Train to the end.
+
+        Raises `RunAborted` if the run ends in another way, and `Hung`.
+        """
         while True:
             for message in self.hear(TICK_S):
                 backend.note(message)
@@ -95,7 +110,10 @@ class Controller:
         return view
 
     def hear(self, wait_s: float) -> list[Message]:
-        """Messages of the workers. Records losses of workers that do not train, and errors of their warm-up."""
+        """Return messages of the workers.
+
+        Records losses of workers that do not train, and errors of their warm-up.
+        """
         messages = self._pool.hear(wait_s)
         for message in messages:
             match message:
@@ -108,9 +126,10 @@ class Controller:
         return messages
 
     def step(self, view: RunView) -> tuple[str, ...]:
-        """Compare the workers with the target once. Returns the world to begin now, by rank. Empty if none is to begin.
+        """Compare the workers with the target once.
 
-        A world that trains is asked to pause if another one is to follow.
+        Returns the world to begin now, by rank. Empty if none is to begin. A world that trains is asked to pause if
+        another one is to follow.
         """
         self._look_for_draining()
         decision = decide(self._pool_view(view.target))
@@ -126,12 +145,18 @@ class Controller:
         return decision.next_world
 
     def end_world(self) -> tuple[str, ...]:
-        """Record that no worker trains. Returns the workers of the ended world, by rank."""
+        """Record that no worker trains.
+
+        Returns the workers of the ended world, by rank.
+        """
         self._waits_since = time.monotonic()
         return self._pool.end_world()
 
     def _is_last(self, end: WorldEnd) -> bool:
-        """Whether the run ends with this world. Reports the end to the coordinator."""
+        """Report the end of a world to the coordinator.
+
+        Returns whether the run ends with it.
+        """
         match end:
             case Completed():
                 ray.get(self._coordinator.complete.remote(end.stopped))
@@ -143,7 +168,10 @@ class Controller:
         return False
 
     def _order(self, decision: Decision, view: RunView) -> None:
-        """Ask the world to pause at its next commit if another one is to follow, or take that back."""
+        """Ask the world to pause, or take that back.
+
+        It pauses at its next commit if another world is to follow.
+        """
         resize_to = len(decision.next_world) or None
         # Ranks that are still joining learn of the resize once they train.
         self.is_resizing = resize_to is not None and not isinstance(view.phase, Starting)
@@ -181,6 +209,9 @@ class Controller:
 
 
 def first_line(text: str) -> str:
-    """First line of a failure's text, in brackets. Empty if the text is empty."""
+    """Return the first line of a failure, in brackets.
+
+    Empty if the text is empty.
+    """
     line = text.strip().partition("\n")[0]
     return f" ({line:.60})" if line else ""

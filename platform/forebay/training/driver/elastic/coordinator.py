@@ -1,4 +1,7 @@
-"""State shared by a run's driver and workers: its phase, the requests made of it, and its events."""
+"""State shared by a run's driver and workers.
+
+The phase of the run, the request to it, and its events.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,10 @@ DRIVER = "driver"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """The run as the controller of its workers sees it. `world_size` is the size of the present attempt."""
+    """A run as the controller of its workers sees it.
+
+    `world_size` is the size of the present world.
+    """
 
     target: int
     world_size: int
@@ -42,18 +48,25 @@ class RunView:
 
     @property
     def resize_to(self) -> int | None:
-        """World size for which the workers were asked to pause, if any."""
+        """World size that the workers pause for, if any."""
         return self.phase.resize_to if isinstance(self.phase, Resizing) else None
 
     @property
     def has_paused(self) -> bool:
-        """Whether every worker of the attempt has paused."""
+        """Whether every worker of the world has paused.
+
+        Waits up to `wait_s` seconds for it.
+        """
         return _num_paused(self.phase) >= self.world_size
 
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One world. `workers` holds the actor handle of each rank that joined, `waited` the ranks that wait for others."""
+    """One world of a run.
+
+    `number` counts them, from 1. `workers` holds the actor handle of each rank that joined, `waited` the ranks that
+    wait for others.
+    """
 
     number: int
     world_size: int
@@ -62,10 +75,11 @@ class Attempt:
 
 
 class Coordinator:
-    """Named actor without CPUs, on the driver's node. No method computes for long. Some wait for one condition.
+    """Actor that holds a run's phase, request and events.
 
-    It does not use Ray: worker handles are opaque to it. It keeps the events until the driver takes them, the phase of
-    the run, the ranks of the present attempt, and the request to the run.
+    It is a named actor without CPUs, on the driver's node. No method computes for long. Some wait for one condition. It
+    does not use Ray: worker handles are opaque to it. It keeps the events until the driver takes them, the phase of the
+    run, the ranks of the present attempt, and the request to the run.
 
     A resize goes through these steps:
     1. A caller sets the target.
@@ -101,7 +115,10 @@ class Coordinator:
         return self._num_events
 
     async def request(self) -> Request:
-        """Request to the present world. Rank 0 reads it at each commit."""
+        """Return the request to the present world.
+
+        Rank 0 reads it at each commit.
+        """
         await self.committed()
         return self._request_to_world
 
@@ -111,18 +128,25 @@ class Coordinator:
         self._status = replace(self._status, last_commit_step=self._status.step or None)
 
     async def changed(self, known: Request) -> None:
-        """Return once the request differs from `known`, or the attempt is over."""
+        """Wait until the request differs from `known`.
+
+        Returns as well once the present world is over.
+        """
         number = self._attempt.number
         await self._until(lambda: self._request_to_world != known or self._is_over(number))
 
     async def synced_request(self, count: int) -> Request:
-        """Same as `request`, but waits until the driver's callbacks have seen all events up to number `count`."""
+        """Return the request once callbacks have seen event `count`.
+
+        `count` is an event's number. Otherwise the same as `request`.
+        """
         await self._until(lambda: self._num_noted >= count or self._has_ended)
         return await self.request()
 
     async def join(self, rank: int, worker: Any) -> int | None:
-        """Enter the present attempt. Returns its number once all ranks have joined. None if it or the run ends
-        before.
+        """Join the present world.
+
+        Returns its number once all ranks have joined. None if the world or the run ends before.
         """
         async with self._changed:
             attempt = self._attempt
@@ -132,20 +156,27 @@ class Coordinator:
         return None if self._is_over(attempt.number) else attempt.number
 
     async def workers(self) -> dict[int, Any]:
-        """Workers of the present attempt, by rank. After a failure: those of the failed attempt until the next
-        begins.
+        """Return the workers of the present world, by rank.
+
+        After a failure: of the failed world, until the next one begins.
         """
         return dict(self._attempt.workers)
 
     async def pause(self, rank: int) -> None:
-        """Record that `rank` has paused: it does not train until the next attempt begins."""
+        """Record that `rank` has paused.
+
+        It does not train until the next world begins.
+        """
         async with self._changed:
             if isinstance(self._phase, AtWork):
                 self._phase = replace(self._phase, paused=self._phase.paused | {rank})
             self._changed.notify_all()
 
     async def missing(self, rank: int, wait_s: float) -> list[int]:
-        """Ranks that did not arrive: those that have not called `missing` within `wait_s` seconds of this call."""
+        """Return the ranks that have not called `missing`.
+
+        Waits up to `wait_s` seconds for them.
+        """
         async with self._changed:
             attempt = self._attempt
             attempt.waited.add(rank)
@@ -154,14 +185,18 @@ class Coordinator:
         return sorted(attempt.workers.keys() - attempt.waited)
 
     async def complete(self, stopped: str | None) -> None:
-        """Record that rank 0's train function has returned. `stopped` is the reason if it returned early."""
+        """Record that rank 0's train function has returned.
+
+        `stopped` is the reason if it returned early.
+        """
         await self._end(Completed(stopped=stopped))
 
     async def raise_error(self, error: WorkerError, attempt: int | None = None) -> None:
-        """Record what a worker raised in `attempt`, or outside of any attempt if None.
+        """Record an error of a worker.
 
-        The first error counts as the cause, because later ones follow from it. Errors of an attempt that is being
-        replaced are ignored: most likely they followed from the lost worker.
+        `world` is the number of its world, or None outside of any. The first error counts as the cause, because later
+        ones follow from it. Errors of an attempt that is being replaced are ignored: most likely they followed from the
+        lost worker.
         """
         if attempt in (None, self._attempt.number):
             await self._end(Raised(error=error))
@@ -178,20 +213,22 @@ class Coordinator:
         return events, self._wanted
 
     async def noted(self, count: int) -> None:
-        """Record that the callbacks have seen all events up to number `count`, and that their requests were
-        passed on.
+        """Record that callbacks have seen all events up to `count`.
+
+        Their requests were passed on as well.
         """
         async with self._changed:
             self._num_noted = max(self._num_noted, count)
             self._changed.notify_all()
 
     async def cause(self) -> Cause | None:
-        """Cause of the run's end, or None while it has not ended."""
+        """Return the cause of the run's end, or None."""
         return self._phase.cause if isinstance(self._phase, Ended) else None
 
     async def give_up(self) -> bool:
-        """Abort a run that was asked to stop while no rank trains: none could save a checkpoint. Returns whether it was
-        aborted.
+        """Abort a stopped run while no rank trains.
+
+        No rank could save a checkpoint. Returns whether the run was aborted.
         """
         is_at_work = isinstance(self._phase, AtWork) and _num_paused(self._phase) < self._attempt.world_size
         if self._wanted.stop is not None and not is_at_work:
@@ -199,17 +236,21 @@ class Coordinator:
         return self._phase == Ended(cause=Aborted())
 
     async def abort(self) -> dict[int, Any]:
-        """End the run on behalf of the driver: no attempt follows. Returns the workers to kill."""
+        """End the run for the driver.
+
+        No world follows. Returns the workers to kill.
+        """
         await self._end(Aborted())
         return dict(self._attempt.workers)
 
     # Called by the run's callbacks, `forebay scale` and sweeps.
 
     async def set_target(self, target: int, who: str = DRIVER) -> int:
-        """Ask for another world size. Returns the target that was set, within the run's bounds.
+        """Ask for another world size.
 
-        A smaller world needs no new worker, so the ranks pause for it at their next commit. A request that a callback
-        makes at the end of an epoch takes effect at the commit that ends the epoch. A larger world waits for `resize`.
+        Returns the target that was set, within the run's bounds. A smaller world needs no new worker, so the ranks
+        pause for it at their next commit. A request that a callback makes at the end of an epoch takes effect at the
+        commit that ends the epoch. A larger world waits for `resize`.
         """
         async with self._changed:
             target = min(max(target, self._status.min_workers), self._status.max_workers)
@@ -227,7 +268,10 @@ class Coordinator:
         return self._status.target
 
     async def request_stop(self, reason: str, who: str = DRIVER) -> None:
-        """Ask the run to end at the next commit. The first reason is kept."""
+        """Ask the run to end at the next commit.
+
+        The first reason is kept.
+        """
         async with self._changed:
             if self._wanted.stop is None:
                 self._wanted = replace(self._wanted, stop=reason)
@@ -254,20 +298,27 @@ class Coordinator:
         return RunView(target=self._status.target, world_size=self._attempt.world_size, phase=self._phase)
 
     async def resize(self, resize_to: int | None) -> None:
-        """Ask the present workers to pause, because the next world of `resize_to` is ready. None takes that back.
+        """Ask the workers to pause for a world of `resize_to`.
 
-        Workers that have seen the request already pause all the same.
+        The next world is ready. None takes the request back. Workers that have seen the request already pause all the
+        same.
         """
         async with self._changed:
             self._pause_for(resize_to)
             self._changed.notify_all()
 
     async def all_paused(self, wait_s: float) -> bool:
-        """Whether every worker of the attempt has paused. Waits up to `wait_s` seconds for it."""
+        """Whether every worker of the world has paused.
+
+        Waits up to `wait_s` seconds for it.
+        """
         return await self._until(lambda: _num_paused(self._phase) >= self._attempt.world_size, wait_s)
 
     async def begin(self, world_size: int) -> int:
-        """Open the next attempt, which no rank has joined yet. Returns its number."""
+        """Open the next world.
+
+        No rank has joined it yet. Returns its number.
+        """
         async with self._changed:
             after = self._phase.after if isinstance(self._phase, Starting) else "resize"
             self._close_attempt(Starting(after=after))
@@ -275,11 +326,12 @@ class Coordinator:
         return self._attempt.number
 
     async def record_failure(self, error: str, *, world_goes_on: bool = False, is_preempted: bool = False) -> bool:
-        """Count lost workers. Returns whether they may be replaced. If so, the callbacks receive `Failed`.
+        """Count lost workers.
 
-        With `world_goes_on` the lost worker did not train yet. The others continue, and pause as requested. Without it,
-        `begin` opens the next attempt. Returns False after the run has ended, and when there were more than
-        `max_failures` losses. Preemptions do not count towards that number.
+        Returns whether they may be replaced. If so, the callbacks receive `Failed`. With `world_goes_on` the lost
+        worker did not train yet. The others continue, and pause as requested. Without it, `begin` opens the next
+        attempt. Returns False after the run has ended, and when there were more than `max_failures` losses. Preemptions
+        do not count towards that number.
         """
         if self._has_ended:
             return False
@@ -296,7 +348,10 @@ class Coordinator:
         return True
 
     async def draining(self, node: str, workers: int, deadline_s: float | None) -> None:
-        """Report that `node`, with `workers` of the run on it, will be taken away."""
+        """Report that `node` will be taken away.
+
+        `workers` workers of the run are on it.
+        """
         await self.report(Preempted(node=node, workers=workers, deadline_s=deadline_s))
 
     @property
@@ -338,14 +393,20 @@ class Coordinator:
             self._changed.notify_all()
 
     def _close_attempt(self, phase: Starting) -> None:
-        """Close the present attempt. Later calls of its workers are ignored."""
+        """Close the present world.
+
+        Later calls of its workers are ignored.
+        """
         self._attempt = replace(self._attempt, number=self._attempt.number + 1, waited=set())
         if not self._has_ended:
             self._phase = phase
         self._changed.notify_all()
 
     def _pause_for(self, resize_to: int | None) -> None:
-        """Ask a world that trains to pause for another one. An earlier request to stop has priority."""
+        """Ask a training world to pause for another one.
+
+        An earlier request to stop has priority.
+        """
         match self._phase:
             case Training(paused=paused) | Resizing(paused=paused):
                 going_on = Training(paused=paused)

@@ -1,4 +1,7 @@
-"""The coordinator of a run as a named Ray actor, beside its driver."""
+"""A run's coordinator as a named Ray actor.
+
+It runs beside the driver.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ END_S = 10.0
 
 @contextmanager
 def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
-    """Start the coordinator of `run`, and kill it at the end of the block.
+    """Run the coordinator of `run` during the block.
 
     Ends the coordinator of an earlier attempt at this run, which has been taken over. Raises `UnderWay` if a run of
     this name in another storage is under way on this cluster.
@@ -52,7 +55,10 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
 
 
 def _end_earlier(run: Run) -> bool:
-    """End the coordinator of an earlier attempt at `run`. Returns whether its name is free."""
+    """End the coordinator of an earlier attempt at `run`.
+
+    Returns whether its name is free.
+    """
     earlier = find(RUN_PREFIX, run.name)
     if earlier is None:
         return True

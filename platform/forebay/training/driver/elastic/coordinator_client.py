@@ -14,10 +14,11 @@ from forebay.events import Event, Request
 
 
 class CoordinatorReporter:
-    """`Reporter` that sends events without waiting. Ends this process when the coordinator has died.
+    """`Reporter` that sends events without waiting.
 
-    Requests are rare, and no commit should wait for a round trip. So one call to the coordinator stays pending and
-    returns when the request changes. Use one reporter per attempt: it does not know the request of an earlier one.
+    Ends this process when the coordinator has died. Requests are rare, and no commit should wait for a round trip. So
+    one call to the coordinator stays pending and returns when the request changes. Use one reporter per attempt: it
+    does not know the request of an earlier one.
     """
 
     def __init__(self, coordinator: ActorHandle) -> None:
@@ -42,7 +43,10 @@ class CoordinatorReporter:
 
     @property
     def _has_changed(self) -> bool:
-        """Whether the request has changed or the coordinator cannot be reached. The next call finds out which."""
+        """Whether the request has changed.
+
+        Also true if the coordinator cannot be reached. The next call finds out which.
+        """
         return self._change is None or self._change.done()
 
     def _hear(self, request: Request) -> Request:

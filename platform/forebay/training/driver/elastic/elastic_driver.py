@@ -1,4 +1,7 @@
-"""Skeleton of the elastic drivers: a run with its coordinator, its checkpoint stores, and a thread that trains."""
+"""Skeleton of the elastic drivers.
+
+A run with its coordinator, its checkpoint stores, and a thread that trains.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +35,10 @@ log = logging.getLogger(__name__)
 
 
 def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
-    """Train `run` in the present Ray session. `driver` is the name of the driver for messages.
+    """Train `run` in the present Ray session.
 
-    Raises `RunFailed` when a train function raises, workers die too often, or Ray cannot be reached any more.
+    `driver` is the name of the driver for messages. Raises `RunFailed` when a train function raises, workers die too
+    often, or Ray cannot be reached any more.
     """
     with coordinator_of(run, driver) as coordinator, checkpoint_stores(run.name, run.checkpoint_config):
         run.tell(Preparing(what=f"starting {run.job.start_workers} workers, a process each"))
@@ -58,7 +62,10 @@ def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
 
 
 def _end_of(run: Run, driver: str, cause: Cause | None, error: BaseException | None) -> Exception:
-    """Error that explains the run's end to the user. `error` is what the trainer raised."""
+    """Return the error that explains a run's end.
+
+    `error` is what the trainer raised.
+    """
     end: Exception
     match cause:
         case Raised():
@@ -78,10 +85,10 @@ def _end_of(run: Run, driver: str, cause: Cause | None, error: BaseException | N
 
 
 class TrainingThread:
-    """Runs a trainer in a thread of its own for the length of a block, so that callbacks cannot delay it.
+    """Runs a trainer in a thread during the block.
 
-    In the main thread, Ray Train's `fit()` would replace the SIGINT handler permanently, and Ctrl-C would end the
-    process.
+    So callbacks cannot delay it. In the main thread, Ray Train's `fit()` would replace the SIGINT handler permanently,
+    and Ctrl-C would end the process.
     """
 
     def __init__(self, trainer: Trainer, coordinator: ActorHandle) -> None:
@@ -102,7 +109,10 @@ class TrainingThread:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Abort a trainer that is still running: its workers are killed, and not replaced."""
+        """Abort a trainer that is still running.
+
+        Its workers are killed, and not replaced.
+        """
         was_running = self.is_running
         with suppress(RayError):
             workers = ray.get(self._coordinator.abort.remote())

@@ -1,5 +1,6 @@
-"""Event loop of a driver on Ray: passes events of the workers to the run, and requests of callbacks to the
-coordinator.
+"""Event loop of a driver on Ray.
+
+It passes events of the workers to the run, and requests of callbacks to the coordinator.
 """
 
 from __future__ import annotations
@@ -22,10 +23,10 @@ NEXT_WAIT_S = 60.0
 
 
 def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) -> str | None:
-    """Pass events and requests on until the run has ended and its last events were taken.
+    """Pass events and requests on until the run ends.
 
-    Returns the reason of a stop that was requested while no worker trained: then the run does not wait for workers.
-    Raises `Fenced` if a later attempt has taken over.
+    Returns once its last events were taken. Returns the reason of a stop that was requested while no worker trained:
+    then the run does not wait for workers. Raises `Fenced` if a later attempt has taken over.
     """
     watch = _StartWatch(run)
     # Requests made before the first worker started: the coordinator does not know them yet.
@@ -60,7 +61,10 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
 
 
 def _take_over(control: Control, request: Request, known: Request) -> None:
-    """Apply requests from outside to `control`. Requests of the run's own callbacks were passed on before."""
+    """Apply requests from outside to `control`.
+
+    Requests of the run's own callbacks were passed on before.
+    """
     if control.is_elastic and request.target != known.target:
         control.follow(target=request.target)
     if request.stop is not None:
@@ -80,7 +84,10 @@ def _pass_on(control: Control, known: Request, coordinator: ActorHandle) -> Requ
 
 
 class _StartWatch:
-    """Reports that workers are late, most often because the cluster has no room for them."""
+    """Reports that workers are late.
+
+    Most often the cluster has no room for them.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run

@@ -1,4 +1,4 @@
-"""Phases of a run: named states that carry their own data."""
+"""Phases of a run, with their data."""
 
 from __future__ import annotations
 
@@ -10,21 +10,30 @@ from forebay.training.driver.worker_error import WorkerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Starting:
-    """The ranks of an attempt are joining, and no rank trains. `after` says why the attempt was opened."""
+    """The ranks of a world are joining.
+
+    No rank trains. `after` says why the world was opened.
+    """
 
     after: Literal["begin", "resize", "failure"] = "begin"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Steps are made. `paused` are the ranks that left at a commit for a resize that was taken back since."""
+    """Steps are made.
+
+    `paused` are the ranks that left at a commit for a resize that was taken back since.
+    """
 
     paused: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resizing:
-    """Every rank pauses at the next commit, so that a world of `resize_to` can follow. `paused` are those that have."""
+    """Every rank pauses at the next commit.
+
+    A world of `resize_to` follows. `paused` are the ranks that have paused.
+    """
 
     resize_to: int
     paused: frozenset[int] = frozenset()
@@ -32,28 +41,40 @@ class Resizing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """Every rank ends at the next commit. `paused` are the ranks that were asked to pause before the stop."""
+    """Every rank ends at the next commit.
+
+    `paused` are the ranks that were asked to pause before the stop.
+    """
 
     paused: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completed:
-    """Rank 0's train function has returned. `stopped` is the reason if it returned early."""
+    """Rank 0's train function has returned.
+
+    `stopped` is the reason if it returned early.
+    """
 
     stopped: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Raised:
-    """A train function raised `error`, and no worker's death explains it."""
+    """A train function raised `error`.
+
+    No worker's death explains it.
+    """
 
     error: WorkerError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TooManyFailures:
-    """More workers were lost than the job allows. `error` is one line about the last loss."""
+    """More workers were lost than the job allows.
+
+    `error` is one line about the last loss.
+    """
 
     error: str
 

@@ -19,9 +19,10 @@ needs.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolWorker:
-    """Worker process of the run, or a request for one. `since` is when its state began, on the clock of `PoolView.now`.
+    """Worker process of the run, or a request for one.
 
-    A veteran has trained in this run. A leaving worker is on a node that will be taken away.
+    `since` is when its state began, on the clock of `PoolView.now`. A veteran has trained in this run. A leaving worker
+    is on a node that will be taken away.
     """
 
     name: str
@@ -38,10 +39,10 @@ class PoolWorker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolView:
-    """Workers of a run at one moment. `world` names those that train, by rank. It is empty between two worlds.
+    """Workers of a run at one moment.
 
-    `workers` lists veterans first, by rank. `is_urgent`: a node of the world will be taken away before a replacement
-    could be warm.
+    `world` names those that train, by rank. It is empty between two worlds. `workers` lists veterans first, by rank.
+    `is_urgent`: a node of the world will be taken away before a replacement could be warm.
     """
 
     workers: Sequence[PoolWorker]
@@ -54,7 +55,10 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """Number of workers to spawn, names of workers to end, and the next world by rank. Empty fields mean no change."""
+    """Workers to spawn and to end, and the next world.
+
+    `spawn` is a number, `dismiss` has names, `next_world` names by rank. Empty fields mean no change.
+    """
 
     spawn: int = 0
     dismiss: tuple[str, ...] = ()
@@ -102,8 +106,9 @@ def _next_world(view: PoolView, kept: Sequence[PoolWorker], *, has_successors: b
 
 
 def _first_world(view: PoolView, able: tuple[str, ...], *, is_complete: bool) -> tuple[str, ...]:
-    """World to begin when none trains. Survivors of the last world continue at once. A new world waits for all that are
-    coming.
+    """Return the world to begin when none trains.
+
+    Survivors of the last world continue at once. A new world waits for all that are coming.
     """
     if len(able) < view.min_workers:
         # Between two worlds a leaving worker is better than none: the next decision replaces it.

@@ -1,8 +1,9 @@
-"""Worker processes of a run. Each has its own place in the cluster, and is warm before it is needed.
+"""Worker processes of a run.
 
-A place is a placement group of one bundle. A group for all workers would have to be removed and requested again at
-every resize, and every process with it. A place that the cluster has no room for stays requested: Ray's autoscaler sees
-it as demand, while training goes on without it.
+Each has its own placement group in the cluster, and is warm before it is needed. A place is a placement group of one
+bundle. A group for all workers would have to be removed and requested again at every resize, and every process with it.
+A place that the cluster has no room for stays requested: Ray's autoscaler sees it as demand, while training goes on
+without it.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ready:
-    """Answer of a worker that has done all it can do without the others. `error` is what it raised instead."""
+    """Answer of a warm worker, from `node`.
+
+    It has done all it can do without the others. `error` is what it raised instead.
+    """
 
     node: str
     error: WorkerError | None = None
@@ -44,14 +48,20 @@ class Ready:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnedWorker:
-    """Worker process as it was requested: its actor, and the reference of its `Ready`."""
+    """A requested worker process.
+
+    Its actor, and the reference of its `Ready`.
+    """
 
     actor: ActorHandle
     ready: Any
 
 
 class Message(Protocol):
-    """Message from the worker `name`. Backends add messages of their own."""
+    """Message from the worker `name`.
+
+    Backends add messages of their own.
+    """
 
     @property
     def name(self) -> str: ...
@@ -67,7 +77,10 @@ class Connected:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmed:
-    """The worker is ready to train, or has raised during its warm-up."""
+    """The worker is ready to train.
+
+    Or it has raised during its warm-up.
+    """
 
     name: str
     ready: Ready
@@ -75,14 +88,17 @@ class Warmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """The worker's process has ended. `why` holds more if it is known."""
+    """The worker's process has ended.
+
+    `why` holds more if it is known.
+    """
 
     name: str
     why: str = ""
 
 
 class Processes(Protocol):
-    """How a backend starts its worker processes, and how it watches them.
+    """Starts and watches a backend's worker processes.
 
     Laws: `spawn` does not block. `running` names processes that are known to run, even after Ray has declared them
     dead. `stop` returns at once, and the process ends itself.
@@ -99,7 +115,10 @@ class Processes(Protocol):
 
 
 class WorkerPool:
-    """All workers of one run: those of the present world, by rank, and those that are coming. Used by one thread."""
+    """All workers of one run.
+
+    The workers of the present world, by rank, and those that are coming. Used by one thread.
+    """
 
     def __init__(
         self,
@@ -118,37 +137,47 @@ class WorkerPool:
         self.world: tuple[str, ...] = ()
 
     def spawn(self, count: int) -> None:
-        """Request more workers, unless the last ones have just failed to start.
+        """Request more workers.
 
-        Each gets a placement group of its own, because its state shows whether the cluster has room. An actor shows
-        that only after its process has started.
+        Does nothing if the last ones have just failed to start. Each gets a placement group of its own, because its
+        state shows whether the cluster has room. An actor shows that only after its process has started.
         """
         if time.monotonic() >= self._spawn_at:
             for _ in range(count):
                 self._start(new_placement(self._run, self._bundle))
 
     def dismiss(self, names: Iterable[str]) -> None:
-        """End workers, and free their places. Removes them from the pool at once."""
+        """End workers, and free their placement groups.
+
+        Removes them from the pool at once.
+        """
         for name in list(names):
             self._forget(name)
             if name not in self._processes.running:
                 self._free_place(name)
 
     def replace(self, names: Iterable[str]) -> None:
-        """End workers, and start another process in the place of each. A place whose node is lost moves to another
-        node.
+        """Replace workers by processes in the same placement groups.
+
+        A placement group whose node is lost moves to another node.
         """
         for name in list(names):
             self._forget(name)
             self._start(self._places.pop(name))
 
     def give_way(self, pause_s: float) -> None:
-        """Free the places of all workers that do not train, and request none for `pause_s` seconds."""
+        """Free the placement groups of workers that do not train.
+
+        None is requested for `pause_s` seconds.
+        """
         self.dismiss(name for name in self.workers if name not in self.world)
         self._spawn_at = time.monotonic() + pause_s
 
     def form_world(self, names: Sequence[str]) -> list[World]:
-        """Make `names`, in the order of their ranks, the present world. Returns the `World` of each rank."""
+        """Make `names` the present world, by rank.
+
+        Returns the `World` of each rank.
+        """
         assert not self.world, "one world after the other"
         self.rank_world(names)
         nodes = [self.workers[name].node for name in names]
@@ -158,13 +187,19 @@ class WorkerPool:
         ]
 
     def rank_world(self, names: Sequence[str]) -> None:
-        """Set the order of the present world's ranks. A backend may have an order of its own."""
+        """Set the order of the world's ranks.
+
+        A backend may have an order of its own.
+        """
         self.world = tuple(names)
         veterans = {name: replace(self.workers[name], is_veteran=True) for name in names}
         self.workers = veterans | {name: each for name, each in self.workers.items() if name not in veterans}
 
     def end_world(self) -> tuple[str, ...]:
-        """Record that no worker trains. Returns the workers of the ended world, by rank."""
+        """Record that no worker trains.
+
+        Returns the workers of the ended world, by rank.
+        """
         world, self.world = self.world, ()
         return world
 
@@ -173,11 +208,17 @@ class WorkerPool:
         return self._actors[name]
 
     def kill(self, name: str) -> None:
-        """End a worker that does not leave its world. `Lost` follows."""
+        """Kill a worker that does not leave its world.
+
+        `Lost` follows.
+        """
         ray.kill(self._actors[name])
 
     def hear(self, wait_s: float) -> list[Message]:
-        """Messages of the pool's workers, also recorded in `workers`. Waits up to `wait_s` seconds for the first."""
+        """Return messages of the pool's workers.
+
+        They are recorded in `workers`. Waits up to `wait_s` seconds for the first.
+        """
         self._look_for_places()
         self._stop_dismissed()
         heard: list[Message] = []
@@ -189,7 +230,10 @@ class WorkerPool:
             return [message for message in heard if self._note(message)]
 
     def listen(self, name: str, reference: Any, message: Callable[[Any], Message]) -> None:
-        """Put `message(answer)` into the inbox once the worker `name` has answered, or `Lost` if it dies before."""
+        """Put a worker's answer into the inbox.
+
+        Puts `message(answer)` once the worker `name` has answered, or `Lost` if it dies before.
+        """
 
         def done(future: Any) -> None:
             # Ray reports a death here too, though often later than a connection does.
@@ -200,12 +244,18 @@ class WorkerPool:
 
     @property
     def is_half_placed(self) -> bool:
-        """Whether some of the coming workers have a place in the cluster while others wait for one."""
+        """Whether only some of the coming workers are placed.
+
+        The others wait for room in the cluster.
+        """
         coming = [worker for name, worker in self.workers.items() if name not in self.world]
         return len({worker.state == "requested" for worker in coming}) == 2
 
     def close(self) -> None:
-        """End all workers, and wait until the processes that are known to run have ended."""
+        """End all workers.
+
+        Waits until the processes that are known to run have ended.
+        """
         for name in list(self.workers):
             self._forget(name)
         deadline = time.monotonic() + CLOSE_S
@@ -224,7 +274,10 @@ class WorkerPool:
         self.listen(name, spawned.ready, lambda ready: Warmed(name=name, ready=ready))
 
     def _note(self, message: Message) -> bool:
-        """Whether the message is new: its worker was not dismissed or lost before."""
+        """Record a message, and return whether it is new.
+
+        It is old if its worker was dismissed or lost before.
+        """
         name = message.name
         if isinstance(message, Lost) and name not in self.workers and name not in self._processes.running:
             self._free_place(name)
@@ -254,7 +307,10 @@ class WorkerPool:
                 self.workers[name] = replace(worker, state="placed", since=time.monotonic())
 
     def _stop_dismissed(self) -> None:
-        """Stop processes that Ray declared dead but left alive: each still holds memory and GPU of its node."""
+        """Stop processes that Ray declared dead but left alive.
+
+        Each still holds memory and GPU of its node.
+        """
         latest = time.monotonic() - KILLED_S
         for name in self._processes.running:
             if self._dismissed_at.get(name, math.inf) < latest:
@@ -267,8 +323,9 @@ class WorkerPool:
         ray.kill(self._actors.pop(name))
 
     def _free_place(self, name: str) -> None:
-        """Remove a placement group, once its process has ended: otherwise Ray would kill the process again, and
-        log it.
+        """Remove the placement group of an ended process.
+
+        Earlier, Ray would kill the process again, and log it.
         """
         place = self._places.pop(name, None)
         if place is not None:

@@ -1,4 +1,7 @@
-"""Horovod as a backend of the elastic core: starts its processes, and connects the ranks of a world."""
+"""Horovod as a backend of the elastic core.
+
+It starts the processes, and connects the ranks of a world.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ POLL_S = 0.05
 
 
 class HorovodProcesses:
-    """`Processes` that keep a connection to the driver. When the driver or a process dies, the connection closes."""
+    """`Processes` that keep a connection to the driver.
+
+    When the driver or a process dies, the connection closes.
+    """
 
     def __init__(
         self, coordinator: ActorHandle, payload: bytes, bundle: Mapping[str, float], inbox: queue.SimpleQueue[Message]
@@ -60,7 +66,10 @@ class HorovodProcesses:
 
 
 class HorovodBackend:
-    """`Backend` whose worlds meet at a rendezvous server on the driver's node. Every world gets a new server."""
+    """`Backend` with a rendezvous server on the driver's node.
+
+    Every world gets a new server.
+    """
 
     def __init__(self, run: str, pool: WorkerPool, address: str, hang_timeout_s: float) -> None:
         self._run, self._pool, self._address, self._hang_timeout_s = run, pool, address, hang_timeout_s
@@ -94,7 +103,10 @@ class HorovodBackend:
         return self._detector.end()
 
     def close(self) -> None:
-        """Close the rendezvous of the present world: no rank can join it any more."""
+        """Close the rendezvous of the present world.
+
+        No rank can join it any more.
+        """
         if self._rendezvous is not None:
             self._rendezvous.close()
             self._rendezvous = None
@@ -105,13 +117,19 @@ def _answered(name: str, world: int, answer: Answer) -> Answered:
 
 
 class Assignments:
-    """Answers for Horovod's elastic rendezvous server: the rank of each host. `slots` are Horovod's, by host."""
+    """Answers for Horovod's elastic rendezvous server.
+
+    It asks for the rank of each host. `slots` are Horovod's, by host.
+    """
 
     def __init__(self, slots: Sequence[Any]) -> None:
         self._slots = {slot.hostname: slot for slot in slots}
 
     def record_ready(self, host: str, local_rank: int) -> None:
-        """Do nothing: all members of a world are ready before it is created."""
+        """Do nothing.
+
+        All members of a world are ready before it is created.
+        """
 
     def get_slot_info(self, host: str, _local_rank: int) -> Any:
         """Slot of `host`, or Horovod's value for an unknown host."""
@@ -120,13 +138,17 @@ class Assignments:
         return self._slots.get(host, INVALID_SLOT_INFO)
 
     def register_worker_server(self, *_: object) -> None:
-        """Do nothing: workers learn of changes at their commits, not from Horovod."""
+        """Do nothing.
+
+        Workers learn of changes at their commits, not from Horovod.
+        """
 
 
 class Rendezvous:
-    """Server on `address` for one world of `hosts`, in the order of their ranks.
+    """Run a rendezvous server for one world.
 
-    A worker that was given up while it waited in an earlier world cannot disturb a later one: it knows another port.
+    On `address`, for `hosts` in the order of their ranks. A worker that was given up while it waited in an earlier
+    world cannot disturb a later one: it knows another port.
     """
 
     def __init__(self, address: str, hosts: Sequence[str]) -> None:

@@ -1,4 +1,7 @@
-"""`Collective` over Horovod: gloo between CPUs, NCCL between GPUs if Horovod was built with it."""
+"""`Collective` over Horovod.
+
+gloo between CPUs, NCCL between GPUs if Horovod was built with it.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ PIECE_BYTES = 1 << 30
 
 
 class HorovodCollective:
-    """`Collective` over Horovod's global process set, which must be initialised: see `horovod_world`.
+    """`Collective` over Horovod's global process set.
 
-    Every wait for other ranks is inside `patience`.
+    It must be initialized: see `horovod_world`. Every wait for other ranks is inside `patience`.
     """
 
     def __init__(
@@ -44,7 +47,10 @@ class HorovodCollective:
         self._num_models = 0
 
     def next_model_name(self) -> str:
-        """Name for the operations of one more model: the same on all ranks, and used once in this world."""
+        """Return a name for the operations of another model.
+
+        It is the same on all ranks, and used once in this world.
+        """
         self._num_models += 1
         return f"forebay.model{self._num_models - 1}"
 
@@ -78,7 +84,10 @@ class HorovodCollective:
         return shared
 
     def all_reduce_async(self, flat: torch.Tensor, name: str) -> Callable[[], torch.Tensor]:
-        """Begin to sum `flat` over ranks, in place. Returns a function that waits for the sum."""
+        """Begin to sum `flat` over ranks, in place.
+
+        Returns a function that waits for the sum.
+        """
         handle = self._hvd.allreduce_async_(flat, op=self._hvd.Sum, name=name)
 
         def wait() -> torch.Tensor:
@@ -90,7 +99,10 @@ class HorovodCollective:
 
     @torch.no_grad()
     def broadcast_tensors(self, tensors: Iterable[torch.Tensor], name: str) -> None:
-        """Copy rank 0's values into `tensors` on all ranks. Tensors of one dtype and device travel in one message."""
+        """Copy rank 0's values into `tensors` on all ranks.
+
+        Tensors of one dtype and device travel in one message.
+        """
         kinds: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
         for tensor in tensors:
             if tensor.numel():
@@ -104,7 +116,10 @@ class HorovodCollective:
 
 
 def is_broken(error: BaseException | None) -> bool:
-    """Whether `error` is Horovod's error for a broken world, or follows from one."""
+    """Whether `error` follows from a broken world.
+
+    It may be Horovod's own error for one.
+    """
     seen: set[int] = set()
     while error is not None and id(error) not in seen:
         seen.add(id(error))
@@ -124,7 +139,10 @@ def _unpacked(packed: torch.Tensor) -> Any:
 
 
 class HorovodTensorCollectives:
-    """`TensorCollectives` over Horovod's global process set. Every wait for other ranks is inside `patience`."""
+    """`TensorCollectives` over Horovod's global process set.
+
+    Every wait for other ranks is inside `patience`.
+    """
 
     def __init__(self, patience: AbstractContextManager[object]) -> None:
         import horovod.torch as hvd  # noqa: PLC0415 - an extra

@@ -37,9 +37,10 @@ class HorovodDriver:
         require_package("horovod", "horovod", "driver='horovod' (driver='ray' does not)")
 
     def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result:
-        """Train `job`. Raises `RunFailed` when its train function raises, or workers die too often.
+        """Train `job`.
 
-        Raises `InvalidOption` for a strategy other than "ddp".
+        Raises `RunFailed` when its train function raises, or workers die too often. Raises `InvalidOption` for a
+        strategy other than "ddp".
         """
         require_strategy(job.strategy, ["ddp"])
         with Run(job, callbacks) as run:

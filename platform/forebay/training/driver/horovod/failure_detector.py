@@ -1,4 +1,7 @@
-"""Detects how a Horovod world ends, from its workers' answers and from their silence."""
+"""Detects how a Horovod world ends.
+
+From its workers' answers and from their silence.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +34,10 @@ class Answered:
 
 
 class FailureDetector:
-    """Watches one world from its creation until the last of its workers has left it or died."""
+    """Watches one world to its end.
+
+    From its creation until the last of its workers has left it or died.
+    """
 
     def __init__(self, run: str, names: Sequence[str], hang_timeout_s: float) -> None:
         self._run, self._names, self._hang_timeout_s = run, tuple(names), hang_timeout_s
@@ -42,7 +48,7 @@ class FailureDetector:
         self._left_at: float | None = None
 
     def note(self, message: Message) -> None:
-        """Record a message of a worker of this world, or its loss."""
+        """Record a worker's message, or its loss."""
         match message:
             case Entered():
                 self._entered.add(message.name)
@@ -62,15 +68,19 @@ class FailureDetector:
         return len(self._entered) == len(self._names)
 
     def stuck(self) -> list[str]:
-        """Workers that wait to meet a dead one, and have to be killed."""
+        """Return workers that wait for a dead one.
+
+        They have to be killed.
+        """
         if not self._lost or self._silent_s <= MEET_S:
             return []
         return [name for name in self._silent if name not in self._entered]
 
     def end(self) -> WorldEnd | None:
-        """End of the world, or None while it goes on. Raises `Hung` for workers that are silent for too long.
+        """Return the end of the world.
 
-        Rank 0's answer counts first, because it saves the checkpoints.
+        None while it goes on. Raises `Hung` for workers that are silent for too long. Rank 0's answer counts first,
+        because it saves the checkpoints.
         """
         for answer in self._answers.values():
             if isinstance(answer, WorkerError):

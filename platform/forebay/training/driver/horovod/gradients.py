@@ -30,11 +30,12 @@ reduced. All ranks wait for results in the same order.
 
 
 class ReducedGradients:
-    """Hooks on `parameters` that leave the same gradients on all ranks when `backward()` returns.
+    """Hooks that average gradients over ranks.
 
-    A bucket is sent as soon as its last gradient is there, while `backward()` goes on. The buckets are fixed here, in
-    reverse order of the parameters, which is roughly the order of arrival. Horovod's own tensor fusion packs tensors in
-    the order in which they happen to arrive. From three ranks on, a ring's sum depends on the place in the buffer.
+    When `backward()` returns, all ranks have the same gradients of `parameters`. A bucket is sent as soon as its last
+    gradient is there, while `backward()` goes on. The buckets are fixed here, in reverse order of the parameters, which
+    is roughly the order of arrival. Horovod's own tensor fusion packs tensors in the order in which they happen to
+    arrive. From three ranks on, a ring's sum depends on the place in the buffer.
 
     A parameter that no rank has used keeps the gradient it had. A parameter that only some ranks have used gets the
     mean.
@@ -55,7 +56,10 @@ class ReducedGradients:
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Leave each rank's gradients as they are in the block. The next `backward()` behind it reduces the sums."""
+        """Keep each rank's own gradients in the block.
+
+        The next `backward()` behind it reduces the sums.
+        """
         self._is_paused = True
         try:
             yield
@@ -83,7 +87,10 @@ class ReducedGradients:
 
 
 class _Bucket:
-    """Gradients of some parameters, laid end to end. Behind them, for each: the number of ranks that have one."""
+    """Gradients of some parameters, end to end.
+
+    Behind them, for each: the number of ranks that have one.
+    """
 
     def __init__(self, parameters: Sequence[nn.Parameter], reduce: Reduce, *, scale: float, name: str) -> None:
         self.parameters = parameters
@@ -96,7 +103,10 @@ class _Bucket:
         self._result: Callable[[], torch.Tensor] | None = None
 
     def take(self, place: int) -> None:
-        """Copy the gradient of parameter number `place` into the bucket. Sends the bucket when it is full."""
+        """Copy the gradient of parameter `number` into the bucket.
+
+        Sends the bucket when it is full.
+        """
         gradient = self.parameters[place].grad
         assert gradient is not None, "the hook comes after the gradient"
         if gradient.is_sparse:
@@ -115,9 +125,10 @@ class _Bucket:
             self._send()
 
     def send_rest(self) -> None:
-        """Send a bucket that is not full: another rank may have used its parameters, and waits for this one.
+        """Send a bucket that is not full.
 
-        A gradient of an earlier `backward()` is in the sum that the other rank sends, so this rank sends it as well.
+        Another rank may have used its parameters, and waits for this one. A gradient of an earlier `backward()` is in
+        the sum that the other rank sends, so this rank sends it as well.
         """
         if self._result is None:
             for parameter, part, is_here in zip(self.parameters, self._parts, self._here, strict=True):
@@ -130,7 +141,10 @@ class _Bucket:
             self._send()
 
     def hand_out(self) -> None:
-        """Wait for the other ranks, and copy the reduced gradients back to the parameters."""
+        """Copy the reduced gradients back to the parameters.
+
+        Waits for the other ranks.
+        """
         assert self._result is not None, "send_rest() comes first"
         *parts, used = torch.split(self._result(), self._lengths)
         for parameter, part, is_here in zip(self.parameters, parts, self._here, strict=True):
@@ -155,7 +169,10 @@ class _Bucket:
 
 
 def _partition(parameters: Sequence[nn.Parameter]) -> Iterable[list[nn.Parameter]]:
-    """Buckets of at most `BUCKET_BYTES`: parameters of one dtype and device, in their order."""
+    """Buckets of at most `BUCKET_BYTES`.
+
+    Parameters of one dtype and device, in their order.
+    """
     open_buckets: dict[Any, list[nn.Parameter]] = {}
     for parameter in parameters:
         kind = (parameter.dtype, parameter.device)
@@ -196,7 +213,10 @@ class HorovodDataParallel(DataParallel):
         return nullcontext() if self._gradients is None else self._gradients.accumulating()
 
     def _reducer(self, collective: HorovodCollective) -> tuple[Reduce, float]:
-        """Function that reduces a flat tensor, and the factor to multiply it with before."""
+        """Return the reduction of a flat tensor, and its factor.
+
+        The tensor is multiplied by the factor before.
+        """
 
         def mean(flat: torch.Tensor, _lengths: Sequence[int], name: str) -> Callable[[], torch.Tensor]:
             return collective.all_reduce_async(flat, name)

@@ -1,7 +1,8 @@
-"""TCP connection between each worker and the driver. It closes when either of the two processes ends.
+"""TCP connection between each worker and the driver.
 
-The kernel closes it within milliseconds of a process's death. Ray takes seconds to notice a lost node. The worker sends
-its name, its node, and the number of each world that it has entered.
+It closes when either of the two processes ends. The kernel closes it within milliseconds of a process's death. Ray
+takes seconds to notice a lost node. The worker sends its name, its node, and the number of each world that it has
+entered.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entered:
-    """The worker has met the other ranks of world number `world`."""
+    """The worker has met the other ranks.
+
+    `world` is the number of its world.
+    """
 
     name: str
     world: int
@@ -38,7 +42,10 @@ LivenessMessage = Connected | Entered | Lost
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LineAddress:
-    """Address of the driver's server, and the token by which it recognises its workers."""
+    """Address of the driver's server, and its token.
+
+    By the token it recognizes its workers.
+    """
 
     host: str
     port: int
@@ -46,7 +53,10 @@ class LineAddress:
 
 
 class LivenessServer:
-    """The driver's side. Calls `tell` from its threads with every message of a worker. The last one is `Lost`."""
+    """The driver's side.
+
+    Calls `tell` from its threads with every message of a worker. The last one is `Lost`.
+    """
 
     def __init__(self, host: str, tell: Callable[[LivenessMessage], None]) -> None:
         token = secrets.token_hex(16)
@@ -81,14 +91,20 @@ class LivenessServer:
             return list(self._open)
 
     def end(self, name: str) -> None:
-        """Ask a worker to end itself, if it runs. `Lost` follows once it has."""
+        """Ask a worker to end itself, if it runs.
+
+        `Lost` follows once it has.
+        """
         with self._lock:
             line = self._open.get(name)
         if line is not None:
             _hang_up(line)
 
     def close(self) -> None:
-        """Accept no new connections, and ask all running workers to end themselves."""
+        """Close the server, and end all workers.
+
+        It accepts no new connections, and asks all running workers to end themselves.
+        """
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -125,15 +141,19 @@ def _listen(next_line: Callable[[], bytes], name: str, tell: Callable[[LivenessM
 
 
 def _hang_up(line: socket.socket) -> None:
-    """Close the driver's direction: the worker reads end of file. Its own direction stays open until its process
-    ends.
+    """Close the driver's direction of a connection.
+
+    The worker reads end of file. Its own direction stays open until its process ends.
     """
     with suppress(OSError):
         line.shutdown(socket.SHUT_WR)
 
 
 class LivenessClient:
-    """The worker's side. Ends this process when the driver has died or hangs up: its results would not be read."""
+    """The worker's side.
+
+    Ends this process when the driver has died or hangs up: its results would not be read.
+    """
 
     def __init__(self, address: LineAddress, *, name: str, node: str) -> None:
         self._socket = socket.create_connection((address.host, address.port), timeout=CONNECT_S)
@@ -144,7 +164,10 @@ class LivenessClient:
         threading.Thread(target=self._wait, name="forebay-lifeline", daemon=True).start()
 
     def entered(self, world: int) -> None:
-        """Report that this worker has met the other ranks of world number `world`."""
+        """Report that this worker has met the other ranks.
+
+        `world` is the number of their world.
+        """
         self._socket.sendall(b"%d\n" % world)
 
     def _wait(self) -> None:
@@ -157,7 +180,10 @@ class LivenessClient:
 
 
 def keep_alive(line: socket.socket) -> None:
-    """Turn keepalive on, so that a machine that vanished without closing is noticed within half a minute."""
+    """Turn TCP keepalive on.
+
+    So a machine that vanished without closing is noticed within half a minute.
+    """
     line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in KEEPALIVE.items():
         if hasattr(socket, option):  # Linux; others have their own names

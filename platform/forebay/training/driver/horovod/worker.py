@@ -1,4 +1,7 @@
-"""Worker process of the Horovod driver: warm before it is needed, and then in one world after another."""
+"""Worker process of the Horovod driver.
+
+It is warm before it is needed, and then in one world after another.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,10 @@ from forebay.training.worker.worker import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """The world broke. `raised` is the error by which this rank noticed."""
+    """The world broke.
+
+    `raised` is the error by which this rank noticed.
+    """
 
     raised: WorkerError
 
@@ -39,7 +45,10 @@ Answer = Outcome | Broken | WorkerError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpawnRequest:
-    """Arguments of a worker: the run's coordinator, a reference to the packed `WorkerSpec`, the driver's address."""
+    """Arguments of a worker.
+
+    The run's coordinator, a reference to the packed `WorkerSpec`, and the driver's address.
+    """
 
     name: str
     coordinator: ActorHandle
@@ -48,7 +57,10 @@ class SpawnRequest:
 
 
 class HorovodWorker:
-    """Actor of one worker. Ray assigns its GPUs by `CUDA_VISIBLE_DEVICES`."""
+    """Actor of one worker.
+
+    Ray assigns its GPUs by `CUDA_VISIBLE_DEVICES`.
+    """
 
     def __init__(self, request: SpawnRequest) -> None:
         self._request = request
@@ -72,7 +84,10 @@ class HorovodWorker:
         make_a_step()
 
     def train(self, place: RankAssignment) -> Answer:
-        """Train in one world until the world or the run ends, or this worker pauses for a resize."""
+        """Train in one world.
+
+        Until the world or the run ends, or this worker pauses for a resize.
+        """
         spec, coordinator = self._spec, self._request.coordinator
         tags = {"role": "trainer", "run": spec.name, "node": self._node[:NODE_DIGITS]}
 

@@ -1,4 +1,7 @@
-"""One Horovod world: initialised and shut down within a process, which may go through many worlds in turn."""
+"""One Horovod world, initialized and shut down.
+
+A process may go through many worlds in turn.
+"""
 
 from __future__ import annotations
 
@@ -33,11 +36,10 @@ CHECKS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAssignment:
-    """A worker's place in one world. `number` counts the worlds of a run. `rendezvous` is the address where its ranks
-    meet.
+    """A worker's place in one world.
 
-    `host` is the name by which Horovod knows the worker. Each worker is a host of its own with one slot, so that it
-    comes and leaves alone.
+    `number` counts the worlds of a run. `rendezvous` is the address where its ranks meet. `host` is the name by which
+    Horovod knows the worker. Each worker is a host of its own with one slot, so that it comes and leaves alone.
     """
 
     number: int
@@ -48,7 +50,9 @@ class RankAssignment:
 
 @contextmanager
 def horovod_world(place: RankAssignment, device: torch.device, hang_timeout_s: float) -> Iterator[Collective]:
-    """Connect to the other ranks, and disconnect at the end of the block. A world of one needs no Horovod.
+    """Connect to the other ranks during the block.
+
+    A world of one needs no Horovod.
 
     Raises Horovod's own error if the world breaks. If a rank dies while the others wait for it here, Horovod ends their
     processes, because it cannot cancel the wait.
@@ -76,11 +80,12 @@ def horovod_world(place: RankAssignment, device: torch.device, hang_timeout_s: f
 
 
 def _close_connections(hvd: Any) -> None:
-    """Close this process's connections to the ranks of the world that it has left, by a world of its own.
+    """Close connections to the ranks of a left world.
 
-    Horovod 0.28.1 keeps them until another world takes their place: `GlooContext::Finalize` of a process set does
-    nothing, because only the global context is enabled. A rank that waits for this one would not notice that it has
-    left, and would wait for the whole time limit: so in 4 of 9 runs with tables of which a worker was killed.
+    This takes a world of its own. Horovod 0.28.1 keeps them until another world takes their place:
+    `GlooContext::Finalize` of a process set does nothing, because only the global context is enabled. A rank that waits
+    for this one would not notice that it has left, and would wait for the whole time limit: so in 4 of 9 runs with
+    tables of which a worker was killed.
     """
     os.environ.pop(_RENDEZVOUS, None)
     os.environ.update({"HOROVOD_ELASTIC": "0", **_rank_variables(World(rank=0, size=1))})
@@ -116,9 +121,10 @@ def _rank_variables(world: World) -> dict[str, str]:
 
 
 def use_interface_of(address: str) -> None:
-    """Bind this process's gloo to the network interface that has `address`, the node's address in Ray.
+    """Bind this process's gloo to a network interface.
 
-    Otherwise gloo would look up the host name, which may resolve to an address that no other node can reach.
+    The one that has `address`, the node's address in Ray. Otherwise gloo would look up the host name, which may resolve
+    to an address that no other node can reach.
     """
     import psutil  # noqa: PLC0415 - Horovod brings it
 
@@ -152,7 +158,10 @@ class CollectiveWatchdog:
         self._since = None
 
     def close(self) -> None:
-        """Stop watching. Waits for a call of `give_up` that is under way. None follows."""
+        """Stop watching.
+
+        Waits for a call of `give_up` that is under way. None follows.
+        """
         self._over.set()
         self._thread.join()
 

@@ -1,4 +1,7 @@
-"""Worker process of the local driver: trains as one rank, with one connection to its driver."""
+"""Worker process of the local driver.
+
+It trains as one rank, with one connection to its driver.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,10 @@ NODE = "local"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """The driver's first message: the rank of the worker, the rendezvous of the ranks, and the pickled `WorkerSpec`."""
+    """The driver's first message.
+
+    The rank of the worker, the rendezvous of the ranks, and the pickled `WorkerSpec`.
+    """
 
     world: World
     rendezvous: str
@@ -37,7 +43,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class Sync:
-    """Question of rank 0 for the request, once callbacks have seen its events."""
+    """Question of rank 0 for the request.
+
+    It is answered once callbacks have seen its events.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +69,10 @@ Instruction = Start | Request | Synced
 
 
 class DriverLink:
-    """The worker's end of the connection. Implements `Reporter`. Ends this process when the driver has ended."""
+    """The worker's end of the connection, a `Reporter`.
+
+    Ends this process when the driver has ended.
+    """
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -135,10 +147,10 @@ def _train(start: Start, link: DriverLink) -> Outcome:
 
 
 def _tell_and_stay(error: BaseException, start: Start, link: DriverLink) -> NoReturn:
-    """Report the error, then wait until the driver ends this process.
+    """Report the error, and wait for the driver.
 
-    If this process left, or only left the process group, the connections of the other ranks would break. Their errors
-    would then hide this one.
+    The driver ends this process. If this process left, or only left the process group, the connections of the other
+    ranks would break. Their errors would then hide this one.
     """
     link.report(WorkerError.of(error, start.world.rank))
     while True:

@@ -1,4 +1,7 @@
-"""Local driver: one worker in this process, or several in processes of this machine. Needs no Ray."""
+"""Local driver, which needs no Ray.
+
+It has one worker in this process, or several in processes of this machine.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,10 @@ class LocalDriver:
     """`Driver` without Ray, for notebooks, tests and single machines."""
 
     def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result:
-        """Train `job` here. Raises `RunFailed` when its train function raises, or workers die too often."""
+        """Train `job` here.
+
+        Raises `RunFailed` when its train function raises, or workers die too often.
+        """
         with Run(job, callbacks) as run:
             if run.is_finished:
                 return run.result
@@ -40,7 +46,10 @@ class LocalDriver:
 
 
 class DirectReporter:
-    """`Reporter` of a worker in the driver's own process. The worker waits while callbacks run."""
+    """`Reporter` of a worker in the driver's process.
+
+    The worker waits while callbacks run.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run = run
@@ -73,7 +82,10 @@ def _run_here(run: Run) -> Result:
 
 @contextmanager
 def _generators_put_back(device: torch.device) -> Iterator[None]:
-    """Restore this process's random generators, which the run seeds, so that the notebook around it does not notice."""
+    """Restore this process's random generators after the block.
+
+    The run seeds them, and the notebook around it must not notice.
+    """
     state = rng.capture(device)
     try:
         yield

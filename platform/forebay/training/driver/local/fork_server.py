@@ -1,4 +1,4 @@
-"""Process that imports what every worker needs once, and forks a worker for each request."""
+"""Fork server: imports once, and forks the workers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ _CAN_FORK = sys.platform != "darwin"
 
 
 class ForkServerLost(Exception):
-    """The fork server has ended, with exit code `code`, which is negative for a signal."""
+    """The fork server has ended.
+
+    `code` is its exit code, which is negative for a signal.
+    """
 
     def __init__(self, code: int) -> None:
         super().__init__(f"the process that forks the workers {describe_exit(code)}")
@@ -44,7 +47,10 @@ class ForkServer:
         self._has_forked = False
 
     def start(self) -> None:
-        """Start the server unless it is running. All workers of an earlier one have ended."""
+        """Start the server unless it is running.
+
+        All workers of an earlier one have ended.
+        """
         if self._is_running():
             return
         self.close()
@@ -58,17 +64,20 @@ class ForkServer:
             )
 
     def fork(self, descriptor: int, folder: str) -> int:
-        """Fork a worker that inherits the socket `descriptor`. Returns its process id.
+        """Fork a worker that inherits the socket `descriptor`.
 
-        If the driver ends before it removes `folder`, with the rendezvous of the workers, the server does.
-        Raises `ForkServerLost` if the server has ended.
+        Returns its process id. If the driver ends before it removes `folder`, with the rendezvous of the workers, the
+        server does. Raises `ForkServerLost` if the server has ended.
         """
         pid = int(self._ask(("fork", folder), descriptor))
         self._has_forked = True
         return pid
 
     def kill(self, pid: int) -> None:
-        """Kill a worker, and wait for it. Does nothing if it has ended."""
+        """Kill a worker, and wait for it.
+
+        Does nothing if it has ended.
+        """
         try:
             self._ask(("kill", pid))
         except ForkServerLost as lost:
@@ -77,7 +86,10 @@ class ForkServer:
                     os.kill(pid, signal.SIGKILL)
 
     def wait(self, pid: int, timeout_s: float) -> int | None:
-        """Exit code of a worker, negative for a signal. None if it has not ended by then, or nobody knows."""
+        """Return a worker's exit code, negative for a signal.
+
+        None if it has not ended by then, or nobody knows.
+        """
         try:
             return self._ask(("wait", (pid, timeout_s)))  # type: ignore[no-any-return]
         except ForkServerLost:
@@ -113,7 +125,10 @@ class ForkServer:
             return answer
 
     def _end(self, timeout_s: float) -> int:
-        """Wait for a server without a connection, which ends its workers and itself. Returns its exit code."""
+        """Wait for a disconnected server.
+
+        It ends its workers and itself. Returns its exit code.
+        """
         if self._process is None:
             return 0
         try:
@@ -124,14 +139,18 @@ class ForkServer:
 
 
 def describe_exit(code: int) -> str:
-    """How a process ended, as text for a message: `was killed by SIGKILL`, `exited with code 1`."""
+    """Describe how a process ended.
+
+    `was killed by SIGKILL`, or `exited with code 1`.
+    """
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
 def serve(descriptor: int, *, can_fork: bool) -> int:
-    """Entry of the server. Returns in each worker, with the socket to its driver. Never returns in the server.
+    """Entry of the server.
 
-    Without `can_fork` each worker is an interpreter of its own, and imports everything again.
+    Returns in each worker, with the socket to its driver. Never returns in the server. Without `can_fork` each worker
+    is an interpreter of its own, and imports everything again.
     """
     connection = Connection(descriptor)
     workers: dict[int, int | None] = {}  # exit codes, None of those that may run
@@ -212,8 +231,9 @@ def _program(preload: str, main: str) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """This process's environment, with gloo bound to the loopback interface: the host name may resolve to an address
-    that no worker can reach.
+    """Return the environment, with gloo bound to loopback.
+
+    The host name may resolve to an address that no worker can reach.
     """
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     return {**({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}), **os.environ}

@@ -1,4 +1,7 @@
-"""Worker processes of the local driver, from their start to the cause of their end."""
+"""Worker processes of the local driver.
+
+From their start to the cause of their end.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ class WorkerRaised(Exception):
 
 
 class WorkerProcess:
-    """One rank: its process and the driver's end of the connection."""
+    """One rank's process, and the driver's connection to it."""
 
     def __init__(self, rank: int, server: ForkServer, folder: str) -> None:
         self.rank = rank
@@ -55,25 +58,35 @@ class WorkerProcess:
             undo.pop_all()
 
     def send(self, message: Instruction) -> None:
-        """Send to the worker. Its death is found by `RankProcesses.events`, not here."""
+        """Send to the worker.
+
+        Its death is found by `RankProcesses.events`, not here.
+        """
         try:
             self.connection.send(message)
         except (BrokenPipeError, ConnectionResetError):
             return
 
     def how_it_ended(self) -> str:
-        """Exit code or signal of a process whose connection closed, as text for a message."""
+        """Describe how a disconnected process ended.
+
+        Its exit code or signal, as text for a message.
+        """
         code = self._server.wait(self.pid, EXIT_S)
         return "closed its connection" if code is None else describe_exit(code)
 
     def end(self) -> None:
-        """Kill the process unless it has ended, and wait for it. Leaves no zombie."""
+        """Kill the process, and wait for it.
+
+        Leaves no zombie.
+        """
         self.connection.close()
         self._server.kill(self.pid)
 
     def leave(self) -> None:
-        """Wait for a process to end that has finished its work. If a thread of the train function hangs, `end` follows
-        after `EXIT_S`.
+        """Wait for the end of a process with finished work.
+
+        If a thread of the train function hangs, `end` follows after `EXIT_S`.
         """
         self._server.wait(self.pid, EXIT_S)
 
@@ -87,7 +100,10 @@ class RankProcesses:
         self.outcome = Outcome()
 
     def send_request(self, request: Request) -> None:
-        """Send a new request to rank 0. All ranks obey it at the next checkpoint."""
+        """Send a new request to rank 0.
+
+        All ranks obey it at the next checkpoint.
+        """
         if request != self._sent:
             self._sent = request
             self._members[0].send(request)
@@ -97,9 +113,10 @@ class RankProcesses:
         self._members[0].send(Synced(request=request))
 
     def events(self) -> Iterator[Event | Sync | None]:
-        """Yield the events of the workers until all are done. Yields None when there is none for a while.
+        """Yield the events of the workers until all are done.
 
-        Raises `WorkerLost` when a process died, and `WorkerRaised` when a train function raised.
+        Yields None when there is none for a while. Raises `WorkerLost` when a process died, and `WorkerRaised` when a
+        train function raised.
         """
         silent = {member.connection: member for member in self._members}
         raised: list[WorkerError] = []
@@ -127,8 +144,9 @@ class RankProcesses:
 
 
 def _cause(raised: list[WorkerError]) -> WorkerError:
-    """The first error, unless another one is Forebay's own: that one is the cause, and the others lost their
-    connection.
+    """Return the error that caused the others.
+
+    The first one, unless another is Forebay's own: the others lost their connection.
     """
     return next((each for each in raised if each.summary.startswith("forebay.errors.")), raised[0])
 
@@ -142,7 +160,10 @@ def _receive(connection: Connection, member: WorkerProcess) -> Message:
 
 @contextmanager
 def worker_processes(server: ForkServer, size: int, payload: bytes) -> Iterator[RankProcesses]:
-    """Fork `size` workers on this machine. All have ended when the block is left, also by an exception."""
+    """Fork `size` workers on this machine.
+
+    All have ended when the block is left, also by an exception.
+    """
     members: list[WorkerProcess] = []
     with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
         rendezvous = (Path(folder) / "ranks").as_uri()

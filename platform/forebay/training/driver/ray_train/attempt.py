@@ -1,4 +1,7 @@
-"""State of a worker process in its present world, so that it can leave that world and join the next."""
+"""State of a worker process in its present world.
+
+So it can leave that world and join the next.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ LEAVE_S = 4.0
 
 
 class PeerLost(Exception):
-    """A collective failed because another worker's process had died. The train function is not the cause."""
+    """A collective failed because another worker died.
+
+    The train function is not the cause.
+    """
 
 
 class RayAttempt:
-    """The train function that runs in this process, in a thread of Ray Train."""
+    """The train function in a thread of Ray Train."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -27,15 +33,18 @@ class RayAttempt:
         self._is_over = threading.Event()
 
     def wait_for_end(self) -> None:
-        """Block the training thread once it has paused: Ray Train would take a return for the end of the run."""
+        """Block the training thread once it has paused.
+
+        Ray Train would take a return for the end of the run.
+        """
         self._is_over.wait()
 
     def leave(self) -> bool:
-        """End the attempt and its process group. Returns whether this process can take part in another attempt.
+        """Leave the world, and end its process group.
 
-        It cannot if the train function does not return within `LEAVE_S`. It cannot either if the group could not be
-        created: torch has counted that group, so it would look for the next one under another name than a new process
-        does.
+        Returns whether this process can take part in another one. It cannot if the train function does not return
+        within `LEAVE_S`. It cannot either if the group could not be created: torch has counted that group, so it would
+        look for the next one under another name than a new process does.
         """
         if self._thread is not None:
             self._is_over.set()
@@ -56,5 +65,8 @@ attempt = RayAttempt()
 
 
 def leave() -> bool:
-    """End this process's part in a world that has ended. Returns whether it can take part in another one."""
+    """Leave a world that has ended.
+
+    Returns whether this process can take part in another one.
+    """
     return attempt.leave()

@@ -1,4 +1,7 @@
-"""Ray Train as a backend of the elastic core. Its controller asks for the next world. Workers outlive their world."""
+"""Ray Train as a backend of the elastic core.
+
+Its controller asks for the next world. Workers outlive their world.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ LEAVE_S = 5.0
 
 
 class RayTrainWorlds:
-    """Decides the next world of a run when Ray Train's controller asks. Ray Train starts the world itself."""
+    """Decides the next world of a run.
+
+    Ray Train's controller asks for it, and starts it itself.
+    """
 
     def __init__(
         self, controller: Controller, coordinator: ActorHandle, pool: WorkerPool, *, adopts_survivors: bool
@@ -30,7 +36,10 @@ class RayTrainWorlds:
         self._adopts_survivors = adopts_survivors
 
     def start(self) -> int | None:
-        """Size of a world that can begin now, called while none trains. None to wait. Raises `RunAborted`."""
+        """Return the size of a world that can begin now.
+
+        Called while none trains. None to wait. Raises `RunAborted`.
+        """
         if self._pool.world:
             self._collect(adopt=self._adopts_survivors)
         self._controller.hear(0)
@@ -40,7 +49,10 @@ class RayTrainWorlds:
         return self._begin(view)
 
     def go_on(self) -> int | None:
-        """Size of the world to change to now, called while one trains. None for no change. Raises `RunAborted`."""
+        """Return the size of the world to change to now.
+
+        Called while a world trains. None for no change. Raises `RunAborted`.
+        """
         self._controller.hear(0)
         view = self._controller.view()
         if isinstance(view.phase, Ended):
@@ -70,9 +82,9 @@ class RayTrainWorlds:
         return len(names)
 
     def _collect(self, *, adopt: bool) -> None:
-        """Take back the workers of a world that has ended. Workers that died, or do not leave it in time, are replaced.
+        """Take back the workers of an ended world.
 
-        Without `adopt`, all are replaced.
+        Workers that died, or do not leave it in time, are replaced. Without `adopt`, all are replaced.
         """
         names = self._controller.end_world()
         leaves = {name: self._pool.actor(name).execute.remote(leave) for name in names} if adopt else {}

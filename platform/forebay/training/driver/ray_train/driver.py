@@ -34,10 +34,16 @@ log = logging.getLogger(__name__)
 
 
 class RayTrainDriver:
-    """`Driver` on Ray Train. Each worker is an actor. Blocks come from the cache actor of its node."""
+    """`Driver` on Ray Train.
+
+    Each worker is an actor. Blocks come from the cache actor of its node.
+    """
 
     def run(self, job: Job, callbacks: Sequence[Callback] = ()) -> Result:
-        """Train `job` on Ray. Raises `RunFailed` when its train function raises, or workers die too often."""
+        """Train `job` on Ray.
+
+        Raises `RunFailed` when its train function raises, or workers die too often.
+        """
         with Run(job, callbacks) as run:
             if run.is_finished:
                 return run.result
@@ -85,8 +91,9 @@ def _open_backend(run: Run, coordinator: ActorHandle) -> Iterator[Trainer]:
 
 
 def _clear_away(run: Run) -> None:
-    """Remove what Ray Train leaves behind. Failures are only logged, so that they do not hide the outcome of the
-    run.
+    """Remove what Ray Train leaves behind.
+
+    Failures are only logged, so that they do not hide the outcome of the run.
     """
     try:
         remove_placements(lambda name: name == run.name)
@@ -99,7 +106,10 @@ def _clear_away(run: Run) -> None:
 
 
 def _remove_ray_folder(run: Run) -> None:
-    """Remove the folder that Ray Train requires for checkpoints. Forebay saves none there."""
+    """Remove the folder that Ray Train requires.
+
+    It is for checkpoints. Forebay saves none there.
+    """
     folder = resolve(below(run.path, RAY_FOLDER))
     if folder.fs.get_file_info(folder.path).type == FileType.Directory:
         folder.fs.delete_dir(folder.path)

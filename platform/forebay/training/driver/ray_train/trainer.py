@@ -1,8 +1,8 @@
-"""Subclass of `TorchTrainer`: the coordinator sets its world size, and its workers outlive a change of world.
+"""`TorchTrainer` with an elastic world.
 
-The controller's process imports this file, so it imports nothing that only workers need: 0.7 CPU seconds, for which
-every run waited.
-Every private name of Ray Train that Forebay uses is used in this file, and listed in `ray_cluster/private_names.py`.
+The coordinator sets the world size, and workers outlive a change of world. The controller's process imports this file,
+so it imports nothing that only workers need: 0.7 CPU seconds, for which every run waited. Every private name of Ray
+Train that Forebay uses is used in this file, and listed in `ray_cluster/private_names.py`.
 tests/ray/training/driver/ray_train/test_trainer.py fails when one of them changes its meaning.
 """
 
@@ -50,7 +50,10 @@ LEFT_OUT = (PlacementGroupCleanerCallback, AcceleratorSetupCallback, DatasetsCal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerConfig:
-    """Arguments of the controller, which runs in another process. `payload` warms the workers up."""
+    """Arguments of the controller.
+
+    It runs in another process. `payload` warms the workers up.
+    """
 
     coordinator: ActorHandle
     payload: Any
@@ -78,10 +81,11 @@ class ForebayTrainer(TorchTrainer):  # type: ignore[misc]
 
 
 class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
-    """Policy that takes as many workers as the coordinator wants, if they are warm.
+    """Scaling policy that follows the coordinator.
 
-    Ray Train's own elastic policy reserves its maximum with an AutoscalingCoordinator, which starves the next run of
-    the cluster. Here, places are requested one by one.
+    It takes as many workers as the coordinator wants, if they are warm. Ray Train's own elastic policy reserves its
+    maximum with an AutoscalingCoordinator, which starves the next run of the cluster. Here, places are requested one by
+    one.
     """
 
     def __init__(self, scaling_config: ScalingConfig, config: ControllerConfig) -> None:
@@ -108,7 +112,7 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
         self._close()
 
     def make_decision_for_non_running_worker_group(self) -> Any:
-        """Decide on the first world, or on the next one after a failure."""
+        """Decide on the first world, or the next after a failure."""
         return self._decision(self._worlds.start())
 
     def make_decision_for_running_worker_group(
@@ -116,7 +120,10 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
         worker_group_state: Any,  # noqa: ARG002 - asked by keyword
         worker_group_status: Any,  # noqa: ARG002
     ) -> Any:
-        """Decide on the next world, once the present one has paused for it."""
+        """Decide on the next world.
+
+        Called once the present one has paused for it.
+        """
         return self._decision(self._worlds.go_on(), is_running=True)
 
     def _decision(self, workers: int | None, *, is_running: bool = False) -> Any:
@@ -144,7 +151,10 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
 
 
 class RayTrainProcesses:
-    """`Processes` of Ray Train's worker actors. Only Ray knows whether they are alive."""
+    """`Processes` of Ray Train's worker actors.
+
+    Only Ray knows whether they are alive.
+    """
 
     running: Collection[str] = ()
 
@@ -179,11 +189,17 @@ class PoolGroups:
 
 
 class CouldNotMeet(WorkerGroupError):  # type: ignore[misc]
-    """The workers did not begin together, most often because one of them has just died and the others raised."""
+    """The workers did not begin together.
+
+    Most often one of them has just died and the others raised.
+    """
 
     @classmethod
     def of(cls, error: Exception) -> CouldNotMeet:
-        """Build it from the exception of a worker, as Ray passes it on."""
+        """Build the error from a worker's exception.
+
+        Ray passes it on in this form.
+        """
         cause = getattr(error, "cause", None) or error.__cause__ or error
         return cls(f"{type(cause).__name__}: {cause}", {})
 
@@ -194,7 +210,10 @@ class CouldNotMeet(WorkerGroupError):  # type: ignore[misc]
 
 
 class PoolGroup(WorkerGroup):  # type: ignore[misc]
-    """Worker group of the pool's present world. Its workers stay alive when it ends."""
+    """Worker group of the pool's present world.
+
+    Its workers stay alive when it ends.
+    """
 
     pool: WorkerPool
 
@@ -242,7 +261,10 @@ class NoPlacementGroup(PlacementGroupHandle):  # type: ignore[misc]
 
 
 class ReplaceTheDead(DefaultFailurePolicy):  # type: ignore[misc]
-    """Failure policy that retries only after lost processes: a train function would raise its exception again."""
+    """Failure policy that retries only after lost processes.
+
+    A train function would raise its exception again.
+    """
 
     def __init__(self, failure_config: FailureConfig, coordinator: ActorHandle) -> None:
         super().__init__(failure_config)
@@ -260,12 +282,18 @@ class ReplaceTheDead(DefaultFailurePolicy):  # type: ignore[misc]
 
 
 def _is_preempted(error: WorkerGroupError) -> bool:
-    """Whether a worker died because its node was drained. Ray's `max_failures` does not count that either."""
+    """Whether a worker's node was drained.
+
+    Ray's `max_failures` does not count that either.
+    """
     return any(isinstance(failure, RayActorError) and failure.preempted for failure in error.worker_failures.values())
 
 
 def lost_workers_text(error: WorkerGroupError) -> str:
-    """One line about the lost workers. Leaves out a rank that failed only because it missed a lost one."""
+    """Describe the lost workers in one line.
+
+    Leaves out a rank that failed only because it missed a lost one.
+    """
     if isinstance(error, CouldNotMeet):
         return f"the workers could not meet ({error.reason})"
     failures = error.worker_failures

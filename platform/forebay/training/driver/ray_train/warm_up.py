@@ -1,4 +1,7 @@
-"""First call of each worker process. It imports little itself, so that the rest is imported without the collector."""
+"""First call of each worker process.
+
+It imports little itself, so that the rest is imported without the collector.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,10 @@ log = logging.getLogger(__name__)
 
 
 def warm_up(payload: bytes) -> Ready:
-    """Do what takes time before the first step and needs no other worker. Called while the others train."""
+    """Prepare this process for its first step.
+
+    Does what takes time and needs no other worker. Called while the others train.
+    """
     with without_gc():
         from forebay.training.driver.ray_train.worker import open_job  # noqa: PLC0415 - imported without the collector
 

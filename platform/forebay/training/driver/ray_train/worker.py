@@ -1,4 +1,7 @@
-"""Worker process of Ray Train: runs Forebay's worker in the process group that Ray Train has created."""
+"""Worker process of Ray Train.
+
+It runs Forebay's worker in the process group that Ray Train has created.
+"""
 
 from __future__ import annotations
 
@@ -43,18 +46,27 @@ LAST_WORD_S = 5.0
 
 
 class RunEnding(Exception):
-    """The driver has given up on the run, or another worker was lost, while this worker was starting."""
+    """The run ended while this worker was starting.
+
+    The driver has given up on the run, or another worker was lost.
+    """
 
 
 def open_job(payload: bytes) -> None:
-    """Import what the job needs, and attach to the node's cache."""
+    """Import the job's modules, and attach to the cache.
+
+    The cache is the node's.
+    """
     spec = unpack(payload)
     if spec.cache is not None:
         attach(spec.cache)
 
 
 def train_loop(config: dict[str, Any]) -> None:
-    """Train function given to Ray Train. `config` holds the coordinator and a reference to the packed `WorkerSpec`."""
+    """Train function given to Ray Train.
+
+    `config` holds the coordinator and a reference to the packed `WorkerSpec`.
+    """
     attempt.begin()
     coordinator: ActorHandle = config["coordinator"]
     world = _world()
@@ -100,8 +112,9 @@ def _world() -> World:
 
 
 def _told(error: BaseException, world: World, coordinator: ActorHandle) -> WorkerError:
-    """Report of an error raised here. An error that follows from another rank's waits, so that the cause is reported
-    first.
+    """Report of an error raised here.
+
+    An error that follows from another rank's waits, so that the cause is reported first.
     """
     if isinstance(error, Hung) or not _is_its_own(error):
         missing = ray.get(coordinator.missing.remote(world.rank, LAST_WORD_S))
@@ -117,14 +130,20 @@ def _naming(error: Hung, missing: list[int]) -> Hung:
 
 
 def _is_its_own(error: BaseException) -> bool:
-    """Whether `error` came from this rank's own code, and not from a broken connection to another rank."""
+    """Whether `error` came from this rank's own code.
+
+    Not from a broken connection to another rank.
+    """
     text = str(error)
     is_collective = isinstance(error, torch.distributed.DistError) or "gloo" in text or "NCCL" in text
     return not (is_collective or isinstance(error, Hung))
 
 
 def _lost_peers(coordinator: ActorHandle, world: World, wait_s: float) -> list[int]:
-    """Ranks of this attempt whose process has died: then the error at hand only follows from their loss."""
+    """Return the ranks of this world that have died.
+
+    The error at hand only follows from their loss.
+    """
     workers: dict[int, ActorHandle] = ray.get(coordinator.workers.remote())
     answers = {peer.__ray_ready__.remote(): rank for rank, peer in workers.items() if rank != world.rank}
     give_up, lost = time.monotonic() + wait_s, list[int]()

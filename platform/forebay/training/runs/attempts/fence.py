@@ -1,4 +1,7 @@
-"""Fence of a running attempt: as soon as a later attempt is there, this one ends and keeps nothing more."""
+"""Fence of a running attempt against later attempts.
+
+As soon as a later attempt exists, this one ends and keeps nothing more.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,10 @@ Round = Callable[[], object]
 
 
 class Fence:
-    """Attempt of this process. It is asked every `ASK_S` seconds in a thread, and before anything is recorded.
+    """Attempt of this process, checked for a successor.
 
-    A fence without files guards nothing: the store cannot create files exclusively.
+    It is checked every `ASK_S` seconds in a thread, and before anything is recorded. A fence without files guards
+    nothing: the store cannot create files exclusively.
     """
 
     def __init__(self, files: AttemptFiles | None, claim: Claim | None, lock: FileLock | None = None) -> None:
@@ -56,12 +60,18 @@ class Fence:
 
     @property
     def next_claim_uri(self) -> str | None:
-        """URI of the claim whose existence ends this attempt. None if nothing is guarded."""
+        """URI of the claim that would end this attempt.
+
+        None if nothing is guarded.
+        """
         return None if self._files is None or self._claim is None else self._files.claim_uri(self._claim.number + 1)
 
     @property
     def restorable(self) -> frozenset[str] | None:
-        """Folders of checkpoints of earlier attempts that this one may restore. None if all."""
+        """Earlier attempts' checkpoints that this one may restore.
+
+        The names of their folders. None if all may be restored.
+        """
         names = None if self._claim is None else self._claim.restorable
         return None if names is None else frozenset(names)
 
@@ -76,12 +86,18 @@ class Fence:
         self._heartbeat = replace(self._heartbeat, **progress)  # type: ignore[arg-type]
 
     def check(self) -> None:
-        """Raise `Fenced` if a later attempt was seen. Sends no request."""
+        """Raise `Fenced` if a later attempt was seen.
+
+        Sends no request.
+        """
         if self._fenced is not None:
             raise self._fenced
 
     def ask(self) -> None:
-        """Look for a later attempt now. Raises `Fenced`, and `OSError` if storage does not answer."""
+        """Look for a later attempt now.
+
+        Raises `Fenced`, and `OSError` if storage does not answer.
+        """
         self.check()
         if self._files is None or self._claim is None:
             return
@@ -91,7 +107,10 @@ class Fence:
         self._answered_at = time.monotonic()
 
     def confirm(self) -> None:
-        """Return once storage has answered that there is no later attempt. Raises `Fenced`, and `WriteFailed`."""
+        """Wait until storage confirms that no later attempt exists.
+
+        Raises `Fenced`, and `WriteFailed`.
+        """
         deadline = time.monotonic() + CONFIRM_S
         while True:
             try:
@@ -104,8 +123,9 @@ class Fence:
                 time.sleep(AGAIN_S)
 
     def finish(self, epochs: int, result: str) -> bytes | None:
-        """Record the result of a run that has trained `epochs` epochs. Returns the one of another attempt, if it was
-        recorded before. Raises `WriteFailed`.
+        """Record the result of all `epochs` epochs.
+
+        Returns the result of another attempt if it was recorded before. Raises `WriteFailed`.
         """
         if self._files is None:
             return None
@@ -115,7 +135,10 @@ class Fence:
             raise write_failed("the result", self._files.uri, error, ADVICE) from None
 
     def release(self, end: AttemptEnd | None) -> None:
-        """End the thread, record `end` for other processes, and release the claim. A fenced attempt records nothing."""
+        """End the thread, record `end`, and release the claim.
+
+        A fenced attempt records nothing.
+        """
         self._is_released.set()
         if self._thread is not None:
             self._thread.join(JOIN_S)

@@ -1,4 +1,7 @@
-"""Files of a run's attempts, in the folder `attempts` of the run: claims, heartbeats, ends, and the finish."""
+"""Files of a run's attempts, in its folder `attempts`.
+
+Claims, heartbeats, ends, and the result of all epochs.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,10 @@ How = Literal["finished", "stopped", "failed"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """Regular end of an attempt. `why` is the reason of a stop, or the error."""
+    """Regular end of an attempt.
+
+    `why` is the reason of a stop, or the error.
+    """
 
     how: How
     why: str = ""
@@ -32,7 +38,10 @@ class AttemptEnd:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptHeartbeat:
-    """Heartbeat of an attempt, with its progress. `number` grows with each."""
+    """Heartbeat of an attempt, with its progress.
+
+    `number` grows with each.
+    """
 
     number: int
     driver: str = ""
@@ -43,7 +52,10 @@ class AttemptHeartbeat:
 
 
 class AttemptFiles:
-    """Claims of a run: `000001.json` and so on. Beside it, `.heartbeat.json` and `.ended.json`."""
+    """Files of a run's attempts, by number.
+
+    The claim is `000001.json` and so on. Beside it are `.alive.json` while the attempt runs, and `.ended.json` after.
+    """
 
     def __init__(self, run: str) -> None:
         uri = resolve(run).uri
@@ -60,7 +72,10 @@ class AttemptFiles:
         return below(self._folder, claim_name(number))
 
     def newest(self) -> Claim | None:
-        """Claim of the newest attempt, or None. Raises `OSError`, and `InvalidOption` for a file that is no claim."""
+        """Return the claim of the newest attempt, or None.
+
+        Raises `OSError`, and `InvalidOption` for a file that is not a claim.
+        """
         number = newest_number(resolve(self._folder))
         return None if number is None else self.claim(number)
 
@@ -69,9 +84,11 @@ class AttemptFiles:
         return read_claim(resolve_source(self._folder), number)
 
     def restorable_by(self, number: int) -> tuple[str, ...] | None:
-        """Folders of the checkpoints that attempt `number` may restore if it is claimed now. None for the first one.
+        """Return the checkpoints that attempt `number` may restore.
 
-        Those in storage, and those of a local run on this machine's disk. Raises `OSError`.
+        The names of their folders, if it is claimed now: in storage, and of a local run on this machine's disk. None
+        for the first attempt. Raises `OSError`. Those in storage, and those of a local run on this machine's disk.
+        Raises `OSError`.
         """
         before = self.claim(number - 1) if number > 1 else None
         if before is None:
@@ -84,9 +101,10 @@ class AttemptFiles:
         return tuple(title_of(name) for name in sorted(found))
 
     def create(self, claim: Claim) -> FileLock | bool:
-        """Create the claim. Returns false if another process has that number. Raises as `create_exclusively`.
+        """Create the claim.
 
-        On a file system of this machine, returns the lock on it, which ends with this process.
+        Returns false if another process has that number. Raises as `create_exclusively`. On a file system of this
+        machine, returns the lock on it, which ends with this process.
         """
         uri = self.claim_uri(claim.number)
         if self.is_local:
@@ -94,11 +112,17 @@ class AttemptFiles:
         return create_exclusively(uri, claim.to_json())
 
     def has(self, number: int) -> bool:
-        """Whether attempt `number` was created: one request. Raises `OSError` if storage does not answer."""
+        """Whether attempt `number` was created.
+
+        Sends one request. Raises `OSError` if storage does not answer.
+        """
         return is_there(self.claim_uri(number))
 
     def is_locked(self, number: int) -> bool | None:
-        """Whether a process of this kernel holds the claim. None on a file system without locks."""
+        """Whether a process of this kernel holds the claim.
+
+        None on a file system without locks.
+        """
         place = resolve(self.claim_uri(number))
         try:
             lock = try_lock(Path(place.path), flags=0)
@@ -110,7 +134,10 @@ class AttemptFiles:
         return False
 
     def start(self, claim: Claim) -> bool:
-        """Mark an attempt that another process has created as started. Returns false if it was started before."""
+        """Mark an attempt of another process as started.
+
+        Returns false if it was started before.
+        """
         return create_exclusively(below(self._folder, f"{claim.number:06d}.started.json"), claim.to_json())
 
     def beat(self, number: int, heartbeat: AttemptHeartbeat) -> None:
@@ -132,14 +159,17 @@ class AttemptFiles:
         return None if facts is None else AttemptEnd(**facts)
 
     def finish(self, epochs: int, result: str) -> bool:
-        """Record the result of all `epochs` epochs. Returns false if another attempt has recorded it before.
+        """Record the result of all `epochs` epochs.
 
-        Raises as `create_exclusively`.
+        Returns false if another attempt has recorded it before. Raises as `create_exclusively`.
         """
         return create_exclusively(below(self._folder, _finished(epochs)), result.encode())
 
     def finished(self, epochs: int) -> bytes | None:
-        """Result of the first attempt that trained `epochs` epochs, or None. Raises `OSError`."""
+        """Return the first recorded result of `epochs` epochs.
+
+        None if there is none. Raises `OSError`.
+        """
         return self._read(_finished(epochs))
 
     def _facts(self, name: str) -> dict[str, Any] | None:

@@ -1,4 +1,7 @@
-"""Start of an attempt: one process claims a run, others follow it or are refused, and a silent one is taken over."""
+"""Start of an attempt at a run.
+
+One process claims a run. Others follow it or are refused. A silent attempt is taken over.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,9 @@ class FollowedEnd:
 
 
 def start_attempt(run: str, policy: StartPolicy, on_progress: OnProgress) -> Fence | FollowedEnd:
-    """Claim the run in folder `run`. With `policy.follow`, may return the end of the attempt that was followed instead.
+    """Claim a run, or follow its running attempt.
+
+    With `policy.follow`, may return the end of the attempt that was followed.
 
     Raises:
         UnderWay: Another attempt is alive, and `policy` does not follow.
@@ -52,7 +57,10 @@ def start_attempt(run: str, policy: StartPolicy, on_progress: OnProgress) -> Fen
 
 
 class _Starter:
-    """Watches the newest attempt, by this machine's clock alone, until it is gone or silent for too long."""
+    """Watches the newest attempt until it has ended.
+
+    An attempt that is silent for too long counts as ended. Only this machine's clock is used.
+    """
 
     def __init__(self, files: AttemptFiles, policy: StartPolicy, on_progress: OnProgress) -> None:
         self._files, self._policy, self._on_progress = files, policy, on_progress
@@ -86,7 +94,10 @@ class _Starter:
         return Fence(self._files, claim) if created else None
 
     def _may_take_over(self, newest: Claim) -> bool:
-        """Whether the attempt is known to have ended, or silent for too long. Raises `UnderWay`."""
+        """Whether the attempt has ended or is silent too long.
+
+        Raises `UnderWay`.
+        """
         is_dead = self._is_dead(newest)
         if is_dead:
             log.info("%s has ended without a record of it. This start takes over.", newest.title)
@@ -143,7 +154,10 @@ _NO_HEARTBEAT = AttemptHeartbeat(number=0)
 
 
 def _adopt(files: AttemptFiles, attempt: str) -> Fence:
-    """Take the attempt `NUMBER/TOKEN`, which another process has created for this one."""
+    """Adopt the attempt `NUMBER/TOKEN`.
+
+    Another process has created it for this one.
+    """
     number, _, token = attempt.partition("/")
     claim = files.newest() if number.isdecimal() else None
     if claim is None or claim.number < int(number):
@@ -163,7 +177,9 @@ def _adopt(files: AttemptFiles, attempt: str) -> Fence:
 
 
 def create_attempt(run: str, number: int, *, key: str = "", cluster: str = "") -> Claim | None:
-    """Create attempt `number` of a run for a process elsewhere, which adopts it. None if another one created it.
+    """Create attempt `number` for a process elsewhere.
+
+    That process adopts it. Returns None if another one created it.
 
     Args:
         run: Folder of the run, a path or URI.
@@ -192,5 +208,8 @@ def create_attempt(run: str, number: int, *, key: str = "", cluster: str = "") -
 
 
 def newest_attempt(storage: str, name: str) -> Claim | None:
-    """Newest attempt of the run `name` below `storage`, or None. Raises `OSError`."""
+    """Return the newest attempt of a run, or None.
+
+    The run is `name` below `storage`. Raises `OSError`.
+    """
     return AttemptFiles(below(resolve(storage).uri, name)).newest()

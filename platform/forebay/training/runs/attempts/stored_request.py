@@ -1,6 +1,8 @@
-"""Request to a run in its storage, for callers without a route to its driver.
+"""Request to a run in its storage.
 
-It is made to one attempt. A later attempt of the same name does not obey it. The driver reads it with the fence.
+For callers without a route to its driver. It is made to one attempt: a later attempt of the same name does not obey it.
+The driver reads it with the fence. It is made to one attempt. A later attempt of the same name does not obey it. The
+driver reads it with the fence.
 """
 
 from __future__ import annotations
@@ -21,14 +23,17 @@ VERSION = 1
 
 
 class RequestReader:
-    """Passes new requests in storage on to the control of a run."""
+    """Passes stored requests on to a run's control."""
 
     def __init__(self, run: str, attempt: int | None, control: Control) -> None:
         self._run, self._attempt, self._control = run, 0 if attempt is None else attempt, control
         self._known = Request()
 
     def obey(self) -> None:
-        """Read the file, and request what is new in it. Raises `OSError` if storage does not answer."""
+        """Read the file, and request what is new.
+
+        Raises `OSError` if storage does not answer.
+        """
         request = load_request(self._run, self._attempt)
         if request.stop is not None and self._known.stop is None:
             self._control.stop(request.stop)
@@ -38,7 +43,10 @@ class RequestReader:
 
 
 def load_request(run: str, attempt: int) -> Request:
-    """Request to `attempt` in the run folder `run`. Empty if there is none."""
+    """Return the stored request to `attempt`.
+
+    Empty if there is none.
+    """
     content = read_json_file(run, FILE_NAME, "run")
     if content is None:
         return Request()
@@ -53,10 +61,10 @@ def load_request(run: str, attempt: int) -> Request:
 
 
 def send_request(storage: str, name: str, *, stop: str | None = None, target: int | None = None) -> tuple[int, Request]:
-    """Add to the stored request to the newest attempt of run `name` below `storage`.
+    """Add to the stored request to a run.
 
-    Returns the number of the attempt, and all that is requested of it.
-    Raises `InvalidOption` if no attempt is running there, and `WriteFailed`.
+    It is made to the newest attempt of run `name` below `storage`. Returns the number of the attempt, and all that is
+    requested of it. Raises `InvalidOption` if no attempt is running there, and `WriteFailed`.
     """
     run = below(resolve(storage).uri, name)
     files = AttemptFiles(run)

@@ -1,4 +1,7 @@
-"""`order.json` in the run's folder, with a manifest of each dataset: all that the order of a run's rows depends on."""
+"""Record of a run's row order, in its folder.
+
+`order.json`, with a manifest of each dataset, has all that the order depends on.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +45,10 @@ _METADATA = b"forebay"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedOrder:
-    """Order of a run's rows, and what became of the rows at the end of an epoch that fill no batch.
+    """Row order of a run.
 
-    `keys` are the columns that sort the steps of each dataset of windows. Empty for rows.
+    Has what became of the rows at the end of an epoch that fill no batch. `keys` are the columns that sort the steps of
+    each dataset of windows. Empty for rows.
     """
 
     order: Order
@@ -53,9 +57,10 @@ class RecordedOrder:
 
 
 def record_order(data: Data, path: str, name: str) -> None:
-    """Write the order of `data` into the folder `path` of the run `name`. Raises `WriteFailed` if storage refuses.
+    """Write the row order of `data` into a run's folder.
 
-    A manifest that is there is not written again, nor an index of windows.
+    The folder is `path`, the name of the run `name`. Raises `WriteFailed` if storage refuses. A manifest that is there
+    is not written again, nor an index of windows.
     """
     facts: dict[str, Any] = {"version": VERSION, "plan": data.plan.id, "last": data.last, "order": _facts(data.plan)}
     if keys := step_keys(data.datasets):
@@ -72,7 +77,9 @@ def record_order(data: Data, path: str, name: str) -> None:
 
 
 def load_order(path: str) -> RecordedOrder:
-    """Order in the run folder `path`. Reads no data, but the column of a `Sampled`.
+    """Return the row order in the run folder `path`.
+
+    Reads no data, except the column of a `Sampled`.
 
     Raises:
         InvalidOption: None was recorded, or the order of something else than rows.
@@ -161,7 +168,10 @@ def _index_uri(path: str, index_id: str) -> str:
 
 
 def save_index(index: WindowIndex, uri: str) -> None:
-    """Write `index` as a Parquet file of one row, whose columns are lists. Raises `OSError`."""
+    """Write `index` as a Parquet file of one row.
+
+    Its columns are lists. Raises `OSError`.
+    """
     arrays = {name: getattr(index.line, name) for name in _LINE} | {
         name: getattr(index.bounds, name) for name in _BOUNDS
     }
@@ -181,7 +191,10 @@ def save_index(index: WindowIndex, uri: str) -> None:
 
 
 def load_index(uri: str) -> WindowIndex:
-    """Index that `save_index` wrote. Raises `InvalidOption` for a file that is missing or damaged."""
+    """Return the index that `save_index` wrote.
+
+    Raises `InvalidOption` for a file that is missing or damaged.
+    """
     place = resolve(uri)
     try:
         table = pq.read_table(pa.BufferReader(read_small(place)))

@@ -1,4 +1,4 @@
-"""Rows of files that a step of a recorded run was trained on."""
+"""Rows of files that a recorded step was trained on."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from forebay.world import World
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StepRows:
-    """Rows of a step, batch by batch, in the order of their positions.
+    """Rows of a step, by batch and position.
 
     Attributes:
         trained: Batches of the step.
@@ -36,7 +36,10 @@ class StepRows:
 
     @property
     def rows(self) -> FileRows | FileWindows:
-        """File, row group and number of each row, or spans of these of each window. Raises as `OrderRows.named`."""
+        """Return the file, row group and number of each row.
+
+        For windows, their spans of rows. Raises as `OrderRows.named`.
+        """
         return self.located.named()
 
     @property
@@ -46,7 +49,10 @@ class StepRows:
         return "; ".join(f"epoch {epoch}, {noun} {start} to {stop}" for epoch, start, stop in self.trained.spans)
 
     def of_rank(self, rank: int) -> StepRows:
-        """Rows of one rank. Raises `InvalidOption` for a rank that the step did not have."""
+        """Rows of one rank.
+
+        Raises `InvalidOption` for a rank that the step did not have.
+        """
         size = self.trained.world_size
         if not 0 <= rank < size:
             raise InvalidOption(
@@ -59,7 +65,9 @@ class StepRows:
         return StepRows(trained=self.trained, located=self.located.take(own), rank=self.rank[own])
 
     def values(self, most: int | None = None, columns: list[str] | None = None) -> list[dict[str, Any]]:
-        """Values of the first `most` rows, or of all, as the files have them: column to value. Of windows to a list.
+        """Return the values of rows, by column.
+
+        Of the first `most` rows, or of all, as the files have them. Values of windows are lists.
 
         Raises:
             SourceChanged: A file is missing, or is not the version that the run was trained on.

@@ -1,4 +1,4 @@
-"""Positions of the rows of any step that a run has trained."""
+"""Positions of the rows of any trained step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ Span = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainedStep:
-    """Global batches of a step: (epoch, first position, position after the last), shared by `world_size` workers."""
+    """Global batches of a step.
+
+    Each is (epoch, first position, position after the last), and is shared by `world_size` workers.
+    """
 
     step: int
     spans: tuple[Span, ...]
@@ -24,7 +27,9 @@ class TrainedStep:
 
 
 class TrainedSteps:
-    """Steps of a run by its timeline: pure, no file access.
+    """Steps of a run by its timeline.
+
+    Pure, without file access.
 
     Args:
         timeline: Cuts, verdicts and progress of all starts.
@@ -47,7 +52,7 @@ class TrainedSteps:
         self._left_out = [span for spans in self._skipped.values() for span in spans]
 
     def find(self, step: int) -> TrainedStep:
-        """Batches of `step`, of the last time that it was trained.
+        """Return the batches of the last training of `step`.
 
         Raises `InvalidOption` for a step that was not trained, or was not recorded.
         """
@@ -74,7 +79,10 @@ class TrainedSteps:
         return TrainedStep(step=step, spans=self._batches_at(cut, step), world_size=cut.world_size)
 
     def find_skipped(self, step: int) -> TrainedStep:
-        """Batches that a monitor left out at `step`. Raises `InvalidOption` if it left out none."""
+        """Batches that a monitor left out at `step`.
+
+        Raises `InvalidOption` if it left out none.
+        """
         if step not in self._skipped:
             known = ", ".join(map(str, sorted(self._skipped))) or "none"
             raise InvalidOption(
@@ -84,7 +92,7 @@ class TrainedSteps:
         return TrainedStep(step=step, spans=tuple(self._skipped[step]), world_size=(world_sizes or [1])[-1])
 
     def _batches_at(self, cut: BatchesCut, step: int) -> tuple[Span, ...]:
-        """Batches of `step`, counted from the cut that it belongs to."""
+        """Return the batches of `step`, counted from its cut."""
         left, epoch, position = step - cut.step, cut.epoch, cut.position
         while left >= (steps := self._num_steps(cut, epoch, position)):
             left, epoch, position = left - steps, epoch + 1, 0
@@ -107,7 +115,10 @@ class TrainedSteps:
         return any(at == epoch for at, _, _ in self._left_out)
 
     def _kept_batches(self, global_batch: int, epoch: int, position: int) -> Iterator[Span]:
-        """Batches from a position to the end of its epoch, without those that were skipped."""
+        """Yield batches to the end of an epoch.
+
+        Without those that were skipped.
+        """
         skipped = [(low, high) for at, low, high in self._left_out if at == epoch]
         while size := self._order.batch_size(position, global_batch, last=self._last):
             start, stop = position, position + size
@@ -116,7 +127,7 @@ class TrainedSteps:
                 yield epoch, start, stop
 
     def _require_connected(self, cut: BatchesCut, later: BatchesCut) -> None:
-        """Raise `InvalidOption` if the batches of a cut do not lead to the next one."""
+        """Raise `InvalidOption` unless a cut leads to the next."""
         epoch, _, position = self._batches_at(cut, later.step - 1)[-1]
         while not (found := next(self._kept_batches(later.global_batch, epoch, position), None)):
             epoch, position = epoch + 1, 0

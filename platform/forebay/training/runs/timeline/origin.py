@@ -1,4 +1,4 @@
-"""StartOrigin of a start: the code, the packages, the config and the data that a run was started with."""
+"""Code, packages, config and data of a run's start."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _REF = re.compile(r"ref: (\S+)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartOrigin:
-    """Config, data, code and packages of a start. All of it is public: without credentials, and secrets as `***`.
+    """Config, data, code and packages of a start.
 
-    `config` are the facts of the job, `data` those of its plan and datasets. `code` names the file of the train
-    function, its SHA-256 and the commit of its repository. `packages` are the installed ones that Forebay knows of, in
-    the driver's environment.
+    All of it is public: without credentials, and secrets as `***`. `config` are the facts of the job, `data` those of
+    its plan and datasets. `code` names the file of the train function, its SHA-256 and the commit of its repository.
+    `packages` are the installed ones that Forebay knows of, in the driver's environment.
     """
 
     config: Mapping[str, Fact] = field(default_factory=dict)
@@ -55,7 +55,10 @@ def origin_of(job: Job) -> StartOrigin:
 
 
 def data_facts(data: Data) -> dict[str, Fact]:
-    """Facts of the plan, and of each dataset under its name if there are several."""
+    """Return facts of the plan and its datasets.
+
+    Each dataset is under its name if there are several.
+    """
     plan = data.plan
     found: dict[str, Fact] = {"plan": plan.id[:_ID_DIGITS], "rows": plan.num_rows, "lanes": plan.lanes}
     for number, manifest in enumerate(plan.manifests):
@@ -78,7 +81,10 @@ def data_facts(data: Data) -> dict[str, Fact]:
 
 
 def code_facts(train: Callable[..., Any]) -> dict[str, Fact]:
-    """File of the train function, SHA-256 of the file or of the source, and the commit that is checked out there."""
+    """Return file, SHA-256 and commit of the train function.
+
+    The hash is of the file, or of the source. The commit is checked out there.
+    """
     while isinstance(train, partial):
         train = train.func
     found: dict[str, Fact] = {"function": getattr(train, "__qualname__", type(train).__qualname__)}
@@ -93,9 +99,10 @@ def code_facts(train: Callable[..., Any]) -> dict[str, Fact]:
 
 
 def commit_of(folder: Path) -> str | None:
-    """Commit that the Git repository around `folder` has checked out, from its files. None without one.
+    """Return the checked-out Git commit around `folder`.
 
-    No process is started: a run may start where `git` is not installed.
+    Read from the files of the repository. None without one. No process is started: a run may start where `git` is not
+    installed.
     """
     root = next((each for each in (folder, *folder.parents) if (each / ".git").exists()), None)
     if root is None:
@@ -123,7 +130,10 @@ def _ref(git: Path, name: str) -> str | None:
 
 @functools.cache
 def installed_packages() -> dict[str, str]:
-    """Version of Forebay, and of each installed package that it or one of its extras requires, but for tests."""
+    """Return the versions of Forebay and its dependencies.
+
+    Of each installed package that it or one of its extras requires, except for tests.
+    """
     required = importlib.metadata.requires("forebay") or []
     used = [line for line in required if not _OF_TESTS.search(line)]
     names = sorted({re.split(r"[^\w.-]", line, maxsplit=1)[0].lower() for line in used})

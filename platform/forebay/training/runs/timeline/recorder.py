@@ -1,4 +1,7 @@
-"""Recorder of a start: events and progress with their times, saved now and then."""
+"""Recorder of a start's events and progress.
+
+Saved now and then, with their times.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,10 @@ log = logging.getLogger(__name__)
 
 
 class TimelineRecorder:
-    """Adds `start` to `earlier`, and the events of the run to it. Any thread may save."""
+    """Adds a start and its events to a timeline.
+
+    Any thread may save.
+    """
 
     def __init__(
         self, path: str, start: RunStart, earlier: Timeline | None, clock: Callable[[], float] = time.monotonic
@@ -54,7 +60,10 @@ class TimelineRecorder:
                 self._start = replace(self._start, how=how)
 
     def save(self) -> None:
-        """Write the timeline. Storage that refuses is logged: a run does not end for want of its timeline."""
+        """Write the timeline.
+
+        A refusal of storage is only logged, so that the run goes on.
+        """
         with self._saving:
             with self._lock:  # Not during the request: events would wait for a storage that does not answer.
                 timeline = self.timeline
@@ -110,7 +119,10 @@ class TimelineRecorder:
             self._cuts = [unknown, *self._cuts[MAX_CUTS // 2 :]]
 
     def _close_gap(self, point: ProgressPoint) -> None:
-        """Add to the newest `Started` how long no step was reported, and how many steps are trained again."""
+        """Add the cost of an interruption to the newest `Started`.
+
+        How long no step was reported, and how many steps are trained again.
+        """
         self._is_waiting = False
         before = self._newest
         gap_s = point.at_s - (before.at_s if before else 0.0)

@@ -1,4 +1,7 @@
-"""Timeline of a run: what each of its starts ran with, and what happened when. Kept as `timeline.json`."""
+"""Timeline of a run, kept as `timeline.json`.
+
+What each start ran with, and what happened when.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ MAX_STARTS = 32
 
 
 class ProgressPoint(NamedTuple):
-    """Progress at one moment of a start: seconds since it began, and the numbers of `Reported`. `loss` may be None."""
+    """Progress at one moment of a start.
+
+    Has the seconds since it began, and the numbers of `Reported`. `loss` may be None.
+    """
 
     at_s: float
     step: int
@@ -30,10 +36,11 @@ class ProgressPoint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedEvent:
-    """Event of a run, `at_s` seconds after its start began. `kind` is the event's class, `facts` are its fields.
+    """Event of a run, with its time.
 
-    `Started` has also `gap_s`, the seconds between the last reported step before it and the first one after it, and
-    `repeated_steps`, the steps that were trained again.
+    `at_s` counts from the begin of its start. `kind` is the event's class, `facts` are its fields. `Started` has also
+    `gap_s`, the seconds between the last reported step before it and the first one after it, and `repeated_steps`, the
+    steps that were trained again.
     """
 
     at_s: float
@@ -65,7 +72,10 @@ class RunStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """All starts of a run, the oldest first. `omitted` counts older ones that are left out."""
+    """All starts of a run, the oldest first.
+
+    `omitted` counts older ones that are left out.
+    """
 
     starts: tuple[RunStart, ...] = ()
     omitted: int = 0
@@ -82,7 +92,10 @@ class Timeline:
 
     @property
     def cuts(self) -> tuple[BatchesCut, ...]:
-        """Cuts of all starts, of the steps that shaped the model: a step that is trained again counts once."""
+        """Return the cuts of the steps that shaped the model.
+
+        Of all starts. A step that is trained again counts once.
+        """
         found: list[BatchesCut] = []
         for cut in (each for start in self.starts for each in start.cuts):
             while found and found[-1].step >= cut.step:
@@ -96,7 +109,10 @@ class Timeline:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Timeline:
-        """Decode the text. Raises `InvalidOption` for anything that `to_json` of this version did not write."""
+        """Decode the text.
+
+        Raises `InvalidOption` for anything that `to_json` of this version did not write.
+        """
         return from_json(text, cls._of_facts, version=VERSION, owner="run", file_name=FILE_NAME)
 
     @classmethod
@@ -113,11 +129,17 @@ def _start(facts: dict[str, Any]) -> RunStart:
 
 
 def save_timeline(timeline: Timeline, path: str) -> None:
-    """Write or replace `timeline.json` in the run folder `path`. Raises `OSError`."""
+    """Write or replace `timeline.json` in the run folder `path`.
+
+    Raises `OSError`.
+    """
     write_json_file(path, FILE_NAME, timeline.to_json())
 
 
 def load_timeline(path: str) -> Timeline | None:
-    """Timeline in the run folder `path`. None if there is none. Raises `InvalidOption` for another version."""
+    """Return the timeline in the run folder `path`.
+
+    None if there is none. Raises `InvalidOption` for another version.
+    """
     content = read_json_file(path, FILE_NAME, "run")
     return None if content is None else Timeline.from_json(content)
