@@ -156,7 +156,7 @@ class RolledBack:
     """A monitor rejected step `from_step`: all ranks went back to the checkpoint of `to_step`.
 
     `skipped_rows` rows are not trained on in this epoch. It is 0 if the same batches are trained again. `skipped` are
-    their places: epoch, first position, and position after the last.
+    their positions: epoch, first position, and position after the last.
     """
 
     reason: str

@@ -71,7 +71,7 @@ def run_places(
     meeting = Rendezvous(HERE, hosts)
     processes = []
     for rank, host in enumerate(hosts):
-        place = RankAssignment(number=1, world=World(rank=rank, size=size), host=host, rendezvous=meeting.place)
+        place = RankAssignment(number=1, world=World(rank=rank, size=size), host=host, rendezvous=meeting.bound_to)
         process = subprocess.Popen([sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         process.stdin.write(cloudpickle.dumps((place, work, args)))
         process.stdin.close()

@@ -88,9 +88,9 @@ class MLflow(Tracker):
 
     def _new_run(self, run: TrackedRun) -> str:
         experiment = self._client.get_experiment_by_name(self._experiment)
-        place = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
+        experiment_id = experiment.experiment_id if experiment else self._client.create_experiment(self._experiment)
         tags = {RUN_TAG: run.name} | ({} if run.group is None else {GROUP_TAG: run.group})
-        run_id: str = self._client.create_run(place, run_name=run.name, tags=tags).info.run_id
+        run_id: str = self._client.create_run(experiment_id, run_name=run.name, tags=tags).info.run_id
         return run_id
 
 

@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal or in a log."""
+"""Progress of a run, on a terminal or in logs."""
 
 from __future__ import annotations
 

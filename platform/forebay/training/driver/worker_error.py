@@ -64,8 +64,9 @@ class WorkerError:
         )
 
     def as_error(self, name: str) -> ForebayError:
-        """Error to raise on the driver: a `ForebayError` as itself, any other exception as the cause of a
-        `RunFailed`.
+        """Return the error to raise on the driver.
+
+        A `ForebayError` as itself, any other exception as the cause of a `RunFailed`.
         """
         original = self._original()
         if isinstance(original, ForebayError):

@@ -234,17 +234,17 @@ def _check_count(option: str, found: object, least: int) -> None:
 
 
 def _check_writable(storage: str) -> None:
-    place = resolve(storage)
+    location = resolve(storage)
     # A unique name: another job may be checking the same storage at this moment.
-    probe = f"{place.path}/.forebay-write-check-{uuid.uuid4().hex}"
+    probe = f"{location.path}/.forebay-write-check-{uuid.uuid4().hex}"
     try:
-        place.fs.create_dir(place.path, recursive=True)
-        with place.fs.open_output_stream(probe) as stream:
+        location.fs.create_dir(location.path, recursive=True)
+        with location.fs.open_output_stream(probe) as stream:
             stream.write(b"forebay")
-        place.fs.delete_file(probe)
+        location.fs.delete_file(probe)
     except OSError as error:
         raise InvalidOption(
-            f"storage={place.uri!r} cannot be written ({redact(str(error))}). "
+            f"storage={location.uri!r} cannot be written ({redact(str(error))}). "
             "Give a folder or URI this user may write to.",
-            storage=place.uri,
+            storage=location.uri,
         ) from redacted(error)

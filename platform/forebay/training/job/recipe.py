@@ -61,7 +61,7 @@ def load_recipe(path: str, functions: Sequence[str] = (FUNCTION,)) -> Recipe:
 
 
 def no_function(path: str, functions: Sequence[str]) -> BadJob:
-    """Return the error of a job file that has none of `functions`."""
+    """Return the error of a job file without a recipe."""
     return BadJob(
         f"{path} defines no function {' or '.join(map(repr, functions))}. Add `def job(...) -> Job:` to it; its "
         "parameters are what the command line takes.",
@@ -177,8 +177,8 @@ def _run_file(file: Path) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:  # a job file may raise any exception
         del sys.modules[name]
-        place = f"{file}{_line_of(error, file)}"
-        raise BadJob(f"{place} does not load: {type(error).__name__}: {message_of(error)}.", path=str(file)) from error
+        line = f"{file}{_line_of(error, file)}"
+        raise BadJob(f"{line} does not load: {type(error).__name__}: {message_of(error)}.", path=str(file)) from error
     return module
 
 
@@ -199,12 +199,15 @@ def _parameter(parameter: inspect.Parameter) -> Parameter:
 
 
 def type_of_default(default: object) -> type:
-    """Return the type of a parameter that has a default and no annotation."""
+    """Infer a parameter's type from its default."""
     return str if default is None else type(default)
 
 
 def require_name(parameter: str) -> BadJob:
-    """Return the error of a parameter that takes no `name=value`: `*args`, `**kwargs`, or one before a `/`."""
+    """Return the error of a parameter without `name=value`.
+
+    `*args`, `**kwargs`, or one before a `/`.
+    """
     return BadJob(f"the job function takes {parameter}. Give every parameter a name: the names are its command line.")
 
 

@@ -49,16 +49,16 @@ def run_folder(storage: str, name: str) -> RunFolder:
     written.
     """
     path = below(resolve(storage).uri, name)
-    place = resolve(path)
-    if place.fs.get_file_info(place.path).type == FileType.File:
+    location = resolve(path)
+    if location.fs.get_file_info(location.path).type == FileType.File:
         raise InvalidOption(
             f"name={name!r} names {path}, which is a file; a run keeps its files in a folder. Give the run another "
             "name, or another storage.",
             name=name,
         )
-    if place.is_local:
+    if location.is_local:
         try:
-            Path(place.path).mkdir(parents=True, exist_ok=True)
+            Path(location.path).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise _unusable(path, name, error) from error
     return RunFolder(name=name, path=path)
@@ -71,14 +71,14 @@ def acquire_run_folder(storage: str, name: str) -> RunFolder:
     if the folder cannot be created or written.
     """
     folder = run_folder(storage, name)
-    place = resolve(folder.path)
-    if not place.is_local:
+    location = resolve(folder.path)
+    if not location.is_local:
         return folder
     try:
-        return replace(folder, lock=_lock(place, name))
+        return replace(folder, lock=_lock(location, name))
     except OSError as error:
         if error.errno in NO_LOCKS:
-            log.warning("%s does not support locks (%s): run %r from one place at a time.", folder.path, error, name)
+            log.warning("%s does not support locks (%s): run %r on one machine at a time.", folder.path, error, name)
             return folder
         raise _unusable(folder.path, name, error) from error
 
@@ -105,9 +105,9 @@ def new_run_folder(storage: str, title: str) -> RunFolder:
     start in the same second must not get the same name. A bucket has no folders to create: there the first save
     decides.
     """
-    place = resolve(storage)
+    location = resolve(storage)
     name, number = title, 2
-    while not _is_new(place, name):
+    while not _is_new(location, name):
         name, number = f"{title}-{number}", number + 1
     return run_folder(storage, name)
 
@@ -122,11 +122,11 @@ def _is_new(storage: Location, name: str) -> bool:
     return True
 
 
-def _lock(place: Location, name: str) -> FileLock:
-    lock = wait_lock(Path(place.path) / LOCK_NAME, WAIT_S)
+def _lock(location: Location, name: str) -> FileLock:
+    lock = wait_lock(Path(location.path) / LOCK_NAME, WAIT_S)
     if lock is None:
         raise UnderWay(
-            f"a run named {name!r} is under way in {place.uri}. Wait for its end, or give this one another name.",
+            f"a run named {name!r} is under way in {location.uri}. Wait for its end, or give this one another name.",
             name=name,
         )
     return lock

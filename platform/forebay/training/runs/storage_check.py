@@ -49,10 +49,10 @@ def _probe(storage: str) -> None:
         if create_exclusively(uri, b"two"):
             raise InvalidOption("a file was created twice, though the second request said not to replace it")
     finally:
-        place = resolve(uri)
+        location = resolve(uri)
         # A store that forbids deletion is no fault: runs delete old checkpoints alone.
         with suppress(OSError):
-            place.fs.delete_file(place.path)
+            location.fs.delete_file(location.path)
 
 
 def _unusable(storage: str, error: Exception) -> UnusableStorage:

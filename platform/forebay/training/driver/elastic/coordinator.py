@@ -53,15 +53,12 @@ class RunView:
 
     @property
     def has_paused(self) -> bool:
-        """Whether every worker of the world has paused.
-
-        Waits up to `wait_s` seconds for it.
-        """
+        """Whether every worker of the world has paused."""
         return _num_paused(self.phase) >= self.world_size
 
 
 @dataclass(slots=True, kw_only=True)
-class Attempt:
+class Generation:
     """One world of a run.
 
     `number` counts them, from 1. `workers` holds the actor handle of each rank that joined, `waited` the ranks that
@@ -79,7 +76,7 @@ class Coordinator:
 
     It is a named actor without CPUs, on the driver's node. No method computes for long. Some wait for one condition. It
     does not use Ray: worker handles are opaque to it. It keeps the events until the driver takes them, the phase of the
-    run, the ranks of the present attempt, and the request to the run.
+    run, the ranks of the present world, and the request to the run.
 
     A resize goes through these steps:
     1. A caller sets the target.
@@ -87,14 +84,14 @@ class Coordinator:
        worker, so `set_target` does this at once.
     3. `request` passes the new size on, and all ranks pause at the next commit. Under Ray Train each rank calls
        `pause`.
-    4. When all ranks have paused, `begin` opens the next attempt.
+    4. When all ranks have paused, `begin` opens the next world.
     """
 
     def __init__(self, start: RunStatus, max_failures: int = 0) -> None:
         self._status, self._max_failures = start, max_failures
         self._changed = asyncio.Condition()
         self._phase: Phase = Starting()
-        self._attempt = Attempt(number=1, world_size=start.target)
+        self._generation = Generation(number=1, world_size=start.target)
         self._events: list[Event] = []
         self._num_events, self._num_noted = 0, 0
         self._num_failures, self._num_preempted = 0, 0
@@ -132,7 +129,7 @@ class Coordinator:
 
         Returns as well once the present world is over.
         """
-        number = self._attempt.number
+        number = self._generation.number
         await self._until(lambda: self._request_to_world != known or self._is_over(number))
 
     async def synced_request(self, count: int) -> Request:
@@ -149,18 +146,18 @@ class Coordinator:
         Returns its number once all ranks have joined. None if the world or the run ends before.
         """
         async with self._changed:
-            attempt = self._attempt
-            attempt.workers[rank] = worker
+            generation = self._generation
+            generation.workers[rank] = worker
             self._changed.notify_all()
-        await self._until(lambda: len(attempt.workers) >= attempt.world_size or self._is_over(attempt.number))
-        return None if self._is_over(attempt.number) else attempt.number
+        await self._until(lambda: len(generation.workers) >= generation.world_size or self._is_over(generation.number))
+        return None if self._is_over(generation.number) else generation.number
 
     async def workers(self) -> dict[int, Any]:
         """Return the workers of the present world, by rank.
 
         After a failure: of the failed world, until the next one begins.
         """
-        return dict(self._attempt.workers)
+        return dict(self._generation.workers)
 
     async def pause(self, rank: int) -> None:
         """Record that `rank` has paused.
@@ -178,11 +175,13 @@ class Coordinator:
         Waits up to `wait_s` seconds for them.
         """
         async with self._changed:
-            attempt = self._attempt
-            attempt.waited.add(rank)
+            generation = self._generation
+            generation.waited.add(rank)
             self._changed.notify_all()
-        await self._until(lambda: len(attempt.waited) >= attempt.world_size or self._is_over(attempt.number), wait_s)
-        return sorted(attempt.workers.keys() - attempt.waited)
+        await self._until(
+            lambda: len(generation.waited) >= generation.world_size or self._is_over(generation.number), wait_s
+        )
+        return sorted(generation.workers.keys() - generation.waited)
 
     async def complete(self, stopped: str | None) -> None:
         """Record that rank 0's train function has returned.
@@ -191,20 +190,20 @@ class Coordinator:
         """
         await self._end(Completed(stopped=stopped))
 
-    async def raise_error(self, error: WorkerError, attempt: int | None = None) -> None:
+    async def raise_error(self, error: WorkerError, generation: int | None = None) -> None:
         """Record an error of a worker.
 
-        `world` is the number of its world, or None outside of any. The first error counts as the cause, because later
-        ones follow from it. Errors of an attempt that is being replaced are ignored: most likely they followed from the
-        lost worker.
+        `generation` is the number of its world, or None outside of any. The first error counts as the cause, because
+        later ones follow from it. Errors of a world that is being replaced are ignored: most likely they followed from
+        the lost worker.
         """
-        if attempt in (None, self._attempt.number):
+        if generation in (None, self._generation.number):
             await self._end(Raised(error=error))
 
     # Called by the driver.
 
     async def take(self, wait_s: float) -> tuple[Sequence[Event], Request]:
-        """Return the events since the last call, in order, and the request to the run.
+        """Return new events in order, and the request to the run.
 
         Waits up to `wait_s` seconds for an event, or for a request from outside.
         """
@@ -230,7 +229,7 @@ class Coordinator:
 
         No rank could save a checkpoint. Returns whether the run was aborted.
         """
-        is_at_work = isinstance(self._phase, AtWork) and _num_paused(self._phase) < self._attempt.world_size
+        is_at_work = isinstance(self._phase, AtWork) and _num_paused(self._phase) < self._generation.world_size
         if self._wanted.stop is not None and not is_at_work:
             await self._end(Aborted())
         return self._phase == Ended(cause=Aborted())
@@ -241,7 +240,7 @@ class Coordinator:
         No world follows. Returns the workers to kill.
         """
         await self._end(Aborted())
-        return dict(self._attempt.workers)
+        return dict(self._generation.workers)
 
     # Called by the run's callbacks, `forebay scale` and sweeps.
 
@@ -258,7 +257,7 @@ class Coordinator:
             requested = target if who == DRIVER else self._status.callback_target
             self._status = replace(self._status, target=target, callback_target=requested)
             self._wanted = replace(self._wanted, target=target)
-            if target < self._attempt.world_size:
+            if target < self._generation.world_size:
                 self._pause_for(target)
             self._changed.notify_all()
         return target
@@ -295,7 +294,7 @@ class Coordinator:
 
     async def view(self) -> RunView:
         """The target, the world and the phase."""
-        return RunView(target=self._status.target, world_size=self._attempt.world_size, phase=self._phase)
+        return RunView(target=self._status.target, world_size=self._generation.world_size, phase=self._phase)
 
     async def resize(self, resize_to: int | None) -> None:
         """Ask the workers to pause for a world of `resize_to`.
@@ -312,7 +311,7 @@ class Coordinator:
 
         Waits up to `wait_s` seconds for it.
         """
-        return await self._until(lambda: _num_paused(self._phase) >= self._attempt.world_size, wait_s)
+        return await self._until(lambda: _num_paused(self._phase) >= self._generation.world_size, wait_s)
 
     async def begin(self, world_size: int) -> int:
         """Open the next world.
@@ -321,16 +320,16 @@ class Coordinator:
         """
         async with self._changed:
             after = self._phase.after if isinstance(self._phase, Starting) else "resize"
-            self._close_attempt(Starting(after=after))
-            self._attempt = Attempt(number=self._attempt.number, world_size=world_size)
-        return self._attempt.number
+            self._close_generation(Starting(after=after))
+            self._generation = Generation(number=self._generation.number, world_size=world_size)
+        return self._generation.number
 
     async def record_failure(self, error: str, *, world_goes_on: bool = False, is_preempted: bool = False) -> bool:
         """Count lost workers.
 
         Returns whether they may be replaced. If so, the callbacks receive `Failed`. With `world_goes_on` the lost
         worker did not train yet. The others continue, and pause as requested. Without it, `begin` opens the next
-        attempt. Returns False after the run has ended, and when there were more than `max_failures` losses. Preemptions
+        world. Returns False after the run has ended, and when there were more than `max_failures` losses. Preemptions
         do not count towards that number.
         """
         if self._has_ended:
@@ -343,7 +342,7 @@ class Coordinator:
         if not world_goes_on:
             async with self._changed:
                 # Its workers stay known: a survivor that notices late still has to find out which one died.
-                self._close_attempt(Starting(after="failure"))
+                self._close_generation(Starting(after="failure"))
         await self.report(Failed(error=error, failures=self._num_failures, will_retry=True))
         return True
 
@@ -358,8 +357,8 @@ class Coordinator:
     def _has_ended(self) -> bool:
         return isinstance(self._phase, Ended)
 
-    def _is_over(self, attempt: int) -> bool:
-        return self._has_ended or self._attempt.number != attempt
+    def _is_over(self, generation: int) -> bool:
+        return self._has_ended or self._generation.number != generation
 
     @property
     def _request_to_world(self) -> Request:
@@ -392,12 +391,12 @@ class Coordinator:
                 self._phase = Ended(cause=cause)
             self._changed.notify_all()
 
-    def _close_attempt(self, phase: Starting) -> None:
+    def _close_generation(self, phase: Starting) -> None:
         """Close the present world.
 
         Later calls of its workers are ignored.
         """
-        self._attempt = replace(self._attempt, number=self._attempt.number + 1, waited=set())
+        self._generation = replace(self._generation, number=self._generation.number + 1, waited=set())
         if not self._has_ended:
             self._phase = phase
         self._changed.notify_all()

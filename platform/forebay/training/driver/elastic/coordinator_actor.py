@@ -31,7 +31,7 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
     this name in another storage is under way on this cluster.
     """
     node = ray.get_runtime_context().get_node_id()
-    placed = ray.remote(Coordinator).options(
+    on_this_node = ray.remote(Coordinator).options(
         name=f"{RUN_PREFIX}{run.name}",
         namespace=NAMESPACE,
         num_cpus=0,
@@ -39,7 +39,7 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
     )
     status = _status(run, driver, node)
     try:
-        coordinator = placed.remote(status, run.job.max_failures)
+        coordinator = on_this_node.remote(status, run.job.max_failures)
     except ValueError as error:
         if not _end_earlier(run):
             raise UnderWay(
@@ -47,7 +47,7 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
                 "name.",
                 name=run.name,
             ) from error
-        coordinator = placed.remote(status, run.job.max_failures)
+        coordinator = on_this_node.remote(status, run.job.max_failures)
     try:
         yield coordinator
     finally:

@@ -17,7 +17,7 @@ class CoordinatorReporter:
     """`Reporter` that sends events without waiting.
 
     Ends this process when the coordinator has died. Requests are rare, and no commit should wait for a round trip. So
-    one call to the coordinator stays pending and returns when the request changes. Use one reporter per attempt: it
+    one call to the coordinator stays pending and returns when the request changes. Use one reporter per world: it
     does not know the request of an earlier one.
     """
 

@@ -89,7 +89,7 @@ Cause: TypeAlias = Completed | Raised | TooManyFailures | Aborted
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """No attempt follows. The first cause is kept."""
+    """No world follows. The first cause is kept."""
 
     cause: Cause
 

@@ -1,9 +1,8 @@
 """Worker processes of a run.
 
-Each has its own placement group in the cluster, and is warm before it is needed. A place is a placement group of one
-bundle. A group for all workers would have to be removed and requested again at every resize, and every process with it.
-A place that the cluster has no room for stays requested: Ray's autoscaler sees it as demand, while training goes on
-without it.
+Each has its own placement group of one bundle in the cluster, and is warm before it is needed. A group for all workers
+would have to be removed and requested again at every resize, and every process with it. A group that the cluster has no
+room for stays requested: Ray's autoscaler sees it as demand, while training goes on without it.
 """
 
 from __future__ import annotations
@@ -104,7 +103,7 @@ class Processes(Protocol):
     dead. `stop` returns at once, and the process ends itself.
     """
 
-    def spawn(self, name: str, place: PlacementGroup) -> SpawnedWorker: ...
+    def spawn(self, name: str, group: PlacementGroup) -> SpawnedWorker: ...
 
     @property
     def running(self) -> Collection[str]: ...
@@ -130,7 +129,7 @@ class WorkerPool:
         self._run, self._bundle = run, {kind: amount for kind, amount in bundle.items() if amount}
         self._inbox, self._processes = inbox, processes
         self._actors: dict[str, ActorHandle] = {}
-        self._places: dict[str, PlacementGroup] = {}
+        self._groups: dict[str, PlacementGroup] = {}
         self._dismissed_at: dict[str, float] = {}
         self._num_spawned, self._num_failed_starts, self._spawn_at = 0, 0, 0.0
         self.workers: dict[str, PoolWorker] = {}
@@ -154,7 +153,7 @@ class WorkerPool:
         for name in list(names):
             self._forget(name)
             if name not in self._processes.running:
-                self._free_place(name)
+                self._free_group(name)
 
     def replace(self, names: Iterable[str]) -> None:
         """Replace workers by processes in the same placement groups.
@@ -163,7 +162,7 @@ class WorkerPool:
         """
         for name in list(names):
             self._forget(name)
-            self._start(self._places.pop(name))
+            self._start(self._groups.pop(name))
 
     def give_way(self, pause_s: float) -> None:
         """Free the placement groups of workers that do not train.
@@ -219,7 +218,7 @@ class WorkerPool:
 
         They are recorded in `workers`. Waits up to `wait_s` seconds for the first.
         """
-        self._look_for_places()
+        self._look_for_placed()
         self._stop_dismissed()
         heard: list[Message] = []
         try:
@@ -261,15 +260,15 @@ class WorkerPool:
         deadline = time.monotonic() + CLOSE_S
         while self._processes.running and time.monotonic() < deadline:
             self.hear(CLOSE_POLL_S)
-        for name in list(self._places):
-            self._free_place(name)
+        for name in list(self._groups):
+            self._free_group(name)
         self._processes.close()
 
-    def _start(self, place: PlacementGroup) -> None:
+    def _start(self, group: PlacementGroup) -> None:
         name = f"worker-{self._num_spawned}"
         self._num_spawned += 1
-        spawned = self._processes.spawn(name, place)
-        self._actors[name], self._places[name] = spawned.actor, place
+        spawned = self._processes.spawn(name, group)
+        self._actors[name], self._groups[name] = spawned.actor, group
         self.workers[name] = PoolWorker(name=name, since=time.monotonic())
         self.listen(name, spawned.ready, lambda ready: Warmed(name=name, ready=ready))
 
@@ -280,7 +279,7 @@ class WorkerPool:
         """
         name = message.name
         if isinstance(message, Lost) and name not in self.workers and name not in self._processes.running:
-            self._free_place(name)
+            self._free_group(name)
         if name not in self.workers:
             return False
         match message:
@@ -301,9 +300,9 @@ class WorkerPool:
         self._num_failed_starts += 1
         self._spawn_at = time.monotonic() + RETRY_S * self._num_failed_starts
 
-    def _look_for_places(self) -> None:
+    def _look_for_placed(self) -> None:
         for name, worker in self.workers.items():
-            if worker.state == "requested" and placement_group_table(self._places[name]).get("state") == "CREATED":
+            if worker.state == "requested" and placement_group_table(self._groups[name]).get("state") == "CREATED":
                 self.workers[name] = replace(worker, state="placed", since=time.monotonic())
 
     def _stop_dismissed(self) -> None:
@@ -322,11 +321,11 @@ class WorkerPool:
         self._dismissed_at[name] = time.monotonic()
         ray.kill(self._actors.pop(name))
 
-    def _free_place(self, name: str) -> None:
+    def _free_group(self, name: str) -> None:
         """Remove the placement group of an ended process.
 
         Earlier, Ray would kill the process again, and log it.
         """
-        place = self._places.pop(name, None)
-        if place is not None:
-            remove_placement_group(place)
+        group = self._groups.pop(name, None)
+        if group is not None:
+            remove_placement_group(group)

@@ -39,7 +39,7 @@ class HorovodProcesses:
         self._server = LivenessServer(self.address, inbox.put)
         self._coordinator, self._payload, self._bundle = coordinator, ray.put(payload), bundle
 
-    def spawn(self, name: str, place: PlacementGroup) -> SpawnedWorker:
+    def spawn(self, name: str, group: PlacementGroup) -> SpawnedWorker:
         request = SpawnRequest(
             name=name, coordinator=self._coordinator, payload=[self._payload], address=self._server.address
         )
@@ -48,7 +48,7 @@ class HorovodProcesses:
             .options(
                 num_cpus=self._bundle["CPU"],
                 num_gpus=self._bundle["GPU"],
-                scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=place),
+                scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group),
             )
             .remote(request)
         )
@@ -82,9 +82,9 @@ class HorovodBackend:
         self._number += 1
         self._detector = FailureDetector(self._run, names, self._hang_timeout_s)
         self._rendezvous = Rendezvous(self._address, names) if len(names) > 1 else None
-        place = None if self._rendezvous is None else self._rendezvous.place
+        meeting = None if self._rendezvous is None else self._rendezvous.bound_to
         for name, world in zip(names, self._pool.form_world(names), strict=True):
-            assignment = RankAssignment(number=self._number, world=world, host=name, rendezvous=place)
+            assignment = RankAssignment(number=self._number, world=world, host=name, rendezvous=meeting)
             answer = self._pool.actor(name).train.remote(assignment)
             self._pool.listen(name, answer, partial(_answered, name, self._number))
 
@@ -161,7 +161,7 @@ class Rendezvous:
         # A pending request of a process that was killed must not delay the shutdown.
         self._server.daemon_threads = True
         self._server.init(slots)
-        self.place: tuple[str, int] = (address, self._server.server_port)
+        self.bound_to: tuple[str, int] = (address, self._server.server_port)
         self._thread = threading.Thread(
             target=self._server.serve_forever, kwargs={"poll_interval": POLL_S}, name="forebay-rendezvous", daemon=True
         )

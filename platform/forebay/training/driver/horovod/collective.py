@@ -77,7 +77,7 @@ class HorovodCollective:
             size = self._hvd.broadcast(torch.tensor([packed.numel()]), root_rank=0, name=_SIZE).item()
             if not self.world.is_first:
                 packed = torch.empty(size, dtype=torch.uint8)
-            # In pieces: Horovod counts in 32 bits in some places, and a state may be larger.
+            # In pieces: Horovod sometimes counts in 32 bits, and a state may be larger.
             for piece in torch.split(packed, PIECE_BYTES):
                 self._hvd.broadcast_(piece, root_rank=0, name=_BROADCAST)
         shared: T = value if self.world.is_first else _unpacked(packed)

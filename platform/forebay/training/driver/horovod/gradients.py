@@ -35,7 +35,7 @@ class ReducedGradients:
     When `backward()` returns, all ranks have the same gradients of `parameters`. A bucket is sent as soon as its last
     gradient is there, while `backward()` goes on. The buckets are fixed here, in reverse order of the parameters, which
     is roughly the order of arrival. Horovod's own tensor fusion packs tensors in the order in which they happen to
-    arrive. From three ranks on, a ring's sum depends on the place in the buffer.
+    arrive. From three ranks on, a ring's sum depends on the position in the buffer.
 
     A parameter that no rank has used keeps the gradient it had. A parameter that only some ranks have used gets the
     mean.
@@ -51,8 +51,8 @@ class ReducedGradients:
         self._is_queued = False
         self._is_paused = False
         for bucket in self._buckets:
-            for place, parameter in enumerate(bucket.parameters):
-                parameter.register_post_accumulate_grad_hook(self._hook(bucket, place))  # type: ignore[no-untyped-call]
+            for number, parameter in enumerate(bucket.parameters):
+                parameter.register_post_accumulate_grad_hook(self._hook(bucket, number))  # type: ignore[no-untyped-call]
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
@@ -66,7 +66,7 @@ class ReducedGradients:
         finally:
             self._is_paused = False
 
-    def _hook(self, bucket: _Bucket, place: int) -> Callable[[torch.Tensor], None]:
+    def _hook(self, bucket: _Bucket, number: int) -> Callable[[torch.Tensor], None]:
         def arrived(_parameter: torch.Tensor) -> None:
             if self._is_paused:
                 return
@@ -74,7 +74,7 @@ class ReducedGradients:
                 self._is_queued = True
                 # The engine calls it at the end of this backward(). DDP ends its own the same way.
                 torch.autograd.Variable._execution_engine.queue_callback(self._finish)  # noqa: SLF001
-            bucket.take(place)
+            bucket.take(number)
 
         return arrived
 
@@ -102,25 +102,25 @@ class _Bucket:
         self._here = [False] * len(parameters)
         self._result: Callable[[], torch.Tensor] | None = None
 
-    def take(self, place: int) -> None:
+    def take(self, number: int) -> None:
         """Copy the gradient of parameter `number` into the bucket.
 
         Sends the bucket when it is full.
         """
-        gradient = self.parameters[place].grad
+        gradient = self.parameters[number].grad
         assert gradient is not None, "the hook comes after the gradient"
         if gradient.is_sparse:
             raise BadJob(
                 "a gradient is sparse, which driver='horovod' does not average. Give the embedding sparse=False, or "
                 "use driver='ray'."
             )
-        if self._here[place] or self._result is not None:
+        if self._here[number] or self._result is not None:
             raise BadJob(
                 "a parameter got its gradient twice in one backward(), as reentrant checkpointing does. Use "
                 "torch.utils.checkpoint with use_reentrant=False."
             )
-        self._here[place] = True
-        torch.mul(gradient.reshape(-1), self._scale, out=self._parts[place])
+        self._here[number] = True
+        torch.mul(gradient.reshape(-1), self._scale, out=self._parts[number])
         if all(self._here):
             self._send()
 

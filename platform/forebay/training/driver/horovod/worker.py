@@ -83,7 +83,7 @@ class HorovodWorker:
         assert not horovod.torch.is_initialized()
         make_a_step()
 
-    def train(self, place: RankAssignment) -> Answer:
+    def train(self, assignment: RankAssignment) -> Answer:
         """Train in one world.
 
         Until the world or the run ends, or this worker pauses for a resize.
@@ -93,8 +93,8 @@ class HorovodWorker:
 
         # A function here instead of a method: Ray adds frames of its own between those of an actor.
         def train() -> Outcome:
-            with horovod_world(place, self._device, spec.hang_timeout_s) as collective:
-                self._line.entered(place.number)
+            with horovod_world(assignment, self._device, spec.hang_timeout_s) as collective:
+                self._line.entered(assignment.number)
                 with closing(open_ray_checkpoints(spec.name, spec.checkpoint_config, coordinator)) as checkpoints:
                     reporter = CoordinatorReporter(coordinator)
                     worker = Worker(spec.train_spec, collective, self._cache, checkpoints, reporter, HOROVOD_STRATEGIES)
@@ -104,5 +104,5 @@ class HorovodWorker:
         if outcome.error is None:
             return outcome.result()
         # Any exception, SystemExit too: the driver judges it.
-        raised = WorkerError.of(outcome.error, place.world.rank)
+        raised = WorkerError.of(outcome.error, assignment.world.rank)
         return Broken(raised=raised) if is_broken(outcome.error) else raised

@@ -36,7 +36,7 @@ CHECKS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankAssignment:
-    """A worker's place in one world.
+    """A worker's rank in one world.
 
     `number` counts the worlds of a run. `rendezvous` is the address where its ranks meet. `host` is the name by which
     Horovod knows the worker. Each worker is a host of its own with one slot, so that it comes and leaves alone.
@@ -49,7 +49,7 @@ class RankAssignment:
 
 
 @contextmanager
-def horovod_world(place: RankAssignment, device: torch.device, hang_timeout_s: float) -> Iterator[Collective]:
+def horovod_world(assignment: RankAssignment, device: torch.device, hang_timeout_s: float) -> Iterator[Collective]:
     """Connect to the other ranks during the block.
 
     A world of one needs no Horovod.
@@ -57,12 +57,12 @@ def horovod_world(place: RankAssignment, device: torch.device, hang_timeout_s: f
     Raises Horovod's own error if the world breaks. If a rank dies while the others wait for it here, Horovod ends their
     processes, because it cannot cancel the wait.
     """
-    if place.world.size == 1:
+    if assignment.world.size == 1:
         yield SingleProcessCollective(device)
         return
     import horovod.torch as hvd  # noqa: PLC0415 - an extra
 
-    os.environ.update(_environment(place, hang_timeout_s))
+    os.environ.update(_environment(assignment, hang_timeout_s))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     hvd.init()
@@ -70,7 +70,7 @@ def horovod_world(place: RankAssignment, device: torch.device, hang_timeout_s: f
     patience = CollectiveWatchdog(hang_timeout_s, hvd.mpi_ops._basics.shutdown)  # noqa: SLF001 - no public way
     is_whole = False
     try:
-        yield HorovodCollective(place.world, device, patience)
+        yield HorovodCollective(assignment.world, device, patience)
         is_whole = True
     finally:
         patience.close()
@@ -82,7 +82,7 @@ def horovod_world(place: RankAssignment, device: torch.device, hang_timeout_s: f
 def _close_connections(hvd: Any) -> None:
     """Close connections to the ranks of a left world.
 
-    This takes a world of its own. Horovod 0.28.1 keeps them until another world takes their place:
+    This takes a world of its own. Horovod 0.28.1 keeps them until another world replaces them:
     `GlooContext::Finalize` of a process set does nothing, because only the global context is enabled. A rank that waits
     for this one would not notice that it has left, and would wait for the whole time limit: so in 4 of 9 runs with
     tables of which a worker was killed.
@@ -93,9 +93,9 @@ def _close_connections(hvd: Any) -> None:
     hvd.shutdown()
 
 
-def _environment(place: RankAssignment, hang_timeout_s: float) -> dict[str, str]:
-    assert place.rendezvous is not None, "ranks must meet"
-    address, port = place.rendezvous
+def _environment(assignment: RankAssignment, hang_timeout_s: float) -> dict[str, str]:
+    assert assignment.rendezvous is not None, "ranks must meet"
+    address, port = assignment.rendezvous
     return {
         **{name: value for name, value in SETTINGS.items() if name not in os.environ},
         "HOROVOD_ELASTIC": "1",
@@ -104,8 +104,8 @@ def _environment(place: RankAssignment, hang_timeout_s: float) -> dict[str, str]
         _RENDEZVOUS: address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(hang_timeout_s)),
-        "HOROVOD_HOSTNAME": place.host,
-        **_rank_variables(place.world),
+        "HOROVOD_HOSTNAME": assignment.host,
+        **_rank_variables(assignment.world),
         "HOROVOD_LOCAL_RANK": "0",
         "HOROVOD_LOCAL_SIZE": "1",
     }

@@ -92,7 +92,7 @@ class WorkerProcess:
 
 
 class RankProcesses:
-    """All ranks of one attempt."""
+    """All ranks of one world."""
 
     def __init__(self, members: list[WorkerProcess]) -> None:
         self._members = members

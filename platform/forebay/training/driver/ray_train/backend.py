@@ -15,7 +15,7 @@ from forebay.training.driver.elastic.controller import Controller, RunAborted
 from forebay.training.driver.elastic.coordinator import RunView
 from forebay.training.driver.elastic.phase import Ended, TooManyFailures
 from forebay.training.driver.elastic.pool import WorkerPool
-from forebay.training.driver.ray_train.attempt import leave
+from forebay.training.driver.ray_train.membership import leave
 
 PAUSING_S = 0.5
 """How long to wait for workers to pause before their health is checked again."""
@@ -90,7 +90,7 @@ class RayTrainWorlds:
         leaves = {name: self._pool.actor(name).execute.remote(leave) for name in names} if adopt else {}
         if leaves:
             ray.wait(list(leaves.values()), num_returns=len(leaves), timeout=LEAVE_S)
-        # In the same place: Ray needs 0.7 s to free one and find another.
+        # In the same placement group: Ray needs 0.7 s to free one and place another.
         self._pool.replace(name for name in names if name not in leaves or not _has_left(leaves[name]))
 
 

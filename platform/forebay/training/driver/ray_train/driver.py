@@ -98,7 +98,7 @@ def _clear_away(run: Run) -> None:
     try:
         remove_placements(lambda name: name == run.name)
     except (RayError, OSError) as error:
-        log.warning("The places of the workers of run %r could not be removed from the cluster: %s", run.name, error)
+        log.warning("The placement groups of run %r could not be removed from the cluster: %s", run.name, error)
     try:
         _remove_ray_folder(run)
     except OSError as error:

@@ -37,8 +37,8 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from forebay.runtime.extras import unsupported_ray
 from forebay.training.driver.elastic.controller import Controller
 from forebay.training.driver.elastic.pool import Message, SpawnedWorker, WorkerPool
-from forebay.training.driver.ray_train.attempt import PeerLost
 from forebay.training.driver.ray_train.backend import RayTrainWorlds
+from forebay.training.driver.ray_train.membership import PeerLost
 from forebay.training.driver.ray_train.warm_up import warm_up
 
 POLL_S = 0.2
@@ -84,8 +84,8 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
     """Scaling policy that follows the coordinator.
 
     It takes as many workers as the coordinator wants, if they are warm. Ray Train's own elastic policy reserves its
-    maximum with an AutoscalingCoordinator, which starves the next run of the cluster. Here, places are requested one by
-    one.
+    maximum with an AutoscalingCoordinator, which starves the next run of the cluster. Here, groups are requested one
+    by one.
     """
 
     def __init__(self, scaling_config: ScalingConfig, config: ControllerConfig) -> None:
@@ -162,8 +162,8 @@ class RayTrainProcesses:
         self._actor = ray.remote(runtime_env=runtime_env, **bundle_to_remote_args(bundle))(RayTrainWorker)
         self._payload = payload
 
-    def spawn(self, name: str, place: PlacementGroup) -> SpawnedWorker:  # noqa: ARG002
-        there = PlacementGroupSchedulingStrategy(placement_group=place, placement_group_bundle_index=0)
+    def spawn(self, name: str, group: PlacementGroup) -> SpawnedWorker:  # noqa: ARG002
+        there = PlacementGroupSchedulingStrategy(placement_group=group, placement_group_bundle_index=0)
         actor = self._actor.options(scheduling_strategy=there).remote()
         return SpawnedWorker(actor=actor, ready=actor.execute.remote(warm_up, self._payload))
 
@@ -246,7 +246,7 @@ class PoolGroup(WorkerGroup):  # type: ignore[misc]
 
 
 class NoPlacementGroup(PlacementGroupHandle):  # type: ignore[misc]
-    """Empty handle: every worker has a place of its own."""
+    """Empty handle: every worker has a placement group of its own."""
 
     placement_group = None
 

@@ -26,7 +26,7 @@ from forebay.training.checkpoint.ray_store import open_ray_checkpoints
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
 from forebay.training.collectives.torch_collective import TorchCollective
 from forebay.training.driver.elastic.coordinator_client import CoordinatorReporter
-from forebay.training.driver.ray_train.attempt import PeerLost, attempt
+from forebay.training.driver.ray_train.membership import PeerLost, membership
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
 from forebay.training.runs.worker_spec import device_of, unpack
@@ -67,7 +67,7 @@ def train_loop(config: dict[str, Any]) -> None:
 
     `config` holds the coordinator and a reference to the packed `WorkerSpec`.
     """
-    attempt.begin()
+    membership.begin()
     coordinator: ActorHandle = config["coordinator"]
     world = _world()
     number: int | None = ray.get(coordinator.join.remote(world.rank, ray.get_runtime_context().current_actor))
@@ -82,7 +82,7 @@ def train_loop(config: dict[str, Any]) -> None:
     outcome = call.result()
     if outcome.resize_to is not None:
         ray.get(coordinator.pause.remote(world.rank))
-        attempt.wait_for_end()
+        membership.wait_for_end()
     elif world.is_first:
         ray.get(coordinator.complete.remote(outcome.stopped))
 

@@ -123,9 +123,9 @@ class AttemptFiles:
 
         None on a file system without locks.
         """
-        place = resolve(self.claim_uri(number))
+        location = resolve(self.claim_uri(number))
         try:
-            lock = try_lock(Path(place.path), flags=0)
+            lock = try_lock(Path(location.path), flags=0)
         except OSError:
             return None
         if lock is None:
@@ -177,9 +177,9 @@ class AttemptFiles:
         return None if content is None else json.loads(content)
 
     def _read(self, name: str) -> bytes | None:
-        place = resolve_source(below(self._folder, name))
+        location = resolve_source(below(self._folder, name))
         try:
-            return read_json_content(place)
+            return read_json_content(location)
         except (FileNotFoundError, NotADirectoryError):
             return None
 

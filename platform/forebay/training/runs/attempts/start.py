@@ -52,7 +52,7 @@ def start_attempt(run: str, policy: StartPolicy, on_progress: OnProgress) -> Fen
     try:
         return _Starter(files, policy, on_progress).start()
     except NoExclusiveCreation as error:
-        log.warning("%s Start this run in one place at a time.", error)
+        log.warning("%s Start this run on one machine at a time.", error)
         return Fence(None, None)
 
 

@@ -154,8 +154,8 @@ def _key_facts(keys: StepColumns) -> dict[str, Any]:
 
 
 def _save_once(save: Callable[[Any, str], None], value: object, uri: str) -> None:
-    place = resolve(uri)
-    if place.fs.get_file_info(place.path).type == FileType.NotFound:
+    location = resolve(uri)
+    if location.fs.get_file_info(location.path).type == FileType.NotFound:
         save(value, uri)
 
 
@@ -195,16 +195,16 @@ def load_index(uri: str) -> WindowIndex:
 
     Raises `InvalidOption` for a file that is missing or damaged.
     """
-    place = resolve(uri)
+    location = resolve(uri)
     try:
-        table = pq.read_table(pa.BufferReader(read_small(place)))
+        table = pq.read_table(pa.BufferReader(read_small(location)))
         arrays = {name: np.array(table[name].chunk(0).values, dtype=np.int64) for name in (*_LINE, *_BOUNDS)}
         facts = json.loads(table.schema.metadata[_METADATA])
     except (OSError, pa.ArrowException, KeyError, TypeError) as error:
         raise InvalidOption(
-            f"The index of windows {place.uri} cannot be read ({error}). Give the folder of the run with all files "
+            f"The index of windows {location.uri} cannot be read ({error}). Give the folder of the run with all files "
             "that the run has written there.",
-            path=place.uri,
+            path=location.uri,
         ) from error
     shape = facts["shape"] | {"ahead": tuple(facts["shape"]["ahead"])}
     bounds = TargetBounds(**{name: arrays[name] for name in _BOUNDS}, own_context=facts["own_context"])

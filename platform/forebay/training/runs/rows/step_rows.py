@@ -78,8 +78,10 @@ class StepRows:
 
 
 def rows_of_step(path: str, step: int, *, is_skipped: bool = False) -> StepRows:
-    """Rows of `step` of the run in the folder `path`, or those that a monitor left out at it. Reads no data, but the
-    column of a `Sampled`.
+    """Return the rows of a step of a recorded run.
+
+    The run is in the folder `path`. With `is_skipped`, the rows that a monitor left out at it. Reads no data, except
+    the column of a `Sampled`.
 
     Raises:
         InvalidOption: Not a run, a step that was not trained, or an order that is not recorded.

@@ -129,9 +129,9 @@ class TimelineRecorder:
         repeated = max((before.step if before else self._earlier.last_step) - point.step + 1, 0)
         # Both points of a gap are kept, so that curves show it.
         self._progress += [before, point] if before and self._progress[-1] != before else [point]
-        for place in range(len(self._events) - 1, -1, -1):
-            if self._events[place].kind == Started.__name__:
-                self._events[place] = self._events[place].with_facts(gap_s=round(gap_s, 3), repeated_steps=repeated)
+        for index in range(len(self._events) - 1, -1, -1):
+            if self._events[index].kind == Started.__name__:
+                self._events[index] = self._events[index].with_facts(gap_s=round(gap_s, 3), repeated_steps=repeated)
                 return
 
     def _add(self, event: TimedEvent) -> None:

@@ -54,9 +54,11 @@ class TimedEvent:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """One start of a run, from `at` (Unix seconds) on. `how` is how it ended. It is empty while it runs, and stays so
-    for a process that was killed: then `last_s` is the age at which it was recorded last. `omitted` counts events that
-    are left out. `cuts` say which rows its steps trained on: one of 0 `batches` stands for cuts that are left out.
+    """One start of a run.
+
+    It began at `at` (Unix seconds). `how` is how it ended. It is empty while it runs, and stays so for a
+    process that was killed: then `last_s` is the age at which it was recorded last. `omitted` counts events that are
+    left out. `cuts` say which rows its steps trained on: one of 0 `batches` stands for cuts that are left out.
     """
 
     at: float

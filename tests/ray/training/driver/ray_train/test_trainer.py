@@ -20,7 +20,7 @@ from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGro
 from ray.train.v2.api.exceptions import WorkerGroupError
 
 from forebay.errors import UnsupportedRay
-from forebay.training.driver.ray_train.attempt import PeerLost
+from forebay.training.driver.ray_train.membership import PeerLost
 from forebay.training.driver.ray_train.trainer import (
     LEFT_OUT,
     ControllerConfig,

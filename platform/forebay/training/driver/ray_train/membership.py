@@ -20,7 +20,7 @@ class PeerLost(Exception):
     """
 
 
-class RayAttempt:
+class WorldMembership:
     """The train function in a thread of Ray Train."""
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class RayAttempt:
         self._is_over = threading.Event()
 
     def begin(self) -> None:
-        """Begin an attempt. Called by the thread that trains."""
+        """Join a world. Called by the thread that trains."""
         self._thread = threading.current_thread()
         self._is_over = threading.Event()
 
@@ -60,8 +60,8 @@ class RayAttempt:
         return True
 
 
-attempt = RayAttempt()
-"""The attempt of this process."""
+membership = WorldMembership()
+"""Membership of this process in its present world."""
 
 
 def leave() -> bool:
@@ -69,4 +69,4 @@ def leave() -> bool:
 
     Returns whether this process can take part in another one.
     """
-    return attempt.leave()
+    return membership.leave()
