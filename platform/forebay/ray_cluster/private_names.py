@@ -32,8 +32,6 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
         "ray._private.services:find_gcs_addresses",
     ),
     RAY_TRAIN: (
-        "ray.train:LoggingConfig",  # public, but since Ray 2.56 only
-        "ray.train:ScalingConfig._resources_per_worker_not_none",
         "ray.train.torch:TorchTrainer._initialize_and_run_controller",
         "ray.train.torch:TorchTrainer._create_default_callbacks",
         "ray.train.v2._internal.callbacks.accelerators:AcceleratorSetupCallback",
@@ -53,19 +51,14 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
         f"{_EXECUTION}.worker_group.worker:RayTrainWorker.execute",
         f"{_EXECUTION}.worker_group.worker:RayTrainWorker.get_metadata",
         f"{_EXECUTION}.worker_group.worker:Worker",
-        f"{_GROUP}._start",
         f"{_GROUP}._start_impl",
         f"{_GROUP}._create_placement_group",
         f"{_GROUP}._create_workers",
         f"{_GROUP}._assign_worker_ranks",
         f"{_GROUP}._get_worker_runtime_env",
         f"{_GROUP}._worker_group_state",
-        f"{_GROUP}._assert_active",
         f"{_GROUP}._clear_state",
         f"{_GROUP}.has_started",
-        "ray.train.v2._internal.util:bundle_to_remote_args",
-        "ray.train.v2.api.exceptions:TrainingFailedError",
-        "ray.train.v2.api.exceptions:WorkerGroupError._error_message",
     ),
     SWEEP: (
         "ray.tune.experiment:Trial.handle_error",

@@ -17,7 +17,7 @@ from typing import Any
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError, RayError
-from ray.train import FailureConfig, ScalingConfig
+from ray.train import FailureConfig, ScalingConfig, TrainingFailedError, WorkerGroupError
 from ray.train.torch import TorchTrainer
 from ray.train.v2._internal.callbacks.accelerators import AcceleratorSetupCallback
 from ray.train.v2._internal.callbacks.datasets import DatasetsCallback
@@ -29,8 +29,6 @@ from ray.train.v2._internal.execution.scaling_policy import NoopDecision, Resize
 from ray.train.v2._internal.execution.worker_group.placement_group_handle import PlacementGroupHandle
 from ray.train.v2._internal.execution.worker_group.worker import RayTrainWorker, Worker
 from ray.train.v2._internal.execution.worker_group.worker_group import WorkerGroup
-from ray.train.v2._internal.util import bundle_to_remote_args
-from ray.train.v2.api.exceptions import TrainingFailedError, WorkerGroupError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -101,7 +99,7 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
         controller = Controller(config.coordinator, pool, config.min_workers)
         adopts = not self._bundle.get("GPU")
         self._open_worlds = RayTrainWorlds(controller, config.coordinator, pool, adopts_survivors=adopts)
-        TrainController.worker_group_cls = PoolGroups(pool)
+        TrainController.worker_group_cls = type("PoolGroupOfRun", (PoolGroup,), {"pool": pool})
 
     async def before_controller_shutdown(self) -> None:
         """End all workers, also those on standby."""
@@ -140,7 +138,7 @@ class CoordinatedScaling(ScalingPolicy):  # type: ignore[misc]
 
     @property
     def _bundle(self) -> dict[str, float]:
-        return dict(self.scaling_config._resources_per_worker_not_none)  # noqa: SLF001
+        return {kind: amount for kind, amount in self.scaling_config.resources_per_worker.items() if amount}
 
     def _get_num_workers_for_resource_request(self) -> int:
         return 0
@@ -159,7 +157,8 @@ class RayTrainProcesses:
     running: Collection[str] = ()
 
     def __init__(self, bundle: dict[str, float], runtime_env: dict[str, Any], payload: Any) -> None:
-        self._actor = ray.remote(runtime_env=runtime_env, **bundle_to_remote_args(bundle))(RayTrainWorker)
+        resources = {"num_cpus": bundle.get("CPU", 0), "num_gpus": bundle.get("GPU", 0)}
+        self._actor = ray.remote(runtime_env=runtime_env, **resources)(RayTrainWorker)
         self._payload = payload
 
     def spawn(self, name: str, group: PlacementGroup) -> SpawnedWorker:  # noqa: ARG002
@@ -174,25 +173,15 @@ class RayTrainProcesses:
         """Do nothing: no resource is held."""
 
 
-class PoolGroups:
-    """Replaces the worker group class in Ray Train's controller."""
-
-    def __init__(self, pool: WorkerPool) -> None:
-        self._pool = pool
-
-    def create(self, train_run_context: Any, worker_group_context: Any, callbacks: Any) -> PoolGroup:
-        """Same as `WorkerGroup.create`."""
-        group = PoolGroup(train_run_context, worker_group_context, callbacks)
-        group.pool = self._pool
-        group._start()  # noqa: SLF001
-        return group
-
-
 class CouldNotMeet(WorkerGroupError):  # type: ignore[misc]
     """The workers did not begin together.
 
     Most often one of them has just died and the others raised.
     """
+
+    def __init__(self, error_message: str, worker_failures: dict[int, Exception]) -> None:
+        super().__init__(error_message, worker_failures)
+        self.reason = error_message.partition("\n")[0]
 
     @classmethod
     def of(cls, error: Exception) -> CouldNotMeet:
@@ -203,14 +192,9 @@ class CouldNotMeet(WorkerGroupError):  # type: ignore[misc]
         cause = getattr(error, "cause", None) or error.__cause__ or error
         return cls(f"{type(cause).__name__}: {cause}", {})
 
-    @property
-    def reason(self) -> str:
-        """First line of the exception's text."""
-        return str(self._error_message).partition("\n")[0]
-
 
 class PoolGroup(WorkerGroup):  # type: ignore[misc]
-    """Worker group of the pool's present world.
+    """Worker group of the present world of `pool`, which a subclass sets.
 
     Its workers stay alive when it ends.
     """
@@ -240,7 +224,8 @@ class PoolGroup(WorkerGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """End the group, but not its workers."""
-        self._assert_active()
+        if not self.has_started():
+            raise ValueError("the worker group has not started")
         ray.kill(self._worker_group_state.sync_actor)
         self._clear_state()
 
