@@ -26,7 +26,7 @@ class TensorBoard(Tracker):
         super().__init__(group)
         self._writer_class = _writer_class()
         self._folder = folder
-        self._folder = ""
+        self._run_folder = ""
         self._facts: TrackedRun | None = None
         self._writer: Any = None
         self._last_step = 0
@@ -38,7 +38,7 @@ class TensorBoard(Tracker):
         """
         folder = Path("tensorboard") if self._folder is None else self._folder
         is_own = self._folder is not None and run.group is None
-        self._folder = str(folder) if is_own else f"{folder}/{run.name}"
+        self._run_folder = str(folder) if is_own else f"{folder}/{run.name}"
         self._facts = run
 
     def write(self, entries: Sequence[Entry]) -> None:
@@ -69,7 +69,7 @@ class TensorBoard(Tracker):
     def _opened(self, step: int) -> Any:
         if self._writer is None:
             # The writer's own names end in seconds: a run resumed within the same second would overwrite its file.
-            self._writer = self._writer_class(self._folder, purge_step=step, filename_suffix=f".{time.time_ns()}")
+            self._writer = self._writer_class(self._run_folder, purge_step=step, filename_suffix=f".{time.time_ns()}")
             if self._facts is not None:
                 rows = "".join(f"| {name} | {value} |\n" for name, value in self._facts.facts.items())
                 self._writer.add_text("run/parameters", f"| parameter | value |\n|---|---|\n{rows}", step)

@@ -159,7 +159,7 @@ def test_store_that_cannot_decide_guards_nothing_and_says_so(caplog: pytest.LogC
     with caplog.at_level(logging.WARNING):
         first, second = begin("memory://unguarded/ctr"), begin("memory://unguarded/ctr")
     assert first.number is second.number is None
-    assert "cannot create a file exclusively" in caplog.text and "one place at a time" in caplog.text
+    assert "cannot create a file exclusively" in caplog.text and "one machine at a time" in caplog.text
     first.ask()
     first.release(None)
 
