@@ -57,7 +57,7 @@ def masked(
         manifest: Row groups of all rows.
         rows: Rows of the row groups that may be kept.
         where: Filter, or None for no filter.
-        fields: Columns of the filter, also those of which it compares a field.
+        fields: Columns of the filter, also columns of which it compares a field.
         make_reader: Makes the reader of the filter's columns.
         progress: Called with (row groups done, their number), from the calling thread.
 

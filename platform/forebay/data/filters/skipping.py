@@ -26,7 +26,7 @@ _SHOWN = 3
 _SPAN = re.compile(r"(.+?):(\d{1,18}):(\d{1,18})(?:\.\.(\d{1,18}))?(?:, |$)", re.ASCII)
 
 RowName = FileRow | RowSpan | FileWindow | str
-"""Name of one row, of neighbouring rows, or of those of a window."""
+"""Name of one row, of neighbouring rows, or of the rows of a window."""
 
 
 def named_spans(name: RowName) -> tuple[RowSpan, ...]:

@@ -68,7 +68,7 @@ def _locate_windows(windows: Ints, block: Ints, row: Ints, blocks: Ints, runs: I
 
     Start, first real step and run of window `row[i]` of block `block[i]`, into `windows` [3, n].
 
-    `windows[0]` holds the shift of each window before. The columns of `blocks` and `runs` are those of `WindowIndex`.
+    `windows[0]` holds the shift of each window before. `blocks` and `runs` have the columns of `WindowIndex`.
     """
     for i in range(len(row)):
         number, low, high = blocks[0, block[i]] + row[i], blocks[1, block[i]], blocks[1, block[i] + 1] - 1

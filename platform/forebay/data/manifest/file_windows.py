@@ -20,7 +20,7 @@ class RowSpan(NamedTuple):
 
     From `first` to `last`. As text `day=1/a.parquet:3:128..223`.
 
-    The other fields are those of `FileRow`. A span of one row has the text of the row.
+    The other fields are as in `FileRow`. A span of one row has the text of the row.
     """
 
     file: str

@@ -44,7 +44,7 @@ class File:
     `path` is the part of the file's URI after the manifest's root.
 
     With an `etag` that begins with `CONTENT_HASH`, every copy of equal content is the same version. `constants` are
-    columns that the file does not hold, with the text of their value: those of partitions, and columns that a table got
+    columns that the file does not hold, with the text of their value: partition columns, and columns that a table got
     later. None is null. `stored` are columns that the file holds under another name or type: name in the table, name
     and type in the file.
     """

@@ -84,8 +84,8 @@ class FittedColumn:
     They are exact and independent of the order of rows.
 
     `count` is the number of finite values, and the others are over these. `nulls` counts nulls, NaN and infinities.
-    `std` is that of the population. `quantiles` maps a probability to the value at that rank of the sorted column.
-    Statistics that were not fitted, and those of no values, are NaN.
+    `std` is the standard deviation of the population. `quantiles` maps a probability to the value at that rank of the
+    sorted column. Statistics that were not fitted, and statistics of no values, are NaN.
     """
 
     count: int = 0

@@ -67,8 +67,8 @@ _HEADER_BYTES = 4096
 class Numbers:
     """Decoded numeric columns of a row group, in one buffer.
 
-    `addresses` are those of the values of each of `layout.columns`, int64 [columns + 1]. 0: not decoded, as is the last
-    one, which index -1 stands for. They are valid as long as `memory` is.
+    `addresses` has the address of the values of each of `layout.columns`, int64 [columns + 1]. 0: not decoded, as is
+    the last one, which index -1 stands for. They are valid as long as `memory` is.
     """
 
     layout: NumberColumns

@@ -32,7 +32,7 @@ class DecodedTable:
     A text of many rows is there once, and can get its id once: `encoded` gives a column as it is. All else gives it
     without its dictionary, as the file has it.
 
-    Without `numbers`, the schema and the rows are those of `rest`, and there are no `texts`.
+    Without `numbers`, `rest` has the schema and the rows, and there are no `texts`.
     """
 
     def __init__(

@@ -235,7 +235,7 @@ def _problem_of(folder: Path) -> str:
     for entry in os.scandir(folder):
         found = entry.stat(follow_symlinks=False)
         if entry.name.startswith(_FILE) and (not entry.is_file(follow_symlinks=False) or found.st_uid != os.geteuid()):
-            return f"holds {entry.name}, which is no file of this user"
+            return f"holds {entry.name}, which does not belong to this user or is a link"
     return ""
 
 

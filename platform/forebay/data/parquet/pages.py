@@ -70,7 +70,7 @@ def _next_run(at: Int, end: Int, width: Int) -> tuple[Int, Int, Int, bool]:
 def _are_all_one(at: Int, end: Int, count: Int) -> bool:
     """Whether `count` levels of one bit are all 1.
 
-    They come in runs. Then there is no null among the values.
+    They come in runs. Then no value is null.
     """
     while count > 0:
         values, at, length, is_packed = next_run(at, end, 1)
@@ -279,7 +279,7 @@ def _decode_texts(
     Writes a dictionary, and `indices` [rows]. Returns whether it did.
 
     `chunk` is (address, bytes, whether it may have nulls, whether Snappy compressed it). The dictionary has the texts
-    between the `offsets` [entries + 1] of `texts`, which has room for its page. `numbers` are those of its entries.
+    between the `offsets` [entries + 1] of `texts`, which has room for its page. `numbers` are 0, 1, ... [entries].
     """
     options, header = np.zeros(COLUMN_OPTIONS, np.int64), np.empty(HEADER, np.int64)
     options[ROWS], options[SCRATCH], options[ROOM] = len(indices), scratch.ctypes.data, len(scratch) - SLACK

@@ -72,7 +72,7 @@ class NumberColumns:
 
 
 _STORED = {4: ("INT32", "FLOAT"), 8: ("INT64", "DOUBLE")}
-"""Parquet's types of numbers by the size of an item, which must be that of the Arrow type."""
+"""Parquet's types of numbers by the size of an item, which must equal the size of the Arrow type."""
 _TEXTS = (pa.string(), pa.large_string(), pa.binary(), pa.large_binary())
 
 

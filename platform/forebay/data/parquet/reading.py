@@ -112,7 +112,7 @@ class RowGroupReader:
 
         Takes storage time and hardly any processor time.
 
-        `columns` are decoded in the given order. None is for those of the manifest. A path, such as `user.age`, is for
+        `columns` are decoded in the given order. None is for the manifest's columns. A path, such as `user.age`, is for
         one field of a struct: its column then has only the fields that were asked for.
 
         Raises:
