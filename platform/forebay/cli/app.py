@@ -11,13 +11,13 @@ import typer
 from forebay import __version__
 from forebay.cli import cache, plan, prepare, run, scan, series, warm
 from forebay.cli import runs as steering
-from forebay.cli.doctor.command import doctor
+from forebay.cli.doctor import doctor
 from forebay.cli.fleet import group as fleet
 from forebay.cli.fleet.submit import submit
 from forebay.cli.llm import group as llm
 from forebay.cli.output import print_error
-from forebay.cli.reports.command import report
-from forebay.cli.rows.command import rows
+from forebay.cli.report import report
+from forebay.cli.rows import rows
 from forebay.cli.tables import commands as tables
 from forebay.errors import ForebayError
 from forebay.runtime.extras import missing_package

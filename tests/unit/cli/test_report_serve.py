@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from tests.unit.cli.reports.test_report_command import main_of
+from tests.unit.cli.test_report import main_of
 from tests.unit.sweep.made import record, trial
 from tests.unit.training.run_report.made import write_run
 

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 
 from forebay.cli.arguments import AsJson, Parameters
 from forebay.cli.output import output_width, print_json, print_table
-from forebay.cli.rows.cells import cut_text, value_text
-from forebay.cli.rows.names import Names, name_facts, name_lines, name_text
-from forebay.cli.rows.selection import Part, SelectedRows, is_run, rows_of_data, rows_of_job, rows_of_run
+from forebay.cli.selected_rows import Part, SelectedRows, is_run, rows_of_data, rows_of_job, rows_of_run
+from forebay.data.manifest.file_rows import FileRow
+from forebay.data.manifest.file_windows import FileWindow
 from forebay.errors import InvalidOption, whole_number
 from forebay.report.fitted_table import columns_that_fit
 from forebay.storage.atomic import write_atomically
 
+Names = Sequence[FileRow | FileWindow]
+
+_CELL = 24
+"""Characters of a value in a table. JSON has all of them."""
+_SPANS = 2
+"""Spans of a window in a table. JSON has all of them."""
 _SHOWN_ROWS = 10
 _NAMED_COLUMNS = 12
 """Columns without room that are named. More are counted."""
@@ -153,3 +160,50 @@ def _left_out_text(names: list[str]) -> str:
     return (
         f"No room for {len(names)} column{'s' if len(names) > 1 else ''}: {named}. --columns chooses, --json has all."
     )
+
+
+def value_text(value: object) -> str:
+    r"""One line of at most 24 characters. What steers a terminal is shown as its code.
+
+    >>> value_text(0.1234567891), value_text(None), value_text("a\nb\x1b"), value_text([1 / 3, 2])
+    ('0.123457', 'null', 'a b\\x1b', '[0.333333, 2]')
+    """
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, str | bytes | list):
+        # A cell may hold a picture or a book.
+        value = value[: 10 * _CELL]
+    if isinstance(value, list):
+        return cut_text(f"[{', '.join(map(value_text, value))}]")
+    return cut_text("null" if value is None else str(value))
+
+
+def cut_text(text: str) -> str:
+    """`text` on one line, cut to 24 characters."""
+    text = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in " ".join(text.split()))
+    if cell_len(text) <= _CELL:
+        return text
+    while cell_len(text) >= _CELL:
+        text = text[:-1]
+    return f"{text}…"
+
+
+def name_text(row: FileRow | FileWindow) -> str:
+    """Name for a table. Of a window of interleaved series, its first spans and the number of the others."""
+    if isinstance(row, FileRow) or len(row.spans) <= _SPANS:
+        return str(row)
+    return f"{FileWindow(row.spans[:_SPANS])} and {len(row.spans) - _SPANS} more"
+
+
+def name_facts(row: FileRow | FileWindow) -> dict[str, Any]:
+    """Name and its parts for JSON."""
+    if isinstance(row, FileRow):
+        return {"name": str(row), **row._asdict()}
+    spans = [{name: value for name, value in span._asdict().items() if name != "source"} for span in row.spans]
+    return {"name": str(row), "spans": spans, "source": row.source}
+
+
+def name_lines(rows: Names) -> str:
+    """Names of all rows, and of the spans of all windows, one a line."""
+    names = [[str(row)] if isinstance(row, FileRow) else list(map(str, row.spans)) for row in rows]
+    return "".join(f"{name}\n" for each in names for name in each)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_json
-from forebay.cli.reports.serve import DEFAULT_PORT, serve_runs
 from forebay.errors import InvalidOption
 
+_PORT = 8275
 COMPARISON_FILE = "report.html"
 
 
@@ -31,9 +33,7 @@ def report(
     serve: Annotated[
         bool, typer.Option("--serve", help="Write no file. Show the page to a browser of this machine until Ctrl-C.")
     ] = False,
-    port: Annotated[
-        int, typer.Option(help="Port of --serve on 127.0.0.1. 0: a free one.", min=0, max=65535)
-    ] = DEFAULT_PORT,
+    port: Annotated[int, typer.Option(help="Port of --serve on 127.0.0.1. 0: a free one.", min=0, max=65535)] = _PORT,
 ) -> None:
     """Write one HTML file: curves, where the time went, cache, events with their cost, and what was run.
 
@@ -52,7 +52,7 @@ def report(
             "runs of its best trials side by side. Or give folders of its runs, in runs/.",
         )
     if serve:
-        serve_runs(runs, port, is_sweep=bool(sweeps))
+        _serve(runs, port, is_sweep=bool(sweeps))
         return
     facts = _of_sweep(runs[0], out) if sweeps else _of_runs(runs, out)
     if as_json:
@@ -93,3 +93,27 @@ def _of_sweep(path: str, out: str | None) -> dict[str, object]:
         "runs": [facts_of(run) for run in found],
         "differences": differences(found),
     }
+
+
+def _serve(paths: Sequence[str], port: int, *, is_sweep: bool) -> None:
+    """Serve the report of the runs in the folders `paths` until Ctrl-C.
+
+    Raises `InvalidOption` for a sweep, a folder without a run, and a port that cannot be used.
+    """
+    # Imported here because they take seconds to import and the other commands do not need them.
+    from forebay.training.run_report.live import CachedPage, PageServer, live_page  # noqa: PLC0415
+    from forebay.training.run_report.recorded_run import load_run  # noqa: PLC0415
+    from forebay.training.run_report.report_page import report_of  # noqa: PLC0415
+
+    if is_sweep:
+        raise InvalidOption(
+            f"{paths[0]} is a sweep, and --serve shows runs. Give folders of its runs, in runs/, or leave out --serve."
+        )
+    # A wrong folder, or too many, ends the command. A record that cannot be read later is shown on the page.
+    report_of([load_run(path) for path in paths])
+    with PageServer(CachedPage(partial(live_page, paths)), port) as server:
+        typer.echo(f"{server.url} shows the report until Ctrl-C.")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            return
