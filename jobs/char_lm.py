@@ -1,4 +1,6 @@
-"""Train a character model on a text, tinyshakespeare: windows of tokens, each once per epoch, cut elsewhere in each.
+"""Train a character model on a text, tinyshakespeare.
+
+An epoch has each window of tokens once. Each epoch cuts the windows elsewhere.
 
 forebay run --driver local jobs/char_lm.py text=../shared/data/tinyshakespeare.txt
 """
@@ -40,7 +42,9 @@ def job(
     storage: str = "runs",
     name: str | None = None,
 ) -> fb.Job:
-    """Predict the next character. The last tenth of the text is held out.
+    """Predict the next character.
+
+    The last tenth of the text is held out.
 
     Args:
         text: Text file. Its characters are converted to Parquet next to the runs.
@@ -91,7 +95,10 @@ def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
 
 
 def learning_rate(epoch: int, position: int, *, highest: float, rows: int, epochs: int) -> float:
-    """Learning rate at a position: a function of it alone, so that a resumed run goes on with the same one."""
+    """Learning rate at a position.
+
+    A function of the position alone, so a resumed run continues with the same rate.
+    """
     share = (epoch + position / rows) / epochs
     if share < WARM_UP:
         return highest * share / WARM_UP
@@ -99,14 +106,14 @@ def learning_rate(epoch: int, position: int, *, highest: float, rows: int, epoch
 
 
 def next_token_loss(model: nn.Module, batch: fb.Batch) -> Tensor:
-    """Mean loss of predicting each token but the first of a window."""
+    """Mean loss of a window's tokens but the first."""
     tokens = batch["past"][:, :, 0].long()
     return functional.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
 
 
 @torch.no_grad()
 def evaluate(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
-    """Mean loss over the held-out windows, the same on every rank."""
+    """Mean loss over held-out windows, equal on every rank."""
     model.eval()
     sums = np.zeros(2)
     for batch in worker.held_out() or ():
@@ -119,7 +126,7 @@ def evaluate(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
 
 
 def to_parquet(source: Path, folder: Path) -> tuple[str, int]:
-    """Path of the text's characters as numbers, and how many different ones there are."""
+    """Path of the text as numbers, and its vocabulary size."""
     if not source.exists():
         raise InvalidOption(f"text={str(source)!r} does not exist. Give the path of a text file.")
     codes = np.array([ord(letter) for letter in source.read_text()], dtype=np.int32)
@@ -138,7 +145,7 @@ class CharacterModel(nn.Module):
 
     def __init__(self, letters: int, steps: int, width: int, heads: int, layers: int) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(letters, width), nn.Embedding(steps, width)
+        self.tokens, self.positions = nn.Embedding(letters, width), nn.Embedding(steps, width)
         layer = nn.TransformerEncoderLayer(
             width, heads, 4 * width, 0.0, functional.gelu, batch_first=True, norm_first=True, bias=False
         )
@@ -153,6 +160,6 @@ class CharacterModel(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         length = tokens.shape[1]
         mask = nn.Transformer.generate_square_subsequent_mask(length, device=tokens.device)
-        hidden = self.layers(self.tokens(tokens) + self.places.weight[:length], mask=mask, is_causal=True)
+        hidden = self.layers(self.tokens(tokens) + self.positions.weight[:length], mask=mask, is_causal=True)
         logits: Tensor = self.head(self.norm(hidden))
         return logits

@@ -1,4 +1,6 @@
-"""Forecast series with NLinear or DLinear (Zeng et al., AAAI 2023): ETTh1 and ETTh2, electricity transformers by hour.
+"""Forecast hourly series with NLinear or DLinear.
+
+Models of Zeng et al., AAAI 2023. The series are ETTh1 and ETTh2, electricity transformers by hour.
 
 forebay run --driver local jobs/forecast.py csv=../shared/data/ETTh1.csv horizon=96 model=nlinear
 """
@@ -43,7 +45,9 @@ def job(
     name: str | None = None,
     strategy: str = "ddp",
 ) -> fb.Job:
-    """Predict the next hours of all seven columns. `mse` is of scaled values, as published.
+    """Predict the next hours of all seven columns.
+
+    `mse` is of scaled values, as published.
 
     Args:
         csv: File of the ETT dataset. It is converted to Parquet next to the runs.
@@ -94,7 +98,10 @@ def train(worker: fb.Worker, model: str, past: int, horizon: int, lr: float) -> 
 
 @torch.no_grad()
 def evaluate(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
-    """Mean squared error over all windows of the held-out part, each once, the same on every rank."""
+    """Mean squared error of held-out windows, equal on ranks.
+
+    Each window counts once.
+    """
     sums = np.zeros(2)
     for batch in worker.held_out() or ():
         error = (model(batch["past"]) - batch["future"]).square()
@@ -105,7 +112,10 @@ def evaluate(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
 
 
 def to_parquet(source: Path, folder: Path) -> tuple[list[str], str]:
-    """Columns and path of the hours that the published split uses, written once per version of the source."""
+    """Columns and path of the published split's hours.
+
+    Written once per version of the source.
+    """
     if not source.exists():
         raise InvalidOption(f"csv={str(source)!r} does not exist. Give the path of ETTh1.csv or ETTh2.csv.")
     table = pa.csv.read_csv(source).slice(0, TEST)
@@ -120,7 +130,7 @@ def to_parquet(source: Path, folder: Path) -> tuple[list[str], str]:
 
 
 class NLinear(nn.Module):
-    """One linear layer over time, on values relative to the last one."""
+    """Linear layer over time, relative to the last value."""
 
     def __init__(self, past: int, horizon: int) -> None:
         super().__init__()
@@ -133,7 +143,10 @@ class NLinear(nn.Module):
 
 
 class DLinear(nn.Module):
-    """Two linear layers over time: one for the moving average, one for the rest."""
+    """Two linear layers over time.
+
+    One for the moving average, one for the rest.
+    """
 
     def __init__(self, past: int, horizon: int) -> None:
         super().__init__()

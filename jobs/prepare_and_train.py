@@ -1,4 +1,6 @@
-"""From raw tables to a trained model, in one file: the 1994 US census (UCI Adult), prepared with Ray Data.
+"""Prepare raw tables, and train a model on them.
+
+The tables are the 1994 US census (UCI Adult). Ray Data prepares them.
 
 forebay prepare jobs/prepare_and_train.py csv=../shared/data/adult.data
 forebay run jobs/prepare_and_train.py csv=../shared/data/adult.data trials=4
@@ -39,7 +41,10 @@ BLOCKS = 8
 
 
 def census(csv: str) -> ray.data.Dataset:
-    """Join of people with what is usual in their occupation. Called only when the result is not there yet."""
+    """Join of people with what is usual in their occupation.
+
+    Called only when the result is not there yet.
+    """
     raw = pa.csv.read_csv(
         csv,
         read_options=pa.csv.ReadOptions(column_names=COLUMNS),
@@ -120,7 +125,10 @@ def sweep(
     name: str | None = None,
     seed: int = 0,
 ) -> fb.Sweep:
-    """Search the learning rate and the width of the embeddings. The data is prepared once, for all trials."""
+    """Search the learning rate and the width of the embeddings.
+
+    The data is prepared once, for all trials.
+    """
     # A trial runs in a folder of its own.
     place = storage if "://" in storage else str(Path(storage).absolute())
     return fb.Sweep(
@@ -143,7 +151,10 @@ def train(worker: fb.Worker, sizes: tuple[int, ...], scales: list[tuple[float, f
 
 
 class Earnings(nn.Module):
-    """Network over embedded categories, and over numbers both scaled and on a logarithmic scale."""
+    """Network over embedded categories and numbers.
+
+    Numbers enter scaled and on a logarithmic scale.
+    """
 
     def __init__(self, sizes: tuple[int, ...], scales: list[tuple[float, float]], dim: int) -> None:
         super().__init__()

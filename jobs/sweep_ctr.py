@@ -1,4 +1,6 @@
-"""Sweep the click model of train_ctr.py: its learning rate, its embeddings and its batch.
+"""Sweep the click model of train_ctr.py.
+
+Its learning rate, its embeddings and its batch.
 
 forebay run jobs/sweep_ctr.py trials=8 deadline=10m
 forebay run jobs/sweep_ctr.py trials=16 deadline=1h30m data=s3://lake/clicks label=clicked workers=8
@@ -18,7 +20,10 @@ import forebay as fb
 
 @wraps(train_ctr)
 def elastic_ctr(**parameters: object) -> fb.Job:
-    """Job of train_ctr.py with 1 to `workers` workers. The sweep decides how many."""
+    """Job of train_ctr.py with 1 to `workers` workers.
+
+    The sweep decides how many.
+    """
     job = train_ctr(**parameters)
     return replace(job, workers=1, elastic=fb.Elastic(min_workers=1, max_workers=job.workers))
 
@@ -39,7 +44,7 @@ def sweep(
     name: str | None = None,
     seed: int = 0,
 ) -> fb.Sweep:
-    """Search the parameters of the click model with the best AUC.
+    """Search the click model's parameters for the best AUC.
 
     Args:
         deadline: Time until all trials end: 90s, 10m, 1h30m. Workers move to the best trials meanwhile. Without a

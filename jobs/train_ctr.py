@@ -1,4 +1,6 @@
-"""Train a two-tower click model on Parquet: your own, or a click log that is made on first use.
+"""Train a two-tower click model on Parquet.
+
+Your own, or a click log that is made on first use.
 
 forebay run jobs/train_ctr.py
 forebay run jobs/train_ctr.py data=s3://lake/clicks label=clicked workers=8 epochs=3
@@ -99,20 +101,26 @@ def train(worker: fb.Worker, features: dict[str, list[str]], buckets: int, dim: 
 
 
 def click_log(rows: int) -> str:
-    """Write the made-up click log, once, and print the best possible AUC on it."""
+    """Write the click log once, and print its best AUC."""
     log = write_click_log(Path("data") / f"clicks-{rows}", rows=rows, progress=say_progress)
     print(f"{log.rows:,} rows in {log.path}; no model can exceed an AUC of {log.best_auc:.4f} on them", flush=True)
     return str(log.path)
 
 
 def say_progress(done: int, total: int) -> None:
-    """Print the progress about ten times. Called after each of 120 row groups."""
+    """Print the progress about ten times.
+
+    Called after each of 120 row groups.
+    """
     if done * 10 // total > (done - total // 120) * 10 // total:
         print(f"writing the click log: {done:,} of {total:,} rows", flush=True)
 
 
 def split_features(manifest: fb.Manifest, label: str, user: list[str] | None) -> dict[str, list[str]]:
-    """Choose the features: floats are dense, integers and strings categorical. Lists and other types are left out."""
+    """Choose the features: floats are dense, integers and strings categorical.
+
+    Lists and other types are left out.
+    """
     kinds = {field.name: kind_of(field.type) for field in manifest.fields if field.name != label}
     names = {kind: [name for name, found in kinds.items() if found == kind] for kind in ("dense", "ids")}
     if user is None:
@@ -135,7 +143,10 @@ def kind_of(type_name: str) -> str:
 
 
 class ClickTower(nn.Module):
-    """Layers that map dense features and embedded ids of one side to a vector [rows, WIDTH]."""
+    """Layers that map one side's features to [rows, WIDTH].
+
+    Features are dense ones and embedded ids.
+    """
 
     def __init__(self, num_inputs: int) -> None:
         super().__init__()
@@ -146,7 +157,9 @@ class ClickTower(nn.Module):
 
 
 class TwoTower(nn.Module):
-    """Logit of a click: the dot product of a user's and an item's vector.
+    """Logit of a click.
+
+    The dot product of a user's and an item's vector.
 
     Both towers see their side's dense features and ids, embedded by one table that all columns share.
     """

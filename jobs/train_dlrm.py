@@ -1,4 +1,6 @@
-"""Train a DLRM on a click log: numbers through a small network, categories through a table shared by all workers.
+"""Train a DLRM on a click log.
+
+Numbers go through a small network, categories through a table shared by all workers.
 
 forebay run jobs/train_dlrm.py
 forebay run jobs/train_dlrm.py data=s3://lake/criteo label=label workers=8 buckets=40000000
@@ -97,16 +99,17 @@ def train(worker: fb.Worker, build: partial[DLRM], lr: float, tables: fb.tables.
 
 
 def click_log(rows: int) -> str:
-    """Write the made-up click log, once, and print the best possible AUC on it."""
+    """Write the click log once, and print its best AUC."""
     log = write_click_log(Path("data") / f"clicks-{rows}", rows=rows)
     print(f"{log.rows:,} rows in {log.path}; no model can exceed an AUC of {log.best_auc:.4f} on them", flush=True)
     return str(log.path)
 
 
 class DLRM(nn.Module):
-    """Logit of a click, from the dense features and the dot products of all pairs of vectors.
+    """Logit of a click.
 
-    The vectors are the rows of the categories, and one that the lower layers make of the dense features.
+    From the dense features and the dot products of all pairs of vectors. The vectors are the rows of the categories,
+    and one that the lower layers make of the dense features.
     """
 
     def __init__(self, num_dense: int, num_categories: int, buckets: int, dim: int) -> None:

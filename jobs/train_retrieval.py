@@ -1,4 +1,6 @@
-"""Train two towers for retrieval: which items does a user visit next? Evaluated by recall@k with an index of FAISS.
+"""Train two towers for retrieval of a user's next visits.
+
+Evaluated by recall@k with an index of FAISS.
 
 forebay run jobs/train_retrieval.py
 forebay run jobs/train_retrieval.py data=s3://lake/visits users=5000000 items=800000 workers=8
@@ -102,10 +104,11 @@ def train(worker: fb.Worker, options: dict[str, Any], lr: float, table_lr: float
 
 
 def in_batch_loss(users: Tensor, items: Tensor, ids: Tensor) -> Tensor:
-    """Cross entropy of each user's own item among the batch's items: [n, dim] and [n, dim] of `ids` [n].
+    """In-batch softmax loss of users [n, dim] and items.
 
-    Another row with the same item does not count as a negative. A frequent item is a negative more often, so the
-    logarithm of its frequency in the batch is subtracted (Yi et al. 2019, "Sampling-bias-corrected neural modeling").
+    Cross entropy of each user's own item among the batch's items [n, dim], whose ids are `ids` [n]. Another row with
+    the same item does not count as a negative. A frequent item is a negative more often, so the logarithm of its
+    frequency in the batch is subtracted (Yi et al. 2019, "Sampling-bias-corrected neural modeling").
     """
     same = ids.unsqueeze(0) == ids.unsqueeze(1)
     scores = users @ items.T - same.sum(1).float().log()
@@ -114,7 +117,10 @@ def in_batch_loss(users: Tensor, items: Tensor, ids: Tensor) -> Tensor:
 
 
 class TwoTowers(nn.Module):
-    """Unit vectors of users and items. Users' vectors are divided by the temperature."""
+    """Unit vectors of users and items.
+
+    Users' vectors are divided by the temperature.
+    """
 
     def __init__(self, users: int, items: int, dim: int, temperature: float) -> None:
         super().__init__()
@@ -142,7 +148,10 @@ def unit(vectors: Tensor) -> Tensor:
 
 @torch.no_grad()
 def recall(worker: fb.Worker, towers: TwoTowers, k: int, index: str) -> dict[str, float]:
-    """Share of held-out visits whose item is among the `k` best of its user. All ranks call it together."""
+    """Recall@`k` on the held-out visits.
+
+    The share of visits whose item is among the `k` best of its user. All ranks call it together.
+    """
     batches = worker.held_out()
     assert batches is not None, "the job has held-out data"
     # Each rank searches for its own users, among all items.
@@ -158,7 +167,10 @@ def recall(worker: fb.Worker, towers: TwoTowers, k: int, index: str) -> dict[str
 
 
 def searcher(items: Tensor, index: str) -> Any:
-    """Return a function of (vectors [n, dim], k) that returns the ids of the best items of each, [n, k]."""
+    """Return a search for the best items.
+
+    A function of (vectors [n, dim], k) that returns item ids [n, k].
+    """
     if index == "exact":
         return lambda vectors, k: (vectors @ items.T).topk(k).indices
     import faiss  # noqa: PLC0415 - an extra
@@ -169,7 +181,10 @@ def searcher(items: Tensor, index: str) -> Any:
 
 
 def write_visits(folder: Path, rows: int, users: int, items: int, seed: int = 0) -> Path:
-    """Write a log of visits, once: a user has two tastes, and prefers the frequent items of each."""
+    """Write a log of visits, once.
+
+    A user has two tastes, and prefers the frequent items of each.
+    """
     if (folder / "visits.parquet").exists():
         return folder
     folder.mkdir(parents=True, exist_ok=True)
@@ -177,8 +192,8 @@ def write_visits(folder: Path, rows: int, users: int, items: int, seed: int = 0)
     tastes = rng.integers(TASTES, size=(users, 2))
     user = rng.integers(users, size=rows)
     taste = tastes[user, rng.integers(2, size=rows)]
-    place = (items // TASTES * rng.random(rows) ** 2).astype(np.int64)
-    table = pa.table({"user": user, "item": place * TASTES + taste})
+    position = (items // TASTES * rng.random(rows) ** 2).astype(np.int64)
+    table = pa.table({"user": user, "item": position * TASTES + taste})
     draft = folder / "visits.draft"
     pq.write_table(table, draft, row_group_size=max(rows // 40, 1))
     draft.rename(folder / "visits.parquet")

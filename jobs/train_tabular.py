@@ -1,4 +1,6 @@
-"""Train on a CSV of people: the 1994 US census (UCI Adult), with its strings and missing values.
+"""Train on a CSV with strings and missing values.
+
+People of the 1994 US census (UCI Adult).
 
 forebay run --driver local jobs/train_tabular.py csv=../shared/data/adult.data
 """
@@ -89,7 +91,10 @@ def train(worker: fb.Worker, sizes: tuple[int, ...], dim: int, lr: float) -> Non
 
 
 def to_parquet(source: Path, target: Path) -> str:
-    """Name the columns, turn ` ?` into nulls, the label into 0 and 1. Written once per version of the source."""
+    """Name the columns, turn ` ?` into nulls, the label into 0 and 1.
+
+    Written once per version of the source.
+    """
     if not source.exists():
         raise InvalidOption(f"csv={str(source)!r} does not exist. Give the path of the UCI file adult.data.")
     if target.exists() and target.stat().st_mtime >= source.stat().st_mtime:
@@ -109,7 +114,10 @@ def to_parquet(source: Path, target: Path) -> str:
 
 
 class Census(nn.Module):
-    """Network over embedded categories, and over numbers both as they are and on a logarithmic scale."""
+    """Network over embedded categories and numbers.
+
+    Numbers enter as they are and on a logarithmic scale.
+    """
 
     def __init__(self, sizes: tuple[int, ...], dim: int) -> None:
         super().__init__()
@@ -125,5 +133,5 @@ class Census(nn.Module):
     def forward(self, batch: fb.Batch) -> Tensor:
         plain = (batch["numbers"] - self.usual) / self.spread
         logarithmic = torch.log1p(batch["numbers"]) * 0.3
-        embedded = [table(batch["ids"][:, place]) for place, table in enumerate(self.tables)]
+        embedded = [table(batch["ids"][:, index]) for index, table in enumerate(self.tables)]
         return self.layers(torch.cat([plain, logarithmic, *embedded], dim=1)).squeeze(1)

@@ -60,7 +60,10 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command. A `ForebayError` is printed without a traceback, and ends the process with its exit code."""
+    """Run the command.
+
+    A `ForebayError` is printed without a traceback, and ends the process with its exit code.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     debug = "--debug" in given
     try:

@@ -44,7 +44,10 @@ def ls(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
 
 @app.command("verify")
 def verify(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
-    """Read every block and verify it. Corrupt ones are set aside and fetched again later. Exits with 1 if any was."""
+    """Read every block and verify it.
+
+    Corrupt ones are set aside and fetched again later. Exits with 1 if any was.
+    """
     cache = _open(path)
     with progress_bar(hidden=as_json) as bar:
         task = bar.add_task("verifying", total=None)
@@ -60,7 +63,10 @@ def clear(
     dataset: Annotated[str | None, typer.Option(help="Only the dataset of this name in `cache ls`.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Empty the cache. Safe while jobs run: blocks that they have mapped stay valid, others are fetched again."""
+    """Empty the cache.
+
+    Safe while jobs run: blocks that they have mapped stay valid, others are fetched again.
+    """
     cache = _open(path)
     if dataset is not None and dataset not in (known := [use.dataset for use in cache.datasets()]):
         raise InvalidOption(f"--dataset {dataset}: this cache holds {known}. `forebay cache ls` lists them.")
@@ -84,7 +90,10 @@ class _Listed:
         self._age_s = max(0.0, time.time() - use.created_at)
 
     def facts(self) -> dict[str, object]:
-        """All facts, for programs. Times are Unix seconds, `age_s` is seconds."""
+        """All facts, for programs.
+
+        Times are Unix seconds, `age_s` is seconds.
+        """
         return asdict(self._use) | {"age_s": self._age_s, "users": [asdict(user) for user in self._users]}
 
     def cells(self) -> tuple[object, ...]:

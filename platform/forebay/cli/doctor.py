@@ -30,9 +30,10 @@ def doctor(
     out: Annotated[Path | None, typer.Option(help="Write an HTML page with a picture to this file.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a job in five ways for a minute, and say which stage limits it: network, transform, gather, copy or compute.
+    """Find the stage that limits a job, in a minute.
 
-    The job's run folder and its cache are not touched. Nothing is saved.
+    Stages are network, transform, gather, copy and compute. The job runs in five ways. The job's run folder and its
+    cache are not touched. Nothing is saved.
     """
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.cli.job_file import job_of  # noqa: PLC0415
@@ -58,7 +59,10 @@ def doctor(
 
 
 def facts_of(diagnosis: Diagnosis) -> dict[str, Any]:
-    """Diagnosis for programs: the verdict, seconds of a step by way and round, gains, and what is behind them."""
+    """Return the diagnosis for programs.
+
+    It has the verdict, seconds of a step by way and round, gains, and the measurements behind them.
+    """
     from forebay.doctor.findings.ways import RoundKind, Way  # noqa: PLC0415
     from forebay.doctor.text import sentence_of  # noqa: PLC0415
 
@@ -86,7 +90,10 @@ def _shown() -> Iterator[Progress]:
 
 @contextmanager
 def _ended_like_an_interrupt() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, so nothing is left behind. Then it ends the process, as without this."""
+    """Treat SIGTERM in the block as Ctrl-C.
+
+    So nothing is left behind. Then it ends the process, as without this.
+    """
     received, before = list[int](), signal.getsignal(signal.SIGTERM)
 
     def interrupt(number: int, _: object) -> None:

@@ -1,4 +1,4 @@
-"""Job or sweep of a job file, made with the `name=value` arguments of a command line."""
+"""Job or sweep of a job file and its arguments."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ from forebay.training.job.recipe import call_for, call_recipe, load_recipe
 
 
 def job_of(path: str, words: Sequence[str]) -> Job:
-    """Call the job file's `job` with `name=value` arguments. Raises `BadJob` for one that is not a parameter."""
+    """Call the job file's `job` with `name=value` arguments.
+
+    Raises `BadJob` for a name that the function has no parameter for.
+    """
     values = values_of(words)
     _import_beside(path)
     with shown_preparations():
@@ -22,7 +25,10 @@ def job_of(path: str, words: Sequence[str]) -> Job:
 
 
 def job_or_sweep_of(path: str, words: Sequence[str]) -> Job | Sweep:
-    """Call the job file's `sweep`, or its `job` if it has none, with `name=value` arguments. Raises as `job_of`."""
+    """Call the job file's `sweep`, or else its `job`.
+
+    Raises as `job_of`.
+    """
     values = values_of(words)
     _import_beside(path)
     with shown_preparations():
@@ -31,7 +37,10 @@ def job_or_sweep_of(path: str, words: Sequence[str]) -> Job | Sweep:
 
 
 def values_of(words: Sequence[str]) -> dict[str, str]:
-    """Values of `name=value` arguments, by name. Raises `BadJob` for anything else, and for a repeated name."""
+    """Values of `name=value` arguments, by name.
+
+    Raises `BadJob` for anything else, and for a repeated name.
+    """
     values: dict[str, str] = {}
     for word in words:
         name, sign, value = word.partition("=")

@@ -32,7 +32,9 @@ _PIPE_WIDTH = 160
 
 
 def print_json(facts: object) -> None:
-    """Print one JSON document on a line of standard output. Numbers that are not finite become null.
+    """Print one JSON document on a line of standard output.
+
+    Numbers that are not finite become null.
 
     Characters outside of ASCII are escaped, so that none steers a terminal. Written at once: a program may follow.
     """
@@ -42,7 +44,10 @@ def print_json(facts: object) -> None:
 
 @contextmanager
 def only_the_document(wanted: bool) -> Iterator[None]:
-    """With `wanted`, redirect output of jobs and their processes to standard error for the duration of the block."""
+    """Redirect standard output to standard error, if `wanted`.
+
+    For the length of the block, also for processes that a job starts.
+    """
     if not wanted:
         yield
         return
@@ -71,7 +76,10 @@ def print_table(
     title: str | None = None,
     justify: Literal["left", "right"] = "left",
 ) -> None:
-    """Print rows under named columns, in several tables if one would be wider than the terminal."""
+    """Print rows under named columns.
+
+    Makes several tables if one would be wider than the terminal.
+    """
     _console().print(FittedTable(columns, rows, title=title, justify=justify))
 
 
@@ -81,14 +89,17 @@ def output_width() -> int:
 
 
 def print_parts(*parts: RenderableType) -> None:
-    """Print objects that rich can draw, one below the other, at the width of the terminal."""
+    """Print rich renderables, one below the other.
+
+    They have the width of the terminal.
+    """
     console = _console()
     for part in parts:
         console.print(part)
 
 
 def print_error(error: ForebayError, *, as_json: bool) -> None:
-    """Print an error to standard error: what happened and what to do, without a traceback."""
+    """Print an error to standard error, without a traceback."""
     if as_json:
         facts = {"error": type(error).__name__, "message": str(error), "facts": error.facts}
         sys.stderr.write(to_json(facts, not_finite=lambda _: None) + "\n")
@@ -97,7 +108,9 @@ def print_error(error: ForebayError, *, as_json: bool) -> None:
 
 
 def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
-    """Progress bar on standard error, so that standard output stays clean for programs. One line per task.
+    """Progress bar on standard error.
+
+    Standard output stays clean for programs. One line per task.
 
     It shows completed and total numbers, with `in_bytes` also the bytes per second, and the remaining time.
     """
@@ -110,7 +123,7 @@ def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
 
 
 class _RateColumn(ProgressColumn):
-    """Bytes per second: the recent rate, and the overall rate at the end."""
+    """Bytes per second: recent, and overall at the end."""
 
     def render(self, task: Task) -> Text:
         rate = task.completed / task.elapsed if task.finished and task.elapsed else task.speed

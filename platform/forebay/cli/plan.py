@@ -1,4 +1,4 @@
-"""`forebay plan`: facts, hash and shuffle quality of a plan, and shares of a mixture."""
+"""`forebay plan`: facts of a plan, shares of a mixture."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ def plan(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show the facts of a plan, or the hash of an epoch. Reads no data, but for --label. `forebay rows` shows rows."""
+    """Show a plan's facts, or an epoch's hash.
+
+    Reads no data, but for --label. `forebay rows` shows rows.
+    """
     if mixture:
         _show_mixture(manifest, parameters or (), as_json=as_json)
         return
@@ -97,7 +100,10 @@ def _show_quality(plan: Plan, epoch: int, batch: int, label: str | None, *, as_j
 
 
 def _setting(word: str) -> tuple[int | None, int | None]:
-    """Lanes and `shuffle_rows`. An empty part is chosen from the data."""
+    """Lanes and `shuffle_rows`.
+
+    An empty part is chosen from the data.
+    """
     lanes, colon, shuffle_rows = word.partition(":")
     if not colon or not all(part.isdecimal() or not part for part in (lanes, shuffle_rows)):
         raise InvalidOption(f"--compare {word}: give LANES:SHUFFLE_ROWS, e.g. 8:4096, 8: or :4096.", compare=word)
@@ -127,7 +133,10 @@ def _of_label(found: ShuffleQuality) -> tuple[str, str]:
 
 
 def _read_numbers(manifest: Manifest, column: str) -> NDArray[np.float64]:
-    """Column of all rows of the files in their order, float64 [rows]. A null is NaN."""
+    """Read a column of all rows, float64 [rows].
+
+    Rows are in the order of the files. A null is NaN.
+    """
     reader = RowGroupReader(manifest)
     parts = [reader.decode(reader.fetch(index, [column])).column(0) for index in range(len(manifest))]
     kind = parts[0].type
@@ -160,7 +169,10 @@ def _show_mixture(path: str, words: Sequence[str], *, as_json: bool) -> None:
 
 
 def _mixture_epoch(plan: Mixture, epoch: int) -> dict[str, dict[str, float]]:
-    """Rows and share of each dataset in an epoch, and its own epochs from the start of the run to the end of it."""
+    """Rows and share of each dataset in an epoch.
+
+    Also its own epochs, from the start of the run to the end of this epoch.
+    """
     before, after = plan.counts(epoch, 0), plan.counts(epoch, plan.num_rows)
     return {
         name: {

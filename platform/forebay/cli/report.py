@@ -1,4 +1,4 @@
-"""`forebay report`: one HTML file about a run, a sweep, or several runs side by side."""
+"""`forebay report`: one HTML file about runs or a sweep."""
 
 from __future__ import annotations
 
@@ -35,10 +35,11 @@ def report(
     ] = False,
     port: Annotated[int, typer.Option(help="Port of --serve on 127.0.0.1. 0: a free one.", min=0, max=65535)] = _PORT,
 ) -> None:
-    """Write one HTML file: curves, where the time went, cache, events with their cost, and what was run.
+    """Write one HTML file about a run or a sweep.
 
-    Several runs are compared side by side, with what differed. Works for runs that are under way, and for those that
-    were killed. With --serve, the page of a run that trains reloads itself until the run has ended.
+    It shows curves, where the time went, cache, events with their cost, and what was run. Several runs are compared
+    side by side, with what differed. Works for runs that are under way, and for those that were killed. With --serve,
+    the page of a run that trains reloads itself until the run has ended.
     """
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.sweep.record.record import load_record  # noqa: PLC0415
@@ -96,9 +97,10 @@ def _of_sweep(path: str, out: str | None) -> dict[str, object]:
 
 
 def _serve(paths: Sequence[str], port: int, *, is_sweep: bool) -> None:
-    """Serve the report of the runs in the folders `paths` until Ctrl-C.
+    """Serve the report of runs until Ctrl-C.
 
-    Raises `InvalidOption` for a sweep, a folder without a run, and a port that cannot be used.
+    `paths` are their folders. Raises `InvalidOption` for a sweep, a folder without a run, and a port that cannot be
+    used.
     """
     # Imported here because they take seconds to import and the other commands do not need them.
     from forebay.training.run_report.live import CachedPage, PageServer, live_page  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""`forebay rows`: rows of a dataset, of a job's data, or of any past step of a run."""
+"""`forebay rows`: rows of a dataset, job or step."""
 
 from __future__ import annotations
 
@@ -69,7 +69,10 @@ def rows(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show rows in the order of training: their names, and the values in their files. One line per row."""
+    """Show names and values of rows, in training order.
+
+    One line per row.
+    """
     if num_rows is not None:
         whole_number("--rows", num_rows, least=1)
     if columns is not None and names_only:
@@ -124,7 +127,10 @@ def _facts(found: SelectedRows, source: str, values: list[dict[str, Any]] | None
 
 
 def _print_rows(found: SelectedRows, values: list[dict[str, Any]] | None, *, is_chosen: bool) -> None:
-    """Print names and values. Without columns `is_chosen`, those that have room on a line."""
+    """Print names and values.
+
+    Without columns `is_chosen`, those that have room on a line.
+    """
     rows: Names = found.located.named()
     width = output_width()
     names = [name_text(row) for row in rows]
@@ -163,7 +169,9 @@ def _left_out_text(names: list[str]) -> str:
 
 
 def value_text(value: object) -> str:
-    r"""One line of at most 24 characters. What steers a terminal is shown as its code.
+    r"""One line of at most 24 characters.
+
+    What steers a terminal is shown as its code.
 
     >>> value_text(0.1234567891), value_text(None), value_text("a\nb\x1b"), value_text([1 / 3, 2])
     ('0.123457', 'null', 'a b\\x1b', '[0.333333, 2]')
@@ -189,7 +197,10 @@ def cut_text(text: str) -> str:
 
 
 def name_text(row: FileRow | FileWindow) -> str:
-    """Name for a table. Of a window of interleaved series, its first spans and the number of the others."""
+    """Name for a table.
+
+    Of a window of interleaved series, its first spans and the number of the others.
+    """
     if isinstance(row, FileRow) or len(row.spans) <= _SPANS:
         return str(row)
     return f"{FileWindow(row.spans[:_SPANS])} and {len(row.spans) - _SPANS} more"
@@ -204,6 +215,6 @@ def name_facts(row: FileRow | FileWindow) -> dict[str, Any]:
 
 
 def name_lines(rows: Names) -> str:
-    """Names of all rows, and of the spans of all windows, one a line."""
+    """Names of rows and windows' spans, one a line."""
     names = [[str(row)] if isinstance(row, FileRow) else list(map(str, row.spans)) for row in rows]
     return "".join(f"{name}\n" for each in names for name in each)

@@ -33,7 +33,9 @@ def run(
     ] = "60s",
     as_json: AsJson = False,
 ) -> None:
-    """Train a job file with its parameters. Ends with a table and a report in the run's folder.
+    """Train a job file with its parameters.
+
+    Ends with a table and a report in the run's folder.
 
     A name that is started twice trains once. Exit code 75: another start has taken over this run.
 

@@ -1,4 +1,4 @@
-"""`forebay ps`, `forebay scale` and `forebay stop`: list and control runs and sweeps on a Ray cluster.
+"""`forebay ps`, `scale` and `stop`: control of runs and sweeps.
 
 The cluster is the one at `RAY_ADDRESS`, or the Ray that runs on this machine, including one that a run started for
 itself. Ray is imported only where it is used, because the other commands do not need it.
@@ -34,7 +34,10 @@ RunName = Annotated[str, typer.Argument(help="Name of the run, as `forebay ps` l
 
 
 def ps(as_json: AsJson = False) -> None:
-    """List the runs of the cluster, and its sweeps with their trials: state, workers, epoch, rows per second."""
+    """List the cluster's runs and sweeps.
+
+    Shows state, workers, epoch and rows per second, and the trials of each sweep.
+    """
     from forebay.sweep.record.status_actor import list_sweeps  # noqa: PLC0415
     from forebay.training.driver.elastic.client import runs  # noqa: PLC0415
 
@@ -61,7 +64,10 @@ def scale(
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """Set the target of a run to N workers. Fewer train from the next checkpoint on, more as soon as they are warm."""
+    """Set the target of a run to N workers.
+
+    Fewer train from the next checkpoint on, more as soon as they are warm.
+    """
     if storage is not None:
         _order(storage, run, as_json, target=workers)
         return
@@ -81,7 +87,9 @@ def stop(
     storage: Storage = None,
     as_json: AsJson = False,
 ) -> None:
-    """End a run, or all trials of a sweep, after the next checkpoint. The same name, run again, continues there.
+    """End a run or a sweep after the next checkpoint.
+
+    The same name, run again, continues there.
 
     A trial that is stopped by the name of its run ends for good. Its sweep continues without it.
     """
@@ -123,7 +131,10 @@ def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:
 
 @contextmanager
 def _cluster(as_json: bool) -> Iterator[None]:
-    """Connect to the cluster for the duration of the block. With `as_json`, Ray's output avoids standard output."""
+    """Connect to the cluster for the duration of the block.
+
+    With `as_json`, Ray's output avoids standard output.
+    """
     from forebay.training.driver.elastic.client import reach_cluster  # noqa: PLC0415
 
     with only_the_document(as_json), reach_cluster():
@@ -131,7 +142,10 @@ def _cluster(as_json: bool) -> Iterator[None]:
 
 
 def _workers(status: RunStatus) -> str:
-    """`2 -> 4 (1 to 8)`: current workers, the target if it differs, the bounds of an elastic job."""
+    """Workers of a run, such as `2 -> 4 (1 to 8)`.
+
+    Current number, the target if it differs, the bounds of an elastic job.
+    """
     bounds = "" if status.min_workers == status.max_workers else f" ({status.min_workers} to {status.max_workers})"
     return f"{workers_text(status.world_size, status.target)}{bounds}"
 
@@ -156,7 +170,10 @@ RUN_COLUMNS: tuple[Column[RunStatus], ...] = (
 
 
 def headline(sweep: SweepStatus) -> str:
-    """`sweep ctr: best auc 0.7312 (a1b2_00003), 4 of 4 slots in use, 2:10 until the deadline`."""
+    """Summary line of a sweep.
+
+    Such as `sweep ctr: best auc 0.7312 (a1b2_00003), 4 of 4 slots in use, 2:10 until the deadline`.
+    """
     best = (
         "no value yet" if sweep.best is None else f"best {sweep.metric} {value_text(sweep.best)} ({sweep.best_trial})"
     )
@@ -168,7 +185,10 @@ def headline(sweep: SweepStatus) -> str:
 
 
 def trial_table(sweep: SweepStatus, runs: Mapping[str, RunStatus]) -> Table:
-    """Table with one row per trial, the best one in bold. `runs` are the running ones, by name."""
+    """Table of trials, the best one in bold.
+
+    `runs` are the running ones, by name.
+    """
     table = TrialTable(status_columns(sweep.metric), sweep.metric, best=sweep.best_trial)
     for trial in sweep.trials:
         table.add_trial(TrialRow.of_status(trial, runs.get(trial.run)))

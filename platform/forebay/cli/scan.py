@@ -1,4 +1,4 @@
-"""`forebay scan`: summary of a dataset, and the manifest that pins it."""
+"""`forebay scan`: a dataset's summary and its manifest."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def scan(
     out: Annotated[Path | None, typer.Option(help="File for the manifest (.json or .parquet).")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the footers of a dataset: row groups, rows, bytes, schema. Writes the manifest."""
+    """Read a dataset's footers, and write its manifest.
+
+    Shows row groups, rows, bytes and schema.
+    """
     with progress_bar(hidden=as_json) as bar:
         task = bar.add_task("reading footers", total=None)
         manifest = scan_source(
@@ -73,7 +76,7 @@ def scan(
 
 
 def _stem(uri: str) -> str:
-    """Last part of a URI that is suitable as a file name.
+    """Last part of a URI usable as a file name.
 
     >>> _stem("s3://lake/clicks/"), _stem("data/*.parquet"), _stem("a/b.parquet")
     ('clicks', 'data', 'b')

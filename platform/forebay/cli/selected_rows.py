@@ -1,4 +1,4 @@
-"""Rows that `forebay rows` shows: of a dataset, of a job's data, or of a step of a run."""
+"""Selection of the rows that `forebay rows` shows."""
 
 from __future__ import annotations
 
@@ -57,13 +57,16 @@ class SelectedRows:
 
     @property
     def ranks(self) -> list[int]:
-        """Rank of each row. Empty if no run has trained them."""
+        """Rank of each row.
+
+        Empty if no run has trained them.
+        """
         return [] if self.rank is None else self.rank.tolist()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Part of an epoch of data that no run has trained.
+    """Part of an epoch of data, without a run.
 
     Without a `step`, the `first` rows of the epoch. Else the rows that a rank, or all, read at that global batch.
     """
@@ -88,7 +91,10 @@ def is_run(path: str) -> bool:
 def rows_of_data(
     source: str, part: Part, *, seed: int, lanes: int | None, batch: int | None, quiet: bool
 ) -> SelectedRows:
-    """Select rows of a dataset, or of a saved manifest (`.json`). `quiet` shows no progress."""
+    """Select rows of a dataset or a saved manifest (`.json`).
+
+    `quiet` shows no progress.
+    """
     if part.step is not None and batch is None:
         raise InvalidOption(f"--step {part.step}: a dataset has no batches. Add --batch, the rows of a global batch.")
     if source.endswith(".json"):
@@ -102,7 +108,10 @@ def rows_of_data(
 
 
 def rows_of_job(path: str, words: Sequence[str], part: Part, *, quiet: bool) -> SelectedRows:
-    """Select rows of a job's data. `quiet` keeps its output from standard output. Raises as `job_of`."""
+    """Select rows of a job's data.
+
+    `quiet` keeps its output from standard output. Raises as `job_of`.
+    """
     # Imported here, as in `rows_of_run`, because torch takes seconds to import and a dataset does not need it.
     from forebay.cli.job_file import job_of  # noqa: PLC0415
 
@@ -113,7 +122,10 @@ def rows_of_job(path: str, words: Sequence[str], part: Part, *, quiet: bool) -> 
 
 
 def rows_of_run(path: str, step: int, rank: int | None, *, is_skipped: bool) -> SelectedRows:
-    """Select the rows of a step of the run in the folder `path`. Raises as `rows_of_step`."""
+    """Select the rows of a run's step.
+
+    `path` is the run's folder. Raises as `rows_of_step`.
+    """
     from forebay.training.runs.rows.step_rows import rows_of_step  # noqa: PLC0415
 
     found = rows_of_step(path, step, is_skipped=is_skipped)

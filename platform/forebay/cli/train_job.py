@@ -1,4 +1,4 @@
-"""Training of a job or a sweep, and output of the result."""
+"""Training of a job or a sweep, and its output."""
 
 from __future__ import annotations
 
@@ -28,9 +28,11 @@ DRIVER = "ray"
 
 
 def train(path: str, words: Sequence[str], *, driver: str | None, start: StartPolicy, as_json: bool) -> None:
-    """Train the job or sweep of a job file. `driver` None is `DRIVER` for a job, and the sweep's own for a sweep.
+    """Train the job or sweep of a job file.
 
-    `start` is for a job: a sweep resumes in one place at a time. Variables of a submitter (`PlacedRun`) apply.
+    `driver` None is `DRIVER` for a job, and the sweep's own for a sweep.
+
+    `start` is for a job: one process at a time runs a sweep. Variables of a submitter (`PlacedRun`) apply.
     """
     if driver is not None:
         named_driver(driver)  # First, because a job may take minutes to write its data.
@@ -48,7 +50,10 @@ def train(path: str, words: Sequence[str], *, driver: str | None, start: StartPo
 
 
 def _prepared(placed: PlacedRun, path: str, words: Sequence[str]) -> Job | Sweep:
-    """Call the job file's function, the first step of a run: it prepares the data. A submitted run shows that."""
+    """Call the job file's function, which prepares the data.
+
+    This is the first step of a run. A submitted run shows its progress.
+    """
     if placed.name is None or placed.storage is None:
         return job_or_sweep_of(path, words)
     with PreparingFile(placed.storage, placed.name) as file, shown_preparations(file.tell):
@@ -56,7 +61,7 @@ def _prepared(placed: PlacedRun, path: str, words: Sequence[str]) -> Job | Sweep
 
 
 def _train_job(job: Job, *, driver: str, as_json: bool) -> None:
-    """Train a job, and print the result and the path of its report."""
+    """Train a job, and print result and report path."""
     with only_the_document(as_json):
         result = run(job, named_driver(driver), callbacks=[Progress()])
     if as_json:
@@ -66,7 +71,10 @@ def _train_job(job: Job, *, driver: str, as_json: bool) -> None:
 
 
 def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:
-    """Run a sweep with a live table of its trials, then print the best trial and the paths."""
+    """Run a sweep, and print its best trial and paths.
+
+    It shows a live table of the trials.
+    """
     with only_the_document(as_json), shown_preparations():
         result = run_sweep(sweep)
     facts = {

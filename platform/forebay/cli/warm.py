@@ -17,7 +17,10 @@ def warm(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read, transform and cache the data of a job, training and held-out, without training."""
+    """Read, transform and cache a job's data, without training.
+
+    Training and held-out data.
+    """
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.cli.warm_cache import warm_job  # noqa: PLC0415
 

@@ -28,7 +28,10 @@ _COUNTED = ("hits", "stores", "bypasses", "peer_hits", "stored_bytes", "source_b
 
 
 def warm_job(path: str, words: Sequence[str], *, all_nodes: bool, as_json: bool) -> bool:
-    """Warm the caches for a job file and print a summary. Returns False if some blocks did not fit."""
+    """Warm the caches for a job file.
+
+    Prints a summary. Returns False if some blocks did not fit.
+    """
     with only_the_document(as_json):
         job = job_of(path, words)
         job.check()
@@ -51,7 +54,10 @@ def _cells(counters: Counters) -> list[str]:
 
 
 def _num_reads(counters: Counters) -> float:
-    """Mean number of row groups that might be read at once. 0 if none was read."""
+    """Mean number of concurrent reads allowed.
+
+    0 if none was read.
+    """
     num_read = counters["stores"] + counters["bypasses"] - counters["peer_hits"]
     return counters["reads_allowed"] / num_read if num_read else 0.0
 
@@ -67,7 +73,10 @@ def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvide
 
 
 def _warm_nodes(job: Job, caches: dict[str, DiskCache | SourceProvider]) -> dict[str, Counters]:
-    """Fill all caches at once with one thread per node: the nodes do the work. Prints a line for each and for all."""
+    """Fill all caches at once, with one thread per node.
+
+    The nodes do the work. Prints a line for each and for all.
+    """
     datas = [job.data] if job.held_out is None else [job.data, job.held_out]
     datasets = [dataset for data in datas for dataset in data.datasets]
     node_bytes = sum(dataset.manifest.num_bytes for dataset in datasets)
@@ -101,7 +110,10 @@ def _warm_node(
 
 
 def _requested(source: BlockSource, block_bytes: Sequence[int]) -> Iterator[int]:
-    """Request every block, a bounded number at a time. Yields the index of each block that has arrived."""
+    """Request every block, a bounded number at a time.
+
+    Yields the index of each block that has arrived.
+    """
     pending: deque[tuple[int, Future[Block]]] = deque()
     pending_bytes = 0
     for index, num_bytes in enumerate(block_bytes):

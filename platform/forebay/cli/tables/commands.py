@@ -1,4 +1,4 @@
-"""`forebay tables`: embedding tables of a job before it trains, and of a run for serving."""
+"""`forebay tables`: plan and export embedding tables."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ def plan_tables(
     steps: Annotated[int, typer.Option(help="Steps of the job whose lookups are counted.")] = 20,
     as_json: AsJson = False,
 ) -> None:
-    """Show each table's unique ids, and bytes, memory and time of each placement.
+    """Show each table's unique ids, and costs of placements.
 
-    The job trains for some steps in this process, with tables that take no memory and are zero. Nothing is saved.
+    Costs are bytes, memory and time. The job trains for some steps in this process, with tables that take no memory and
+    are zero. Nothing is saved.
     """
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.cli.job_file import job_of  # noqa: PLC0415
@@ -60,7 +61,10 @@ def export_tables(
     storage: Annotated[str, typer.Option(help="Storage of the run.")] = "runs",
     as_json: AsJson = False,
 ) -> None:
-    """Write the tables of a run as safetensors and as NumPy arrays, for serving. Needs the memory of a table, twice."""
+    """Write a run's tables as safetensors and NumPy arrays.
+
+    Needs the memory of a table, twice.
+    """
     from forebay.cli.tables.table_export import export_tables_of  # noqa: PLC0415 - imports torch
 
     made = export_tables_of(name, to, storage=storage, step=step)

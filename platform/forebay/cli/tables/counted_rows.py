@@ -1,4 +1,7 @@
-"""Rows of a table that are counted and not there: its use is known before it takes memory."""
+"""Table that counts its lookups and stores no rows.
+
+So its use is known before it takes memory.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,9 @@ from forebay.training.tables.vocabulary.admission import Admission
 
 
 class CountedRows(SharedRows):
-    """Table in one process, whose rows are all zero. It counts the ids of whole global batches.
+    """Table in one process, whose rows are all zero.
+
+    It counts the ids of whole global batches.
 
     `unique` has, for each of `world_sizes`, the unique ids that one rank of it would look up, summed over steps and
     averaged over ranks. `hottest` sums the lookups of the most frequent id of each step. With `admission`, lookups that
@@ -48,14 +53,14 @@ class CountedRows(SharedRows):
 
     @property
     def admitted(self) -> int:
-        """Ids that would have a row, if no row was evicted."""
+        """Number of ids with a row, if none was evicted."""
         if self.admission is None:
             return self.facts.rows
         return min(int((self._counts[1] >= self.admission.min_count).sum()), self.facts.rows)
 
     @property
     def shared(self) -> int:
-        """Lookups of ids that would have no row at the end."""
+        """Number of lookups whose ids end without a row."""
         if self.admission is None:
             return 0
         return int(self._counts[1][self._counts[1] < self.admission.min_count].sum())

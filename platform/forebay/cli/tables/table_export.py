@@ -1,4 +1,7 @@
-"""Export of the embedding tables of a run: rows in the order of their ids, as safetensors and as NumPy arrays."""
+"""Export of a run's embedding tables.
+
+Rows are in the order of their ids, as safetensors and as NumPy arrays.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,9 @@ _SEAL, _IDS, _SHARED = "tables.json", "ids", "shared"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedTable:
-    """Table of an export. `files` are its safetensors, its rows as a NumPy array, and the id of each row.
+    """Table of an export.
+
+    `files` are its safetensors, its rows as a NumPy array, and the id of each row.
 
     An open table has one more, the row of all other ids.
     """
@@ -38,7 +43,10 @@ class ExportedTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedTables:
-    """Folder of exported tables of the checkpoint of `step`. `is_new` is False if it had this content before."""
+    """Folder of exported tables of the checkpoint of `step`.
+
+    `is_new` is False if it had this content before.
+    """
 
     folder: str
     run: str
@@ -48,7 +56,9 @@ class ExportedTables:
 
 
 def export_tables_of(name: str, to: str, *, storage: str = "runs", step: int | None = None) -> ExportedTables:
-    """Write the tables of a checkpoint of the run `name` into the folder `to`.
+    """Write the tables of a checkpoint into the folder `to`.
+
+    The checkpoint is one of the run `name`.
 
     For the table `user`: `user.safetensors` with `weight` float32 [rows, dim] and `ids` int64 [rows], and the same as
     `user.npy` and `user.ids.npy`, which `numpy.load(..., mmap_mode="r")` maps. Rows are in the order of ids. An open
@@ -93,7 +103,10 @@ def _facts(tables: SavedTables, name: str) -> ExportedTable:
 
 
 def _arrays(tables: SavedTables, name: str) -> dict[str, Tensor]:
-    """Return the rows in the order of ids, as lookups find them, and their ids. An open table has a shared row too."""
+    """Return a table's rows and ids, sorted by id.
+
+    Rows are as lookups find them. An open table has a shared row too.
+    """
     pieces = list(tables.pieces(name, with_state=False))
     # An open table may have no row yet.
     ids, order = torch.cat([torch.zeros(0, dtype=torch.int64), *(each.ids for each in pieces)]).sort()

@@ -1,4 +1,7 @@
-"""Plan of a job's tables, before it trains: their use by its own batches, and the cost of each placement."""
+"""Plan of a job's tables, before it trains.
+
+It has their use by the job's own batches, and the cost of each placement.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +37,10 @@ from forebay.training.worker.worker import Worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenPlan:
-    """Ids of an open vocabulary in the counted steps: `distinct` ones, those `admitted`, and bytes of a full table.
+    """Use of an open vocabulary in the counted steps.
 
-    `shared` is the share of lookups whose ids have no row at the end. Evictions are not counted.
+    Ids are `distinct` or `admitted`. `most_bytes` are the bytes of a full table. `shared` is the share of lookups whose
+    ids have no row at the end. Evictions are not counted.
     """
 
     distinct: int
@@ -47,7 +51,9 @@ class OpenPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
-    """Use of one table in a world, as means over the counted steps, and the costs of placements, the cheapest first.
+    """Use of one table, and the cost of each placement.
+
+    Figures are means over the counted steps at one world size. The cheapest placement comes first.
 
     `lookups` are per global batch, `unique` the rows that one rank fetches. `hottest` is the share of the most
     frequent id. `table_bytes` has the rows and the state of their optimizer. `bad` are ids beyond the table, a step.
@@ -64,7 +70,7 @@ class TablePlan:
     opened: OpenPlan | None = None
 
     def memory_bytes(self, placement: str) -> int:
-        """Return the bytes of the table on the rank that holds most of it."""
+        """Return the table's bytes on the fullest rank."""
         return -(-self.table_bytes // self.demand.world_size) if placement == "rows" else self.table_bytes
 
 
@@ -86,7 +92,10 @@ class _NoDriver:
 
 
 class CountingWorker(Worker):
-    """Worker whose tables count lookups and have no rows. Its train function ends after `steps` steps, or an epoch."""
+    """Worker whose tables count lookups and have no rows.
+
+    Its train function ends after `steps` steps, or an epoch.
+    """
 
     def __init__(self, spec: TrainSpec, cache: DiskCache | None, folder: str, world_sizes: Sequence[int]) -> None:
         super().__init__(spec, SingleProcessCollective(), cache, DirectoryStore(folder), _NoDriver())
@@ -124,7 +133,9 @@ class CountingWorker(Worker):
 
 
 def plan_tables_of(job: Job, *, world_sizes: Sequence[int], steps: int) -> dict[int, list[TablePlan]]:
-    """Train a job for some steps in this process, with tables that are zero. Returns the plans for each world size.
+    """Count a job's lookups over some steps, by world size.
+
+    It trains in this process, with tables of zeros. Returns the plans for each world size.
 
     Raises `BadJob` for a model without tables, and as the train function does.
     """
@@ -186,7 +197,10 @@ def _opened(counted: CountedRows, optimizer: RowOptimizer) -> OpenPlan | None:
 
 
 def _bytes_of(counted: CountedRows, optimizer: RowOptimizer, rows: int) -> int:
-    """Return the bytes of so many rows over all ranks: rows and state, and of an open vocabulary index and sketch."""
+    """Return the bytes of `rows` rows over all ranks.
+
+    Rows and their state, and index and sketch of an open vocabulary.
+    """
     facts = counted.facts
     if counted.admission is None:
         return rows * facts.row_bytes(optimizer)

@@ -1,4 +1,7 @@
-"""Made-up conversations to fine-tune on. Each answer is a function of its question, so exact matches can be counted."""
+"""Made-up conversations to fine-tune on.
+
+Each answer is a function of its question, so exact matches can be counted.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +31,19 @@ Message = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChatFiles:
-    """Written conversations: JSON Lines files of `training` and `held_out` rows `{"id", "messages"}`."""
+    """JSON Lines files of conversations: `training` and `held_out`.
+
+    A row is `{"id", "messages"}`.
+    """
 
     training: Path
     held_out: Path
 
 
 def write_chats(folder: str | os.PathLike[str], *, chats: int = 4000, held_out: int = 256, seed: int = 0) -> ChatFiles:
-    """Write made-up conversations to the local `folder`, as JSON Lines. Files that are there already are kept.
+    """Write made-up conversations to a folder, as JSON Lines.
+
+    Files that are there already are kept.
 
     The names of the files hold the arguments, and the bytes depend on the arguments alone. No row of the held-out file
     is a row of the other one. Raises `InvalidOption` for sizes below 1, `OSError` if a file cannot be written.
@@ -43,10 +51,10 @@ def write_chats(folder: str | os.PathLike[str], *, chats: int = 4000, held_out: 
     for option, value in (("chats", chats), ("held_out", held_out)):
         if value < 1:
             raise InvalidOption(f"write_chats({option}={value}): give at least 1.", option=option)
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
     name = f"{chats}-{held_out}-{seed}.jsonl"
-    files = ChatFiles(training=place / f"training-{name}", held_out=place / f"held-out-{name}")
+    files = ChatFiles(training=target / f"training-{name}", held_out=target / f"held-out-{name}")
     if not (files.training.exists() and files.held_out.exists()):
         rows = unique_chats(chats + held_out, seed)
         write_atomically(str(files.held_out), _lines(rows[:held_out]))
@@ -55,17 +63,18 @@ def write_chats(folder: str | os.PathLike[str], *, chats: int = 4000, held_out: 
 
 
 def write_pairs(folder: str | os.PathLike[str], *, pairs: int = 2000, held_out: int = 128, seed: int = 0) -> ChatFiles:
-    """Write pairs of answers to the local `folder`: rows `{"prompt", "chosen", "rejected"}`, the first one right.
+    """Write pairs of answers to a folder, as JSON Lines.
 
-    The other answer is right for another question. Files that are there already are kept. Raises as `write_chats`.
+    A row is `{"prompt", "chosen", "rejected"}`. The chosen answer is right. The other answer is right for another
+    question. Files that are there already are kept. Raises as `write_chats`.
     """
     for option, value in (("pairs", pairs), ("held_out", held_out)):
         if value < 1:
             raise InvalidOption(f"write_pairs({option}={value}): give at least 1.", option=option)
-    place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
+    target = Path(folder)
+    target.mkdir(parents=True, exist_ok=True)
     name = f"{pairs}-{held_out}-{seed}.jsonl"
-    files = ChatFiles(training=place / f"pairs-{name}", held_out=place / f"held-out-pairs-{name}")
+    files = ChatFiles(training=target / f"pairs-{name}", held_out=target / f"held-out-pairs-{name}")
     if not (files.training.exists() and files.held_out.exists()):
         chats = unique_chats(pairs + held_out + 1, seed)
         rows = [_pair(messages, other) for messages, other in pairwise(chats)]
@@ -90,7 +99,10 @@ def unique_chats(count: int, seed: int) -> list[list[Message]]:
 
 
 def made_up_chats(seed: int) -> Iterator[list[Message]]:
-    """Conversations without end: 1 to 3 questions, each with its answer, a third of them after a system message."""
+    """Endless made-up conversations.
+
+    Each has 1 to 3 questions with their answers. A third of them begin with a system message.
+    """
     rng = np.random.default_rng(seed)
     while True:
         messages: list[Message] = []

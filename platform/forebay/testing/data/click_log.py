@@ -1,4 +1,7 @@
-"""Click log of any size to train on. Its best reachable AUC is known."""
+"""Click log of any size to train on.
+
+Its best reachable AUC is known.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,10 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClickLog:
-    """Finished log: its folder of Parquet files, its rows, and the AUC of the true probabilities of its labels."""
+    """A finished click log.
+
+    Its folder of Parquet files, its rows, and the AUC of the true probabilities of its labels.
+    """
 
     path: Path
     rows: int
@@ -62,7 +68,10 @@ class _Shape:
 
 @dataclass(slots=True)
 class _Scores:
-    """Numbers of clicks and skips by true probability, in fixed bins: memory does not grow with the log."""
+    """Clicks and skips by true probability, in fixed bins.
+
+    Memory does not grow with the log.
+    """
 
     clicks: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(SCORE_BINS, np.int64))
     skips: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(SCORE_BINS, np.int64))
@@ -73,7 +82,10 @@ class _Scores:
         self.skips += np.bincount(bins[~clicked], minlength=SCORE_BINS)
 
     def auc(self) -> float:
-        """Share of (click, skip) pairs in the right order. Pairs of one bin count half. 0.5 without any pair."""
+        """Share of (click, skip) pairs in the right order.
+
+        Pairs of one bin count half. 0.5 without any pair.
+        """
         pairs = int(self.clicks.sum()) * int(self.skips.sum())
         skips_below = np.cumsum(self.skips) - self.skips
         ordered = float(self.clicks @ (skips_below + 0.5 * self.skips))
@@ -89,7 +101,9 @@ def write_click_log(
     seed: int = 0,
     progress: Progress | None = None,
 ) -> ClickLog:
-    """Write a click log to the local `folder` and return it. Returns at once if the same log already exists.
+    """Write a click log to a folder and return it.
+
+    Returns at once if the same log already exists.
 
     Columns: `f0`..`f12` float32, `c0`..`c25` int64 ids with power-law frequencies over 10 to 50,000 ids, `clicked` int8
     (0 or 1, about a quarter 1), drawn from `HiddenTowers`. The bytes depend on the arguments alone. With fewer `rows`
@@ -120,7 +134,10 @@ def write_click_log(
 
 
 def _finished(target: Path, shape: _Shape) -> ClickLog | None:
-    """Return the log in `target` if it is the requested one, None if there is none yet."""
+    """Return the requested log in `target`, or None.
+
+    None if there is no log yet.
+    """
     try:
         facts = json.loads((target / FACTS_FILE).read_text())
     except FileNotFoundError:
@@ -172,7 +189,10 @@ def _write_files(folder: Path, shape: _Shape, progress: Progress | None) -> floa
 
 
 def _shares(rows: int, parts: int) -> Iterator[int]:
-    """Cut rows into parts that differ by at most one. Empty parts are left out."""
+    """Cut rows into parts that differ by at most one.
+
+    Empty parts are left out.
+    """
     for part in range(min(parts, rows)):
         yield rows // parts + (part < rows % parts)
 

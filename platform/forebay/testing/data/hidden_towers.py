@@ -1,4 +1,4 @@
-"""Two towers that decide on the clicks in a made-up click log."""
+"""Two towers that decide the clicks of a log."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ RARITY = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerLaw:
-    """Ids 0..num_ids-1, the most frequent first, id i with a share close to (i + 1) ** -exponent.
+    """Power-law distribution of ids 0..num_ids-1.
+
+    The most frequent comes first: id i has a share close to (i + 1) ** -exponent.
 
     >>> PowerLaw(num_ids=3, exponent=1.1).shares().round(2).tolist()
     [0.52, 0.29, 0.2]
@@ -42,7 +44,10 @@ class PowerLaw:
     exponent: float
 
     def ids(self, uniform: npt.NDArray[np.float64]) -> Ids:
-        """Turn uniform numbers of [0, 1) into ids, by the inverse of a Pareto distribution cut at `num_ids`."""
+        """Turn uniform numbers of [0, 1) into ids.
+
+        By the inverse of a Pareto distribution cut at `num_ids`.
+        """
         power = 1.0 - self.exponent
         span = (self.num_ids + 1.0) ** power - 1.0
         ranks = (1.0 + uniform * span) ** (1.0 / power)
@@ -64,13 +69,19 @@ ID_LAWS = tuple(PowerLaw(num_ids=num_ids, exponent=EXPONENT) for num_ids in CARD
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenTower:
-    """Vector per row: a constant, a linear map of the floats, and one table of vectors per categorical feature."""
+    """One vector per row.
+
+    It is the sum of a constant, a linear map of the floats, and one table of vectors per categorical feature.
+    """
 
     weights: Floats  # [floats, DIMENSIONS]
     tables: tuple[Floats, ...]  # per feature [num_ids, DIMENSIONS]
 
     def vectors(self, floats: Floats, ids: Ids) -> Floats:
-        """Return float32 [rows, DIMENSIONS] for `floats` [rows, floats] and `ids` [features, rows]."""
+        """Return vectors float32 [rows, DIMENSIONS].
+
+        For `floats` [rows, floats] and `ids` [features, rows].
+        """
         vectors: Floats = OFFSET + floats @ self.weights
         for table, feature_ids in zip(self.tables, ids, strict=True):
             vectors += table[feature_ids]
@@ -79,10 +90,11 @@ class HiddenTower:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenTowers:
-    """True model: the user tower sees the first half of the features, the item tower the other half.
+    """The true model of the clicks.
 
-    The logit is the dot product of both plus a bias. Every feature has mean zero under its own distribution. So the
-    click rate does not depend on the vector that the most frequent id happened to draw.
+    The user tower sees the first half of the features, the item tower the other half. The logit is the dot product of
+    both plus a bias. Every feature has mean zero under its own distribution. So the click rate does not depend on the
+    vector that the most frequent id happened to draw.
     """
 
     user: HiddenTower
@@ -98,7 +110,10 @@ class HiddenTowers:
         )
 
     def probabilities(self, floats: Floats, ids: Ids) -> npt.NDArray[np.float64]:
-        """Probability of a click, float64 [rows], for `floats` [rows, 13] and `ids` [26, rows]."""
+        """Probability of a click, float64 [rows].
+
+        For `floats` [rows, 13] and `ids` [26, rows].
+        """
         split = len(USER_CARDINALITIES)
         user = self.user.vectors(floats[:, :USER_FLOATS], ids[:split])
         item = self.item.vectors(floats[:, USER_FLOATS:], ids[split:])
@@ -122,7 +137,10 @@ def _draw_tower(rng: np.random.Generator, num_floats: int, laws: tuple[PowerLaw,
 
 
 def _draw_tables(rng: np.random.Generator, laws: tuple[PowerLaw, ...]) -> Iterator[npt.NDArray[np.float64]]:
-    """Yield a table per feature: mean 0, and variance 1 per dimension, under the feature's own distribution of ids."""
+    """Yield a table of vectors per feature.
+
+    Mean 0 and variance 1 per dimension, under the feature's own distribution of ids.
+    """
     for law in laws:
         shares = law.shares()
         table = rng.standard_normal((law.num_ids, DIMENSIONS))

@@ -1,4 +1,7 @@
-"""Jobs that train in a second and can be disturbed at a step. Their model counts the rows that shaped it."""
+"""Short jobs that can be disturbed at a step.
+
+They train in a second. Their model counts the rows that shaped it.
+"""
 
 from __future__ import annotations
 
@@ -45,10 +48,11 @@ BenchOrder = Literal["rows", "mixture"]
 
 
 class DriverBench:
-    """Maker of jobs of 120 rows per epoch below `folder`, and reader of what their runs left behind.
+    """Short jobs for tests, and what their runs leave behind.
 
-    A second bench in the same folder, even in another process, makes the same jobs. Rows come from one dataset, or
-    from a mixture of two whose weights change during the run. An augment adds noise to each of them.
+    An epoch has 120 rows. All files are below `folder`. A second bench in the same folder, even in another process,
+    makes the same jobs. Rows come from one dataset, or from a mixture of two whose weights change during the run. An
+    augment adds noise to each of them.
     """
 
     def __init__(self, folder: Path, order: BenchOrder = "rows") -> None:
@@ -73,7 +77,9 @@ class DriverBench:
         step_s: float = 0.0,
         **options: Any,
     ) -> Job:
-        """Make a job of two epochs with a checkpoint every 3 steps. Each step takes at least `step_s` seconds.
+        """Make a job of two epochs.
+
+        It has a checkpoint every 3 steps. Each step takes at least `step_s` seconds.
 
         After step `at_step` this happens to the last rank: `raise` (a `ValueError`),
         `hang`, `kill` (SIGKILL, once) or `kill always`.
@@ -93,11 +99,17 @@ class DriverBench:
         return Job(name=name, **(defaults | options))
 
     def rows(self, name: str) -> dict[str, list[int]]:
-        """Ids of the rows that shaped the model, by `step-rank`. A repeated step counts once."""
+        """Ids of the trained rows, by `step-rank`.
+
+        A repeated step counts once.
+        """
         return {path.name: json.loads(path.read_text()) for path in sorted((self._folder / "rows" / name).glob("0*"))}
 
     def trained(self, name: str) -> dict[int, list[int]]:
-        """Ids of the rows of each step over all ranks, sorted. A repeated step counts as its last attempt."""
+        """Sorted ids of each step's rows, over all ranks.
+
+        A repeated step counts as its last attempt.
+        """
         sizes = {each.step: each.size for each in self.attempts(name)}
         rows = self.rows(name)
         return {
@@ -106,7 +118,10 @@ class DriverBench:
         }
 
     def planned(self, epochs: int, plan: Order | None = None) -> dict[int, list[int]]:
-        """Ids of the rows of each step, sorted, according to the plan, by default the jobs'."""
+        """Sorted ids of each step's rows in a plan.
+
+        By default the jobs' plan.
+        """
         plan, steps = plan or self._data.plan, dict[int, list[int]]()
         for epoch in range(epochs):
             position = 0
@@ -116,7 +131,7 @@ class DriverBench:
         return steps
 
     def attempts(self, name: str) -> list[StepAttempt]:
-        """Every step that a rank has made or tried to make, in order."""
+        """Every step that a rank made or tried, in order."""
         path = self._folder / "rows" / name / ATTEMPTS
         return [StepAttempt.from_line(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -131,13 +146,13 @@ class DriverBench:
         return sum(tries.values()) - len(tries)
 
     def happened_at(self, name: str) -> float:
-        """Unix time in seconds of the event that disturbed the job."""
+        """Unix time in seconds of the job's disturbance."""
         return happened_at(self._folder / "rows" / name)
 
     def assert_every_row_once(self, result: Result) -> None:
-        """Assert that each row of the plan shaped the model of the newest checkpoint once: rows of whole epochs, and
-        the first ones of the next epoch.
+        """Assert that each row of the plan was trained once.
 
+        Rows of whole epochs, and the first ones of the next epoch, shaped the model of the newest checkpoint once.
         The counts come from the model itself: see `CountingModel`. Every loss must be finite, too.
         """
         commit = newest_commit(result)
@@ -155,9 +170,10 @@ class DriverBench:
         assert all(math.isfinite(number) for number in numbers), f"{result.name}: a loss is not finite"
 
     def assert_like_undisturbed(self, result: Result, tolerance: float | None = None) -> None:
-        """Assert that the newest checkpoint's model equals an undisturbed run's, up to the order of sums.
+        """Assert that the model equals an undisturbed run's.
 
-        Numbers may differ by 1e-4 and a thousandth, or by `tolerance` and that share.
+        The model of the newest checkpoint, up to the order of sums. Numbers may differ by 1e-4 and a thousandth, or by
+        `tolerance` and that share.
         """
         rtol, atol = (1e-3, 1e-4) if tolerance is None else (tolerance, tolerance)
         commit, ours = newest_commit(result), weights(result)
@@ -184,7 +200,10 @@ class DriverBench:
 
 
 def add_noise(batch: dict[str, Any], rng: RowRandom) -> dict[str, Any]:
-    """Augment of the jobs. A row that got other noise at another world or after a kill would change the model."""
+    """Augment of the jobs.
+
+    A row that got other noise at another world or after a kill would change the model.
+    """
     batch["inputs"] += rng.normal(0.0, 0.5, 3)
     return batch
 
@@ -198,7 +217,10 @@ def _plan(manifest: Manifest, order: BenchOrder) -> Order:
 
 
 def _ids(plan: Order, epoch: int, start: int, stop: int) -> np.ndarray:
-    """Ids of the rows among positions `start` to `stop` of an epoch. They count rows in the order of blocks."""
+    """Ids of rows at positions `start` to `stop`.
+
+    They count rows in the order of blocks.
+    """
     first = np.cumsum(plan.block_rows) - plan.block_rows
     found = plan.positioned_rows(epoch, start, stop, range(plan.lanes))
     ids: np.ndarray = first[found.block] + found.row

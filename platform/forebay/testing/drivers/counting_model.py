@@ -1,4 +1,4 @@
-"""Model that counts, in its own parameters, the rows that have changed it."""
+"""Model that counts its training rows in its parameters."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ MOST_EPOCHS = 256
 
 
 class CountingModel(nn.Module):
-    """Least squares on three inputs, and `counts` [MOST_EPOCHS, num_rows]: how often each row changed it in each epoch.
+    """Least squares on three inputs, with counts of rows.
+
+    `counts` [MOST_EPOCHS, num_rows]: how often each row changed the model in each epoch.
 
     A row's count increases by one through its gradient and the optimizer, like every other parameter. It is rolled back
     with the model. A row that is lost, repeated or wrongly weighted on any number of ranks shows as a count that is not
@@ -28,18 +30,21 @@ class CountingModel(nn.Module):
         self.layer = nn.Linear(3, 1)
 
     def forward(self, batch: Mapping[str, Tensor], epoch: int) -> tuple[Tensor, Tensor]:
-        """Return predictions [rows], and the counts of the batch's rows [rows]."""
+        """Return predictions and counts of a batch, both [rows]."""
         return self.layer(batch["inputs"])[:, 0], self.counts[epoch, batch["row"][:, 0].long()]
 
 
 def build_optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
-    """Build an optimizer with momentum for the model and none for the counts."""
+    """Build an optimizer with momentum, without it for `counts`."""
     counts, *others = parameters
     return SGD([{"params": [counts], "lr": 1.0}, {"params": others, "lr": 0.01, "momentum": 0.9}])
 
 
 def train_step(model: nn.Module, optimizer: Optimizer, batch: Batch, world_size: int) -> Tensor:
-    """Make one step on this rank's part of a global batch. Returns its loss."""
+    """Make one step on this rank's rows.
+
+    Returns its loss.
+    """
     predicted, counts = model(batch, batch.epoch)
     loss: Tensor = ((predicted - batch["label"]) ** 2).mean() * batch.weight
     # Gradients are averaged over ranks. The dummy row of an empty part does not count.

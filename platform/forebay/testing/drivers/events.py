@@ -1,4 +1,7 @@
-"""Train function of `DriverBench`. It logs every step, and an event may disturb it at one."""
+"""Train function of `DriverBench`.
+
+It logs every step, and an event may disturb it at one.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ HAPPENED = "happened"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepAttempt:
-    """Attempt of one rank at one step: it has taken the optimizer's step and is about to commit."""
+    """One rank's attempt at one step.
+
+    It has taken the optimizer's step and is about to commit.
+    """
 
     time: float
     step: int
@@ -39,20 +45,29 @@ class StepAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbance:
-    """Disturbance of a job after step `at_step`, by `event`, on the last rank. See `DriverBench.job`."""
+    """Disturbance of a job by `event` after step `at_step`.
+
+    It hits the last rank. See `DriverBench.job`.
+    """
 
     at_step: int = -1
     event: str = ""
 
 
 class StepRecord:
-    """Log of the steps of one rank in the folder `log`, which all ranks share. `disturbance` happens at its step."""
+    """Log of one rank's steps.
+
+    All ranks share the folder `log`. `disturbance` happens at its step.
+    """
 
     def __init__(self, worker: Worker, log: str, disturbance: Disturbance, step_s: float) -> None:
         self._worker, self._log, self._disturbance, self._step_s = worker, Path(log), disturbance, step_s
 
     def write(self, values: object) -> None:
-        """Write `values` of the present step, before its commit: a file per step and rank, and one line."""
+        """Write `values` of the present step, before its commit.
+
+        It writes a file per step and rank, and one line.
+        """
         time.sleep(self._step_s)
         step, world = self._worker.step, self._worker.world
         (self._log / f"{step:05}-{world.rank}").write_text(json.dumps(values))
@@ -66,7 +81,10 @@ class StepRecord:
 
 
 def recording_train(worker: Worker, *, num_rows: int, log: str, disturbance: Disturbance, step_s: float) -> None:
-    """Train by least squares. Writes per step and rank one file with the ids of its rows, and one line."""
+    """Train by least squares.
+
+    Writes per step and rank one file with the ids of its rows, and one line.
+    """
     model, optimizer = worker.setup(CountingModel(num_rows), build_optimizer)
     steps = StepRecord(worker, log, disturbance, step_s)
     for batch in worker.loader():

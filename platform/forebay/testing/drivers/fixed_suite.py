@@ -1,4 +1,4 @@
-"""Laws of `Driver` for a fixed number of workers, as tests."""
+"""Laws of `Driver` for a fixed world, as tests."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ class Heard(list[Event]):
 
 
 class FixedSuite:
-    """Laws of every driver, for a fixed number of workers. Part of `forebay.testing.drivers.suite.DriverSuite`.
+    """Laws of every driver, for a fixed number of workers.
 
-    No process may be left after a test.
+    Part of `forebay.testing.drivers.suite.DriverSuite`. No process may be left after a test.
     """
 
     def make_driver(self) -> Driver:
@@ -56,7 +56,10 @@ class FixedSuite:
 
     @pytest.fixture(autouse=True)
     def nothing_left(self) -> Iterator[None]:
-        """Wait a few seconds for processes to end after a test, then assert that none is left."""
+        """Assert that a test leaves no process.
+
+        Waits a few seconds for processes to end.
+        """
         yield
         deadline = time.monotonic() + GRACE_S
         while (left := self.leftovers()) and time.monotonic() < deadline:
@@ -67,7 +70,10 @@ class FixedSuite:
 
     @pytest.fixture
     def bench(self, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> DriverBench:
-        """Data, jobs and runs, shared by all tests of the class that train in the same order."""
+        """Data, jobs and runs that tests share.
+
+        All tests of the class that train in the same order have the same bench.
+        """
         key: tuple[type[FixedSuite], BenchOrder] = type(self), getattr(request, "param", "rows")
         if key not in self.shared:
             self.shared[key] = DriverBench(tmp_path_factory.mktemp("driver"), key[1])
@@ -75,7 +81,10 @@ class FixedSuite:
 
     @pytest.fixture
     def calm(self, bench: DriverBench) -> Result:
-        """An undisturbed run. Trained once, looked up by name from then on."""
+        """An undisturbed run.
+
+        Trained once, looked up by name from then on.
+        """
         return self.run(bench, "calm")
 
     def run(self, bench: DriverBench, name: str, *callbacks: Callback, **options: object) -> Result:
@@ -187,7 +196,7 @@ class FixedSuite:
 
     @in_each_order
     def test_run_that_died_goes_on_in_other_worlds(self, bench: DriverBench) -> None:
-        """The weights of the mixture change while one worker trains, and when three go on."""
+        """The mixture's weights change with one worker, then with three."""
         deaths = ((2, 3, "kill always"), (1, 10, "raise"), (3, 12, "kill always"))
         for workers, at_step, event in deaths:
             options = {"at_step": at_step, "event": event, "max_failures": 0, "checkpoint_every": 1}
@@ -226,7 +235,10 @@ class FixedSuite:
 
 @contextmanager
 def ends_within(limit_s: float) -> Iterator[None]:
-    """Interrupt the main thread after `limit_s` seconds: a driver that hangs must fail only one test."""
+    """Interrupt the main thread after `limit_s` seconds.
+
+    A driver that hangs must fail only one test.
+    """
     late = threading.Event()
 
     def interrupt() -> None:
@@ -248,7 +260,10 @@ def ends_within(limit_s: float) -> Iterator[None]:
 
 
 def assert_same_model(left: Result, right: Result) -> None:
-    """Assert that the newest checkpoints hold bit-equal parameters, and that all epochs have the same metrics."""
+    """Assert bit-equal parameters and equal metrics of all epochs.
+
+    The parameters are of the newest checkpoints.
+    """
     ours, theirs = weights(left), weights(right)
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -1,4 +1,4 @@
-"""Ray cluster of a few small nodes on this machine, some of which can be removed."""
+"""Ray cluster of small, removable nodes on this machine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ ALIVE_S = 60.0
 
 
 class SmallNodes:
-    """Ray cluster of a head, with this process as its driver, and other nodes. `close` ends all of them.
+    """Ray cluster of a head and other nodes.
+
+    This process is its driver. `close` ends all of them.
 
     A killed node is known to be dead after two seconds. Ray's default is fifteen.
 
@@ -77,7 +79,10 @@ class SmallNodes:
         return str(node.node_id)
 
     def kill(self, node_id: str) -> None:
-        """End all processes of a node at once without notice, like a loss of power."""
+        """End all processes of a node without notice.
+
+        Like a loss of power.
+        """
         node = self._pop(node_id)
         for raylet in node.all_processes["raylet"]:
             for worker in _children(raylet.process.pid):
@@ -86,7 +91,10 @@ class SmallNodes:
         self._cluster.remove_node(node, allow_graceful=False)
 
     def announce_drain(self, node_id: str, deadline_s: float) -> None:
-        """Announce that a node will be removed at `deadline_s`, Unix time, as a cloud does."""
+        """Announce that a node will be removed at `deadline_s`.
+
+        Unix time, as a cloud does.
+        """
         reason = autoscaler_pb2.DrainNodeReason.DRAIN_NODE_REASON_PREEMPTION
         accepted = GcsClient(address=self.address).drain_node(node_id, reason, "taken back", int(deadline_s * 1000))
         assert accepted[0] if isinstance(accepted, tuple) else accepted, f"the drain was refused: {accepted}"
@@ -102,7 +110,10 @@ class SmallNodes:
 
 
 def kill_stores(run: str) -> int:
-    """End the memory stores of a run without an upload, stores of parts too. Returns their number."""
+    """End a run's memory stores without an upload.
+
+    Stores of parts too. Returns their number.
+    """
     stores = list(stores_of(run).values())
     assert stores, f"run {run!r} has no checkpoint in memory"
     stores += part_stores_of(run).values()

@@ -1,4 +1,7 @@
-"""Laws of a run that is started twice: it trains once, and an attempt that was taken over keeps nothing more."""
+"""Laws of a run that is started twice.
+
+It trains once, and an attempt that was taken over saves nothing more.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ STEP_S = 0.05
 
 
 class OnceSuite:
-    """Laws of every driver for two starts of one name, in two processes. Override `make_driver` and `driver_path`.
+    """Laws of every driver for two starts of one name.
+
+    The starts are in two processes. Override `make_driver` and `driver_path`.
 
     `environment` has variables for the other process, and `options` are of its job, such as another storage.
     """
@@ -49,7 +54,10 @@ class OnceSuite:
         return DriverBench(tmp_path_factory.mktemp("once"))
 
     def test_stopped_attempt_is_taken_over_and_ends_itself(self, once_bench: DriverBench) -> None:
-        """The first process is stopped for longer than `takeover_s`, and goes on after the run has finished."""
+        """A suspended process wakes after the run has finished.
+
+        It is stopped for longer than `takeover_s`.
+        """
         bench, common = once_bench, {"epochs": 3, "storage_every_s": 0.1, "checkpoint_every": 1, **self.options()}
         first = self._other(bench, "silent", common | {"step_s": 4 * STEP_S})
         try:
@@ -94,6 +102,6 @@ class OnceSuite:
 
 
 def number_of_attempts(run: str) -> int:
-    """Number of the newest attempt at the run in folder `run`."""
+    """Number of the newest attempt in folder `run`."""
     newest = AttemptFiles(run).newest()
     return 0 if newest is None else newest.number

@@ -1,4 +1,4 @@
-"""Driver in a process of its own, so that a test can kill it.
+"""Driver in a process that a test can kill.
 
 python -m forebay.testing.drivers.process DRIVER forebay.testing.drivers.bench:DriverBench FOLDER rows NAME '{}'
 """
@@ -25,7 +25,10 @@ FENCED_CODE = Fenced.exit_status
 
 
 class DriverProcess:
-    """Process that runs the job `name` of the bench in `folder`. `driver` names a class as `module:Class`."""
+    """Process that runs a job of the bench.
+
+    The job is `name` of the bench in `folder`. `driver` names a class as `module:Class`.
+    """
 
     def __init__(
         self, driver: str, bench: DriverBench, name: str, environment: Mapping[str, str], **options: object
@@ -45,7 +48,10 @@ class DriverProcess:
         return self._log.read_text()
 
     def wait_for(self, step: int) -> None:
-        """Wait until `step` is reached. Raises if the process ends before."""
+        """Wait until `step` is reached.
+
+        Raises if the process ends before.
+        """
         deadline = time.monotonic() + PATIENCE_S
         while not any(each.step >= step for each in self._bench.attempts(self._name)):
             assert self._process.poll() is None, f"the driver ended early: {self.output[-2000:]}"
@@ -53,7 +59,10 @@ class DriverProcess:
             time.sleep(0.02)
 
     def kill_at(self, step: int) -> None:
-        """Kill the process (SIGKILL) once `step` is reached. Raises if it ends before."""
+        """Kill the process (SIGKILL) once `step` is reached.
+
+        Raises if it ends before.
+        """
         try:
             self.wait_for(step)
         finally:
@@ -68,7 +77,10 @@ class DriverProcess:
         self._process.send_signal(signal.SIGCONT)
 
     def exit_code(self) -> int:
-        """Wait for the end of the process. Returns its exit code."""
+        """Wait for the end of the process.
+
+        Returns its exit code.
+        """
         return self._process.wait(PATIENCE_S)
 
     def kill(self) -> None:
@@ -78,7 +90,9 @@ class DriverProcess:
 
 
 def main() -> None:
-    """Run the job given on the command line. Exits with code 75 if another attempt has taken over.
+    """Run the job given on the command line.
+
+    Exits with code 75 if another attempt has taken over.
 
     Of its options, `start` are fields of `StartPolicy`, and `ask_s` is the time between two questions of the fence.
     """

@@ -1,4 +1,7 @@
-"""Processes of a Ray node on this machine that can be suspended and ended together. Needs no Ray in this process."""
+"""Processes of a Ray node, suspended and ended together.
+
+Needs no Ray in this process.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,10 @@ HEAD_PORTS = ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-clie
 
 
 class NodeProcesses:
-    """A command that starts a Ray node or talks to one, and all that it started, directly or not."""
+    """A Ray command and all processes that it started.
+
+    The command starts a Ray node or talks to one. Its processes may be indirect descendants.
+    """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str], output: BinaryIO | int) -> None:
         # The entry point of a Ray job is `python` of the node's PATH.
@@ -45,7 +51,10 @@ class NodeProcesses:
                 process.send_signal(number)
 
     def processes(self) -> list[psutil.Process]:
-        """Processes that run. One whose parent has ended is known if it was seen before."""
+        """Processes that run.
+
+        One whose parent has ended is known if it was seen before.
+        """
         with suppress(psutil.NoSuchProcess):
             head = psutil.Process(self.command.pid)
             self._seen |= {each.pid: each for each in (head, *head.children(recursive=True))}
@@ -58,12 +67,15 @@ class NodeProcesses:
 
 
 def head_options() -> dict[str, int]:
-    """Free ports for the options `HEAD_PORTS` of `ray start --head`."""
+    """Free ports for `HEAD_PORTS` of `ray start --head`."""
     return dict(zip(HEAD_PORTS, free_ports(len(HEAD_PORTS)), strict=True))
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports of the loopback interface, all different, below those that the system gives to connections."""
+    """Free, distinct ports of the loopback interface.
+
+    They are below the ports that the system gives to connections.
+    """
     found: list[int] = []
     with ExitStack() as open_sockets:
         while len(found) < count:

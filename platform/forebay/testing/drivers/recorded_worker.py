@@ -1,4 +1,7 @@
-"""Worker of any train function that records the rows and the loss of every step, in the form of `DriverBench`."""
+"""Worker that records the rows and loss of every step.
+
+For any train function, in the form of `DriverBench`.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,18 @@ LOSSES = "losses"
 
 
 def recorded(train: Callable[[Worker], None], log: str, step_s: float, worker: Worker) -> None:
-    """Call `train` with a worker that writes into the folder `log`. Each step takes at least `step_s` seconds."""
+    """Call `train` with a worker that records into `log`.
+
+    Each step takes at least `step_s` seconds.
+    """
     train(cast(Worker, _RecordedWorker(worker, Path(log), step_s)))
 
 
 def recorded_losses(log: Path) -> dict[int, float]:
-    """Loss of each step, the mean over its ranks. A repeated step counts as its last attempt."""
+    """Loss of each step, the mean over its ranks.
+
+    A repeated step counts as its last attempt.
+    """
     found: dict[int, tuple[float, ...]] = {}
     for line in (log / LOSSES).read_text().splitlines():
         step, rank, size, loss = json.loads(line)
@@ -35,7 +44,9 @@ def recorded_losses(log: Path) -> dict[int, float]:
 
 
 class _RecordedWorker:
-    """Worker in all but `loader` and `commit`. A row is known by a checksum of its arrays.
+    """Worker in all but `loader` and `commit`.
+
+    A row is known by a checksum of its arrays.
 
     An augment gives a row another checksum in each epoch.
     """
@@ -64,7 +75,10 @@ class _RecordedWorker:
 
 
 def checksums(batch: Batch) -> list[int]:
-    """XXH3 of the values of each row. Of lists without padding, the row's values."""
+    """XXH3 of the values of each row.
+
+    Of lists without padding, the row's values.
+    """
     arrays = [
         torch.split(batch[name], batch[f"{name}_lengths"].tolist()) if name in batch.lists else batch[name]
         for name in sorted(batch)

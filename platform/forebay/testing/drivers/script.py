@@ -1,4 +1,7 @@
-"""Callback that leads a run through changes. Each is made after the previous one has taken effect."""
+"""Callback that leads a run through changes.
+
+Each is made after the previous one has taken effect.
+"""
 
 from __future__ import annotations
 
@@ -36,12 +39,15 @@ class Cue:
 
 
 def resize(*workers: int) -> Callable[[Control], object]:
-    """Request each of these numbers of workers, one directly after the other."""
+    """Request numbers of workers, one right after the other."""
     return lambda control: [control.resize(each) for each in workers]
 
 
 class Script:
-    """Callback that follows `cues` in order, then stops the run. Raises if one is not reached in time."""
+    """Callback that follows `cues` in order, then stops the run.
+
+    Raises if one is not reached in time.
+    """
 
     def __init__(self, cues: Sequence[Cue], patience_s: float = PATIENCE_S) -> None:
         self._cues = list(cues)

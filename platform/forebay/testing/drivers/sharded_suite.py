@@ -1,4 +1,4 @@
-"""Laws of drivers whose ranks can train with sharded strategies, as tests."""
+"""Laws of drivers for sharded strategies, as tests."""
 
 from __future__ import annotations
 
@@ -30,13 +30,16 @@ in_each_strategy = pytest.mark.parametrize(
 
 
 def options_of(strategy: str) -> dict[str, str]:
-    """Options of a job that trains by a strategy, such as "zero3-optimizer"."""
+    """Job options of a strategy, such as "zero3-optimizer"."""
     name, _, offload = strategy.partition("-")
     return {"strategy": name, "offload": offload or "none"}
 
 
 class ShardedSuite(DriverSuite):
-    """Laws of sharded training and of checkpoints in parts, beside `DriverSuite`'s."""
+    """Laws of sharded training and checkpoints in parts.
+
+    They hold beside `DriverSuite`'s.
+    """
 
     @in_each_strategy
     def test_sharded_run_follows_the_world_and_outlives_a_worker(self, bench: DriverBench, strategy: str) -> None:
@@ -65,7 +68,10 @@ class ShardedSuite(DriverSuite):
 
     @in_each_strategy
     def test_killed_or_damaged_sharded_run_repeats_every_bit(self, bench: DriverBench, strategy: str) -> None:
-        """A worker is killed in the first epoch. Then a bit of a part of the newest checkpoint is flipped."""
+        """A worker is killed in the first epoch.
+
+        Then a bit of a part of the newest checkpoint is flipped.
+        """
         undisturbed, name, options = f"calm-{strategy}", f"damaged-{strategy}", options_of(strategy)
         calm, heard = self.run(bench, undisturbed, **options), Heard()
         first = self.run(bench, name, heard, epochs=1, at_step=5, event="kill", **options)
@@ -78,7 +84,10 @@ class ShardedSuite(DriverSuite):
 
 
 def damage_newest_part(folder: Path, *, is_missing: bool = False) -> None:
-    """Flip one bit of part 2 of the newest checkpoint in a local folder, or remove the part."""
+    """Damage part 2 of the newest local checkpoint.
+
+    Flips one bit of the part, or removes it.
+    """
     files = CheckpointFiles(CheckpointConfig(uri=str(folder)))
     damage_part(Path(files.uri_of(files.complete_steps()[0]), part_file(2)), is_missing=is_missing)
 

@@ -1,4 +1,7 @@
-"""Laws of `Driver` as tests. The author of a driver subclasses `DriverSuite` and runs it with pytest."""
+"""Laws of `Driver` as tests.
+
+The author of a driver subclasses `DriverSuite` and runs it with pytest.
+"""
 
 from __future__ import annotations
 
@@ -30,11 +33,17 @@ TAKE_OVER_S = 60.0
 
 
 class Nodes(Protocol):
-    """Machines, some of which can be removed during a run. See `forebay.testing.drivers.nodes`."""
+    """Machines, some of which can be removed during a run.
+
+    See `forebay.testing.drivers.nodes`.
+    """
 
     @property
     def others(self) -> list[str]:
-        """Ids, as in `World.node`, of the nodes without the driver. One worker fits on each."""
+        """Ids of the nodes without the driver.
+
+        As in `World.node`. One worker fits on each.
+        """
         ...
 
     def add(self) -> str: ...
@@ -47,7 +56,9 @@ class Nodes(Protocol):
 
 
 class DriverSuite(FixedSuite):
-    """Laws of every driver, for a changing number of workers. Those for a fixed number are in `FixedSuite`.
+    """Laws of every driver, for a changing number of workers.
+
+    `FixedSuite` has the laws for a fixed number.
 
     Override `make_driver`, `leftovers` and `lose_memory`. `driver_path` and `environment` are for a driver in another
     process that must reach the same cluster. Override `make_cluster` if nodes can be lost. Every run here saves each
@@ -76,21 +87,27 @@ class DriverSuite(FixedSuite):
         return {}
 
     def lose_memory(self, run: str) -> int:
-        """End all processes that hold checkpoints of a run in memory. Returns their number, 0 if a driver has none."""
+        """End all processes with checkpoints of a run in memory.
+
+        Returns their number, 0 if a driver has none.
+        """
         raise NotImplementedError
 
     def holders(self, run: str) -> Collection[str]:  # noqa: ARG002 - for those who have some
-        """Ids of the nodes that hold checkpoints of a run in memory."""
+        """Ids of nodes with checkpoints of a run in memory."""
         return ()
 
     def make_cluster(self) -> Nodes | None:
-        """Make the driver's own node and two others of one worker each. None if a driver has no nodes."""
+        """Make the driver's node and two of one worker each.
+
+        None if a driver has no nodes.
+        """
         return None
 
     def follow(
         self, bench: DriverBench, name: str, elastic: Elastic, cues: Sequence[Cue], **options: object
     ) -> tuple[Result, Heard]:
-        """Run a job through `cues`, and check the laws that hold for all of them."""
+        """Run a job through `cues`, and check the common laws."""
         heard, script = Heard(), Script(cues)
         defaults = {"workers": 1, "elastic": elastic, "epochs": MOST_EPOCHS, "checkpoint_every": 1, "step_s": STEP_S}
         result = self.run(bench, name, heard, script, **(defaults | options))
@@ -129,7 +146,10 @@ class DriverSuite(FixedSuite):
         assert bench.steps_redone("resized") == 0
 
     def test_changes_of_mind_come_to_the_last_one(self, bench: DriverBench) -> None:
-        """Test two changes within one second, changes during a change, and numbers that are out of bounds."""
+        """Make quick, nested and out-of-bounds changes.
+
+        Two changes within one second, changes during a change, and numbers that are out of bounds.
+        """
         cues = [
             Cue(workers=1, act=resize(3, 2)),
             Cue(workers=2, act=resize(3)),
@@ -158,7 +178,10 @@ class DriverSuite(FixedSuite):
         assert bench.steps_redone("killed-often") <= 2
 
     def test_all_that_holds_memory_is_killed_and_storage_is_what_remains(self, bench: DriverBench) -> None:
-        """The first checkpoint is in storage at once, the next one not before the end of the run."""
+        """Kill workers and memory stores while storage lags behind.
+
+        The first checkpoint is in storage at once, the next one not before the end of the run.
+        """
         made, lost = list[int](), list[int]()
 
         def kill_all(_control: Control) -> None:
@@ -197,7 +220,10 @@ class DriverSuite(FixedSuite):
         assert len({each.pid for each in bench.attempts("orphaned")}) >= 2 * WORKERS, "nothing was taken over"
 
     def test_nodes_are_left_before_they_go_and_may_be_lost(self, bench: DriverBench) -> None:
-        """Test a drain notice, a killed node, a target that cannot be met, and space that comes back."""
+        """Drain a node, kill both nodes, then add one.
+
+        The target cannot be met before one is added.
+        """
         nodes = self.make_cluster()
         if nodes is None:
             pytest.skip("this driver has no nodes to lose")
@@ -229,7 +255,10 @@ class DriverSuite(FixedSuite):
 
 
 def no_act(_control: Control) -> None:
-    """Do nothing: at the script's end it is enough that the cue was reached."""
+    """Do nothing.
+
+    At the script's end it is enough that the cue was reached.
+    """
 
 
 def changes(heard: Heard) -> list[tuple[int, int]]:
