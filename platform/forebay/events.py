@@ -1,4 +1,4 @@
-"""Events of a run, and requests to it, as frozen data."""
+"""Events of a run, and requests to it."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
-    """Step of the driver before its workers train. `what` is a phrase for people: `starting Ray on this machine`."""
+    """Step of the driver before its workers train.
+
+    `what` is a phrase for people: `starting Ray on this machine`.
+    """
 
     what: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Started:
-    """The workers are about to train: for the first time, after a failure, or in a world of another size.
+    """The workers are about to train.
 
-    `world_size` is the number of workers until the next `Started`. `num_batches` is the number of steps of a full epoch
-    at the global batch that the job begins with.
+    For the first time, after a failure, or in a world of another size. `world_size` is the number of workers until the
+    next `Started`. `num_batches` is the number of steps of a full epoch at the global batch that the job begins with.
     """
 
     name: str
@@ -30,11 +33,12 @@ class Started:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchesCut:
-    """The rows of each step from `step` on, until the next `BatchesCut`.
+    """The rows of each step from `step` on.
 
-    Step `step` begins at `position` of `epoch`. Each step takes the next `batches` global batches of `global_batch`
-    rows, or fewer at the end of an epoch, and `world_size` workers share each of them. Reported at the first step of
-    every world, and when the global batch or the batches of a step change. So the rows of any past step are known.
+    Valid until the next `BatchesCut`. Step `step` begins at `position` of `epoch`. Each step takes the next `batches`
+    global batches of `global_batch` rows, or fewer at the end of an epoch, and `world_size` workers share each of them.
+    Reported at the first step of every world, and when the global batch or the batches of a step change. So the rows of
+    any past step are known.
     """
 
     step: int
@@ -67,13 +71,13 @@ class Reported:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnded:
-    """Result of one full epoch, and where its time was spent.
+    """Result and times of one full epoch.
 
     Each metric is the mean over the times it was given in the epoch and over ranks. `rows` is the number of rows
     trained, over all ranks. It is smaller than the epoch if a batch was skipped. `seconds` is the wall time of the
     epoch. `wait_s` (for data), `eval_s` and `checkpoint_s` are the parts of it that were not training steps. They are
     means over ranks, except `checkpoint_s`: the time of the slowest rank, for which the others wait. The checkpoint
-    that ends an epoch counts for the next epoch, and that of the last epoch for the last. `counters` sums
+    that ends an epoch counts for the next epoch, and the last checkpoint for the last epoch. `counters` sums
     `forebay.runtime.metrics.METRICS` over ranks and includes the blocks of the held-out data.
 
     After a resume in the middle of an epoch, the sums continue from the checkpoint. So they cover all steps that shaped
@@ -94,12 +98,18 @@ class EpochEnded:
 
     @property
     def rows_per_s(self) -> float:
-        """Global rows per second of the whole epoch, evaluation and checkpoints included."""
+        """Global rows per second of the whole epoch.
+
+        Evaluation and checkpoints are included.
+        """
         return self.rows / self.seconds if self.seconds > 0 else 0.0
 
     @property
     def wait_share(self) -> float:
-        """Share of the epoch that was spent waiting for data, 0 to 1, as a mean over ranks."""
+        """Share of the epoch spent waiting for data.
+
+        0 to 1, as a mean over ranks.
+        """
         return self.wait_s / self.seconds if self.seconds > 0 else 0.0
 
     @property
@@ -110,7 +120,10 @@ class EpochEnded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """Workers were lost, or a train function raised. `error` is a one-line summary. `failures` counts from 1."""
+    """Workers were lost, or a train function raised.
+
+    `error` is a one-line summary. `failures` counts from 1.
+    """
 
     error: str
     failures: int
@@ -119,7 +132,10 @@ class Failed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """The run is over. `path` is its folder, `stopped` the reason if it was asked to stop early."""
+    """The run is over.
+
+    `path` is its folder, `stopped` the reason if it was asked to stop early.
+    """
 
     name: str
     path: str
@@ -128,10 +144,10 @@ class Finished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resized:
-    """The world changed from `old` to `new` workers on request. `step` is the number of commits before the change.
+    """The world changed from `old` to `new` workers on request.
 
-    The `Started` of the new world follows at once. A world whose size changed because of a failure is reported by
-    `Failed` and `Started` only.
+    `step` is the number of commits before the change. The `Started` of the new world follows at once. A world whose
+    size changed because of a failure is reported by `Failed` and `Started` only.
     """
 
     old: int
@@ -141,9 +157,10 @@ class Resized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preempted:
-    """`node` will be taken away. `workers` workers of the run are on it.
+    """`node` will be taken away.
 
-    They leave it before `deadline_s`, in Unix seconds. It is None if the notice has no deadline.
+    `workers` workers of the run are on it. They leave it before `deadline_s`, in Unix seconds. It is None if the notice
+    has no deadline.
     """
 
     node: str
@@ -153,10 +170,11 @@ class Preempted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack:
-    """A monitor rejected step `from_step`: all ranks went back to the checkpoint of `to_step`.
+    """A monitor rejected step `from_step`.
 
-    `skipped_rows` rows are not trained on in this epoch. It is 0 if the same batches are trained again. `skipped` are
-    their positions: epoch, first position, and position after the last.
+    All ranks went back to the checkpoint of `to_step`. `skipped_rows` rows are not trained on in this epoch. It is 0 if
+    the same batches are trained again. `skipped` are their positions: epoch, first position, and position after the
+    last.
     """
 
     reason: str
@@ -168,7 +186,10 @@ class RolledBack:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warned:
-    """A monitor found something at `step` that a person should look at. Training continues."""
+    """A monitor found something at `step`.
+
+    A person should look at it. Training continues.
+    """
 
     reason: str
     step: int
@@ -212,10 +233,11 @@ class Reporter(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Request to a run: end it, resize it, or change its global batch.
+    """Request to a run.
 
-    `stop` is the reason to end the run. `target` is the number of workers to train on. `global_batch` is the number of
-    rows per step from the next batch on. None leaves each of them as it is.
+    It may end the run, resize it, or change its global batch. `stop` is the reason to end the run. `target` is the
+    number of workers to train on. `global_batch` is the number of rows per step from the next batch on. None leaves
+    each of them as it is.
 
     Rank 0 reads the request once per checkpoint, and all ranks obey it at that checkpoint. With a `target`, every rank
     leaves its world there, and a driver can start the next one at exactly this checkpoint. The target may be the
@@ -227,5 +249,8 @@ class Request:
     global_batch: int | None = None
 
     def for_world(self, size: int) -> Request:
-        """Request to a world of `size` workers, which stays if `target` is its size."""
+        """Return the request to a world of `size` workers.
+
+        Its `target` is None if the world has that size already.
+        """
         return replace(self, target=None) if self.target == size else self

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 def without_gc() -> Iterator[None]:
     """Pause the garbage collector during the block.
 
-    Exempts all objects that exist at its end from later collections. For imports: those of a worker make a million
+    Exempts all objects that exist at its end from later collections. For imports: in a worker they make a million
     objects, which all stay. Looking for garbage among them takes 15 to 30 % of the CPU time of a worker's start, and
     0.1 s of each full collection later.
     """

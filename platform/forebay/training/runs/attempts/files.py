@@ -87,8 +87,7 @@ class AttemptFiles:
         """Return the checkpoints that attempt `number` may restore.
 
         The names of their folders, if it is claimed now: in storage, and of a local run on this machine's disk. None
-        for the first attempt. Raises `OSError`. Those in storage, and those of a local run on this machine's disk.
-        Raises `OSError`.
+        for the first attempt. Raises `OSError`.
         """
         before = self.claim(number - 1) if number > 1 else None
         if before is None:
