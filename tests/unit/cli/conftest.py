@@ -68,7 +68,10 @@ def forebay(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
 
 @pytest.fixture
 def job_words(tmp_path: Path, parquet_folder: Callable[..., Path]) -> Callable[..., list[str]]:
-    """Arguments of a job file and the parameters it needs. Keywords replace or add some."""
+    """Arguments of a job file and the parameters it needs.
+
+    Keywords replace or add some.
+    """
     path = tmp_path / "small_job.py"
     path.write_text(TRAINING + JOB)
     folder = parquet_folder({"a.parquet": [40, 30], "b.parquet": [30]})
@@ -101,7 +104,10 @@ def run(parquet_folder: Callable[..., Path], tmp_path: Path) -> str:
 
 @pytest.fixture
 def windows_run(parquet_folder: Callable[..., Path], tmp_path: Path) -> str:
-    """Folder of a run on windows of 4 steps of interleaved series, and on such of all rows in the order of the file."""
+    """Folder of a run on windows of 4 steps.
+
+    Windows of interleaved series, and windows of all rows in the order of the file.
+    """
     data = parquet_folder({"day=1/a.parquet": [40, 24]}, folder="series")
     parts = {
         name: fb.Sequences(fb.scan(data), past=fb.History(["x1", "x2"], steps=4), entity=entity, time="id").whole

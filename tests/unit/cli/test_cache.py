@@ -1,4 +1,7 @@
-"""`forebay cache ls` shows bytes, blocks, hits, age and users of each dataset, whatever lies in the directory."""
+"""`forebay cache ls` shows each dataset of a directory.
+
+Bytes, blocks, hits, age and users, whatever lies in the directory.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def warm(forebay: Call, job_words: Call, tmp_path: Path) -> Path:
-    """A cache of three blocks that were stored once and hit once."""
+    """A cache of three blocks, stored and hit once."""
     for _ in range(2):
         assert forebay("warm", *job_words(), "--json").code == 0
     return tmp_path / "cache"

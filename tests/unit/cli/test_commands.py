@@ -1,4 +1,4 @@
-"""Each verb does its work, for people and, with --json, for programs."""
+"""Each verb works for people and, with --json, for programs."""
 
 from __future__ import annotations
 

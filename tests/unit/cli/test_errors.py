@@ -1,4 +1,7 @@
-"""Bad input on the command line: exit code 2, one clear sentence, no traceback unless --debug."""
+"""Bad input on the command line.
+
+Exit code 2, one clear sentence, no traceback unless --debug.
+"""
 
 from __future__ import annotations
 

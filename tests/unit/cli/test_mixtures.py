@@ -1,4 +1,7 @@
-"""A job over a mixture from the command line: what is mixed, what is trained, and clear errors before training."""
+"""A job over a mixture from the command line.
+
+What is mixed, what is trained, and clear errors before training.
+"""
 
 from __future__ import annotations
 

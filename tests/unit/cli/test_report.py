@@ -1,4 +1,7 @@
-"""`forebay report` writes one file about a run, a sweep or several runs, and refuses what it cannot show."""
+"""`forebay report` writes one file about runs or a sweep.
+
+It refuses what it cannot show.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`forebay report --serve` serves the page of runs until it is interrupted, and refuses what it cannot serve."""
+"""`forebay report --serve` serves runs until it is interrupted.
+
+It refuses what it cannot serve.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""`forebay rows` prints the rows of a step as a table of 80 columns, as JSON, and as a skip list."""
+"""`forebay rows` prints the rows of a step.
+
+As a table of 80 columns, as JSON, and as a skip list.
+"""
 
 from __future__ import annotations
 

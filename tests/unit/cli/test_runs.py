@@ -1,4 +1,7 @@
-"""A run's line in `forebay ps`. Asking a cluster is tested under Ray."""
+"""A run's line in `forebay ps`.
+
+Asking a cluster is tested under Ray.
+"""
 
 from __future__ import annotations
 

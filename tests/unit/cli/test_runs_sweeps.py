@@ -1,4 +1,7 @@
-"""A sweep and its trials in `forebay ps`. Asking a cluster is tested under Ray."""
+"""A sweep and its trials in `forebay ps`.
+
+Asking a cluster is tested under Ray.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def status(name: str, target: int) -> RunStatus:
 
 
 def standing(*values: float, **facts: str) -> SweepStatus:
-    """Trials that stopped, one per value, then one that waits and two that run."""
+    """Stopped, waiting and running trials.
+
+    One stopped trial per value, then one that waits and two that run.
+    """
     ended = [trial(f"6d6ab_{number:05}", value, state="stopped", workers=0) for number, value in enumerate(values)]
     waits = trial("6d6ab_00020", state="pending", workers=0)
     run = [trial(f"6d6ab_{number:05}", value, lr=0.1) for number, value in ((21, 0.6), (22, 0.65))]
@@ -41,7 +47,10 @@ def standing(*values: float, **facts: str) -> SweepStatus:
 
 
 def drawn(sweep: SweepStatus, width: int, *, colors: bool = False) -> list[str]:
-    """The table without its frame. Each trial that runs has a run."""
+    """The table without its frame.
+
+    Each trial that runs has a run.
+    """
     file = io.StringIO()
     console = Console(
         file=file, width=width, highlight=False, force_terminal=colors, color_system="standard" if colors else None

@@ -1,4 +1,7 @@
-"""`forebay rows` shows rows by names that other commands take, with the values of their files, on one line each."""
+"""`forebay rows` shows one line per row.
+
+Names that other commands take, and the values in the files.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ def id_of(root: Path, name: str) -> int:
 
 
 def lines_of(shown: str) -> dict[str, list[str]]:
-    """Cells of the lines of a table by the name of their row."""
+    """Cells of a table's lines, by row name."""
     words = [line.split() for line in shown.splitlines()]
     return {line[0]: line[1:] for line in words if line and re.fullmatch(r".+:\d+:\d+", line[0])}
 

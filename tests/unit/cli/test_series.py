@@ -1,4 +1,4 @@
-"""`forebay series`: facts of the series, windows of a split, and errors before training."""
+"""`forebay series`: series, windows, and errors before training."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ Call = Callable[..., Any]
 
 @pytest.fixture
 def meters(tmp_path: Path) -> Path:
-    """Three meters of 40, 60 and 80 hours. The last value of each is missing."""
+    """Three meters of 40, 60 and 80 hours.
+
+    The last value of each is missing.
+    """
     folder = tmp_path / "meters"
     folder.mkdir()
     for meter, steps in enumerate((40, 60, 80)):

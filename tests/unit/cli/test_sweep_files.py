@@ -1,4 +1,7 @@
-"""`forebay run` of a file with a function `sweep`: errors that come before any training."""
+"""`forebay run` of a sweep's file: errors before training.
+
+The file has a function `sweep`.
+"""
 
 from __future__ import annotations
 

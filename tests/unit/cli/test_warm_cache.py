@@ -1,4 +1,7 @@
-"""`forebay warm` shows amount, total, speed and time left, for one node and for several."""
+"""`forebay warm` shows its progress on one or several nodes.
+
+Amount, total, speed and time left.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,10 @@ LINE = r"{node} +━+ +[\d.]+/[\d.]+ [KM]?i?(B|bytes) +[\d.]+ [KM]?i?B/s +\d:\d\
 
 
 class SlowSource:
-    """Source whose blocks are there when they are waited for. `most_pending` were requested before that."""
+    """Source whose blocks are there when they are waited for.
+
+    `most_pending` were requested before that.
+    """
 
     def __init__(self) -> None:
         self._num_pending = self.most_pending = 0
@@ -40,7 +46,7 @@ class SlowSource:
 
 
 class Awaited(Future[Block]):
-    """Future that is done as soon as it is waited for."""
+    """Future that is done once a caller waits."""
 
     def __init__(self, source: SlowSource) -> None:
         super().__init__()

@@ -1,4 +1,7 @@
-"""Bad input of the language model job, through the command line: found before a worker starts, with what was found."""
+"""Bad input of the language model job.
+
+The command line finds it before a worker starts, and says what was found.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +55,10 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def refusal(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., str | None]:
-    """`refusal(**parameters)`: the error of `forebay run`, or None if workers would have started."""
+    """Function `refusal(**parameters)`: the error of `forebay run`.
+
+    None if workers would have started.
+    """
     monkeypatch.chdir(tmp_path)
 
     def no_workers(_self: Any, job: Any, callbacks: Any = ()) -> Any:

@@ -106,7 +106,10 @@ def test_forecasts_of_a_day_that_repeats_are_nearly_exact(run: Callable[..., Any
 
 
 def _write_days(path: Path) -> Path:
-    """Hours of 20 months, as many as the job's split needs. Two columns with noise of variance 0.005 when scaled."""
+    """Hours of 20 months, as many as the job's split needs.
+
+    Two columns with noise of variance 0.005 when scaled.
+    """
     hours = np.arange(20 * 30 * 24)
     rng = np.random.default_rng(0)
     values = [np.sin(hours * np.pi / 12 + place) + 0.05 * rng.standard_normal(len(hours)) for place in range(2)]

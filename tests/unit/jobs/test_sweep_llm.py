@@ -1,4 +1,7 @@
-"""Trials of the language model sweep share token rows, blocks and the files of the base model."""
+"""Trials of the language model sweep share files.
+
+Token rows, blocks and the files of the base model.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ def folders(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Folder of a tiny model that was not trained, with a tokenizer of made-up conversations."""
+    """Folder of a tiny, untrained model with its tokenizer.
+
+    The tokenizer is of made-up conversations.
+    """
     folder = tmp_path_factory.mktemp("made")
     chats = write_chats(folder, chats=60, held_out=2)
     reader = llm.TokenSource(str(chats.training), llm.tokenizer("tiny")).open()
@@ -81,7 +87,10 @@ def test_four_trials_read_each_file_of_tokens_once(sweep_llm: ModuleType, tmp_pa
 
 @pytest.mark.variation
 def test_training_continues_from_an_export_with_other_data(sweep_llm: ModuleType, tmp_path: Path) -> None:
-    """Text first, then conversations on the model of the first run, with its tokenizer."""
+    """Train on text, then on conversations.
+
+    The second run has the model and the tokenizer of the first run.
+    """
     text = tmp_path / "text.jsonl"
     words, numbers, _ = sweep_llm.made_up(tmp_path / "made", 400, 0)
     texts = (

@@ -1,4 +1,4 @@
-"""`forebay tables export` on a run: what is served is what was trained."""
+"""`forebay tables export` serves the trained rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Instruments of the conformance suite: the model that counts rows, the log of attempts, the script of changes."""
+"""Instruments of the conformance suite.
+
+The model that counts rows, the log of attempts, the script of changes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Recorded worker: its files are what `DriverBench` reads, whatever function trains."""
+"""Recorded worker: `DriverBench` reads its files.
+
+Whatever function trains.
+"""
 
 from __future__ import annotations
 
