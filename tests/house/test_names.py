@@ -7,6 +7,7 @@ import typer
 import forebay
 from forebay.cli.app import app
 
+MOST_COMMANDS = 20
 PUBLIC_NAMES = [
     "Array",
     "Augment",
@@ -130,3 +131,8 @@ def _verbs(command: object) -> list[str]:
     if subcommands is None:
         return [""]
     return [f"{name} {rest}".strip() for name, below in subcommands.items() for rest in _verbs(below)]
+
+
+def test_commands_are_few() -> None:
+    groups = getattr(typer.main.get_command(app), "commands", {})
+    assert 10 < len(groups) <= MOST_COMMANDS

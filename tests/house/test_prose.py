@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import re
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +13,10 @@ from tests.house.prose import CODE_ROOTS, PAGES, TEST_ROOTS, Passage, docstrings
 
 BUDGET_PER_1000 = 0.2
 """Unwanted expressions per 1,000 words."""
+PRONOUNS_PER_1000 = 0.3
+FIRST_LINE_WORDS = 10
+NOTES = ("docs/adr/", "docs/internals/")
+"""Decisions and notes keep the words of their day."""
 # Modules that jobs, docs and notebooks may import: user code depends on nothing else.
 PUBLIC = re.compile(r"forebay(\.(events|errors|llm|testing)(\.\w+)*)?")
 IMPORT = re.compile(r"^\s*(?:>>> )?(?:import|from)\s+(forebay[\w.]*)", re.MULTILINE)
@@ -21,6 +27,40 @@ def test_prose_keeps_to_its_budget(repository: Path, roots: tuple[str, ...]) -> 
     prose = prose_of(repository, roots)
     assert prose.num_words > 2_000
     assert prose.faults_per_1000 <= BUDGET_PER_1000, "\n".join(prose.faults)
+
+
+@pytest.mark.parametrize("roots", [CODE_ROOTS, PAGES, TEST_ROOTS], ids=" ".join)
+def test_a_noun_says_more_than_a_pronoun(repository: Path, roots: tuple[str, ...]) -> None:
+    prose = prose_of(repository, roots)
+    kept = [each for each in prose.passages if not each.file.startswith(NOTES)]
+    found = [f"{each.file}:{each.line} {word}" for each in kept for word in each.pronouns]
+    words = sum(each.num_words for each in kept)
+    assert 1000 * len(found) / words <= PRONOUNS_PER_1000, "\n".join(found)
+
+
+def test_first_lines_are_short(repository: Path) -> None:
+    """A reader of a list of functions reads first lines only."""
+    counts = [
+        Passage(file=file, line=1, text=line).num_words
+        for file in map(str, (repository / "platform/forebay").rglob("*.py"))
+        for line in _first_lines(Path(file).read_text())
+    ]
+    assert len(counts) > 3_000
+    assert statistics.median(counts) <= FIRST_LINE_WORDS
+
+
+def _first_lines(source: str) -> Iterator[str]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield from filter(None, [(ast.get_docstring(node) or "").partition("\n")[0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "num_found"),
+    [("the shape is that of all, those of others too", 2), ("it is no list; there is no list, and no more", 1)],
+)
+def test_the_check_of_pronouns_counts(text: str, num_found: int) -> None:
+    assert len(Passage(file="a.py", line=1, text=text).pronouns) == num_found
 
 
 @pytest.mark.parametrize(
