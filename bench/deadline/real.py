@@ -28,7 +28,7 @@ import forebay as fb
 from bench.processes import REPOSITORY
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
 from forebay.sweep.record.record import Record
-from forebay.sweep.report.plots import workers_figure
+from forebay.sweep.report.plots import workers_picture
 from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.sweep import Sweep
 from forebay.testing.data.click_log import write_click_log
@@ -85,7 +85,7 @@ def run_both(out: Path) -> dict[str, Any]:
         ray.shutdown()
         shutil.rmtree(folder, ignore_errors=True)
     for name, record in records.items():
-        workers_figure(record).savefig(out / f"deadline_{name}.png", dpi=144)
+        workers_picture(record).save(str(out / f"deadline_{name}.svg"))
     return {"text": _text(records), "records": {name: record.to_json() for name, record in records.items()}}
 
 
@@ -135,7 +135,7 @@ def _text(records: dict[str, Record]) -> str:
             f"| {NAMES[name]} | {point.value:.4f} | {point.at_s:.0f} | {best.epochs} | {most} | {started} | "
             f"{record.elapsed_s:.0f} |"
         )
-    pictures = [f"![workers by trial, {NAMES[name]}](deadline_{name}.png)" for name in records]
+    pictures = [f"![workers by trial, {NAMES[name]}](deadline_{name}.svg)" for name in records]
     return "\n".join([*lines, "", *pictures])
 
 

@@ -92,7 +92,7 @@ def _validate_arguments(args: Any, loader: Loader) -> None:
 
 
 def _cursor_callback(trainer: TrainerMixin) -> Any:
-    with extra_package("transformers", "fb.hf"):
+    with extra_package("transformers", "fb.bridges.hf"):
         from transformers.trainer_callback import ExportableState, TrainerCallback  # noqa: PLC0415 - an extra
 
     class LoaderCursor(TrainerCallback, ExportableState):  # type: ignore[misc]

@@ -43,7 +43,7 @@ def data_module(data: Data, cache: DiskCache | SourceProvider | None = None) -> 
 
 
 def _module_class() -> Any:
-    with extra_package("lightning", "fb.lightning"):
+    with extra_package("lightning", "fb.bridges.lightning"):
         from lightning import LightningDataModule  # noqa: PLC0415 - an extra
 
     class LoaderDataModule(LightningDataModule):  # type: ignore[misc]

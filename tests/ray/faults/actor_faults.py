@@ -17,7 +17,7 @@ from tests.soak.epoch import check, compare, epoch
 import forebay as fb
 from forebay.data.cache.node import client as node
 from forebay.errors import CacheUnusable, LoaderClosed
-from forebay.ray_cluster import heartbeat
+from forebay.ray_cluster import actors
 
 
 @fault("ray-cache-actor-killed", expected="equal: the actor is started again", group="ray", deadline_s=240, share=0.3)
@@ -85,7 +85,7 @@ def cache_actor_stopped(rng: random.Random, folder: Path) -> CaseOutcome:
 def cache_actor_stuck(rng: random.Random, folder: Path) -> CaseOutcome:
     with pytest.MonkeyPatch.context() as patch, staged(rng, folder, warmth="cold", drag_s=0.05) as stage:
         stage.start_actor(here().head)  # which may take longer than the silence allowed to a running actor here
-        patch.setattr(heartbeat, "_PING_S", 0.5)
+        patch.setattr(actors, "_PING_S", 0.5)
         patch.setattr(node, "_SILENT_S", 3.0)
         with striking(rng, 1, 0.2, lambda: stage.signal_actor(signal.SIGSTOP)):
             return compare(stage.setting, lambda: epoch(stage.setting), CacheUnusable, names="forebay-cache-")
