@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TypeAlias
@@ -131,14 +132,16 @@ class FooterCache:
         """
         if self._store is None or not (kept := kept_version(_file(version))):
             return None
-        content = self._store.get(footer_name(_file(version), kept))
+        with closing(self._store):
+            content = self._store.get(footer_name(_file(version), kept))
         return None if content is None else pa.py_buffer(content)
 
     def forget(self, version: FileVersion) -> None:
         """Remove the stored footer of a wrong version."""
         if self._store is not None and (kept := kept_version(_file(version))):
-            self._store.forget(footer_name(_file(version), kept))
-            self._store.forget(facts_name(_file(version), kept))
+            with closing(self._store):
+                self._store.forget(footer_name(_file(version), kept))
+                self._store.forget(facts_name(_file(version), kept))
 
     def put(self, version: FileVersion, footer: Footer, content: pa.Buffer | None = None) -> None:
         """Add a footer, and evict the least recently used ones.
@@ -146,7 +149,8 @@ class FooterCache:
         Stores `content`, if it was fetched.
         """
         if content is not None and self._store is not None and (kept := kept_version(_file(version))):
-            self._store.put([(footer_name(_file(version), kept), content.to_pybytes())])
+            with closing(self._store):
+                self._store.put([(footer_name(_file(version), kept), content.to_pybytes())])
         with self._lock:
             if version in self._footers:
                 return

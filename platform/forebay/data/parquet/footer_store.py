@@ -155,6 +155,11 @@ class FooterStore:
             except _ERRORS as error:
                 self._give_up(error)
 
+    def close(self) -> None:
+        """Close this thread's connection. The next call opens another one."""
+        if (cache := self._cache) is not None:
+            cache.close()
+
     def _make_room(self, cache: Cache, num_bytes: int) -> bool:
         """Evict the oldest rows until `num_bytes` fit.
 
@@ -242,16 +247,18 @@ def _problem_of(folder: Path) -> str:
 def _open_file(folder: Path) -> Cache:
     """Open the SQLite file.
 
-    A damaged one is replaced.
+    A damaged one is replaced. Each thread connects at its first use, and not before.
     """
     try:
-        return Cache(str(folder), timeout=_BUSY_S, disk=_RawDisk, **_SETTINGS)
+        cache = Cache(str(folder), timeout=_BUSY_S, disk=_RawDisk, **_SETTINGS)
     except (sqlite3.DatabaseError, BadRow, TypeError, ValueError, KeyError) as error:
         if isinstance(error, sqlite3.OperationalError) and "locked" in str(error):
             raise
         log.warning("The footers in %s are damaged (%s) and were removed.", folder, error)
         _remove(folder)
-        return Cache(str(folder), timeout=_BUSY_S, disk=_RawDisk, **_SETTINGS)
+        cache = Cache(str(folder), timeout=_BUSY_S, disk=_RawDisk, **_SETTINGS)
+    cache.close()
+    return cache
 
 
 def _remove(folder: Path) -> None:

@@ -6,8 +6,9 @@ Reads all footers, no pages.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import closing, contextmanager
 from functools import partial
 
 import numpy as np
@@ -75,7 +76,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
             next scan. True for `~/.cache/forebay`. False reads every footer from its file.
 
     Raises:
-        NoFiles: No file with rows was found, or or the filter leaves none.
+        NoFiles: No file with rows was found, or the filter leaves none.
         MixedSchemas, MissingColumn: The files disagree on a selected column, or none has it.
         CorruptFile: A footer cannot be decoded.
         ReadFailed: Storage kept failing.
@@ -89,33 +90,39 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     sources = find_sources(uri, policy, version=version, partitions=partitions)
     if selection is None and sources.table is not None:
         selection = tuple(field.name for field in sources.table)
-    file_scan = FileScan(sources=sources, columns=selection, where=row_filter, store=_store(footers))
-    scanned = _scan_all(file_scan, progress, policy)
-    with_rows = with_absent([one for one in scanned if one.has_rows], sources)
-    if not with_rows:
-        raise NoFiles(
-            f"{sources.description}: none of the {len(scanned)} files has a row. Name files that have.",
-            files=len(scanned),
+    with _opened(footers) as store:
+        file_scan = FileScan(sources=sources, columns=selection, where=row_filter, store=store)
+        scanned = _scan_all(file_scan, progress, policy)
+        with_rows = with_absent([one for one in scanned if one.has_rows], sources)
+        if not with_rows:
+            raise NoFiles(
+                f"{sources.description}: none of the {len(scanned)} files has a row. Name files that have.",
+                files=len(scanned),
+            )
+        schemas = [one.schema for one in with_rows]
+        fields = agree(schemas, selection)
+        manifest, rows = _manifest(sources, with_rows, fields)
+        names = {field.name for schema in schemas for field in schema.fields}
+        filter_fields = agree(schemas, row_filter.tops(names)) if row_filter else ()
+        filtered = masked(
+            manifest,
+            rows,
+            row_filter,
+            filter_fields,
+            make_reader=partial(RowGroupReader, policy=policy, footers=FooterCache(file_scan.store)),
+            progress=progress,
         )
-    schemas = [one.schema for one in with_rows]
-    fields = agree(schemas, selection)
-    manifest, rows = _manifest(sources, with_rows, fields)
-    names = {field.name for schema in schemas for field in schema.fields}
-    filter_fields = agree(schemas, row_filter.tops(names)) if row_filter else ()
-    filtered = masked(
-        manifest,
-        rows,
-        row_filter,
-        filter_fields,
-        make_reader=partial(RowGroupReader, policy=policy, footers=FooterCache(file_scan.store)),
-        progress=progress,
-    )
-    return without_rows(filtered, skip, manifest)
+        return without_rows(filtered, skip, manifest)
 
 
-def _store(footers: str | os.PathLike[str] | bool) -> FooterStore | None:
+@contextmanager
+def _opened(footers: str | os.PathLike[str] | bool) -> Iterator[FooterStore | None]:
     validate_type("footers", footers, bool | str | os.PathLike, "the folder of a cache, True or False")
-    return None if footers is False else FooterStore(None if footers is True else os.fspath(footers))
+    if footers is False:
+        yield None
+        return
+    with closing(FooterStore(None if footers is True else os.fspath(footers))) as store:
+        yield store
 
 
 def _scan_all(file_scan: FileScan, progress: Progress | None, policy: ReadPolicy) -> list[Scanned]:
