@@ -157,8 +157,8 @@ def test_no_byte_is_moved_twice(bench: Bench, tmp_path: Path, kind: str) -> None
     A file that is written twice, a column that is read twice and a cached block that is read again all miss them.
     """
     measuring, peers, figures = bench("loader.measuring"), bench("loader.peers"), bench("loader.figures")
-    rows = 65_536
-    folder = bench("loader.data").make(kind, tmp_path, rows=rows, row_groups=4)
+    rows = 6 * 65_536  # New files of the index and of footers, 0.7 MB, are less than 0.5 % of it.
+    folder = bench("loader.data").make(kind, tmp_path, rows=rows, row_groups=24)
     small = measuring.Bench(
         work=tmp_path / "work", rows=rows, threads=1, limit_s=300, pythons={peers.OWN: Path(sys.executable)}
     )
@@ -176,7 +176,7 @@ def test_no_byte_is_moved_twice(bench: Bench, tmp_path: Path, kind: str) -> None
     first, later = answer["phases"]["first"], answer["phases"]["later"]
     assert first["bytes"] == later["bytes"] == first["counters"]["stored_bytes"]
     assert later["counters"]["hit_bytes"] == later["bytes"]
-    assert first["counters"]["parquet_opens"] == 4
+    assert first["counters"]["parquet_opens"] == 24
 
 
 PEER_PACKAGES = {"huggingface": "datasets", "lancedb": "lancedb"}

@@ -111,7 +111,10 @@ class FooterCache:
     Behind them is the `store` of all processes of the node, if there is one.
     """
 
-    def __init__(self, store: FooterStore | None = None, most_bytes: int = _MOST_CACHED_BYTES) -> None:
+    def __init__(
+        self, store: FooterStore | None = None, most_bytes: int = _MOST_CACHED_BYTES, *, stores_new: bool = True
+    ) -> None:
+        self._stores_new = stores_new
         self._store = store
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
@@ -148,7 +151,12 @@ class FooterCache:
 
         Stores `content`, if it was fetched.
         """
-        if content is not None and self._store is not None and (kept := kept_version(_file(version))):
+        if (
+            self._stores_new
+            and content is not None
+            and self._store is not None
+            and (kept := kept_version(_file(version)))
+        ):
             with closing(self._store):
                 self._store.put([(footer_name(_file(version), kept), content.to_pybytes())])
         with self._lock:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from forebay.data.plan.cursor import Cursor
-from forebay.errors import CursorMismatch, ForebayError
+from forebay.errors import CursorMismatch
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.config import CheckpointConfig
@@ -149,10 +149,6 @@ class Encoder:
         )
 
 
-_UNREADABLE = (ForebayError, LookupError, TypeError, ValueError)
-"""Errors of what another release wrote, among them `UnreadableState`."""
-
-
 def decode(encoded: EncodedCheckpoint, uri: str) -> Checkpoint:
     """Decode a checkpoint found at `uri`.
 
@@ -162,7 +158,7 @@ def decode(encoded: EncodedCheckpoint, uri: str) -> Checkpoint:
     older one would be no better.
     """
     encoded.verify()
-    with replaced_errors(lambda error: _unreadable(uri, error), _UNREADABLE):
+    with replaced_errors(lambda error: _unreadable(uri, error)):  # Unpicklers raise exceptions of any type.
         raw = part_facts(encoded.metadata)
         shards = {number: deserialize(each) for number, each in encoded.shards.items() if number not in raw}
         parts = {number: each for number, each in encoded.shards.items() if number in raw}

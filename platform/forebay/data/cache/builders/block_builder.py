@@ -90,7 +90,7 @@ class BlockBuilder:
             self._options.policy,
             counters,
             cancelled=self._options.cancelled,
-            footers=self._options.footers or FooterCache(FooterStore(cache.path) if cache else None),
+            footers=self._options.footers or FooterCache(FooterStore(cache.path) if cache else None, stores_new=False),
         )
         self.names = BlockNames(dataset)
         kernels.load()  # before the first data worker
