@@ -7,11 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.arguments import AsJson
-from forebay.cli.job_file import values_of
 from forebay.cli.output import print_facts, print_json, print_table
 from forebay.errors import InvalidOption
 from forebay.runtime.formatting import bytes_text, count_text
-from forebay.training.job.recipe import call_for
 
 if TYPE_CHECKING:
     from forebay.llm.cost.memory import MemoryEstimate, MemoryPlan
@@ -80,7 +78,9 @@ def memory(
 
 
 def _plan(words: list[str]) -> tuple[MemoryPlan, str | None]:
+    from forebay.cli.job_file import values_of  # noqa: PLC0415 - imports torch
     from forebay.llm.cost.memory import plan_of  # noqa: PLC0415 - see above
+    from forebay.training.job.recipe import call_for  # noqa: PLC0415
 
     values = values_of(words)
     if "model" not in values:
