@@ -55,7 +55,10 @@ class Said:
 
 
 @pytest.fixture
-def forebay(capsys: pytest.CaptureFixture[str]) -> Callable[..., Said]:
+def forebay(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Said]:
+    # Some environments export it, and tests expect the width of a pipe.
+    monkeypatch.delenv("COLUMNS", raising=False)
+
     def call(*words: object) -> Said:
         capsys.readouterr()
         with pytest.raises(SystemExit) as exit_:
