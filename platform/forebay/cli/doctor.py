@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
-from forebay.cli.output import only_the_document, print_json, progress_bar
+from forebay.cli.output import only_the_document, print_json, print_line, progress_bar
 
 if TYPE_CHECKING:
     from forebay.doctor.diagnose import Diagnosis
@@ -53,9 +53,9 @@ def doctor(
     if as_json:
         print_json(facts_of(diagnosis) | {"page": None if out is None else str(out)})
         return
-    typer.echo("\n".join(lines_of(diagnosis)))
+    print_line("\n".join(lines_of(diagnosis)))
     if out is not None:
-        typer.echo(f"\npage: {out}")
+        print_line(f"\npage: {out}")
 
 
 def facts_of(diagnosis: Diagnosis) -> dict[str, Any]:

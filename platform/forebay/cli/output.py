@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from typing import Literal
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -23,8 +23,9 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.errors import ForebayError
+from forebay.report.console import SafeConsole
 from forebay.report.fitted_table import FittedTable
-from forebay.runtime.formatting import bytes_text
+from forebay.runtime.formatting import bytes_text, printable
 from forebay.storage.json_file import to_json
 
 _STDOUT, _STDERR = 1, 2
@@ -60,13 +61,23 @@ def only_the_document(wanted: bool) -> Iterator[None]:
             os.dup2(kept.fileno(), _STDOUT)
 
 
+def print_line(text: str, *, err: bool = False) -> None:
+    """Print text to standard output, or with `err` to standard error.
+
+    Characters that could steer a terminal are escaped.
+    """
+    stream = sys.stderr if err else sys.stdout
+    stream.write(f"{printable(text)}\n")
+    stream.flush()
+
+
 def print_facts(facts: Mapping[str, object]) -> None:
     """Print pairs of name and value, one per line."""
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for name, value in facts.items():
-        table.add_row(name, Text(str(value)))
+        table.add_row(printable(name), Text(printable(str(value))))
     _console().print(table)
 
 
@@ -104,7 +115,7 @@ def print_error(error: ForebayError, *, as_json: bool) -> None:
         facts = {"error": type(error).__name__, "message": str(error), "facts": error.facts}
         sys.stderr.write(to_json(facts, not_finite=lambda _: None) + "\n")
     else:
-        sys.stderr.write(f"{type(error).__name__}: {error}\n")
+        print_line(f"{type(error).__name__}: {error}", err=True)
 
 
 def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
@@ -119,7 +130,7 @@ def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
     )
     name = TextColumn("{task.description}", markup=False)
     columns = (name, BarColumn(bar_width=24), *amount, TimeRemainingColumn(elapsed_when_finished=True))
-    return Progress(*columns, console=Console(stderr=True), disable=hidden)
+    return Progress(*columns, console=SafeConsole(stderr=True), disable=hidden)
 
 
 class _RateColumn(ProgressColumn):
@@ -130,7 +141,7 @@ class _RateColumn(ProgressColumn):
         return Text("- B/s" if rate is None else f"{bytes_text(rate)}/s", style="progress.data.speed")
 
 
-def _console() -> Console:
+def _console() -> SafeConsole:
     # A pipe has no width: without COLUMNS, rich would split tables at 80 columns there.
     has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console() if has_width else Console(width=_PIPE_WIDTH)
+    return SafeConsole() if has_width else SafeConsole(width=_PIPE_WIDTH)

@@ -12,7 +12,7 @@ import typer
 from numpy.typing import NDArray
 
 from forebay.cli.arguments import AsJson, Parameters
-from forebay.cli.output import only_the_document, print_facts, print_json, print_table
+from forebay.cli.output import only_the_document, print_facts, print_json, print_line, print_table
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.saved import load_manifest
 from forebay.data.parquet.reading import RowGroupReader
@@ -64,7 +64,7 @@ def plan(
     policy = cast(Last, last)  # The plan refuses other values.
     if digest:
         value = order_digest(built, epoch=epoch, global_batch=batch, last=policy, world_size=world)
-        print_json({"plan": built.id, "epoch": epoch, "hash": value}) if as_json else typer.echo(value)
+        print_json({"plan": built.id, "epoch": epoch, "hash": value}) if as_json else print_line(value)
         return
     if compare:
         pairs = [_setting(word) for word in compare]

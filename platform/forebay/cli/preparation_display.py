@@ -9,10 +9,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-
 from forebay.data.manifest.prepared import Prepared
 from forebay.data.preparation.progress import PreparationProgress, Report, preparation_listener, present_listener
+from forebay.report.console import SafeConsole
 
 LINE_EVERY_S = 5.0
 
@@ -26,7 +25,7 @@ class PreparationDisplay:
     def __init__(self, also: Callable[[str], object] = lambda _: None) -> None:
         self.found: list[Prepared] = []
         self._also = also
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
         self._due = time.monotonic() + LINE_EVERY_S
 
     def __call__(self, report: Report) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli.arguments import AsJson
-from forebay.cli.output import print_json
+from forebay.cli.output import print_json, print_line
 from forebay.errors import InvalidOption
 
 _PORT = 8275
@@ -59,7 +59,7 @@ def report(
     if as_json:
         print_json(facts)
     else:
-        typer.echo(facts["html"])
+        print_line(str(facts["html"]))
 
 
 def _of_runs(paths: list[str], out: str | None) -> dict[str, object]:
@@ -114,7 +114,7 @@ def _serve(paths: Sequence[str], port: int, *, is_sweep: bool) -> None:
     # A wrong folder, or too many, ends the command. A record that cannot be read later is shown on the page.
     report_of([load_run(path) for path in paths])
     with PageServer(CachedPage(partial(live_page, paths)), port) as server:
-        typer.echo(f"{server.url} shows the report until Ctrl-C.")
+        print_line(f"{server.url} shows the report until Ctrl-C.")
         try:
             server.serve_forever()
         except KeyboardInterrupt:

@@ -10,12 +10,13 @@ import typer
 from rich.cells import cell_len
 
 from forebay.cli.arguments import AsJson, Parameters
-from forebay.cli.output import output_width, print_json, print_table
+from forebay.cli.output import output_width, print_json, print_line, print_table
 from forebay.cli.selected_rows import Part, SelectedRows, is_run, rows_of_data, rows_of_job, rows_of_run
 from forebay.data.manifest.file_rows import FileRow
 from forebay.data.manifest.file_windows import FileWindow
 from forebay.errors import InvalidOption, whole_number
 from forebay.report.fitted_table import columns_that_fit
+from forebay.runtime.formatting import printable
 from forebay.storage.atomic import write_atomically
 
 Names = Sequence[FileRow | FileWindow]
@@ -101,11 +102,11 @@ def rows(
         print_json(_facts(shown, source, values))
         return
     counted = f"{len(shown.located)} of {found.total} {found.located.noun}"
-    typer.echo(f"{found.whose}: {counted}")
+    print_line(f"{found.whose}: {counted}")
     _print_rows(shown, values, is_chosen=columns is not None)
     if len(shown.located) < len(found.located):
         rest = len(found.located) - len(shown.located)
-        typer.echo(f"... and {rest} more: --rows shows them" + ("." if out else ", --out FILE writes their names."))
+        print_line(f"... and {rest} more: --rows shows them" + ("." if out else ", --out FILE writes their names."))
 
 
 def _refuse(given: Mapping[str, object], names: tuple[str, ...], kind: str) -> None:
@@ -154,10 +155,10 @@ def _print_rows(found: SelectedRows, values: list[dict[str, Any]] | None, *, is_
     print_table([titles[number] for number in shown], [[cell[number] for number in shown] for cell in cells])
     if is_apart:
         for number, name in enumerate(names, 1):
-            typer.echo(f"#{number} {name}")
+            print_line(f"#{number} {name}")
     left_out = [name for number, name in enumerate(columns, kept) if number not in shown]
     if left_out:
-        typer.echo(textwrap.fill(_left_out_text(left_out), width, break_on_hyphens=False))
+        print_line(textwrap.fill(_left_out_text(left_out), width, break_on_hyphens=False))
 
 
 def _left_out_text(names: list[str]) -> str:
@@ -188,7 +189,7 @@ def value_text(value: object) -> str:
 
 def cut_text(text: str) -> str:
     """`text` on one line, cut to 24 characters."""
-    text = "".join(each if each.isprintable() else f"\\x{ord(each):02x}" for each in " ".join(text.split()))
+    text = printable(" ".join(text.split()))
     if cell_len(text) <= _CELL:
         return text
     while cell_len(text) >= _CELL:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.arguments import AsJson
-from forebay.cli.output import only_the_document, print_json, print_parts, print_table
+from forebay.cli.output import only_the_document, print_json, print_line, print_parts, print_table
 from forebay.report.columns import Column, column
 from forebay.runtime.formatting import age_text, time_text, workers_text
 from forebay.sweep.record.status import SweepStatus
@@ -55,7 +55,7 @@ def ps(as_json: AsJson = False) -> None:
         rows = [[each.text(status) for each in RUN_COLUMNS] for status in others]
         print_table([each.title for each in RUN_COLUMNS], rows)
     elif not swept:
-        typer.echo("No run is under way on this cluster.")
+        print_line("No run is under way on this cluster.")
 
 
 def scale(
@@ -78,7 +78,7 @@ def scale(
     if as_json:
         print_json({"run": run, "before": before.target, "target": workers, "world_size": before.world_size})
     else:
-        typer.echo(f"{run}: target {before.target} -> {workers} workers; {before.world_size} train now.")
+        print_line(f"{run}: target {before.target} -> {workers} workers; {before.world_size} train now.")
 
 
 def stop(
@@ -108,7 +108,7 @@ def stop(
     if as_json:
         print_json({"run": run, "reason": reason, "step": before.step, "path": before.path})
     else:
-        typer.echo(f"{run}: ends at its next checkpoint, after step {before.step}. It stays in {before.path}.")
+        print_line(f"{run}: ends at its next checkpoint, after step {before.step}. It stays in {before.path}.")
 
 
 def _order(storage: str, run: str, as_json: bool, *, stop: str | None = None, target: int | None = None) -> None:
@@ -119,14 +119,14 @@ def _order(storage: str, run: str, as_json: bool, *, stop: str | None = None, ta
         print_json({"run": run, "attempt": attempt, "stop": request.stop, "target": request.target})
         return
     what = f"ends at its next checkpoint ({stop})" if stop is not None else f"target {target} workers"
-    typer.echo(f"{run}: {what}, requested in its storage. Attempt {attempt} reads it within 15 s.")
+    print_line(f"{run}: {what}, requested in its storage. Attempt {attempt} reads it within 15 s.")
 
 
 def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:
     if as_json:
         print_json({"sweep": sweep.name, "reason": reason, "path": sweep.path})
     else:
-        typer.echo(f"{sweep.name}: its trials end at their next checkpoints. It stays in {sweep.path}.")
+        print_line(f"{sweep.name}: its trials end at their next checkpoints. It stays in {sweep.path}.")
 
 
 @contextmanager

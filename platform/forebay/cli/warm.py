@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
+from forebay.cli.output import print_line
 
 
 def warm(
@@ -25,5 +26,5 @@ def warm(
     from forebay.cli.warm_cache import warm_job  # noqa: PLC0415
 
     if not warm_job(job, parameters or (), all_nodes=all_nodes, as_json=as_json):
-        typer.echo("Some blocks did not fit. Raise the cache's quota, or free space on its disk.", err=True)
+        print_line("Some blocks did not fit. Raise the cache's quota, or free space on its disk.", err=True)
         raise typer.Exit(1)

@@ -13,6 +13,8 @@ from rich.console import Console, ConsoleOptions, JustifyMethod, RenderResult
 from rich.table import Table
 from rich.text import Text
 
+from forebay.runtime.formatting import printable
+
 _EDGES = 2
 _GAP = 2
 
@@ -47,7 +49,8 @@ class FittedTable:
         caption: str | None = None,
         justify: JustifyMethod = "right",
     ) -> None:
-        self._names, self._rows = list(names), [[str(cell) for cell in row] for row in rows]
+        self._names = [printable(name) for name in names]
+        self._rows = [[printable(str(cell)) for cell in row] for row in rows]
         self._title, self._caption, self._justify = title, caption, justify
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

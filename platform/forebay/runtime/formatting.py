@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
+_LAYOUT = "\n\t"
+
 
 def metric_text(value: float) -> str:
     """Four significant digits: `0.4312`, `12.35`, `3.1e-05`."""
@@ -106,3 +108,21 @@ def age_text(seconds: float) -> str:
         if seconds >= size:
             return f"{seconds // size:.0f} {unit}"
     return f"{seconds:.0f} s"
+
+
+def printable(text: str) -> str:
+    r"""Text with every character that could steer a terminal escaped.
+
+    Control characters, escape sequences, marks that turn the direction of text, and lone surrogates are shown as their
+    codes. Line ends and tabs stay. Names of columns and files, errors, and logs of jobs are written by others.
+
+    >>> print(printable("red\x1b[31m, cba\u202e, naïve 💧"))
+    red\x1b[31m, cba\u202e, naïve 💧
+    """
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() or each in _LAYOUT else _code(each) for each in text)
+
+
+def _code(character: str) -> str:
+    return character.encode("unicode_escape").decode("ascii")

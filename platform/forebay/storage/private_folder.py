@@ -18,6 +18,8 @@ def unsafe_path(path: Path) -> str:
     """
     for step in _path_steps(path):
         holder = step.parent.stat()
+        if holder.st_uid not in (0, os.geteuid()):
+            return f"{step.parent} belongs to user {holder.st_uid}, who can replace its entries"
         if not holder.st_mode & stat.S_IWOTH:
             continue
         if not holder.st_mode & stat.S_ISVTX:

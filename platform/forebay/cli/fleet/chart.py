@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from forebay.cli.fleet.jobs import printable
+from forebay.cli.output import print_line
 
 if TYPE_CHECKING:
     from forebay.fleet.kube.kuberay import KubeRay
@@ -35,7 +35,7 @@ def apply_cluster(catalogue: Catalogue, namespace: Namespace, context: Context =
     body = shared_cluster(cluster)
     found = _kuberay(context, cluster.name, namespace).apply_cluster({**body, "metadata": _metadata(body, namespace)})
     groups = [group["groupName"] for group in found["spec"]["workerGroupSpecs"]]
-    typer.echo(f"RayCluster {found['metadata']['name']} in {namespace}: {', '.join(groups)}")
+    print_line(f"RayCluster {found['metadata']['name']} in {namespace}: {', '.join(groups)}")
 
 
 def delete_cluster(catalogue: Catalogue, namespace: Namespace, context: Context = None) -> None:
@@ -90,7 +90,7 @@ def controller(
         try:
             is_left = found.step()
         except OSError as error:
-            typer.echo(f"a storage does not answer ({redact(str(error))}); the next round tries again", err=True)
+            print_line(f"a storage does not answer ({redact(str(error))}); the next round tries again", err=True)
             is_left = True
         for entry in known.entries():
             reasons = known.reasons(entry.name)
@@ -98,7 +98,7 @@ def controller(
             text = "; ".join(waits) or (reasons[-1].why if reasons else "it was submitted")
             if shown.get(entry.name) != text:
                 shown[entry.name] = text
-                typer.echo(f"{entry.name}: {printable(text)}")
+                print_line(f"{entry.name}: {text}")
         if job is not None and not is_left:
             return
         found.wait(ended)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.arguments import AsJson
-from forebay.cli.output import print_json, print_table
+from forebay.cli.output import print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from forebay.fleet.federation.dry_run import TaskPlan
@@ -53,10 +53,10 @@ def explain(
     if as_json:
         print_json({"name": spec.name, "key": key_of(spec), "tasks": [_facts(plan) for plan in plans]})
         return
-    typer.echo(f"{spec.name}: key {key_of(spec)[:12]}, storage {spec.storage}")
+    print_line(f"{spec.name}: key {key_of(spec)[:12]}, storage {spec.storage}")
     for plan in plans:
         for line in _lines(spec, plan):
-            typer.echo(line)
+            print_line(line)
 
 
 def clusters(fleet: FleetFile = Path("fleet.toml"), as_json: AsJson = False) -> None:
@@ -80,7 +80,7 @@ def clusters(fleet: FleetFile = Path("fleet.toml"), as_json: AsJson = False) -> 
     for each in found:
         if each.fault is not None:
             for line in wrapped(f"{each.cluster}: {each.fault}", 0):
-                typer.echo(line)
+                print_line(line)
 
 
 def _facts(plan: TaskPlan) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def warn_of_tags(images: tuple[str, ...]) -> None:
     """Say on standard error which images another push can replace."""
     for image in images:
         for line in wrapped(f"warning: the image {image} has no digest. Write {image}@sha256:... to pin it.", 0):
-            typer.echo(line, err=True)
+            print_line(line, err=True)
 
 
 def wrapped(text: str, indent: int) -> list[str]:

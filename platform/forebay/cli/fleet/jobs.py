@@ -12,7 +12,7 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.fleet.explain import FleetFile, wrapped
-from forebay.cli.output import print_json, print_table
+from forebay.cli.output import print_json, print_line, print_table
 from forebay.errors import InvalidOption, ReadFailed
 from forebay.storage.credentials import redact
 
@@ -58,12 +58,12 @@ def jobs(
     if as_json:
         print_json({"jobs": [asdict(status) for status in found]})
     elif not found:
-        typer.echo("No job was submitted with this storage.")
+        print_line("No job was submitted with this storage.")
     else:
         print_table(("job", "state", "host", "attempt", "workers", "epoch", "step"), [_row(each) for each in found])
         for status in found:
             if status.state == "preparing":
-                typer.echo("\n".join(wrapped(f"{status.name} prepares {printable(status.why)}", 0)))
+                print_line("\n".join(wrapped(f"{status.name} prepares {status.why}", 0)))
 
 
 def _rebuild(storages: list[str], journal: Path | None, fleet: Path, *, as_json: bool) -> None:
@@ -89,9 +89,9 @@ def _rebuild(storages: list[str], journal: Path | None, fleet: Path, *, as_json:
         print_table(names, rows)
     faults = [f"{name}: {fault}" for name, fault in report.silent.items()]
     faults += [f"{each.cluster} has the RayJob {each.name}, which no job here has" for each in report.unknown]
-    for line in (line for fault in faults for line in wrapped(printable(fault), 0)):
-        typer.echo(line)
-    typer.echo(f"journal: {journal}, {len(rows)} tasks")
+    for line in (line for fault in faults for line in wrapped(fault, 0)):
+        print_line(line)
+    print_line(f"journal: {journal}, {len(rows)} tasks")
 
 
 def watch(job: JobName, storage: Storage, as_json: AsJsonLines = False) -> None:
@@ -108,7 +108,7 @@ def watch(job: JobName, storage: Storage, as_json: AsJsonLines = False) -> None:
     if as_json:
         print_json({"status": asdict(status)})
     else:
-        typer.echo(f"{job}: {status.state}{': ' + printable(status.why) if status.why else ''}")
+        print_line(f"{job}: {status.state}{': ' + status.why if status.why else ''}")
     if status.state not in ("succeeded", "stopped"):
         raise typer.Exit(1)
 
@@ -135,15 +135,7 @@ def _print_log(job: SubmittedJob, *, follow: bool, as_json: bool) -> None:
             print_json(asdict(each))
     else:
         for line in job.logs(follow=follow):
-            typer.echo(printable(line))
-
-
-def printable(line: str) -> str:
-    """Return a line without control characters.
-
-    What a job writes must not steer the terminal.
-    """
-    return "".join(each if each.isprintable() or each == "\t" else "�" for each in line)
+            print_line(line)
 
 
 @contextmanager

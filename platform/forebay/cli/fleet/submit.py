@@ -10,8 +10,7 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.fleet.explain import FleetFile, explain, warn_of_tags
-from forebay.cli.fleet.jobs import printable
-from forebay.cli.output import print_json
+from forebay.cli.output import print_json, print_line
 
 Backend = Annotated[
     str, typer.Option(help="local (this machine), ray (a dashboard) or fleet (Kubernetes, by a controller).")
@@ -51,20 +50,20 @@ def submit(
         status = made.status()
     except KeyboardInterrupt:
         spec = load_job_spec(job)
-        typer.echo(_after_interrupt(spec.storage, spec.name), err=True)
+        print_line(_after_interrupt(spec.storage, spec.name), err=True)
         raise typer.Exit(130) from None
     if as_json:
         print_json(asdict(status) | {"path": made.path})
         return
-    typer.echo(f"{made.name}: {status.state} on {status.backend} {status.address}".rstrip())
-    typer.echo(f"folder: {made.path}")
+    print_line(f"{made.name}: {status.state} on {status.backend} {status.address}".rstrip())
+    print_line(f"folder: {made.path}")
     if not watch:
         return
     try:
         for line in made.logs(follow=True):
-            typer.echo(printable(line))
+            print_line(line)
     except KeyboardInterrupt:
-        typer.echo(f"{made.name} was placed and goes on.", err=True)
+        print_line(f"{made.name} was placed and goes on.", err=True)
         raise typer.Exit(130) from None
     made.wait()
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.arguments import AsJson
-from forebay.cli.output import print_facts, print_json, print_table
+from forebay.cli.output import print_facts, print_json, print_line, print_table
 from forebay.errors import InvalidOption
 from forebay.runtime.formatting import bytes_text, count_text
 
@@ -74,7 +74,7 @@ def memory(
     )
     if limit is not None:
         does = fits(estimate, limit)
-        typer.echo(f"It fits into {bytes_text(limit)}." if does else f"It does not fit. {remedy(plan, limit)}")
+        print_line(f"It fits into {bytes_text(limit)}." if does else f"It does not fit. {remedy(plan, limit)}")
 
 
 def _plan(words: list[str]) -> tuple[MemoryPlan, str | None]:

@@ -19,6 +19,7 @@ from rich.live import Live as Screen
 from rich.table import Table
 from rich.text import Text
 
+from forebay.report.console import SafeConsole
 from forebay.runtime.formatting import time_text
 from forebay.sweep.record.record import Record, State, active_first
 from forebay.sweep.report.text import best_text, config_text, summary_line, value_text
@@ -108,10 +109,10 @@ def live_display(wanted: bool = True, console: Console | None = None) -> Iterato
 def _display(console: Console | None) -> Display:
     if console is None and _is_notebook():
         return NotebookTable()
-    console = console or Console(stderr=True, highlight=False)
+    console = console or SafeConsole(stderr=True, highlight=False)
     if console.is_terminal:
         return TerminalTable(console)
-    return LogLines(Console(file=console.file, width=LOG_WIDTH, highlight=False))
+    return LogLines(SafeConsole(file=console.file, width=LOG_WIDTH, highlight=False))
 
 
 def _is_notebook() -> bool:

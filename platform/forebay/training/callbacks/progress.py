@@ -24,6 +24,7 @@ from forebay.events import (
     Started,
     Warned,
 )
+from forebay.report.console import SafeConsole
 from forebay.runtime.formatting import metric_text, metrics_text, rate_text, share_text, time_text
 from forebay.training.run_report.stages import stages_text
 from forebay.training.runs.control import Control
@@ -43,7 +44,7 @@ class Progress:
     """
 
     def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or SafeConsole(stderr=True, highlight=False)
         self._clock = clock
         self._began = clock()
         self._pace = Throughput()

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from forebay.events import EpochEnded
+from forebay.report.console import SafeConsole
 from forebay.report.fitted_table import FittedTable
 from forebay.training.run_report.epoch_columns import EpochColumn, epoch_columns, stage_columns
 from forebay.training.run_report.recorded_run import recorded
@@ -25,7 +26,7 @@ def show_report(result: Result, console: Console | None = None) -> None:
 
     `console` is the output, standard output by default. Raises `WriteFailed` if the folder cannot be written.
     """
-    console = console or Console(highlight=False)
+    console = console or SafeConsole(highlight=False)
     console.print(epoch_table(result))
     if stages_of(result.epochs):
         console.print(stage_table(result))

@@ -112,10 +112,11 @@ class CacheDirectory:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._refuse_unsafe_path()
             self._refuse_unsafe_folder(self.root, self.root.stat())
+            folders = (self.blocks, self.temp, self.quarantine, self.locks, self.users, self.index)
             # A folder with other contents, such as the root of a disk, keeps its permissions for other readers.
-            if self.is_cache or not any(self.root.iterdir()):
+            if {path.name for path in self.root.iterdir()} <= {folder.name for folder in folders}:
                 self.root.chmod(0o700)
-            for folder in (self.blocks, self.temp, self.quarantine, self.locks, self.users, self.index):
+            for folder in folders:
                 folder.mkdir(mode=0o700, exist_ok=True)
                 self._refuse_unsafe_folder(folder, folder.lstat())
                 folder.chmod(0o700)

@@ -14,6 +14,7 @@ import secrets
 import socket
 import socketserver
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,6 +23,13 @@ from forebay.training.driver.elastic.pool import Connected, Lost
 
 CONNECT_S = 30.0
 POLL_S = 0.1
+HELLO_S = 5.0
+"""Time of a peer for its hello. A worker sends it at once."""
+MOST_SILENT = 256
+"""Connections without a hello. Beyond them the oldest is closed: each has a thread of the driver."""
+MOST_BYTES = 4096
+"""Longest line that is read."""
+_DIGITS = 20
 # A machine that loses its power closes no connection: keepalive probes give it up after some 20 s.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 
@@ -63,17 +71,21 @@ class LivenessServer:
         self._open: dict[str, socket.socket] = {}
         self._is_closed = False
         self._lock = threading.Lock()
+        self._silent: dict[int, socket.socket] = {}
         lines = self
 
-        class Line(socketserver.StreamRequestHandler):
+        class Line(socketserver.BaseRequestHandler):
             def handle(self) -> None:
-                keep_alive(self.request)
-                hello = _hello(self.rfile.readline, token)
-                if hello is not None and lines._opened(hello["name"], self.request):
-                    tell(Connected(name=hello["name"], node=hello["node"]))
-                    _listen(self.rfile.readline, hello["name"], tell)
-                    lines._lost(hello["name"])
-                    tell(Lost(name=hello["name"]))
+                heard = _Lines(self.request)
+                hello = lines._greeted(self.request, heard, token)
+                if hello is None or not lines._opened(hello.name, self.request):
+                    return
+                tell(Connected(name=hello.name, node=hello.node))
+                try:
+                    _listen(heard, hello.name, tell)
+                finally:
+                    lines._lost(hello.name)
+                    tell(Lost(name=hello.name))
 
         self._server = socketserver.ThreadingTCPServer((host, 0), Line)
         self._server.daemon_threads = True
@@ -110,34 +122,93 @@ class LivenessServer:
         self._thread.join()
         with self._lock:
             self._is_closed = True
-            left = list(self._open.values())
+            left, silent = list(self._open.values()), list(self._silent.values())
         for line in left:
             _hang_up(line)
+        for line in silent:
+            _shut(line, socket.SHUT_RDWR)
+
+    def _greeted(self, line: socket.socket, heard: _Lines, token: str) -> _Hello | None:
+        """Return the hello of a worker of this run.
+
+        None: the peer sent something else, or nothing in time.
+        """
+        with self._lock:
+            self._silent[id(line)] = line
+            oldest = self._silent.pop(next(iter(self._silent))) if len(self._silent) > MOST_SILENT else None
+        if oldest is not None:
+            _shut(oldest, socket.SHUT_RDWR)
+        try:
+            keep_alive(line)
+            return _hello(heard.next(time.monotonic() + HELLO_S), token)
+        except (OSError, EOFError):
+            return None
+        finally:
+            with self._lock:
+                self._silent.pop(id(line), None)
 
     def _opened(self, name: str, line: socket.socket) -> bool:
         with self._lock:
-            if not self._is_closed:
-                self._open[name] = line
-            return not self._is_closed
+            if self._is_closed or name in self._open:
+                return False
+            self._open[name] = line
+            return True
 
     def _lost(self, name: str) -> None:
         with self._lock:
             del self._open[name]
 
 
-def _hello(next_line: Callable[[], bytes], token: str) -> dict[str, str] | None:
+@dataclass(frozen=True, slots=True)
+class _Hello:
+    name: str
+    node: str
+
+
+class _Lines:
+    """Lines that a peer sends, none longer than `MOST_BYTES`."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer, self._read = peer, b""
+
+    def next(self, deadline: float | None = None) -> bytes:
+        """Return the next line, without its end.
+
+        Raises `EOFError` if the peer closes or its line is too long, and `OSError`; at the monotonic time `deadline`
+        `TimeoutError`, also if bytes arrive one by one.
+        """
+        while b"\n" not in self._read:
+            left = None if deadline is None else deadline - time.monotonic()
+            if left is not None and left <= 0:
+                raise TimeoutError
+            self._peer.settimeout(left)
+            more = self._peer.recv(MOST_BYTES)
+            self._read += more
+            if not more or len(self._read) > MOST_BYTES:
+                raise EOFError
+        line, _, self._read = self._read.partition(b"\n")
+        return line
+
+
+def _hello(line: bytes, token: str) -> _Hello | None:
+    """Return what a worker of this run has sent first, or None."""
     try:
-        hello = json.loads(next_line() or b"{}")
-        return hello if hmac.compare_digest(str(hello.get("token")), token) else None
-    except (OSError, ValueError):
-        return None  # the peer is not a worker of this run
+        match json.loads(line):
+            case {"token": str(given), "name": str(name), "node": str(node)}:
+                return _Hello(name, node) if hmac.compare_digest(given.encode(), token.encode()) else None
+    except (ValueError, RecursionError):
+        pass  # bytes of a stranger
+    return None
 
 
-def _listen(next_line: Callable[[], bytes], name: str, tell: Callable[[LivenessMessage], None]) -> None:
-    # A connection that was reset counts as closed.
-    with suppress(OSError):
-        while line := next_line():
-            tell(Entered(name=name, world=int(line)))
+def _listen(lines: _Lines, name: str, tell: Callable[[LivenessMessage], None]) -> None:
+    """Tell of each world that a worker enters, until its connection ends.
+
+    A connection that was reset, or that sends something else than numbers, counts as closed.
+    """
+    with suppress(OSError, EOFError):
+        while (number := lines.next()).isdigit() and len(number) < _DIGITS:
+            tell(Entered(name=name, world=int(number)))
 
 
 def _hang_up(line: socket.socket) -> None:
@@ -145,8 +216,12 @@ def _hang_up(line: socket.socket) -> None:
 
     The worker reads end of file. Its own direction stays open until its process ends.
     """
-    with suppress(OSError):
-        line.shutdown(socket.SHUT_WR)
+    _shut(line, socket.SHUT_WR)
+
+
+def _shut(line: socket.socket, directions: int) -> None:
+    with suppress(OSError):  # the peer has closed it
+        line.shutdown(directions)
 
 
 class LivenessClient:

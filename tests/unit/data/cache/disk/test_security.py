@@ -143,6 +143,18 @@ def test_where_one_other_user_can_replace_the_directory_it_is_refused(tmp_path: 
     assert list((tmp_path / "mine").iterdir()) == []
 
 
+@as_root
+@pytest.mark.parametrize("mode", [0o700, 0o755])
+@pytest.mark.parametrize("below", ["cache", "deeper/cache"])
+def test_a_directory_below_a_folder_of_another_user_is_refused(tmp_path: Path, below: str, mode: int) -> None:
+    theirs = tmp_path / "theirs"
+    opened(theirs / below)
+    os.chown(theirs, 4711, -1)
+    theirs.chmod(mode)
+    with pytest.raises(CacheUnusable, match=r"theirs belongs to user 4711, who can replace its entries"):
+        opened(theirs / below)
+
+
 def test_links_that_lead_in_a_circle_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -7,10 +8,12 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 
 from forebay.training.driver.elastic.pool import Connected, Lost
+from forebay.training.driver.horovod import liveness
 from forebay.training.driver.horovod.liveness import Entered, LivenessMessage, LivenessServer
 
 WAIT_S = 30.0
@@ -59,6 +62,70 @@ def test_a_stranger_is_no_worker(lines: LivenessServer, signs: queue.SimpleQueue
             stranger.sendall(hello)
             assert stranger.recv(1) == b"", "the line was not cut"
     assert signs.empty()
+
+
+TOKEN = "the token"
+HELLO = {"token": TOKEN, "name": "w", "node": "n"}
+DAMAGED = [
+    b"[]\n",
+    b"null\n",
+    b"[" * 4_000 + b"\n",
+    b"\xff\xfe\n",
+    b"9" * 4_000 + b"\n",
+    *(
+        json.dumps(HELLO | changed).encode() + b"\n"
+        for changed in ({"token": "t\u00f6ken"}, {"token": "\ud800"}, {"token": 7})
+    ),
+    *(json.dumps({key: HELLO[key] for key in HELLO if key != left}).encode() + b"\n" for left in HELLO),
+    *(json.dumps(HELLO | {key: value}).encode() + b"\n" for key in ("name", "node") for value in (None, 7, [], {})),
+    b"x" * 10_000,
+]
+
+
+@pytest.mark.parametrize("sent", DAMAGED)
+def test_any_bytes_end_a_connection_and_nothing_else(
+    lines: LivenessServer, signs: queue.SimpleQueue[LivenessMessage], sent: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stranger = socket.create_connection(("127.0.0.1", lines.address.port), timeout=WAIT_S)
+    with stranger, suppress(ConnectionError):  # where the server has not read all of it
+        stranger.sendall(sent.replace(TOKEN.encode(), lines.address.token.encode()))
+        assert stranger.recv(1) == b""
+    assert signs.empty() and lines.names == [] and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("entered", [b"x\n", b"-1\n", b"\n", b"9" * 5_000, b"1" * 30 + b"\n", b"\xb2\n"])
+def test_a_worker_that_sends_no_number_is_lost(
+    lines: LivenessServer, signs: queue.SimpleQueue[LivenessMessage], entered: bytes, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", lines.address.port), timeout=WAIT_S) as worker:
+        worker.sendall(json.dumps(HELLO | {"token": lines.address.token}).encode() + b"\n3\n" + entered)
+        assert [signs.get(timeout=WAIT_S) for _ in range(3)] == [
+            Connected(name="w", node="n"),
+            Entered(name="w", world=3),
+            Lost(name="w"),
+        ]
+    assert lines.names == [] and capfd.readouterr().err == ""
+
+
+def test_silent_and_slow_peers_are_bounded_in_number_and_time(
+    lines: LivenessServer, signs: queue.SimpleQueue[LivenessMessage], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(liveness, "MOST_SILENT", 3)
+    monkeypatch.setattr(liveness, "HELLO_S", 600.0)
+    port = lines.address.port
+    silent = [socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) for _ in range(10)]
+    for closed in silent[:7]:
+        assert closed.recv(1) == b""
+    with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as worker:
+        worker.sendall(json.dumps(HELLO | {"token": lines.address.token}).encode() + b"\n")
+        assert signs.get(timeout=WAIT_S) == Connected(name="w", node="n")
+        monkeypatch.setattr(liveness, "HELLO_S", 0.2)
+        with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as slow:
+            slow.sendall(b"{")
+            assert slow.recv(1) == b"", "it has not sent a line in time"
+        assert lines.names == ["w"], "a worker may be silent after its hello"
+    for each in silent:
+        each.close()
 
 
 def test_a_worker_ends_when_it_is_told_to_and_is_lost_only_then(

@@ -1,0 +1,40 @@
+"""What is printed passes the two places that escape what could steer a terminal."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import forebay
+
+PACKAGE = Path(forebay.__file__).parent
+HOMES = {"cli/output.py", "report/console.py"}
+OWN_TEXT = {
+    "cli/llm/score.py": "counts and rates of this process",
+    "fleet/client/runner.py": "the output of a program as it is, into its own log",
+    "training/tables/strategy.py": "counts of tables",
+    "training/tables/model_tables.py": "names by repr",
+}
+"""Modules that write to a stream themselves, with the reason."""
+
+
+def _writes(tree: ast.Module) -> list[int]:
+    found = []
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="print" | "Console")) | ast.Call(func=ast.Attribute(attr="echo" | "secho")):
+                found.append(node.lineno)
+            case ast.Attribute(value=ast.Name(id="sys"), attr="stdout" | "stderr" | "__stdout__" | "__stderr__"):
+                found.append(node.lineno)
+    return found
+
+
+def test_only_the_homes_write_to_a_terminal() -> None:
+    found = {
+        name: lines
+        for path in sorted(PACKAGE.rglob("*.py"))
+        if (name := path.relative_to(PACKAGE).as_posix()) not in HOMES and not name.startswith("testing/")
+        if (lines := _writes(ast.parse(path.read_text())))
+    }
+    asked = {name for name in found if "isatty" in (PACKAGE / name).read_text()}  # whether it is a terminal
+    assert set(found) - asked == set(OWN_TEXT) - asked, found
