@@ -61,6 +61,8 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
         f"{_GROUP}.has_started",
     ),
     SWEEP: (
+        "ray.tune.experiment.config_parser:_create_trial_from_spec",
+        "ray.tune.experiment.config_parser:_make_parser",
         "ray.tune.experiment:Trial.handle_error",
         "ray.tune.experiment:Trial.max_failures",
         f"{_TUNE_CONTROLLER}._actor_force_cleanup_timeout",

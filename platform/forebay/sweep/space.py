@@ -160,6 +160,16 @@ def example_value(domain: Domain) -> Any:
     return next(iter(_examples(domain)), None)
 
 
+def listed_values(domain: Domain) -> list[Any]:
+    """Values of a domain that lists them, else none."""
+    match domain:
+        case Choice() | Grid():
+            return list(domain.values)
+        case TuneDomain():
+            return list(getattr(domain.domain, "categories", None) or ())
+    return []
+
+
 def domain_text(domain: Domain) -> str:
     """Text of `domain`. Equal domains have equal texts.
 
@@ -266,12 +276,9 @@ def _examples(domain: Domain) -> list[Any]:
             return [domain.low + (domain.high - domain.low) * EXAMPLE_POSITION]
         case WholeNumbers():
             return [domain.low, domain.high]
-        case Choice() | Grid():
-            return list(domain.values)
-    categories = getattr(domain.domain, "categories", None)
-    if categories is not None:
-        return list(categories)
-    return [] if depends_on_others(domain) else [domain.domain.sample(random_state=0)]
+        case TuneDomain() if not (depends_on_others(domain) or listed_values(domain)):
+            return [domain.domain.sample(random_state=0)]
+    return listed_values(domain)
 
 
 def _sampler_text(sampler: Any) -> str:

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,6 +22,7 @@ from ray.tune.schedulers import (
     PopulationBasedTrainingReplay,
     TrialScheduler,
 )
+from ray.tune.search import BasicVariantGenerator
 
 from forebay.errors import InvalidOption, SweepFailed
 from forebay.ray_cluster.nodes import worker_capacity
@@ -42,7 +44,7 @@ from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial.trainable import TrialRun
 from forebay.sweep.tune.filesystems import whole_files, without_secrets
 from forebay.sweep.tune.resources import PlacementCleanup, pack_here, trial_resources, worker_share
-from forebay.sweep.tune.resume import ResumeCheck, load_known_trials, open_record, resume_config
+from forebay.sweep.tune.resume import ResumedSearch, check_resumable, open_record
 from forebay.sweep.tune.search import (
     concurrency_limit,
     limit_concurrency,
@@ -87,7 +89,10 @@ class _Tuning:
         deadline_s = self._deadline_s(scheduler)
         record, stopper = open_record(self._setup, self._name, self._path), SweepStopper(deadline_s, self._began)
         record.deadline_s, record.slots = deadline_s, self._slots()
-        known = load_known_trials(self._path, record)
+        check_resumable(searcher, record)
+        if record.trials:
+            # A fresh searcher with the same seed would draw the first trials again.
+            searcher = make_searcher(self._setup, drawn=len(record.trials))
         validate_population(
             scheduler,
             self._setup.num_rounds * self._setup.grid_size,
@@ -108,13 +113,13 @@ class _Tuning:
             stack.enter_context(on_interrupt(stopper.interrupt))
             try:
                 # `stopper` is last, because it may end the sweep.
-                restored = ResumeCheck(known or frozenset(), self._path, self._setup.sweep.max_failures)
-                callbacks = [restored, *self._steering_callbacks(scheduler), recorder, SilentReporter(), stopper]
-                self._tune(scheduler, searcher, callbacks, stop_flag, is_restart=known is not None)
+                callbacks = [*self._steering_callbacks(scheduler), recorder, SilentReporter(), stopper]
+                self._tune(scheduler, searcher, callbacks, stop_flag, record)
             except SweepStopped:
                 state: State = "pending" if stopper.is_interrupted else "stopped"
                 for trial_id in stopper.unfinished:
-                    record.put(record.trials[trial_id].with_state(state, record.elapsed_s))
+                    trial = record.trials[trial_id].with_state(state, record.elapsed_s)
+                    record.put(replace(trial, is_cut=state == "stopped"))
                 if stopper.is_interrupted:
                     raise KeyboardInterrupt from None
             finally:
@@ -125,12 +130,17 @@ class _Tuning:
         return SweepResult.of(record, self._path)
 
     def _tune(
-        self, scheduler: TrialScheduler, searcher: Any, callbacks: list[Any], stop_flag: Any, *, is_restart: bool
+        self, scheduler: TrialScheduler, searcher: Any, callbacks: list[Any], stop_flag: Any, record: Record
     ) -> None:
         location, setup = resolve(self._path), self._setup
         spec = setup.trial_spec(self._name, has_exchange=isinstance(scheduler, EXCHANGE))
         payload = pack_here(spec)
         limit = limit_concurrency(searcher, scheduler, self._limit(scheduler, searcher))
+        num_samples = setup.num_rounds
+        if record.trials:
+            most = concurrency_limit(searcher, limit)
+            num_samples -= 0 if isinstance(searcher, BasicVariantGenerator) else len(record.trials)
+            searcher, limit = ResumedSearch(searcher, record, setup.domains, self._path, most), None
         tune.run(
             tune.with_resources(
                 tune.with_parameters(TrialRun, payload=payload, stop_flag=stop_flag),
@@ -138,18 +148,17 @@ class _Tuning:
             ),
             name=TUNE,
             storage_path=location.path,
-            # Tune pickles it into the files that a sweep resumes from.
+            # Tune pickles it into files of its own, which nothing reads.
             storage_filesystem=whole_files() if location.is_local else without_secrets(location),
             metric=spec.metric,
             mode=spec.mode,
             config={name: tune_domain(domain) for name, domain in setup.domains.items()},
-            num_samples=setup.num_rounds,
+            num_samples=num_samples,
             search_alg=searcher,
             scheduler=scheduler,
             max_failures=setup.sweep.max_failures,
             checkpoint_config=tune.CheckpointConfig(checkpoint_at_end=False),
             max_concurrent_trials=limit,
-            resume_config=resume_config(searcher) if is_restart else None,
             raise_on_failed_trial=False,
             reuse_actors=True,
             callbacks=callbacks,

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
 
 FILE_NAME = "sweep.json"
-VERSION = 2
+VERSION = 3
 
 Mode = Literal["min", "max"]
 State = Literal["pending", "running", "paused", "finished", "stopped", "failed"]
@@ -65,6 +65,9 @@ class TrialRecord:
 
     `blocks` is the cache's name for its data: empty without a cache, None before its first epoch has ended.
 
+    `is_cut` tells that the end of the sweep stopped it: it goes on with the next start. `inexact` names the parameters
+    whose values JSON does not hold, such as tuples and objects.
+
     `running_s` is the running time before `running_since_s`, the start of the current period. `running_since_s` is None
     if the trial does not run.
     """
@@ -81,6 +84,8 @@ class TrialRecord:
     blocks: str | None = None
     best_run: str | None = None
     best_config: Mapping[str, Any] | None = None
+    is_cut: bool = False
+    inexact: tuple[str, ...] = ()
 
     @property
     def run_at_best(self) -> str:
@@ -243,8 +248,8 @@ class Record:
         self.deadline_at_s = None if left_s is None else self.elapsed_s + left_s
         self.stopped = None
         for trial in self.trials.values():
-            if trial.state == "running":
-                self.trials[trial.id] = trial.with_state("pending", self.elapsed_s)
+            if trial.state == "running" or trial.is_cut:
+                self.trials[trial.id] = replace(trial.with_state("pending", self.elapsed_s), is_cut=False)
 
     def to_json(self) -> str:
         """Return strict JSON.
@@ -281,7 +286,25 @@ def _cost(value: float | None, mode: Mode) -> float:
 def _trial(facts: Mapping[str, Any]) -> TrialRecord:
     points = tuple(Point(**point) for point in facts["points"])
     worker_counts = tuple(WorkerCount(**count) for count in facts["worker_counts"])
-    return TrialRecord(**{**facts, "points": points, "worker_counts": worker_counts})
+    inexact = tuple(facts["inexact"])
+    return TrialRecord(**{**facts, "points": points, "worker_counts": worker_counts, "inexact": inexact})
+
+
+def inexact_names(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Names of the values that differ once read back from JSON.
+
+    >>> inexact_names({"lr": 0.1, "layers": (64, 32), "key": "a"})
+    ('layers',)
+    """
+    return tuple(name for name, value in config.items() if not _is_exact(value))
+
+
+def _is_exact(value: Any) -> bool:
+    if type(value) is list:
+        return all(_is_exact(each) for each in value)
+    if type(value) is dict:
+        return all(type(name) is str and _is_exact(each) for name, each in value.items())
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
 
 
 def save_record(record: Record, path: str) -> None:

@@ -19,7 +19,7 @@ from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
 from forebay.sweep.layout import run_name
 from forebay.sweep.record.backfill import backfill
-from forebay.sweep.record.record import Point, Record, State, TrialRecord, save_record
+from forebay.sweep.record.record import Point, Record, State, TrialRecord, inexact_names, save_record
 
 SAVE_EVERY_S, SAVE_FAR_EVERY_S = 1.0, 10.0
 """Seconds between saves: on local storage, and on storage where every save is a request."""
@@ -68,7 +68,6 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
         self._asked_at = began
         self._began: float | None = None
         self._offset_s, self._noted_s, self._saved_s = 0.0, -math.inf, -math.inf
-        self._has_seen_trials = False
 
     def setup(self, **info: Any) -> None:  # noqa: ARG002 - Tune's signature
         """Start or resume the record."""
@@ -151,14 +150,13 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
         known = self.record.trials.get(trial.trial_id)
         run = run_name(self.record.name, trial.trial_id)
         # PBT changes the config during the sweep.
-        return replace(known or TrialRecord(id=trial.trial_id, run=run, config={}), config=_config(trial.config))
+        config = _config(trial.config)
+        known = known or TrialRecord(id=trial.trial_id, run=run, config={})
+        return replace(known, config=config, inexact=inexact_names(config))
 
     def _note(self, trials: Sequence[Trial]) -> None:
         """Record the state and the workers of every trial."""
         now_s = self.record.elapsed_s
-        if not self._has_seen_trials:
-            self._has_seen_trials = True
-            self._forget_unknown(trials)
         allocations = self._allocations() if self._allocations else None
         for trial in trials:
             known = self._known(trial)
@@ -167,16 +165,6 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
             if allocations is not None and known.state == "running":
                 known = known.with_workers(allocations[known.id].world_size if known.id in allocations else 0, now_s)
             self.record.put(known)
-
-    def _forget_unknown(self, trials: Sequence[Trial]) -> None:
-        """Drop trials that Tune has lost, after a restart.
-
-        They were drawn shortly before a kill.
-        """
-        known = {trial.trial_id for trial in trials}
-        for trial in list(self.record.trials.values()):
-            if trial.id not in known and not trial.has_started and not trial.has_ended:
-                del self.record.trials[trial.id]
 
     def _try_to_save(self) -> None:
         try:

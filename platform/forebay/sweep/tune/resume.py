@@ -1,89 +1,172 @@
-"""Ray Tune's state from an earlier start.
+"""Trials of an earlier start, handed to Ray Tune again.
 
-Tune must restore all of it, or the sweep cannot resume.
-
-If Tune cannot read its own file, it starts again with other trials and only logs this. Beyond its documented surface,
-checked on Ray 2.56 to 2.60: the name and the first level of that file, and a trial's count of failures.
+Their source is the sweep's own record, never Tune's files: Tune unpickles those, so whoever may write into a sweep's
+folder could run code in its next start. A trial's state is in its run, which is found by the trial's id.
 """
 
 from __future__ import annotations
 
 import json
+import re
+from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
-from pyarrow.fs import FileSelector
-from ray import tune
-from ray.tune import ResumeConfig
-from ray.tune.experiment import Trial
-from ray.tune.search import BasicVariantGenerator
+from ray.tune.experiment import Experiment, Trial
+from ray.tune.experiment.config_parser import _create_trial_from_spec, _make_parser
+from ray.tune.search import BasicVariantGenerator, SearchAlgorithm, Searcher, SearchGenerator
 
 from forebay.errors import InvalidOption, SweepFailed
-from forebay.storage.filesystem import below, resolve
-from forebay.storage.small_files import read_small
-from forebay.sweep.layout import TUNE
+from forebay.storage.json_file import to_json
 from forebay.sweep.record.backfill import backfill
-from forebay.sweep.record.record import Record, load_record
+from forebay.sweep.record.record import Record, TrialRecord, load_record
 from forebay.sweep.setup import SweepSetup
-from forebay.sweep.space import is_log
+from forebay.sweep.space import Domain, is_log, listed_values
 
-STATE_FILES = "experiment_state-"
+_NUMBERED = re.compile(r"\w+_([0-9]{5,})")
+"""Id of a trial that the random searcher draws: the end counts its draws."""
 
 
-class ResumeCheck(tune.Callback):  # type: ignore[misc]
-    """Tune callback that refuses a partly restored sweep.
+class ResumedSearch(SearchAlgorithm):  # type: ignore[misc]
+    """Search that begins with the unfinished trials of a record.
 
-    It ends a sweep before its first step if Tune has not restored the trials `known`.
-
-    Resumed trials may lose their processes `max_failures` times again.
+    They keep their ids and configs. Then `searcher` draws the trials that the record does not have: the random one
+    skips what it had drawn, and other searchers are told the result of each ended trial first. At most `most` trials
+    are under way at once, None for no limit.
     """
 
-    def __init__(self, known: frozenset[str], path: str, max_failures: int) -> None:
-        self._known, self._path, self._max_failures = known, path, max_failures
+    def __init__(
+        self, searcher: Any, record: Record, domains: Mapping[str, Domain], path: str, most: int | None
+    ) -> None:
+        self._is_random = isinstance(searcher, BasicVariantGenerator)
+        self._within = SearchGenerator(searcher) if isinstance(searcher, Searcher) else searcher
+        self._record, self._most = record, most
+        unfinished = [trial for trial in record.trials.values() if self._goes_on(trial)]
+        self._resumed = deque((trial.id, restored_config(trial, domains, path)) for trial in unfinished)
+        self._resumed_configs = dict(self._resumed)
+        self._num_live = 0
+        self._drawn = {_draw_of(trial, path) for trial in record.trials.values()} if self._is_random else set()
 
-    def on_step_begin(self, iteration: int, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002 - Tune's signature
-        lost = self._known - {trial.trial_id for trial in trials}
-        if lost:
-            raise _lost(
-                self._path, f"{len(lost)} of {len(self._known)} trials were not restored, for example {min(lost)}"
+    @property
+    def metric(self) -> str | None:
+        return self._within.metric  # type: ignore[no-any-return]
+
+    @property
+    def total_samples(self) -> int:
+        return self._within.total_samples + len(self._resumed_configs)  # type: ignore[no-any-return]
+
+    def set_search_properties(self, metric: str | None, mode: str | None, config: dict[str, Any], **spec: Any) -> bool:
+        """Pass the sweep's metric, mode and space on."""
+        return self._within.set_search_properties(metric, mode, config, **spec)  # type: ignore[no-any-return]
+
+    def add_configurations(self, experiments: list[Experiment]) -> None:
+        """Receive the one experiment of the sweep, and tell the searcher of ended trials."""
+        (self._experiment,) = experiments
+        self._within.add_configurations(experiments)
+        if not self._is_random:
+            for trial in self._record.trials.values():
+                if trial.id not in self._resumed_configs:
+                    value = trial.last.value if trial.last else None
+                    self._tell(trial.config, value)
+
+    def next_trial(self) -> Trial | None:
+        """Return the next trial, or None if none may start now."""
+        if self._most is not None and self._num_live >= self._most:
+            return None
+        trial = self._restored(*self._resumed.popleft()) if self._resumed else self._new_trial()
+        self._num_live += trial is not None
+        return trial
+
+    def on_trial_result(self, trial_id: str, result: dict[str, Any]) -> None:
+        """Pass the result of an epoch on."""
+        if trial_id not in self._resumed_configs:
+            self._within.on_trial_result(trial_id, result)
+
+    def on_trial_complete(self, trial_id: str, result: dict[str, Any] | None = None, error: bool = False) -> None:
+        """Pass the end of a trial on."""
+        self._num_live -= 1
+        if trial_id not in self._resumed_configs:
+            self._within.on_trial_complete(trial_id, result, error)
+        elif not self._is_random:
+            self._tell(
+                self._resumed_configs[trial_id], None if error or not result else result.get(self._record.metric)
             )
-        for trial in trials:
-            if trial.trial_id in self._known and not trial.is_finished():
-                trial.max_failures, trial.run_metadata.num_failures = self._max_failures, 0
-        self._known = frozenset()
+
+    def is_finished(self) -> bool:
+        """Return whether all trials were handed out."""
+        return not self._resumed and self._within.is_finished()  # type: ignore[no-any-return]
+
+    def set_finished(self) -> None:
+        """End the search."""
+        self._resumed.clear()
+        self._within.set_finished()
+
+    def _goes_on(self, trial: TrialRecord) -> bool:
+        # Other searchers have received a failure as final.
+        return not trial.has_ended or trial.is_cut or (trial.state == "failed" and self._is_random)
+
+    def _restored(self, trial_id: str, config: Mapping[str, Any]) -> Trial:
+        spec = {**self._experiment.spec, "config": {**self._experiment.spec["config"], **config}}
+        return _create_trial_from_spec(
+            spec, _make_parser(), evaluated_params=dict(config), experiment_tag=trial_id, trial_id=trial_id
+        )
+
+    def _new_trial(self) -> Trial | None:
+        trial = self._within.next_trial()
+        while trial is not None and self._is_random and _number(trial.trial_id) in self._drawn:
+            self._within.on_trial_complete(trial.trial_id)
+            trial = self._within.next_trial()
+        return trial
+
+    def _tell(self, config: Mapping[str, Any], value: float | None) -> None:
+        try:
+            self._within.searcher.add_evaluated_point(dict(config), value, error=value is None)
+        except (TypeError, ValueError, RuntimeError, NotImplementedError) as error:
+            raise SweepFailed(
+                f"the sweep {self._record.name!r} cannot resume: its searcher does not take the result of an earlier "
+                f"trial ({error}). Give the sweep a new name.",
+                name=self._record.name,
+            ) from error
 
 
-def load_known_trials(path: str, record: Record) -> frozenset[str] | None:
-    """Return the trials that Tune has noted.
+def check_resumable(searcher: Any, record: Record) -> None:
+    """Check that `searcher` can be told of earlier trials.
 
-    Their ids, from the sweep's folder `path`. None if it has not started.
-
-    Raises `SweepFailed` if its file is corrupt, or missing while the record has trained trials.
+    Raises `InvalidOption` if it has no `add_evaluated_point`.
     """
-    folder = resolve(below(path, TUNE))
-    found = folder.fs.get_file_info(FileSelector(folder.path, allow_not_found=True))
-    states = [info.base_name for info in found if info.base_name.startswith(STATE_FILES)]
-    if not states:
-        if any(trial.points for trial in record.trials.values()):
-            raise _lost(path, "its file is missing")
-        return None
-    newest = max(states)
-    try:
-        trials = json.loads(read_small(folder.child(newest)))["trial_data"]
-        return frozenset(json.loads(state)["trial_id"] for state, _ in trials)
-    except (ValueError, KeyError, TypeError) as error:
-        raise _lost(path, f"{newest} is not complete: {error}") from error
+    if not record.trials or isinstance(searcher, BasicVariantGenerator):
+        return
+    within = searcher
+    while isinstance(inner := getattr(within, "searcher", None), Searcher):
+        within = inner
+    if getattr(type(within), "add_evaluated_point", None) in (None, Searcher.add_evaluated_point):
+        raise InvalidOption(
+            f"the sweep {record.name!r} was started before, and its searcher {type(within).__name__} cannot be told of "
+            "earlier trials (it has no add_evaluated_point). Give the sweep a new name, or leave searcher out; "
+            "searcher='optuna' can resume.",
+            searcher=type(within).__name__,
+        )
 
 
-def resume_config(searcher: Any) -> ResumeConfig:
-    """Return Tune's configuration for a restart.
+def restored_config(trial: TrialRecord, domains: Mapping[str, Domain], path: str) -> dict[str, Any]:
+    """Return the config of a recorded trial, as it was drawn.
 
-    Unfinished trials resume, and failed ones are tried again.
-
-    Searchers other than the random one have received a failure as final: the first new result would raise in the
-    middle of the sweep.
+    JSON holds no tuples and no objects: such a value is found in the list that it was chosen from. Raises `SweepFailed`
+    if it cannot be.
     """
-    types = ResumeConfig.ResumeType
-    return ResumeConfig(errored=types.RESUME if isinstance(searcher, BasicVariantGenerator) else types.SKIP)
+    config = dict(trial.config)
+    for name in trial.inexact:
+        listed = listed_values(domains[name]) if name in domains else []
+        found = [value for value in listed if json.loads(to_json(value)) == config[name]]
+        if len(found) != 1:
+            raise SweepFailed(
+                f"the sweep in {path} cannot resume: trial {trial.id} has {name}={config[name]!r} in sweep.json, which "
+                f"stands for {len(found)} values of its space. Give the sweep a new name, and parameters that are "
+                "numbers or texts.",
+                path=path,
+            )
+        config[name] = found[0]
+    return config
 
 
 def open_record(setup: SweepSetup, name: str, path: str) -> Record:
@@ -111,7 +194,7 @@ def open_record(setup: SweepSetup, name: str, path: str) -> Record:
 def _validate_same_space(record: Record, setup: SweepSetup) -> None:
     """Compare the space with the first start's.
 
-    Tune keeps using the first one. Raises `InvalidOption` if they differ.
+    Raises `InvalidOption` if they differ.
     """
     now: dict[str, object] = {**setup.space_texts, "num_trials": setup.sweep.num_trials}
     was: dict[str, object] = {**record.space, "num_trials": record.num_trials}
@@ -125,9 +208,17 @@ def _validate_same_space(record: Record, setup: SweepSetup) -> None:
         )
 
 
-def _lost(path: str, what: str) -> SweepFailed:
-    return SweepFailed(
-        f"the sweep in {path} cannot resume: Ray Tune's notes of it are lost in {below(path, TUNE)} ({what}). Give the "
-        "sweep a new name; the results of its trials stay in sweep.json and runs.",
-        path=path,
-    )
+def _draw_of(trial: TrialRecord, path: str) -> int:
+    number = _number(trial.id)
+    if number is None:
+        raise SweepFailed(
+            f"the sweep in {path} cannot resume: {trial.id!r} in sweep.json is not the id of a random trial. Its "
+            "searcher was another one: give the sweep a new name, or that searcher.",
+            path=path,
+        )
+    return number
+
+
+def _number(trial_id: str) -> int | None:
+    found = _NUMBERED.fullmatch(trial_id)
+    return None if found is None else int(found[1])

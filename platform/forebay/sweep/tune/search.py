@@ -52,8 +52,11 @@ def make_scheduler(setup: SweepSetup) -> TrialScheduler:
     return scheduler
 
 
-def make_searcher(setup: SweepSetup) -> Any:
+def make_searcher(setup: SweepSetup, drawn: int = 0) -> Any:
     """Return the searcher for one start.
+
+    `drawn` trials of earlier starts change the seed of a searcher that goes by name, so that it does not draw them
+    again.
 
     Raises `InvalidOption` for another kind of object, or for missing packages.
     """
@@ -71,7 +74,7 @@ def make_searcher(setup: SweepSetup) -> Any:
         _adopt_aim("searcher", searcher, setup)
         return searcher
     try:
-        return create_searcher(given, **({"seed": setup.sweep.seed} if given in SEEDED else {}))
+        return create_searcher(given, **({"seed": setup.sweep.seed + drawn} if given in SEEDED else {}))
     except (ImportError, AssertionError) as error:
         raise InvalidOption(
             f"searcher={given!r} needs packages that are not installed ({error}). Install them, or leave searcher out "

@@ -57,9 +57,9 @@ def test_json_is_strict_and_comes_back(tmp_path: Path) -> None:
 
 def test_what_is_no_record_is_refused(tmp_path: Path) -> None:
     assert load_record(str(tmp_path / "none")) is None
-    for text in ("{}", "[", '{"version": 2, "trials": [{"id": "a"}]}', '{"version": 99, "trials": []}'):
+    for text in ("{}", "[", '{"version": 3, "trials": [{"id": "a"}]}', '{"version": 99, "trials": []}'):
         (tmp_path / "sweep.json").write_text(text)
-        with pytest.raises(InvalidOption, match=r"not the sweep.json of a Forebay sweep of version 2 .*Remove"):
+        with pytest.raises(InvalidOption, match=r"not the sweep.json of a Forebay sweep of version 3 .*Remove"):
             load_record(str(tmp_path))
     with pytest.raises(InvalidOption, match="is a file"):
         load_record(str(tmp_path / "sweep.json"))

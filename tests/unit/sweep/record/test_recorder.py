@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 from ray.tune.experiment import Trial
-from tests.unit.sweep.made import record, trial
 
 from forebay.errors import WriteFailed
 from forebay.events import EpochEnded
 from forebay.sweep.record.backfill import backfill
-from forebay.sweep.record.record import Record, TrialRecord, load_record
+from forebay.sweep.record.record import Record, load_record
 from forebay.sweep.record.recorder import SweepRecorder, _last_line
 from forebay.sweep.result import SweepResult
 from forebay.training.runs.result import Result, save_result
@@ -169,16 +168,6 @@ def test_the_best_keeps_its_run_and_config_when_the_trial_takes_over_others(tmp_
     assert (trial.run, trial.config) == ("ctr.a.1", {"lr": 0.9})
     told.end_epoch(one, 4, auc=0.9, run="ctr.a.1", config={"lr": 0.9})
     assert SweepResult.of(told.record, str(tmp_path)).best_config == {"lr": 0.9}
-
-
-def test_trials_that_tune_has_forgotten_are_dropped_if_they_never_began(tmp_path: Path) -> None:
-    made = record(trial("a", 0.5, state="pending"))
-    for name in ("ghost", "b"):
-        made.put(TrialRecord(id=name, run=f"ctr.{name}", config={}))
-    told = Told(tmp_path, made=made)
-    told.add("b")
-    told.pass_time(1.0)
-    assert list(made.trials) == ["a", "b"]
 
 
 def test_epochs_that_nobody_told_are_found_in_the_runs(tmp_path: Path) -> None:
