@@ -1,4 +1,4 @@
-"""What is printed passes the two places that escape what could steer a terminal."""
+"""Output to a terminal passes the two places that escape foreign text."""
 
 from __future__ import annotations
 

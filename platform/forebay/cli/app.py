@@ -35,11 +35,11 @@ class _Root(TyperGroup):
     A shell that expands a pattern makes words of the names of files.
     """
 
-    def make_context(self, *args: Any, **kwargs: Any) -> typer.Context:
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _printable_errors():
             return super().make_context(*args, **kwargs)
 
-    def invoke(self, ctx: typer.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         with _printable_errors():
             return super().invoke(ctx)
 

@@ -94,7 +94,7 @@ class ResumedSearch(SearchAlgorithm):  # type: ignore[misc]
 
     def is_finished(self) -> bool:
         """Return whether all trials were handed out."""
-        return not self._resumed and self._within.is_finished()  # type: ignore[no-any-return]
+        return not self._resumed and self._within.is_finished()
 
     def set_finished(self) -> None:
         """End the search."""

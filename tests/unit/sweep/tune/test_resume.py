@@ -20,8 +20,8 @@ from forebay.sweep.tune.search import tune_domain
 DOMAINS: dict[str, Domain] = {"lr": Uniform(low=0.0, high=1.0), "key": Grid(values=("a", "b"))}
 
 
-class Told(Searcher):  # type: ignore[misc]
-    """Searcher that keeps what it is told, and draws 0, 1, 2, ..."""
+class ToldSearcher(Searcher):  # type: ignore[misc]
+    """Searcher that keeps the results it receives, and draws 1, 2, 3, ..."""
 
     def __init__(self) -> None:
         super().__init__(metric="auc", mode="max")
@@ -88,7 +88,7 @@ def _facts(made: TrialRecord) -> dict[str, Any]:
 
 
 def test_a_searcher_is_told_of_ended_trials_and_of_resumed_ones_when_they_end() -> None:
-    searcher = Told()
+    searcher = ToldSearcher()
     kept = record(
         trial("a", 0.5, 0.7, state="finished", lr=0.1),
         trial("b", None, state="stopped", lr=0.2),
@@ -105,7 +105,7 @@ def test_a_searcher_is_told_of_ended_trials_and_of_resumed_ones_when_they_end() 
     assert searcher.points[3:] == [({"lr": 0.4}, 0.9)] and searcher.ended == [found[1][0]]
 
 
-@pytest.mark.parametrize("searcher", [BasicVariantGenerator(random_state=7), Told()])
+@pytest.mark.parametrize("searcher", [BasicVariantGenerator(random_state=7), ToldSearcher()])
 def test_no_more_than_the_limit_is_under_way(searcher: Any) -> None:
     kept = record(*(trial(f"1a2b_0000{n}", 0.5, state="pending", lr=0.1, key="a") for n in range(3)))
     made = search(searcher, kept, 2, most=2)
@@ -138,7 +138,7 @@ def test_a_searcher_that_cannot_be_told_is_refused() -> None:
 
     check_resumable(Deaf(metric="auc", mode="max"), record())
     kept = record(trial("a", 0.5))
-    check_resumable(Told(), kept)
+    check_resumable(ToldSearcher(), kept)
     check_resumable(BasicVariantGenerator(), kept)
     for searcher in (Deaf(metric="auc", mode="max"), tune.search.ConcurrencyLimiter(Deaf(), max_concurrent=2)):
         with pytest.raises(InvalidOption, match="searcher Deaf cannot be told of earlier trials"):
