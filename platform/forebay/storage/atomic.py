@@ -9,7 +9,7 @@ from pathlib import Path
 
 from forebay.errors import WriteFailed
 from forebay.storage.credentials import redact, redacting
-from forebay.storage.filesystem import resolve
+from forebay.storage.filesystem import Location, resolve
 
 ADVICE = "Check that the storage answers, has room, and that this user may write to it."
 UMASK = os.umask(0)
@@ -17,7 +17,7 @@ UMASK = os.umask(0)
 os.umask(UMASK)
 
 
-def write_atomically(uri: str | os.PathLike[str], content: bytes) -> None:
+def write_atomically(uri: str | os.PathLike[str] | Location, content: bytes) -> None:
     """Write or replace one file.
 
     A local one goes through a temporary file beside it. An object appears when it is closed.

@@ -45,7 +45,7 @@ class NoExclusiveCreation(InvalidOption):
     """A storage without conditional creation, or one that ignores the condition."""
 
 
-def create_exclusively(uri: str, content: bytes) -> bool:
+def create_exclusively(uri: str | Location, content: bytes) -> bool:
     """Create the file `uri`.
 
     Returns whether this call created it: False if there was one already.
@@ -73,7 +73,7 @@ def create_exclusively(uri: str, content: bytes) -> bool:
     return is_created or find_small(location) == content
 
 
-def create_locked(uri: str, content: bytes) -> FileLock | None:
+def create_locked(uri: str | Location, content: bytes) -> FileLock | None:
     """Create a local file that is locked from the start.
 
     Returns its lock, or None if there was a file already.

@@ -39,6 +39,14 @@ class FileLock:
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
+    def remove(self, path: Path) -> None:
+        """Remove the locked file, and release it."""
+        if self.fd >= 0:
+            # Removed while it is held: a process that opened it meanwhile finds it missing, and tries again.
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+            self.release()
+
     def close_in_child(self) -> None:
         """Close the copy of the descriptor in a forked child.
 

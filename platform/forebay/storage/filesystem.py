@@ -52,10 +52,11 @@ class Location(NamedTuple):
         return f"Location({self.uri!r})"
 
 
-def resolve(uri: str | os.PathLike[str]) -> Location:
+def resolve(uri: str | os.PathLike[str] | Location) -> Location:
     """Location that `uri` names, which need not exist.
 
-    Credentials in the URI are not part of the location's `uri`. This process uses them whenever it opens that storage.
+    A location is returned as it is. Credentials in the URI are not part of the location's `uri`. This process uses
+    them whenever it opens that storage.
 
     Args:
         uri: A local path or a URI. A path is relative to the working directory, and `~` is the home folder. A URI is
@@ -66,7 +67,7 @@ def resolve(uri: str | os.PathLike[str]) -> Location:
         InvalidOption: The scheme is unknown, or the URI is malformed.
         ReadFailed: The file system cannot be reached.
     """
-    return _resolve(uri, once=False)
+    return uri if isinstance(uri, Location) else _resolve(uri, once=False)
 
 
 def has_local_name(uri: str) -> bool:
@@ -75,12 +76,12 @@ def has_local_name(uri: str) -> bool:
     return found is None or found[1].lower() == "file"
 
 
-def resolve_source(uri: str | os.PathLike[str]) -> Location:
+def resolve_source(uri: str | os.PathLike[str] | Location) -> Location:
     """Same as `resolve`, with a client that never retries.
 
     For reads that `forebay.storage.retry` repeats.
     """
-    return _resolve(uri, once=True)
+    return _resolve(uri.uri if isinstance(uri, Location) else uri, once=True)
 
 
 def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:

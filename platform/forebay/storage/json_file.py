@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from forebay.errors import InvalidOption
+from forebay.errors import ForebayError, InvalidOption
 from forebay.storage.atomic import write_atomically
-from forebay.storage.filesystem import Location, below, resolve
+from forebay.storage.filesystem import Location, resolve
 from forebay.storage.small_files import read_small
 
 T = TypeVar("T")
@@ -50,7 +50,9 @@ def from_json(text: str | bytes, build: Callable[[Any], T], *, version: int, own
         if facts.pop("version") != version:
             raise ValueError("another version")
         return build(facts)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+    except ForebayError:
+        raise
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError, AssertionError) as error:
         raise InvalidOption(
             f"this is not the {file_name} of a Forebay {owner} of version {version} ({error}). "
             f"Remove {file_name} from the {owner}'s folder, or give the {owner} another name."
@@ -65,7 +67,7 @@ def numbers(facts: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _number(fact) for name, fact in facts.items()}
 
 
-def write_json_file(folder: str, name: str, text: str) -> None:
+def write_json_file(folder: str | Location, name: str, text: str) -> None:
     """Write or replace `name` in `folder`. Raises `OSError`.
 
     The folder is created if it is missing.
@@ -73,26 +75,26 @@ def write_json_file(folder: str, name: str, text: str) -> None:
     location = resolve(folder)
     if not location.is_local:
         location.fs.create_dir(location.path, recursive=True)
-    write_atomically(below(folder, name), text.encode())
+    write_atomically(location.child(name), text.encode())
 
 
-def read_json_file(folder: str, name: str, owner: str) -> bytes | None:
+def read_json_file(folder: str | Location, name: str, owner: str) -> bytes | None:
     """Content of `name` in the folder of an `owner`.
 
     The owner is a run or a sweep. None if the file does not exist.
 
     Raises `InvalidOption` if `folder` is a file.
     """
-    location = resolve(below(folder, name))
+    location = resolve(folder)
     try:
-        return read_json_content(location)
+        return read_json_content(location.child(name))
     except FileNotFoundError:
         return None
     except NotADirectoryError as error:
         raise InvalidOption(
-            f"{folder} is a file, and a {owner} keeps its files in a folder of its name. Give the {owner} another "
-            "name, or another storage.",
-            path=folder,
+            f"{location.uri} is a file, and a {owner} keeps its files in a folder of its name. Give the {owner} "
+            "another name, or another storage.",
+            path=location.uri,
         ) from error
 
 

@@ -79,7 +79,7 @@ def settled_version(file: FoundFile) -> str:
     return version if time.time_ns() - changed_ns > tick_ns else ""
 
 
-def is_there(uri: str) -> bool:
+def is_there(uri: str | Location) -> bool:
     """Whether a file exists, at the cost of one request.
 
     Raises `OSError` if storage does not answer.

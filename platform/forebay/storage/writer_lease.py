@@ -91,10 +91,7 @@ def hold_lease(folder: str, on_wait: Callable[[str], None], times: LeaseTimes | 
             try:
                 yield WriterLease(lambda: True)
             finally:
-                # Removed while it is held: a process that opened it meanwhile finds it missing, and tries again.
-                with suppress(OSError):
-                    (Path(location.path) / LEASE_NAME).unlink(missing_ok=True)
-                lock.release()
+                lock.remove(Path(location.path) / LEASE_NAME)
             return
     renewal = _Renewal(resolve(below(location.uri, LEASE_NAME)), times or LeaseTimes())
     renewal.acquire(on_wait)

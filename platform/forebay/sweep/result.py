@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from forebay.report.picture import Picture
 from forebay.runtime.extras import extra_package
 from forebay.storage.filesystem import below
+from forebay.sweep.layout import RUNS
 from forebay.sweep.record.record import Mode, Record, load_record
 from forebay.sweep.report.page import FILE_NAME, body
 from forebay.sweep.report.parallel import configs_picture
@@ -103,4 +104,4 @@ class SweepResult:
 
 
 def _run_path(path: str, run: str) -> str:
-    return below(below(path, "runs"), run)
+    return below(below(path, RUNS), run)

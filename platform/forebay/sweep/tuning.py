@@ -82,7 +82,7 @@ class _Tuning:
 
     def __init__(self, setup: SweepSetup, folder: RunFolder, began: float) -> None:
         self._setup, self._job, self._began = setup, setup.job, began
-        self._name, self._path = folder.name, folder.path
+        self._name, self._path = folder.name, folder.uri
         self._workers = RayTrialWorkers(self._name)
 
     def run(self, scheduler: TrialScheduler, searcher: Any, *, show: bool) -> SweepResult:

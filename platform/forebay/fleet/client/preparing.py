@@ -12,8 +12,9 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
-from forebay.storage.filesystem import below, resolve, resolve_source
-from forebay.storage.json_file import read_json_content, write_json_file
+from forebay.storage.filesystem import resolve_source
+from forebay.storage.json_file import read_json_content
+from forebay.training.runs.run_folder import RunFolder
 
 FILE_NAME = "preparing.json"
 FIRST_S = 1.0
@@ -30,7 +31,7 @@ class PreparingFile:
     """
 
     def __init__(self, storage: str, run: str) -> None:
-        self._run = below(resolve(storage).uri, run)
+        self._run = RunFolder.below(storage, run)
         self._text = "the data of the job"
         self._has_ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="forebay-preparing", daemon=True)
@@ -55,7 +56,7 @@ class PreparingFile:
             text = self._text
             try:
                 if text != written:
-                    write_json_file(self._run, FILE_NAME, json.dumps({"what": text, "at": time.time()}))
+                    self._run.write(FILE_NAME, json.dumps({"what": text, "at": time.time()}))
                     written = text
             except OSError:
                 written = ""
@@ -64,17 +65,17 @@ class PreparingFile:
         self._delete()
 
     def _delete(self) -> None:
-        location = resolve(below(self._run, FILE_NAME))
+        location = self._run.location.child(FILE_NAME)
         with suppress(OSError):
             location.fs.delete_file(location.path)
 
 
-def preparing_text(run: str) -> str | None:
+def preparing_text(run: RunFolder) -> str | None:
     """Return what a run prepares now, or None.
 
-    `run` is its folder. Raises `OSError` if storage does not answer.
+    Raises `OSError` if storage does not answer.
     """
     try:
-        return str(json.loads(read_json_content(resolve_source(below(run, FILE_NAME))))["what"])
-    except (FileNotFoundError, NotADirectoryError, ValueError):
+        return str(json.loads(read_json_content(resolve_source(run.location.child(FILE_NAME))))["what"])
+    except (FileNotFoundError, NotADirectoryError, ValueError, TypeError, KeyError, RecursionError):
         return None

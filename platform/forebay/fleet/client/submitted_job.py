@@ -13,10 +13,11 @@ from forebay.fleet.client.backend import JobBackend, backend_of
 from forebay.fleet.client.preparing import preparing_text
 from forebay.fleet.client.submission import FLEET, JobFiles, Submission
 from forebay.fleet.spec.job_spec import ordered
-from forebay.storage.filesystem import below, resolve
+from forebay.storage.filesystem import resolve
 from forebay.training.runs.attempts.files import AttemptFiles
 from forebay.training.runs.attempts.stored_request import send_request
 from forebay.training.runs.result import Result, load_result
+from forebay.training.runs.run_folder import RunFolder
 
 POLL_S = 0.5
 STARTS_WITHIN_S = 60.0
@@ -107,10 +108,10 @@ class SubmittedJob:
         why = "" if ended is None else ended.why
         if state == "running" and (prepares := self._preparing(submission)) is not None:
             state, why = "preparing", prepares
-        run = AttemptFiles(self._run_path)
+        run = AttemptFiles(self._run)
         claim = run.newest()
         heartbeat = None if claim is None else run.heartbeat(claim.number)
-        result = load_result(self._run_path) if ended is not None and ended.how == "succeeded" else None
+        result = load_result(self._run) if ended is not None and ended.how == "succeeded" else None
         if result is not None:
             state = "stopped" if result.stopped else "succeeded"
         return JobStatus(
@@ -184,14 +185,14 @@ class SubmittedJob:
         if now:
             self._backend_of(submission).end(submission)
             return
-        send_request(submission.spec.storage, self._run_name, stop=reason)
+        send_request(self._files.storage, self._run_name, stop=reason)
 
     def result(self) -> Result | None:
         """Return the result so far of the last training task.
 
         It is read from storage, also when the cluster is gone.
         """
-        return load_result(self._run_path)
+        return load_result(self._run)
 
     @property
     def _run_name(self) -> str:
@@ -200,13 +201,13 @@ class SubmittedJob:
         return spec.run_name(trained[-1])
 
     @property
-    def _run_path(self) -> str:
-        return below(resolve(self._files.storage).uri, self._run_name)
+    def _run(self) -> RunFolder:
+        return RunFolder.below(self._files.storage, self._run_name)
 
     def _preparing(self, submission: Submission) -> str | None:
         """Return what the job prepares now, or None."""
-        spec, storage = submission.spec, resolve(self._files.storage).uri
-        runs = (below(storage, spec.run_name(task)) for task in ordered(spec.task) if task.run is not None)
+        spec, storage = submission.spec, self._files.storage
+        runs = (RunFolder.below(storage, spec.run_name(task)) for task in ordered(spec.task) if task.run is not None)
         return next((text for run in runs if (text := preparing_text(run)) is not None), None)
 
     def _live_state(self, submission: Submission) -> JobState:

@@ -11,10 +11,10 @@ from forebay.fleet.lifecycle.states import Target
 from forebay.fleet.spec.canonical import key_of
 from forebay.fleet.spec.job_spec import JobSpec, Task
 from forebay.storage.credentials import redact, redacted
-from forebay.storage.filesystem import below, resolve
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, How
 from forebay.training.runs.attempts.start import create_attempt
 from forebay.training.runs.attempts.stored_request import load_request
+from forebay.training.runs.run_folder import RunFolder
 
 _MARKETS: dict[str, Market] = {"spot": "spot", "on-demand": "on-demand"}
 
@@ -83,10 +83,10 @@ class RunStorage:
         except OSError as error:
             raise _unread(spec, task, error) from redacted(error)
         if not is_requested:
-            self._requested_at.pop(run, None)
+            self._requested_at.pop(run.uri, None)
             return False
         now = time.monotonic()
-        return now - self._requested_at.setdefault(run, now) >= self._stop_s
+        return now - self._requested_at.setdefault(run.uri, now) >= self._stop_s
 
     def claim(self, spec: JobSpec, task: Task, number: int, target: Target) -> bool:
         """Claim attempt `number` of a run for a target.
@@ -158,8 +158,8 @@ def target_of(text: str) -> Target:
     return Target(cluster=parts[0], sku=parts[1], market=_MARKETS[parts[2]], workers=int(parts[3]))
 
 
-def _run(spec: JobSpec, task: Task) -> str:
-    return below(resolve(spec.storage).uri, spec.run_name(task))
+def _run(spec: JobSpec, task: Task) -> RunFolder:
+    return RunFolder.below(spec.storage, spec.run_name(task))
 
 
 def _unread(spec: JobSpec, task: Task, error: OSError) -> ReadFailed:

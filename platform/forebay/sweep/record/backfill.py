@@ -15,6 +15,7 @@ from forebay.storage.filesystem import below
 from forebay.sweep.layout import RUNS, generation_of
 from forebay.sweep.record.record import Point, Record, TrialRecord
 from forebay.training.runs.result import load_result
+from forebay.training.runs.run_folder import RunFolder
 
 
 def backfill(record: Record, path: str) -> None:
@@ -29,7 +30,7 @@ def backfill(record: Record, path: str) -> None:
         if trial.state == "finished" and len(trial.points) == trial.epochs:
             continue
         try:
-            result = load_result(below(runs, trial.run))
+            result = load_result(RunFolder.below(runs, trial.run))
         except (OSError, ForebayError):  # an unreadable result adds nothing
             continue
         if result is not None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from forebay.runtime.declared_types import require_types
 from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
 
 FILE_NAME = "sweep.json"
@@ -272,7 +273,7 @@ class Record:
     def _of_facts(cls, facts: dict[str, Any]) -> Record:
         trials = [_trial(each) for each in facts.pop("trials")]
         log_axes = tuple(facts.pop("log_axes"))
-        return cls(trials={trial.id: trial for trial in trials}, log_axes=log_axes, **facts)
+        return require_types(cls(trials={trial.id: trial for trial in trials}, log_axes=log_axes, **facts))
 
 
 FACTS = tuple(name for name in Record.__dataclass_fields__ if name != "trials")

@@ -19,6 +19,7 @@ from forebay.runtime.foreign_code import error_of
 from forebay.runtime.formatting import time_text
 from forebay.storage.atomic import ADVICE
 from forebay.storage.filesystem import below
+from forebay.sweep.layout import RUNS
 from forebay.sweep.record.record import Record
 from forebay.sweep.report.colors import Colors
 from forebay.sweep.report.parallel import configs_picture
@@ -28,6 +29,7 @@ from forebay.sweep.report.trial_columns import STATE, TRIAL, TrialColumn, TrialR
 from forebay.training.run_report.comparison import comparison
 from forebay.training.run_report.recorded_run import RecordedRun, load_run
 from forebay.training.run_report.report_page import MAX_RUNS
+from forebay.training.runs.run_folder import RunFolder
 
 FILE_NAME = "sweep.html"
 
@@ -169,7 +171,7 @@ def best_runs(record: Record, path: str) -> list[RecordedRun]:
         if trial.best(record.mode) is None:
             break
         try:
-            found.append(load_run(below(below(path, "runs"), trial.run_at_best)))
+            found.append(load_run(RunFolder.below(below(path, RUNS), trial.run_at_best)))
         except InvalidOption:  # a folder that was removed since
             continue
     return found

@@ -9,29 +9,32 @@ Jaderberg et al. 2017, "Population Based Training of Neural Networks", arXiv 171
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 
 from forebay.errors import CorruptFile, InvalidOption
+from forebay.runtime.declared_types import require_types
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import below, resolve
-from forebay.storage.json_file import read_json_file, to_json, write_json_file
+from forebay.storage.json_file import to_json
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.checkpoint import Checkpoint, Encoder, decode, found_in, newest_of
+from forebay.training.checkpoint.config import FOLDER as CHECKPOINTS
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import CorruptCheckpoint
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, readable_checkpoints
 from forebay.training.runs.result import Result, save_result
+from forebay.training.runs.run_folder import RunFolder
 from forebay.training.state.hyperparameters import left_out
 from forebay.training.state.snapshot import Snapshot
 
-CHECKPOINTS, PINNED = "checkpoints", "pinned"
+PINNED = "pinned"
 NUM_PINNED = 3
 ORIGIN_FILE = "fork.json"
+VERSION = 1
 LOOK_S = 0.02
 
 log = logging.getLogger(__name__)
@@ -115,7 +118,7 @@ def fork(source: str, step: int, target: str) -> int:
     encoded = Encoder().encode(replace(snapshot, objects=objects).to_checkpoint(commit.world), ReusableBuffer())
     origin = Origin(run=resolve(source).uri, step=commit.step)
     try:
-        write_json_file(target, ORIGIN_FILE, to_json(asdict(origin)))
+        RunFolder.at(target).write(ORIGIN_FILE, to_json({"version": VERSION, **asdict(origin)}))
         # The target's driver knows these epochs from the start and does not report them to its callbacks.
         save_result(_result_so_far(commit, snapshot, target))
         _files(target, CHECKPOINTS).write(encoded)
@@ -131,8 +134,8 @@ def origin_of(run: str) -> Origin | None:
     """
     if newest_stored_step(run) is None:
         return None
-    content = read_json_file(run, ORIGIN_FILE, "run")
-    return None if content is None else Origin(**json.loads(content))
+    origin: Origin | None = RunFolder.at(run).load(ORIGIN_FILE, lambda facts: require_types(Origin(**facts)), VERSION)
+    return origin
 
 
 def _load_checkpoint(run: str, step: int) -> Checkpoint:
@@ -161,12 +164,10 @@ def _load_checkpoint(run: str, step: int) -> Checkpoint:
 
 
 def _result_so_far(commit: Checkpoint, snapshot: Snapshot, target: str) -> Result:
-    uri = resolve(target).uri
-    name = uri.partition("?")[0].rpartition("/")[2]
-    epochs = tuple(snapshot.ended)
+    folder, epochs = RunFolder.at(target), tuple(snapshot.ended)
     return Result(
-        name=name,
-        path=uri,
+        name=folder.name,
+        path=folder.uri,
         plan_id=commit.cursor.plan_id,
         num_epochs=len(epochs),
         epochs=epochs,

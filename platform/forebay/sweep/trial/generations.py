@@ -17,6 +17,7 @@ from forebay.storage.globs import children
 from forebay.storage.small_files import find_small
 from forebay.sweep.layout import generation_of, run_name, trial_id_of
 from forebay.sweep.trial.fork import fork, newest_stored_step, origin_of
+from forebay.training.runs.run_folder import RunFolder
 
 CONFIG = "config.json"
 """File in the folder of a later generation: the config of the fork."""
@@ -66,7 +67,12 @@ def _is_begun(runs: str, sweep: str, trial_id: str, generation: int) -> bool:
 
 def _is_branch_of(path: str, source: Mapping[str, Any]) -> bool:
     origin = origin_of(path)
-    return origin is not None and origin.run == resolve(source["run"]).uri and origin.step == source["step"]
+    # By its name: the sweep may have been moved since.
+    return origin is not None and (_name(origin.run), origin.step) == (_name(source["run"]), source["step"])
+
+
+def _name(run: str) -> str:
+    return RunFolder.at(run).name
 
 
 def _config_of(path: str) -> str | None:

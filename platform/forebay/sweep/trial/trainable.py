@@ -133,6 +133,8 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             self._generation = max(facts["generation"], self._generation)
         elif facts["step"] is not None:
             runs, sweep = self._runs, self._spec.sweep
+            # By its name: the sweep may have been moved since.
+            facts["run"] = below(runs, run_name(sweep, facts["trial"], facts["generation"]))
             self._generation = start_generation(facts, runs, sweep=sweep, trial_id=self.trial_id, config=self.config)
 
     def cleanup(self) -> None:

@@ -6,13 +6,15 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, RunFailed
 from forebay.ray_cluster.private_names import EVERYTHING, RAY_TRAIN, check_ray
 from forebay.runtime.extras import missing_package
+from forebay.training.driver.worker_error import shortage_remedy
 from forebay.training.job.job import Job
 from forebay.training.run_report.report_page import ReportAtEnd
 from forebay.training.runs.callback import Callback
 from forebay.training.runs.result import Result
+from forebay.training.runs.worker_spec import title_of
 
 
 class Driver(Protocol):
@@ -66,7 +68,17 @@ def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = 
     that ends without finishing.
     """
     found = named_driver(driver) if isinstance(driver, str) else driver
-    return found.run(job, [*callbacks, ReportAtEnd(job.storage)])
+    try:
+        return found.run(job, [*callbacks, ReportAtEnd(job.storage)])
+    except (MemoryError, RuntimeError) as error:  # of the driver: workers' errors are RunFailed
+        summary = f"{type(error).__name__}: {error}"
+        if (remedy := shortage_remedy(summary)) is None:
+            raise
+        raise RunFailed(
+            f"the driver of run {job.name or title_of(job.train)!r} ended with {summary}. The newest checkpoint is "
+            f"kept. {remedy} and run it again to continue from there.",
+            summary=summary,
+        ) from error
 
 
 def named_driver(name: str) -> Driver:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,8 +75,9 @@ class WorkerError:
             return original
         failed = RunFailed(
             f"run {name!r}: the train function raised {self.summary} on rank {self.rank}. It was not tried again: only "
-            f"workers whose process died are replaced. The newest checkpoint is kept. Correct the function and run "
-            f"{name!r} again to continue from there.\n\n{self.traceback}",
+            f"workers whose process died are replaced. The newest checkpoint is kept. "
+            f"{shortage_remedy(self.summary) or 'Correct the function'} and run {name!r} again to continue from there."
+            f"\n\n{self.traceback}",
             name=name,
             rank=self.rank,
             summary=f"{self.summary} on rank {self.rank}",
@@ -90,6 +92,21 @@ class WorkerError:
         pickled = self.pickled
         original = outcome_of(lambda: cloudpickle.loads(pickled)).value  # the traceback is kept as text in any case
         return original if isinstance(original, BaseException) else None
+
+
+def shortage_remedy(summary: str) -> str | None:
+    """What to do about an error of a process without memory or threads.
+
+    None for another error. Libraries name theirs differently.
+
+    >>> shortage_remedy("RuntimeError: can't start new thread")
+    'Allow more threads (ulimit -u, or pids of the container) or more memory,'
+    """
+    if "can't start new thread" in summary:
+        return "Allow more threads (ulimit -u, or pids of the container) or more memory,"
+    if re.search(r"MemoryError|OutOfMemory|out of memory|can't allocate memory", summary):
+        return "Give the processes more memory, or let them need less (global_batch, micro-batches, DataWorkers),"
+    return None
 
 
 def _pickle(error: BaseException) -> bytes | None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 
 from forebay.errors import InvalidOption
 from forebay.events import EpochEnded
-from forebay.storage.filesystem import resolve
 from forebay.training.runs.result import Result, load_result
+from forebay.training.runs.run_folder import RunFolder
 from forebay.training.runs.timeline.origin import StartOrigin
 from forebay.training.runs.timeline.timeline import ProgressPoint, RunStart, TimedEvent, Timeline, load_timeline
 
@@ -139,17 +139,18 @@ def recorded(result: Result) -> RecordedRun:
     return RecordedRun(name=result.name, path=result.path, result=result, timeline=timeline, read_at=time.time())
 
 
-def load_run(path: str) -> RecordedRun:
-    """Run in the folder `path`, ended or not.
+def load_run(run: str | RunFolder) -> RecordedRun:
+    """Run in a folder, ended or not.
 
     Raises `InvalidOption` if no run was started there, and for files of another version.
     """
-    result, timeline = load_result(path), load_timeline(path)
+    folder = RunFolder.at(run)
+    result, timeline = load_result(folder), load_timeline(folder)
     if result is None and timeline is None:
         raise InvalidOption(
-            f"{path} is not the folder of a run or a sweep: it has no result.json, timeline.json or sweep.json. Give "
-            "the folder that `forebay run` printed, which is the job's storage and the run's name.",
-            path=path,
+            f"{folder.uri} is not the folder of a run or a sweep: it has no result.json, timeline.json or sweep.json. "
+            "Give the folder that `forebay run` printed, which is the job's storage and the run's name.",
+            path=folder.uri,
         )
-    name = result.name if result else resolve(path).uri.partition("?")[0].rstrip("/").rpartition("/")[2]
-    return RecordedRun(name=name, path=path, result=result, timeline=timeline or Timeline(), read_at=time.time())
+    name = result.name if result else folder.name
+    return RecordedRun(name=name, path=folder.uri, result=result, timeline=timeline or Timeline(), read_at=time.time())

@@ -9,12 +9,13 @@ from datetime import UTC, datetime
 from forebay.errors import ForebayError, InvalidOption
 from forebay.events import Event, Failed, Finished, Started
 from forebay.report.page import document, fragment, write_page
-from forebay.storage.filesystem import below, resolve
+from forebay.storage.filesystem import below
 from forebay.training.run_report.comparison import comparison
 from forebay.training.run_report.recorded_run import RecordedRun, load_run
 from forebay.training.run_report.sections import run_sections
 from forebay.training.runs.control import Control
 from forebay.training.runs.result import REPORT_FILE
+from forebay.training.runs.run_folder import RunFolder
 
 MAX_RUNS = 5
 """Runs of a comparison: as many as there are colors that differ enough."""
@@ -68,12 +69,12 @@ class ReportAtEnd:
             case Started():
                 self._name = event.name
             case Finished():
-                self._write(event.path)
+                self._write(RunFolder.at(event.path))
             case Failed(will_retry=False) if self._name:
-                self._write(below(resolve(self._storage).uri, self._name))
+                self._write(RunFolder.below(self._storage, self._name))
 
-    def _write(self, path: str) -> None:
+    def _write(self, folder: RunFolder) -> None:
         try:
-            write_report(load_run(path))
+            write_report(load_run(folder))
         except (OSError, ForebayError) as error:
-            log.warning("The report of the run in %s could not be written: %s", path, error)
+            log.warning("The report of the run in %s could not be written: %s", folder.uri, error)

@@ -23,6 +23,8 @@ from forebay.training.run_report.pictures import (
 from forebay.training.run_report.recorded_run import RecordedRun
 from forebay.training.run_report.stages import CAPTION
 from forebay.training.run_report.summary import FAULTS, measured
+from forebay.training.runs.run_folder import aside_name
+from forebay.training.runs.timeline.timeline import FILE_NAME
 
 _QUIET = {"failures": "0", "resizes": "0", "rollbacks": "0", "warnings": "0"}
 _NO_METRIC = element("p", "No metric was reported.")
@@ -48,6 +50,9 @@ def notices(run: RecordedRun) -> Markup:
         found.append(("", f"The run was stopped: {run.result.stopped}"))
     if newest is None:
         found.append(("", "There is no timeline.json: times of events, code and packages are not known."))
+    if damaged := run.timeline.damaged:
+        name = aside_name(FILE_NAME, damaged)
+        found.append(("", f"A damaged timeline.json was set aside ({name}): earlier starts are not shown."))
     if not run.epochs:
         found.append(("", "No epoch has ended: numbers of epochs are missing."))
     return joined(element("p", text, class_=f"notice {kind}".strip()) for kind, text in found)

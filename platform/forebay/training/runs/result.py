@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported
+from forebay.runtime.declared_types import require_types
 from forebay.runtime.late_import import late
-from forebay.storage.atomic import ADVICE, write_failed
-from forebay.storage.credentials import redacted
-from forebay.storage.filesystem import resolve
-from forebay.storage.json_file import from_json, numbers, read_json_file, to_json, write_json_file
+from forebay.storage.atomic import ADVICE
+from forebay.storage.json_file import from_json, numbers, to_json
 from forebay.training.runs.attempts.files import AttemptFiles
+from forebay.training.runs.run_folder import RunFolder
 
 FILE_NAME = "result.json"
 REPORT_FILE = "report.html"
@@ -72,8 +72,8 @@ class Result:
 
         None if it was not written.
         """
-        page = read_json_file(self.path, REPORT_FILE, "run")
-        return None if page is None else page.decode().partition("<body>")[2].partition("</body>")[0]
+        page = RunFolder.at(self.path).read(REPORT_FILE)
+        return None if page is None else page.decode(errors="replace").partition("<body>")[2].partition("</body>")[0]
 
     def to_json(self) -> str:
         """Encode as the text of `result.json`.
@@ -83,12 +83,12 @@ class Result:
         return to_json({"version": VERSION, **asdict(self)})
 
     @classmethod
-    def from_json(cls, text: str | bytes) -> Result:
-        """Decode the text.
+    def from_json(cls, text: str | bytes, file_name: str = FILE_NAME) -> Result:
+        """Decode the text of a file.
 
         Raises `InvalidOption` for anything that `to_json` of this version did not write.
         """
-        return from_json(text, cls._of_facts, version=VERSION, owner="run", file_name=FILE_NAME)
+        return from_json(text, cls._of_facts, version=VERSION, owner="run", file_name=file_name)
 
     @classmethod
     def _of_facts(cls, facts: dict[str, Any]) -> Result:
@@ -98,7 +98,7 @@ class Result:
         columns = {name: numbers(column) for name, column in statistics.get("columns", {}).items()}
         if statistics:
             statistics = statistics | {"columns": columns}
-        return cls(epochs=epochs, steps=steps, statistics=statistics, **facts)
+        return require_types(cls(epochs=epochs, steps=steps, statistics=statistics, **facts))
 
 
 class RunHistory:
@@ -161,24 +161,23 @@ def save_result(result: Result) -> None:
     The write is atomic: after a crash, the file is the earlier or the new one. Raises `WriteFailed` if the storage
     refuses.
     """
-    uri = resolve(result.path).uri
-    try:
-        write_json_file(result.path, FILE_NAME, result.to_json())
-    except OSError as error:
-        advice = f"{ADVICE} The newest checkpoint is kept: run {result.name!r} again to continue."
-        what = f"the result of run {result.name!r}"
-        raise write_failed(what, uri, error, advice, name=result.name) from redacted(error)
+    advice = f"{ADVICE} The newest checkpoint is kept: run {result.name!r} again to continue."
+    folder = RunFolder.at(result.path)
+    folder.save(FILE_NAME, result.to_json(), f"the result of run {result.name!r}", advice)
 
 
-def load_result(path: str) -> Result | None:
-    """Return the result in the run folder `path`.
+def load_result(run: str | RunFolder) -> Result | None:
+    """Return the result in a run's folder.
 
     None if no run has been saved there. Raises `InvalidOption` if it is a file. An attempt that was taken over may
-    write `result.json` late. The first result of all epochs counts, and stays.
+    write `result.json` late. The first result of all epochs counts, and stays. `path` is where the folder is now.
     """
-    content = read_json_file(path, FILE_NAME, "run")
+    folder = RunFolder.at(run)
+    content = folder.read(FILE_NAME)
     if content is None:
         return None
     result = Result.from_json(content)
-    finished = None if result.is_finished else AttemptFiles(path).finished(result.num_epochs)
-    return result if finished is None else Result.from_json(finished)
+    files = AttemptFiles(folder)
+    if not result.is_finished and (finished := files.finished(result.num_epochs)) is not None:
+        result = Result.from_json(finished, files.finished_name(result.num_epochs))
+    return replace(result, path=folder.uri)

@@ -18,8 +18,7 @@ from forebay.errors import CursorMismatch, Fenced, RunFailed, WriteFailed
 from forebay.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Resized, Started
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import Access, redact, redacted
-from forebay.storage.filesystem import below
-from forebay.training.checkpoint.config import FOLDER, CheckpointConfig
+from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.job.job import Job
 from forebay.training.runs.attempts.fence import Fence
 from forebay.training.runs.attempts.files import AttemptEnd
@@ -30,10 +29,10 @@ from forebay.training.runs.control import Control
 from forebay.training.runs.job_record import check_identity, record_job
 from forebay.training.runs.result import Result, RunHistory, load_result, save_result
 from forebay.training.runs.rows.order_record import record_order
-from forebay.training.runs.run_folder import RunFolder, new_run_folder, run_folder
+from forebay.training.runs.run_folder import new_run_folder, run_folder
 from forebay.training.runs.timeline.origin import origin_of
 from forebay.training.runs.timeline.recorder import TimelineRecorder
-from forebay.training.runs.timeline.timeline import RunStart, load_timeline
+from forebay.training.runs.timeline.timeline import RunStart, open_timeline
 from forebay.training.runs.worker_spec import WorkerSpec, title_of
 
 log = logging.getLogger(__name__)
@@ -60,27 +59,27 @@ class Run:
         self._failures, self._step = 0, 0
         self._world_size: int | None = None
         folder = new_run_folder(job.storage, _title(job)) if job.name is None else run_folder(job.storage, job.name)
-        self.name, self.path = folder.name, folder.path
+        self.folder = folder
         self.control = Control.of(job)
         self._fence = Fence(None, None)
         self._was_followed = False
         self._timeline: TimelineRecorder | None = None
         # Before the plan: other rows are a consequence of another seq_len, and the error names the cause.
-        check_identity(job, self.path, self.name)
+        check_identity(job, folder)
         self._load()
         if self.is_finished:
             return
-        self._start(folder)
+        self._start()
         with ExitStack() as undo:
             undo.callback(self._fence.release, None)
-            record_job(job, self.path, self.name)
-            record_order(job.data, self.path, self.name)
+            record_job(job, folder)
+            record_order(job.data, folder)
             # Another attempt may have ended meanwhile.
             self._load()
             start = RunStart(at=time.time(), attempt=self.attempt, origin=origin_of(job))
-            self._timeline = TimelineRecorder(self.path, start, load_timeline(self.path))
+            self._timeline = TimelineRecorder(folder, start, open_timeline(folder))
             undo.pop_all()
-        self._stored_requests = RequestReader(self.path, self._fence.number, self.control)
+        self._stored_requests = RequestReader(folder, self._fence.number, self.control)
         self._fence.watch(self._each_round)
 
     def _each_round(self) -> None:
@@ -95,10 +94,10 @@ class Run:
         self._history = RunHistory(self._earlier_result() or self._empty_result())
         self.control.begin_with(self.result.epochs_done)
 
-    def _start(self, folder: RunFolder) -> None:
+    def _start(self) -> None:
         """Claim the run, or follow the attempt that has it."""
         try:
-            started = start_attempt(folder.path, self.job.start, self._tell_progress)
+            started = start_attempt(self.folder, self.job.start, self._tell_progress)
         except OSError as error:
             raise write_failed(f"the claim on run {self.name!r}", self.path, error) from redacted(error)
         if isinstance(started, Fence):
@@ -117,7 +116,7 @@ class Run:
         notify(self._callbacks, Preparing(what=text), self.control)
 
     def _earlier_result(self) -> Result | None:
-        earlier = load_result(self.path)
+        earlier = load_result(self.folder)
         plan = self.job.data.plan
         if earlier is not None and earlier.plan_id not in (plan.id, *plan.continues):
             raise CursorMismatch(
@@ -131,7 +130,7 @@ class Run:
         if earlier is None:
             return None
         self.job.data.validate_statistics(earlier.statistics, owner=f"the run {self.name!r}")
-        return replace(earlier, plan_id=plan.id, num_epochs=max(self.job.epochs, earlier.epochs_done))
+        return replace(earlier, name=self.name, plan_id=plan.id, num_epochs=max(self.job.epochs, earlier.epochs_done))
 
     def _empty_result(self) -> Result:
         data = self.job.data
@@ -142,6 +141,15 @@ class Run:
             num_epochs=self.job.epochs,
             statistics=data.statistics,
         )
+
+    @property
+    def name(self) -> str:
+        return self.folder.name
+
+    @property
+    def path(self) -> str:
+        """URI of its folder."""
+        return self.folder.uri
 
     @property
     def worker_spec(self) -> WorkerSpec:
@@ -160,7 +168,7 @@ class Run:
     def checkpoint_config(self) -> CheckpointConfig:
         """Options of the checkpoints of this attempt."""
         return CheckpointConfig(
-            uri=below(self.path, FOLDER),
+            uri=self.folder.checkpoints.uri,
             keep_last=self.job.keep_last,
             keep_every=self.job.keep_every,
             storage_every_s=self.job.storage_every_s,
@@ -313,7 +321,7 @@ class Run:
         if stopped is None and self.is_finished:
             earlier = self._fence.finish(self.result.num_epochs, self.result.to_json())
             if earlier is not None:
-                self._history = RunHistory(Result.from_json(earlier))
+                self._history = RunHistory(replace(Result.from_json(earlier), name=self.name, path=self.path))
         self.tell(Finished(name=self.name, path=self.path, stopped=stopped))
         return self.result
 

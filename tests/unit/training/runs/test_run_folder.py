@@ -69,7 +69,7 @@ def test_names_made_at_one_time_differ(tmp_path: Path) -> None:
 
 def test_storage_without_locks() -> None:
     assert acquire_run_folder("memory://folders", "a") == acquire_run_folder("memory://folders", "a")
-    assert acquire_new_run_folder("memory://folders", "b").path == "memory://folders/b"
+    assert acquire_new_run_folder("memory://folders", "b").uri == "memory://folders/b"
 
 
 def test_folder_that_cannot_be_used(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 
 from forebay.errors import InvalidOption
+from forebay.runtime.declared_types import require_types
 from forebay.storage.filesystem import Location
 from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
@@ -87,8 +88,8 @@ class Claim:
             facts = json.loads(content)
             if facts.get("restorable") is not None:
                 facts["restorable"] = checkpoint_names(facts["restorable"])
-            return cls(**facts)
-        except (ValueError, TypeError, AttributeError) as error:
+            return require_types(cls(**facts))
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise InvalidOption(
                 f"{uri} is not a claim of a Forebay run ({error}). Copy the run's folder again, or remove the file if "
                 "no process trains the run, or give the run another name.",

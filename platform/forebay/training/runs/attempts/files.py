@@ -6,22 +6,26 @@ Claims, heartbeats, ends, and the result of all epochs.
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
+from forebay.errors import InvalidOption
+from forebay.runtime.declared_types import require_types
 from forebay.storage.atomic import write_atomically
 from forebay.storage.exclusive import create_exclusively, create_locked
 from forebay.storage.file_lock import FileLock, try_lock
-from forebay.storage.filesystem import below, resolve, resolve_source
+from forebay.storage.filesystem import resolve_source
 from forebay.storage.json_file import read_json_content
 from forebay.storage.versions import is_there
-from forebay.training.checkpoint.config import FOLDER as CHECKPOINTS
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, spool_of
 from forebay.training.checkpoint.files.claim import ATTEMPTS, Claim, claim_name, newest_number, read_claim
 from forebay.training.checkpoint.files.names import title_of
+from forebay.training.runs.run_folder import RunFolder
 
+T = TypeVar("T")
 How = Literal["finished", "stopped", "failed"]
 
 
@@ -57,31 +61,32 @@ class AttemptFiles:
     The claim is `000001.json` and so on. Beside it are `.alive.json` while the attempt runs, and `.ended.json` after.
     """
 
-    def __init__(self, run: str) -> None:
-        uri = resolve(run).uri
-        self._run, self._folder = uri, below(uri, ATTEMPTS)
-        self.run_name = uri.partition("?")[0].rpartition("/")[2]
-        self.is_local = resolve(run).is_local
+    def __init__(self, run: str | RunFolder) -> None:
+        self.run = RunFolder.at(run)
+        self._folder = self.run.location.child(ATTEMPTS)
+        # Reads are repeated by those who wait for them.
+        self._once = resolve_source(self._folder)
+        self.is_local = self._folder.is_local
 
     @property
     def uri(self) -> str:
-        return self._folder
+        return self._folder.uri
 
     def claim_uri(self, number: int) -> str:
         """URI of the claim on attempt `number`."""
-        return below(self._folder, claim_name(number))
+        return self._folder.child(claim_name(number)).uri
 
     def newest(self) -> Claim | None:
         """Return the claim of the newest attempt, or None.
 
         Raises `OSError`, and `InvalidOption` for a file that is not a claim.
         """
-        number = newest_number(resolve(self._folder))
+        number = newest_number(self._folder)
         return None if number is None else self.claim(number)
 
     def claim(self, number: int) -> Claim | None:
         """Claim of attempt `number`, or None. Raises as `newest`."""
-        return read_claim(resolve_source(self._folder), number)
+        return read_claim(self._once, number)
 
     def restorable_by(self, number: int) -> tuple[str, ...] | None:
         """Return the checkpoints that attempt `number` may restore.
@@ -93,8 +98,8 @@ class AttemptFiles:
         if before is None:
             return None
         pinned = None if before.restorable is None else frozenset(before.restorable)
-        stored = below(self._run, CHECKPOINTS)
-        folders = [stored, str(spool_of(resolve(stored).uri))]
+        stored = self.run.checkpoints.uri
+        folders = [stored, str(spool_of(stored))]
         configs = [CheckpointConfig(uri=uri, attempt=before.number, restorable=pinned) for uri in folders]
         found = {name for config in configs for name in CheckpointFiles(config).complete_names()}
         return tuple(title_of(name) for name in sorted(found))
@@ -105,26 +110,25 @@ class AttemptFiles:
         Returns false if another process has that number. Raises as `create_exclusively`. On a file system of this
         machine, returns the lock on it, which ends with this process.
         """
-        uri = self.claim_uri(claim.number)
+        file = self._folder.child(claim_name(claim.number))
         if self.is_local:
-            return create_locked(uri, claim.to_json()) or False
-        return create_exclusively(uri, claim.to_json())
+            return create_locked(file, claim.to_json()) or False
+        return create_exclusively(file, claim.to_json())
 
     def has(self, number: int) -> bool:
         """Whether attempt `number` was created.
 
         Sends one request. Raises `OSError` if storage does not answer.
         """
-        return is_there(self.claim_uri(number))
+        return is_there(self._once.child(claim_name(number)))
 
     def is_locked(self, number: int) -> bool | None:
         """Whether a process of this kernel holds the claim.
 
         None on a file system without locks.
         """
-        location = resolve(self.claim_uri(number))
         try:
-            lock = try_lock(Path(location.path), flags=0)
+            lock = try_lock(Path(self._folder.path) / claim_name(number), flags=0)
         except OSError:
             return None
         if lock is None:
@@ -137,51 +141,65 @@ class AttemptFiles:
 
         Returns false if it was started before.
         """
-        return create_exclusively(below(self._folder, f"{claim.number:06d}.started.json"), claim.to_json())
+        return create_exclusively(self._folder.child(f"{claim.number:06d}.started.json"), claim.to_json())
 
     def beat(self, number: int, heartbeat: AttemptHeartbeat) -> None:
         """Write a heartbeat. Raises `OSError`."""
-        write_atomically(below(self._folder, f"{number:06d}.heartbeat.json"), json.dumps(asdict(heartbeat)).encode())
+        write_atomically(self._folder.child(f"{number:06d}.heartbeat.json"), json.dumps(asdict(heartbeat)).encode())
 
     def heartbeat(self, number: int) -> AttemptHeartbeat | None:
-        """Newest heartbeat of an attempt. Raises `OSError`."""
-        facts = self._facts(f"{number:06d}.heartbeat.json")
-        return None if facts is None else AttemptHeartbeat(**facts)
+        """Newest readable heartbeat of an attempt. Raises `OSError`."""
+        try:
+            return self._fact(f"{number:06d}.heartbeat.json", AttemptHeartbeat)
+        except InvalidOption:  # it says nothing: an attempt that is alive writes the next one
+            return None
 
     def end(self, number: int, end: AttemptEnd) -> None:
         """Record the regular end of an attempt. Raises `OSError`."""
-        write_atomically(below(self._folder, f"{number:06d}.ended.json"), json.dumps(asdict(end)).encode())
+        write_atomically(self._folder.child(f"{number:06d}.ended.json"), json.dumps(asdict(end)).encode())
 
     def ended(self, number: int) -> AttemptEnd | None:
-        """Regular end of an attempt, or None. Raises `OSError`."""
-        facts = self._facts(f"{number:06d}.ended.json")
-        return None if facts is None else AttemptEnd(**facts)
+        """Regular end of an attempt, or None.
+
+        Raises `OSError`, and `InvalidOption` for a damaged file.
+        """
+        return self._fact(f"{number:06d}.ended.json", AttemptEnd)
 
     def finish(self, epochs: int, result: str) -> bool:
         """Record the result of all `epochs` epochs.
 
         Returns false if another attempt has recorded it before. Raises as `create_exclusively`.
         """
-        return create_exclusively(below(self._folder, _finished(epochs)), result.encode())
+        return create_exclusively(self._folder.child(self.finished_name(epochs)), result.encode())
 
     def finished(self, epochs: int) -> bytes | None:
         """Return the first recorded result of `epochs` epochs.
 
         None if there is none. Raises `OSError`.
         """
-        return self._read(_finished(epochs))
+        return self._read(self.finished_name(epochs))
 
-    def _facts(self, name: str) -> dict[str, Any] | None:
+    @staticmethod
+    def finished_name(epochs: int) -> str:
+        """Name of the file of the first result of `epochs` epochs."""
+        return f"finished-{epochs:06d}.json"
+
+    def _fact(self, name: str, kind: Callable[..., T]) -> T | None:
         content = self._read(name)
-        return None if content is None else json.loads(content)
+        if content is None:
+            return None
+        try:
+            return require_types(kind(**json.loads(content)))
+        except (ValueError, TypeError, RecursionError) as error:
+            uri = self._folder.child(name).uri
+            raise InvalidOption(
+                f"{uri} was not written by Forebay, or is damaged ({error}). Copy the run's folder again, or remove "
+                "the file if no process trains the run.",
+                uri=uri,
+            ) from error
 
     def _read(self, name: str) -> bytes | None:
-        location = resolve_source(below(self._folder, name))
         try:
-            return read_json_content(location)
+            return read_json_content(self._once.child(name))
         except (FileNotFoundError, NotADirectoryError):
             return None
-
-
-def _finished(epochs: int) -> str:
-    return f"finished-{epochs:06d}.json"

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 from forebay.errors import Fenced, InvalidOption, UnderWay
 from forebay.storage.exclusive import NoExclusiveCreation
 from forebay.storage.file_lock import FileLock
-from forebay.storage.filesystem import below, resolve
 from forebay.training.checkpoint.files.checkpoint_files import fenced_error
 from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts.fence import ASK_S, Fence
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, AttemptHeartbeat
+from forebay.training.runs.run_folder import RunFolder
 
 POLL_S = 1.0
 
@@ -36,7 +36,7 @@ class FollowedEnd:
     end: AttemptEnd
 
 
-def start_attempt(run: str, policy: StartPolicy, on_progress: OnProgress) -> Fence | FollowedEnd:
+def start_attempt(run: str | RunFolder, policy: StartPolicy, on_progress: OnProgress) -> Fence | FollowedEnd:
     """Claim a run, or follow its running attempt.
 
     With `policy.follow`, may return the end of the attempt that was followed.
@@ -106,10 +106,10 @@ class _Starter:
         is_alive = is_dead is False or self._last != self._first
         if is_alive and not self._policy.follow:
             raise UnderWay(
-                f"a run named {self._files.run_name!r} is under way: {newest.title} in {self._files.uri}. Wait for its "
+                f"a run named {self._files.run.name!r} is under way: {newest.title} in {self._files.uri}. Wait for its "
                 "end, follow it (`forebay run --follow`, start=StartPolicy(follow=True)), or give this one another "
                 "name.",
-                name=self._files.run_name,
+                name=self._files.run.name,
                 attempt=newest.number,
                 host=newest.host,
             )
@@ -176,7 +176,7 @@ def _adopt(files: AttemptFiles, attempt: str) -> Fence:
     return Fence(files, claim)
 
 
-def create_attempt(run: str, number: int, *, key: str = "", cluster: str = "") -> Claim | None:
+def create_attempt(run: str | RunFolder, number: int, *, key: str = "", cluster: str = "") -> Claim | None:
     """Create attempt `number` for a process elsewhere.
 
     That process adopts it. Returns None if another one created it.
@@ -212,4 +212,4 @@ def newest_attempt(storage: str, name: str) -> Claim | None:
 
     The run is `name` below `storage`. Raises `OSError`.
     """
-    return AttemptFiles(below(resolve(storage).uri, name)).newest()
+    return AttemptFiles(RunFolder.below(storage, name)).newest()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -28,11 +28,12 @@ from forebay.data.windows.line import StepLine
 from forebay.data.windows.splits import TargetBounds
 from forebay.data.windows.steps import StepColumns
 from forebay.errors import InvalidOption
-from forebay.storage.atomic import ADVICE, write_atomically, write_failed
+from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.credentials import redacted
-from forebay.storage.filesystem import below, resolve
-from forebay.storage.json_file import from_json, read_json_file, to_json, write_json_file
+from forebay.storage.filesystem import Location, resolve
+from forebay.storage.json_file import to_json
 from forebay.storage.small_files import read_small
+from forebay.training.runs.run_folder import RunFolder
 
 FILE_NAME = "order.json"
 # Hidden from scans: a run folder may lie below a folder of data.
@@ -56,28 +57,27 @@ class RecordedOrder:
     keys: tuple[StepColumns, ...] = ()
 
 
-def record_order(data: Data, path: str, name: str) -> None:
+def record_order(data: Data, folder: RunFolder) -> None:
     """Write the row order of `data` into a run's folder.
 
-    The folder is `path`, the name of the run `name`. Raises `WriteFailed` if storage refuses. A manifest that is there
-    is not written again, nor an index of windows.
+    Raises `WriteFailed` if storage refuses. A manifest that is there is not written again, nor an index of windows.
     """
     facts: dict[str, Any] = {"version": VERSION, "plan": data.plan.id, "last": data.last, "order": _facts(data.plan)}
     if keys := step_keys(data.datasets):
         facts["keys"] = [_key_facts(each) for each in keys]
+    what = f"the order of run {folder.name!r}"
     try:
         for manifest in data.plan.manifests:
-            _save_once(save_manifest, manifest, _manifest_uri(path, manifest.id))
+            _save_once(save_manifest, manifest, _manifest(folder, manifest.id))
         for index in window_indices(data.plan):
-            _save_once(save_index, index, _index_uri(path, index.id))
-        write_json_file(path, FILE_NAME, to_json(facts))
+            _save_once(save_index, index, _index(folder, index.id))
     except OSError as error:
-        what = f"the order of run {name!r}"
-        raise write_failed(what, resolve(path).uri, error, ADVICE, name=name) from redacted(error)
+        raise write_failed(what, folder.uri, error, name=folder.name) from redacted(error)
+    folder.save(FILE_NAME, to_json(facts), what)
 
 
-def load_order(path: str) -> RecordedOrder:
-    """Return the row order in the run folder `path`.
+def load_order(run: str | RunFolder) -> RecordedOrder:
+    """Return the row order in a run's folder.
 
     Reads no data, except the column of a `Sampled`.
 
@@ -85,22 +85,28 @@ def load_order(path: str) -> RecordedOrder:
         InvalidOption: None was recorded, or the order of something else than rows.
         SourceChanged: A file of a `Sampled` is not the version that the run was trained on.
     """
-    content = read_json_file(path, FILE_NAME, "run")
-    if content is None:
+    folder = RunFolder.at(run)
+    recorded = folder.load(FILE_NAME, lambda facts: _recorded(facts, folder), VERSION)
+    if recorded is None:
         raise InvalidOption(
-            f"{path} has no {FILE_NAME}, which says in which order a run reads its rows. Give the folder of a run, "
-            "which `forebay run` printed. Runs of earlier releases have none.",
-            path=path,
+            f"{folder.uri} has no {FILE_NAME}, which says in which order a run reads its rows. Give the folder of a "
+            "run, which `forebay run` printed. Runs of earlier releases have none.",
+            path=folder.uri,
         )
-    facts: Mapping[str, Any] = from_json(content, dict, version=VERSION, owner="run", file_name=FILE_NAME)
-    order = _order(facts["order"], path)
+    return recorded
+
+
+def _recorded(facts: Mapping[str, Any], folder: RunFolder) -> RecordedOrder:
+    order = _order(facts["order"], folder)
     if order.id != facts["plan"]:
         raise InvalidOption(
-            f"{path} was trained with plan {facts['plan'][:12]}, and this release builds plan {order.id[:12]} from its "
-            "record. Use the release of Forebay that trained it.",
-            path=path,
+            f"{folder.uri} was trained with plan {facts['plan'][:12]}, and this release builds plan {order.id[:12]} "
+            "from its record. Use the release of Forebay that trained it.",
+            path=folder.uri,
         )
     keys = tuple(StepColumns(**each) for each in facts.get("keys", ()))
+    if facts["last"] not in get_args(Last):
+        raise ValueError(f"last={facts['last']!r}")
     return RecordedOrder(order=order, last=facts["last"], keys=keys)
 
 
@@ -118,27 +124,29 @@ def _facts(order: Order) -> dict[str, Any]:
     return {"kind": "other"}
 
 
-def _order(facts: Mapping[str, Any], path: str) -> Order:
+def _order(facts: Mapping[str, Any], folder: RunFolder) -> Order:
     options = dict(facts)
     kind = options.pop("kind")
     if kind == "plan":
-        return _plan(options, path)
+        return _plan(options, folder)
     if kind == "sampled":
-        plan = _order(options.pop("plan"), path)
+        plan = _order(options.pop("plan"), folder)
         assert isinstance(plan, Plan), "no other order can be sampled"
         return Sampled(plan, **options)
     if kind == "mixture":
-        plans = {name: _order(each, path) for name, each in options.pop("plans").items()}
+        plans = {name: _order(each, folder) for name, each in options.pop("plans").items()}
         return Mixture(plans, **options)
-    raise InvalidOption(f"{path} was trained on an order of another class than Plan, Sampled and Mixture.", path=path)
+    raise InvalidOption(
+        f"{folder.uri} was trained on an order of another class than Plan, Sampled and Mixture.", path=folder.uri
+    )
 
 
-def _plan(options: dict[str, Any], path: str) -> Plan:
+def _plan(options: dict[str, Any], folder: RunFolder) -> Plan:
     manifest_id, index_id = options.pop("manifest"), options.pop("windows", None)
-    manifest = load_manifest(_manifest_uri(path, manifest_id))
+    manifest = load_manifest(_manifest(folder, manifest_id).uri)
     if index_id is None:
         return build_plan(manifest, **options)
-    return build_plan(_Windows(manifest, load_index(_index_uri(path, index_id))), **options)
+    return build_plan(_Windows(manifest, load_index(_index(folder, index_id).uri)), **options)
 
 
 class _Windows(NamedTuple):
@@ -153,18 +161,17 @@ def _key_facts(keys: StepColumns) -> dict[str, Any]:
     return {name: getattr(keys, name) for name in names} | {"values": {k: list(v) for k, v in keys.values.items()}}
 
 
-def _save_once(save: Callable[[Any, str], None], value: object, uri: str) -> None:
-    location = resolve(uri)
-    if location.fs.get_file_info(location.path).type == FileType.NotFound:
-        save(value, uri)
+def _save_once(save: Callable[[Any, str], None], value: object, file: Location) -> None:
+    if file.fs.get_file_info(file.path).type == FileType.NotFound:
+        save(value, file.uri)
 
 
-def _manifest_uri(path: str, manifest_id: str) -> str:
-    return below(path, f"{FOLDER}/{manifest_id[:16]}.parquet")
+def _manifest(folder: RunFolder, manifest_id: str) -> Location:
+    return folder.location.child(f"{FOLDER}/{manifest_id[:16]}.parquet")
 
 
-def _index_uri(path: str, index_id: str) -> str:
-    return below(path, f"{FOLDER}/{index_id[:16]}.windows.parquet")
+def _index(folder: RunFolder, index_id: str) -> Location:
+    return folder.location.child(f"{FOLDER}/{index_id[:16]}.windows.parquet")
 
 
 def save_index(index: WindowIndex, uri: str) -> None:

@@ -16,6 +16,8 @@ from forebay.errors import InvalidOption
 from forebay.training.runs.result import load_result
 from forebay.training.runs.rows.order_record import load_order
 from forebay.training.runs.rows.trained_steps import TrainedStep, TrainedSteps
+from forebay.training.runs.run_folder import RunFolder, aside_name
+from forebay.training.runs.timeline.timeline import FILE_NAME as TIMELINE
 from forebay.training.runs.timeline.timeline import Timeline, load_timeline
 from forebay.world import World
 
@@ -77,16 +79,24 @@ class StepRows:
         return self.located.take(slice(most)).values(columns)
 
 
-def rows_of_step(path: str, step: int, *, is_skipped: bool = False) -> StepRows:
+def rows_of_step(run: str | RunFolder, step: int, *, is_skipped: bool = False) -> StepRows:
     """Return the rows of a step of a recorded run.
 
-    The run is in the folder `path`. With `is_skipped`, the rows that a monitor left out at it. Reads no data, except
+    `run` is its folder. With `is_skipped`, the rows that a monitor left out at it. Reads no data, except
     the column of a `Sampled`.
 
     Raises:
         InvalidOption: Not a run, a step that was not trained, or an order that is not recorded.
     """
-    recorded, timeline, result = load_order(path), load_timeline(path) or Timeline(), load_result(path)
+    folder = RunFolder.at(run)
+    recorded, timeline, result = load_order(folder), load_timeline(folder) or Timeline(), load_result(folder)
+    if timeline.damaged:
+        raise InvalidOption(
+            f"{folder.uri}: a damaged timeline.json was set aside when the run continued "
+            f"({aside_name(TIMELINE, timeline.damaged)}), so it is not recorded which batches a monitor left out. "
+            "batch.rows() names rows during training.",
+            path=folder.uri,
+        )
     ended = result.epochs[-1].step if result and result.epochs else 0
     steps = TrainedSteps(timeline, recorded.order, recorded.last, last_step=max(timeline.last_step, ended))
     trained = steps.find_skipped(step) if is_skipped else steps.find(step)

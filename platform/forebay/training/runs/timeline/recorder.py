@@ -14,6 +14,7 @@ from typing import Any
 
 from forebay.events import BatchesCut, EpochEnded, Event, Failed, Finished, Reported, Started
 from forebay.storage.credentials import redact
+from forebay.training.runs.run_folder import RunFolder
 from forebay.training.runs.timeline.timeline import ProgressPoint, RunStart, TimedEvent, Timeline, save_timeline
 
 MAX_PROGRESS, MAX_EVENTS, MAX_CUTS = 512, 512, 4096
@@ -30,9 +31,13 @@ class TimelineRecorder:
     """
 
     def __init__(
-        self, path: str, start: RunStart, earlier: Timeline | None, clock: Callable[[], float] = time.monotonic
+        self,
+        run: str | RunFolder,
+        start: RunStart,
+        earlier: Timeline | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._path, self._earlier = path, earlier or Timeline()
+        self._folder, self._earlier = RunFolder.at(run), earlier or Timeline()
         self._start, self._clock, self._began = start, clock, clock()
         self._events: list[TimedEvent] = []
         self._progress: list[ProgressPoint] = []
@@ -68,9 +73,9 @@ class TimelineRecorder:
             with self._lock:  # Not during the request: events would wait for a storage that does not answer.
                 timeline = self.timeline
             try:
-                save_timeline(timeline, self._path)
+                save_timeline(timeline, self._folder)
             except OSError as error:
-                log.warning("The timeline of %s could not be saved (%s).", self._path, redact(str(error)))
+                log.warning("The timeline of %s could not be saved (%s).", self._folder.uri, redact(str(error)))
 
     @property
     def timeline(self) -> Timeline:

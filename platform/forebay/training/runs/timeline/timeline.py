@@ -5,18 +5,24 @@ What each start ran with, and what happened when.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
+from forebay.errors import InvalidOption
 from forebay.events import BatchesCut
-from forebay.storage.json_file import from_json, numbers, read_json_file, to_json, write_json_file
+from forebay.runtime.declared_types import require_types
+from forebay.storage.json_file import from_json, numbers, to_json
+from forebay.training.runs.run_folder import RunFolder, aside_name
 from forebay.training.runs.timeline.origin import StartOrigin
 
 FILE_NAME = "timeline.json"
 VERSION = 1
 MAX_STARTS = 32
 """Number of newest starts that are kept."""
+
+log = logging.getLogger(__name__)
 
 
 class ProgressPoint(NamedTuple):
@@ -76,16 +82,18 @@ class RunStart:
 class Timeline:
     """All starts of a run, the oldest first.
 
-    `omitted` counts older ones that are left out.
+    `omitted` counts older ones that are left out. `damaged` counts files of this name that were set aside: what the
+    starts before them did is not known.
     """
 
     starts: tuple[RunStart, ...] = ()
     omitted: int = 0
+    damaged: int = 0
 
     def with_start(self, start: RunStart) -> Timeline:
         """Copy with a new start."""
         kept = (*self.starts, start)[-MAX_STARTS:]
-        return Timeline(starts=kept, omitted=self.omitted + len(self.starts) + 1 - len(kept))
+        return replace(self, starts=kept, omitted=self.omitted + len(self.starts) + 1 - len(kept))
 
     @property
     def last_step(self) -> int:
@@ -119,7 +127,7 @@ class Timeline:
 
     @classmethod
     def _of_facts(cls, facts: dict[str, Any]) -> Timeline:
-        return cls(starts=tuple(_start(each) for each in facts.pop("starts")), **facts)
+        return require_types(cls(starts=tuple(_start(each) for each in facts.pop("starts")), **facts))
 
 
 def _start(facts: dict[str, Any]) -> RunStart:
@@ -130,18 +138,36 @@ def _start(facts: dict[str, Any]) -> RunStart:
     return RunStart(origin=StartOrigin(**facts.pop("origin")), events=events, progress=progress, cuts=cuts, **facts)
 
 
-def save_timeline(timeline: Timeline, path: str) -> None:
-    """Write or replace `timeline.json` in the run folder `path`.
+def save_timeline(timeline: Timeline, run: str | RunFolder) -> None:
+    """Write or replace `timeline.json` in a run's folder.
 
     Raises `OSError`.
     """
-    write_json_file(path, FILE_NAME, timeline.to_json())
+    RunFolder.at(run).write(FILE_NAME, timeline.to_json())
 
 
-def load_timeline(path: str) -> Timeline | None:
-    """Return the timeline in the run folder `path`.
+def open_timeline(folder: RunFolder) -> Timeline:
+    """Timeline that a new start of the run in `folder` continues.
+
+    A damaged file is set aside: only reports read it, so training does not wait for its repair. Raises `OSError` if
+    storage does not answer.
+    """
+    try:
+        return load_timeline(folder) or Timeline()
+    except (InvalidOption, IsADirectoryError) as error:
+        damage = error.__cause__ or error
+    number = folder.set_aside(FILE_NAME)
+    kept = aside_name(FILE_NAME, number)
+    log.warning(
+        "%s in %s is damaged (%s). It is kept as %s; only reports miss it.", FILE_NAME, folder.uri, damage, kept
+    )
+    return Timeline(damaged=number)
+
+
+def load_timeline(run: str | RunFolder) -> Timeline | None:
+    """Return the timeline in a run's folder.
 
     None if there is none. Raises `InvalidOption` for another version.
     """
-    content = read_json_file(path, FILE_NAME, "run")
+    content = RunFolder.at(run).read(FILE_NAME)
     return None if content is None else Timeline.from_json(content)
