@@ -13,6 +13,7 @@ from forebay.cli.output import print_facts, print_json, print_table, progress_ba
 from forebay.data.filters.skipping import skip_list
 from forebay.data.manifest.saved import save_manifest
 from forebay.data.sources.scan import scan as scan_source
+from forebay.errors import InvalidOption
 from forebay.runtime.formatting import bytes_text
 
 
@@ -34,6 +35,9 @@ def scan(
         int | None,
         typer.Option(help="Version of a Delta Lake table, or snapshot of an Iceberg table. The newest by default."),
     ] = None,
+    partition_type: Annotated[
+        list[str] | None, typer.Option(help="Type of a column of folders, such as day=string. May be repeated.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the manifest (.json or .parquet).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -49,6 +53,7 @@ def scan(
             where=where,
             skip=() if skip is None else skip_list(skip),
             version=version,
+            partition_types=dict(_partition_type(text) for text in partition_type or ()),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     path = out or Path(f"{_stem(uri)}.manifest.json")
@@ -73,6 +78,13 @@ def scan(
         return
     print_facts(facts | {name: bytes_text(int(str(facts[name]))) for name in ("bytes", "source_bytes")})
     print_table(("column", "type", "nullable"), [(field.name, field.type, field.nullable) for field in manifest.fields])
+
+
+def _partition_type(text: str) -> tuple[str, str]:
+    name, sign, kind = text.rpartition("=")
+    if not sign:
+        raise InvalidOption(f"--partition-type {text!r:.100}: give a column of folders and its type, as day=string.")
+    return name, kind
 
 
 def _stem(uri: str) -> str:

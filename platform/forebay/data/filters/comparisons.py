@@ -62,6 +62,8 @@ class Comparison(NamedTuple):
         op = _OPPOSITES[self.op] if self.negated else self.op
         if op in (ast.Is, ast.IsNot):
             return compared.expression.is_null() if op is ast.Is else compared.expression.is_valid()
+        if pa.types.is_null(compared.type):  # one file may hold a column with nulls alone
+            return pc.scalar(pa.scalar(None, pa.bool_()))
         plain = _plain(compared)
         if op in (ast.In, ast.NotIn):
             # Not isin(): it is false for a null, and `not` would then keep the row.

@@ -66,6 +66,8 @@ def operand(path: str, kinds: ColumnKinds, uri: str) -> Operand:
         case Constant(value=value):
             kind = _type_at(path, top, value.type, uri)
             return Operand(pc.scalar(value if not steps else pa.scalar(None, kind)), kind)
+        case pa.DataType() as in_file if pa.types.is_null(in_file):  # one of several files, so the path may exist
+            return Operand(pc.field(top), in_file)
         case Stored(name=name, type=in_file, of_table=of_table):
             of_path = _type_at(path, top, of_table, uri)
             held, kind = held_steps(in_file, steps)

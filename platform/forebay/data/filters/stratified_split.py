@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.data.manifest.manifest import Manifest
+from forebay.data.parquet.column_casts import comparable
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.parquet.struct_paths import column_at
 from forebay.errors import InvalidOption
@@ -61,7 +62,7 @@ def _class_counts(manifest: Manifest, column: str) -> NDArray[np.int64]:
     reader = RowGroupReader(manifest)
     found: list[Counter[Any]] = []
     for index in range(len(manifest)):
-        counted = column_at(reader.read(index, [column]), column).value_counts()
+        counted = comparable(column_at(reader.read(index, [column]), column)).value_counts()
         found.append(Counter({each["values"]: each["counts"] for each in counted.to_pylist()}))
     classes = {name: code for code, name in enumerate(dict.fromkeys(name for each in found for name in each))}
     if len(classes) == manifest.num_rows > 1:

@@ -1,6 +1,6 @@
 """Arrow types parsed from the text in a manifest.
 
-Also columns of constants, and casts to the type of the dataset.
+Also columns of constants.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-_LISTS: dict[str, Callable[[pa.DataType], pa.DataType]] = {
+_LISTS: dict[str, Callable[[pa.Field], pa.DataType]] = {
     "list": pa.list_,
     "large_list": pa.large_list,
     "list_view": pa.list_view,
@@ -26,6 +26,7 @@ _NAMED = {
     "halffloat": pa.float16(),
     "extension<arrow.uuid>": pa.uuid(),
     "extension<arrow.json>": pa.json_(),
+    "extension<arrow.bool8>": pa.bool8(),
     "large_string": pa.large_string(),
     "string_view": pa.string_view(),
     "binary_view": pa.binary_view(),
@@ -37,7 +38,7 @@ _DICTIONARY = re.compile(r"dictionary<values=(?P<values>.*), indices=(?P<indices
 _DECIMAL = re.compile(r"(?P<kind>decimal\d+)\((?P<precision>\d+), (?P<scale>-?\d+)\)")
 _BINARY = re.compile(r"fixed_size_binary\[(?P<size>\d+)\]")
 _ZONED = re.compile(r"timestamp\[(?P<unit>\w+), tz=(?P<zone>.*)\]")
-_ITEM = re.compile(r"[^:<]*: (?P<type>.*?)(?P<required> not null)?")
+_ITEM = re.compile(r"(?P<name>[^:<]*): (?P<type>.*?)(?P<required> not null)?")
 _STRUCT = re.compile(r"struct<(?P<fields>.*)>", re.DOTALL)
 _MAP = re.compile(r"map<(?P<parts>.*)>", re.DOTALL)
 _ENTRY_NAME = re.compile(r" \('.*'\)$")
@@ -47,7 +48,7 @@ def parse_type(text: str) -> pa.DataType:
     """Type whose `str()` is `text`.
 
     Types that have no such text (unknown extensions, structs with names like `a: b, c`) become `pa.opaque`, which
-    carries the text. Names and nullability of the items of lists and maps do not matter.
+    carries the text. The nullability of the items of lists and the names of those of maps do not matter.
 
     >>> parse_type("list<element: decimal128(10, 2)>").value_type
     Decimal128Type(decimal128(10, 2))
@@ -68,7 +69,7 @@ def parse_type(text: str) -> pa.DataType:
 def _list(match: re.Match[str]) -> pa.DataType:
     item = _ITEM.fullmatch(match["item"])
     assert item, f"Arrow writes the items of a list as 'name: type', not {match['item']!r}"
-    value = parse_type(item["type"])
+    value = pa.field(item["name"], parse_type(item["type"]))
     if match["kind"] == "fixed_size_list":
         return pa.list_(value, int(match["size"]))
     return _LISTS[match["kind"]](value)
@@ -96,7 +97,9 @@ def _struct(match: re.Match[str]) -> pa.DataType | None:
         name, colon, kind = part.partition(": ")
         if not colon:
             return None
-        fields.append(pa.field(name, parse_type(kind.removesuffix(" not null")), not kind.endswith(" not null")))
+        value = parse_type(kind.removesuffix(" not null"))
+        # A damaged file may state a column of nulls without nulls, which pyarrow does not build.
+        fields.append(pa.field(name, value, not kind.endswith(" not null") or pa.types.is_null(value)))
     found = pa.struct(fields)
     # A name with the marks of the text is read as something else.
     return found if _without_items(str(found)) == _without_items(match[0]) else None
@@ -107,6 +110,8 @@ def _map(match: re.Match[str]) -> pa.DataType | None:
     if not 2 <= len(parts) <= 3:
         return None
     key, item = (parse_type(_ENTRY_NAME.sub("", part)) for part in parts[:2])
+    if pa.types.is_null(key):
+        return None
     return pa.map_(key, item, keys_sorted=len(parts) == 3)
 
 
@@ -156,18 +161,6 @@ def constant_array(data_type: str, text: str | None, rows: int) -> pa.Array:
     if text is None:
         return pa.nulls(rows, parse_type(data_type))
     return pa.repeat(constant_scalar(data_type, text), rows)
-
-
-def cast_column(column: pa.ChunkedArray, data_type: str) -> pa.ChunkedArray:
-    """Cast a column of a file to the dataset's type.
-
-    Raises `pa.ArrowException` if a value does not fit.
-
-    Times are cut to their new unit. Fields that a struct does not hold are null.
-    """
-    kind = parse_type(data_type)
-    is_time = pa.types.is_timestamp(column.type) and pa.types.is_timestamp(kind)
-    return column.cast(kind, safe=not is_time)
 
 
 def has_nulls(data_type: str) -> bool:

@@ -14,7 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.data.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
-from forebay.data.parquet.arrow_types import cast_column, constant_array, parse_type
+from forebay.data.parquet.arrow_types import constant_array, parse_type
+from forebay.data.parquet.column_casts import cast_column, without_views
 from forebay.data.parquet.decoded_table import (
     DECODE_ERRORS,
     DecodedTable,
@@ -41,6 +42,8 @@ from forebay.storage.deadline import Cancellation
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import etag_of, stat, stat_etag
+
+_VIEWS = ("string_view", "binary_view")
 
 
 def open_input(uri: str) -> pa.NativeFile:
@@ -95,6 +98,7 @@ class RowGroupReader:
         self._cancelled = cancelled
         self._footers = footers or FooterCache()
         self._selections: dict[tuple[object, ...], _Selection] = {}
+        self._has_views = any(view in field.type for field in manifest.fields for view in _VIEWS)
 
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the dataset's rows of row group `index`.
@@ -159,7 +163,8 @@ class RowGroupReader:
         try:
             with self._counters.timed("decode_s"), finished_before_exit():
                 row_group = self.manifest[fetched.index]
-                return _with_constants(_as_of_table(decode(fetched.pages), row_group), row_group, fetched.columns)
+                table = _as_of_table(decode(fetched.pages), row_group, with_views=self._has_views)
+                return _with_constants(table, row_group, fetched.columns)
         except DECODE_ERRORS as error:
             row_group = self.manifest[fetched.index]
             if is_too_much_nested_text(error):
@@ -270,16 +275,19 @@ def _path_there(path: str, top: str, name_there: str, kind_there: str) -> str:
     return ".".join([name_there, *held])
 
 
-def _as_of_table(decoded: DecodedTable, row_group: RowGroup) -> DecodedTable:
-    """Rename and cast columns to the dataset's schema."""
-    if not row_group.stored:
+def _as_of_table(decoded: DecodedTable, row_group: RowGroup, *, with_views: bool) -> DecodedTable:
+    """Rename and cast columns to the dataset's schema.
+
+    Views become strings and binary values.
+    """
+    if not (row_group.stored or with_views):
         return decoded
     table = decoded.to_table()
     of_table = {there: (name, kind, type_there) for name, kind, there, type_there in row_group.stored}
     arrays, fields = [], []
     for field, column in zip(table.schema, table.columns, strict=True):
         name, kind, type_there = of_table.get(field.name, (field.name, "", ""))
-        array = column if kind == type_there else cast_column(column, kind)
+        array = without_views(column if kind == type_there else cast_column(column, kind))
         arrays.append(array)
         fields.append(pa.field(name, array.type, field.nullable))
     found = pa.table(arrays, pa.schema(fields))

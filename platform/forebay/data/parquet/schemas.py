@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -11,9 +12,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.data.manifest.manifest import Field
+from forebay.data.parquet.type_promotion import common_type, is_read_as, is_same_parquet_type, type_of_table
 from forebay.errors import CorruptFile, InvalidOption, MissingColumn, MixedSchemas
 
 _MOST_LISTED = 20
+_OF_SCHEMAS = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
+"""Errors of pyarrow's Python code for a schema that its C++ code accepts, such as a map with keys of type null."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +40,11 @@ def read_schema(uri: str, footer: pq.FileMetaData) -> pa.Schema:
     try:
         schema = footer.schema.to_arrow_schema()
         fields_of(schema)  # a name may be no text
-    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+    except (pa.ArrowException, OSError, *_OF_SCHEMAS) as error:
         raise CorruptFile(
-            f"{uri} is corrupt: its schema cannot be read ({error}). Write the file again.", uri=uri
+            f"{uri} is corrupt, or has a type that Arrow does not read: its schema cannot be read ({error}). Write the "
+            "file again, or leave it out.",
+            uri=uri,
         ) from error
     return schema
 
@@ -48,14 +54,37 @@ def fields_of(schema: pa.Schema) -> tuple[Field, ...]:
     return tuple(Field(name=field.name, type=str(field.type), nullable=field.nullable) for field in schema)
 
 
-def agree(schemas: Sequence[FileSchema], columns: Sequence[str] | None) -> tuple[Field, ...]:
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """Selected columns of all files.
+
+    `promoted` has the types in files of each column that some files hold with another type than `fields`.
+    """
+
+    fields: tuple[Field, ...]
+    promoted: Mapping[str, tuple[str, ...]]
+
+    @property
+    def types(self) -> dict[str, str]:
+        """Type of each promoted column."""
+        return {field.name: field.type for field in self.fields if field.name in self.promoted}
+
+
+_NO_TABLE: Mapping[str, Field] = {}
+
+
+def agree(
+    schemas: Sequence[FileSchema], columns: Sequence[str] | None, table: Mapping[str, Field] = _NO_TABLE
+) -> Agreement:
     """Selected columns, checked over all files.
 
-    All files must have them with the same type. Their order within a file does not matter.
+    All files must have them. Their order within a file does not matter, and of their types only the Parquet type does.
+    A column with several types has the one that holds all values, and in a lake table that of the table.
 
     Args:
-        schemas: At least one. The others are compared with the first.
+        schemas: At least one.
         columns: The selection, in order. None for all columns of the first file; then no file may have more.
+        table: Columns of the lake table by name. Empty for plain files.
 
     Raises:
         MissingColumn: No file has a selected column.
@@ -75,29 +104,68 @@ def agree(schemas: Sequence[FileSchema], columns: Sequence[str] | None) -> tuple
         names += sorted({field.name for schema in distinct for field in schema.fields} - set(names))
     for schema in distinct:
         _refuse_twice(schema, set(names))
-    return tuple(_agree_on(name, distinct) for name in names)
+    fields: list[Field] = []
+    promoted: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        holders = _holders(name, distinct)
+        types = tuple(sorted({field.type for _, field in holders}))
+        kind = _type_of(name, types, holders, table.get(name))
+        fields.append(Field(name=name, type=kind, nullable=any(field.nullable for _, field in holders)))
+        if types != (kind,):
+            promoted[name] = types
+    return Agreement(tuple(fields), promoted)
 
 
-def _agree_on(name: str, schemas: list[FileSchema]) -> Field:
+Holders = list[tuple[FileSchema, Field]]
+
+
+def _holders(name: str, schemas: list[FileSchema]) -> Holders:
+    """Files of each layout, with their column `name`."""
     found = [(schema, schema.find(name)) for schema in schemas]
     holders = [(schema, field) for schema, field in found if field is not None]
     if not holders:
         raise missing_column(name, [field.name for field in schemas[0].fields], schemas[0].uri)
-    holder, chosen = holders[0]
     for schema, field in found:
-        if field is None or field.type != chosen.type:
-            raise _mixed(name, (holder, chosen.type), (schema, field.type if field else None))
-    return Field(name=name, type=chosen.type, nullable=any(field.nullable for _, field in holders))
+        if field is None:
+            raise _mixed(name, holders[0], (schema, None))
+    return holders
 
 
-def _mixed(name: str, one: tuple[FileSchema, str], other: tuple[FileSchema, str | None]) -> MixedSchemas:
-    found = f"is {other[1]}" if other[1] else "is absent"
+def _type_of(name: str, types: tuple[str, ...], holders: Holders, declared: Field | None) -> str:
+    if declared is None:
+        common = common_type(types)
+        if common is None:
+            one, other = next(pair for pair in itertools.combinations(holders, 2) if not _share(*pair))
+            raise _mixed(name, one, other)
+        return common
+    # Unchanged: another type would be another dataset for runs that trained on these files.
+    if len(types) == 1 and is_same_parquet_type(types[0], declared.type):
+        return types[0]
+    for schema, field in holders:
+        if not is_read_as(field.type, declared.type):
+            raise MixedSchemas(
+                f"Column {name!r} is {field.type} in {schema.uri}, which is not read as {declared.type}, the type that "
+                "the table has. Rewrite that file of the table, or leave the column out (columns=[...]).",
+                column=name,
+                files=(schema.uri,),
+                types=(field.type, declared.type),
+            )
+    return type_of_table(declared.type)
+
+
+def _share(one: tuple[FileSchema, Field], other: tuple[FileSchema, Field]) -> bool:
+    return common_type((one[1].type, other[1].type)) is not None
+
+
+def _mixed(name: str, one: tuple[FileSchema, Field], other: tuple[FileSchema, Field | None]) -> MixedSchemas:
+    types = one[1].type, other[1].type if other[1] else None
+    found = f"is {types[1]}" if types[1] else "is absent"
     return MixedSchemas(
-        f"Column {name!r} is {one[1]} in {one[0].uri}, but {found} in {other[0].uri}. Write the files with one schema, "
-        "select columns that they share (columns=[...]), or scan them apart.",
+        f"Column {name!r} is {types[0]} in {one[0].uri}, but {found} in {other[0].uri}. Write the files with one "
+        "schema, select columns that they share (columns=[...]), or scan them apart.",
         column=name,
         files=(one[0].uri, other[0].uri),
-        types=(one[1], other[1]),
+        types=types,
     )
 
 

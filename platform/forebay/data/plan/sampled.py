@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from forebay.data.parquet.column_casts import comparable
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.parquet.struct_paths import column_at
 from forebay.data.plan.order import BlockSpan, Order, PositionedRows
@@ -179,7 +180,7 @@ def _classes(plan: Plan, column: str) -> tuple[list[Any], NDArray[Any]]:
         )
     if pa.types.is_nested(values.type) or pa.types.is_floating(values.type):
         raise WrongType(f"balance={column!r} is {values.type}. Give a column of integers, bools or text.")
-    encoded = values.combine_chunks().dictionary_encode()
+    encoded = comparable(values).combine_chunks().dictionary_encode()
     names, codes = encoded.dictionary.to_pylist(), encoded.indices.to_numpy(zero_copy_only=False)
     order = np.array(sorted(range(len(names)), key=lambda code: names[code]))
     return [names[code] for code in order], _small(np.argsort(order)[codes], len(names))

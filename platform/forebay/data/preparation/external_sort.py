@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from forebay.data.parquet.column_casts import has_views, without_views
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_failed
 
@@ -41,7 +42,7 @@ def sorted_tables(
     runs: list[_SortedRun] = []
     waiting: list[pa.Table] = []
     num_bytes = arrived = 0
-    for table in tables:
+    for table in map(_without_views, tables):
         arrival = np.arange(arrived, arrived + table.num_rows)
         waiting.append(table.append_column(_ARRIVAL, pa.array(arrival)))
         arrived += table.num_rows
@@ -60,6 +61,14 @@ def sorted_tables(
         yield table.drop_columns([_ARRIVAL, _RUN])
 
 
+def _without_views(table: pa.Table) -> pa.Table:
+    for index, found in enumerate(table.schema):
+        if has_views(found.type):
+            column = without_views(table.column(index))
+            table = table.set_column(index, found.with_type(column.type), column)
+    return table
+
+
 def _sorted(table: pa.Table, key: Sequence[str]) -> pa.Table:
     return table.take(_order(table, key))
 
@@ -72,9 +81,18 @@ def _order(table: pa.Table, key: Sequence[str]) -> pa.Array:
             raise InvalidOption(f"key={tuple(key)}: the prepared tables have columns {names}, not one {name!r}.")
     keys = [(name, "ascending") for name in (*key, _ARRIVAL)]
     try:
-        return pc.sort_indices(table, sort_keys=keys)
+        by = pa.table({name: _sortable(table[name]) for name in (*key, _ARRIVAL)})
+        return pc.sort_indices(by, sort_keys=keys)
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise InvalidOption(f"key={tuple(key)} cannot be sorted ({error}). Name columns of numbers or text.") from error
+
+
+def _sortable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Column with values of equal order that Arrow 26 sorts."""
+    kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return column.cast(kind.storage_type)
+    return column.cast(pa.float32()) if pa.types.is_float16(kind) else column
 
 
 class _SortedRun:

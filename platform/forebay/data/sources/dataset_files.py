@@ -5,7 +5,7 @@ They come from a listing, or from one version of a lake table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -19,7 +19,7 @@ from forebay.data.sources.iceberg import iceberg_table, names_iceberg_table
 from forebay.data.sources.lake_table import LakeTable
 from forebay.data.sources.parquet_files import Listing, Uri, find_parquet
 from forebay.data.sources.partitions import Values, partition_fields, partition_values
-from forebay.errors import InvalidOption, NotPlainParquet
+from forebay.errors import InvalidOption, NotPlainParquet, validate_type
 from forebay.runtime.uris import split_options
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import ReadPolicy
@@ -68,18 +68,29 @@ _READERS = {"Delta Lake": delta_table, "Iceberg": iceberg_table}
 """Readers of the table formats, by their names in `storage`."""
 
 
-def find_sources(uri: Uri | Sequence[Uri], policy: ReadPolicy, *, version: int | None, partitions: bool) -> Sources:
+def find_sources(
+    uri: Uri | Sequence[Uri],
+    policy: ReadPolicy,
+    *,
+    version: int | None,
+    partitions: bool,
+    partition_types: Mapping[str, object] | None = None,
+) -> Sources:
     """Find the files of a dataset.
 
     See `scan` for the arguments and errors.
     """
+    types = partition_types or {}
+    validate_type("partition_types", types, Mapping, 'types by column, such as {"day": "string"}')
     if isinstance(uri, str | PurePath) and names_iceberg_table(str(uri)):
+        _refuse_types(types, "the table has types")
         return _of_table(iceberg_table(str(uri), version, policy))
     try:
         listing = find_parquet(uri, policy)
     except NotPlainParquet as error:
         if (name := _table_at(uri, error)) is None:
             raise
+        _refuse_types(types, "the table has types")
         return _of_table(_READERS[str(error.facts["format"])](name, version, policy))
     if version is not None:
         raise InvalidOption(
@@ -87,7 +98,15 @@ def find_sources(uri: Uri | Sequence[Uri], policy: ReadPolicy, *, version: int |
             "_delta_log, or the table as iceberg://CATALOG/NAMESPACE.TABLE, or leave version out.",
             version=version,
         )
-    return _of_listing(listing) if partitions else Sources(root=listing.root, files=_files(listing))
+    if partitions:
+        return _of_listing(listing, types)
+    _refuse_types(types, "partitions=False reads no columns from folders")
+    return Sources(root=listing.root, files=_files(listing))
+
+
+def _refuse_types(types: Mapping[str, object], why: str) -> None:
+    if types:
+        raise InvalidOption(f"partition_types={dict(types)!r:.200} is for columns of folders, and {why}. Leave it out.")
 
 
 def _table_at(uri: Uri | Sequence[Uri], error: NotPlainParquet) -> str | None:
@@ -118,11 +137,11 @@ def _files(listing: Listing) -> tuple[SourceFile, ...]:
     return tuple(SourceFile(file) for file in listing.files)
 
 
-def _of_listing(listing: Listing) -> Sources:
+def _of_listing(listing: Listing, types: Mapping[str, object]) -> Sources:
     skip = len(split_options(listing.root)[0])
     values = [partition_values(split_options(file.uri)[0][skip:].lstrip("/")) for file in listing.files]
     return Sources(
         root=listing.root,
         files=tuple(SourceFile(file, each) for file, each in zip(listing.files, values, strict=True)),
-        partitions=partition_fields(values),
+        partitions=partition_fields(values, types),
     )

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from forebay.data.manifest.manifest import Field
-from forebay.data.parquet.arrow_types import parse_type
+from forebay.data.parquet.column_casts import cast_column
 from forebay.errors import InvalidOption
 
 _ID = b"PARQUET:field_id"
@@ -74,7 +74,7 @@ def _check(uri: str, column: pa.Field, found: pa.Field, has_ids: bool) -> None:
     problem = _renamed(column, found) if has_ids else ""
     if not problem and str(column.type) != str(found.type):
         try:
-            pa.nulls(0, found.type).cast(parse_type(str(column.type)))
+            cast_column(pa.chunked_array([pa.nulls(0, found.type)]), str(column.type))
         except pa.ArrowException as error:
             problem = f"is {found.type} there, which cannot be read as {column.type} ({error})"
     if problem:

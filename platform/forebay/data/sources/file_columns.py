@@ -5,7 +5,7 @@ Its columns, the columns that it does not hold, and its row groups.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -193,6 +193,21 @@ def with_absent(scanned: Sequence[Scanned], sources: Sources) -> list[Scanned]:
         return list(scanned)
     held = {field.name: field for one in reversed(scanned) for field in one.schema.fields}
     return [_completed(one, held) for one in scanned]
+
+
+def retyped(one: Scanned, types: Mapping[str, str]) -> Scanned:
+    """Note the columns that a file holds with another type.
+
+    `types` has the types of the dataset. A column of type null is a constant, so that its pages are not read.
+    """
+    columns = one.columns
+    known = {name for name, *_ in (*columns.constants, *columns.stored)}
+    others = [(field.name, field.type) for field in columns.schema.fields if field.name not in known]
+    others = [(name, there) for name, there in others if types.get(name, there) != there]
+    nulls = tuple((name, None) for name, there in others if there == "null")
+    stored = tuple((name, name, there) for name, there in others if there != "null")
+    columns = replace(columns, constants=(*columns.constants, *nulls), stored=(*columns.stored, *stored))
+    return replace(one, columns=columns)
 
 
 def _completed(one: Scanned, held: dict[str, Field]) -> Scanned:

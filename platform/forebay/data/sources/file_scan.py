@@ -23,7 +23,7 @@ from forebay.data.parquet.schemas import fields_of, read_schema
 from forebay.data.parquet.statistics import check_statistics
 from forebay.data.sources.dataset_files import SourceFile, Sources
 from forebay.data.sources.file_columns import FileColumns, Scanned, file_columns
-from forebay.errors import CorruptFile, InvalidOption
+from forebay.errors import CorruptFile, InvalidOption, MissingColumn
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.versions import etag_of
 
@@ -112,7 +112,7 @@ class FileScan:
         check_chunks(file.uri, footer, file.size)
         may_match = None
         if self.where is not None and footer.num_rows:
-            may_match = _may_match(self.where, columns, footer, content)
+            may_match = _may_match(self.where, columns, footer, content, is_retyped=self._is_retyped(columns))
         facts = read_facts(footer, fields, etag)
         return self._scanned(source, facts, columns, may_match), facts
 
@@ -136,6 +136,12 @@ class FileScan:
             deleted=source.deleted,
         )
 
+    def _is_retyped(self, columns: FileColumns) -> bool:
+        """Whether the table has other types than this file."""
+        types = {field.name: field.type for field in self.sources.table or ()}
+        is_other = any(types.get(field.name, field.type) != field.type for field in columns.schema.fields)
+        return is_other or bool(columns.stored)
+
     def _compared(self, source: SourceFile, schema: pa.Schema) -> Sequence[str]:
         """Columns that the filter compares, also by a field."""
         if self.where is None:
@@ -145,15 +151,33 @@ class FileScan:
         return self.where.tops([*schema.names, *(name for name, _ in source.constants)])
 
 
-def _may_match(where: Where, columns: FileColumns, footer: pq.FileMetaData, content: pa.Buffer) -> set[int]:
-    """Row groups that may match, by their statistics."""
+def _may_match(
+    where: Where, columns: FileColumns, footer: pq.FileMetaData, content: pa.Buffer, *, is_retyped: bool
+) -> set[int] | None:
+    """Row groups that may match, by their statistics.
+
+    None if the filter fits the types of a table and not those of this file.
+    """
     uri = columns.schema.uri
     check_types(uri, footer)
     check_statistics(uri, content, footer)
-    bounds: pc.Expression = where.bounds(columns.kinds(footer.schema.to_arrow_schema()), uri)
+    try:
+        bounds: pc.Expression = where.bounds(columns.kinds(footer.schema.to_arrow_schema()), uri)
+    except (InvalidOption, MissingColumn):
+        if is_retyped:
+            return None  # a filter that does not fit the table either is refused when the rows are read
+        raise
     fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(content))
     try:
         return {group.id for group in fragment.subset(filter=bounds).row_groups}
+    except pa.ArrowNotImplementedError:
+        return None  # Arrow 26 has no order of extension types, such as JSON and UUID
+    except OSError as error:  # of the buffer in memory, so storage did not fail
+        raise CorruptFile(
+            f"{uri} is corrupt: its statistics cannot be read ({error}). Write or copy the file again, leave it out, "
+            "or scan without where=.",
+            uri=uri,
+        ) from error
     except pa.ArrowException as error:
         raise InvalidOption(
             f"where= does not fit the columns of {uri}: {error}. Compare each column with a value of its own type.",

@@ -5,6 +5,7 @@ Reads all footers, no pages.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -22,8 +23,9 @@ from forebay.data.parquet.footer_facts import FooterFacts
 from forebay.data.parquet.footer_store import FooterStore
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.parquet.schemas import agree, selected_columns
+from forebay.data.parquet.type_promotion import is_same_parquet_type
 from forebay.data.sources.dataset_files import Sources, find_sources
-from forebay.data.sources.file_columns import Scanned, with_absent
+from forebay.data.sources.file_columns import Scanned, retyped, with_absent
 from forebay.data.sources.file_scan import FileScan
 from forebay.data.sources.parquet_files import Uri
 from forebay.errors import NoFiles, ReadFailed, validate_type
@@ -31,6 +33,8 @@ from forebay.storage.credentials import Access
 from forebay.storage.deadline import Cancellation
 from forebay.storage.filesystem import path_below
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
+
+log = logging.getLogger(__name__)
 
 _MOST_THREADS = 16
 _STORED_AT_ONCE = 1000
@@ -46,6 +50,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     skip: Iterable[RowName] = (),
     version: int | None = None,
     partitions: bool = True,
+    partition_types: Mapping[str, str] | None = None,
     progress: Progress | None = None,
     policy: ReadPolicy = DEFAULT_POLICY,
     footers: str | os.PathLike[str] | bool = True,
@@ -68,7 +73,8 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
         version: Version of a Delta Lake table, or id of a snapshot of an Iceberg table. None for the newest one, which
             the manifest then pins.
         partitions: Whether folders named `key=value` below the root are columns: int64, date32 or string, whichever
-            holds all values.
+            holds all values as they are written. `007` is no int64.
+        partition_types: Types of such columns, by name: `{"day": "string", "hour": "int32"}`.
         progress: Called with (files done, number of files), from the calling thread. Then, with `where`, with the same
             of row groups.
         policy: Attempts, deadline and waits of each footer.
@@ -77,7 +83,8 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
 
     Raises:
         NoFiles: No file with rows was found, or the filter leaves none.
-        MixedSchemas, MissingColumn: The files disagree on a selected column, or none has it.
+        MixedSchemas, MissingColumn: The files disagree on a selected column, or none has it. Types that one type holds
+            without loss do not disagree: a warning names them.
         CorruptFile: A footer cannot be decoded.
         ReadFailed: Storage kept failing.
         NotPlainParquet: The files belong to a Hudi table, or are a part of a Delta Lake or Iceberg table.
@@ -87,7 +94,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     """
     selection = selected_columns(columns)
     row_filter = None if where is None else Where(where)
-    sources = find_sources(uri, policy, version=version, partitions=partitions)
+    sources = find_sources(uri, policy, version=version, partitions=partitions, partition_types=partition_types)
     if selection is None and sources.table is not None:
         selection = tuple(field.name for field in sources.table)
     with _opened(footers) as store:
@@ -100,15 +107,19 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
                 files=len(scanned),
             )
         schemas = [one.schema for one in with_rows]
-        fields = agree(schemas, selection)
-        manifest, rows = _manifest(sources, with_rows, fields)
+        table = {field.name: field for field in sources.table or () if sources.ids is None}
+        agreed = agree(schemas, selection, table)
         names = {field.name for schema in schemas for field in schema.fields}
-        filter_fields = agree(schemas, row_filter.tops(names)) if row_filter else ()
+        compared = agree(schemas, row_filter.tops(names) if row_filter else (), table)
+        if types := agreed.types | compared.types:
+            _say({**compared.promoted, **agreed.promoted}, types)
+            with_rows = [retyped(one, types) for one in with_rows]
+        manifest, rows = _manifest(sources, with_rows, agreed.fields)
         filtered = masked(
             manifest,
             rows,
             row_filter,
-            filter_fields,
+            compared.fields,
             make_reader=partial(RowGroupReader, policy=policy, footers=FooterCache(file_scan.store)),
             progress=progress,
         )
@@ -180,6 +191,17 @@ def _read_all(
             cancelled.set()
             pool.shutdown(wait=False, cancel_futures=True)
             file_scan.put_new()
+
+
+def _say(promoted: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> None:
+    """Name the columns that some files hold with a narrower type.
+
+    Hints of Arrow say nothing about values.
+    """
+    for name, there in promoted.items():
+        if not all(is_same_parquet_type(each, types[name]) for each in there):
+            found = " and ".join(there)
+            log.warning("Column %r is %s in different files, and is read as %s.", name, found, types[name])
 
 
 def _manifest(sources: Sources, kept: list[Scanned], fields: tuple[Field, ...]) -> tuple[Manifest, CandidateRows]:

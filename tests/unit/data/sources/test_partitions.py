@@ -21,7 +21,7 @@ NULL = "__HIVE_DEFAULT_PARTITION__"
 
 @pytest.fixture
 def root(write_table: Write) -> Path:
-    for number, (day, site) in enumerate([("2024-01-31", "3"), ("2024-02-01", NULL), (NULL, "-07")]):
+    for number, (day, site) in enumerate([("2024-01-31", "3"), ("2024-02-01", NULL), (NULL, "-7")]):
         write_table(f"day={day}/site={site}/tag=a%2Fb/a.parquet", {"x": [number * 2, number * 2 + 1]}, 1)
     return write_table(f"day={NULL}/site=5/tag=b/b.parquet", {"x": [6]}).parents[3]
 
@@ -111,8 +111,48 @@ def test_a_column_that_is_also_in_the_files_is_refused(root: Path, write_table: 
         ([None], "string"),
         (["1.5", ""], "string"),
         (["\u0661"], "string"),
+        *((["1", text], "string") for text in ("007", "+1", "-0", "1_000", " 1", "-01", "00", "1e3", "0x1")),
+        (["0", "-1", "9223372036854775807", "-9223372036854775808"], "int64"),
     ],
 )
-def test_the_type_holds_all_values(texts: list[str | None], expected: str) -> None:
+def test_the_type_holds_all_values_as_they_are_written(texts: list[str | None], expected: str) -> None:
     fields = partition_fields([(("key", text),) for text in texts])
     assert [(field.name, field.type) for field in fields] == [("key", expected)]
+
+
+def values_of(root: Path, **options: Any) -> list[Any]:
+    return sorted((row["x"], row["zip"]) for row in rows_of(fb.scan(root, **options)))
+
+
+def test_digits_stay_text_in_all_files_where_one_has_a_leading_zero(write_table: Write) -> None:
+    for number, text in enumerate(["123", "007", NULL]):
+        root = write_table(f"zip={text}/a.parquet", {"x": [number]}).parents[1]
+    assert values_of(root) == [(0, "123"), (1, "007"), (2, None)]
+    assert [row["x"] for row in rows_of(fb.scan(root, where="zip == '007'"))] == [1]
+    assert values_of(root, partition_types={"zip": "int32"}) == [(0, 123), (1, 7), (2, None)]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [("string", ["1", "20"]), ("float64", [1.0, 20.0]), ("uint64", [1, 20]), ("large_string", ["1", "20"])],
+)
+def test_a_type_that_is_asked_for(write_table: Write, asked: str, expected: list[Any]) -> None:
+    for text in ("1", "20"):
+        root = write_table(f"zip={text}/a.parquet", {"x": [int(text)]}).parents[1]
+    assert [value for _, value in values_of(root, partition_types={"zip": asked})] == expected
+
+
+@pytest.mark.parametrize(
+    ("types", "options", "message"),
+    [
+        ({"zip": "int8"}, {}, "does not hold the value of a folder zip=300"),
+        ({"zip": "number"}, {}, "is no type"),
+        ({"zap": "string"}, {}, "names 'zap'.*'zip'"),
+        ({"zip": "string"}, {"partitions": False}, "partitions=False"),
+        ("string", {}, "types by column"),
+    ],
+)
+def test_types_that_cannot_be_had(write_table: Write, types: Any, options: dict[str, Any], message: str) -> None:
+    root = write_table("zip=300/a.parquet", {"x": [1]}).parents[1]
+    with pytest.raises(InvalidOption, match=message):
+        fb.scan(root, partition_types=types, **options)
