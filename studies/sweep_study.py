@@ -35,7 +35,7 @@ import forebay as fb
 from forebay.events import EpochEnded, Event, Started
 from forebay.testing.data.click_log import write_click_log
 from forebay.training.runs.control import Control
-from forebay.training.worker.evaluation import ScoreBins, area
+from forebay.training.worker.roc_area import Scores, roc_areas
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROWS = 40_000
@@ -107,16 +107,13 @@ class StudyClicks(nn.Module):
 
 def evaluate(worker: fb.Worker, model: nn.Module) -> dict[str, float]:
     """AUC on each half of the held-out rows: trials are chosen by `auc` and reported by `test_auc`."""
-    chosen, tested = ScoreBins(), ScoreBins()
+    chosen, tested = Scores(), Scores()
     for batch in worker.held_out() or ():
         logits, labels = model(batch), batch["label"]
         chosen.add(logits[::2], labels[::2])
         tested.add(logits[1::2], labels[1::2])
-    return {"auc": _auc(chosen), "test_auc": _auc(tested)}
-
-
-def _auc(bins: ScoreBins) -> float:
-    return float("nan") if bins.num_nan else area(bins.counts)
+    areas = {"auc": chosen, "test_auc": tested}
+    return {name: roc_areas(scores, worker.world, worker.all_reduce)[-1].value for name, scores in areas.items()}
 
 
 @dataclass(slots=True)

@@ -178,7 +178,7 @@ class AugmentFailed(ForebayError):
 
 
 class NullLabel(TransformFailed):
-    """A label column holds nulls."""
+    """A label column holds nulls, NaN or infinities."""
 
 
 class BadSeries(TransformFailed):
@@ -235,9 +235,9 @@ class SweepFailed(ForebayError):
 
 
 class Diverged(ForebayError):
-    """A monitor rejects the training after every retry.
+    """A monitor rejects the training.
 
-    Each retry began at the newest checkpoint.
+    At once, such as for a loss that is not finite, or after every retry from the newest checkpoint.
     """
 
 

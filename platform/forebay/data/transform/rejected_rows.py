@@ -9,17 +9,16 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.decoded_table import Columns, as_table
 from forebay.data.transform.block import ATTACHED, Block, BlockArray
-from forebay.data.transform.features.groups import Label
+from forebay.data.transform.features.groups import Label, known_numbers
 from forebay.data.transform.features.paths import with_paths
 from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 from forebay.data.transform.transform import Transform
-from forebay.errors import TransformFailed, WrongType
+from forebay.errors import ForebayError, TransformFailed, WrongType
 
 REJECTED = f"{ATTACHED}rejected"
 """Attached array of a block: numbers of the rows that its transform rejects, int64 [n]. Their values are 0."""
@@ -31,14 +30,13 @@ REFUSALS = (TransformFailed, WrongType)
 def accepted_rows(transform: Transform, table: pa.Table) -> NDArray[np.bool_]:
     """Whether `transform` accepts each row, bool [rows].
 
-    A pure function of the rows. Null labels are found in one pass. For other reasons a part of the table that is
-    refused is divided in halves, so one rejected row costs about 2 log2(rows) calls.
+    A pure function of the rows. Labels that are null, NaN or infinite are found in one pass. For other reasons a part
+    of the table that is refused is divided in halves, so one rejected row costs about 2 log2(rows) calls.
     """
     accepted = np.ones(table.num_rows, dtype=np.bool_)
     for feature in transform.features.values():
         if isinstance(feature, Label):
-            column = with_paths(table, [feature.column])[feature.column]
-            accepted &= pc.is_valid(column).to_numpy()
+            accepted &= known_numbers(with_paths(table, [feature.column])[feature.column])
     parts = [np.flatnonzero(accepted)]
     while parts:
         part = parts.pop()
@@ -55,16 +53,19 @@ def apply_to_kept(transform: Transform, columns: Columns, manifest: Manifest, in
 
     `columns` has all its rows. Rejected rows raise no error if the manifest leaves them out. A block does not depend on
     which rows the manifest keeps, so one in a cache serves every filter. Raises the errors of the transform about rows
-    that are kept.
+    that are kept, with their file and row group.
     """
+    keeps = manifest.keeps(index)
     try:
         return transform.apply(columns)
-    except REFUSALS:
-        keeps = manifest.keeps(index)
+    except REFUSALS as error:
         if keeps.all():
-            raise
+            raise placed(error, manifest, index, keeps) from error.__cause__
     table = as_table(columns)
-    made = transform.apply(table.filter(pa.array(keeps)))  # raises if a row that is kept is rejected
+    try:
+        made = transform.apply(table.filter(pa.array(keeps)))  # raises if a row that is kept is rejected
+    except REFUSALS as error:
+        raise placed(error, manifest, index, keeps) from error.__cause__
     accepted = keeps.copy()
     accepted[~keeps] = accepted_rows(transform, table.filter(pa.array(~keeps)))
     if not np.array_equal(accepted, keeps):
@@ -84,6 +85,21 @@ def usable(block: Block | None, manifest: Manifest, index: int) -> Block | None:
         return None
     arrays = {name: array for name, array in block.arrays.items() if name != REJECTED}
     return Block(block.rows, arrays, owner=block.owner)
+
+
+def placed(error: ForebayError, manifest: Manifest, index: int, keeps: NDArray[np.bool_]) -> ForebayError:
+    """Return `error` with its place: file, row group, and the row if it is about one.
+
+    Its row counts those that are kept, and the place all rows of the row group.
+    """
+    file, group = manifest.files[manifest.file_of[index]].path, int(manifest.group_of[index])
+    facts: dict[str, object] = {"file": file, "row_group": group}
+    row = error.facts.get("row", error.facts.get("first_row"))
+    place = f"{file}:{group}"
+    if isinstance(row, int):
+        facts["row"] = int(np.flatnonzero(keeps)[row])
+        place = f"{place}:{facts['row']}"
+    return type(error)(f"{place}: {error}", **(error.facts | facts))
 
 
 def _spread(name: str, array: BlockArray, accepted: NDArray[np.bool_]) -> BlockArray:

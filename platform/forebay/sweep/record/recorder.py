@@ -93,7 +93,8 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
             # PBT may have changed the trial's config since this result.
             known = known.with_best(self.record.mode, before, _config(result.get("config", trial.config)))
         if result.get("diverged"):
-            known = replace(known, error=f"{self.record.metric} is not finite in epoch {result.get('epoch')}")
+            why = result.get("why") or f"{self.record.metric} is not finite in epoch {result.get('epoch')}"
+            known = replace(known, error=why)
         if self._allocations is None:
             known = known.with_workers(int(result.get("workers", 0)), now_s)
         self.record.put(known)

@@ -20,7 +20,7 @@ from ray import tune
 from ray.actor import ActorHandle
 from ray.exceptions import RayError
 
-from forebay.errors import Hung, InvalidOption, UnderWay
+from forebay.errors import Diverged, Hung, InvalidOption, UnderWay
 from forebay.events import EpochEnded
 from forebay.storage.credentials import redact
 from forebay.storage.filesystem import below
@@ -97,6 +97,8 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             except UnderWay:
                 nested = self._restarted_run()
                 continue
+            except Diverged as error:
+                return self._diverged(error)
             if epoch is not None and epoch.ended.epoch > self._reported_epoch:
                 return self._result(nested, epoch)
             if epoch is not None:
@@ -252,6 +254,26 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         self._reported_epoch = last.epoch
         return {"workers": 0} | self._epoch_facts(last, is_over=True, is_finished=result.is_finished)
 
+    @property
+    def _worst(self) -> float:
+        """Value of the metric of a trial that has diverged: a searcher must not go there again."""
+        return math.inf if self._spec.mode == "min" else -math.inf
+
+    def _diverged(self, error: Diverged) -> dict[str, Any]:
+        """Return the result of a run that a monitor has ended, in the epoch after the last one."""
+        self._reported_epoch += 1
+        return {
+            "workers": 0,
+            self._spec.metric: self._worst,
+            "epoch": self._reported_epoch + 1,
+            "training_iteration": self._reported_epoch + 1,
+            "run": run_name(self._spec.sweep, self.trial_id, self._generation),
+            "why": str(error),
+            "diverged": True,
+            "finished": False,
+            "done": True,
+        }
+
     def _epoch_facts(self, ended: EpochEnded, *, is_over: bool, is_finished: bool) -> dict[str, Any]:
         spec = self._spec
         if spec.metric not in ended.metrics:
@@ -263,10 +285,9 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             )
         value = ended.metrics[spec.metric]
         diverged = not math.isfinite(value)
-        worst = math.inf if spec.mode == "min" else -math.inf
         return {
             **ended.metrics,
-            spec.metric: worst if diverged else value,
+            spec.metric: self._worst if diverged else value,
             "epoch": ended.epoch + 1,
             "training_iteration": ended.epoch + 1,
             "run": run_name(spec.sweep, self.trial_id, self._generation),

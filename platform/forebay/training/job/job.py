@@ -19,6 +19,7 @@ from forebay.training.batch_size.policy import BatchPolicy, RateScaling
 from forebay.training.collectives.collective import Reduction
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.start_policy import StartPolicy
+from forebay.training.monitors.loss_guard import guarded
 from forebay.training.monitors.monitor import Monitor
 from forebay.training.strategies.choice import Offload, StrategyName, require_package
 from forebay.training.worker.spec import TrainSpec
@@ -33,6 +34,7 @@ KINDS: Mapping[str, tuple[type | UnionType, str]] = {
     "held_out": (Data | None, "fb.Data(...), or None for none"),
     "elastic": (Elastic | None, "fb.Elastic(min_workers=..., max_workers=...), or None for a fixed number"),
     "monitors": (Sequence, "a tuple of monitors"),
+    "nan_guard": (bool, "True, or False to train on whatever the loss is"),
 }
 """Option -> its type, and what to give."""
 
@@ -76,6 +78,8 @@ class Job:
         checkpoint_every: Steps between checkpoints. The world and the global batch change only at a checkpoint.
         max_failures: Number of times that lost workers are replaced.
         monitors: Monitors of the model, the gradients or the loss. A step they reject never reaches a checkpoint.
+        nan_guard: End the run with `Diverged` if a committed loss or a parameter is not finite, or a loss stays a
+            million times above the first ones. A `NanGuard` among the monitors replaces the first part.
         batch: Policy that changes the global batch during training.
         rate: Rule by which the learning rate follows the global batch.
         reduction: Way to combine the gradients of all workers: their mean, their Adasum, or `"exact"`. The exact mean
@@ -111,6 +115,7 @@ class Job:
     checkpoint_every: int = 100
     max_failures: int = 3
     monitors: tuple[Monitor, ...] = ()
+    nan_guard: bool = True
     batch: BatchPolicy | None = None
     rate: RateScaling | None = None
     reduction: Reduction = "mean"
@@ -204,7 +209,7 @@ class Job:
             epochs=self.epochs,
             seed=self.seed,
             checkpoint_every=self.checkpoint_every,
-            monitors=self.monitors,
+            monitors=guarded(self.monitors, self.nan_guard),
             batch=self.batch,
             rate=self.rate,
             reduction=self.reduction,

@@ -25,6 +25,8 @@ class Action(IntEnum):
     ROLL_BACK = 3
     """Go back to the newest checkpoint, and train the same batches again."""
     STOP = 4
+    FAIL = 5
+    """End the run with `Diverged`. Its exit code is not 0, and the checkpoints before stay."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +91,8 @@ class Monitor(Protocol):
     """Configuration of a monitor, held by a job: frozen, picklable.
 
     One that reads whole parameters or gradients has a class attribute `needs_whole = True`. A job with a strategy that
-    splits them refuses it.
+    splits them refuses it. One that never asks to go back may have an attribute `goes_back = False`. Without another
+    one, no checkpoint is saved before the first step.
     """
 
     def attach(self, setup: TrainSetup) -> LiveMonitor:
@@ -100,9 +103,15 @@ class Monitor(Protocol):
         ...
 
 
-ActionWord = Literal["warn", "skip", "roll back", "stop"]
+ActionWord = Literal["warn", "skip", "roll back", "stop", "fail"]
 
-_ACTIONS = {"warn": Action.WARN, "skip": Action.SKIP, "roll back": Action.ROLL_BACK, "stop": Action.STOP}
+_ACTIONS = {
+    "warn": Action.WARN,
+    "skip": Action.SKIP,
+    "roll back": Action.ROLL_BACK,
+    "stop": Action.STOP,
+    "fail": Action.FAIL,
+}
 
 
 def action_of(word: ActionWord | Action) -> Action:

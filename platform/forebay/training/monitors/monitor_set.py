@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
+from torch import nn
+
 from forebay.errors import Diverged
 from forebay.training.monitors.monitor import LiveMonitor, Monitor, Verdict
 from forebay.training.state.metric import Metric
@@ -20,25 +23,35 @@ class MonitorSet:
     def __init__(self, monitors: Sequence[Monitor]) -> None:
         self._monitors = monitors
         self._live: dict[str, LiveMonitor] = {}
+        self._is_attached = False
         self._fresh: dict[str, dict[str, Any]] = {}
         self._last_roll_back: tuple[int, int] = (-1, 0)
 
     @property
-    def is_on(self) -> bool:
-        """Whether there is an active monitor."""
-        return bool(self._live)
+    def may_go_back(self) -> bool:
+        """Whether an active monitor may ask to go back to a checkpoint."""
+        return self._is_attached and any(getattr(monitor, "goes_back", True) for monitor in self._monitors)
 
     def attach(self, setup: TrainSetup) -> None:
         """Start the monitors.
 
         Each is named after its class and its position among monitors of the same class.
         """
-        self._live = {}
+        self._live, self._is_attached = {}, True
         for monitor in self._monitors:
             kind = type(monitor).__name__
             count = sum(name.partition("-")[0] == kind for name in self._live)
             self._live[f"{kind}-{count}"] = monitor.attach(setup)
         self._fresh = self.state()
+
+    def attach_without_model(self, device: torch.device, world_size: int) -> None:
+        """Start the monitors of a loop that has called no `Worker.setup`.
+
+        They see what it commits. Does nothing if they have started.
+        """
+        if not self._is_attached:
+            nothing = torch.optim.SGD([torch.zeros(0)])
+            self.attach(TrainSetup(model=nn.Module(), optimizer=nothing, device=device, world_size=world_size))
 
     def step(self, step: int, metrics: Mapping[str, Metric]) -> None:
         for monitor in self._live.values():
@@ -79,6 +92,16 @@ class MonitorSet:
                 to_step=to_step,
                 reason=verdict.reason,
             )
+
+    def failure(self, verdict: Verdict) -> Diverged:
+        """Error of a run that a monitor ends."""
+        return Diverged(
+            f"{verdict.reason}. No step since the newest checkpoint is saved; the same name, run again, continues from "
+            "there. Look at the rows and at the learning rate. To train on in spite of it: fb.Job(nan_guard=False), or "
+            "fb.monitors.NanGuard() among its monitors, which leaves such batches out.",
+            step=verdict.step,
+            reason=verdict.reason,
+        )
 
 
 def gravest(verdicts: Sequence[Verdict]) -> Verdict:

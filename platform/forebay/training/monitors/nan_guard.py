@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from forebay.training.monitors.bad_values import bad_parameter
 from forebay.training.monitors.deferred_metrics import DeferredMetrics
 from forebay.training.monitors.monitor import Action, ActionWord, Verdict, action_of
 from forebay.training.state.metric import Metric
-from forebay.training.state.setup import LocalTable, TrainSetup
+from forebay.training.state.setup import TrainSetup
 
 LONGEST_PROBE = 65_536
 """Size above which a gradient, or a row of it, is not probed at every step."""
@@ -127,31 +128,12 @@ class LiveNanGuard:
             names = dict.fromkeys(reading.name for reading in bad if reading.step == bad[0].step)
             what = f"{' and '.join(names)} of step {bad[0].step} not finite"
             return bad[0].step, what, list(names) != [GRADIENT]
-        where = self._bad_parameter()
+        where = bad_parameter(self._model, self._parts)
         if where is None:
             return None
         only_step = self._steps[0] if len(set(self._steps)) == 1 else None
         what = f"{where} not finite" + ("" if only_step is None else f" after step {only_step}")
         return only_step, what, False
-
-    def _bad_parameter(self) -> str | None:
-        """Return a parameter or table row with NaN or infinity.
-
-        Buffers are not read: masks hold infinity.
-        """
-        parts: list[tuple[str | LocalTable, Tensor]] = [
-            (name, self._parts.value(parameter).detach()) for name, parameter in self._model.named_parameters()
-        ]
-        parts += [(table, table.weight()) for table in self._parts.tables]
-        watched = [(source, part) for source, part in parts if part.is_floating_point() and part.numel()]
-        # One pass at the speed of memory, read once. A sum of finite numbers may overflow. Then all are read.
-        totals: dict[torch.device, list[Tensor]] = {}
-        for _, parameter in watched:
-            totals.setdefault(parameter.device, []).append(parameter.sum().double())
-        if all(math.isfinite(torch.stack(found).sum().item()) for found in totals.values()):
-            return None
-        bad = ((source, part) for source, part in watched if not bool(torch.isfinite(part).all()))
-        return next((_place_of(source, part) for source, part in bad), None)
 
     def _probe(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ARG002 - a hook of torch
         # A GradScaler makes a fused optimizer skip this step.
@@ -170,15 +152,6 @@ class LiveNanGuard:
 
 def _parameters(optimizer: Optimizer) -> Iterator[Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _place_of(source: str | LocalTable, values: Tensor) -> str:
-    """Name the parameter or table rows with non-finite `values`."""
-    if isinstance(source, str):
-        return f"parameter {source!r}"
-    rows = (~torch.isfinite(values)).any(1).nonzero()[:, 0]
-    more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
-    return f"row {source.id_of(int(rows[0]))}{more} of table {source}"
 
 
 def _all_of(gradient: Tensor) -> Iterator[Tensor]:

@@ -45,7 +45,7 @@ def fit(
     Raises:
         BadJob: The newest checkpoint does not fit the model or the optimizer.
         CursorMismatch: The newest checkpoint belongs to another plan.
-        Diverged: A monitor rejects the same steps several times in a row.
+        Diverged: A monitor rejects the same steps several times in a row, or ends the run (`Job.nan_guard`).
     """
     model, opt = worker.setup(model, optimizer, tables=tables)
     loss_of = SourceLosses(model, criterion)

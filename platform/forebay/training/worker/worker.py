@@ -205,6 +205,7 @@ class Worker:
         continue with another world size. Raises `BadJob` if an epoch ends uncommitted.
         """
         self._progress.discard_pending()
+        self._state.monitors.attach_without_model(self.device, self.world.size)
         while self._goes_on:
             data = self._progress.data
             with self._loaders.loader(data, self._state.counters, self.epochs) as loader:
@@ -255,7 +256,8 @@ class Worker:
         rejects the steps since the newest checkpoint, all state returns to that checkpoint, as `restore` does.
 
         Raises `BadJob` if no batch was drawn since the last commit, `InvalidOption` for a metric that is not a single
-        number, `Diverged` if a monitor rejects the steps after the newest checkpoint several times in a row.
+        number, `Diverged` if a monitor rejects the steps after the newest checkpoint several times in a row, or ends
+        the run, as the one of `Job.nan_guard` does for a loss that is not finite.
         """
         drawn = self._state.count_step(metrics)
         self._step_reports.count(self.step, drawn, self.global_batch)
@@ -276,6 +278,10 @@ class Worker:
         """
         self._state.totals.add_metrics(metrics)
         self._report(self._progress.cursor.epoch, self._progress.cursor.position, metrics, due=True)
+
+    def warn(self, reason: str) -> None:
+        """Report a `Warned` event about this step. Training goes on."""
+        self._step_reports.emit(Warned(reason=reason, step=self.step))
 
     def all_reduce(self, values: np.ndarray) -> np.ndarray:
         """Sum an int64 or float64 array over ranks.
@@ -344,7 +350,7 @@ class Worker:
 
         They continue as in an undisturbed run.
         """
-        if self._state.monitors.is_on and self.step == 0 and self._state.restored is None:
+        if self._state.monitors.may_go_back and self.step == 0 and self._state.restored is None:
             # A monitor that rejects the very first steps needs a checkpoint to return to.
             self._save_checkpoint(EpochFacts(), ())
         loader.seek(self._progress.cursor)
@@ -418,6 +424,8 @@ class Worker:
             case Action.STOP:
                 self.stopped = verdict.reason
                 self.report()
+            case Action.FAIL:
+                raise self._state.monitors.failure(verdict)
             case _:
                 self._roll_back(verdict)
         return True

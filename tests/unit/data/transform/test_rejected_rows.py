@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,34 @@ def test_nothing_changes_where_no_row_is_left_out(parquet_folder: Callable[..., 
     wrong = fb.Transform(label=fb.Label("tags"))
     with pytest.raises(fb.errors.WrongType, match="numbers and bools"):
         apply_to_kept(wrong, pa.table({"tags": [["a"]] * 30}), manifest, 0)
+
+
+@pytest.mark.parametrize(
+    ("bad", "kind"),
+    [
+        (math.nan, "double"),
+        *(
+            pytest.param(bad, kind, marks=pytest.mark.variation)
+            for bad in (None, math.nan, math.inf, -math.inf)
+            for kind in ("halffloat", "float")
+        ),
+    ],
+)
+def test_an_unknown_label_is_named_by_file_and_row_and_can_be_left_out(
+    tmp_path: Path, cache: fb.DiskCache, bad: float | None, kind: str
+) -> None:
+    for number, name in enumerate(("a", "b")):
+        values = [bad if number and row == 13 else float(row % 2) for row in range(30)]
+        columns = {"row": np.arange(30.0) + 30 * number, "label": pa.array(values, pa.float64()).cast(kind)}
+        pq.write_table(pa.table(columns), tmp_path / f"{name}.parquet", row_group_size=10)
+    transform = fb.Transform(row=fb.Dense("row", dtype="float64"), label=fb.Label("label"))
+    whole = fb.scan(str(tmp_path))
+    for manifest in (whole, fb.scan(str(tmp_path), where="row != 41")):
+        for kept in (None, cache):
+            with pytest.raises(NullLabel, match=r"^b\.parquet:1:3: Label 'label' found 1 .* column 'label'") as refused:
+                trained_rows(manifest, transform, kept, 1)
+            facts = refused.value.facts
+            assert (facts["file"], facts["row_group"], facts["row"]) == ("b.parquet", 1, 3)
+    kept_rows = whole.keep(transform)
+    assert kept_rows.kept is not None and kept_rows.kept.rejected_rows == 1
+    assert trained_rows(kept_rows, transform, cache, 2) == [row for row in range(60) if row != 43]

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from forebay.errors import Hung
+from forebay.errors import Diverged, Hung
 from forebay.events import EpochEnded, Event, Finished
 from forebay.sweep.trial import trainable as trial
 from forebay.sweep.trial.nested_run import NestedRun
@@ -38,6 +38,15 @@ def test_a_metric_that_is_no_finite_number_ends_the_trial(mode: str, worst: floa
         )
         told = made._epoch_facts(ended, is_over=False, is_finished=False)
         assert (told["auc"], told["diverged"], told["done"]) == (worst, True, True)
+
+
+@pytest.mark.parametrize(("mode", "worst"), [("min", math.inf), ("max", -math.inf)])
+def test_a_run_that_a_monitor_has_ended_has_the_worst_value(mode: str, worst: float) -> None:
+    made = make_trial_run(metric="auc", mode=mode)
+    made._reported_epoch = 2
+    told = made._diverged(Diverged("NanGuard: loss of step 7 not finite"))
+    assert (told["auc"], told["epoch"], told["done"], told["finished"]) == (worst, 4, True, False)
+    assert told["diverged"] and "not finite" in told["why"]
 
 
 def test_a_run_that_hangs_after_its_last_epoch_is_not_waited_for(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from forebay.training.batch_size.noise_scale import NoiseScale
 from forebay.training.batch_size.schedule import BatchSchedule
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job, Resources
+from forebay.training.monitors.loss_guard import LossGuard
 from forebay.training.monitors.nan_guard import NanGuard
 from forebay.training.worker.spec import TrainSpec
 
@@ -34,7 +35,8 @@ def test_a_job_is_a_frozen_value_with_defaults(data: Data) -> None:
 
 def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Data) -> None:
     job = make_job(held_out=data, epochs=4, seed=9, checkpoint_every=7, workers=2)
-    assert job.train_spec == TrainSpec(data=data, held_out=data, epochs=4, seed=9, checkpoint_every=7)
+    options = {"epochs": 4, "seed": 9, "checkpoint_every": 7, "monitors": (LossGuard(),)}
+    assert job.train_spec == TrainSpec(data=data, held_out=data, **options)  # type: ignore[arg-type]
     travelled = cloudpickle.loads(cloudpickle.dumps(job.train_spec))
     assert travelled.data.plan.id == data.plan.id
     assert travelled.data.transform.fingerprint == data.transform.fingerprint
@@ -102,7 +104,7 @@ def test_what_steers_a_run_travels_to_its_workers(make_job: Callable[..., Job]) 
     job = make_job(monitors=[NanGuard()], **options)
     assert job.monitors == (NanGuard(),)
     travelled = cloudpickle.loads(cloudpickle.dumps(job.train_spec))
-    assert (travelled.monitors, travelled.reduction) == ((NanGuard(),), "adasum")
+    assert (travelled.monitors, travelled.reduction) == ((NanGuard(), LossGuard(finite=False)), "adasum")
     assert (travelled.batch, travelled.rate) == (options["batch"], options["rate"])
 
 

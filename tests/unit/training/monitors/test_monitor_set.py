@@ -96,7 +96,7 @@ def test_two_monitors_of_one_class_keep_their_own_states_and_a_new_one_begins_an
 def test_without_monitors_there_is_nothing_to_see() -> None:
     nothing = MonitorSet([])
     nothing.attach(TRAINING)
-    assert (nothing.is_on, nothing.verdict(), nothing.metrics(), nothing.state()) == (False, Verdict(), {}, {})
+    assert (nothing.may_go_back, nothing.verdict(), nothing.metrics(), nothing.state()) == (False, Verdict(), {}, {})
 
 
 def test_going_back_to_another_commit_is_a_new_start() -> None:

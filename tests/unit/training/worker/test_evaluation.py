@@ -1,80 +1,76 @@
+"""`fb.evaluate_auc` on the held-out data of a worker."""
+
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
+from torch import nn
 
-from forebay.training.worker.evaluation import NUM_BINS, ScoreBins, area
+from forebay.data.loader.data import Data
+from forebay.data.transform.features.groups import Dense
+from forebay.data.transform.transform import Transform
+from forebay.errors import BadJob
+from forebay.events import Warned
+from forebay.training.checkpoint.checkpoint import DirectoryStore
+from forebay.training.collectives.collective import SingleProcessCollective
+from forebay.training.worker.evaluation import evaluate_auc
+from forebay.training.worker.spec import TrainSpec
+from forebay.training.worker.worker import Worker
 
-
-def counted(logits: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    bins = ScoreBins()
-    half = len(logits) // 2
-    for part in (slice(None, half), slice(half, None)):
-        bins.add(torch.from_numpy(logits[part]), torch.from_numpy(labels[part]))
-    return bins.counts
-
-
-def binned_auc(logits: np.ndarray, labels: np.ndarray) -> float:
-    return area(counted(logits, labels))
+Evaluated = Callable[..., tuple[dict[str, float], list[Warned]]]
 
 
-@settings(max_examples=40)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    rows=st.integers(2, 3000),
-    signal=st.floats(-3, 3),
-    spread=st.sampled_from([1e-2, 1.0, 3.0, 20.0]),
-    rate=st.sampled_from([0.02, 0.5, 0.9]),
-)
-def test_differs_from_scikit_learn_by_ties_within_bins_at_most(
-    seed: int, rows: int, signal: float, spread: float, rate: float
+@pytest.fixture
+def evaluated(make_data: Callable[..., Data], make_recorder: type, tmp_path: Path) -> Evaluated:
+    """Result and warnings of a model that is a function of the batch."""
+
+    def run(model: Callable[[Any], torch.Tensor], **features: Any) -> tuple[dict[str, float], list[Warned]]:
+        data, recorder = make_data(), make_recorder()
+        held_out = replace(data, transform=Transform(**features)) if features else data
+        spec = TrainSpec(data=data, held_out=held_out)
+        worker = Worker(spec, SingleProcessCollective(), None, DirectoryStore(tmp_path / "run"), recorder)
+        try:
+            return evaluate_auc(worker, model), recorder.of(Warned)  # type: ignore[arg-type]
+        finally:
+            worker.close()
+
+    return run
+
+
+def test_logits_far_from_zero_are_told_apart(evaluated: Evaluated) -> None:
+    found, warned = evaluated(lambda batch: batch["label"].double() * 1e-7 + 1e6)
+    assert (found, warned) == ({"auc": 1.0}, [])
+
+
+def all_ones(rows: Any) -> dict[str, Any]:
+    return {"label": np.ones(rows.num_rows, np.float32)}
+
+
+def test_an_area_that_is_nan_says_why(evaluated: Evaluated) -> None:
+    for model, features, reason in (
+        (lambda batch: batch["label"] * float("nan"), {}, "the logit or the label of 43 of 43 held-out rows is NaN"),
+        (lambda batch: batch["label"], {"fn": all_ones, "version": "1"}, "no label of 43 held-out rows is 0"),
+    ):
+        found, [warned] = evaluated(model, **features)
+        assert np.isnan(found["auc"])
+        assert warned.reason == f"evaluate_auc: auc is NaN, because {reason}."
+
+
+def test_batches_without_a_label_are_refused(evaluated: Evaluated) -> None:
+    with pytest.raises(BadJob, match=r"reads batch\['label'\], and the held-out batches have 'x'"):
+        evaluated(lambda batch: batch["x"], x=Dense(["x0"]))
+
+
+def test_a_job_without_held_out_data_is_refused(
+    make_data: Callable[..., Data], make_recorder: type, tmp_path: Path
 ) -> None:
-    rng = np.random.default_rng(seed)
-    labels = (rng.random(rows) < rate).astype(np.float32)
-    labels[:2] = 0, 1
-    logits = (rng.standard_normal(rows) * spread + signal * labels).astype(np.float32)
-    negatives, positives = counted(logits, labels).astype(float)
-    ties = (negatives * positives).sum() / negatives.sum() / positives.sum()
-    assert binned_auc(logits, labels) == pytest.approx(roc_auc_score(labels, logits), abs=ties / 2 + 1e-12)
-
-
-@pytest.mark.parametrize("spread", [0.3, 1.0, 5.0])
-def test_agrees_with_scikit_learn_on_many_rows(spread: float) -> None:
-    rng = np.random.default_rng(1)
-    labels = (rng.random(100_000) < 0.2).astype(np.float32)
-    logits = (rng.standard_normal(100_000) * spread + spread * labels - 2).astype(np.float32)
-    assert binned_auc(logits, labels) == pytest.approx(roc_auc_score(labels, logits), abs=1e-5)
-
-
-def test_tells_logits_apart_where_a_sigmoid_in_float32_is_one() -> None:
-    logits = np.array([18.0, 19.0, 20.0, 21.0], dtype=np.float32)
-    assert torch.sigmoid(torch.from_numpy(logits)).unique().numel() == 1
-    assert binned_auc(logits, np.array([0, 0, 1, 1])) == 1.0
-    assert binned_auc(-logits, np.array([0, 0, 1, 1])) == 0.0
-
-
-def test_ties_and_infinities() -> None:
-    assert binned_auc(np.zeros(10), np.array([0, 1] * 5)) == 0.5
-    assert binned_auc(np.array([-np.inf, np.inf, -np.inf, np.inf]), np.array([0, 1, 0, 1])) == 1.0
-
-
-def test_a_missing_class_is_nan() -> None:
-    assert np.isnan(area(np.zeros((2, NUM_BINS), dtype=np.int64)))
-    assert np.isnan(binned_auc(np.arange(4.0), np.ones(4)))
-
-
-def test_nan_is_counted_not_binned_silently() -> None:
-    bins = ScoreBins()
-    bins.add(torch.tensor([0.0, float("nan"), 1.0]), torch.tensor([0, 1, 1]))
-    assert bins.num_nan == 1
-
-
-def test_counts_take_columns_and_any_dtype() -> None:
-    bins = ScoreBins()
-    bins.add(torch.tensor([[0.5], [-0.5]], dtype=torch.bfloat16), torch.tensor([True, False]))
-    assert bins.counts.sum(axis=1).tolist() == [1, 1]
-    assert area(bins.counts) == 1.0
+    spec = TrainSpec(data=make_data())
+    worker = Worker(spec, SingleProcessCollective(), None, DirectoryStore(tmp_path / "run"), make_recorder())
+    with pytest.raises(BadJob, match="held_out="):
+        evaluate_auc(worker, nn.Linear(1, 1))

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeAlias
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from forebay.data.parquet.decoded_table import Columns, DecodedTable, encoded
 from forebay.data.transform.block import BlockArray
@@ -329,8 +330,9 @@ class Ragged:
 class Label:
     """Target of the prediction.
 
-    It becomes array [rows] of `dtype`. The column has numbers or bools. Raises `NullLabel` for nulls, with their number
-    and the first row, and `WrongType` for other columns.
+    It becomes array [rows] of `dtype`. The column has numbers or bools. Raises `NullLabel` for nulls, NaN and
+    infinities, with their number and the first row, and `WrongType` for other columns. `Dense` keeps NaN, for a loss
+    that leaves such rows out.
     """
 
     column: str
@@ -356,17 +358,9 @@ class Label:
 
     def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         array = cast_numbers(f"Label {name!r}", self.column, whole(table[self.column]), self.dtype)
-        if array.null_count:
-            first = pc.index(array.is_null(), True).as_py()
-            is_path = all(step.isidentifier() and not iskeyword(step) for step in self.column.split("."))
-            not_null = f"{self.column if is_path else f'col({self.column!r})'} is not None"
-            raise NullLabel(
-                f"Label {name!r} found {array.null_count} nulls in column {self.column!r}, the first in row {first} of "
-                f"{len(array)}. Leave such rows out: fb.scan(..., where={not_null!r}). Or fill them in the files.",
-                column=self.column,
-                nulls=array.null_count,
-                first_row=first,
-            )
+        known = known_numbers(array)
+        if not known.all():
+            raise self._unknown(name, array, known)
         if not isinstance(table, DecodedTable):
             return {name: array.to_numpy()}
         # A copy: a block that is not stored would keep all decoded columns of its row group in memory.
@@ -376,6 +370,40 @@ class Label:
 
     def identity(self) -> Identity:
         return ["Label", self.column, self.dtype]
+
+    def _unknown(self, name: str, array: pa.Array, known: NDArray[np.bool_]) -> NullLabel:
+        first, nulls = int(np.argmin(known)), array.null_count
+        nans = 0 if not pa.types.is_floating(array.type) else pc.sum(pc.is_nan(array.cast(pa.float64()))).as_py() or 0
+        infinite = len(known) - int(known.sum()) - nulls - nans
+        counts = {"nulls": nulls, "NaN": nans, f"infinite values as {self.dtype}": infinite}
+        remedy = "Leave such rows out: fb.scan(...).keep(transform)"
+        if nulls and not nans + infinite:
+            is_path = all(step.isidentifier() and not iskeyword(step) for step in self.column.split("."))
+            not_null = f"{self.column if is_path else f'col({self.column!r})'} is not None"
+            remedy = f"Leave such rows out: fb.scan(..., where={not_null!r})"
+        return NullLabel(
+            f"Label {name!r} found {' and '.join(f'{count} {what}' for what, count in counts.items() if count)} in "
+            f"column {self.column!r}, the first in row {first} of {len(array)}. {remedy}. Or fill them in the files.",
+            column=self.column,
+            nulls=nulls,
+            nans=nans,
+            infinite=infinite,
+            first_row=first,
+        )
+
+
+def known_numbers(column: pa.Array | pa.ChunkedArray) -> NDArray[np.bool_]:
+    """Whether each value is a number, bool [rows].
+
+    Null, NaN and the infinities are none.
+    """
+    if pa.types.is_floating(column.type):  # a null becomes NaN
+        single = isinstance(column, pa.Array)
+        return np.asarray(np.isfinite(column.to_numpy(zero_copy_only=False) if single else column.to_numpy()))
+    if not column.null_count:
+        return np.ones(len(column), np.bool_)
+    valid = column.is_valid()
+    return np.asarray(valid.to_numpy(zero_copy_only=False) if isinstance(valid, pa.Array) else valid.to_numpy())
 
 
 def smallest_id_dtype(num_ids: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -558,8 +559,30 @@ class TestLabel:
             only(Label("c"), in_chunks(column([1, 0, 1, None, None], pa.int8()), [2]))
         assert (caught.value.nulls, caught.value.first_row) == (2, 3)
 
+    @pytest.mark.parametrize("kind", [pa.float16(), pa.float32(), pa.float64()], ids=str)
+    @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+    def test_nan_and_infinities_are_as_null(self, kind: pa.DataType, dtype: str) -> None:
+        for bad in (None, math.nan, math.inf, -math.inf):
+            table = in_chunks(pa.table({"c": pa.array([0.0, bad, 1.0], pa.float64()).cast(kind)}), [1])
+            with pytest.raises(
+                NullLabel, match="1 (nulls|NaN|infinite values as .*) in column 'c', the first in row 1"
+            ):
+                only(Label("c", dtype=dtype), table)
+
+    def test_a_number_that_the_dtype_cannot_hold_is_an_infinity(self) -> None:
+        with pytest.raises(NullLabel, match="1 infinite values as float32 in column 'c', the first in row 2"):
+            only(Label("c"), column([1.0, 2.0, 1e300], pa.float64()))
+        assert only(Label("c", dtype="float64"), column([1e300], pa.float64())).tolist() == [1e300]
+
+    def test_each_kind_is_counted(self) -> None:
+        values = pa.array([1.0, math.nan, math.nan, math.inf, None])
+        with pytest.raises(NullLabel, match="1 nulls and 2 NaN and 1 infinite values as float32") as caught:
+            only(Label("c"), pa.table({"c": values}))
+        assert (caught.value.nulls, caught.value.nans, caught.value.infinite, caught.value.first_row) == (1, 2, 1, 1)
+
     def test_no_rows(self) -> None:
         assert only(Label("c"), column([], pa.int8())).shape == (0,)
+        assert only(Label("c"), column([], pa.float64())).shape == (0,)
 
     @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int8(), pa.string()), pa.date32()], ids=str)
     def test_other_types_are_refused(self, kind: pa.DataType) -> None:
