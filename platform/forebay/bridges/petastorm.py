@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import namedtuple
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
+from operator import itemgetter
 from typing import Any
 
 import numpy as np
@@ -19,34 +22,193 @@ from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.arrow_types import parse_type
 from forebay.data.plan.plan import build_plan
 from forebay.data.sources.scan import scan
-from forebay.data.transform.features.groups import Label
+from forebay.data.transform.features.groups import Dense, Feature, Label
 from forebay.data.transform.transform import Transform
-from forebay.errors import InvalidOption, WrongType
+from forebay.errors import InvalidOption, WrongType, validate_type, whole_number
 from forebay.runtime.extras import require_package
 from forebay.world import World
 
-_WITHOUT_MEANING = {"reader_pool_type", "workers_count", "results_queue_size", "hdfs_driver", "cache_row_size_estimate"}
-"""Arguments about petastorm's own threads and caches."""
+REFUSED: Mapping[str, str] = {
+    "predicate": "Leave rows out by fb.scan(url, where=...) or manifest.keep, and read by fb.Loader.",
+    "rowgroup_selector": "Leave rows out by fb.scan(url, where=...), which skips row groups by their statistics.",
+    "shard_seed": "Shards are parts of every batch: seed= shuffles all of them.",
+    "filters": "Leave rows out by fb.scan(url, where=...), and read by fb.Loader.",
+    "storage_options": "Options of a storage are part of the URL: docs/storage.md.",
+    "filesystem": "The URL names the storage: docs/storage.md.",
+    "cache_extra_settings": "The cache is an fb.DiskCache, which has no such settings.",
+}
+"""Arguments that only None suits, with what to do instead."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SchemaField:
+    """Column of a batch. `shape` is that of one row."""
+
+    name: str
+    numpy_dtype: Any
+    shape: tuple[int, ...] = ()
+    codec: None = None
+    nullable: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReaderSchema:
+    """Columns of a reader's batches, by name and in order."""
+
+    fields: Mapping[str, SchemaField]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnArrays:
+    """Transform of plain columns, and the arrays of a batch that they come from.
+
+    Features have names of their own, because a column may have any name.
+    """
+
+    transform: Transform
+    dtypes: Mapping[str, np.dtype[Any]]
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> ColumnArrays:
+        """Return the transform that keeps each column of a manifest.
+
+        Raises `WrongType` unless all are numbers or bools.
+        """
+        types = {field.name: np.dtype(parse_type(field.type).to_pandas_dtype()) for field in manifest.fields}
+        if others := sorted(name for name, dtype in types.items() if dtype.kind not in "biuf"):
+            raise WrongType(
+                f"the columns {others} hold no numbers. Name the others in schema_fields=, or give a "
+                "transform=fb.Transform(...) that makes numbers of them.",
+                columns=tuple(others),
+            )
+        features: dict[str, Any] = {
+            f"column{number}": _feature(name, dtype) for number, (name, dtype) in enumerate(types.items())
+        }
+        return cls(transform=Transform(**features), dtypes=types)
+
+    def columns(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Arrays of a batch by the names of columns."""
+        return {
+            name: _flat(batch[f"column{number}"], dtype) for number, (name, dtype) in enumerate(self.dtypes.items())
+        }
+
+
+def _feature(column: str, dtype: np.dtype[Any]) -> Feature:
+    if dtype.kind == "f":  # a null is NaN, as in petastorm
+        return Dense([column], dtype=dtype.name, fill=float("nan"))
+    return Label(column, dtype="uint8" if dtype.kind == "b" else dtype.name)
+
+
+def _flat(array: Any, dtype: np.dtype[Any]) -> Any:
+    return array[:, 0] if dtype.kind == "f" else array.view(np.bool_) if dtype.kind == "b" else array
 
 
 class BatchReader(AbstractContextManager["BatchReader"]):
-    """Reader of `num_epochs` epochs.
+    """Reader of `num_epochs` epochs, as petastorm's `Reader`.
 
     Yields named tuples of NumPy arrays [rows, ...]. Its state is the loader's.
+
+    Attributes:
+        loader: The `Loader` below.
+        num_epochs: Epochs until the end, or None for no end.
+        last_row_consumed: Whether the end was reached. Only then `reset` is possible.
+        stopped: Whether `stop` was called.
+        batched_output: True.
     """
 
-    def __init__(self, loader: Loader, num_epochs: int | None) -> None:
-        self.loader, self._num_epochs = loader, num_epochs
-        self.state_dict, self.load_state_dict, self.stop = loader.state_dict, loader.load_state_dict, loader.close
+    batched_output = True
 
-    def __iter__(self) -> Iterator[Any]:
-        kind: Any = None
+    def __init__(self, loader: Loader, num_epochs: int | None, plain: ColumnArrays | None = None) -> None:
+        self.loader, self.num_epochs, self._plain = loader, num_epochs, plain
+        self.last_row_consumed = self.stopped = False
+        self._kind: Any = None
+        self._batches: Iterator[Any] | None = None
+        self._end = num_epochs
+
+    def __iter__(self) -> BatchReader:
+        return self
+
+    def __next__(self) -> Any:
+        if self.stopped:
+            raise RuntimeError(
+                "the reader was stopped (its `with` block has ended, or stop() was called), so it has no more batches. "
+                "Make a new one; load_state_dict(state) continues."
+            )
+        if self._batches is None:
+            self._batches = self._read()
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self.last_row_consumed = True
+            raise
+
+    next = __next__
+
+    def _read(self) -> Iterator[Any]:
         first = self.loader.epoch
-        for epoch in count(first) if self._num_epochs is None else range(first, self._num_epochs):
+        for epoch in count(first) if self._end is None else range(first, self._end):
             assert self.loader.epoch == epoch, "a loop yields the rest of one epoch"
             for batch in self.loader:
-                kind = kind or namedtuple("BatchOfRows", batch)  # noqa: PYI024 - as in petastorm
-                yield kind(**batch)
+                columns = dict(batch) if self._plain is None else self._plain.columns(batch)
+                self._kind = self._kind or batch_type(list(columns))
+                yield self._kind(*columns.values())
+
+    def reset(self) -> None:
+        """Read `num_epochs` more epochs, in their own orders.
+
+        Without an effect after `stop`. Raises `NotImplementedError` before the end of the last one.
+        """
+        if self.stopped:
+            return
+        if not self.last_row_consumed or self.num_epochs is None:
+            raise NotImplementedError(
+                "reset() was called before the last batch was read. Read to the end first, or load_state_dict(state) "
+                "of the place to continue from."
+            )
+        self._end = self.loader.epoch + self.num_epochs
+        self._batches, self.last_row_consumed = None, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Place after the last batch, for `load_state_dict` with any number of shards."""
+        return dict(self.loader.state_dict())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict()` to the end of its `num_epochs` epochs."""
+        self.loader.load_state_dict(state)
+        self._batches, self.last_row_consumed = None, False
+        if self.num_epochs is not None:
+            begun = self.loader.epoch + (self.loader.cursor().position > 0)
+            self._end = max(-(-begun // self.num_epochs), 1) * self.num_epochs
+
+    @property
+    def schema(self) -> ReaderSchema:
+        """Columns of a batch.
+
+        Raises `InvalidOption` where a function makes them: then a batch shows them.
+        """
+        data = self.loader.data
+        arrays = data.transform.array_schema(data.plan.manifests[0]) if isinstance(data.transform, Transform) else None
+        if arrays is None:
+            raise InvalidOption("schema is not known before a function has made the columns: read a batch's _fields.")
+        fields = {
+            name: SchemaField(name=name, numpy_dtype=np.dtype(kind).type, shape=shape) for name, kind, shape in arrays
+        }
+        if self._plain is not None:
+            fields = {
+                name: SchemaField(name=name, numpy_dtype=dtype.type, nullable=dtype.kind == "f")
+                for name, dtype in self._plain.dtypes.items()
+            }
+        return ReaderSchema(fields=fields)
+
+    @property
+    def diagnostics(self) -> dict[str, float]:
+        """Counters of the loader."""
+        return self.loader.counters.as_dict()
+
+    def stop(self) -> None:
+        """End all threads. Batches stay valid."""
+        self.stopped = True
+        self.loader.close()
 
     def join(self) -> None:
         """Nothing: `stop` has waited for all threads."""
@@ -55,52 +217,151 @@ class BatchReader(AbstractContextManager["BatchReader"]):
         self.stop()
 
 
-def make_batch_reader(  # noqa: PLR0913 - the signature of petastorm
-    dataset_url: str | Sequence[str],
-    schema_fields: Sequence[str] | None = None,
-    *,
-    batch_size: int = 1024,
-    transform: Transform | None = None,
-    transform_spec: Any = None,
+def batch_type(names: Sequence[str]) -> Any:
+    """Type of batches: a named tuple whose fields may have any names.
+
+    `getattr(batch, "a b")` and `batch._asdict()` have those that are no identifiers.
+
+    >>> batch_type(["x", "class"])(1, 2)._asdict()
+    {'x': 1, 'class': 2}
+    """
+    plain: Any = namedtuple("BatchOfRows", names, rename=True)  # type: ignore[misc] # noqa: PYI024 - as in petastorm
+    others = {
+        name: property(itemgetter(number))
+        for number, name in enumerate(names)
+        if name != plain._fields[number] and not hasattr(plain, name)
+    }
+    return type("BatchOfRows", (plain,), {"__slots__": (), "_fields": tuple(names), **others})
+
+
+def make_batch_reader(  # noqa: PLR0913, PLR0917 - the signature of petastorm
+    dataset_url_or_urls: str | Sequence[str],
+    schema_fields: Sequence[Any] | None = None,
+    reader_pool_type: str = "thread",
+    workers_count: int = 10,
+    results_queue_size: int = 50,
+    seed: int | None = None,
+    shuffle_rows: bool = False,
+    shuffle_row_groups: bool = True,
+    shuffle_row_drop_partitions: int = 1,
+    predicate: None = None,
+    rowgroup_selector: None = None,
     num_epochs: int | None = 1,
     cur_shard: int | None = None,
     shard_count: int | None = None,
-    seed: int | None = 0,
-    lanes: int | None = None,
-    shuffle_row_groups: bool = True,
-    cache_type: str = "null",
+    shard_seed: None = None,
+    cache_type: str | None = "null",
     cache_location: str | None = None,
     cache_size_limit: int | None = None,
-    **others: Any,
+    cache_row_size_estimate: int | None = None,
+    cache_extra_settings: None = None,
+    hdfs_driver: str = "libhdfs3",
+    transform_spec: Any = None,
+    filters: None = None,
+    storage_options: None = None,
+    zmq_copy_buffers: bool = True,
+    filesystem: None = None,
+    convert_early_to_numpy: bool = False,
+    *,
+    batch_size: int = 1024,
+    transform: Transform | None = None,
+    lanes: int | None = None,
 ) -> BatchReader:
-    """Make a reader with petastorm's arguments.
+    """Make a reader with petastorm's arguments (0.13).
 
-    `docs/coming-from-petastorm.md` has what differs.
+    `docs/coming-from-petastorm.md` has what each argument does here.
 
     New are `batch_size` (rows of one shard), `lanes` (of `fb.build_plan`) and `transform`, an `fb.Transform` instead of
-    a `transform_spec` with a function of pandas frames. Rows are shuffled, not only row groups.
-    Batches of shards are equal, and the last rows of an epoch that make no whole batch are dropped.
+    a `transform_spec` with a function of pandas frames. Rows are shuffled, not only row groups. Batches of shards are
+    equal, and the last rows of an epoch that make no whole batch are dropped.
 
     Raises:
-        InvalidOption: An argument that has no counterpart here, or shards that would get parts of different sizes.
+        InvalidOption: An argument that can never work, has no counterpart here, or would give shards parts of different
+            sizes. It is a `ValueError`.
     """
-    if unknown := sorted(others.keys() - _WITHOUT_MEANING):
+    given = locals()
+    for name, remedy in REFUSED.items():
+        if given[name] is not None:
+            raise InvalidOption(f"make_batch_reader({name}={given[name]!r:.100}) has no counterpart here. {remedy}")
+    _check(reader_pool_type, num_epochs, transform, transform_spec)
+    world = _world(cur_shard, shard_count)
+    kept_lanes = _lanes(lanes, world, shuffle_row_groups, shuffle_rows, shuffle_row_drop_partitions)
+    manifest = scan(dataset_url_or_urls, columns=_columns(dataset_url_or_urls, schema_fields))
+    plan = build_plan(manifest, seed=0 if seed is None else seed, lanes=kept_lanes, shuffle=shuffle_row_groups)
+    rows = whole_number("batch_size", batch_size, least=1) * world.size
+    last: Any = "balance" if shard_count is None else "drop"
+    validate_equal_parts(plan, global_batch=rows, last=last, world_size=world.size)
+    if last == "drop" and rows > plan.num_rows:
         raise InvalidOption(
-            f"make_batch_reader({unknown[0]}=...) has no counterpart: see docs/coming-from-petastorm.md."
+            f"batch_size={batch_size} of {world.size} shards is more than the {plan.num_rows} rows, and only whole "
+            f"batches come: no shard would get one. Give batch_size={max(plan.num_rows // world.size, 1)} or less.",
+            batch_size=batch_size,
         )
-    manifest = scan(dataset_url, columns=schema_fields)
-    plan = build_plan(manifest, seed=seed or 0, lanes=lanes, shuffle=shuffle_row_groups)
-    world = World(rank=cur_shard or 0, size=shard_count or 1)
-    rows, last = batch_size * world.size, "balance" if shard_count is None else "drop"
-    validate_equal_parts(plan, global_batch=rows, last=last, world_size=world.size)  # type: ignore[arg-type]
-    made = transform or (plain_transform(manifest) if transform_spec is None else frame_transform(transform_spec))
+    plain = ColumnArrays.of(manifest) if transform is None and transform_spec is None else None
+    made = transform or (frame_transform(transform_spec) if plain is None else plain.transform)
     cache = _cache(cache_type, cache_location, cache_size_limit)
     options: Any = {"world": world, "global_batch": rows, "last": last, "epochs": num_epochs, "as_numpy": True}
-    return BatchReader(Loader(plan, made, cache, **options), num_epochs)
+    return BatchReader(Loader(plan, made, cache, **options), num_epochs, plain)
 
 
-def _cache(kind: str, location: str | None, limit_bytes: int | None) -> DiskCache | None:
-    if kind == "null":
+def _check(pool: str, num_epochs: int | None, transform: Transform | None, spec: Any) -> None:
+    if pool not in ("thread", "process", "dummy"):
+        raise InvalidOption(f"reader_pool_type={pool!r}: give 'thread', 'process' or 'dummy'. It changes nothing here.")
+    if num_epochs is not None:
+        whole_number("num_epochs", num_epochs, least=1)
+    if transform is not None and spec is not None:
+        raise InvalidOption("transform= and transform_spec= were both given. Give one of them.")
+    validate_type("transform", transform, Transform | None, "an fb.Transform")
+
+
+def _world(cur_shard: int | None, shard_count: int | None) -> World:
+    if (cur_shard is None) != (shard_count is None):
+        raise InvalidOption(
+            f"cur_shard={cur_shard!r} and shard_count={shard_count!r}: give both, or none to read all rows.",
+            cur_shard=cur_shard,
+            shard_count=shard_count,
+        )
+    if cur_shard is None or shard_count is None:
+        return World()
+    size = whole_number("shard_count", shard_count, least=1)
+    return World(rank=whole_number("cur_shard", cur_shard, most=size - 1), size=size)
+
+
+def _lanes(lanes: int | None, world: World, shuffle_groups: bool, shuffle_rows: bool, partitions: int) -> int | None:
+    """Lanes of the plan. Without shuffling, each shard has one: its part of the files, in order."""
+    parts = whole_number("shuffle_row_drop_partitions", partitions, least=1)
+    if shuffle_groups:
+        return lanes
+    if shuffle_rows or parts > 1:
+        raise InvalidOption(
+            f"shuffle_row_groups=False with shuffle_rows={shuffle_rows!r} and shuffle_row_drop_partitions={parts}: "
+            "rows are shuffled with their row groups, or not at all. Leave out one of them."
+        )
+    if lanes not in (None, world.size):
+        raise InvalidOption(
+            f"shuffle_row_groups=False keeps the order of the files, and lanes={lanes!r} would be read in turn. Leave "
+            "lanes= out.",
+            lanes=lanes,
+        )
+    return world.size
+
+
+def _columns(url: str | Sequence[str], fields: Sequence[Any] | None) -> tuple[str, ...] | None:
+    """Names of columns of `schema_fields`: names, patterns that match whole names, or petastorm's fields."""
+    if fields is None:
+        return None
+    names = [str(getattr(each, "name", each)) for each in ([fields] if isinstance(fields, str) else fields)]
+    if all(re.escape(name) == name for name in names):
+        return tuple(dict.fromkeys(names))
+    known = scan(url).columns
+    found = {name: [each for each in known if each == name or re.fullmatch(name, each)] for name in names}
+    if missing := [name for name, columns in found.items() if not columns]:
+        raise InvalidOption(f"schema_fields={missing} match no column. The files have {', '.join(known)}.")
+    return tuple(dict.fromkeys(column for columns in found.values() for column in columns))
+
+
+def _cache(kind: str | None, location: str | None, limit_bytes: int | None) -> DiskCache | None:
+    if kind is None or kind == "null":
         return None
     if kind != "local-disk" or not location or not limit_bytes:
         raise InvalidOption(
@@ -108,22 +369,6 @@ def _cache(kind: str, location: str | None, limit_bytes: int | None) -> DiskCach
             "'local-disk' with a folder and its limit in bytes."
         )
     return DiskCache(location, quota_bytes=limit_bytes)
-
-
-def plain_transform(manifest: Manifest) -> Transform:
-    """Return a transform that keeps each column as an array.
-
-    Raises `WrongType` unless all are numbers.
-    """
-    types = {field.name: np.dtype(parse_type(field.type).to_pandas_dtype()) for field in manifest.fields}
-    if others := sorted(name for name, dtype in types.items() if dtype.kind not in "biuf"):
-        raise WrongType(
-            f"the columns {others} hold no numbers. Name the others in schema_fields=, or give a "
-            "transform=fb.Transform(...) that makes numbers of them.",
-            columns=tuple(others),
-        )
-    features: dict[str, Any] = {name: Label(name, dtype=dtype.name) for name, dtype in types.items()}
-    return Transform(**features)
 
 
 def frame_transform(spec: Any) -> Transform:
