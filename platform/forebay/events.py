@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+INTERRUPTED = "interrupted"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preparing:
@@ -122,7 +124,7 @@ class EpochEnded:
 class Failed:
     """Workers were lost, or a train function raised.
 
-    `error` is a one-line summary. `failures` counts from 1.
+    `error` is a one-line summary, `INTERRUPTED` after Ctrl-C. `failures` counts from 1.
     """
 
     error: str

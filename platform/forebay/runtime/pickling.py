@@ -5,15 +5,20 @@ They may be unable to import the user's own code.
 
 from __future__ import annotations
 
+import io
 import sys
+import types
+from collections import ChainMap
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.runtime.installed import package_of
+
+_NO_FILE = "<dynamic-code>"
 
 
 @contextmanager
@@ -59,10 +64,30 @@ def pickled(value: object) -> bytes:
     Raises `NotPicklable`, whatever the value's own code raises.
     """
     with own_code_by_value(), replaced_errors(lambda error: NotPicklable(f"{type(error).__name__}: {error}")):
-        data: bytes = cloudpickle.dumps(value)
-    return data
+        return dumps(value)
+
+
+def dumps(value: object) -> bytes:
+    """Pickle `value` as cloudpickle does, with the files of functions.
+
+    cloudpickle calls every file `<dynamic-code>`. An error would not say where it was raised.
+    """
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _reduced_with_file(code: types.CodeType) -> tuple[Any, ...]:
+    kind, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return kind, tuple(code.co_filename if each == _NO_FILE else each for each in arguments)
 
 
 def unpickled(data: bytes) -> Any:
     """Load a pickle of another process of this program."""
     return cloudpickle.loads(data)
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """cloudpickle's, but for code."""
+
+    dispatch_table: ClassVar = ChainMap({types.CodeType: _reduced_with_file}, cloudpickle.Pickler.dispatch_table)

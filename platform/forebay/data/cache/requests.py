@@ -17,7 +17,7 @@ from forebay.data.transform.block import BlockArray
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import ForebayError, TransformFailed
 from forebay.runtime.metrics import Counters
-from forebay.runtime.pickling import own_code_by_value
+from forebay.runtime.pickling import dumps, own_code_by_value
 
 
 def pack(dataset: Dataset) -> bytes:
@@ -28,7 +28,7 @@ def pack(dataset: Dataset) -> bytes:
     if dataset.transform.fn is None:
         return bytes(cloudpickle.dumps(dataset))
     with own_code_by_value():
-        return bytes(cloudpickle.dumps(dataset))
+        return dumps(dataset)
 
 
 def unpack(payload: bytes) -> Dataset:

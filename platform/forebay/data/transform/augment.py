@@ -16,6 +16,7 @@ from forebay.data.transform.fingerprint.values import canonical, digest
 from forebay.data.transform.row_random import RowRandom
 from forebay.errors import AugmentFailed, InvalidOption, TransformFailed, Unfingerprintable
 from forebay.runtime.foreign_code import message_of, replaced_errors
+from forebay.runtime.user_frames import with_traceback
 
 AugmentFunction: TypeAlias = Callable[[dict[str, BlockArray], RowRandom], Mapping[str, Any]]
 """`augment(batch, rng)`: gets arrays [rows, ...] by name and random numbers by row, and returns arrays by name."""
@@ -95,10 +96,11 @@ class Augment:
         return AugmentFailed(f"augment {self.name} {what}", function=self.name, **facts)
 
     def _raised(self, where: Callable[[], str], error: Exception) -> AugmentFailed:
-        return self.failure(
-            f"raised {type(error).__name__} in {where()}: {message_of(error)}. Mend the function, or leave "
-            "augment= out: cached rows stay valid."
+        what = (
+            f"raised {type(error).__name__} in {where()}: {message_of(error)}. Mend the function, or leave augment= "
+            "out: cached rows stay valid."
         )
+        return self.failure(with_traceback(what, error))
 
 
 def as_augment(given: Augment | AugmentFunction | None) -> Augment | None:

@@ -26,10 +26,11 @@ from forebay.data.transform.dataset import Dataset
 from forebay.data.transform.features.paths import read_paths, schema_with_paths, with_paths
 from forebay.data.transform.fingerprint.function import function_identity, function_name
 from forebay.data.transform.fingerprint.values import canonical, digest
-from forebay.data.transform.rejected_rows import accepted_rows
+from forebay.data.transform.rejected_rows import accepted_rows, placed
 from forebay.data.transform.transform import Transform, one_batch
 from forebay.errors import InvalidOption, NoFiles, TransformFailed
 from forebay.runtime.foreign_code import message_of, replaced_errors
+from forebay.runtime.user_frames import with_traceback
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
 
 RowRule = Callable[[pa.RecordBatch], Any]
@@ -75,7 +76,11 @@ def keep_rows(
 
     def mask_of(index: int) -> NDArray[np.bool_]:
         accepted = before[index].copy()
-        accepted[accepted] = judge(reader.read(index, read))
+        table = reader.read(index, read)
+        try:
+            accepted[accepted] = judge(table)
+        except TransformFailed as error:
+            raise placed(error, manifest, index, before[index]) from error.__cause__
         return accepted
 
     masks = judged(before, mask_of, progress)
@@ -137,8 +142,8 @@ def _accepted_by(rule: RowRule, names: tuple[str, ...], table: pa.Table) -> NDAr
 
 
 def _raised(name: str, error: Exception) -> TransformFailed:
-    return TransformFailed(
+    text = (
         f"Rule {name} raised {type(error).__name__}: {message_of(error)}. It must return False for a row that it "
-        f"rejects: call {name}(batch) on one row group of this data to see where it raises.",
-        function=name,
+        "rejects."
     )
+    return TransformFailed(with_traceback(text, error), function=name)

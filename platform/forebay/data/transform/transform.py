@@ -27,6 +27,7 @@ from forebay.data.transform.fingerprint.function import function_identity, funct
 from forebay.data.transform.fingerprint.values import Identity, canonical, digest
 from forebay.errors import InvalidOption, TransformFailed
 from forebay.runtime.foreign_code import message_of, replaced_errors
+from forebay.runtime.user_frames import with_traceback
 
 LAYOUT_VERSION = 2
 """Increased when the same options give other arrays, so that no cached block of an older version is used."""
@@ -169,12 +170,11 @@ def one_batch(table: pa.Table) -> pa.RecordBatch:
 
 
 def _raised(name: str, batch: pa.RecordBatch, error: Exception) -> TransformFailed:
-    return TransformFailed(
-        f"Transform function {name} raised {type(error).__name__}: {message_of(error)}. Call {name}(batch) on one row "
-        f"group of this data ({batch.num_rows} rows of {', '.join(batch.schema.names)}) to see where.",
-        function=name,
-        rows=batch.num_rows,
+    text = (
+        f"Transform function {name} raised {type(error).__name__}: {message_of(error)}. It was called with "
+        f"{batch.num_rows} rows: correct it, or leave out the rows for which it raises (manifest.keep)."
     )
+    return TransformFailed(with_traceback(text, error), function=name, rows=batch.num_rows)
 
 
 def _block_of(fn: RowFunction, batch: pa.RecordBatch) -> Block:

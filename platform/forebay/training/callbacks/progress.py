@@ -12,6 +12,7 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 
 from forebay.events import (
+    INTERRUPTED,
     EpochEnded,
     Event,
     Failed,
@@ -71,10 +72,12 @@ class Progress:
                 self._say(_steering_text(event))
             case Failed(will_retry=True):
                 self._end_bar()
-                self._say(f"{event.error}. Starting again from the newest checkpoint (failure {event.failures}).")
+                again = f"Starting again from the newest checkpoint (failure {event.failures})."
+                self._say(f"{event.error.rstrip('. ')}. {again}")
             case Failed():
                 self._end_bar()
-                self._say(f"{event.error}. The run has ended.")
+                # Whoever runs the job gets the error itself, and prints it.
+                self._say("Interrupted. The run has ended." if event.error == INTERRUPTED else "The run has ended.")
             case Finished():
                 self._end_bar()
                 reason = f"stopped: {event.stopped}" if event.stopped else "finished"

@@ -5,27 +5,12 @@ from __future__ import annotations
 import re
 import traceback
 from dataclasses import dataclass
-from pathlib import Path
-from types import TracebackType
 
 import cloudpickle
 
 from forebay.errors import ForebayError, RunFailed
 from forebay.runtime.foreign_code import outcome_of
-
-# Frames of Forebay that only lead up to the train function. Users did not write them, so the traceback leaves them out.
-_OUR_FILES = (
-    "doctor/diagnose.py",
-    "doctor/rounds/examined_worker.py",
-    "runtime/foreign_code.py",
-    "training/driver/local/child.py",
-    "training/driver/horovod/worker.py",
-    "training/driver/local/driver.py",
-    "training/driver/ray_train/worker.py",
-    "training/driver/worker_main.py",
-    "training/worker/worker.py",
-)
-_OUR_PATHS = {str(Path(__file__).parents[2] / name) for name in _OUR_FILES}
+from forebay.runtime.user_frames import traceback_of
 
 
 class WorkerTraceback(Exception):
@@ -56,11 +41,10 @@ class WorkerError:
 
         The traceback starts at the frames of the train function.
         """
-        lines = traceback.format_exception(type(error), error, _from_train_function(error.__traceback__))
         return cls(
             rank=rank,
             summary="".join(traceback.format_exception_only(error)).strip(),
-            traceback="".join(lines),
+            traceback=traceback_of(error),
             pickled=_pickle(error),
         )
 
@@ -111,14 +95,3 @@ def shortage_remedy(summary: str) -> str | None:
 
 def _pickle(error: BaseException) -> bytes | None:
     return outcome_of(lambda: bytes(cloudpickle.dumps(error))).value  # the traceback is kept as text in any case
-
-
-def _from_train_function(frames: TracebackType | None) -> TracebackType | None:
-    """Return the frames after Forebay's own leading frames.
-
-    All frames if there are no others.
-    """
-    first = frames
-    while first is not None and first.tb_frame.f_code.co_filename in _OUR_PATHS:
-        first = first.tb_next
-    return first or frames

@@ -8,7 +8,8 @@ from functools import partial
 
 from forebay.errors import RunFailed
 from forebay.events import Event
-from forebay.runtime.foreign_code import error_of
+from forebay.runtime.foreign_code import error_of, message_of
+from forebay.runtime.user_frames import with_traceback
 from forebay.training.runs.control import Control as Control
 
 log = logging.getLogger(__name__)
@@ -60,10 +61,13 @@ def _failure_of(callback: Callback, event: Event, control: Control) -> RunFailed
     error = _error_of(callback, event, control)
     if error is None:
         return None
+    text = (
+        f"the callback {name_of(callback)} raised {type(error).__name__}: {message_of(error)} on "
+        f"{type(event).__name__}. The run was stopped; its checkpoints are kept. Correct the callback, or wrap it in "
+        "fb.callbacks.optional_callback if the run can do without it."
+    )
     failure = RunFailed(
-        f"the callback {name_of(callback)} raised {type(error).__name__}: {error} on {type(event).__name__}. "
-        "The run was stopped; its checkpoints are kept. Correct the callback, or wrap it in "
-        "fb.callbacks.optional_callback if the run can do without it.",
+        with_traceback(text, error),
         callback=name_of(callback),
         event=type(event).__name__,
     )

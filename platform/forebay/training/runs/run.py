@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Self
 
 from forebay.errors import CursorMismatch, Fenced, RunFailed, WriteFailed
-from forebay.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Resized, Started
+from forebay.events import INTERRUPTED, EpochEnded, Event, Failed, Finished, Preparing, Reported, Resized, Started
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import Access, redact, redacted
 from forebay.training.checkpoint.config import CheckpointConfig
@@ -341,7 +341,7 @@ def _summary(error: BaseException) -> str:
     Its traceback is for people, not for callbacks.
     """
     if isinstance(error, KeyboardInterrupt):
-        return "interrupted"
+        return INTERRUPTED
     if isinstance(error, RunFailed) and "summary" in error.facts:
         return str(error.facts["summary"])
     return f"{type(error).__name__}: {error}".partition("\n")[0]
