@@ -21,6 +21,7 @@ from forebay.data.parquet import page_kernels as kernels
 from forebay.data.parquet.footer_store import FooterStore, facts_name, footer_name, kept_version
 from forebay.data.parquet.parquet_columns import ParquetColumns
 from forebay.errors import CorruptFile
+from forebay.storage.filesystem import has_local_name
 from forebay.storage.range_reader import RangeReader
 from forebay.storage.versions import FoundFile
 
@@ -131,8 +132,11 @@ class FooterCache:
     def stored(self, version: FileVersion) -> pa.Buffer | None:
         """Return the stored bytes of a footer, unchecked.
 
-        They are what `fetch_footer` gave in any process of the node. None without any.
+        They are what `fetch_footer` gave in any process of the node. None without any, and for a local file whose row
+        groups are read next: opening the store takes longer than reading its footer.
         """
+        if not self._stores_new and has_local_name(version[0]):
+            return None
         if self._store is None or not (kept := kept_version(_file(version))):
             return None
         with closing(self._store):

@@ -103,7 +103,10 @@ def test_a_reader_uses_the_footers_of_the_scan_and_keeps_its_own(
     assert fetched == []
 
 
-def test_blocks_are_built_with_the_footers_beside_them(parquet_folder: Folder, cache: Path, fetched: list[str]) -> None:
+def test_blocks_of_local_files_are_built_with_the_footers_of_the_files(
+    parquet_folder: Folder, cache: Path, fetched: list[str]
+) -> None:
+    """To open the store for one local footer takes longer than to read it: 7 % of the CPU time of a cold epoch."""
     root = parquet_folder({"a.parquet": [8, 8]})
     settle()
     manifest = scan(root, footers=cache)
@@ -112,7 +115,7 @@ def test_blocks_are_built_with_the_footers_beside_them(parquet_folder: Folder, c
     plan = fb.build_plan(manifest, seed=0, lanes=1)
     with fb.Loader(plan, fb.Transform(x=fb.Dense("x0")), disk, global_batch=4) as loader:
         assert len(next(iter(loader))["x"]) == 4
-    assert fetched == []
+    assert set(fetched) == {"a.parquet"}
 
 
 def rewrite(path: Path, values: list[int], **options: object) -> None:
