@@ -36,6 +36,14 @@ def test_scan_writes_the_manifest(
     assert "row_groups" in forebay("scan", "data").out
 
 
+def test_scan_takes_types_of_folders(forebay: Call, write_table: Callable[..., Path], tmp_path: Path) -> None:
+    root = write_table("zip=1/a.parquet", {"x": [1]}).parents[1]
+    given = ("scan", root, "--out", tmp_path / "m.json", "--json", "--partition-type")
+    schema = json.loads(forebay(*given, "zip=string").out)["schema"]
+    assert {column["name"]: column["type"] for column in schema} == {"x": "int64", "zip": "string"}
+    assert "day=string" in forebay(*given, "zip").err
+
+
 def test_rows_shows_what_a_rank_reads(forebay: Call, manifest: Path) -> None:
     plan = fb.build_plan(fb.Manifest.load(manifest), seed=3, lanes=4)
     parts = []

@@ -41,7 +41,7 @@ _ZONED = re.compile(r"timestamp\[(?P<unit>\w+), tz=(?P<zone>.*)\]")
 _ITEM = re.compile(r"(?P<name>[^:<]*): (?P<type>.*?)(?P<required> not null)?")
 _STRUCT = re.compile(r"struct<(?P<fields>.*)>", re.DOTALL)
 _MAP = re.compile(r"map<(?P<parts>.*)>", re.DOTALL)
-_ENTRY_NAME = re.compile(r" \('.*'\)$")
+_ENTRY_NAME = re.compile(r" \('[^']*'\)$")
 
 
 def parse_type(text: str) -> pa.DataType:

@@ -42,6 +42,15 @@ def without_views(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return cast_column(column, str(plain_type(column.type))) if has_views(column.type) else column
 
 
+def table_without_views(table: pa.Table) -> pa.Table:
+    """Table with columns as `without_views`."""
+    for index, found in enumerate(table.schema):
+        if has_views(found.type):
+            column = without_views(table.column(index))
+            table = table.set_column(index, found.with_type(column.type), column)
+    return table
+
+
 def comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Column whose equal values Arrow 26 finds and counts.
 

@@ -43,8 +43,6 @@ from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import etag_of, stat, stat_etag
 
-_VIEWS = ("string_view", "binary_view")
-
 
 def open_input(uri: str) -> pa.NativeFile:
     """Open a file for random access.
@@ -98,7 +96,7 @@ class RowGroupReader:
         self._cancelled = cancelled
         self._footers = footers or FooterCache()
         self._selections: dict[tuple[object, ...], _Selection] = {}
-        self._has_views = any(view in field.type for field in manifest.fields for view in _VIEWS)
+        self._views = frozenset(f.name for f in manifest.fields if "string_view" in f.type or "binary_view" in f.type)
 
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the dataset's rows of row group `index`.
@@ -163,7 +161,8 @@ class RowGroupReader:
         try:
             with self._counters.timed("decode_s"), finished_before_exit():
                 row_group = self.manifest[fetched.index]
-                table = _as_of_table(decode(fetched.pages), row_group, with_views=self._has_views)
+                has_views = not self._views.isdisjoint(fetched.columns)
+                table = _as_of_table(decode(fetched.pages), row_group, has_views=has_views)
                 return _with_constants(table, row_group, fetched.columns)
         except DECODE_ERRORS as error:
             row_group = self.manifest[fetched.index]
@@ -275,21 +274,21 @@ def _path_there(path: str, top: str, name_there: str, kind_there: str) -> str:
     return ".".join([name_there, *held])
 
 
-def _as_of_table(decoded: DecodedTable, row_group: RowGroup, *, with_views: bool) -> DecodedTable:
+def _as_of_table(decoded: DecodedTable, row_group: RowGroup, *, has_views: bool) -> DecodedTable:
     """Rename and cast columns to the dataset's schema.
 
     Views become strings and binary values.
     """
-    if not (row_group.stored or with_views):
+    of_table = {there: (name, kind, held) for name, kind, there, held in row_group.stored if there in decoded.names}
+    if not (of_table or has_views):
         return decoded
     table = decoded.to_table()
-    of_table = {there: (name, kind, type_there) for name, kind, there, type_there in row_group.stored}
     arrays, fields = [], []
     for field, column in zip(table.schema, table.columns, strict=True):
         name, kind, type_there = of_table.get(field.name, (field.name, "", ""))
         array = without_views(column if kind == type_there else cast_column(column, kind))
         arrays.append(array)
-        fields.append(pa.field(name, array.type, field.nullable))
+        fields.append(field.remove_metadata().with_name(name).with_type(array.type))
     found = pa.table(arrays, pa.schema(fields))
     return DecodedTable(found.column_names, found)
 

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from forebay.data.parquet.column_casts import has_views, without_views
+from forebay.data.parquet.column_casts import table_without_views
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_failed
 
@@ -42,7 +42,7 @@ def sorted_tables(
     runs: list[_SortedRun] = []
     waiting: list[pa.Table] = []
     num_bytes = arrived = 0
-    for table in map(_without_views, tables):
+    for table in map(table_without_views, tables):
         arrival = np.arange(arrived, arrived + table.num_rows)
         waiting.append(table.append_column(_ARRIVAL, pa.array(arrival)))
         arrived += table.num_rows
@@ -59,14 +59,6 @@ def sorted_tables(
         waiting.clear()
     for table in _merge(runs, key, run_bytes):
         yield table.drop_columns([_ARRIVAL, _RUN])
-
-
-def _without_views(table: pa.Table) -> pa.Table:
-    for index, found in enumerate(table.schema):
-        if has_views(found.type):
-            column = without_views(table.column(index))
-            table = table.set_column(index, found.with_type(column.type), column)
-    return table
 
 
 def _sorted(table: pa.Table, key: Sequence[str]) -> pa.Table:

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.prepared import FittedColumn
+from forebay.data.parquet.column_casts import table_without_views
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.transform.features.categories import check_categories
 from forebay.data.transform.features.columns import column_names, column_type
@@ -177,7 +178,7 @@ class Fits:
         return columns
 
     def _selected(self, table: pa.Table) -> pa.Table:
-        return table if self.on is None else table.filter(self.on)
+        return table if self.on is None else table_without_views(table).filter(self.on)
 
     def _quantiles(self, manifest: Manifest, name: str, probabilities: Sequence[float]) -> dict[float, float]:
         reader = RowGroupReader(manifest)

@@ -14,7 +14,9 @@ import xxhash
 
 from forebay.data.manifest.manifest import Field
 from forebay.data.manifest.prepared import PreparedFile
+from forebay.data.parquet.column_casts import cast_column
 from forebay.data.parquet.schemas import fields_of, read_schema
+from forebay.data.parquet.type_promotion import is_same_parquet_type
 from forebay.errors import MixedSchemas
 from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import below
@@ -40,12 +42,16 @@ def plain_table(table: pa.Table) -> pa.Table:
 def agreeing(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yield plain tables of one schema, without empty ones.
 
+    Types that differ in hints of Arrow alone become those of the first table.
+
     Raises `MixedSchemas` for another schema than the first.
     """
     schema = None
     for number, given in enumerate(tables):
         table = plain_table(given)
         schema = schema or table.schema
+        if table.schema != schema and _differ_in_hints(table.schema, schema):
+            table = _of_types(table, schema)
         if table.schema != schema:
             raise MixedSchemas(
                 f"table {number} of the preparation has columns {_columns_text(table.schema)}, and table 0 has "
@@ -53,6 +59,21 @@ def agreeing(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
             )
         if table.num_rows:
             yield table
+
+
+def _differ_in_hints(one: pa.Schema, other: pa.Schema) -> bool:
+    return one.names == other.names and all(
+        field.nullable == another.nullable and is_same_parquet_type(str(field.type), str(another.type))
+        for field, another in zip(one, other, strict=True)
+    )
+
+
+def _of_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    columns = [
+        column if column.type == field.type else cast_column(column, str(field.type))
+        for column, field in zip(table.columns, schema, strict=True)
+    ]
+    return pa.table(columns, schema)
 
 
 def cut(tables: Iterable[pa.Table], rows: int) -> Iterator[pa.Table]:

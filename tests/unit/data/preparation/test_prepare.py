@@ -15,6 +15,7 @@ import pytest
 
 import forebay as fb
 from forebay.data.manifest.prepared import SEAL, list_prepared, remove_prepared
+from forebay.data.parquet.arrow_types import parse_type
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.preparation import external_sort, parts
 from forebay.errors import (
@@ -292,3 +293,13 @@ def test_a_moved_folder_is_the_same_data_set(clicks: Path, tmp_path: Path) -> No
     moved = fb.Prepared.load(str(tmp_path / "elsewhere"))
     assert moved.manifest == prepared.manifest
     assert read_all(moved).equals(read_all(prepared))
+
+
+@pytest.mark.parametrize("kinds", [("string", "string_view"), ("string_view", "large_string")])
+@pytest.mark.parametrize("key", [(), ("a",)])
+def test_hints_of_arrow_are_no_other_schema(kinds: tuple[str, str], key: tuple[str, ...], tmp_path: Path) -> None:
+    tables = [pa.table({"a": pa.array([f"{n}", f"{n + 2}"], parse_type(kind))}) for n, kind in enumerate(kinds)]
+    fit, on = fb.Vocabulary("a"), pc.field("a") != "3"
+    made = fb.prepare(lambda: tables, into=str(tmp_path), key=key, fit=fit, fit_on=on, inputs=[], version="1")
+    assert read_all(made)["a"].to_pylist() == (["0", "1", "2", "3"] if key else ["0", "2", "1", "3"])
+    assert made.vocabularies["a"] == ("0", "1", "2")
