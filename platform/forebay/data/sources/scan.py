@@ -194,12 +194,12 @@ def _read_all(
 
 
 def _say(promoted: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> None:
-    """Name the columns that some files hold with a narrower type.
+    """Name the columns that some files hold with a narrower type, or with another zone.
 
-    Hints of Arrow say nothing about values.
+    Other hints of Arrow say nothing about values.
     """
     for name, there in promoted.items():
-        if not all(is_same_parquet_type(each, types[name]) for each in there):
+        if any("tz=" in each or not is_same_parquet_type(each, types[name]) for each in there):
             found = " and ".join(there)
             log.warning("Column %r is %s in different files, and is read as %s.", name, found, types[name])
 
