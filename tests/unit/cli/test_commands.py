@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import forebay as fb
@@ -36,9 +38,10 @@ def test_scan_writes_the_manifest(
     assert "row_groups" in forebay("scan", "data").out
 
 
-def test_scan_takes_types_of_folders(forebay: Call, write_table: Callable[..., Path], tmp_path: Path) -> None:
-    root = write_table("zip=1/a.parquet", {"x": [1]}).parents[1]
-    given = ("scan", root, "--out", tmp_path / "m.json", "--json", "--partition-type")
+def test_scan_takes_types_of_folders(forebay: Call, tmp_path: Path) -> None:
+    (tmp_path / "sites" / "zip=1").mkdir(parents=True)
+    pq.write_table(pa.table({"x": [1]}), tmp_path / "sites" / "zip=1" / "a.parquet")
+    given = ("scan", tmp_path / "sites", "--out", tmp_path / "m.json", "--json", "--partition-type")
     schema = json.loads(forebay(*given, "zip=string").out)["schema"]
     assert {column["name"]: column["type"] for column in schema} == {"x": "int64", "zip": "string"}
     assert "day=string" in forebay(*given, "zip").err
