@@ -7,6 +7,13 @@ from typing import Annotated
 import typer
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
+AllowLocation = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Folder that a table may name outside of its own, or a store of a manifest that you trust. Repeatable.",
+        metavar="URI",
+    ),
+]
 JobFile = Annotated[
     str,
     typer.Argument(

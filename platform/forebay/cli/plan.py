@@ -11,7 +11,7 @@ import pyarrow as pa
 import typer
 from numpy.typing import NDArray
 
-from forebay.cli.arguments import AsJson, Parameters
+from forebay.cli.arguments import AllowLocation, AsJson, Parameters
 from forebay.cli.output import only_the_document, print_facts, print_json, print_line, print_table
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.saved import load_manifest
@@ -49,6 +49,7 @@ def plan(
         list[str] | None,
         typer.Option(help="LANES:SHUFFLE_ROWS of another plan to compare, e.g. 8:4096 or 8: or :4096. Repeatable."),
     ] = None,
+    allow_location: AllowLocation = None,
     as_json: AsJson = False,
 ) -> None:
     """Show a plan's facts, or an epoch's hash.
@@ -60,7 +61,13 @@ def plan(
         return
     if parameters:
         raise InvalidOption(f"{parameters[0]!r} is a parameter of a job file. Add --mixture, or leave it out.")
-    built = build_plan(load_manifest(manifest), seed=seed, lanes=lanes, shuffle_rows=shuffle_rows, shuffle=shuffle)
+    built = build_plan(
+        load_manifest(manifest, allow_location or ()),
+        seed=seed,
+        lanes=lanes,
+        shuffle_rows=shuffle_rows,
+        shuffle=shuffle,
+    )
     policy = cast(Last, last)  # The plan refuses other values.
     if digest:
         value = order_digest(built, epoch=epoch, global_batch=batch, last=policy, world_size=world)

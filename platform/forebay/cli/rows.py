@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.cells import cell_len
 
-from forebay.cli.arguments import AsJson, Parameters
+from forebay.cli.arguments import AllowLocation, AsJson, Parameters
 from forebay.cli.output import output_width, print_json, print_line, print_table
 from forebay.cli.selected_rows import Part, SelectedRows, is_run, rows_of_data, rows_of_job, rows_of_run
 from forebay.data.manifest.file_rows import FileRow
@@ -65,6 +65,7 @@ def rows(
         str | None, typer.Option(help="Only these columns, separated by commas.", show_default="those that have room")
     ] = None,
     names_only: Annotated[bool, typer.Option("--names", help="Print names only. Reads no row.")] = False,
+    allow_location: AllowLocation = None,
     out: Annotated[
         str | None, typer.Option(help="File for the names of all these rows, one a line: a skip list.", metavar="FILE")
     ] = None,
@@ -78,11 +79,17 @@ def rows(
         whole_number("--rows", num_rows, least=1)
     if columns is not None and names_only:
         raise InvalidOption(f"--columns {columns} chooses values, and --names prints none. Leave one of them out.")
-    given = {"--skipped": skipped or None, "--epoch": epoch, "--world": world, "--batch": batch, "--seed": seed}
-    given["--lanes"] = lanes
+    given: dict[str, object] = {
+        "--skipped": skipped or None,
+        "--epoch": epoch,
+        "--world": world,
+        "--batch": batch,
+        "--seed": seed,
+    }
+    given |= {"--lanes": lanes, "--allow-location": allow_location}
     part = Part(epoch=epoch or 0, step=step, world=world or 1, rank=rank, first=num_rows or _SHOWN_ROWS)
     if source.endswith(".py"):
-        _refuse(given, (*_OF_RUN, *_OF_DATASET), "a job file")
+        _refuse(given, (*_OF_RUN, *_OF_DATASET, "--allow-location"), "a job file")
         found = rows_of_job(source, parameters or (), part, quiet=as_json)
     elif parameters:
         raise InvalidOption(
@@ -90,10 +97,20 @@ def rows(
         )
     elif is_run(source):
         _refuse(given, (*_OF_DATA, *_OF_DATASET), "a run")
-        found = rows_of_run(source, 1 if step is None else step, rank, is_skipped=skipped)
+        found = rows_of_run(
+            source, 1 if step is None else step, rank, is_skipped=skipped, allow_locations=allow_location or ()
+        )
     else:
         _refuse(given, _OF_RUN, "a dataset")
-        found = rows_of_data(source, part, seed=seed or 0, lanes=lanes, batch=batch, quiet=as_json)
+        found = rows_of_data(
+            source,
+            part,
+            seed=seed or 0,
+            lanes=lanes,
+            batch=batch,
+            allow_locations=allow_location or (),
+            quiet=as_json,
+        )
     if out is not None:
         write_atomically(out, name_lines(found.located.named()).encode())
     shown = found if as_json and num_rows is None else found.first(num_rows or _SHOWN_ROWS)

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from forebay.cli.arguments import AsJson
+from forebay.cli.arguments import AllowLocation, AsJson
 from forebay.cli.output import print_facts, print_json, print_table, progress_bar
 from forebay.data.filters.skipping import skip_list
 from forebay.data.manifest.saved import save_manifest
@@ -38,6 +38,7 @@ def scan(
     partition_type: Annotated[
         list[str] | None, typer.Option(help="Type of a column of folders, such as day=string. May be repeated.")
     ] = None,
+    allow_location: AllowLocation = None,
     out: Annotated[Path | None, typer.Option(help="File for the manifest (.json or .parquet).")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -54,6 +55,7 @@ def scan(
             skip=() if skip is None else skip_list(skip),
             version=version,
             partition_types=dict(_partition_type(text) for text in partition_type or ()),
+            allow_locations=allow_location or (),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
     path = out or Path(f"{_stem(uri)}.manifest.json")

@@ -89,7 +89,14 @@ def is_run(path: str) -> bool:
 
 
 def rows_of_data(
-    source: str, part: Part, *, seed: int, lanes: int | None, batch: int | None, quiet: bool
+    source: str,
+    part: Part,
+    *,
+    seed: int,
+    lanes: int | None,
+    batch: int | None,
+    allow_locations: Sequence[str],
+    quiet: bool,
 ) -> SelectedRows:
     """Select rows of a dataset or a saved manifest (`.json`).
 
@@ -98,11 +105,15 @@ def rows_of_data(
     if part.step is not None and batch is None:
         raise InvalidOption(f"--step {part.step}: a dataset has no batches. Add --batch, the rows of a global batch.")
     if source.endswith(".json"):
-        manifest = load_manifest(source)
+        manifest = load_manifest(source, allow_locations)
     else:
         with progress_bar(hidden=quiet) as bar:
             task = bar.add_task("reading footers", total=None)
-            manifest = scan(source, progress=lambda done, total: bar.update(task, completed=done, total=total))
+            manifest = scan(
+                source,
+                allow_locations=allow_locations,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
     plan = build_plan(manifest, seed=seed, lanes=lanes)
     return _rows_of_order(plan, (), part, f"epoch {part.epoch} with seed {seed}", batch or part.first, "balance")
 
@@ -121,14 +132,16 @@ def rows_of_job(path: str, words: Sequence[str], part: Part, *, quiet: bool) -> 
     return _rows_of_order(data.plan, keys, part, f"epoch {part.epoch} of the job", data.global_batch, data.last)
 
 
-def rows_of_run(path: str, step: int, rank: int | None, *, is_skipped: bool) -> SelectedRows:
+def rows_of_run(
+    path: str, step: int, rank: int | None, *, is_skipped: bool, allow_locations: Sequence[str]
+) -> SelectedRows:
     """Select the rows of a run's step.
 
     `path` is the run's folder. Raises as `rows_of_step`.
     """
     from forebay.training.runs.rows.step_rows import rows_of_step  # noqa: PLC0415
 
-    found = rows_of_step(path, step, is_skipped=is_skipped)
+    found = rows_of_step(path, step, is_skipped=is_skipped, allow_locations=allow_locations)
     found = found if rank is None else found.of_rank(rank)
     size = found.trained.world_size
     workers = f"{size} worker{'s' if size > 1 else ''}" if rank is None else f"rank {rank} of {size}"

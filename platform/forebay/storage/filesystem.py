@@ -9,7 +9,7 @@ import os
 import re
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 import fsspec
 from pyarrow import fs
@@ -17,7 +17,7 @@ from pyarrow import fs
 from forebay.errors import InvalidOption, ReadFailed
 from forebay.runtime.uris import HADOOP_SCHEMES, is_hadoop, split_options, with_options
 from forebay.storage.arrow_stores import ARROW_SCHEMES, open_store
-from forebay.storage.credentials import Credentials, granted, redact, without_credentials
+from forebay.storage.credentials import Credentials, granted, is_secret, redact, without_credentials
 from forebay.storage.fsspec_bridge import Bridge, open_fsspec
 from forebay.storage.hadoop import location as hadoop
 from forebay.storage.hugging_face.location import open_repository
@@ -178,6 +178,35 @@ def below(uri: str, name: str) -> str:
     """
     folder, options = split_options(uri)
     return with_options(f"{folder.rstrip('/')}/{name}", options)
+
+
+def uri_below(folder: Location, name: str) -> str:
+    """URI of the file that a listing or a table names `name` below `folder`.
+
+    Raises `InvalidOption` for a name that fsspec would read as options.
+
+    >>> uri_below(resolve("/data"), "day=1/a b?.parquet")
+    '/data/day=1/a b?.parquet'
+    """
+    if folder.is_local:
+        return f"{folder.path.rstrip('/')}/{name}"
+    # Arrow decodes the paths of its URIs. fsspec uses them as they are.
+    if not isinstance(folder.fs, fs.PyFileSystem):
+        return below(folder.uri, quote(name, safe="/=,:@+"))
+    if "?" in name and not is_hadoop(folder.uri) and _has_options(folder.uri.partition("://")[0], name):
+        raise InvalidOption(
+            f"{folder.uri} holds {name!r:.200}, and on {folder.uri.partition('://')[0]}:// what is behind the ? would "
+            "be read as options. Rename the file.",
+            uri=folder.uri,
+        )
+    return below(folder.uri, name)
+
+
+def _has_options(scheme: str, name: str) -> bool:
+    """Whether fsspec would read options in a name, or they would be taken for credentials."""
+    keys = [option.partition("=")[0] for option in name.partition("?")[2].split("&") if option]
+    is_option = bool(keys) and all(key.isidentifier() for key in keys)
+    return scheme == HUB or is_option or any(is_secret(scheme, key) for key in keys)
 
 
 def path_below(uri: str, folder: str) -> str:

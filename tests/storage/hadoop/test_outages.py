@@ -140,7 +140,7 @@ from forebay.data.parquet.reading import RowGroupReader
 from forebay.runtime.metrics import Counters
 
 counters = Counters()
-manifest = fb.Manifest.load(sys.argv[1])
+manifest = fb.Manifest.load(sys.argv[1], allow_locations=sys.argv[2])
 for ask in (lambda: fb.scan(sys.argv[2]), lambda: RowGroupReader(manifest, counters=counters).read(0)):
     try:
         ask()

@@ -355,15 +355,25 @@ class Manifest:
         late("forebay.data.manifest.saved:save_manifest")(self, path)
 
     @staticmethod
-    def load(path: str | os.PathLike[str]) -> Manifest:
+    def load(
+        path: str | os.PathLike[str],
+        *,
+        allow_locations: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
+    ) -> Manifest:
         """Load a manifest that `save` wrote.
 
         Its content shows whether it is JSON or Parquet.
 
+        Args:
+            path: A path or URI.
+            allow_locations: Locations of its files that you trust, as `scan` printed them: stores with an own endpoint
+                or other options, and stores of fsspec.
+
         Raises:
-            InvalidOption: The file does not exist, is not a manifest, has another version, or was changed since.
+            InvalidOption: The file does not exist, is not a manifest, has another version, or was changed since. Or it
+                names files of a store that its author must not choose: see `docs/deployment/security.md`.
         """
-        manifest: Manifest = late("forebay.data.manifest.saved:load_manifest")(path)
+        manifest: Manifest = late("forebay.data.manifest.saved:load_manifest")(path, allow_locations)
         return manifest
 
 

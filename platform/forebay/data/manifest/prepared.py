@@ -21,6 +21,7 @@ from pyarrow import fs
 
 from forebay.data.manifest.manifest import CONTENT_HASH, Field, File, Manifest
 from forebay.errors import InvalidOption
+from forebay.storage.boundary import is_name_below
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.globs import children
@@ -191,8 +192,13 @@ def manifest_of(folder: str, fields: Sequence[Field], files: Sequence[PreparedFi
     )
 
 
-def prepared_file(facts: Mapping[str, Any]) -> PreparedFile:
-    """File from its facts in JSON."""
+def prepared_file(facts: Mapping[str, Any], folder: str) -> PreparedFile:
+    """File from its facts in JSON.
+
+    Raises `ValueError` for a path that is not below `folder`.
+    """
+    if not is_name_below(folder, facts["path"]):
+        raise ValueError(f"the file {facts['path']!r:.300} is not below {folder}")
     lists: dict[str, tuple[int, ...]] = {name: tuple(facts[name]) for name in ("rows", "bytes", "source_bytes")}
     return PreparedFile(path=facts["path"], size=facts["size"], content_hash=facts["content_hash"], **lists)
 
@@ -267,7 +273,7 @@ def _from_facts(folder: str, facts: dict[str, Any]) -> Prepared:
         origin=PreparedOrigin(**facts["origin"]),
         key=tuple(facts["key"]),
         fields=tuple(Field(**each) for each in facts["fields"]),
-        files=tuple(prepared_file(each) for each in facts["files"]),
+        files=tuple(prepared_file(each, folder) for each in facts["files"]),
         statistics={name: _fitted(found) for name, found in facts["statistics"].items()},
         vocabularies={name: tuple(map(_from_plain, kept)) for name, kept in facts["vocabularies"].items()},
         preprocessors=facts["preprocessors"],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -18,8 +19,9 @@ from forebay.data.manifest.manifest import MANIFEST_VERSION, Field, File, Manife
 from forebay.data.manifest.row_mask import KeptRows, RowMask
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically
+from forebay.storage.boundary import Uri, allowed_locations, check_stored_uri, is_name_below
 from forebay.storage.credentials import Access
-from forebay.storage.filesystem import resolve
+from forebay.storage.filesystem import Location, resolve
 
 _COUNTS = ("rows", "bytes", "source_bytes")
 _RARE = ("constants", "stored")
@@ -51,15 +53,16 @@ def save_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
     write_atomically(uri, content)
 
 
-def load_manifest(path: str | os.PathLike[str]) -> Manifest:
+def load_manifest(path: str | os.PathLike[str], allow_locations: Uri | Sequence[Uri] = ()) -> Manifest:
     """Load a manifest that `save_manifest` wrote.
 
     The content shows whether it is JSON or Parquet.
 
     Raises:
-        InvalidOption: The file does not exist, is not a manifest, is of another version, or was changed since.
+        InvalidOption: The file does not exist, is not a manifest, is of another version, or was changed since. Or it
+            names files of a store that its author must not choose.
     """
-    location = resolve(path)
+    location, allowed = resolve(path), allowed_locations(allow_locations)
     try:
         with location.fs.open_input_stream(location.path) as file:
             content = file.read()
@@ -81,7 +84,24 @@ def load_manifest(path: str | os.PathLike[str]) -> Manifest:
             path=location.uri,
             version=version,
         )
-    return _checked(location.uri, facts)
+    manifest = _checked(location.uri, facts)
+    _check_locations(manifest, location, allowed)
+    return manifest
+
+
+def _check_locations(manifest: Manifest, own: Location, allowed: Sequence[Location]) -> None:
+    """Refuse names of files that lead out of the root, and stores that only the user may choose."""
+    what = f"The manifest {own.uri}"
+    for file in manifest.files:
+        if not manifest.root:
+            check_stored_uri(file.path, what, own, allowed)
+        elif not is_name_below(manifest.root, file.path):
+            raise InvalidOption(
+                f"{what} names the file {file.path!r:.300}, which is not below its root {manifest.root}. Scan again.",
+                path=own.uri,
+            )
+    if manifest.root:
+        check_stored_uri(manifest.root, what, own, allowed)
 
 
 def _checked(uri: str, facts: dict[str, Any]) -> Manifest:

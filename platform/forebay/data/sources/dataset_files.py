@@ -21,6 +21,7 @@ from forebay.data.sources.parquet_files import Listing, Uri, find_parquet
 from forebay.data.sources.partitions import Values, partition_fields, partition_values
 from forebay.errors import InvalidOption, NotPlainParquet, validate_type
 from forebay.runtime.uris import split_options
+from forebay.storage.boundary import allowed_locations
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import ReadPolicy
 from forebay.storage.versions import FoundFile
@@ -75,6 +76,7 @@ def find_sources(
     version: int | None,
     partitions: bool,
     partition_types: Mapping[str, object] | None = None,
+    allow_locations: Uri | Sequence[Uri] = (),
 ) -> Sources:
     """Find the files of a dataset.
 
@@ -82,22 +84,24 @@ def find_sources(
     """
     types = partition_types or {}
     validate_type("partition_types", types, Mapping, 'types by column, such as {"day": "string"}')
+    allowed = allowed_locations(allow_locations)
     if isinstance(uri, str | PurePath) and names_iceberg_table(str(uri)):
         _refuse_types(types, "the table has types")
-        return _of_table(iceberg_table(str(uri), version, policy))
+        return _of_table(iceberg_table(str(uri), version, policy, allowed))
     try:
         listing = find_parquet(uri, policy)
     except NotPlainParquet as error:
         if (name := _table_at(uri, error)) is None:
             raise
         _refuse_types(types, "the table has types")
-        return _of_table(_READERS[str(error.facts["format"])](name, version, policy))
-    if version is not None:
-        raise InvalidOption(
-            f"version={version}: {uri!r:.200} is no Delta Lake or Iceberg table. Name the folder that holds "
-            "_delta_log, or the table as iceberg://CATALOG/NAMESPACE.TABLE, or leave version out.",
-            version=version,
-        )
+        return _of_table(_READERS[str(error.facts["format"])](name, version, policy, allowed))
+    for option, given in (("version", version), ("allow_locations", [place.uri for place in allowed] or None)):
+        if given is not None:
+            raise InvalidOption(
+                f"{option}={given!r:.200}: {uri!r:.200} is no Delta Lake or Iceberg table. Name the folder that holds "
+                f"_delta_log, or the table as iceberg://CATALOG/NAMESPACE.TABLE, or leave {option} out.",
+                **{option: given},
+            )
     if partitions:
         return _of_listing(listing, types)
     _refuse_types(types, "partitions=False reads no columns from folders")

@@ -11,11 +11,12 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from forebay.data.parquet.schemas import fields_of
+from forebay.data.sources.delta_log import check_log
 from forebay.data.sources.lake_table import LakeFile, LakeTable, stat_files
-from forebay.data.sources.parquet_files import child_uri
 from forebay.data.sources.partitions import Values
 from forebay.errors import InvalidOption, NoFiles
 from forebay.runtime.extras import extra_package
+from forebay.storage.boundary import Boundary
 from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.retry import ReadPolicy
 
@@ -26,14 +27,15 @@ _WITHOUT_MEANING = {"timestampNtz", "v2Checkpoint", "vacuumProtocolCheck"}
 _STORES = ("s3", "gs", "abfs", "abfss")
 
 
-def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
+def delta_table(uri: str, version: int | None, policy: ReadPolicy, allowed: tuple[Location, ...] = ()) -> LakeTable:
     """Files of one version of a Delta Lake table.
 
     By default the newest one of the table at `uri`.
 
     Raises:
         MissingPackage: deltalake is missing or too old.
-        InvalidOption: There is no such version, deltalake cannot read the table, or its columns are mapped.
+        InvalidOption: There is no such version, deltalake cannot read the table, its columns are mapped, or it names
+            files outside of its folder and of the `allowed` locations.
         NoFiles: The version has no row.
         ReadFailed: Storage kept failing.
     """
@@ -41,11 +43,14 @@ def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
         raise InvalidOption(f"version={version!r}: give the number of a version of the table, such as 7.")
     location = resolve_source(uri)
     _refuse_other_stores(location)
+    boundary = Boundary(table=f"The Delta Lake table {location.uri}", root=location, allowed=allowed)
+    check_log(location, version, boundary, policy)
     table, errors = _open(location, version)
     name = f"version {table.version()} of the Delta Lake table {location.uri}"
     _refuse_mapped_columns(table, name)
     try:
         actions = pa.table(table.get_add_actions(flatten=True)).to_pydict()
+        uris = [boundary.uri_of(path, is_encoded=True) for path in actions["path"]]
         masks = _masks(table)
     except errors as error:
         raise InvalidOption(
@@ -60,7 +65,7 @@ def delta_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
     keys = table.metadata().partition_columns
     values = {key: _texts(actions.get(_PARTITION + key, [None] * len(paths))) for key in keys}
     deleted = _deleted(masks, paths, name)
-    files = stat_files([_uri(location, path) for path in paths], name, policy)
+    files = stat_files(uris, name, policy)
     constants: list[Values] = [tuple((key, values[key][number]) for key in keys) for number in range(len(paths))]
     return LakeTable(
         files=tuple(
@@ -152,14 +157,6 @@ def _deleted(masks: Mapping[str, list[Any]], paths: list[str], name: str) -> dic
 
 def _last(path: str) -> str:
     return unquote(path.rpartition("/")[2])
-
-
-def _uri(location: Location, path: str) -> str:
-    """URI of a data file.
-
-    Its path is below the table or, in a shallow clone, a URI itself.
-    """
-    return path if "://" in path else child_uri(location, f"{location.path.rstrip('/')}/{path}")
 
 
 def _first_line(error: Exception) -> str:

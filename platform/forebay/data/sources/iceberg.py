@@ -22,16 +22,19 @@ from forebay.errors import ForebayError, InvalidOption, NoFiles
 from forebay.runtime.extras import extra_package
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.storage.arrow_stores import ARROW_SCHEMES
-from forebay.storage.filesystem import below, resolve_source
+from forebay.storage.boundary import SAME_STORE, Boundary, check_stored_uri
+from forebay.storage.filesystem import Location, below, resolve_source
 from forebay.storage.globs import children
 from forebay.storage.retry import ReadPolicy, read
+from forebay.storage.small_files import read_small
 from forebay.storage.versions import is_there
 
 T = TypeVar("T")
 
 _SCHEME = "iceberg://"
 _METADATA = ".metadata.json"
-_SAME_STORE = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_HINT = "metadata/version-hint.text"
+_HINTED = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 _NUMBER = re.compile(r"v?(\d+)")
 # The deadline covers one call, but a plan reads every manifest of a snapshot.
 _PATIENCE = 10
@@ -49,7 +52,7 @@ def names_iceberg_table(uri: str) -> bool:
     return uri.startswith(_SCHEME) or uri.endswith(_METADATA)
 
 
-def iceberg_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTable:
+def iceberg_table(uri: str, version: int | None, policy: ReadPolicy, allowed: tuple[Location, ...] = ()) -> LakeTable:
     """Files of one snapshot of an Iceberg table.
 
     By default the current one of the table at `uri`.
@@ -59,17 +62,19 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTabl
             (`.../00003-<uuid>.metadata.json`), or the folder of a table whose `metadata/version-hint.text` names one.
         version: Id of a snapshot.
         policy: Attempts, deadline and waits of each read.
+        allowed: Locations outside of the folder of the table that it may name.
 
     Raises:
         MissingPackage: pyiceberg is missing or too old.
-        InvalidOption: There is no such table or snapshot, pyiceberg cannot read it, or it has equality deletes.
+        InvalidOption: There is no such table or snapshot, pyiceberg cannot read it, it has equality deletes, or it
+            names files outside of its folder and of the `allowed` locations.
         NoFiles: The snapshot has no row.
         ReadFailed: Storage kept failing.
     """
     if version is not None and (isinstance(version, bool) or not isinstance(version, int)):
         raise InvalidOption(f"version={version!r}: give the id of a snapshot of the table, a whole number.")
     patient = replace(policy, deadline_s=policy.deadline_s * _PATIENCE)
-    table = _call(f"The Iceberg table {uri}", "be opened", partial(_open, uri), patient)
+    table, boundary = _call(f"The Iceberg table {uri}", "be opened", partial(_open, uri, allowed), patient)
     snapshot = table.current_snapshot() if version is None else table.snapshot_by_id(version)
     if snapshot is None and version is not None:
         known = [each.snapshot_id for each in table.snapshots()]
@@ -85,8 +90,11 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTabl
     if not tasks:
         raise NoFiles(f"{name} has no row. Choose another snapshot.", uri=uri)
     schema = _small(scan.projection().as_arrow())
-    files = stat_files([_uri(_parquet(task, name)) for task in tasks], name, policy)
-    deleted = _deleted(tasks, name, policy)
+    uris = [boundary.uri_of(_parquet(task, name), is_encoded=False) for task in tasks]
+    for path in {delete.file_path for task in tasks for delete in task.delete_files}:
+        boundary.uri_of(path, is_encoded=False)
+    files = stat_files(uris, name, policy)
+    deleted = _deleted(tasks, name, boundary, policy)
     names = {field.field_id: field.name for field in scan.projection().fields}
     constants = [_identity_partitions(table.specs()[task.file.spec_id], task.file, names, schema) for task in tasks]
     return LakeTable(
@@ -98,7 +106,7 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy) -> LakeTabl
         partitions=(),
         snapshot=f"iceberg {snapshot.snapshot_id}",
         ids=_field_ids(table, scan.projection(), schema),
-        root=resolve_source(_uri(table.location())).uri,
+        root=boundary.root.uri,
     )
 
 
@@ -121,26 +129,56 @@ def _call(what: str, verb: str, call: Callable[[], T], policy: ReadPolicy, remed
     return read(what, attempt, policy)
 
 
-def _open(uri: str) -> Any:
-    """Table of pyiceberg."""
+def _open(uri: str, allowed: tuple[Location, ...]) -> tuple[Any, Boundary]:
+    """Table of pyiceberg, and the folders that its files must be in."""
     with extra_package("pyiceberg", f"{uri} is an Iceberg table, which"):
         from pyiceberg.catalog import load_catalog  # noqa: PLC0415
-        from pyiceberg.table import StaticTable  # noqa: PLC0415
+
+        from forebay.data.sources.iceberg_io import BoundedIO, static_table, table_of_catalog  # noqa: PLC0415
+    what = f"The Iceberg table {uri}"
     if uri.startswith(_SCHEME):
-        catalog, _, table = uri.removeprefix(_SCHEME).partition("/")
-        if not (catalog and "." in table):
+        catalog, _, name = uri.removeprefix(_SCHEME).partition("/")
+        if not (catalog and "." in name):
             raise InvalidOption(f"{uri} names no table. Write it as {_SCHEME}CATALOG/NAMESPACE.TABLE.", uri=uri)
-        return load_catalog(catalog).load_table(table)
+        table = table_of_catalog(load_catalog(catalog), name)
+        root = _folder_of(_uri(table.metadata_location))
+        check_stored_uri(root, what, None, allowed)
+        boundary = Boundary(table=what, root=resolve_source(root), allowed=allowed)
+        table.io = BoundedIO(boundary, table.io)
+        return table, boundary
     location = resolve_source(uri)
-    if "?" in location.uri:
+    if "?" in location.uri and not location.is_local:
         raise InvalidOption(
             f"{location.uri} has options. pyiceberg reads the metadata of a table, with the settings of a store from "
             f"its own configuration. Set these, and give a URI without options, or {_SCHEME}CATALOG/NAMESPACE.TABLE.",
             uri=location.uri,
         )
-    if not uri.endswith(_METADATA):
-        _refuse_unnamed(location.uri)
-    return StaticTable.from_metadata(location.path if location.is_local else location.uri)
+    metadata = location.uri if uri.endswith(_METADATA) else _current_metadata(location.uri)
+    root = _folder_of(metadata) if uri.endswith(_METADATA) else location.uri
+    boundary = Boundary(table=what, root=resolve_source(root), allowed=allowed)
+    return static_table(metadata, boundary), boundary
+
+
+def _folder_of(metadata: str) -> str:
+    """Folder of the table of a metadata file.
+
+    What the file says about it may be any other.
+    """
+    folder = metadata.rpartition("/")[0]
+    return folder.removesuffix("/metadata") or "/"
+
+
+def _current_metadata(root: str) -> str:
+    """Metadata file that the hint of a folder names. Raises `InvalidOption`."""
+    _refuse_unnamed(root)
+    hint = read_small(resolve_source(below(root, _HINT))).decode(errors="replace").strip()
+    if not _HINTED.fullmatch(hint):
+        raise InvalidOption(
+            f"{below(root, _HINT)} names {hint!r:.200}, which is no metadata file beside it. Name the metadata file.",
+            uri=root,
+        )
+    name = hint if hint.endswith(_METADATA) else f"{'v' if hint.isdecimal() else ''}{hint}{_METADATA}"
+    return below(root, f"metadata/{name}")
 
 
 def _refuse_unnamed(root: str) -> None:
@@ -148,7 +186,7 @@ def _refuse_unnamed(root: str) -> None:
 
     It does not say which of its metadata files is current: the last may never have been committed.
     """
-    if is_there(below(root, "metadata/version-hint.text")):
+    if is_there(below(root, _HINT)):
         return
     folder = resolve_source(below(root, "metadata"))
     names = [info.base_name for info in children(folder.fs, folder.path) if info.base_name.endswith(_METADATA)]
@@ -175,7 +213,7 @@ def _parquet(task: Any, name: str) -> str:
 
 
 def _uri(path: str) -> str:
-    """URI of a path in table metadata.
+    """URI of a path in a catalog.
 
     The path is not percent-encoded.
     """
@@ -185,7 +223,7 @@ def _uri(path: str) -> str:
     host, _, name = rest.partition("/")
     if scheme == "file":
         return f"/{name}"
-    scheme = _SAME_STORE.get(scheme, scheme)
+    scheme = SAME_STORE.get(scheme, scheme)
     # Arrow decodes the paths of its URIs. fsspec uses them as they are.
     return f"{scheme}://{host}/{quote(name, safe='/=,:@+') if scheme in ARROW_SCHEMES else name}"
 
@@ -250,7 +288,7 @@ def _text(value: object, kind: pa.DataType) -> str:
         return str(value)
 
 
-def _deleted(tasks: Iterable[Any], name: str, policy: ReadPolicy) -> dict[str, NDArray[np.int64]]:
+def _deleted(tasks: Iterable[Any], name: str, boundary: Boundary, policy: ReadPolicy) -> dict[str, NDArray[np.int64]]:
     """Deleted rows by data file, int64 [n].
 
     Only of files that have some.
@@ -261,16 +299,16 @@ def _deleted(tasks: Iterable[Any], name: str, policy: ReadPolicy) -> dict[str, N
         of_file = [found[task.file.file_path]] if task.file.file_path in found else []
         for delete in task.delete_files:
             if delete.file_path not in positions:
-                positions[delete.file_path] = _positions(delete, name, policy)
+                positions[delete.file_path] = _positions(delete, name, boundary, policy)
             of_file.append(positions[delete.file_path].get(task.file.file_path, np.empty(0, np.int64)))
         if of_file:
             found[task.file.file_path] = np.unique(np.concatenate(of_file))
     return found
 
 
-def _positions(delete: Any, name: str, policy: ReadPolicy) -> dict[str, NDArray[np.int64]]:
+def _positions(delete: Any, name: str, boundary: Boundary, policy: ReadPolicy) -> dict[str, NDArray[np.int64]]:
     """Deleted rows by data file, from one delete file."""
-    kind, uri = delete.file_format.value, _uri(delete.file_path)
+    kind, uri = delete.file_format.value, boundary.uri_of(delete.file_path, is_encoded=False)
     readers = {"PARQUET": _of_parquet, "PUFFIN": _of_puffin}
     if kind not in readers:
         raise InvalidOption(

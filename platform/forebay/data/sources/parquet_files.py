@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import takewhile
 from pathlib import Path
-from urllib.parse import quote
 
 from pyarrow import fs
 
 from forebay.data.sources.table_formats import TableSearch
 from forebay.errors import NoFiles, ReadFailed
 from forebay.runtime.uris import split_options, with_options
-from forebay.storage.filesystem import Location, below, resolve_source
+from forebay.storage.filesystem import Location, resolve_source, uri_below
 from forebay.storage.globs import everything, expand, fixed_part, is_pattern, visible, walk
 from forebay.storage.hugging_face.location import RevisionPins
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
@@ -134,14 +133,9 @@ def _below(
 def child_uri(base: Location, path: str) -> str:
     """URI of a file below the folder `base`.
 
-    `path` is its path in the file system.
+    `path` is its path in the file system. Raises `InvalidOption` as `uri_below`.
     """
-    inner = path[len(base.path.rstrip("/")) :].strip("/")
-    if base.is_local:
-        return f"{base.path.rstrip('/')}/{inner}"
-    # Arrow decodes the paths of its URIs. fsspec uses them as they are.
-    name = inner if isinstance(base.fs, fs.PyFileSystem) else quote(inner, safe="/=,:@+")
-    return below(base.uri, name)
+    return uri_below(base, path[len(base.path.rstrip("/")) :].strip("/"))
 
 
 def _fixed_uri(location: Location) -> str:

@@ -49,6 +49,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
     where: str | None = None,
     skip: Iterable[RowName] = (),
     version: int | None = None,
+    allow_locations: Uri | Sequence[Uri] = (),
     partitions: bool = True,
     partition_types: Mapping[str, str] | None = None,
     progress: Progress | None = None,
@@ -72,6 +73,8 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
             `batch.rows()` has and `forebay rows` prints. See `docs/rows.md`.
         version: Version of a Delta Lake table, or id of a snapshot of an Iceberg table. None for the newest one, which
             the manifest then pins.
+        allow_locations: Folders and files outside of the folder of a table that the table may name, as a shallow clone
+            does, or an Iceberg table after `add_files`. Without these, a table reads nothing but its own folder.
         partitions: Whether folders named `key=value` below the root are columns: int64, date32 or string, whichever
             holds all values as they are written. `007` is no int64.
         partition_types: Types of such columns, by name: `{"day": "string", "hour": "int32"}`.
@@ -89,12 +92,19 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
         ReadFailed: Storage kept failing.
         NotPlainParquet: The files belong to a Hudi table, or are a part of a Delta Lake or Iceberg table.
         MissingPackage: A Delta Lake table is read by the package deltalake, an Iceberg table by pyiceberg.
-        InvalidOption: The filter, the selection or the version can never work, or a partition column is
-            also in the files.
+        InvalidOption: The filter, the selection or the version can never work, a partition column is also in the
+            files, or a table names files outside of its folder and of `allow_locations`.
     """
     selection = selected_columns(columns)
     row_filter = None if where is None else Where(where)
-    sources = find_sources(uri, policy, version=version, partitions=partitions, partition_types=partition_types)
+    sources = find_sources(
+        uri,
+        policy,
+        version=version,
+        partitions=partitions,
+        partition_types=partition_types,
+        allow_locations=allow_locations,
+    )
     if selection is None and sources.table is not None:
         selection = tuple(field.name for field in sources.table)
     with _opened(footers) as store:

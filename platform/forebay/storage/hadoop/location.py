@@ -82,17 +82,27 @@ def _url(scheme: str, host: str) -> str:
     return f"{scheme}://{host}" if is_named else f"{scheme}://{host}:{_PORT}"
 
 
+def configured_hosts() -> set[str]:
+    """Hosts that the configuration of this machine names: its name services, and the one of fs.defaultFS."""
+    default = _configuration("core-site.xml").get("fs.defaultFS", "").partition("://")[2].partition("/")[0]
+    return _name_services() | {default.lower().removesuffix(f":{_PORT}")}
+
+
 def _name_services() -> set[str]:
     """Name services in the configuration of this machine.
 
     Each stands for several NameNodes.
     """
+    prefix = "dfs.ha.namenodes."
+    names = _configuration("hdfs-site.xml")
+    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+
+
+def _configuration(file: str) -> dict[str, str]:
     home = os.environ.get("HADOOP_HOME")
     folder = os.environ.get("HADOOP_CONF_DIR") or (f"{home}/etc/hadoop" if home else None)
-    path = Path(folder, "hdfs-site.xml") if folder else None
+    path = Path(folder, file) if folder else None
     if path is None or not path.exists():
-        return set()
-    prefix = "dfs.ha.namenodes."
+        return {}
     root = ElementTree.parse(path).getroot()  # noqa: S314 - the operator's own file
-    names = (entry.findtext("name") or "" for entry in root.iter("property"))
-    return {name.removeprefix(prefix) for name in names if name.startswith(prefix)}
+    return {entry.findtext("name") or "": entry.findtext("value") or "" for entry in root.iter("property")}

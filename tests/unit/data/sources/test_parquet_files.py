@@ -144,3 +144,13 @@ def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(parquet_files, "_list", denied)
     with pytest.raises(ReadFailed, match=r"may not be listed.*Permission denied.*read access"):
         list_parquet(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["a.parquet?host=h", "a.parquet?token=x.y", "a?auto_mkdir&host=h", "a?my-secret.parquet"]
+)
+def test_a_listed_name_is_no_option(name: str) -> None:
+    """fsspec would connect to that host, with this user's password."""
+    base = Location(fs.PyFileSystem(fs.FSSpecHandler(fsspec.filesystem("memory"))), "/data", "sftp://mine/data")
+    with pytest.raises(InvalidOption, match="read as options"):
+        parquet_files.child_uri(base, f"/data/{name}")

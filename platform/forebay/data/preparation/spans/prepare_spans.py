@@ -145,7 +145,11 @@ def _recorded(folder: str, number: int) -> WrittenSpan | None:
     if text is None:
         return None
     facts = json.loads(text)
-    file = None if facts["file"] is None else prepared_file(facts["file"])
+    try:
+        file = None if facts["file"] is None else prepared_file(facts["file"], folder)
+    except ValueError as error:
+        record = below(below(folder, RECORDS), _record_name(number))
+        raise InvalidOption(f"{record} is no record of a span: {error}. Remove the file.", path=record) from error
     if file is not None and not _exists(below(folder, file.path)):
         return None
     return WrittenSpan(file=file, fields=tuple(Field(**each) for each in facts["fields"]), counts=facts["counts"])

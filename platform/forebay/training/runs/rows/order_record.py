@@ -6,7 +6,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, get_args
 
@@ -29,6 +30,7 @@ from forebay.data.windows.splits import TargetBounds
 from forebay.data.windows.steps import StepColumns
 from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically, write_failed
+from forebay.storage.boundary import Uri
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.json_file import to_json
@@ -76,17 +78,17 @@ def record_order(data: Data, folder: RunFolder) -> None:
     folder.save(FILE_NAME, to_json(facts), what)
 
 
-def load_order(run: str | RunFolder) -> RecordedOrder:
+def load_order(run: str | RunFolder, allow_locations: Uri | Sequence[Uri] = ()) -> RecordedOrder:
     """Return the row order in a run's folder.
 
-    Reads no data, except the column of a `Sampled`.
+    Reads no data, except the column of a `Sampled`. `allow_locations` is that of `Manifest.load`.
 
     Raises:
         InvalidOption: None was recorded, or the order of something else than rows.
         SourceChanged: A file of a `Sampled` is not the version that the run was trained on.
     """
     folder = RunFolder.at(run)
-    recorded = folder.load(FILE_NAME, lambda facts: _recorded(facts, folder), VERSION)
+    recorded = folder.load(FILE_NAME, lambda facts: _recorded(facts, folder, allow_locations), VERSION)
     if recorded is None:
         raise InvalidOption(
             f"{folder.uri} has no {FILE_NAME}, which says in which order a run reads its rows. Give the folder of a "
@@ -96,8 +98,8 @@ def load_order(run: str | RunFolder) -> RecordedOrder:
     return recorded
 
 
-def _recorded(facts: Mapping[str, Any], folder: RunFolder) -> RecordedOrder:
-    order = _order(facts["order"], folder)
+def _recorded(facts: Mapping[str, Any], folder: RunFolder, allow: Uri | Sequence[Uri]) -> RecordedOrder:
+    order = _order(facts["order"], folder, allow)
     if order.id != facts["plan"]:
         raise InvalidOption(
             f"{folder.uri} was trained with plan {facts['plan'][:12]}, and this release builds plan {order.id[:12]} "
@@ -124,26 +126,29 @@ def _facts(order: Order) -> dict[str, Any]:
     return {"kind": "other"}
 
 
-def _order(facts: Mapping[str, Any], folder: RunFolder) -> Order:
+def _order(facts: Mapping[str, Any], folder: RunFolder, allow: Uri | Sequence[Uri]) -> Order:
     options = dict(facts)
     kind = options.pop("kind")
     if kind == "plan":
-        return _plan(options, folder)
+        return _plan(options, folder, allow)
     if kind == "sampled":
-        plan = _order(options.pop("plan"), folder)
+        plan = _order(options.pop("plan"), folder, allow)
         assert isinstance(plan, Plan), "no other order can be sampled"
         return Sampled(plan, **options)
     if kind == "mixture":
-        plans = {name: _order(each, folder) for name, each in options.pop("plans").items()}
+        plans = {name: _order(each, folder, allow) for name, each in options.pop("plans").items()}
         return Mixture(plans, **options)
     raise InvalidOption(
         f"{folder.uri} was trained on an order of another class than Plan, Sampled and Mixture.", path=folder.uri
     )
 
 
-def _plan(options: dict[str, Any], folder: RunFolder) -> Plan:
+def _plan(options: dict[str, Any], folder: RunFolder, allow: Uri | Sequence[Uri]) -> Plan:
     manifest_id, index_id = options.pop("manifest"), options.pop("windows", None)
-    manifest = load_manifest(_manifest(folder, manifest_id).uri)
+    for name in (manifest_id, index_id):
+        if not re.fullmatch("[0-9a-f]*", name or ""):
+            raise ValueError(f"it names the file {name!r:.200}")
+    manifest = load_manifest(_manifest(folder, manifest_id).uri, allow)
     if index_id is None:
         return build_plan(manifest, **options)
     return build_plan(_Windows(manifest, load_index(_index(folder, index_id).uri)), **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ from forebay.data.manifest.file_windows import FileWindows
 from forebay.data.plan.order import Order
 from forebay.data.provenance.order_rows import OrderRows
 from forebay.errors import InvalidOption
+from forebay.storage.boundary import Uri
 from forebay.training.runs.result import load_result
 from forebay.training.runs.rows.order_record import load_order
 from forebay.training.runs.rows.trained_steps import TrainedStep, TrainedSteps
@@ -79,7 +81,9 @@ class StepRows:
         return self.located.take(slice(most)).values(columns)
 
 
-def rows_of_step(run: str | RunFolder, step: int, *, is_skipped: bool = False) -> StepRows:
+def rows_of_step(
+    run: str | RunFolder, step: int, *, is_skipped: bool = False, allow_locations: Uri | Sequence[Uri] = ()
+) -> StepRows:
     """Return the rows of a step of a recorded run.
 
     `run` is its folder. With `is_skipped`, the rows that a monitor left out at it. Reads no data, except
@@ -89,7 +93,11 @@ def rows_of_step(run: str | RunFolder, step: int, *, is_skipped: bool = False) -
         InvalidOption: Not a run, a step that was not trained, or an order that is not recorded.
     """
     folder = RunFolder.at(run)
-    recorded, timeline, result = load_order(folder), load_timeline(folder) or Timeline(), load_result(folder)
+    recorded, timeline, result = (
+        load_order(folder, allow_locations),
+        load_timeline(folder) or Timeline(),
+        load_result(folder),
+    )
     if timeline.damaged:
         raise InvalidOption(
             f"{folder.uri}: a damaged timeline.json was set aside when the run continued "

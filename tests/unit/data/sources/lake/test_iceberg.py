@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -204,6 +209,75 @@ def test_files_outside_the_folder_of_the_table(tmp_path: Path) -> None:
     rows = pa.table({"a": [1, 2]})
     table = catalog.create_table("db.t", rows.schema, properties={"write.data.path": f"file://{tmp_path}/far away"})
     table.append(rows)
-    manifest = fb.scan(table.metadata_location)
-    assert manifest.root == "" and "far away" in manifest[0].uri
-    assert rows_of(manifest) == rows.to_pylist()
+    with pytest.raises(InvalidOption, match=r"not below.*allow_locations=\['file://.*/far away'\]"):
+        fb.scan(table.metadata_location)
+    for allowed in (tmp_path / "far away", f"file://{tmp_path}/far away", [str(tmp_path)]):
+        manifest = fb.scan(table.metadata_location, allow_locations=allowed)
+        assert manifest.root == "" and "far away" in manifest[0].uri
+        assert rows_of(manifest) == rows.to_pylist()
+
+
+@pytest.mark.parametrize("named", ["metadata file", "catalog", "REST catalog"])
+def test_properties_of_a_table_are_no_settings_of_its_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    """pyiceberg imports and calls `py-io-impl`, and sends requests to `s3.endpoint`."""
+    from pyiceberg.utils.config import Config
+
+    catalog = catalog_at(tmp_path)
+    table = catalog.create_table("db.t", pa.schema([("a", pa.int64())]))
+    table.append(pa.table({"a": [1, 2]}))
+    path = Path(table.metadata_location.removeprefix("file://"))
+    facts = json.loads(path.read_text())
+    mark = tmp_path / "mark"
+    # `subprocess.Popen` takes the names of the properties for a command.
+    facts["properties"] = {"/bin/touch": "", str(mark): "", "py-io-impl": "subprocess.Popen", "s3.endpoint": "http://h"}
+    path.write_text(json.dumps(facts))
+    monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__TYPE", "rest" if named == "REST catalog" else "sql")
+    answers: dict[str, Any] = {
+        "/v1/config": {"defaults": {}, "overrides": {}},
+        "/v1/namespaces/db/tables/t": {
+            "metadata-location": table.metadata_location,
+            "metadata": facts,
+            "config": {"s3.endpoint": "http://h", "s3.region": "r"},
+        },
+    }
+    with answering(answers) as address:
+        uri = address if named == "REST catalog" else f"sqlite:///{tmp_path}/catalog.db"
+        monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", uri)
+        monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+        found = fb.scan(table.metadata_location if named == "metadata file" else "iceberg://lake/db.t")
+        assert rows_of(found) == [{"a": 1}, {"a": 2}]
+        if named != "metadata file":
+            from pyiceberg.catalog import load_catalog
+
+            from forebay.data.sources.iceberg_io import table_of_catalog
+
+            settings = table_of_catalog(load_catalog("lake"), "db.t").io.properties
+            kept = {name for name in settings if name.startswith(("s3", "py", "/"))}
+            assert kept == ({"s3.endpoint", "s3.region"} if named == "REST catalog" else set())
+    assert not mark.exists()
+
+
+@contextmanager
+def answering(answers: dict[str, Any]) -> Iterator[str]:
+    """Serve JSON documents by path."""
+
+    class JsonAnswers(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            content = json.dumps(answers[self.path.partition("?")[0]]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), JsonAnswers)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
