@@ -21,7 +21,7 @@ def contents(uri: str) -> dict[str, tuple[int, int | None]]:
     return {info.path: (info.size, info.mtime_ns) for info in found if info.is_file}
 
 
-@pytest.mark.parametrize("is_kept", [True, False], ids=["copied", "moved"])
+@pytest.mark.parametrize("is_kept", [True, pytest.param(False, marks=pytest.mark.variation("moved, as on a disk"))])
 def test_a_run_continues_where_its_keys_are(is_kept: bool, s3: ObjectStore, tmp_path: Path) -> None:
     bench, base = DriverBench(tmp_path), f"moved-{uuid.uuid4().hex}"
     old, new = s3.uri(f"{base}/runs"), s3.uri(f"{base}/elsewhere")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from itertools import chain, repeat
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -24,6 +24,24 @@ def require_types(value: T) -> T:
         if not _fits(found, declared):
             raise TypeError(f"{name}={found!r:.60} is not what it should be")
     return value
+
+
+def require_facts(facts: Mapping[str, Any], kind: type, names: Iterable[str]) -> None:
+    """Require that `facts` fit the fields `names` of `kind`.
+
+    Raises `TypeError`, and `KeyError` for one that is missing and has no default.
+    """
+    for name in names:
+        if name not in facts and name in _defaults(kind):
+            continue
+        if not _fits(facts[name], _fields(kind)[name]):
+            raise TypeError(f"{name}={facts[name]!r:.60} is not what it should be")
+
+
+@cache
+def _defaults(kind: Any) -> frozenset[str]:
+    every = fields(kind)
+    return frozenset(each.name for each in every if (each.default, each.default_factory) != (MISSING, MISSING))
 
 
 @cache

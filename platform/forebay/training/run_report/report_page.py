@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from forebay.errors import ForebayError, InvalidOption
 from forebay.events import Event, Failed, Finished, Started
 from forebay.report.page import document, fragment, write_page
-from forebay.storage.filesystem import below
 from forebay.training.run_report.comparison import comparison
 from forebay.training.run_report.recorded_run import RecordedRun, load_run
 from forebay.training.run_report.sections import run_sections
@@ -24,9 +24,18 @@ MAX_RUNS = 5
 def write_report(run: RecordedRun) -> str:
     """Write a run's `report.html`.
 
-    Into the run's folder. Returns its URI. Raises `WriteFailed` if storage refuses.
+    Into the run's folder. Returns its URI. Raises `WriteFailed` if storage refuses, and `InvalidOption` if the folder
+    is not there: a run that was moved since must not leave another folder behind.
     """
-    return write_page(below(run.path, REPORT_FILE), report_of([run]), f"the report of run {run.name!r}")
+    folder = RunFolder.at(run.path)
+    if folder.location.is_local and not Path(folder.location.path).is_dir():
+        raise InvalidOption(
+            f"the folder {folder.uri} of run {run.name!r} is not there. If it was moved, give the folder where it "
+            "is now: `forebay report FOLDER`.",
+            path=folder.uri,
+        )
+    file = folder.location.child(REPORT_FILE)
+    return write_page(file.uri, report_of([run]), f"the report of run {run.name!r}")
 
 
 def report_of(runs: Sequence[RecordedRun], script: str = "") -> str:

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 import pickle
 import threading
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+import torch
 
 from forebay.errors import ForebayError, NullLabel, RunFailed
+from forebay.training.driver.driver import run
 from forebay.training.driver.worker_error import WorkerError
+from forebay.training.job.job import Job
+from forebay.training.runs.result import Result
 
 
 class Unpicklable(Exception):
@@ -41,6 +50,29 @@ def test_exception_is_the_cause_of_a_failed_run() -> None:
     assert "in train_function\n    raise error" in str(error)
     assert "run 'ctr' again" in str(error)
     assert (error.name, error.rank, error.summary) == ("ctr", 1, "ValueError: boom on rank 1")
+
+
+@pytest.mark.parametrize(
+    ("shortage", "remedy"),
+    [
+        (MemoryError(), "Give the processes more memory"),
+        (np._core._exceptions._ArrayMemoryError((1 << 40,), np.dtype("i8")), "Give the processes more memory"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), "Give the processes more memory"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "Give the processes more memory"),
+        (RuntimeError("can't start new thread"), "Allow more threads"),
+    ],
+)
+def test_a_process_without_memory_or_threads_says_what_to_do(shortage: Exception, remedy: str) -> None:
+    error = caught(shortage).as_error("ctr")
+    assert isinstance(error, RunFailed) and type(shortage).__name__ in str(error)
+    assert remedy in str(error) and "Correct the function" not in str(error)
+
+    class Short:
+        def run(self, *_: object) -> Result:
+            raise shortage
+
+    with pytest.raises(RunFailed, match=rf"the driver of run 'ctr' ended with .*{remedy}"):
+        run(cast("Job", SimpleNamespace(name="ctr", storage="runs")), Short())
 
 
 def test_forebay_error_arrives_as_itself() -> None:

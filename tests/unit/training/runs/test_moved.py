@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from forebay.errors import RunFailed
+from forebay.errors import InvalidOption, RunFailed
 from forebay.testing.drivers.bench import DriverBench, weights
 from forebay.training.driver.driver import run
 from forebay.training.run_report.recorded_run import load_run
@@ -114,6 +114,15 @@ def test_it_continues_there_and_leaves_the_old_place_alone(
         original = run(bench.job(NAME, storage=str(old)), "local")
         assert original.path == str(old / NAME) and same_run(original, whole)
         assert load_result(result.path) == result, "the original wrote into its copy"
+
+
+def test_a_result_in_memory_writes_no_report_where_the_run_was(bench: DriverBench, tmp_path: Path) -> None:
+    old = tmp_path / "runs"
+    result = begun(bench, storage=str(old))
+    moved(old)
+    with pytest.raises(InvalidOption, match="is not there. If it was moved"):
+        result.show()
+    assert not old.exists()
 
 
 def test_a_copy_continues_beside_its_original_that_trains(bench: DriverBench, whole: Result, tmp_path: Path) -> None:

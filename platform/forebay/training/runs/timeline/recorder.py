@@ -9,17 +9,22 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any
 
-from forebay.events import BatchesCut, EpochEnded, Event, Failed, Finished, Reported, Started
+from forebay.events import BatchesCut, Event, Failed, Finished, Reported, Started
 from forebay.storage.credentials import redact
 from forebay.training.runs.run_folder import RunFolder
-from forebay.training.runs.timeline.timeline import ProgressPoint, RunStart, TimedEvent, Timeline, save_timeline
+from forebay.training.runs.timeline.timeline import (
+    ProgressPoint,
+    RunStart,
+    TimedEvent,
+    Timeline,
+    recorded_names,
+    save_timeline,
+)
 
 MAX_PROGRESS, MAX_EVENTS, MAX_CUTS = 512, 512, 4096
-_LEFT_OUT = ("name", "path")
-_OF_EPOCH = ("epoch", "step")
 
 log = logging.getLogger(__name__)
 
@@ -147,6 +152,5 @@ class TimelineRecorder:
 
 
 def _facts(event: Event) -> dict[str, Any]:
-    names = _OF_EPOCH if isinstance(event, EpochEnded) else [each.name for each in fields(event)]
-    found = {name: getattr(event, name) for name in names if name not in _LEFT_OUT}
+    found = {name: getattr(event, name) for name in recorded_names(type(event))}
     return {name: redact(value) if isinstance(value, str) else value for name, value in found.items()}

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, NamedTuple, get_args
 
 from forebay.errors import InvalidOption
-from forebay.events import BatchesCut
-from forebay.runtime.declared_types import require_types
+from forebay.events import BatchesCut, EpochEnded, Event
+from forebay.runtime.declared_types import require_facts, require_types
 from forebay.storage.json_file import from_json, numbers, to_json
 from forebay.training.runs.run_folder import RunFolder, aside_name
 from forebay.training.runs.timeline.origin import StartOrigin
@@ -22,7 +22,22 @@ VERSION = 1
 MAX_STARTS = 32
 """Number of newest starts that are kept."""
 
+_KINDS = {kind.__name__: kind for kind in get_args(Event)}
+_LEFT_OUT = ("name", "path")
+_OF_EPOCH = ("epoch", "step")
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interruption:
+    """Further facts of a `Started`: what the change before it cost.
+
+    Seconds without a reported step, and steps that were trained again.
+    """
+
+    gap_s: float | None = None
+    repeated_steps: int | None = None
 
 
 class ProgressPoint(NamedTuple):
@@ -131,11 +146,25 @@ class Timeline:
 
 
 def _start(facts: dict[str, Any]) -> RunStart:
-    events = tuple(TimedEvent(**{**each, "facts": numbers(each["facts"])}) for each in facts.pop("events"))
+    events = tuple(_event(**each) for each in facts.pop("events"))
     progress = tuple(ProgressPoint(*each[:-1], **numbers({"loss": each[-1]})) for each in facts.pop("progress"))
     # A timeline of an earlier release has no cuts.
     cuts = tuple(BatchesCut(**each) for each in facts.pop("cuts", ()))
     return RunStart(origin=StartOrigin(**facts.pop("origin")), events=events, progress=progress, cuts=cuts, **facts)
+
+
+def _event(facts: Mapping[str, Any], **others: Any) -> TimedEvent:
+    lists = {name: tuple(map(tuple, value)) for name, value in facts.items() if isinstance(value, list)}
+    event = TimedEvent(facts=numbers(facts) | lists, **others)
+    if (kind := _KINDS.get(event.kind)) is not None:
+        require_facts(event.facts, kind, recorded_names(kind))
+    require_facts(event.facts, Interruption, ("gap_s", "repeated_steps"))
+    return event
+
+
+def recorded_names(kind: type[Event]) -> tuple[str, ...]:
+    """Fields of an event that are recorded."""
+    return _OF_EPOCH if kind is EpochEnded else tuple(each.name for each in fields(kind) if each.name not in _LEFT_OUT)
 
 
 def save_timeline(timeline: Timeline, run: str | RunFolder) -> None:
