@@ -6,11 +6,13 @@ Packages are known by version, own code by source.
 from __future__ import annotations
 
 import functools
+import hashlib
 import importlib.metadata
 import importlib.util
 import platform
 import sys
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +29,16 @@ class Package:
     name: str
     version: str | None
 
+    @property
+    def content(self) -> str | None:
+        """Digest of what was installed, where a version says too little.
+
+        That is pure Python, and whatever came from a folder, a file or a repository: an own package is often installed
+        again with an unchanged version. None for Python, and for a compiled package of an index, whose files differ by
+        platform.
+        """
+        return None if self.name == "python" else _content(self.name)
+
 
 def package_of(module: str) -> Package | None:
     """Package that `module` belongs to.
@@ -36,10 +48,15 @@ def package_of(module: str) -> Package | None:
     if module == "__main__":
         return None
     top = module.partition(".")[0]
-    location = _location(module) or _location(top)
-    if location is None:
+    return _package_at(top, _location(module) or _location(top))
+
+
+@functools.cache
+def _package_at(top: str, path: str | None) -> Package | None:
+    if path is None:
         # Built in or frozen: it has no file.
         return _python() if top in sys.stdlib_module_names else None
+    location = Path(path).resolve()
     if _INSTALLED.intersection(location.parts):
         return Package(top, _version(top))
     return _python() if any(location.is_relative_to(path) for path in _standard_library()) else None
@@ -55,7 +72,7 @@ def _python() -> Package:
     return Package("python", ".".join(platform.python_version_tuple()[:2]))
 
 
-def _location(module: str) -> Path | None:
+def _location(module: str) -> str | None:
     loaded = sys.modules.get(module)
     if loaded is None and "." in module:
         return None
@@ -63,7 +80,7 @@ def _location(module: str) -> Path | None:
     paths = [getattr(loaded, "__file__", None), *((spec.submodule_search_locations or ()) if spec else ())]
     if spec is not None and spec.has_location:
         paths.append(spec.origin)
-    return next((Path(path).resolve() for path in paths if path), None)
+    return next((path for path in paths if path), None)
 
 
 @functools.cache
@@ -72,7 +89,57 @@ def _version(top: str) -> str | None:
     try:
         return importlib.metadata.version(top)
     except importlib.metadata.PackageNotFoundError:
-        names = sorted(set(importlib.metadata.packages_distributions().get(top, [])))
+        names = _distributions_of(top)
     versions = [f"{name}=={importlib.metadata.version(name)}" for name in names]
     told = getattr(sys.modules.get(top), "__version__", None)
     return ",".join(versions) or (told if isinstance(told, str) else None)
+
+
+def _distributions_of(top: str) -> list[str]:
+    return sorted(set(_distributions_by_module().get(top, ())))
+
+
+@functools.cache
+def _distributions_by_module() -> Mapping[str, list[str]]:
+    return importlib.metadata.packages_distributions()  # takes 0.3 s where 500 are installed
+
+
+@functools.cache
+def _content(top: str) -> str | None:
+    names = _distributions_of(top) if _distribution(top) is None else [top]
+    found = [each for name in names if (each := _distribution(name)) is not None]
+    parts = [_installed_content(each, top) for each in found] or [_source_content(top)]
+    told = [part for part in parts if part is not None]
+    return hashlib.sha256("\n".join(told).encode()).hexdigest() if told else None
+
+
+def _distribution(name: str) -> importlib.metadata.Distribution | None:
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _installed_content(distribution: importlib.metadata.Distribution, top: str) -> str | None:
+    """Files of a distribution with their digests, as its installer recorded them."""
+    record = distribution.read_text("RECORD")
+    if not record:
+        return _source_content(top)
+    is_released = distribution.read_text("direct_url.json") is None
+    if is_released and "Root-Is-Purelib: true" not in (distribution.read_text("WHEEL") or ""):
+        return None
+    # Scripts hold the path of an interpreter, metadata that of an installer.
+    lines = (line for line in record.splitlines() if ",sha" in line)
+    return "\n".join(sorted(line for line in lines if ".dist-info/" not in line and not line.startswith("..")))
+
+
+def _source_content(top: str) -> str | None:
+    """Digest of the Python files of a package without a record."""
+    path = _location(top)
+    if path is None:
+        return None
+    location = Path(path).resolve()
+    folder = location.parent if location.name.startswith("__init__.") else location
+    files = sorted(folder.rglob("*.py")) if folder.is_dir() else [folder]
+    told = (f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}" for file in files)
+    return "\n".join(told)

@@ -1,15 +1,20 @@
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.metadata
+import shutil
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from forebay.runtime import installed
 from forebay.runtime.installed import Package, package_of
 
+CACHES = (installed._content, installed._version, installed._distributions_by_module, installed._package_at)
 PYTHON = Package("python", f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
@@ -47,3 +52,53 @@ def test_own_modules_packages_and_namespaces_are_no_release(tmp_path: Path, monk
         monkeypatch.delitem(sys.modules, name)
     assert package_of("__main__") is None
     assert package_of("no_such_module_anywhere") is None
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Package]]:
+    """`install(source, purely=..., url=..., record=...)` installs `own_wheel` 0.1.0 again, and finds its package."""
+    folder = tmp_path / "site-packages"
+    monkeypatch.syspath_prepend(str(folder))
+
+    def again(source: str, *, purely: bool = True, url: bool = False, record: bool = True) -> Package:
+        shutil.rmtree(folder, ignore_errors=True)
+        metadata = folder / "own_wheel-0.1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (folder / "own_wheel.py").write_text(source)
+        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: own_wheel\nVersion: 0.1.0\n")
+        (metadata / "WHEEL").write_text(f"Root-Is-Purelib: {str(purely).lower()}\n")
+        if url:
+            (metadata / "direct_url.json").write_text('{"url": "file:///src", "dir_info": {}}')
+        if record:
+            told = hashlib.sha256(source.encode()).hexdigest()
+            (metadata / "RECORD").write_text(f"own_wheel.py,sha256={told},9\n../../bin/own,sha256={id(source)},9\n")
+        for cache in CACHES:
+            cache.cache_clear()
+        importlib.invalidate_caches()
+        found = package_of("own_wheel")
+        assert found is not None
+        return found
+
+    yield again
+    for cache in CACHES:
+        cache.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"purely": False, "url": True}, {"record": False}], ids=["pure", "from a folder", "without a record"]
+)
+def test_an_own_package_that_was_installed_again_with_its_old_version_is_another(
+    install: Callable[..., Package], how: dict[str, bool]
+) -> None:
+    first = install("K = 1", **how)
+    told = first.content
+    assert told is not None
+    assert install("K = 1", **how).content == told
+    second = install("K = 2", **how)
+    assert second == first
+    assert second.content != told
+
+
+def test_a_compiled_release_counts_by_its_version(install: Callable[..., Package]) -> None:
+    assert install("K = 1", purely=False).content is None
+    assert package_of("json").content is None  # type: ignore[union-attr]

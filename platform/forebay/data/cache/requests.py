@@ -34,7 +34,8 @@ def pack(dataset: Dataset) -> bytes:
 def unpack(payload: bytes) -> Dataset:
     """Unpickle the dataset.
 
-    Raises `TransformFailed` if this process lacks a package that the transform needs.
+    Raises `TransformFailed` if this process lacks a package that the transform needs, and `Unfingerprintable` if the
+    transform's function reads something else here than where it was packed, such as a module of another version.
     """
     try:
         dataset: Dataset = cloudpickle.loads(payload)
@@ -43,6 +44,7 @@ def unpack(payload: bytes) -> Dataset:
             f"The transform cannot be loaded by the cache of the node: {error}. Install its imports there, or end "
             "the cache's actor if the package was installed after it started."
         ) from error
+    dataset.transform.validate_unchanged()
     return dataset
 
 

@@ -108,7 +108,7 @@ class Data:
 
     Raises:
         InvalidOption: A batch without rows, an unknown policy, or one that leaves nothing to train on.
-        Unfingerprintable: An augment that needs a version.
+        Unfingerprintable: An augment that needs a version, or a function that reads what was changed since.
     """
 
     plan: Order
@@ -123,6 +123,7 @@ class Data:
         object.__setattr__(self, "global_batch", whole_number("global_batch", self.global_batch))
         for dataset in datasets_of(self.plan, self.transform):
             validate_augment(self.augment, dataset.transform)
+        self.validate_functions()
         if self.num_batches == 0:
             raise InvalidOption(
                 f"global_batch={self.global_batch} with last='drop' drops all {self.plan.num_rows} rows of the plan. "
@@ -162,6 +163,17 @@ class Data:
         Raises `MissingColumn`, `WrongType`, or `InvalidOption` for datasets with different arrays.
         """
         validate_datasets(self.plan, self.datasets)
+
+    def validate_functions(self) -> None:
+        """Validate that the user's functions are what they were.
+
+        Raises `Unfingerprintable` if something that they read was changed since, or is another in this process.
+        """
+        makers = self.transform.values() if isinstance(self.transform, Mapping) else (self.transform,)
+        for transform in {id(each): each for each in makers}.values():
+            transform.validate_unchanged()
+        if isinstance(self.augment, Augment):
+            self.augment.validate_unchanged()
 
     def validate_batch_size(self, option: str, rows: int) -> None:
         """Validate a batch size.

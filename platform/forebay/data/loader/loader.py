@@ -133,6 +133,7 @@ class Loader:
         self.world = world or World()
         data.plan.owned_lanes(self.world)
         data.validate_columns()
+        data.validate_functions()
         self._options = LoaderOptions(
             data=data,
             world=self.world,
@@ -345,6 +346,7 @@ class Loader:
             raise LoaderClosed("This loader is closed. Build a new one and seek() to the cursor of this one.")
 
     def _open(self, epoch: int, position: int) -> Pipeline:
+        self.data.validate_functions()
         sources = [open_source(self._cache, dataset, self.counters) for dataset in self._datasets]
         source = JoinedSource(sources, [len(dataset.manifest) for dataset in self._datasets])
         self._process = os.getpid()

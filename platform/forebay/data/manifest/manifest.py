@@ -328,7 +328,7 @@ class Manifest:
                 whose nulls count as False. It judges each row by itself, and several threads call it at once. Or an
                 `fb.Transform`, whose rejected rows are left out: null labels, images that cannot be decoded.
             columns: Columns and paths into structs that the function gets. All columns by default.
-            version: Stands for the function's source in its fingerprint, as in `fb.Transform`.
+            version: Stands for what the function's fingerprint cannot see, as in `fb.Transform`.
             progress: Called with (row groups done, their number), from the calling thread.
 
         Raises:

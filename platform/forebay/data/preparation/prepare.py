@@ -58,7 +58,7 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
         fit_on: A pyarrow expression. Only rows for which it is true are fitted on.
         inputs: Files, folders and patterns that the function reads. Their versions are part of the fingerprint. May be
             left out if an argument is a `Manifest` or a `Prepared`.
-        version: Replaces the function's source in the fingerprint. Raise it whenever the result changes.
+        version: Stands for what the fingerprint cannot see of the function. Raise it whenever the result changes.
         processes: Processes that prepare the spans of a source. Default: one per core.
         arguments: Arguments of the function: plain data, paths, manifests.
 

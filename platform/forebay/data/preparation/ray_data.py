@@ -73,7 +73,7 @@ def from_ray_data(  # noqa: PLR0913 - public options, all keyword-only
         inputs: Files, folders and patterns that the function reads. Their versions are part of the fingerprint. May be
             left out if an argument is a `Manifest` or a `Prepared`. Ray 2.60 does not know the files of a pipeline
             before it runs: `Dataset.input_files()` is empty after `read_parquet`.
-        version: Replaces the function's source in the fingerprint. Raise it whenever the result changes.
+        version: Stands for what the fingerprint cannot see of the function. Raise it whenever the result changes.
         arguments: Arguments of the function: plain data, paths, manifests.
 
     Raises as `fb.prepare`, and the function's own errors as Ray raises them.

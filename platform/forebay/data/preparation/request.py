@@ -128,7 +128,7 @@ def plan_request(
 
 def _function_digest(function: Callable[..., Any], version: str | None) -> str:
     try:
-        return digest(canonical(function_identity(function, version)).encode())
+        return digest(canonical(function_identity(function, version, reads_inputs=True)).encode())
     except Unfingerprintable as error:
         variable = str(error.facts.get("variable"))
         reason = str(error).partition(": ")[2].partition(". Give it")[0]

@@ -6,13 +6,13 @@ It runs after the cache.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias
 
 from forebay.data.transform.block import Block, BlockArray
-from forebay.data.transform.fingerprint.function import function_identity, function_name
-from forebay.data.transform.fingerprint.values import canonical, digest
+from forebay.data.transform.fingerprint.function import function_identity, function_name, validate_unchanged
+from forebay.data.transform.fingerprint.values import Identity, canonical, digest
 from forebay.data.transform.row_random import RowRandom
 from forebay.errors import AugmentFailed, InvalidOption, TransformFailed, Unfingerprintable
 from forebay.runtime.foreign_code import message_of, replaced_errors
@@ -48,12 +48,22 @@ class Augment:
     version: str | None
     fingerprint: str
     """SHA-256, hex. Equal fingerprints change equal rows in the same way."""
+    _identity: Identity = field(repr=False)
 
     def __init__(self, fn: AugmentFunction, *, version: str | None = None) -> None:
         if not callable(fn):
             raise InvalidOption(f"augment={fn!r:.200} cannot be called. Give a function augment(batch, rng).")
-        for name, value in (("fn", fn), ("version", version), ("fingerprint", _fingerprint(fn, version))):
+        identity = _identity_of(fn, version)
+        values = {"fn": fn, "version": version, "fingerprint": digest(canonical(identity).encode())}
+        for name, value in (values | {"_identity": identity}).items():
             object.__setattr__(self, name, value)
+
+    def validate_unchanged(self) -> None:
+        """Raise `Unfingerprintable` if `fn` is no longer what it was.
+
+        The record of a run would name another function.
+        """
+        validate_unchanged("fb.Augment", self.name, self._identity, _identity_of(self.fn, self.version))
 
     @property
     def name(self) -> str:
@@ -111,9 +121,9 @@ def as_augment(given: Augment | AugmentFunction | None) -> Augment | None:
     return given if given is None or isinstance(given, Augment) else Augment(given)
 
 
-def _fingerprint(fn: AugmentFunction, version: str | None) -> str:
+def _identity_of(fn: AugmentFunction, version: str | None) -> Identity:
     try:
-        return digest(canonical(function_identity(fn, version)).encode())
+        return function_identity(fn, version)
     except Unfingerprintable as error:
         reason = str(error).partition(": ")[2].partition(". Give it")[0]
         raise Unfingerprintable(

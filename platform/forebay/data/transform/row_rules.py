@@ -58,7 +58,7 @@ def keep_rows(
             nulls count as False. It must judge each row by itself; several threads call it at once. Or an
             `fb.Transform`: rows that it rejects are left out, such as null labels and images that cannot be decoded.
         columns: Columns of the manifest, and paths into structs, that the function gets. By default all columns.
-        version: Stands for the function's source in its fingerprint, as in `fb.Transform`.
+        version: Stands for what the function's fingerprint cannot see, as in `fb.Transform`.
         policy: Attempts, deadline and waits of each read.
         progress: Called with (row groups done, their number), from the calling thread.
 
@@ -112,6 +112,7 @@ def _judge_of(
             )
         dataset = Dataset(manifest, rule)
         dataset.validate_columns()
+        rule.validate_unchanged()
         return f"Transform {dataset.fingerprint[:_SHOWN_DIGITS]}", dataset.columns, partial(accepted_rows, rule)
     if not callable(rule):
         raise InvalidOption(f"keep_rows(rule={rule!r:.100}): give a function of a RecordBatch, or an fb.Transform.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -23,7 +23,7 @@ from forebay.data.transform.features.paths import schema_with_paths, with_paths
 from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 from forebay.data.transform.features.text import Bytes
 from forebay.data.transform.features.timestamps import Time
-from forebay.data.transform.fingerprint.function import function_identity, function_name
+from forebay.data.transform.fingerprint.function import function_identity, function_name, validate_unchanged
 from forebay.data.transform.fingerprint.values import Identity, canonical, digest
 from forebay.errors import InvalidOption, TransformFailed
 from forebay.runtime.foreign_code import message_of, replaced_errors
@@ -45,7 +45,10 @@ class Transform:
     RecordBatch and returns a dict of arrays. A row group arrives as one batch. Each array must have one entry per row
     of the batch, in order. Several threads call `fn` at once, and it must return new arrays every time.
 
-    Immutable and picklable. The fingerprint is computed once, here.
+    Immutable and picklable. The fingerprint is computed here. A loader and a cache compute it again, and raise
+    `Unfingerprintable` if anything that `fn` reads was changed in between.
+
+    `version` stands for what the fingerprint cannot see of `fn`. What is seen counts as well.
 
     Raises `InvalidOption` unless exactly one of `fn` and features is given, or if two features make an array of the
     same name. Raises `Unfingerprintable` for a `fn` that needs a `version` and has none.
@@ -56,21 +59,31 @@ class Transform:
     version: str | None
     fingerprint: str
     """SHA-256, hex. Equal fingerprints make equal blocks of equal rows."""
+    _identity: Identity = field(repr=False)
 
     def __init__(self, *, fn: RowFunction | None = None, version: str | None = None, **features: Feature) -> None:
         _check_options(fn, version, features)
-        identity: Identity = {
-            "layout": LAYOUT_VERSION,
-            "fn": function_identity(fn, version) if fn is not None else None,
-            "features": [[name, feature.identity()] for name, feature in features.items()],
-        }
+        identity = _identity_of(fn, version, features)
         for name, value in (
             ("features", dict(features)),
             ("fn", fn),
             ("version", version),
             ("fingerprint", digest(canonical(identity).encode())),
+            ("_identity", identity),
         ):
             object.__setattr__(self, name, value)
+
+    def validate_unchanged(self) -> None:
+        """Raise `Unfingerprintable` if `fn` or a feature is no longer what it was.
+
+        Something that it reads was changed since, or is another in this process.
+        """
+        if self.fn is None and not self.features:
+            return
+        found = _identity_of(self.fn, self.version, self.features)
+        if found != self._identity:
+            name = function_name(self.fn) if self.fn is not None else ", ".join(self.features)
+            validate_unchanged("fb.Transform", name, self._identity, found)
 
     @property
     def columns(self) -> tuple[str, ...] | None:
@@ -124,6 +137,14 @@ class Transform:
         plain = {name: array for name, array in arrays.items() if name not in lists}
         checked = Block.of(plain, table.num_rows).arrays if plain else {}
         return Block(table.num_rows, {name: checked.get(name, array) for name, array in arrays.items()})
+
+
+def _identity_of(fn: RowFunction | None, version: str | None, features: Mapping[str, Feature]) -> Identity:
+    return {
+        "layout": LAYOUT_VERSION,
+        "fn": function_identity(fn, version) if fn is not None else None,
+        "features": [[name, feature.identity()] for name, feature in features.items()],
+    }
 
 
 def _check_options(fn: RowFunction | None, version: str | None, features: Mapping[str, Feature]) -> None:

@@ -13,7 +13,7 @@ from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.arrow_types import parse_type
 from forebay.data.parquet.decoded_table import Columns, as_table
 from forebay.data.transform.block import ATTACHED, ArraySchema, Block, BlockArray
-from forebay.data.transform.fingerprint.values import canonical, digest
+from forebay.data.transform.fingerprint.values import Identity, canonical, digest
 from forebay.data.transform.transform import LAYOUT_VERSION, Transform
 from forebay.data.windows.statistics import summarize
 from forebay.data.windows.steps import StepColumns, Steps, sorted_steps
@@ -53,12 +53,13 @@ class SequenceTransform(Transform):
     """Arrays that a batch of windows has. Blocks do not depend on them."""
 
     def __init__(self, step_columns: StepColumns, views: WindowViews | None = None) -> None:
-        identity = [LAYOUT_VERSION, SEQUENCE_VERSION, step_columns.identity()]
+        identity: Identity = [LAYOUT_VERSION, SEQUENCE_VERSION, step_columns.identity()]
         values: dict[str, Any] = {
             "features": {},
             "fn": None,
             "version": None,
             "fingerprint": digest(canonical(identity).encode()),
+            "_identity": identity,
             "step_columns": step_columns,
             "views": views or WindowViews(views=()),
         }

@@ -35,8 +35,11 @@ def pack(spec: WorkerSpec) -> bytes:
 
     Code of installed packages is pickled by name. Code of the user's own files (a job loaded by path, a notebook, a
     test) is pickled by value: the other process may be unable to import it. Raises `BadJob`, naming the parts that
-    cannot be pickled.
+    cannot be pickled, and `Unfingerprintable` if a function of the data reads what was changed since it was given.
     """
+    for data in (spec.train_spec.data, spec.train_spec.held_out):
+        if data is not None:
+            data.validate_functions()
     try:
         return pickled(spec)
     except NotPicklable as error:

@@ -108,7 +108,7 @@ def test_an_epoch_that_may_not_come_reads_no_source_and_calls_no_function(
         calls.append(len(batch["id"]))
         return batch
 
-    for options in ({"cache": None}, {"cache": cache, "augment": counted}):
+    for options in ({"cache": None}, {"cache": cache, "augment": fb.Augment(counted, version="1")}):
         transform = fb.Transform(id=fb.Label("id", dtype="int64"))
         with fb.Loader(small.plan, transform, global_batch=16, **options) as loader:
             first, calls_before = epoch_ids(loader), len(calls)

@@ -11,7 +11,7 @@ def found(source: str, name: str = "fn") -> list[Reference]:
     exec(source, scope)
     fn = scope[name]
     assert isinstance(fn, FunctionType)
-    return references(fn.__code__)
+    return list(references(fn.__code__))
 
 
 def test_globals_come_with_the_attributes_read_off_them() -> None:
@@ -64,7 +64,7 @@ def outer():
 """
     scope: dict[str, Any] = {}
     exec(source.replace("import settings_like as kept", "kept = 1"), scope)
-    assert references(scope["outer"]().__code__) == [Loaded("kept", ("fill",), closure=True)]
+    assert references(scope["outer"]().__code__) == (Loaded("kept", ("fill",), closure=True),)
 
 
 def test_a_name_shadowed_on_the_way_is_not_the_closure_variable() -> None:
@@ -81,7 +81,7 @@ def outer():
 """
     scope: dict[str, Any] = {}
     exec(source, scope)
-    assert references(scope["outer"]().__code__) == [Loaded("name", (), closure=True)]
+    assert references(scope["outer"]().__code__) == (Loaded("name", (), closure=True),)
 
 
 def test_imports_and_assignments_outside() -> None:
@@ -96,5 +96,6 @@ def fn():
     assert found(source) == [
         Imported("numpy", relative=False),
         Imported("near", relative=True),
+        Imported("numpy", relative=False, attributes=()),
         WrittenNames("count"),
     ]

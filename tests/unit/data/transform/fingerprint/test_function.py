@@ -315,7 +315,8 @@ REFUSED = {
                 return b
         fn = Net().fn
     """,
-    "no source": "exec('def fn(b): return b')",
+    "'later' is not defined yet": "def fn(b):\n    return later",
+    "'own_settings.later' is not defined yet": "import own_settings\ndef fn(b):\n    return own_settings.later",
     r"the function itself is a own_transform\.Net": """
         class Net:
             def __call__(self, b):
@@ -339,7 +340,8 @@ def test_what_cannot_be_seen_is_refused_with_its_name_and_the_remedy(load: Load,
 
 EVERYDAY = {
     "imports of packages": "def fn(b):\n    import json\n    from numpy import log\n    return json, log(b)",
-    "builtins": "def fn(b):\n    return print(b), len(b), isinstance(b, int), not_defined_anywhere",
+    "builtins": "def fn(b):\n    return print(b), len(b), isinstance(b, int)",
+    "no source": "exec('def fn(b): return b')",
     "submodules": "import os.path\ndef fn(b):\n    return os.path.join('a', 'b')",
     "a shadowed builtin": "def open(x):\n    return x\ndef fn(b):\n    return open(b)",
     "classes of packages": "import collections\ndef fn(b):\n    return collections.Counter(b)",
@@ -407,14 +409,23 @@ def test_everyday_code_is_not_refused(load: Load, kind: str) -> None:
     assert function_identity(load(source).fn, None) == function_identity(load(source).fn, None)
 
 
-def test_a_version_stands_for_the_whole_function(load: Load) -> None:
-    first, second = load("def fn(b):\n    return open('a')").fn, load("def fn(b):\n    return open('b')").fn
-    renamed = load("def fn2(b):\n    return b").fn2
-    assert function_identity(first, "1") == function_identity(second, "1")
+def test_a_version_stands_for_what_is_not_seen(load: Load) -> None:
+    text = "import os\nstate = object()\ndef fn(b):\n    return open('a'), state, os.environ, later"
+    first, again = load(text).fn, load(text).fn
+    assert function_identity(first, "1") == function_identity(again, "1")
     assert function_identity(first, "1") != function_identity(first, "2")
-    assert function_identity(first, "1") != function_identity(renamed, "1")
-    assert function_identity(functools.partial(first, open), "1") == function_identity(first, "1")
+    others = (text.replace("'a'", "'b'"), f"{text}, 1", text.replace("later", "len"))
+    for other in others:
+        assert function_identity(first, "1") != function_identity(load(other).fn, "1")
     assert function_identity(functools.partial(first, 1), "1") != function_identity(functools.partial(first, 2), "1")
+    assert function_identity(functools.partial(first, open), "1") == function_identity(
+        functools.partial(again, open), "1"
+    )
+
+
+def test_functions_of_one_name_and_version_in_two_scripts_differ(load: Load) -> None:
+    found = [load(f"SCALE = {scale}\nfn = lambda b: (open('a'), SCALE)", "__main__").fn for scale in (2, 3)]
+    assert function_identity(found[0], "1") != function_identity(found[1], "1")
 
 
 @pytest.mark.parametrize("version", ["", 3])

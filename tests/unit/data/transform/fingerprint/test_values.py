@@ -35,9 +35,11 @@ def test_different_values_differ_and_equal_values_do_not() -> None:
     assert all(json.loads(text) is not False for text in texts)
 
 
-def test_content_counts_not_layout() -> None:
-    columns_first = np.asfortranarray(np.arange(6).reshape(2, 3))
-    assert value_identity(columns_first) == value_identity(np.arange(6).reshape(2, 3))
+def test_content_counts_not_strides() -> None:
+    rows_first = np.arange(6).reshape(2, 3)
+    assert value_identity(np.arange(12).reshape(2, 6)[:, ::2]) == value_identity(rows_first * 2)
+    assert value_identity(np.asfortranarray(rows_first)) == value_identity(np.asfortranarray(rows_first).copy("F"))
+    assert value_identity(np.asfortranarray(rows_first)) != value_identity(rows_first), 'ravel("K") differs'
     assert value_identity(np.arange(6)[::2]) == value_identity(np.array([0, 2, 4]))
     assert value_identity(pa.array([1, 2, 3]).slice(1)) == value_identity(pa.array([2, 3]))
 
