@@ -156,9 +156,10 @@ class BatchReader(AbstractContextManager["BatchReader"]):
     def reset(self) -> None:
         """Read `num_epochs` more epochs, in their own orders.
 
-        Without an effect after `stop`. Raises `NotImplementedError` before the end of the last one.
+        Without an effect before the first batch, and after `stop`. Raises `NotImplementedError` in between, before the
+        end of the last epoch.
         """
-        if self.stopped:
+        if self.stopped or (self._batches is None and not self.last_row_consumed):
             return
         if not self.last_row_consumed or self.num_epochs is None:
             raise NotImplementedError(
@@ -283,6 +284,8 @@ def make_batch_reader(  # noqa: PLR0913, PLR0917 - the signature of petastorm
     for name, remedy in REFUSED.items():
         if given[name] is not None:
             raise InvalidOption(f"make_batch_reader({name}={given[name]!r:.100}) has no counterpart here. {remedy}")
+    if isinstance(dataset_url_or_urls, list | tuple) and not dataset_url_or_urls:
+        raise InvalidOption("dataset_url_or_urls is an empty list. Name at least one folder or file.")
     _check(reader_pool_type, num_epochs, transform, transform_spec)
     world = _world(cur_shard, shard_count)
     kept_lanes = _lanes(lanes, world, shuffle_row_groups, shuffle_rows, shuffle_row_drop_partitions)

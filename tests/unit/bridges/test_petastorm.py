@@ -111,6 +111,7 @@ def test_shards_are_disjoint_and_equal_and_unshuffled_ones_in_order(folder: str,
 def test_the_reader_is_an_iterator(folder: str) -> None:
     reader = make_batch_reader(folder, ["id"], batch_size=150)
     assert iter(reader) is reader and reader.batched_output and not reader.last_row_consumed
+    reader.reset()
     first = [next(reader), reader.next()]
     with pytest.raises(NotImplementedError, match="before the last batch"):
         reader.reset()
@@ -253,3 +254,8 @@ def test_the_page_names_every_part_of_the_reader(folder: str) -> None:
 def test_one_address_or_several(folder: str, make: Callable[[str], Any]) -> None:
     with make_batch_reader(dataset_url_or_urls=make(folder), schema_fields=["id"], seed=None) as reader:
         assert sorted(ids_of(reader)) == [*range(400)]
+
+
+def test_no_address_is_refused() -> None:
+    with pytest.raises(InvalidOption, match="empty list"):
+        make_batch_reader([])

@@ -96,9 +96,8 @@ class MonitorSet:
     def failure(self, verdict: Verdict) -> Diverged:
         """Error of a run that a monitor ends."""
         return Diverged(
-            f"{verdict.reason}. No step since the newest checkpoint is saved; the same name, run again, continues from "
-            "there. Look at the rows and at the learning rate. To train on in spite of it: fb.Job(nan_guard=False), or "
-            "fb.monitors.NanGuard() among its monitors, which leaves such batches out.",
+            f"{verdict.reason}. Nothing since the newest checkpoint is saved: the same name, run again, continues from "
+            "there. Look at these rows and at the learning rate. fb.Job(nan_guard=False) trains on.",
             step=verdict.step,
             reason=verdict.reason,
         )
