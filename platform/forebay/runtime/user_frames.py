@@ -34,8 +34,9 @@ def traceback_of(error: BaseException) -> str:
 
 
 def with_traceback(message: str, error: BaseException) -> str:
-    """Return a message for a user, with the traceback of their function below it."""
-    return f"{message}\n\n{traceback_of(error)}".rstrip()
+    """Return a message for a user, with the frames of their function and its error below."""
+    lines = traceback_of(error).splitlines()
+    return "\n".join([message, "", *(line for line in lines if not line.startswith("Traceback (most recent"))])
 
 
 def _without_ours(frames: TracebackType | None) -> TracebackType | None:
