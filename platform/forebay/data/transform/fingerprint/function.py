@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from forebay.data.transform.fingerprint.reference_walk import ReferenceWalk
+from forebay.data.transform.fingerprint.reference_walk import STATE, ReferenceWalk
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption, Unfingerprintable
 
@@ -56,16 +56,25 @@ def validate_unchanged(made_by: str, name: str, known: Identity, found: Identity
 
     `made_by` is the call that computed the known one, such as "fb.Transform".
     """
+    known, found = _without_state(known), _without_state(found)
     if known == found:
         return
     variable = _first_change(known, found) or "what it does"
     raise Unfingerprintable(
         f"{name} has changed since {made_by}(...) was called: {variable} is another. Rows that were cached for one "
         f"would be used for the other. Call {made_by} after everything that {name} reads is set, in the process that "
-        "reads the rows too, and keep what a call changes in an object of a class of your own.",
+        "reads the rows too. What a call changes belongs in an object of a class of your own, with a version.",
         function=name,
         variable=variable,
     )
+
+
+def _without_state(identity: Identity) -> Identity:
+    if isinstance(identity, list):
+        return [_without_state(part) for part in identity]
+    if isinstance(identity, dict):
+        return {key: _without_state(part) for key, part in identity.items() if key != STATE}
+    return identity
 
 
 def _first_change(known: Identity, found: Identity) -> str | None:

@@ -5,12 +5,14 @@ Bytecode and values are looked at. Nothing is called.
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 import functools
 import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from types import (
     BuiltinFunctionType,
     CellType,
@@ -66,6 +68,8 @@ _OPEN_CLASSES = {"pandas": ("DataFrame", "Series", "Index"), "polars": ("DataFra
 _CONTAINERS = ("builtins", "collections", "types")
 _HAS_DATA = ("__array__", "__dataframe__", "state_dict", "get_state")
 _UNDEFINED = object()
+STATE = "state that a version covers"
+"""Key of the state of an own object that only a version covers. It may change between calls."""
 
 
 class ReferenceWalk:
@@ -115,6 +119,8 @@ class ReferenceWalk:
         try:
             return self._known(value, where)
         except NotPlain as error:
+            if self._is_versioned and _is_own(value):
+                return self._versioned_instance(value)
             return self._refuse(where, f"is a {error}, whose content cannot be compared")
         finally:
             self._within.discard(id(value))
@@ -146,7 +152,8 @@ class ReferenceWalk:
             return self._callable(value, where, Use())
         identity = value_identity(value, lambda part: self.identity(part, f"a part of {where}"))
         text = canonical(identity)
-        return identity if len(text) <= _LONGEST_IDENTITY else [kind.__name__, digest(text.encode())]
+        is_short = len(text) <= _LONGEST_IDENTITY or STATE in text
+        return identity if is_short else [kind.__name__, digest(text.encode())]
 
     def _bound_builtin(self, value: BuiltinFunctionType, where: str) -> Identity:
         owner: Any = value.__self__
@@ -161,11 +168,20 @@ class ReferenceWalk:
             name = _released_name(base)
             if name is not None and name not in _STATELESS_BASES and "__dataclass_fields__" not in vars(base):
                 return self._refuse(where, f"is also a {name}, whose content cannot be compared")
-        state = dict(_slots(value)) | getattr(value, "__dict__", {})
         fields: dict[str, Identity] = {
-            f"field {name!r}": self.identity(part, f"{name!r} of {where}") for name, part in sorted(state.items())
+            f"field {name!r}": self.identity(part, f"{name!r} of {where}") for name, part in _attributes_of(value)
         }
         return {"class": self.identity(kind, where), "fields": fields}
+
+    def _versioned_instance(self, value: Any) -> Identity:
+        """Identity of an own object that a version covers: its plain attributes, and the code of its methods."""
+        state: dict[str, Identity] = {}
+        for name, part in _attributes_of(value):
+            with suppress(NotPlain, RecursionError):
+                state[name] = value_identity(part)
+        methods = [part for base in type(value).__mro__ for part in vars(base).values() if type(part) is FunctionType]
+        code: list[Identity] = [self._code(part.__code__) for part in methods if _is_own(part)]
+        return {STATE: state, "class": type(value).__qualname__, "code": code}
 
     def _callable(self, value: Any, where: str, use: Use) -> Identity:  # noqa: PLR0911 - one answer per kind
         released = _released_name(value)
@@ -359,6 +375,7 @@ class ReferenceWalk:
                 described[name] = self._function(part, inner) if is_method else self.identity(part, inner)
         bases: list[Identity] = [self.identity(base, f"a base of {where}") for base in kind.__bases__]
         annotations = vars(kind).get("__annotations__", {})
+        annotations = annotations if isinstance(annotations, dict) else {}
         identity: dict[str, Identity] = {
             "name": kind.__qualname__,
             "bases": bases,
@@ -368,6 +385,11 @@ class ReferenceWalk:
         }
         if type(kind) is not type:
             identity["metaclass"] = self.identity(type(kind), f"the metaclass of {where}")
+        if isinstance(kind, abc.ABCMeta):
+            registry, *_ = abc._get_dump(kind)  # type: ignore[attr-defined] # noqa: SLF001 - as cloudpickle does
+            registered = [found for reference in registry if (found := reference()) is not None]
+            registered.sort(key=lambda each: f"{each.__module__}.{each.__qualname__}")
+            identity["registered"] = [self.identity(each, f"a class registered at {where}") for each in registered]
         return identity
 
     def _field(self, field: Any, where: str) -> Identity:
@@ -444,6 +466,10 @@ def _content(cell: CellType) -> Any:
         return cell.cell_contents
     except ValueError:
         return _UNDEFINED
+
+
+def _attributes_of(value: Any) -> list[tuple[str, Any]]:
+    return sorted((dict(_slots(value)) | getattr(value, "__dict__", {})).items())
 
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:

@@ -733,6 +733,17 @@ def fn(b):
         "3.0",
     ),
     _body(
+        "registered class",
+        """
+class A(abc.ABC): ...
+A.register(<>)
+def fn(b):
+    return isinstance(1, A)
+""",
+        "int",
+        "str",
+    ),
+    _body(
         "singledispatch",
         """
 @functools.singledispatch

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from forebay.data.transform.fingerprint.function import function_identity
+from forebay.data.transform.fingerprint.function import function_identity, validate_unchanged
 from forebay.data.transform.fingerprint.values import canonical
 from forebay.errors import InvalidOption, Unfingerprintable
 
@@ -421,6 +421,30 @@ def test_a_version_stands_for_what_is_not_seen(load: Load) -> None:
     assert function_identity(functools.partial(first, open), "1") == function_identity(
         functools.partial(again, open), "1"
     )
+
+
+def test_a_version_counts_the_settings_of_own_objects_and_lets_them_change(load: Load) -> None:
+    text = """
+    import functools
+    class Net:
+        def __init__(self, k):
+            self.k, self.calls, self.lock = k, 0, object()
+        def go(self, b):
+            self.calls += 1
+            return b * self.k
+        def __call__(self, b):
+            return self.go(b)
+    def over(b, net):
+        return net(b)
+    """
+    module = load(text)
+    for make in (module.Net, lambda k: module.Net(k).go, lambda k: functools.partial(module.over, net=module.Net(k))):
+        assert function_identity(make(1), "1") == function_identity(make(1), "1")
+        assert function_identity(make(1), "1") != function_identity(make(2), "1")
+        fn = make(1)
+        before = function_identity(fn, "1")
+        fn(3)
+        validate_unchanged("fb.Transform", "fn", before, function_identity(fn, "1"))
 
 
 def test_functions_of_one_name_and_version_in_two_scripts_differ(load: Load) -> None:
