@@ -74,9 +74,9 @@ def gathering(steps: int, columns: int, quick: bool) -> dict[str, list[float]]:
     again = next(fresh)
     begin = cycle(range(0, len(values) - count * steps, count * steps) or [0])
     out = np.empty((count, steps, columns), np.float32)
-    scaling = np.stack([np.full(columns, value, np.float32) for value in (0.5, 2.0, 0.0, 0.0)])
+    scaling = np.stack([np.full(columns, value, np.float32) for value in (0.5, 2.0, 0.0, 0.0, 0.0)])
     raw_view = np.array([0, steps, 4 * columns, window_bytes, 1])
-    view = np.array([0, steps, columns, steps * columns, 1, *range(columns)])
+    view = np.array([0, steps, columns, steps * columns, 1, 0, *range(columns)])
     flat = out.reshape(-1, columns)
 
     def copy(at: int) -> None:

@@ -140,6 +140,13 @@ class ReadFailed(ForebayError):
     """Storage kept failing, or did not answer, until the deadline."""
 
 
+class LimitReached(ForebayError):
+    """Memory, or the number of threads, does not suffice.
+
+    The process, its container or the machine limits them.
+    """
+
+
 class Cancelled(ForebayError):
     """A read was stopped.
 

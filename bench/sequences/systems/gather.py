@@ -44,7 +44,7 @@ def batches(setting: SequenceSetting) -> Iterator[Mapping[str, Any]]:
     line[0] = np.arange(setting.series + 1) * SERIES_STEPS
     line[1] = values.ctypes.data
     located = list(_located(setting, series))
-    scaling = np.zeros((4, setting.columns), np.float32)
+    scaling = np.zeros((5, setting.columns), np.float32)
     is_raw = "raw" in setting.variant
     num_buffers = _NUM_COLD_BUFFERS if "cold" in setting.variant else _NUM_BUFFERS
     if not is_raw:
@@ -64,7 +64,7 @@ def batches(setting: SequenceSetting) -> Iterator[Mapping[str, Any]]:
                 view = np.array([skip, steps, 4 * setting.columns, out.strides[0], 1])
                 gather_steps(out.ctypes.data, view, line, windows)
             else:
-                view = np.array([skip, steps, setting.columns, steps * setting.columns, 1, *range(setting.columns)])
+                view = np.array([skip, steps, setting.columns, steps * setting.columns, 1, 0, *range(setting.columns)])
                 gather_scaled(out.reshape(-1), view, scaling, line, windows)
         yield batch
 

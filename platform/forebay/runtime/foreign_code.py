@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar, cast
 
+from forebay.errors import LimitReached
+
 T = TypeVar("T")
 
 
@@ -81,6 +83,43 @@ class OutcomeThread(threading.Thread, Generic[T]):
         None if it succeeded or has not ended.
         """
         return None if self.outcome is None else self.outcome.error
+
+
+BEGIN_S = 60.0
+"""A machine with a load of 40 needs less than a second."""
+NO_ROOM = (
+    "Raise the limit on processes (`ulimit -u`, or pids of the container) or on memory (`ulimit -v`, or memory of the "
+    "container), or run fewer processes beside this one."
+)
+"""Advice in the error for a thread that cannot be started."""
+
+
+class _Began(threading.Event):
+    """Event that a new thread sets, with a limit for waiting."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return super().wait(BEGIN_S if timeout is None else timeout)
+
+
+def begin(thread: threading.Thread) -> None:
+    """Start a thread, within a limit.
+
+    `Thread.start` of CPython waits without a limit for the new thread, which never answers if memory ran out before its
+    first instruction.
+
+    Raises `LimitReached` if the machine has no room for it.
+    """
+    began = _Began()
+    # A private name, seen in 3.11 to 3.14: what `Thread.start` waits for.
+    thread._started = began  # type: ignore[attr-defined]  # noqa: SLF001
+    try:
+        thread.start()
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, RuntimeError) and "thread" not in str(error):
+            raise
+        raise LimitReached(f"Thread {thread.name!r} could not be started ({error}). {NO_ROOM}") from error
+    if not began.is_set():
+        raise LimitReached(f"Thread {thread.name!r} has not begun within {BEGIN_S:g} s: memory ran out. {NO_ROOM}")
 
 
 def error_of(call: Callable[[], object]) -> Exception | None:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from forebay.errors import Cancelled
 from forebay.runtime.at_exit import wait_for_read
-from forebay.runtime.foreign_code import OutcomeThread
+from forebay.runtime.foreign_code import OutcomeThread, begin
 
 T = TypeVar("T")
 
@@ -62,6 +62,7 @@ def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: Cancel
     Raises:
         TimeoutError: No answer within `deadline_s` seconds.
         Cancelled: `cancelled` was set before the answer came.
+        LimitReached: The thread could not be started.
     """
     stop = cancelled or Cancellation()
     if stop.is_set():
@@ -70,7 +71,7 @@ def call_with_deadline(fn: Callable[[], T], deadline_s: float, cancelled: Cancel
     thread = OutcomeThread(fn, "forebay-read", ended.set)
     wait_for_read(thread)
     with stop.followed_by(ended):
-        thread.start()
+        begin(thread)
         ended.wait(deadline_s)
     if thread.outcome is not None:
         return thread.outcome.result()

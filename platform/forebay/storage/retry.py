@@ -14,6 +14,8 @@ No other loop repeats a failed read. Loops elsewhere repeat something else:
 
 from __future__ import annotations
 
+import functools
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +26,7 @@ import pyarrow as pa
 import tenacity
 from tenacity.wait import wait_base
 
-from forebay.errors import Cancelled, ForebayError, InvalidOption, ReadFailed
+from forebay.errors import Cancelled, ForebayError, InvalidOption, ReadFailed, whole_number
 from forebay.storage.credentials import redacting
 from forebay.storage.deadline import Cancellation, call_with_deadline
 
@@ -38,17 +40,21 @@ _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirecto
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPolicy:
-    """Attempts of a read, their deadline, and the waits between.
+    """Attempts of a read, their deadline, the waits between, and its size.
 
     Waits double, with jitter.
 
     The default waits 11 s in all: a server that is started again, or a NameNode that takes over, needs 2 to 10 s.
+
+    A row group that takes more than `most_row_group_bytes` in memory is refused: 213 kB of a file may hold 60 million
+    equal rows. None: the memory of the machine.
     """
 
     attempts: int = 7
     deadline_s: float = 60.0
     first_wait_s: float = 0.2
     max_wait_s: float = 5.0
+    most_row_group_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.attempts < 1:
@@ -60,6 +66,17 @@ class ReadPolicy:
                 f"first_wait_s={self.first_wait_s}, max_wait_s={self.max_wait_s}: waits begin at first_wait_s and grow "
                 "to max_wait_s, so 0 <= first_wait_s <= max_wait_s."
             )
+        if self.most_row_group_bytes is not None:
+            whole_number("most_row_group_bytes", self.most_row_group_bytes, least=1)
+
+    def row_group_limit(self) -> int:
+        """Most bytes of a decoded row group."""
+        return _machine_bytes() if self.most_row_group_bytes is None else self.most_row_group_bytes
+
+
+@functools.cache
+def _machine_bytes() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 DEFAULT_POLICY = ReadPolicy()

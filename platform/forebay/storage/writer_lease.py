@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.errors import WriteFailed
+from forebay.runtime.foreign_code import begin
 from forebay.storage.atomic import write_atomically
 from forebay.storage.file_lock import NO_LOCKS, FileLock, try_lock
 from forebay.storage.filesystem import Location, below, resolve
@@ -143,7 +144,7 @@ class _Renewal:
             self._write()
             time.sleep(self._times.settle_s)
             if self._read().startswith(self._token):
-                self._thread.start()
+                begin(self._thread)
                 return
 
     def release(self) -> None:

@@ -181,7 +181,9 @@ def _timestamp(text: str, data_type: pa.TimestampType) -> pa.Scalar:
         raise ValueError("a time zone is in one of them only: add +00:00 or leave it out")
     if _NANOSECONDS.search(text):  # Python cuts them to microseconds
         return pa.scalar(text).cast(pa.timestamp("ns", data_type.tz)).cast(data_type)
-    return pa.scalar(moment, data_type)
+    # Python's microseconds would be cut to the unit of the column without an error.
+    is_between = moment.microsecond % {"s": 1_000_000, "ms": 1000}.get(data_type.unit, 1)
+    return pa.scalar(moment, pa.timestamp("us", data_type.tz) if is_between else data_type)
 
 
 def _wrong(column: str, value: Any, data_type: pa.DataType, why: str = "") -> InvalidOption:

@@ -6,7 +6,6 @@ Reads the filter's columns once.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from forebay.data.manifest.manifest import Field, Manifest
 from forebay.data.manifest.row_mask import KeptRows, RowMask
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import NoFiles
+from forebay.runtime.threads import each_in_threads
 
 _MOST_THREADS = 8
 _KEPT = "kept"
@@ -107,16 +107,17 @@ def judged(
 
     `mask_of` is not called for row groups without rows.
     """
-    found: list[NDArray[np.bool_]] = []
-    pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="forebay-filter")
-    try:
-        for mask in pool.map(lambda index: mask_of(index) if masks[index].any() else masks[index], range(len(masks))):
-            found.append(mask)
-            if progress is not None:
-                progress(len(found), len(masks))
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
-    return found
+    found: dict[int, NDArray[np.bool_]] = {}
+    for index, mask in each_in_threads(
+        lambda index: mask_of(index) if masks[index].any() else masks[index],
+        range(len(masks)),
+        most=_MOST_THREADS,
+        name="forebay-filter",
+    ):
+        found[index] = mask
+        if progress is not None:
+            progress(len(found), len(masks))
+    return [found[index] for index in range(len(masks))]
 
 
 def _filtered(

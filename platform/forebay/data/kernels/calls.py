@@ -185,10 +185,10 @@ def gather_steps(target: int, view: Ints, line: Ints, windows: Ints) -> None:
 def gather_scaled(out: Floats, view: Ints, scaling: Floats, line: Ints, windows: Ints) -> None:
     """Gather scaled steps of float32 columns.
 
-    As `gather_steps`, with each value as `(value - scaling[0]) * scaling[1]` of its column.
+    As `gather_steps`, with each value as `(value - scaling[0] + rest - scaling[4]) * scaling[1]` of its column.
 
-    `view` is (first step, steps, columns of a step, values of a window of `out`, row of `line` with the addresses,
-    columns to copy...). Padding is 0.
+    `view` is (first step, steps, columns of a step, values of a window of `out`, row of `line` with the addresses, row
+    with the addresses of the rests or 0 for no rests, columns to copy...). Padding is 0.
     """
     load().loops.gather_scaled(out, view, scaling, line, windows)
 
@@ -201,7 +201,7 @@ def fill_windows(
     Of the same view.
 
     `scaling[3]` holds the fill of a column: 0 keeps its NaNs. 1 takes the last value before one in its window, and
-    without one `scaling[2]`. 2 takes the next value of this view before that. `observed`, if not empty, becomes 1 where
-    a value was not filled, and 0 elsewhere, also for padding.
+    without one `scaling[2]`, which is scaled. 2 takes the next value of this view before that. `observed`, if not
+    empty, becomes 1 where a value was not filled, and 0 elsewhere, also for padding.
     """
     load().loops.fill_windows(out, observed, view, scaling, line, windows)

@@ -201,19 +201,19 @@ def _gather_steps(target: int, view: Ints, line: Ints, windows: Ints) -> None:
 def _gather_scaled(out: NDArray[Any], view: Ints, scaling: NDArray[Any], line: Ints, windows: Ints) -> None:
     """Gather scaled steps of float32 columns.
 
-    As `gather_steps`, with each value as `(value - scaling[0]) * scaling[1]` of its column.
+    As `gather_steps`, with each value as `(value - scaling[0] + rest - scaling[4]) * scaling[1]` of its column.
 
-    `view` is (first step, steps, columns of a step, values of a window of `out`, row of `line` with the addresses,
-    columns to copy...). Padding is 0.
+    `view` is (first step, steps, columns of a step, values of a window of `out`, row of `line` with the addresses, row
+    with the addresses of the rests or 0 for no rests, columns to copy...). Padding is 0.
     """
     skip, steps, width, window_values, number = view[0], view[1], view[2], view[3], view[4]
-    starts, address, columns = line[0], line[number], view[5:]
+    starts, address, rests, columns = line[0], line[number], line[view[5]], view[6:]
     is_whole = len(columns) == width
     for k in range(len(columns)):
         is_whole = is_whole and columns[k] == k
-    tiled = np.empty((2, max(_TILED_VALUES // width, 1) * width if is_whole else 0), np.float32)
+    tiled = np.empty((3, max(_TILED_VALUES // width, 1) * width if is_whole else 0), np.float32)
     for k in range(tiled.shape[1]):
-        tiled[0, k], tiled[1, k] = scaling[0, k % width], scaling[1, k % width]
+        tiled[0, k], tiled[1, k], tiled[2, k] = scaling[0, k % width], scaling[1, k % width], scaling[4, k % width]
     for i in range(windows.shape[1]):
         prefetch_window(i, view, 4 * width, line, windows)
         first, run, at = windows[0, i] + skip, windows[2, i], i * window_values
@@ -226,33 +226,50 @@ def _gather_scaled(out: NDArray[Any], view: Ints, scaling: NDArray[Any], line: I
             while position >= starts[run + 1]:
                 run += 1
             source = uint64(address[run] + position * width * 4)
+            rest = uint64(rests[run] + position * width * 4) if view[5] else uint64(0)
             count = min(stop, starts[run + 1]) - position
             if is_whole:
-                scale_steps(out[at : at + count * width], source, tiled)
+                scale_steps(out[at : at + count * width], source, rest, tiled)
             else:
-                items = items_at(source, out)
                 for step in range(count):
                     for k in range(len(columns)):
-                        out[at + step * len(columns) + k] = (
-                            items[step * width + columns[k]] - scaling[0, k]
-                        ) * scaling[1, k]
+                        out[at + step * len(columns) + k] = scaled_value(
+                            source, rest, step * width + columns[k], scaling[:, k]
+                        )
             at += count * len(columns)
             position += count
 
 
-def _scale_steps(out: NDArray[Any], source: int, tiled: NDArray[Any]) -> None:
+def _scaled_value(source: int, rest: int, index: int, scaling: NDArray[Any]) -> Any:
+    """Scale the value `index` behind address `source`.
+
+    `rest` is the address of the rests, or 0. `scaling` [5] is of its column.
+    """
+    items = items_at(source, scaling)
+    low = items_at(rest, scaling)[index] if rest else float32(0)
+    return ((items[index] - scaling[0]) + (low - scaling[4])) * scaling[1]
+
+
+def _scale_steps(out: NDArray[Any], source: int, rest: int, tiled: NDArray[Any]) -> None:
     """Copy scaled values from address `source`.
 
-    Each as `(value - tiled[0]) * tiled[1]`. `tiled` repeats whole steps.
+    Each as `(value - tiled[0] + rest - tiled[2]) * tiled[1]`, with the rests at address `rest`, or none for 0. `tiled`
+    repeats whole steps.
 
-    The inner loop has no index of a column, so that the compiler uses vector instructions: 6 GB/s with seven columns in
-    place of 2.
+    The inner loops have no index of a column, so that the compiler uses vector instructions: 6 GB/s with seven columns
+    in place of 2.
     """
     items, to = items_at(source, out), items_at(uint64(out.ctypes.data), out)
     shift, factor = items_at(uint64(tiled[0].ctypes.data), out), items_at(uint64(tiled[1].ctypes.data), out)
+    shift_rest, rests = items_at(uint64(tiled[2].ctypes.data), out), items_at(rest or source, out)
     for begin in range(0, len(out), tiled.shape[1]):
-        for k in range(min(tiled.shape[1], len(out) - begin)):
-            to[begin + k] = (items[begin + k] - shift[k]) * factor[k]
+        count = min(tiled.shape[1], len(out) - begin)
+        if rest:
+            for k in range(count):
+                to[begin + k] = ((items[begin + k] - shift[k]) + (rests[begin + k] - shift_rest[k])) * factor[k]
+        else:
+            for k in range(count):
+                to[begin + k] = ((items[begin + k] - shift[k]) - shift_rest[k]) * factor[k]
 
 
 def _value_before(view: Ints, scaling: NDArray[Any], line: Ints, window: Ints, column: int) -> Any:
@@ -261,15 +278,17 @@ def _value_before(view: Ints, scaling: NDArray[Any], line: Ints, window: Ints, c
     Before the view's first step in a window. NaN if there is none.
     """
     position, run = max(window[0] + view[0], window[1]) - 1, window[2]
-    starts, address = line[0], line[view[4]]
+    starts, address, rests, width = line[0], line[view[4]], line[view[5]], view[2]
     while starts[run + 1] <= position:
         run += 1
     while position >= window[1]:
         while position < starts[run]:
             run -= 1
-        value = items_at(uint64(address[run] + position * view[2] * 4), scaling)[view[5 + column]]
-        if not np.isnan(value):
-            return (value - scaling[0, column]) * scaling[1, column]
+        source = uint64(address[run] + position * width * 4)
+        rest = uint64(rests[run] + position * width * 4) if view[5] else uint64(0)
+        value = scaled_value(source, rest, view[6 + column], scaling[:, column])
+        if not np.isnan(items_at(source, scaling)[view[6 + column]]):
+            return value
         position -= 1
     return np.float32(np.nan)
 
@@ -306,10 +325,10 @@ def _fill_windows(
     Of the same view.
 
     `scaling[3]` holds the fill of a column: 0 keeps its NaNs. 1 takes the last value before one in its window, and
-    without one `scaling[2]`. 2 takes the next value of this view before that. `observed`, if not empty, becomes 1 where
-    a value was not filled, and 0 elsewhere, also for padding.
+    without one `scaling[2]`, which is scaled. 2 takes the next value of this view before that. `observed`, if not
+    empty, becomes 1 where a value was not filled, and 0 elsewhere, also for padding.
     """
-    skip, steps, window_values, width = view[0], view[1], view[3], len(view) - 5
+    skip, steps, window_values, width = view[0], view[1], view[3], len(view) - 6
     for i in range(windows.shape[1]):
         padded = min(max(windows[1, i] - windows[0, i] - skip, 0), steps)
         begin, stop = i * window_values + padded * width, i * window_values + steps * width
@@ -327,7 +346,7 @@ def _fill_windows(
                     if np.isnan(last) and scaling[3, k] > 1:
                         last = next_value(out[each:stop:width])
                     if np.isnan(last):
-                        last = (scaling[2, k] - scaling[0, k]) * scaling[1, k]
+                        last = scaling[2, k]
                     out[each] = last
                 last = out[each]
 
@@ -348,7 +367,8 @@ pack_columns = njit([void(uint64[::1], int64, int32[::1]), void(uint64[::1], int
 )
 pad = njit(void(uint64, int64, uint64, int64, int64[::1], int32[::1]), **_compiled)(_pad)
 prefetch_window = njit(void(int64, int64[::1], int64, int64[:, ::1], int64[:, ::1]), **_compiled)(_prefetch_window)
-scale_steps = njit(void(float32[::1], uint64, float32[:, ::1]), **_compiled)(_scale_steps)
+scale_steps = njit(void(float32[::1], uint64, uint64, float32[:, ::1]), **_compiled)(_scale_steps)
+scaled_value = njit(float32(uint64, uint64, int64, float32[:]), **_compiled)(_scaled_value)
 copy_steps = njit(void(uint64, uint64, int64, int64[::1]), **_compiled)(_copy_steps)
 gather_steps = njit(void(uint64, int64[::1], int64[:, ::1], int64[:, ::1]), **_compiled)(_gather_steps)
 gather_scaled = njit(void(float32[::1], int64[::1], float32[:, ::1], int64[:, ::1], int64[:, ::1]), **_compiled)(

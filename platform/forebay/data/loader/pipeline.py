@@ -25,7 +25,7 @@ from forebay.data.loader.gathered_epoch import GatheredEpoch, LoaderOptions
 from forebay.data.loader.rank_batches import SerialExecutor
 from forebay.data.transform.block import Block
 from forebay.errors import LoaderClosed
-from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.foreign_code import begin, outcome_of
 from forebay.runtime.memory.buffers import BufferPool
 from forebay.runtime.metrics import Counters
 
@@ -129,7 +129,7 @@ class Pipeline:
         self._gathered = self._gather(self._making)
         self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
         live_pipelines.add(self)
-        self._thread.start()
+        begin(self._thread)
 
     def makes(self, epoch: int, position: int) -> bool:
         """Whether a trainer can begin at a position."""

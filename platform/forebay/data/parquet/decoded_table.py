@@ -13,9 +13,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from forebay.data.parquet import page_kernels as kernels
+from forebay.data.parquet.arrow_checks import check_num_values, check_times
 from forebay.data.parquet.column_decoders import Numbers, decode_lists, decode_numbers, decode_texts
 from forebay.data.parquet.fetch import Pages
 from forebay.data.parquet.parquet_columns import ParquetColumns
+from forebay.data.parquet.struct_paths import top_column
 
 _NO_COLUMNS = pa.table({})
 _NO_TEXTS: Mapping[str, pa.DictionaryArray] = {}
@@ -146,9 +149,10 @@ DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)
 def decode(pages: Pages) -> DecodedTable:
     """Decode pages to a table in the calling thread.
 
-    Raises one of `DECODE_ERRORS`.
+    Raises one of `DECODE_ERRORS`, and `TimeOutOfRange`.
     """
     there = pages.footer.columns
+    _check_flat(pages)
     # A path into a struct is decoded as its column, with the fields that were fetched.
     top_of = there.tops(pages.columns)
     columns = tuple(dict.fromkeys(top_of.values()))
@@ -166,20 +170,65 @@ def decode(pages: Pages) -> DecodedTable:
     return DecodedTable(columns, rest, numbers=numbers if has_rows else None, texts=texts, there=there)
 
 
+def _check_flat(pages: Pages) -> None:
+    """Check that columns without lists have as many entries as rows.
+
+    Arrow would decode the rows, and leave other entries out. Raises `pa.ArrowInvalid`.
+    """
+    columns, rows = pages.footer.columns, pages.footer.metadata.row_group(pages.index).num_rows
+    wrong = np.flatnonzero((pages.num_values != rows) & columns.is_flat[list(pages.leaves)])
+    if len(wrong):
+        first = int(wrong[0])
+        raise pa.ArrowInvalid(
+            f"its footer states {rows} rows, and {pages.num_values[first]} values of column "
+            f"{columns.path(pages.leaves[first])!r}"
+        )
+
+
+def _check_pages(pages: Pages, columns: list[str]) -> None:
+    """Check that pages hold no more values than the footer states.
+
+    Arrow would leave them out. Raises `pa.ArrowInvalid`. Checks nothing in a process that has not loaded the kernels.
+    """
+    if pages.footer.codecs is None:
+        return
+    there, wanted, sizes = pages.footer.columns, set(columns), pages.ranges[:, 1] - pages.ranges[:, 0]
+    for k, address in enumerate(pages.file.addresses(pages.ranges).tolist()):
+        leaf = pages.leaves[k]
+        if address and there.top_of(leaf) in wanted:
+            found = kernels.count_values(address, int(sizes[k]))
+            if found > pages.num_values[k]:
+                raise pa.ArrowInvalid(
+                    f"column {there.path(leaf)!r} has {found} values in its pages, but {pages.num_values[k]} in its "
+                    "footer"
+                )
+
+
 def _decode_rest(pages: Pages, paths: list[str], columns: list[str]) -> pa.Table:
     """Table of `columns`, decoded by Arrow, and checked."""
+    _check_pages(pages, columns)
     table = _decode_by_arrow(pages, paths).select(columns)
     # Finds what the decoder does not check: text that is not UTF-8, and dictionary indices out of range.
     table.validate(full=True)
     rows = pages.footer.metadata.row_group(pages.index).num_rows
     if columns and table.num_rows != rows:
         raise pa.ArrowInvalid(f"its pages hold {table.num_rows} rows, but its footer states {rows}")
+    if any(pages.footer.columns.has_lists(name) for name in columns):
+        check_num_values(table, pages)
+    if times := pages.footer.columns.times_of_96_bits.intersection(pages.leaves):
+        tops = {pages.footer.columns.top_of(leaf) for leaf in times}.intersection(columns)
+        again = [path for path in paths if top_column(path, tops)]
+        check_times(table, _decode_by_arrow(pages, again, int96_unit="s").select(sorted(tops)), pages)
     return table
 
 
-def _decode_by_arrow(pages: Pages, paths: list[str]) -> pa.Table:
+def _decode_by_arrow(pages: Pages, paths: list[str], int96_unit: str | None = None) -> pa.Table:
     parquet = pq.ParquetFile(
-        pages.file, metadata=pages.footer.metadata, pre_buffer=False, page_checksum_verification=True
+        pages.file,
+        metadata=pages.footer.metadata,
+        pre_buffer=False,
+        page_checksum_verification=True,
+        coerce_int96_timestamp_unit=int96_unit,
     )
     return parquet.read_row_group(pages.index, columns=paths, use_threads=False)
 

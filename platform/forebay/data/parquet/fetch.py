@@ -37,7 +37,8 @@ class Pages:
     """Fetched parts of a row group, enough to decode `columns`.
 
     `leaves` are the numbers of their column chunks, and `ranges` where each starts and stops, int64 [leaves, 2].
-    `source_bytes` is the compressed size of these columns.
+    `num_values` is how many entries the footer states for each, int64 [leaves]. `source_bytes` is the compressed size
+    of these columns.
     """
 
     footer: Footer
@@ -45,6 +46,7 @@ class Pages:
     columns: tuple[str, ...]
     leaves: tuple[int, ...]
     ranges: NDArray[np.int64]
+    num_values: NDArray[np.int64]
     source_bytes: int
     file: FetchedFile
 
@@ -89,7 +91,7 @@ def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str
     """
     size = file.size()
     leaves = footer.columns.leaves(columns)
-    ranges = _ranges(footer, index, leaves)
+    ranges, num_values = _ranges(footer, index, leaves)
     parts = []
     for run in _runs(ranges, size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
         part = _read(file, run, local=local) if file.seek(run.start) == run.start else None
@@ -103,6 +105,7 @@ def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str
         columns=tuple(columns),
         leaves=leaves,
         ranges=ranges,
+        num_values=num_values,
         source_bytes=int((ranges[:, 1] - ranges[:, 0]).sum()),
         file=FetchedFile(size, parts),
     )
@@ -117,16 +120,21 @@ def _read(file: pa.NativeFile, run: _Run, *, local: bool) -> pa.Buffer:
     return pa.py_buffer(memory[: file.readinto(memory)])
 
 
-def _ranges(footer: Footer, index: int, leaves: Sequence[int]) -> NDArray[np.int64]:
+def _ranges(footer: Footer, index: int, leaves: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Bytes and numbers of entries of column chunks.
+
+    int64 [leaves, 2] and [leaves].
+    """
     row_group = footer.metadata.row_group(index)
-    ranges = []
+    ranges, num_values = [], []
     for leaf in leaves:
         chunk = row_group.column(leaf)
         start = chunk.data_page_offset
         if chunk.has_dictionary_page and 0 < chunk.dictionary_page_offset < start:
             start = chunk.dictionary_page_offset
         ranges.append((start, start + chunk.total_compressed_size))
-    return np.array(ranges, np.int64).reshape(-1, 2)
+        num_values.append(chunk.num_values)
+    return np.array(ranges, np.int64).reshape(-1, 2), np.array(num_values, np.int64)
 
 
 def _runs(ranges: NDArray[np.int64], size: int, *, hole_bytes: int) -> list[_Run]:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from forebay.data.manifest.manifest import Field
 from forebay.data.parquet.schemas import leaves_of
+from forebay.errors import CorruptFile
 
 _LENGTH_BYTES = 4
 _CHUNK_BYTES = 16
@@ -85,26 +86,60 @@ class FooterFacts:
         return [(sum(plain for plain, _ in group), sum(compressed for _, compressed in group)) for group in chosen]
 
 
-def read_facts(footer: pq.FileMetaData, fields: tuple[Field, ...], etag: str) -> FooterFacts:
+def read_facts(uri: str, footer: pq.FileMetaData, fields: tuple[Field, ...], etag: str) -> FooterFacts:
     """Read the facts of a checked footer.
 
-    It has passed `check_chunks`.
+    It has passed `check_chunks`. Raises `CorruptFile` if its counts contradict each other.
     """
-    paths = tuple(footer.schema.column(leaf).path for leaf in range(footer.num_columns))
+    columns = [footer.schema.column(leaf) for leaf in range(footer.num_columns)]
+    paths = tuple(column.path for column in columns)
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
-    chunks = [
-        [(chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in map(group.column, range(len(paths)))]
-        for group in groups
-    ]
+    num_rows = sum(group.num_rows for group in groups)
+    # Some writers state no rows in total (apache/parquet-testing has such a file). All other totals were counted.
+    if footer.num_rows not in (0, num_rows):
+        raise _contradiction(uri, f"{footer.num_rows} rows in total, and {num_rows} in its row groups")
+    is_flat = [not column.max_repetition_level for column in columns]
+    chunks: list[list[tuple[int, int]]] = []
+    for number, group in enumerate(groups):
+        found = [group.column(leaf) for leaf in range(len(paths))]
+        rows = group.num_rows
+        for leaf, chunk in enumerate(found):
+            entries, path = chunk.num_values, _path_of(chunk)
+            if path != paths[leaf] and (path is None or path in paths):
+                raise _contradiction(
+                    uri, f"{path or 'no text'!r} as the name of column {paths[leaf]!r} of row group {number}"
+                )
+            if entries != rows and (is_flat[leaf] or entries < rows):
+                raise _contradiction(
+                    uri, f"{rows} rows of row group {number}, and {entries} values of its column {paths[leaf]!r}"
+                )
+        chunks.append([(chunk.total_uncompressed_size, chunk.total_compressed_size) for chunk in found])
     return FooterFacts(
         etag=etag,
-        num_rows=footer.num_rows,
+        num_rows=num_rows,
         layout=FileLayout(fields, paths),
         groups=tuple(
             (group.num_rows, sum(plain for plain, _ in sizes), sum(compressed for _, compressed in sizes))
             for group, sizes in zip(groups, chunks, strict=True)
         ),
         chunks=np.array(chunks, "<i8").tobytes(),
+    )
+
+
+def _path_of(chunk: pq.ColumnChunkMetaData) -> str | None:
+    """Path that a footer states for a column chunk.
+
+    None if it is not UTF-8.
+    """
+    try:
+        return str(chunk.path_in_schema)
+    except UnicodeDecodeError:
+        return None
+
+
+def _contradiction(uri: str, found: str) -> CorruptFile:
+    return CorruptFile(
+        f"{uri} is corrupt: its footer states {found}. Write or copy the file again, or leave it out.", uri=uri
     )
 
 

@@ -23,7 +23,8 @@ _ONE, _SEVEN, _LOW = np.uint64(1), np.uint64(7), np.uint64(127)
 # Types of fields.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _SET, _STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12
 # Fields of a page header.
-_TYPE, _SIZE, _STORED_SIZE, _CHECKSUM, _OF_DATA, _OF_DICTIONARY = 1, 2, 3, 4, 5, 7
+_TYPE, _SIZE, _STORED_SIZE, _CHECKSUM, _OF_DATA, _OF_DICTIONARY, _OF_DATA_2 = 1, 2, 3, 4, 5, 7, 8
+_DATA_PAGE, _DATA_PAGE_2 = 0, 3
 _VALUES, _ENCODING, _DEFINITION, _REPETITION = 1, 2, 3, 4
 # Fields of a footer, down to the codec of a column chunk.
 _ROW_GROUPS, _CHUNKS, _METADATA, _CODEC = 4, 1, 3, 4
@@ -182,6 +183,27 @@ def _read_header(at: Int, end: Int, header: Ints) -> Int:
     return at if header[STORED_SIZE] <= end - at else 0
 
 
+def _count_values(at: Int, end: Int) -> Int:
+    """Count the values that the headers of all data pages state.
+
+    -1 if a header cannot be read.
+    """
+    count: Int = 0
+    while at < end:
+        kind, size = find_integer(at, end, _TYPE), find_integer(at, end, _STORED_SIZE)
+        if kind in (_DATA_PAGE, _DATA_PAGE_2):
+            own = find(at, end, _OF_DATA if kind == _DATA_PAGE else _OF_DATA_2, _STRUCT)
+            values = find_integer(own, end, _VALUES) if own else -1
+            if values < 0:
+                return -1
+            count += values
+        at = skip(at, end, _STRUCT)
+        if at == 0 or size < 0 or size > end - at:
+            return -1
+        at += size
+    return count
+
+
 def _open_structs(at: Int, end: Int, field: Int, count: Int) -> Int:
     """Address of the first struct in a list, or 0.
 
@@ -219,5 +241,6 @@ skip = njit(int64(int64, int64, int64), **COMPILED)(_skip)
 find = njit(int64(int64, int64, int64, int64), **COMPILED)(_find)
 find_integer = njit(int64(int64, int64, int64), **COMPILED)(_find_integer)
 read_header = njit(int64(int64, int64, int64[::1]), **COMPILED)(_read_header)
+count_values = njit(int64(int64, int64), **COMPILED)(_count_values)
 open_structs = njit(int64(int64, int64, int64, int64), **COMPILED)(_open_structs)
 read_codecs = njit(types.boolean(int64, int64, int64[:, ::1]), **COMPILED)(_read_codecs)

@@ -107,6 +107,14 @@ def decode_texts(
     return is_decoded
 
 
+def count_values(address: int, num_bytes: int) -> int:
+    """Count the values that the pages of a column chunk state.
+
+    -1 if a header cannot be read.
+    """
+    return int(load().page_headers.count_values(address, address + num_bytes))
+
+
 def read_codecs(address: int, num_bytes: int, row_groups: int, columns: int) -> Ints | None:
     """Codecs in a Parquet footer, int64 [row_groups, columns].
 

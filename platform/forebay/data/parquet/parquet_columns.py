@@ -5,8 +5,10 @@ Facts that all row groups share.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Sequence
 from functools import cached_property
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -117,6 +119,7 @@ class ParquetColumns:
         self._lists: dict[tuple[int, ...], tuple[ListColumn | None, ...]] = {}
         self._texts: dict[tuple[int, ...], tuple[TextColumn | None, ...]] = {}
         self._tops: dict[tuple[str, ...], dict[str, str]] = {}
+        self._row_bits: dict[tuple[str, ...], int] = {}
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
 
     @cached_property
@@ -131,6 +134,43 @@ class ParquetColumns:
     def _paths(self) -> tuple[str, ...]:
         parquet = self._metadata.schema
         return tuple(parquet.column(leaf).path for leaf in range(len(parquet)))
+
+    def path(self, leaf: int) -> str:
+        """Path of a column chunk."""
+        return self._paths[leaf]
+
+    @cached_property
+    def is_flat(self) -> NDArray[np.bool_]:
+        """Whether each column chunk has one entry a row.
+
+        Chunks in lists have more, bool [column chunks].
+        """
+        parquet = self._metadata.schema
+        return np.array([not parquet.column(leaf).max_repetition_level for leaf in range(len(parquet))], np.bool_)
+
+    @cached_property
+    def times_of_96_bits(self) -> frozenset[int]:
+        """Numbers of the column chunks of INT96."""
+        parquet = self._metadata.schema
+        return frozenset(leaf for leaf in range(len(parquet)) if parquet.column(leaf).physical_type == "INT96")
+
+    @cached_property
+    def _starts(self) -> list[int]:
+        return list(accumulate((num_leaves(field.type) for field in self.schema), initial=0))
+
+    @cached_property
+    def leaf_starts(self) -> dict[str, int]:
+        """Number of the first column chunk of each column."""
+        return dict(zip(self.schema.names, self._starts, strict=False))
+
+    def top_of(self, leaf: int) -> str:
+        """Column that a column chunk belongs to."""
+        return str(self.schema.names[bisect.bisect_right(self._starts, leaf) - 1])
+
+    def has_lists(self, name: str) -> bool:
+        """Whether a column has a list at any depth."""
+        start = self.leaf_starts[name]
+        return not self.is_flat[start : start + num_leaves(self.schema.field(name).type)].all()
 
     @cached_property
     def names(self) -> frozenset[str]:
@@ -176,6 +216,18 @@ class ParquetColumns:
         if wanted not in self._leaves:
             self._leaves[wanted] = tuple(leaves_of(self._paths, wanted))
         return self._leaves[wanted]
+
+    def row_bits(self, columns: Sequence[str]) -> int:
+        """Least bits of a decoded row.
+
+        Of lists and texts, only the offsets count.
+        """
+        wanted = tuple(columns)
+        if wanted not in self._row_bits:
+            top_of = self.tops(wanted)
+            types = [self.schema.field(top).type for top in dict.fromkeys(top_of.values()) if top in self.names]
+            self._row_bits[wanted] = sum(map(_least_bits, types))
+        return self._row_bits[wanted]
 
     def schema_of(self, columns: Sequence[str]) -> pa.Schema:
         """Schema of some columns, in their order."""
@@ -231,6 +283,37 @@ class ParquetColumns:
 
     def _paths_below(self, name: str) -> int:
         return sum(path.startswith(f"{name}.") for path in self._paths)
+
+
+def num_leaves(kind: pa.DataType) -> int:
+    """Number of column chunks that hold a column of this type."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return num_leaves(kind.storage_type)
+    if pa.types.is_map(kind):
+        return num_leaves(kind.key_type) + num_leaves(kind.item_type)
+    if is_list_like(kind):
+        return num_leaves(kind.value_type)
+    return sum(num_leaves(field.type) for field in kind) if pa.types.is_struct(kind) else 1
+
+
+def is_list_like(kind: pa.DataType) -> bool:
+    """Whether a value is a list of any kind, but no map."""
+    types = pa.types
+    return bool(
+        types.is_list(kind)
+        or types.is_large_list(kind)
+        or types.is_fixed_size_list(kind)
+        or types.is_list_view(kind)
+        or types.is_large_list_view(kind)
+    )
+
+
+def _least_bits(kind: pa.DataType) -> int:
+    """Least bits of a decoded value. Fields of a struct count as one."""
+    try:
+        return int(kind.bit_width)
+    except ValueError:  # no fixed width
+        return 32
 
 
 def _is_stored_as(arrow: pa.DataType, column: pq.ColumnSchema) -> bool:

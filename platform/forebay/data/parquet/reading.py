@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forebay.data.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGroup
+from forebay.data.parquet.arrow_checks import TimeOutOfRange
 from forebay.data.parquet.arrow_types import constant_array, parse_type
 from forebay.data.parquet.column_casts import cast_column, without_views
 from forebay.data.parquet.decoded_table import (
@@ -35,7 +36,7 @@ from forebay.data.parquet.footer import (
 )
 from forebay.data.parquet.schemas import fields_of, missing_column, read_schema
 from forebay.data.parquet.struct_paths import held_steps, require_path, steps_of, top_column
-from forebay.errors import CorruptFile, ReadFailed, SourceChanged, UnsupportedColumn
+from forebay.errors import CorruptFile, LimitReached, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.runtime.at_exit import finished_before_exit
 from forebay.runtime.metrics import Counters
 from forebay.storage.deadline import Cancellation
@@ -122,6 +123,7 @@ class RowGroupReader:
             CorruptFile: The footer cannot be decoded.
             MissingColumn: The manifest does not select such a column, or its struct has no such field.
             ReadFailed: Storage kept failing, or does not permit the read.
+            LimitReached: The row group needs more memory than the policy allows, or than there is.
         """
         row_group = self.manifest[index]
         tops, stored = self._selected(row_group, self.manifest.columns if columns is None else tuple(columns))
@@ -137,6 +139,8 @@ class RowGroupReader:
             raise _changed(row_group, "no longer exists") from error
         except PermissionError as error:
             raise ReadFailed(f"{row_group.uri} may not be read ({error}). {REMEDY}", what=what) from error
+        except MemoryError as error:
+            raise out_of_memory(row_group, error) from error
         self._counters.add("source_bytes", pages.source_bytes)
         return Fetched(index, pages, tops)
 
@@ -155,7 +159,9 @@ class RowGroupReader:
             CorruptFile: A page cannot be decoded. It may have been damaged in transit: fetch it once more. A flipped
                 bit is always found in files written with `write_page_checksum=True`. In other files it is found only if
                 it breaks the encoding.
-            UnsupportedColumn: A nested column holds more text in this row group than Arrow decodes (2 GiB).
+            UnsupportedColumn: A nested column holds more text in this row group than Arrow decodes (2 GiB), or a time
+                of 96 bits does not fit nanoseconds.
+            LimitReached: Memory does not suffice.
             Cancelled: The process is ending.
         """
         try:
@@ -164,15 +170,16 @@ class RowGroupReader:
                 has_views = not self._views.isdisjoint(fetched.columns)
                 table = _as_of_table(decode(fetched.pages), row_group, has_views=has_views)
                 return _with_constants(table, row_group, fetched.columns)
+        except TimeOutOfRange as error:
+            raise _time_out_of_range(self.manifest[fetched.index], error) from error
+        except MemoryError as error:
+            raise out_of_memory(self.manifest[fetched.index], error) from error
         except DECODE_ERRORS as error:
             row_group = self.manifest[fetched.index]
             if is_too_much_nested_text(error):
                 raise _too_much_nested_text(row_group, fetched.pages) from error
-            problem = (
-                "needs more memory than there is, or is corrupt" if isinstance(error, MemoryError) else "is corrupt"
-            )
             raise CorruptFile(
-                f"Row group {row_group.index} of {row_group.uri} {problem}: {error}. Write or copy the file again "
+                f"Row group {row_group.index} of {row_group.uri} is corrupt: {error}. Write or copy the file again "
                 "and scan again, or leave the file out.",
                 uri=row_group.uri,
                 row_group=row_group.index,
@@ -235,6 +242,7 @@ class RowGroupReader:
                 content = fetch_footer(row_group.uri, file)
                 footer = self._decoded(row_group, content, file.size())
                 _check_rows(row_group, footer.metadata)
+            _check_size(row_group, footer, names, self._policy)
             return fetch(file, footer, row_group.index, names, local=location.is_local), content
 
     def _stored_footer(self, row_group: RowGroup) -> Footer | None:
@@ -303,6 +311,47 @@ def _with_constants(table: DecodedTable, row_group: RowGroup, columns: tuple[str
         return table
     return table.with_columns(
         {name: constant_array(kind, text, row_group.rows) for name, kind, text in constants}, columns
+    )
+
+
+def out_of_memory(row_group: RowGroup, error: MemoryError) -> LimitReached:
+    """Error that a row group needs more memory than there is."""
+    return LimitReached(
+        f"Row group {row_group.index} of {row_group.uri} with {row_group.rows} rows needs more memory than there is "
+        f"({error or 'out of memory'}), or is corrupt. {_SMALLER}, read fewer row groups at once, or give the process "
+        "more memory.",
+        uri=row_group.uri,
+        row_group=row_group.index,
+        rows=row_group.rows,
+    )
+
+
+_SMALLER = "Write smaller row groups (row_group_size=...), read fewer columns (columns=[...])"
+
+
+def _check_size(row_group: RowGroup, footer: Footer, names: Sequence[str], policy: ReadPolicy) -> None:
+    """Raise `LimitReached` for more decoded bytes than the policy allows."""
+    needed, most = row_group.rows * footer.columns.row_bits(names) // 8, policy.row_group_limit()
+    if needed > most:
+        raise LimitReached(
+            f"Row group {row_group.index} of {row_group.uri} has {row_group.rows} rows, which take at least {needed} "
+            f"bytes in memory, and at most {most} are read. {_SMALLER}, or raise the limit: "
+            "ReadPolicy(most_row_group_bytes=...).",
+            uri=row_group.uri,
+            row_group=row_group.index,
+            rows=row_group.rows,
+            bytes=needed,
+        )
+
+
+def _time_out_of_range(row_group: RowGroup, error: TimeOutOfRange) -> UnsupportedColumn:
+    return UnsupportedColumn(
+        f"Row group {row_group.index} of {row_group.uri}: {error}. INT96 is read as nanoseconds, which hold 1677-09-21 "
+        "to 2262-04-11. Write the column as INT64 (Spark: spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS), or "
+        "leave it out (columns=[...]).",
+        uri=row_group.uri,
+        row_group=row_group.index,
+        columns=(error.column,),
     )
 
 

@@ -1,6 +1,6 @@
 """Check the statistics in a footer.
 
-Needs the footer's bytes, because pyarrow decodes a value before it checks it.
+Some of it needs the footer's bytes, because pyarrow decodes a value before it checks it.
 
 Layout: https://github.com/apache/parquet-format/blob/master/src/main/thrift/parquet.thrift, in the compact protocol:
 https://github.com/apache/thrift/blob/master/doc/specs/thrift-compact-protocol.md
@@ -44,6 +44,31 @@ def check_statistics(uri: str, footer: pa.Buffer, decoded: pq.FileMetaData) -> N
             "out, or scan without where=.",
             uri=uri,
         )
+
+
+def untrusted_groups(decoded: pq.FileMetaData, leaves: Sequence[int]) -> set[int]:
+    """Row groups whose statistics of some column chunks contradict themselves.
+
+    Arrow would prune by them: a minimum above the maximum keeps no row.
+    """
+    groups = range(decoded.num_row_groups)
+    return {index for index in groups if not all(_is_sound(decoded.row_group(index).column(leaf)) for leaf in leaves)}
+
+
+def _is_sound(chunk: pq.ColumnChunkMetaData) -> bool:
+    found = chunk.statistics
+    if found is None:
+        return True
+    nulls = found.null_count if found.has_null_count else 0
+    if not 0 <= nulls <= chunk.num_values:
+        return False
+    if not found.has_min_max:
+        return True
+    try:
+        # A NaN is not equal to itself.
+        return bool(found.min <= found.max) and nulls < chunk.num_values
+    except (pa.ArrowException, ValueError, OverflowError, TypeError):  # values that Python cannot hold
+        return False
 
 
 class _StructWalk:

@@ -19,8 +19,8 @@ from forebay.data.filters.where import Where
 from forebay.data.parquet.footer import check_chunks, check_types, decode_footer, fetch_footer
 from forebay.data.parquet.footer_facts import FooterFacts, read_facts, stored_facts
 from forebay.data.parquet.footer_store import FooterStore, facts_name, footer_name, kept_version
-from forebay.data.parquet.schemas import fields_of, read_schema
-from forebay.data.parquet.statistics import check_statistics
+from forebay.data.parquet.schemas import fields_of, leaves_of, read_schema
+from forebay.data.parquet.statistics import check_statistics, untrusted_groups
 from forebay.data.sources.dataset_files import SourceFile, Sources
 from forebay.data.sources.file_columns import FileColumns, Scanned, file_columns
 from forebay.errors import CorruptFile, InvalidOption, MissingColumn
@@ -110,10 +110,10 @@ class FileScan:
         selected = None if self.columns is None else {*self.columns, *self._compared(source, schema)}
         columns = file_columns(source, fields, self.sources, selected, schema)
         check_chunks(file.uri, footer, file.size)
+        facts = read_facts(file.uri, footer, fields, etag)
         may_match = None
-        if self.where is not None and footer.num_rows:
+        if self.where is not None and facts.num_rows:
             may_match = _may_match(self.where, columns, footer, content, is_retyped=self._is_retyped(columns))
-        facts = read_facts(footer, fields, etag)
         return self._scanned(source, facts, columns, may_match), facts
 
     def _scanned(
@@ -168,8 +168,11 @@ def _may_match(
             return None  # a filter that does not fit the table either is refused when the rows are read
         raise
     fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(content))
+    compared = columns.names_in_file(where.tops(field.name for field in columns.schema.fields))
+    paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
     try:
-        return {group.id for group in fragment.subset(filter=bounds).row_groups}
+        found = {group.id for group in fragment.subset(filter=bounds).row_groups}
+        return found | untrusted_groups(footer, leaves_of(paths, compared))
     except pa.ArrowNotImplementedError:
         return None  # Arrow 26 has no order of extension types, such as JSON and UUID
     except OSError as error:  # of the buffer in memory, so storage did not fail

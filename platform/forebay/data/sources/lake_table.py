@@ -6,7 +6,6 @@ Its files, columns and deleted rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
@@ -17,6 +16,7 @@ from forebay.data.manifest.manifest import Field
 from forebay.data.sources.field_ids import FieldIds
 from forebay.data.sources.partitions import Values
 from forebay.errors import InvalidOption
+from forebay.runtime.threads import each_in_threads
 from forebay.storage.retry import ReadPolicy, read
 from forebay.storage.versions import FoundFile, stat
 
@@ -70,5 +70,5 @@ def stat_files(uris: Sequence[str], table: str, policy: ReadPolicy) -> list[Foun
                 uri=uri,
             ) from error
 
-    with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="forebay-stat") as pool:
-        return list(pool.map(found, uris))
+    made = dict(each_in_threads(found, uris, most=_MOST_THREADS, name="forebay-stat"))
+    return [made[number] for number in range(len(uris))]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from functools import partial
 
@@ -29,6 +28,7 @@ from forebay.data.sources.file_columns import Scanned, retyped, with_absent
 from forebay.data.sources.file_scan import FileScan
 from forebay.data.sources.parquet_files import Uri
 from forebay.errors import NoFiles, ReadFailed, validate_type
+from forebay.runtime.threads import each_in_threads
 from forebay.storage.credentials import Access
 from forebay.storage.deadline import Cancellation
 from forebay.storage.filesystem import path_below
@@ -189,18 +189,15 @@ def _read_all(
         except PermissionError as error:
             raise ReadFailed(f"{file.uri} was listed but may not be read: {error}. {REMEDY}", what=file.uri) from error
 
-    threads = min(_MOST_THREADS, len(unread))
-    with ThreadPoolExecutor(threads, thread_name_prefix="forebay-scan") as pool:
-        futures = {pool.submit(attempt, number): number for number in unread}
-        try:
-            for future in as_completed(futures):
-                add(futures[future], future.result())
-                file_scan.put_new(_STORED_AT_ONCE)
-        finally:
-            # After an error or Ctrl-C: leave the pool at once, without waiting for the other footers.
-            cancelled.set()
-            pool.shutdown(wait=False, cancel_futures=True)
-            file_scan.put_new()
+    numbers = list(unread)
+    try:
+        for index, scanned in each_in_threads(attempt, numbers, most=_MOST_THREADS, name="forebay-scan"):
+            add(numbers[index], scanned)
+            file_scan.put_new(_STORED_AT_ONCE)
+    finally:
+        # After an error or Ctrl-C: do not wait for the other footers.
+        cancelled.set()
+        file_scan.put_new()
 
 
 def _say(promoted: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> None:

@@ -15,16 +15,18 @@ from forebay.data.parquet.decoded_table import Columns, as_table
 from forebay.data.transform.block import ATTACHED, ArraySchema, Block, BlockArray
 from forebay.data.transform.fingerprint.values import Identity, canonical, digest
 from forebay.data.transform.transform import LAYOUT_VERSION, Transform
+from forebay.data.windows.statistics import RESTS as NUM_RESTS
 from forebay.data.windows.statistics import summarize
 from forebay.data.windows.steps import StepColumns, Steps, sorted_steps
 from forebay.data.windows.views import WindowViews
 from forebay.errors import BadSeries
 
-SEQUENCE_VERSION = 1
+SEQUENCE_VERSION = 2
 """Increased when the same columns give other arrays."""
 
 TIME = f"{ATTACHED}time"
 VALUES = f"{ATTACHED}values."
+RESTS = f"{ATTACHED}rests."
 SUMMARY = f"{ATTACHED}summary."
 STATIC = f"{ATTACHED}static."
 RUN_ENDS = f"{ATTACHED}runs.ends"
@@ -40,12 +42,13 @@ class SequenceTransform(Transform):
 
     All arrays are attached (`ATTACHED`), since the runs and, of list columns, the steps are not as many as the rows:
     - `@values.<dtype>` [steps, columns]: the steps, sorted by (entity, time, row in the file).
+    - `@rests.<dtype>` float32 [steps, columns]: what the values lost when they were rounded. Left out if all are 0.
     - `@time` int64 [steps]: time in the unit of its column. Left out without a time column.
     - `@runs.ends` int64 [runs]: end of each run. A run holds all steps of one entity.
     - `@runs.times` int64 [runs, 2]: first and last time of each run.
     - `@runs.entities` int64 [runs], or `@runs.texts` uint8 and `@runs.text_ends` int64 [runs]: entity of each run.
     - `@static.<name>` [runs, ...]: static features of each run.
-    - `@summary.<dtype>` float64 [columns, 7]: see `summarize`.
+    - `@summary.<dtype>` float64 [columns, 8]: see `summarize`.
     """
 
     step_columns: StepColumns
@@ -103,7 +106,8 @@ class SequenceTransform(Transform):
         arrays[RUN_TIMES] = np.stack([steps.time[first], steps.time[steps.ends - 1]], axis=1)
         arrays |= _entity_arrays(steps.entities)
         arrays |= _static_arrays(columns, table, steps, first)
-        arrays |= {f"{SUMMARY}{dtype}": summarize(values) for dtype, values in steps.values.items()}
+        for dtype, values in steps.values.items():
+            arrays |= _summary_arrays(dtype, values, steps.wide.get(dtype))
         return Block(table.num_rows, {name: np.ascontiguousarray(array) for name, array in arrays.items()})
 
 
@@ -139,6 +143,25 @@ class Runs:
 
     def __len__(self) -> int:
         return len(self.ends)
+
+
+def _summary_arrays(dtype: str, values: BlockArray, wide: NDArray[np.float64] | None) -> dict[str, BlockArray]:
+    """Summary of an array of steps, and its rests."""
+    summary = summarize(values if wide is None else wide)
+    if wide is None:
+        return {f"{SUMMARY}{dtype}": summary}
+    rests = np.where(np.isfinite(wide), wide - values, 0).astype(np.float32)
+    summary[:, NUM_RESTS] = np.count_nonzero(rests, axis=0)
+    return {f"{SUMMARY}{dtype}": summary, f"{RESTS}{dtype}": rests}
+
+
+def exact_values(block: Block, dtype: str) -> BlockArray:
+    """Values of a block before they were rounded.
+
+    float64 [steps, columns], to 48 bits. The array of `dtype` itself if it rounds none.
+    """
+    values, rests = block.arrays[f"{VALUES}{dtype}"], block.arrays.get(f"{RESTS}{dtype}")
+    return values if rests is None else values.astype(np.float64) + rests
 
 
 def _entity_arrays(entities: pa.Array) -> dict[str, BlockArray]:

@@ -7,15 +7,22 @@ from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.transform.block import BlockArray
 from forebay.data.windows.index import WindowIndex, WindowShape, require_windows
-from forebay.data.windows.sequence_block import VALUES, SequenceTransform
+from forebay.data.windows.sequence_block import SequenceTransform, exact_values
 from forebay.data.windows.series_blocks import Series, SeriesBlocks
 from forebay.data.windows.splits import TargetBounds
-from forebay.data.windows.statistics import ColumnStatistics, QuantileCounts, Summary, fold, summarize
+from forebay.data.windows.statistics import (
+    RESTS,
+    ColumnStatistics,
+    QuantileCounts,
+    Summary,
+    any_of,
+    fold,
+    summarize,
+)
 from forebay.data.windows.views import WindowViews
 from forebay.errors import InvalidOption
 
@@ -61,7 +68,7 @@ class TrainingPart:
         found = {dtype: [kept[block] for block in whole] for dtype, kept in self.series.summaries.items()}
         for index, block in self.blocks.each(cut):
             for dtype, kept in found.items():
-                kept.append(summarize(_selected(block.arrays[f"{VALUES}{dtype}"], cut[index])))
+                kept.append(summarize(_selected(exact_values(block, dtype), cut[index])))
         return found
 
     @cached_property
@@ -85,16 +92,21 @@ class TrainingPart:
         return whole, {block: sorted(ranges[block]) for block in sorted(ranges)}
 
     def _with_quantiles(self, folded: dict[str, ColumnStatistics]) -> dict[str, ColumnStatistics]:
+        is_rounded = any_of(RESTS, self.series.summaries["float32"])
+        counts = [
+            QuantileCounts(partial(self._values, number), np.float64 if is_rounded[number] else np.float32)
+            for number in range(len(folded))
+        ]
         return {
-            name: replace(column, quantiles=QuantileCounts(partial(self._values, number)).at(self.quantiles))
+            name: replace(column, quantiles=counts[number].at(self.quantiles))
             for number, (name, column) in enumerate(folded.items())
         }
 
-    def _values(self, column: int) -> Iterator[NDArray[np.float32]]:
+    def _values(self, column: int) -> Iterator[BlockArray]:
         """Values of a float32 column by block."""
         whole, cut = self._ranges
         for index, block in self.blocks.each(sorted([*whole, *cut])):
-            values = block.arrays[f"{VALUES}float32"]
+            values = exact_values(block, "float32")
             yield (_selected(values, cut[index]) if index in cut else values)[:, column]
 
 

@@ -35,9 +35,11 @@ from forebay.data.windows.splits import TargetBounds, fraction_cuts, parts_of_cu
 from forebay.data.windows.statistics import (
     INFINITE,
     NULLS,
+    RESTS,
     ColumnStatistics,
     Scale,
-    Summary,
+    any_of,
+    needs_rests,
     saved_statistics,
     scaling_of,
 )
@@ -276,7 +278,9 @@ class Sequences:
     def views_of(self, statistics: Mapping[str, ColumnStatistics]) -> WindowViews:
         """Arrays of a batch, scaled and filled by `statistics`."""
         options = FillOptions(fill=self.fill, observed=self.observed)
-        nulls_of = {dtype: _any_of(NULLS, kept) for dtype, kept in self.series.summaries.items()}
+        nulls_of = {dtype: any_of(NULLS, kept) for dtype, kept in self.series.summaries.items()}
+        summaries = self.series.summaries.get("float32")
+        is_rounded = any_of(RESTS, summaries) if summaries else np.zeros(0, np.bool_)
         views = []
         for view in self._views:
             nulls = bool(nulls_of[view.dtype][list(view.columns)].any())
@@ -289,12 +293,18 @@ class Sequences:
                 continue
             names = [self._block_transform.step_columns.values["float32"][number] for number in view.columns]
             shift, factor = scaling_of(statistics, names, self.scale)
-            means = np.nan_to_num([statistics[name].mean for name in names])
+            means = (np.nan_to_num([statistics[name].mean for name in names]) - shift) * factor
             # Scaled infinities may be NaN. A column with neither has nothing to fill, in no batch.
-            may_be_nan = nulls_of["float32"] | _any_of(INFINITE, self.series.summaries["float32"])
+            may_be_nan = nulls_of["float32"] | any_of(INFINITE, self.series.summaries["float32"])
             kinds = np.where(may_be_nan[list(view.columns)], options.kind(view.name), 0)
-            scaling = np.stack([shift, factor, means, kinds]).astype(np.float32)
-            views.append(View(**{name: getattr(view, name) for name in _VIEW_FIELDS}, scaling=scaling))
+            short = shift.astype(np.float32)
+            lost = np.subtract(shift, short, out=np.zeros_like(shift), where=np.isfinite(short))
+            scaling = np.stack([short, factor, means, kinds, lost]).astype(np.float32)
+            rounded = zip(names, factor.tolist(), is_rounded[list(view.columns)].tolist(), strict=True)
+            with_rests = self.scale is not None and any(
+                loses and needs_rests(statistics[name], each) for name, each, loses in rounded
+            )
+            views.append(replace(view, scaling=scaling, with_rests=with_rests))
         uses_statistics = any(view.scaling is not None for view in views)
         return WindowViews(
             views=tuple(views),
@@ -378,15 +388,6 @@ class Sequences:
             raise InvalidOption(f"entities={share!r}: hold out a share between 0 and 1, e.g. 0.1.", entities=share)
         hashes = [derive(seed, int(digest(repr(name).encode())[:16], 16)) for name in self.series.entities.to_pylist()]
         return np.array([each < share * 2**64 for each in hashes], dtype=bool)
-
-
-def _any_of(entry: int, summaries: Sequence[Summary]) -> NDArray[np.bool_]:
-    """Whether any of `summaries` counts `entry`, by column."""
-    found: NDArray[np.bool_] = np.any([each[:, entry] > 0 for each in summaries], axis=0)
-    return found
-
-
-_VIEW_FIELDS = ("name", "dtype", "columns", "width", "steps")
 
 
 def _named(*cuts: object) -> dict[str, object]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, Literal
 
@@ -19,7 +19,7 @@ from forebay.data.transform.block import BlockArray
 from forebay.errors import InvalidOption
 
 Summary = NDArray[np.float64]
-"""float64 [columns, 7]: one row per column, with the entries below."""
+"""float64 [columns, 8]: one row per column, with the entries below."""
 
 COUNT: Final = 0
 """Number of values that are not NaN."""
@@ -31,14 +31,16 @@ SUM: Final = 5
 """Sum of the finite values."""
 SQUARES: Final = 6
 """Sum of squared distances of the finite values from their mean."""
-NUM_ENTRIES: Final = 7
+RESTS: Final = 7
+"""Number of values that their array rounds."""
+NUM_ENTRIES: Final = 8
 
 
 def summarize(values: BlockArray) -> Summary:
-    """Summarize `values` [steps, columns] in 56 bytes a column.
+    """Summarize `values` [steps, columns] in 64 bytes a column.
 
     A pure function of the values, also in the last bit. NumPy's sum is pairwise: its error grows with the logarithm of
-    the number of values. `min` and `max` include infinities; without values they are inf and -inf.
+    the number of values. `min` and `max` include infinities; without values they are inf and -inf. `RESTS` is left 0.
     """
     summary = np.zeros((values.shape[1], NUM_ENTRIES))
     for column, entries in enumerate(summary):
@@ -51,6 +53,12 @@ def summarize(values: BlockArray) -> Summary:
         entries[SUM] = finite.sum()
         entries[SQUARES] = np.square(finite - entries[SUM] / max(len(finite), 1)).sum()
     return summary
+
+
+def any_of(entry: int, summaries: Sequence[Summary]) -> NDArray[np.bool_]:
+    """Whether any of `summaries` counts `entry`, by column."""
+    found: NDArray[np.bool_] = np.any([each[:, entry] > 0 for each in summaries], axis=0)
+    return found
 
 
 Scale = Literal["standard", "minmax", "robust"]
@@ -102,7 +110,7 @@ def fold(summaries: Sequence[Summary], columns: Sequence[str]) -> dict[str, Colu
 
     `math.fsum` rounds once, so the order of the summaries and how they were divided among workers change nothing.
     """
-    stacked = np.stack(summaries) if summaries else np.zeros((0, len(columns), 7))
+    stacked = np.stack(summaries) if summaries else np.zeros((0, len(columns), NUM_ENTRIES))
     return {name: _column(stacked[:, number]) for number, name in enumerate(columns)}
 
 
@@ -143,8 +151,8 @@ def join_statistics(saved: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def scaling_of(
     statistics: Mapping[str, ColumnStatistics], columns: Sequence[str], scale: Scale | None
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """Shift and factor of each column, float32 [columns] each.
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Shift and factor of each column, float64 [columns] each.
 
     A value becomes `(value - shift) * factor`. "standard": mean 0 and deviation 1. "minmax": from 0 to 1. "robust":
     median 0 and distance of the quartiles 1. A constant column is only shifted. A column without values is left as it
@@ -157,68 +165,101 @@ def scaling_of(
     pairs = [_scaling(statistics[name], scale) for name in columns]
     shifts, widths = [shift for shift, _ in pairs], [width for _, width in pairs]
     usable = [width if math.isfinite(width) and width > 0 else 1.0 for width in widths]
-    return np.array(shifts, np.float32), np.array([1 / width for width in usable], np.float32)
+    return np.array(shifts, np.float64), np.array([1 / width for width in usable], np.float64)
+
+
+def needs_rests(column: ColumnStatistics, factor: float) -> bool:
+    """Whether float32 would round a column's scaled values.
+
+    By more than the rounding of the scaled values themselves, which are seldom beyond 8. `factor` is as in
+    `scaling_of`.
+    """
+    return max(abs(column.min), abs(column.max)) * factor > _SELDOM_BEYOND
+
+
+_SELDOM_BEYOND = 8.0
 
 
 class QuantileCounts:
-    """Exact quantiles of a float32 column in two passes.
+    """Exact quantiles of a column of floats.
 
-    The first pass counts the upper 16 bits of each value. The second counts the lower 16 bits of the values that share
-    the upper bits of a wanted rank. Bits are made order-preserving first. Integers add up in any order.
+    Each pass counts 16 bits of the values that share the upper bits of a wanted rank: two passes for float32, four for
+    float64. Bits are made order-preserving first. Integers add up in any order.
 
     Args:
-        values_of: Returns the column's values by block, float32 [n] each. Called once a pass.
+        values_of: Returns the column's values by block, arrays [n]. Called once a pass.
+        dtype: Type in which the values are counted: the widest one among the blocks.
     """
 
-    def __init__(self, values_of: Callable[[], Iterable[NDArray[np.float32]]]) -> None:
-        self._values_of = values_of
-        self._high = np.zeros(1 << 16, dtype=np.int64)
-        for codes in _codes(values_of()):
-            self._high += np.bincount(codes >> np.uint32(16), minlength=1 << 16)
+    def __init__(
+        self,
+        values_of: Callable[[], Iterable[NDArray[np.floating[Any]]]],
+        dtype: type[np.float32 | np.float64] = np.float32,
+    ) -> None:
+        self._values_of, self._dtype = values_of, dtype
+        self._bits = 8 * np.dtype(dtype).itemsize
+        self._high = self._counts({0})[0]
 
     def at(self, shares: Sequence[float]) -> dict[float, float]:
         """Values at ranks `round(share * (count - 1))`.
 
         NaN without values.
         """
-        ends = np.cumsum(self._high)
-        count = int(ends[-1])
-        if not count:
+        if not (count := int(self._high.sum())):
             return dict.fromkeys(shares, math.nan)
-        ranks = {share: round(share * (count - 1)) for share in shares}
-        tops = {share: int(np.searchsorted(ends, rank, side="right")) for share, rank in ranks.items()}
-        low = {top: np.zeros(1 << 16, dtype=np.int64) for top in tops.values()}
-        for codes in _codes(self._values_of()):
-            high = codes >> np.uint32(16)
-            for top in low:
-                low[top] += np.bincount(codes[high == top] & np.uint32(0xFFFF), minlength=1 << 16)
-        found = {}
-        for share, rank in ranks.items():
-            top = tops[share]
-            inner = rank - int(ends[top] - self._high[top])
-            bottom = int(np.searchsorted(np.cumsum(low[top]), inner, side="right"))
-            found[share] = _value((top << 16) | bottom)
-        return found
+        # Code of the upper bits, and the rank among the values that share them.
+        found = {share: _below(self._high, 0, round(share * (count - 1))) for share in shares}
+        for known in range(_DIGIT, self._bits, _DIGIT):
+            counts = self._counts({code for code, _ in found.values()}, known)
+            found = {share: _below(counts[code], code, rank) for share, (code, rank) in found.items()}
+        return {share: _value(code, self._dtype) for share, (code, _) in found.items()}
+
+    def _counts(self, codes: Collection[int], known: int = 0) -> dict[int, NDArray[np.int64]]:
+        """Count the next 16 bits behind `known` bits, by these."""
+        counts = {code: np.zeros(1 << _DIGIT, dtype=np.int64) for code in codes}
+        for bits in _codes(self._values_of(), self._dtype):
+            upper = bits >> bits.dtype.type(self._bits - known) if known else np.zeros_like(bits)
+            digit = (bits >> bits.dtype.type(self._bits - known - _DIGIT)) & bits.dtype.type((1 << _DIGIT) - 1)
+            for code in counts:
+                counts[code] += np.bincount(digit[upper == code].astype(np.int64), minlength=1 << _DIGIT)
+        return counts
 
 
-_SIGN, _ALL = np.uint32(0x80000000), np.uint32(0xFFFFFFFF)
+_DIGIT = 16
 
 
-def _codes(blocks: Iterable[BlockArray]) -> Iterator[NDArray[np.uint32]]:
+def _below(counts: NDArray[np.int64], code: int, rank: int) -> tuple[int, int]:
+    """Code with the digit at `rank`, and the rank behind it."""
+    ends = np.cumsum(counts)
+    digit = int(np.searchsorted(ends, rank, side="right"))
+    return (code << _DIGIT) | digit, rank - int(ends[digit] - counts[digit])
+
+
+def _codes(
+    blocks: Iterable[NDArray[np.floating[Any]]], dtype: type[np.float32 | np.float64]
+) -> Iterator[NDArray[np.unsignedinteger[Any]]]:
     """Values except NaN, as integers of the same order."""
     for values in blocks:
-        present = np.ascontiguousarray(values[~np.isnan(values)], np.float32) + np.float32(0)  # -0.0 becomes 0.0
-        bits = present.view(np.uint32)
-        yield bits ^ np.where(bits & _SIGN, _ALL, _SIGN)
+        present: NDArray[Any] = values[~np.isnan(values)].astype(dtype)
+        present += 0  # -0.0 becomes 0.0
+        yield _in_order(present.view(f"uint{8 * present.itemsize}"))
 
 
-def _value(code: int) -> float:
-    bits = np.uint32(code)
-    return float(np.array([bits ^ (_SIGN if bits & _SIGN else _ALL)], np.uint32).view(np.float32)[0])
+def _in_order(bits: NDArray[np.unsignedinteger[Any]]) -> NDArray[np.unsignedinteger[Any]]:
+    """Turn the bits of floats into integers of their order."""
+    one = bits.dtype.type(1)
+    sign = one << bits.dtype.type(8 * bits.itemsize - 1)
+    return bits ^ np.where(bits & sign, ~bits.dtype.type(0), sign)
+
+
+def _value(code: int, dtype: type[np.float32 | np.float64]) -> float:
+    bits, sign = 8 * np.dtype(dtype).itemsize, 1 << (8 * np.dtype(dtype).itemsize - 1)
+    unsigned = code ^ (sign if code & sign else (1 << bits) - 1)
+    return float(np.array([unsigned], f"uint{bits}").view(dtype)[0])
 
 
 def _column(entries: NDArray[np.float64]) -> ColumnStatistics:
-    """Combine the summaries of one column, float64 [blocks, 7]."""
+    """Combine the summaries of one column, float64 [blocks, 8]."""
     count, nulls, infinite = (int(entries[:, entry].sum()) for entry in (COUNT, NULLS, INFINITE))
     finite = entries[:, COUNT] - entries[:, INFINITE]
     number = count - infinite

@@ -5,7 +5,7 @@ Sorted by (entity, time, row in the file), and read from either layout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -141,6 +141,8 @@ class Steps:
         entities: Entity of each run, int64 or large_string [runs].
         time: Time of each step in the column's own unit, int64 [steps]. Without a time column: number in the row group.
         values: Array [steps, columns] by dtype.
+        wide: The values before they were rounded to their dtype, float64 [steps, columns]. Only of dtypes that rounded
+            one.
     """
 
     row: Ints
@@ -148,6 +150,7 @@ class Steps:
     entities: pa.Array
     time: Ints
     values: dict[str, BlockArray]
+    wide: dict[str, NDArray[np.float64]]
 
 
 def sorted_steps(columns: StepColumns, table: pa.Table) -> Steps:
@@ -167,11 +170,15 @@ def sorted_steps(columns: StepColumns, table: pa.Table) -> Steps:
     if columns.time is not None:
         time_type = columns.time_type(dict(zip(table.schema.names, table.schema.types, strict=True)))
         _refuse_repeated(columns, used, step_codes, time, row, time_type)
-    values = {
-        dtype: _packed(columns, table, names, dtype, None if is_sorted else order)
-        for dtype, names in columns.values.items()
-    }
-    return Steps(row=row, ends=last + 1, entities=used, time=time, values=values)
+    values, wide = {}, {}
+    for dtype, names in columns.values.items():
+        items = {name: _step_items(columns, table, name) for name in names}
+        packed, exact = _packed(items, dtype), _exact_values(items, dtype)
+        if exact is not None and _refuse_too_large(names, packed, exact, dtype):
+            wide[dtype] = exact if is_sorted else exact[order]
+        # After packing: one take of whole rows is faster than a take per column.
+        values[dtype] = np.ascontiguousarray(packed if is_sorted else packed[order])
+    return Steps(row=row, ends=last + 1, entities=used, time=time, values=values, wide=wide)
 
 
 def _rows_of_steps(columns: StepColumns, table: pa.Table) -> Ints:
@@ -276,13 +283,16 @@ def _refuse_repeated(
     )
 
 
-def _packed(
-    columns: StepColumns, table: pa.Table, names: tuple[str, ...], dtype: str, order: Ints | None
-) -> BlockArray:
+def _step_items(columns: StepColumns, table: pa.Table, name: str) -> pa.Array:
+    column = whole(table[name])
+    return _items(column) if columns.is_list else column
+
+
+def _packed(items: Mapping[str, pa.Array], dtype: str) -> BlockArray:
+    """Pack columns into an array [steps, columns]."""
     arrays = []
-    for name in names:
-        column = whole(table[name])
-        column = cast_numbers("Sequences", name, _items(column) if columns.is_list else column, dtype)
+    for name, item in items.items():
+        column = cast_numbers("Sequences", name, item, dtype)
         if column.null_count and not dtype.startswith("float"):
             raise BadSeries(
                 f"Column {name!r} has {column.null_count} nulls, which {dtype} cannot hold. Give a float dtype, where "
@@ -293,9 +303,48 @@ def _packed(
         if column.null_count:
             column = pc.fill_null(column, pa.scalar(np.nan, pa.float64()).cast(column.type))
         arrays.append(column)
-    packed = pack_rows(arrays, dtype)
-    # After packing: one take of whole rows is faster than a take per column.
-    return np.ascontiguousarray(packed if order is None else packed[order])
+    return pack_rows(arrays, dtype)
+
+
+_ROUNDED = {"float32": 24, "float16": 11}
+"""Bits of the whole numbers that a dtype holds."""
+
+
+def _exact_values(items: Mapping[str, pa.Array], dtype: str) -> NDArray[np.float64] | None:
+    """Values as float64 [steps, columns].
+
+    None if `dtype` rounds none of them, by their types.
+    """
+    if all(_is_exact(item.type, dtype) for item in items.values()):
+        return None
+    columns = [cast_numbers("Sequences", name, item, "float64") for name, item in items.items()]
+    return np.stack([column.to_numpy(zero_copy_only=False).astype(np.float64) for column in columns], axis=1)
+
+
+def _is_exact(kind: pa.DataType, dtype: str) -> bool:
+    kind = value_type(kind)
+    if dtype not in _ROUNDED or pa.types.is_boolean(kind) or pa.types.is_null(kind):
+        return True
+    if pa.types.is_floating(kind):
+        return bool(kind.bit_width <= np.dtype(dtype).itemsize * 8)
+    return bool(pa.types.is_integer(kind) and kind.bit_width <= _ROUNDED[dtype])
+
+
+def _refuse_too_large(names: Sequence[str], packed: BlockArray, exact: NDArray[np.float64], dtype: str) -> bool:
+    """Whether `packed` rounds one of the `exact` values.
+
+    Raises `BadSeries` for a finite value that became infinite.
+    """
+    wrong = np.isinf(packed) & np.isfinite(exact)
+    if wrong.any():
+        step, column = (int(each[0]) for each in np.nonzero(wrong))
+        raise BadSeries(
+            f"Column {names[column]!r} has the value {exact[step, column]}, and {dtype} ends at "
+            f"{np.finfo(dtype).max:.3g}. Give History(dtype=...) or Horizon(dtype=...) a wider one, or divide the "
+            "column before writing the files.",
+            column=names[column],
+        )
+    return bool(((packed != exact) & ~np.isnan(exact)).any())
 
 
 def _items(lists: pa.Array) -> pa.Array:

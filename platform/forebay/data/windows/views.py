@@ -84,8 +84,9 @@ class View:
         columns: Numbers of the columns in that array.
         width: Number of columns of that array.
         steps: Steps relative to the start of the window, ascending.
-        scaling: Shift, factor, value of an empty start, and kind of fill of each column, float32 [4, columns]. None
-            copies the bits.
+        scaling: Shift, factor, scaled value of an empty start, kind of fill, and what the shift lost as float32, of
+            each column, float32 [5, columns]. None copies the bits.
+        with_rests: Whether values are scaled from what they were before they were rounded.
     """
 
     name: str
@@ -94,6 +95,7 @@ class View:
     width: int
     steps: tuple[int, ...]
     scaling: NDArray[np.float32] | None = None
+    with_rests: bool = False
 
     @property
     def copies_rows(self) -> bool:

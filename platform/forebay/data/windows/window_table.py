@@ -15,7 +15,7 @@ from forebay.data.plan.order import Order, PositionedRows
 from forebay.data.plan.permute import Ints
 from forebay.data.transform.block import Block
 from forebay.data.windows.index import LocatedWindows, WindowIndex, window_indices
-from forebay.data.windows.sequence_block import RUN_ENDS, STATIC, VALUES
+from forebay.data.windows.sequence_block import RESTS, RUN_ENDS, STATIC, VALUES
 from forebay.data.windows.views import View, WindowViews
 from forebay.errors import SourceChanged
 from forebay.runtime.memory.buffers import BufferPool
@@ -54,7 +54,9 @@ class WindowTable:
         self._blocks: dict[int, Block] = {}
         self._dtypes = tuple(dict.fromkeys(view.dtype for view in views.views))
         # One row of starts, and one of addresses per dtype: address of a step at offset 0, if the run reached so far.
-        self._line = np.zeros((1 + len(self._dtypes), len(index.line.starts)), dtype=np.int64)
+        # The last one is of the rests of float32.
+        self._rests: dict[int, NDArray[np.generic]] | None = {} if any(v.with_rests for v in views.views) else None
+        self._line = np.zeros((2 + len(self._dtypes), len(index.line.starts)), dtype=np.int64)
         self._line[0] = index.line.starts
         self._is_present = np.zeros(len(index.line.block), dtype=bool)
         self._parts = [self._parts_of(view) for view in views.views]
@@ -88,8 +90,12 @@ class WindowTable:
             )
         runs = self._index.runs_in(index)
         first = self._index.line.first[runs]
-        for number, dtype in enumerate(self._dtypes, start=1):
-            steps = block.arrays[f"{VALUES}{dtype}"]
+        arrays = [block.arrays[f"{VALUES}{dtype}"] for dtype in self._dtypes]
+        if self._rests is not None:
+            rests = block.arrays.get(f"{RESTS}float32")
+            arrays.append(np.zeros_like(block.arrays[f"{VALUES}float32"]) if rests is None else rests)
+            self._rests[index] = arrays[-1]
+        for number, steps in enumerate(arrays, start=1):
             self._line[number, runs] = steps.ctypes.data + (first - self._line[0, runs]) * steps.strides[0]
         own = np.searchsorted(block.arrays[RUN_ENDS], first, side="right")
         for name in self._views.static:
@@ -105,6 +111,8 @@ class WindowTable:
         None if the table does not have it.
         """
         self._is_present[self._index.runs_in(index)] = False
+        if self._rests is not None:
+            self._rests.pop(index, None)
         return self._blocks.pop(index, None)
 
     def gather(self, windows: LocatedWindows) -> tuple[Arrays, int]:
@@ -147,7 +155,8 @@ class WindowTable:
             step_bytes = view.width * np.dtype(view.dtype).itemsize
             tail = [step_bytes, len(view.steps) * step_bytes, number]
         else:
-            tail = [view.width, len(view.steps) * len(view.columns), number, *view.columns]
+            rests = 1 + len(self._dtypes) if view.with_rests else 0
+            tail = [view.width, len(view.steps) * len(view.columns), number, rests, *view.columns]
         return [ViewPart(first, np.array([step, count, *tail])) for first, step, count in view.ranges()]
 
     def _copy(self, view: View, parts: list[ViewPart], out: NDArray[np.generic], windows: NDArray[np.int64]) -> None:

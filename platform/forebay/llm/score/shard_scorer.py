@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -127,7 +127,7 @@ class ShardScorer:
 
     def _assemble(self, piece: Piece, source: RowBlock, answers: Sequence[RowAnswer]) -> pa.Table:
         numbers = pa.array(range(piece.start, piece.stop), pa.int64())
-        return pa.table({ROW: numbers, **source.kept, **self._spec.task.columns(answers)})
+        return pa.table({ROW: numbers, **source.kept, **self._spec.task.columns([readable(each) for each in answers])})
 
     def _answers(self, piece: Piece, source: RowBlock) -> list[RowAnswer]:
         answers: list[RowAnswer | None] = [None] * piece.num_rows
@@ -172,7 +172,24 @@ class ShardScorer:
 
 def _as_answer(error: BaseException, who: str) -> RowAnswer:
     _raise_what_is_not_a_row(error)
-    return RowAnswer(error=f"{who} failed: {type(error).__name__}: {error}"[:_LONGEST_ERROR])
+    return RowAnswer(error=f"{who} failed: {type(error).__name__}: {_in_utf8(str(error))}"[:_LONGEST_ERROR])
+
+
+def _in_utf8(text: str) -> str:
+    """Text with halves of characters as escapes, which Arrow holds."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def readable(answer: RowAnswer) -> RowAnswer:
+    """Answer, or an error for a text that is not UTF-8."""
+    error, text = answer.error, answer.text
+    if error is not None:
+        return replace(answer, error=_in_utf8(error))
+    if text is not None and _in_utf8(text) != text:
+        return replace(
+            answer, text=None, error=f"the answer has half of a character: {_in_utf8(text)}"[:_LONGEST_ERROR]
+        )
+    return answer
 
 
 def _raise_what_is_not_a_row(error: BaseException) -> None:

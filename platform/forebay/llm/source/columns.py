@@ -166,11 +166,15 @@ def _answered(row: Row, column: str) -> Conversation | Completion:
 def _ids(row: Row) -> Example:
     ids, labels = row["input_ids"], row.get("labels")
     for name, values in (("input_ids", ids), ("labels", labels)):
-        if values is not None and not (isinstance(values, list) and all(isinstance(each, int) for each in values)):
-            raise InvalidConversation(f"column {name!r} is not a list of whole numbers")
+        if values is not None and not (isinstance(values, list) and all(map(_is_id, values))):
+            raise InvalidConversation(f"column {name!r} is not a list of whole numbers from -2**31 to 2**31")
     if not ids or (labels is not None and len(labels) != len(ids)):
         raise InvalidConversation(f"the row has {len(ids or ())} input_ids and {len(labels or ())} labels")
     return TokenIds(ids, labels)
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and -(1 << 31) <= value < 1 << 31
 
 
 def _plain(row: Row) -> Example:

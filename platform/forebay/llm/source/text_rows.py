@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.errors import InvalidDocument
+from forebay.errors import CorruptFile, InvalidDocument
 from forebay.llm.source.text_files import Format, TextSpan
+from forebay.runtime.foreign_code import replaced_errors
 from forebay.storage.filesystem import resolve, resolve_source
 from forebay.storage.retry import read
 
 _BATCH_ROWS = 1024
+_DEEPEST = 100
+"""Levels of JSON. Python and Arrow walk nested values by recursion."""
 _MORE_BYTES = 1 << 16
+_VALUES = (ValueError, OverflowError, TypeError, pa.ArrowException)
+"""Errors of `as_py`: a `UnicodeDecodeError` is a `ValueError`."""
+_CONTENT = (OSError, pa.ArrowException)
+_DAMAGE = re.compile(r"zlib|zstd|truncated|end of file|[Ee]xpected to (be able to )?read|[Ii]nvalid", re.IGNORECASE)
 _CODECS = {".gz": "gzip", ".zst": "zstd"}
 
 
@@ -71,7 +80,10 @@ def _parquet_rows(span: TextSpan, manifest: Manifest) -> Iterator[TextRow]:
 
 def _arrow_rows(span: TextSpan) -> Iterator[TextRow]:
     location = resolve(span.uri)
-    with location.fs.open_input_stream(location.path, compression=None) as stream:
+    with (
+        location.fs.open_input_stream(location.path, compression=None) as stream,
+        replaced_errors(partial(_corrupt, span.uri), _CONTENT),
+    ):
         yield from _table_rows(pa.ipc.open_stream(stream), span.uri)
 
 
@@ -84,9 +96,33 @@ def _table_rows(batches: Iterable[pa.RecordBatch], name: str) -> Iterator[TextRo
     number = 0
     for batch in batches:
         for start in range(0, batch.num_rows, _BATCH_ROWS):
-            for values in batch.slice(start, _BATCH_ROWS).to_pylist():
-                yield TextRow(partial("{}, row {}".format, name, number), values)
+            for values in python_rows(batch.slice(start, _BATCH_ROWS)):
+                address = partial("{}, row {}".format, name, number)
+                yield TextRow(address, InvalidDocument(f"{address()}: {values}") if isinstance(values, str) else values)
                 number += 1
+
+
+def python_rows(table: pa.RecordBatch | pa.Table) -> list[dict[str, Any] | str]:
+    """Rows as dictionaries.
+
+    A text in place of one says which value Python cannot hold, and why: a time after the year 9999, a text that is not
+    UTF-8.
+    """
+    try:
+        found: list[dict[str, Any] | str] = table.to_pylist()
+    except _VALUES:
+        found = [_python_row(table.slice(row, 1)) for row in range(table.num_rows)]
+    return found
+
+
+def _python_row(row: pa.RecordBatch | pa.Table) -> dict[str, Any] | str:
+    values = {}
+    for name, column in zip(row.schema.names, row.columns, strict=True):
+        try:
+            values[name] = column[0].as_py()
+        except _VALUES as error:
+            return f"column {name!r} ({column.type}) has a value that Python cannot hold ({error})"
+    return values
 
 
 def _line_rows(span: TextSpan) -> Iterator[TextRow]:
@@ -136,19 +172,67 @@ def _compressed_rows(span: TextSpan) -> Iterator[TextRow]:
 def _compressed_lines(span: TextSpan) -> Iterator[bytes]:
     location = resolve(span.uri)
     codec = next(codec for suffix, codec in _CODECS.items() if location.path.endswith(suffix))
-    with location.fs.open_input_stream(location.path, compression=codec) as stream:
+    with (
+        location.fs.open_input_stream(location.path, compression=codec) as stream,
+        replaced_errors(partial(_corrupt, span.uri), OSError),
+    ):
         yield from io.BufferedReader(stream)
 
 
+def _corrupt(uri: str, error: Exception) -> Exception:
+    """Error of damaged content, or `error` itself if storage failed."""
+    if isinstance(error, OSError) and not _DAMAGE.search(str(error)):
+        return error
+    return CorruptFile(
+        f"{uri} is corrupt: it was cut off or damaged ({error}). Write or copy the file again, or leave it out.",
+        uri=uri,
+    )
+
+
 def _json_row(line: bytes, address: Callable[[], str]) -> TextRow:
+    """Row of a line.
+
+    It may begin with a byte order mark. A zero byte is not taken for a mark of UTF-16, as `json.loads` does.
+    """
     try:
-        values = json.loads(line)
+        values = json.loads(line.decode("utf-8-sig"), object_pairs_hook=_object)
+        problem = _problem(values, line)
     except UnicodeDecodeError as error:
-        return TextRow(address, InvalidDocument(f"{address()}: the line is not UTF-8 ({error.reason})"))
+        problem = f"is not UTF-8 ({error.reason})"
     except (ValueError, RecursionError) as error:
-        return TextRow(address, InvalidDocument(f"{address()}: the line is not JSON ({error})"))
+        problem = f"is not JSON ({error})"
+    return TextRow(address, InvalidDocument(f"{address()}: the line {problem}") if problem else values)
+
+
+def _problem(values: Any, line: bytes) -> str | None:
+    """Why a JSON value cannot be a row, or None."""
     if not isinstance(values, dict):
-        return TextRow(
-            address, InvalidDocument(f"{address()}: the line is a JSON {type(values).__name__}, not an object")
-        )
-    return TextRow(address, values)
+        return f"is a JSON {type(values).__name__}, not an object"
+    if line.count(b"[") + line.count(b"{") > _DEEPEST and _depth(values) > _DEEPEST:
+        return f"is nested deeper than {_DEEPEST} levels"
+    if b"\\u" in line:
+        try:
+            json.dumps(values, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            # Neither a tokenizer nor Arrow takes the half of a pair such as \ud83d\ude00.
+            return f"has the escape {error.object[error.start]!a}, which is half of a character"
+    return None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Object of JSON. Raises `ValueError` for a key that it has twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"it has the key {twice!r} twice")
+    return found
+
+
+def _depth(value: object) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inner = [each.values() if isinstance(each, dict) else each for each in level if isinstance(each, dict | list)]
+        level = [*chain.from_iterable(inner)]
+    return depth

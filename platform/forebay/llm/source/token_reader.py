@@ -65,13 +65,19 @@ class ExampleRows:
     manifest: Manifest | None
     access: Access
 
-    def examples(self, span: TextSpan, on_skipped: Callable[[], None] = lambda: None) -> Iterator[Example]:
+    def examples(
+        self,
+        span: TextSpan,
+        on_skipped: Callable[[], None] = lambda: None,
+        check: Callable[[Example], None] = lambda _: None,
+    ) -> Iterator[Example]:
         """Examples of a span, in order.
 
-        Raises `InvalidDocument` for the first invalid row.
+        `check` raises `InvalidConversation` for an example that is not valid. Raises `InvalidDocument` for the first
+        invalid row.
         """
         for row in rows_of(span, self.format, self.manifest):
-            example = self._example(row)
+            example = self._example(row, check)
             if not isinstance(example, InvalidDocument):
                 yield example
             elif self.on_bad_rows == "raise":
@@ -79,17 +85,19 @@ class ExampleRows:
             else:
                 on_skipped()
 
-    def _example(self, row: TextRow) -> Example | InvalidDocument:
+    def _example(self, row: TextRow, check: Callable[[Example], None]) -> Example | InvalidDocument:
         if isinstance(row.values, InvalidDocument):
             return row.values
         try:
-            return self.schema.example(renamed(row.values, self.names))
+            example = self.schema.example(renamed(row.values, self.names))
+            check(example)
         except InvalidConversation as error:
             address = row.address()
             return InvalidDocument(
                 f"{address}: {error}. Correct the row, or set on_bad_rows='skip' to leave such rows out.",
                 address=address,
             )
+        return example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,7 +121,7 @@ class TokenReader:
 
     def read(self, span: TextSpan) -> tuple[pa.Table, Mapping[str, int]]:
         skipped: list[None] = []
-        examples = self.rows.examples(span, lambda: skipped.append(None))
+        examples = self.rows.examples(span, lambda: skipped.append(None), self._check)
         table, counts = token_table(self.documents(examples), self.layout)
         return table, asdict(counts) | {_SKIPPED: len(skipped)}
 
@@ -176,15 +184,17 @@ class TokenReader:
         is_begin = bool(before) and before[0] == self.tokenizer.bos_token_id
         return str(self.tokenizer.bos_token) if is_begin else ""
 
-    def _given(self, ids: Sequence[int], labels: Sequence[int] | None) -> Document:
-        found = np.asarray(ids, np.int64)
-        if found.min() < 0 or found.max() >= len(self.tokenizer):
-            raise InvalidOption(
-                f"input_ids hold {found.min()} to {found.max()}, and the tokenizer has entries 0 to "
-                f"{len(self.tokenizer) - 1}. Give the tokenizer that made them."
+    def _check(self, example: Example) -> None:
+        """Raise `InvalidConversation` for token ids of another tokenizer."""
+        if isinstance(example, TokenIds) and not 0 <= min(example.ids) <= max(example.ids) < len(self.tokenizer):
+            raise InvalidConversation(
+                f"input_ids hold {min(example.ids)} to {max(example.ids)}, and the tokenizer has entries 0 to "
+                f"{len(self.tokenizer) - 1}: give the tokenizer that made them"
             )
-        is_target = np.ones(len(found), bool) if labels is None else np.asarray(labels) >= 0
-        return Document(found.astype(np.int32), is_target)
+
+    def _given(self, ids: Sequence[int], labels: Sequence[int] | None) -> Document:
+        is_target = np.ones(len(ids), bool) if labels is None else np.asarray(labels) >= 0
+        return Document(np.asarray(ids, np.int32), is_target)
 
     def _nothing(self, total: TokenCounts) -> InvalidOption:
         return InvalidOption(
@@ -201,7 +211,7 @@ class TokenReader:
 
         Reads the first span again.
         """
-        examples = self.rows.examples(self.all_spans[0]) if self.all_spans else iter(())
+        examples = self.rows.examples(self.all_spans[0], check=self._check) if self.all_spans else iter(())
         lengths = sorted(len(document.ids) for document in islice(self.documents(examples), _MOST_MEASURED))
         if not lengths:
             return ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from forebay.events import EpochEnded, Event, Failed, Reported, Resized, Started
-from forebay.runtime.foreign_code import OutcomeThread
+from forebay.runtime.foreign_code import OutcomeThread, begin
 from forebay.training.driver.driver import run
 from forebay.training.job.job import Job
 from forebay.training.runs.callback import Callback
@@ -93,7 +93,7 @@ class NestedRun:
         self._is_paused = False
         self._paused_s = 0.0
         self._thread = OutcomeThread(partial(run, job, driver, self._callbacks), "forebay-trial", self._notify)
-        self._thread.start()
+        begin(self._thread)
 
     @property
     def result(self) -> Result | None:

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, RolledBack, Started, Warned
-from forebay.runtime.foreign_code import error_of
+from forebay.runtime.foreign_code import begin, error_of
 from forebay.storage.credentials import redact
 from forebay.training.job.job_facts import SWEEP_FACT, Fact
 from forebay.training.runs.control import Control
@@ -168,7 +168,7 @@ class _Sender:
         self._ending: tuple[EndState, str] | None = None
         self._is_open = self._is_warned = False
         self._thread = threading.Thread(target=self._send_until_end, name="forebay-tracker", daemon=True)
-        self._thread.start()
+        begin(self._thread)
 
     def add(self, entries: Sequence[Entry]) -> None:
         with self._changed:

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 import pyarrow as pa
 
 from forebay.errors import Fenced, ForebayError, WriteFailed
-from forebay.runtime.foreign_code import error_of, replaced_errors
+from forebay.runtime.foreign_code import begin, error_of, replaced_errors
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redact
 from forebay.training.checkpoint.config import CheckpointConfig
@@ -105,7 +105,7 @@ class Uploader:
             self._changed.notify_all()
             if self._thread is None and not self._is_closing:
                 self._thread = threading.Thread(target=self._run, name="forebay-uploads", daemon=True)
-                self._thread.start()
+                begin(self._thread)
 
     def wait_for_room(self, encoded: EncodedCheckpoint) -> None:
         """Wait while storage is too slow for `encoded`.

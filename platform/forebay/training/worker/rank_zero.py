@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from forebay.events import Reporter, Request
-from forebay.runtime.foreign_code import OutcomeThread
+from forebay.runtime.foreign_code import OutcomeThread, begin
 from forebay.training.collectives.collective import Collective
 
 BEAT_S = 1.0
@@ -36,7 +36,7 @@ def broadcast_from_rank_zero(call: Callable[[], T], collective: Collective) -> T
 
 def _start(call: Callable[[], T]) -> OutcomeThread[T]:
     thread = OutcomeThread(call, "forebay-rank-zero")
-    thread.start()
+    begin(thread)
     return thread
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,15 +17,19 @@ Floats = NDArray[np.float32]
 class CutSeries:
     """One line of steps, cut into runs that lie in arrays of their own."""
 
-    def __init__(self, rng: np.random.Generator, *, nulls: float = 0.0, width: int = 3) -> None:
+    def __init__(self, rng: np.random.Generator, *, nulls: float = 0.0, width: int = 3, offset: float = 0.0) -> None:
         self.steps = int(rng.integers(20, 60))
-        self.values = rng.normal(size=(self.steps, width)).astype(np.float32)
-        self.values[rng.random(self.values.shape) < nulls] = np.nan
+        self.exact = rng.normal(size=(self.steps, width)) + offset
+        self.exact[rng.random(self.exact.shape) < nulls] = np.nan
+        self.values = self.exact.astype(np.float32)
+        self.rests = np.nan_to_num(self.exact - self.values).astype(np.float32)
         cuts = np.unique(np.concatenate([[0, self.steps], rng.integers(1, self.steps, 6)]))
-        self.runs = [self.values[a:b].copy() for a, b in pairwise(cuts)]
+        self.runs = [[each[a:b].copy() for a, b in pairwise(cuts)] for each in (self.values, self.rests)]
         row_bytes = width * 4
-        address = [run.ctypes.data - a * row_bytes for run, a in zip(self.runs, cuts, strict=False)]
-        self.line = np.array([cuts, [*address, 0]], dtype=np.int64)
+        addresses = [
+            [run.ctypes.data - a * row_bytes for run, a in zip(runs, cuts, strict=False)] for runs in self.runs
+        ]
+        self.line = np.array([cuts, *([*each, 0] for each in addresses)], dtype=np.int64)
         self.width = width
 
     def windows(self, rng: np.random.Generator, steps: int, count: int = 40) -> NDArray[np.int64]:
@@ -60,15 +65,16 @@ def test_scaled_windows_are_filled_from_their_own_steps(seed: int, fill: int) ->
     series = CutSeries(rng, nulls=0.5)
     windows = series.windows(rng, 13)
     columns = [2, 0]
-    scaling = np.array([[0.5, -1.0], [2.0, 0.25], [9.0, 8.0], [fill, fill]], np.float32)
+    scaling = np.array([[0.5, -1.0], [2.0, 0.25], [9.0, 8.0], [fill, fill], [0, 0]], np.float32)
     for skip, steps in ((0, 8), (9, 4)):
         out, observed = np.empty((40, steps, 2), np.float32), np.empty((40, steps, 2), np.uint8)
-        view = np.array([skip, steps, 3, steps * 2, 1, *columns])
+        view = np.array([skip, steps, 3, steps * 2, 1, 0, *columns])
         gather_scaled(out.reshape(-1), view, scaling, series.line, windows)
         fill_windows(out.reshape(-1), observed.reshape(-1), view, scaling, series.line, windows)
         for i, (start, real, _) in enumerate(windows.T.tolist()):
             for k, column in enumerate(columns):
-                values, seen = _filled(series.values[:, column], start, real, (skip, steps), fill, scaling[2, k])
+                mean = scaling[2, k] / scaling[1, k] + scaling[0, k]
+                values, seen = _filled(series.values[:, column], start, real, (skip, steps), fill, mean)
                 scaled = (values - scaling[0, k]) * scaling[1, k]
                 scaled[: max(real - start - skip, 0)] = 0
                 np.testing.assert_array_equal(out[i, :, k], scaled)
@@ -76,11 +82,11 @@ def test_scaled_windows_are_filled_from_their_own_steps(seed: int, fill: int) ->
 
 
 def _filled(
-    values: Floats, start: int, real: int, part: tuple[int, int], fill: int, mean: np.float32
-) -> tuple[Floats, NDArray[np.bool_]]:
+    values: NDArray[Any], start: int, real: int, part: tuple[int, int], fill: int, mean: Any
+) -> tuple[NDArray[Any], NDArray[np.bool_]]:
     """Values of a part of a window, by the definition of the fill."""
     places = range(start + part[0], start + sum(part))
-    found = np.array([values[place] if place >= real else np.float32(0) for place in places], np.float32)
+    found = np.array([values[place] if place >= real else 0 for place in places], values.dtype)
     seen = np.array([place >= real and not np.isnan(values[place]) for place in places])
     for at, place in enumerate(places):
         if not fill or seen[at] or place < real:
@@ -97,10 +103,32 @@ def test_without_scale_and_fill_the_bits_stay() -> None:
     windows = series.windows(rng, 8)
     raw, scaled = np.empty((40, 8, 3), np.float32), np.empty((40, 8, 3), np.float32)
     gather_steps(raw.ctypes.data, np.array([0, 8, 12, 96, 1]), series.line, windows)
-    neutral = np.array([[0] * 3, [1] * 3, [0] * 3, [0] * 3], np.float32)
-    view = np.array([0, 8, 3, 24, 1, 0, 1, 2])
+    neutral = np.array([[0] * 3, [1] * 3, [0] * 3, [0] * 3, [0] * 3], np.float32)
+    view = np.array([0, 8, 3, 24, 1, 0, 0, 1, 2])
     gather_scaled(scaled.reshape(-1), view, neutral, series.line, windows)
     np.testing.assert_array_equal(raw, scaled)
+
+
+@pytest.mark.parametrize("columns", [[0, 1, 2], [2, 0]], ids=["all", "some"])
+@pytest.mark.parametrize("offset", [0.0, 1e9, -3e12])
+def test_rests_keep_what_float32_loses(offset: float, columns: list[int]) -> None:
+    rng = np.random.default_rng(5)
+    series = CutSeries(rng, nulls=0.3, offset=offset)
+    windows = series.windows(rng, 8)
+    shift = np.full(len(columns), offset + 0.3)
+    short = shift.astype(np.float32)
+    zeros, factor = np.zeros(len(columns)), np.full(len(columns), 2.0)
+    scaling = np.stack([short, factor, zeros, zeros + 1, shift - short]).astype(np.float32)
+    out = np.empty((40, 8, len(columns)), np.float32)
+    view = np.array([0, 8, 3, 8 * len(columns), 1, 2, *columns])
+    gather_scaled(out.reshape(-1), view, scaling, series.line, windows)
+    fill_windows(out.reshape(-1), np.empty(0, np.uint8), view, scaling, series.line, windows)
+    for i, (start, real, _) in enumerate(windows.T.tolist()):
+        for k, column in enumerate(columns):
+            exact, _ = _filled(series.exact[:, column], start, real, (0, 8), 1, np.float64(offset + 0.3))
+            expected = (exact - shift[k]) * 2
+            expected[: max(real - start, 0)] = 0
+            np.testing.assert_allclose(out[i, :, k], expected, rtol=1e-6, atol=1e-6 + abs(offset) * 2**-48)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +23,15 @@ from forebay.data.parquet import reading
 from forebay.data.parquet.footer import Footer, FooterCache
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.sources.scan import scan
-from forebay.errors import Cancelled, CorruptFile, MissingColumn, ReadFailed, SourceChanged, UnsupportedColumn
+from forebay.errors import (
+    Cancelled,
+    CorruptFile,
+    LimitReached,
+    MissingColumn,
+    ReadFailed,
+    SourceChanged,
+    UnsupportedColumn,
+)
 from forebay.runtime.memory import arrays as memory_arrays
 from forebay.runtime.metrics import Counters
 from forebay.storage.deadline import Cancellation
@@ -379,3 +389,55 @@ def test_a_footer_over_the_limit_is_still_kept_alone(write_table: Write) -> None
     for uri in "ab":
         cache.put(uri, footer)
     assert [uri for uri in "ab" if cache.get(uri) is not None] == ["b"]
+
+
+@pytest.mark.parametrize("kind", ["int32", "float64", "bool", "text", "list"])
+def test_a_row_group_above_the_limit_is_refused_before_its_pages_are_read(kind: str, tmp_path: Path) -> None:
+    rows = 100_000
+    array = {
+        "int32": pa.array(np.zeros(rows, np.int32)),
+        "float64": pa.array(np.zeros(rows)),
+        "bool": pa.array(np.zeros(rows, np.bool_)),
+        "text": pa.array([""] * rows),
+        "list": pa.array([[]] * rows, pa.list_(pa.int8())),
+    }[kind]
+    least = {"int32": 32, "float64": 64, "bool": 1, "text": 32, "list": 32}[kind] * rows // 8
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"x": array, "id": np.arange(rows, dtype=np.int8)}), path)
+    assert path.stat().st_size < 300_000
+    manifest = scan(path)
+    assert RowGroupReader(manifest, ReadPolicy(most_row_group_bytes=least + rows)).read(0).num_rows == rows
+    reader = RowGroupReader(manifest, ReadPolicy(most_row_group_bytes=least + rows - 1))
+    with pytest.raises(LimitReached, match=rf"Row group 0 of {path} has {rows} rows.*most_row_group_bytes") as caught:
+        reader.fetch(0)
+    assert caught.value.bytes == least + rows
+    assert reader.read(0, ["id"]).num_rows == rows, "fewer columns"
+
+
+_READ_LITTLE = """
+import resource, sys
+import forebay as fb
+manifest = fb.scan(sys.argv[1], footers=False)
+transform = fb.Transform(x=fb.Dense(["x"]))
+with fb.Loader(fb.build_plan(manifest.take([True, False])), transform, None, global_batch=8, as_numpy=True) as loader:
+    next(iter(loader))
+size = int(open("/proc/self/statm").read().split()[0]) * 4096
+resource.setrlimit(resource.RLIMIT_AS, (size + (60 << 20),) * 2)
+try:
+    with fb.Loader(fb.build_plan(manifest), transform, None, global_batch=8, as_numpy=True) as loader:
+        for _ in loader:
+            pass
+except fb.ForebayError as error:
+    print(type(error).__name__, error)
+"""
+
+
+@pytest.mark.variation
+def test_a_row_group_that_memory_does_not_hold_is_named(tmp_path: Path) -> None:
+    """57 kB of a file that take 160 MB."""
+    path = tmp_path / "a.parquet"
+    with pq.ParquetWriter(path, pa.schema([("x", pa.int64())])) as writer:
+        for rows in (10, 20_000_000):
+            writer.write_table(pa.table({"x": np.zeros(rows, np.int64)}), row_group_size=rows)
+    done = subprocess.run([sys.executable, "-c", _READ_LITTLE, path], capture_output=True, text=True, check=False)
+    assert f"LimitReached Row group 1 of {path} with 20000000 rows" in done.stdout, done.stdout + done.stderr

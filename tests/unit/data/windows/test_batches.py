@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import pickle
+from decimal import Decimal
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
 from tests.unit.data.windows.conftest import random_series, write_series
@@ -107,9 +111,14 @@ def _check_window(
     for name, (columns, own) in parts.items():
         for number, column in enumerate(columns):
             statistics = part.statistics[column]
-            values, seen = _values(steps[column].to_numpy(np.float32), window, own, name, series, statistics.mean)
+            values, seen, is_mean = _values(steps[column].to_numpy(np.float32), window, own, name, series)
             shift, factor = _scaling(statistics, series.scale)
-            scaled = (values - shift) * factor
+            mean = np.nan_to_num(statistics.mean)
+            exact = (np.where(is_mean, mean, values.astype(np.float64)) - shift) * factor
+            short = np.float32(shift)
+            scaled = ((values - short) - np.float32(shift - float(short))) * np.float32(factor)
+            scaled[is_mean] = np.float32((mean - shift) * factor)
+            np.testing.assert_allclose(scaled, exact, rtol=2e-6, atol=2e-6)
             padding = batch[name].shape[1] - len(own)
             np.testing.assert_array_equal(batch[name][row, padding:, number], scaled)
             assert not batch[name][row, :padding, number].any()
@@ -118,25 +127,29 @@ def _check_window(
 
 
 def _values(
-    values: NDArray[np.float32], window: ExpectedWindow, own: tuple[int, ...], name: str, series: Any, mean: float
-) -> tuple[NDArray[np.float32], list[bool]]:
-    """Filled values by the definition: the last one before, then, in the past, the next one, then the mean."""
+    values: NDArray[np.float32], window: ExpectedWindow, own: tuple[int, ...], name: str, series: Any
+) -> tuple[NDArray[np.float32], list[bool], NDArray[np.bool_]]:
+    """Filled values by the definition: the last one before, then, in the past, the next one, then the mean.
+
+    Where it is the mean, which is scaled in float64, the last array is True.
+    """
     seen = [not np.isnan(values[step]) for step in own]
-    found = []
+    found, is_mean = [], np.zeros(len(own), np.bool_)
     for step, is_seen in zip(own, seen, strict=True):
         value = values[step]
         if not is_seen and series.fill:
             before = [values[at] for at in range(step, window.past[0] - 1, -1) if not np.isnan(values[at])]
             after = [values[at] for at in own if at > step and not np.isnan(values[at])]
             after = after if name == "past" and series.fill == "both" else []
-            value = before[0] if before else (after[0] if after else np.float32(np.nan_to_num(mean)))
+            is_mean[len(found)] = not before and not after
+            value = before[0] if before else (after[0] if after else np.float32(0))
         found.append(value)
-    return np.array(found, np.float32), seen
+    return np.array(found, np.float32), seen, is_mean
 
 
-def _scaling(statistics: Any, scale: str | None) -> tuple[np.float32, np.float32]:
+def _scaling(statistics: Any, scale: str | None) -> tuple[float, float]:
     if scale is None or not statistics.count:
-        return np.float32(0), np.float32(1)
+        return 0.0, 1.0
     shift, width = {
         "standard": (statistics.mean, statistics.std),
         "minmax": (statistics.min, statistics.max - statistics.min),
@@ -144,7 +157,70 @@ def _scaling(statistics: Any, scale: str | None) -> tuple[np.float32, np.float32
     }[scale]
     if scale == "robust":
         width = statistics.quantile(0.75) - statistics.quantile(0.25)
-    return np.float32(shift), np.float32(1 / width if width > 0 else 1.0)
+    return shift, 1 / width if width > 0 else 1.0
+
+
+_RNG = np.random.default_rng(7)
+WIDE: dict[str, pa.Array] = {
+    "1e9 and a spread of 1": pa.array(1e9 + _RNG.normal(size=120)),
+    "-3e12 and a spread of 0.1": pa.array(-3e12 + 0.1 * _RNG.normal(size=120)),
+    "100 and a spread of 0.01": pa.array(100 + 0.01 * _RNG.normal(size=120)),
+    "usual numbers": pa.array(20 + 5 * _RNG.normal(size=120)),
+    "a constant": pa.array(np.full(120, 1e9 + 0.1)),
+    "one value apart": pa.array(np.where(np.arange(120) == 17, 1e9 + 1, 1e9)),
+    "int32": pa.array(_RNG.integers(2**30, 2**30 + 100, 120), pa.int32()),
+    "microseconds": pa.array(1_700_000_000_000_000 + _RNG.integers(0, 1000, 120)),
+    "nanoseconds": pa.array(1_700_000_000_000_000_000 + _RNG.integers(0, 10**9, 120)),
+    "uint64": pa.array((2**63 + _RNG.integers(0, 2**40, 120).astype(np.uint64)), pa.uint64()),
+    "decimals": pa.array([Decimal(10**9) + Decimal(int(each)) / 100 for each in _RNG.integers(0, 300, 120)]),
+    "with nulls": pa.array(1e9 + _RNG.normal(size=120), mask=_RNG.random(120) < 0.2),
+    "float32": pa.array((1e7 + _RNG.normal(size=120)).astype(np.float32)),
+}
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["whole", "cut"])
+@pytest.mark.parametrize("scale", [None, "standard", "minmax", "robust"])
+@pytest.mark.parametrize("name", WIDE)
+def test_statistics_and_scaled_values_are_those_of_float64(name: str, scale: Any, is_cut: bool, tmp_path: Path) -> None:
+    """The rounding of float32 changes neither the statistics nor a scaled value."""
+    column = WIDE[name]
+    exact = np.array([np.nan if value is None else float(value) for value in column.to_pylist()])
+    table = pa.table({"t": np.arange(120), "x": column, "other": np.arange(120.0)})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=50)
+    past = fb.History(["x", "other"] if name != "int32" else ["x"], steps=6)
+    shares = (0.1, 0.5)
+    series = fb.Sequences(
+        fb.scan(tmp_path), time="t", past=past, scale=scale, quantiles=shares, stride=6, fill="forward"
+    )
+    part = series.split(steps=(72,))[0] if is_cut else series.whole
+    own = exact[:72] if is_cut else exact
+    found, present = part.statistics["x"], np.sort(own[~np.isnan(own)]).astype(np.longdouble)
+    size = float(np.abs(present).max())
+    assert (found.count, found.nulls) == (len(present), len(own) - len(present))
+    assert abs(found.mean - float(present.mean())) <= 1e-14 * size
+    assert abs(found.std - float(present.std())) <= 1e-12 * float(present.std()) + size * 2**-47
+    assert np.allclose([found.min, found.max], [float(present[0]), float(present[-1])], rtol=2**-48, atol=0)
+    for share in shares:
+        assert abs(found.quantile(share) - float(present[round(share * (len(present) - 1))])) <= size * 2**-48
+    if not is_cut:
+        assert (found.min, found.max) == (float(present[0]), float(present[-1]))
+    shift, factor = _scaling(found, scale)
+    with fb.Loader(fb.build_plan(part, shuffle=False), part.transform, None, global_batch=4, as_numpy=True) as loader:
+        arrays = [(batch.windows[:, 1], batch["past"][:, :, 0]) for batch in itertools.islice(loader, 3)]
+    for starts, values in arrays:
+        for start, window in zip(starts.tolist(), values, strict=True):
+            steps = pd.Series(exact[start : start + 6]).ffill().fillna(found.mean).to_numpy()
+            expected = (steps - shift) * factor if scale else steps
+            atol = 1e-6 + factor * size * 2**-47 if scale else 0.0
+            np.testing.assert_allclose(window, expected, rtol=1e-6, atol=atol)
+
+
+@pytest.mark.parametrize(("dtype", "value"), [("float32", 1e39), ("float32", -(10**40)), ("float16", 70_000)])
+def test_a_value_beyond_the_dtype_is_refused(dtype: str, value: float, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"t": [0, 1], "x": [1.0, float(value)]}), tmp_path / "a.parquet")
+    series = fb.Sequences(fb.scan(tmp_path), time="t", past=fb.History(["x"], steps=1, dtype=dtype), scale=None)
+    with pytest.raises(fb.errors.BadSeries, match=rf"a\.parquet.*: Column 'x' has the value .*{dtype} ends at"):
+        _ = series.statistics
 
 
 @pytest.mark.parametrize("case", cases(32, 8))

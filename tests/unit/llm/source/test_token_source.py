@@ -164,7 +164,7 @@ def test_ids_come_with_their_tokenizer(write: Callable[..., Path], tmp_path: Pat
     with pytest.raises(InvalidOption, match="a tokenizer is trained on text"):
         TokenSource(str(path), TINY).open()
     bad = write([{"input_ids": [5, 1 << 22]}], "bad.jsonl")
-    with pytest.raises(InvalidOption, match="Give the tokenizer that made them"):
+    with pytest.raises(InvalidDocument, match=r"bad\.jsonl, line 1: .*give the tokenizer that made them"):
         fb.prepare(TokenSource(str(bad), spec, seq_len=8), into=str(tmp_path / "into"))
 
 

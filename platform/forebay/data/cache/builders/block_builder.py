@@ -18,11 +18,12 @@ from forebay.data.kernels import calls as kernels
 from forebay.data.parquet import page_kernels
 from forebay.data.parquet.footer import FooterCache
 from forebay.data.parquet.footer_store import FooterStore
-from forebay.data.parquet.reading import RowGroupReader
+from forebay.data.parquet.reading import RowGroupReader, out_of_memory
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.data.transform.rejected_rows import apply_to_kept, usable
-from forebay.errors import Cancelled, CorruptFile
+from forebay.errors import Cancelled, CorruptFile, LimitReached
+from forebay.runtime.foreign_code import replaced_errors
 from forebay.runtime.metrics import Counters
 from forebay.storage.deadline import Cancellation
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
@@ -163,7 +164,7 @@ class BlockBuilder:
     def _read_source(self, index: int) -> tuple[Block, float]:
         try:
             return self._from_source(index)
-        except CorruptFile:  # the transfer may have damaged it
+        except (CorruptFile, LimitReached):  # the transfer may have damaged it
             self._counters.add("retries")
             return self._from_source(index)
 
@@ -174,9 +175,13 @@ class BlockBuilder:
         with self._options.cores:
             table = self._reader.decode_lazily(fetched)
             del fetched
-            with self._counters.timed("transform_s"):
+            with self._counters.timed("transform_s"), replaced_errors(partial(self._out_of_memory, index), MemoryError):
                 block = apply_to_kept(self._transform, table, self._reader.manifest, index)
         return block, copying_s + time.monotonic() - fetched_at
+
+    def _out_of_memory(self, index: int, error: Exception) -> Exception:
+        assert isinstance(error, MemoryError)
+        return out_of_memory(self._reader.manifest[index], error)
 
     def _from_peer(self, peers: Peers, index: int) -> Block | None:
         with self._counters.timed("peer_s"):

@@ -13,8 +13,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Generic, TypeVar
 
-from forebay.errors import Cancelled, LoaderClosed, ReadFailed
-from forebay.runtime.foreign_code import outcome_of
+from forebay.errors import Cancelled, LimitReached, LoaderClosed
+from forebay.runtime.foreign_code import begin, outcome_of
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -110,13 +110,10 @@ class SingleFlightPool(Generic[K, T]):
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._run, name="forebay-data", daemon=True)
         try:
-            thread.start()
-        except RuntimeError as error:  # a limit on processes; the running threads may suffice
+            begin(thread)
+        except LimitReached:  # the running threads may suffice
             if not self._threads:
-                raise ReadFailed(
-                    f"no thread could be started to read row groups ({error}). Raise the limit on processes "
-                    "(`ulimit -u`, or pids of the container)."
-                ) from error
+                raise
         else:
             self._threads.append(thread)
 

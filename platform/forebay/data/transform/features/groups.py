@@ -78,8 +78,9 @@ class Dense:
     """Numeric columns side by side.
 
     They become array [rows, len(columns)] of `dtype`. Nulls become `fill`. NaN stays NaN. Takes columns of integers,
-    floats, bools and decimals. Floats are rounded to a narrower float `dtype`. Raises `InvalidOption` for an unknown
-    dtype or a fill that does not fit it, and `WrongType` for other columns.
+    floats, bools and decimals. Numbers are rounded to a narrower float `dtype`: float32 holds whole numbers to 2**24,
+    so ids belong in `Categorical`. Raises `InvalidOption` for an unknown dtype or a fill that does not fit it, and
+    `WrongType` for other columns.
     """
 
     columns: Sequence[str]

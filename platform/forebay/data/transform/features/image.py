@@ -32,6 +32,10 @@ class Image:
     all 0. Decoded once, when the row group enters the cache: later epochs read pixels. An image is turned as its EXIF
     orientation says, scaled so that it covers the size, and cut at its centre (`PIL.ImageOps.fit`, bilinear).
 
+    Values of 16 bits keep their upper 8, as Pillow's RGB does. Transparency is left out, and of several frames
+    all but the first. Images of 32 bits, whole numbers or floats, have no range that says what is white: they are
+    refused.
+
     Takes binary columns, also as a field of a struct, as datasets of Hugging Face have them (`image.bytes`). The
     fingerprint covers the version of Pillow.
 
@@ -84,7 +88,7 @@ class Image:
         pillow = _pillow()
         height, width = self.size
         with pillow.Image.open(io.BytesIO(content)) as image:
-            upright = pillow.ImageOps.exif_transpose(image).convert(self.mode)
+            upright = _of_8_bits(pillow.ImageOps.exif_transpose(image), image).convert(self.mode)
         fitted = pillow.ImageOps.fit(upright, (width, height), method=pillow.Image.Resampling.BILINEAR)
         pixels: BlockArray = np.asarray(fitted).reshape(height, width, -1).transpose(2, 0, 1)
         return pixels
@@ -96,6 +100,33 @@ class Image:
             column=self.column,
             row=row,
         )
+
+
+_SAMPLE_BITS = 258
+"""Number of TIFF's tag of the bits of a sample."""
+
+
+def _of_8_bits(upright: Any, image: Any) -> Any:
+    """Image of a mode that converts without clipping.
+
+    `upright` is `image`, turned. Raises `ValueError` for values without a known range.
+    """
+    if upright.mode.startswith("I;16"):
+        bits = getattr(image, "tag_v2", {}).get(_SAMPLE_BITS, (16,))[0]
+        return _upper_bits(upright, bits)
+    if upright.mode == "I" and image.format in ("PNG", "PPM"):  # of 16 bits, in Pillow before 11.3
+        return _upper_bits(upright, 16)
+    if upright.mode in ("I", "F"):
+        raise ValueError(f"its values are of 32 bits (mode {upright.mode}), and nothing says which one is white")
+    # Pillow warns of a palette with transparency that is converted to RGB.
+    return upright.convert("RGBA") if upright.mode == "P" and "transparency" in upright.info else upright
+
+
+def _upper_bits(image: Any, bits: int) -> Any:
+    pixels = np.asarray(image).astype(np.int64) >> (bits - 8)
+    if pixels.size and not 0 <= pixels.min() <= pixels.max() < 1 << 8:
+        raise ValueError(f"it has values of more than {bits} bits")
+    return _pillow().Image.fromarray(pixels.astype(np.uint8))
 
 
 def _pillow() -> Any:

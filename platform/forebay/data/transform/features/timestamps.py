@@ -15,7 +15,7 @@ from forebay.data.transform.features.columns import column_names, column_type, w
 from forebay.data.transform.features.groups import Schema
 from forebay.data.transform.features.numeric import whole
 from forebay.data.transform.fingerprint.values import Identity
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, TransformFailed
 from forebay.runtime.memory.arrays import empty_array
 
 _NANOSECONDS = {
@@ -41,9 +41,10 @@ class Time:
 
     int64 is rounded down to whole units, and null is -2**63, as NumPy's NaT. float64 keeps fractions, and null is NaN.
     float32 is refused: it holds the seconds since 1970 to 128 s. Subtract an origin from the tensor before you
-    cast it.
+    cast it. float64 holds the nanoseconds since 1970 to 256 ns.
 
-    Raises `InvalidOption` for another unit or dtype, and `WrongType` for columns of other types.
+    Raises `InvalidOption` for another unit or dtype, `WrongType` for columns of other types, and `TransformFailed` for
+    a time that int64 does not hold in this unit, with its column and row.
     """
 
     columns: Sequence[str]
@@ -74,13 +75,13 @@ class Time:
     def arrays(self, name: str, table: Columns) -> dict[str, BlockArray]:
         found = empty_array((table.num_rows, len(self.columns)), self.dtype)
         for index, column in enumerate(self.columns):
-            found[:, index] = self._numbers(whole(table[column]))
+            found[:, index] = self._numbers(name, column, whole(table[column]))
         return {name: found}
 
     def identity(self) -> Identity:
         return ["Time", list(self.columns), self.unit, self.dtype]
 
-    def _numbers(self, array: pa.Array) -> BlockArray:
+    def _numbers(self, name: str, column: str, array: pa.Array) -> BlockArray:
         array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
         tick, unit = _tick_ns(array.type), _NANOSECONDS[self.unit]
         assert tick is not None, "check() takes no other types"
@@ -96,12 +97,18 @@ class Time:
             found = ticks * float(tick // unit) if tick >= unit else ticks / float(unit // tick)
             found[is_null] = np.nan
             return found
-        found = ticks * (tick // unit) if tick >= unit else ticks // (unit // tick)
-        if tick > unit and len(ticks) and int(np.abs(ticks).max()) > (1 << 63) // (tick // unit) - 1:
-            raise InvalidOption(
-                f"Time(unit={self.unit!r}): a value of {array.type} does not fit 64 bits in this unit. Use a "
-                "larger one."
+        factor = max(tick // unit, 1)
+        # The least value means null.
+        least, most = -(((1 << 63) - 1) // factor), ((1 << 63) - 1) // factor
+        if tick >= unit and len(ticks) and not least <= int(ticks.min()) <= int(ticks.max()) <= most:
+            row = int(np.flatnonzero((ticks < least) | (ticks > most))[0])
+            raise TransformFailed(
+                f"Time {name!r}: row {row} of column {column!r} ({array.type}) is {ticks[row]}, which does not fit 64 "
+                f"bits in unit={self.unit!r}. Use a larger unit, or leave the row out (where=...).",
+                column=column,
+                row=row,
             )
+        found = ticks * factor if tick >= unit else ticks // (unit // tick)
         found[is_null] = NULL_TIME
         return found
 

@@ -16,6 +16,7 @@ from forebay.llm.score.source.row_source import RowBlock, RowReader, RowSource
 from forebay.llm.score.source.text_rows import count_text_rows
 from forebay.llm.source.hub_data import HUB
 from forebay.llm.source.text_files import find_text_files
+from forebay.llm.source.text_rows import python_rows
 
 _TEXT = (".jsonl", ".ndjson", ".jsonl.gz", ".jsonl.zst", ".arrow")
 
@@ -90,7 +91,13 @@ class ParquetReader:
             table = self._group(group)
             tables.append(table.slice(max(start - begin, 0), min(stop, begin + table.num_rows) - max(start, begin)))
         found = pa.concat_tables(tables)
-        return RowBlock(rows=found.to_pylist(), kept={name: found[name] for name in self._keep})
+        rows = python_rows(found)
+        errors = {at: f"row {start + at}: {row}" for at, row in enumerate(rows) if isinstance(row, str)}
+        return RowBlock(
+            rows=[{} if isinstance(row, str) else row for row in rows],
+            kept={name: found[name] for name in self._keep},
+            errors=errors,
+        )
 
     def _group(self, group: int) -> pa.Table:
         if self._kept is None or self._kept[0] != group:

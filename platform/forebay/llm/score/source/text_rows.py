@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
@@ -17,6 +16,7 @@ from forebay.errors import InvalidDocument, InvalidOption, SourceChanged
 from forebay.llm.score.source.row_source import RowBlock, RowReader
 from forebay.llm.source.text_files import TextFiles, TextSpan, cut_spans
 from forebay.llm.source.text_rows import TextRow, count_rows, rows_of
+from forebay.runtime.threads import each_in_threads
 from forebay.storage.versions import stat
 
 _SAMPLE_ROWS, _THREADS = 1000, 8
@@ -108,10 +108,13 @@ class TextReader:
     def _misfit(self, values: Mapping[str, Any]) -> str | None:
         """Why a row cannot be kept, or None."""
         for name, kind in self._types.items():
+            value = values.get(name)
             try:
-                pa.array([values.get(name)], kind)
-            except (pa.ArrowInvalid, pa.ArrowTypeError):
-                return f"column {name!r} is {str(values.get(name))[:60]!r}, and it has {kind} in the first rows"
+                is_held = _is_held(value, pa.array([value], kind)[0].as_py())
+            except NOT_IN_ARROW:
+                is_held = False
+            if not is_held:
+                return f"column {name!r} is {str(value)[:60]!r}, and it has {kind} in the first rows"
         return None
 
 
@@ -123,8 +126,8 @@ def count_text_rows(name: str, found: TextFiles) -> TextRows:
     Raises `InvalidOption` for files without rows, and `ReadFailed`.
     """
     spans = cut_spans(found, None)
-    with ThreadPoolExecutor(_THREADS) as threads:
-        counts = list(threads.map(partial(count_rows, file_format=found.format), spans))
+    counted = partial(count_rows, file_format=found.format)
+    counts = [count for _, count in sorted(each_in_threads(counted, spans, most=_THREADS, name="forebay-count"))]
     if not sum(counts):
         raise InvalidOption(f"{name} has no rows. Give data with text, or correct the path.")
     ends = tuple(int(end) for end in np.cumsum(counts))
@@ -138,12 +141,38 @@ def _types_of(spans: Sequence[TextSpan], found: TextFiles) -> dict[str, pa.DataT
     return {name: _type_of([values.get(name) for values in sample]) for name in names}
 
 
+NOT_IN_ARROW = (pa.ArrowException, OverflowError, ValueError, TypeError)
+"""Errors for values of another type, integers from 2**63 on, and halves of characters."""
+
+
 def _type_of(values: list[Any]) -> pa.DataType | None:
     try:
         kind = pa.array(values).type
-    except (pa.ArrowInvalid, pa.ArrowTypeError):
-        return None
+    except NOT_IN_ARROW:
+        kinds = {kind for value in values if value is not None and (kind := _own_type(value)) is not None}
+        return kinds.pop() if len(kinds) == 1 else None
     return pa.string() if pa.types.is_null(kind) else kind
+
+
+def _own_type(value: object) -> pa.DataType | None:
+    """Type of one value. None if Arrow has none for it."""
+    try:
+        return pa.array([value]).type
+    except NOT_IN_ARROW:
+        return None
+
+
+def _is_held(value: object, held: object) -> bool:
+    """Whether Arrow holds a value as it was written.
+
+    A struct leaves out unknown fields without an error, and has null for fields that are missing.
+    """
+    if isinstance(value, dict) and isinstance(held, dict):
+        return all(name in held and _is_held(each, held[name]) for name, each in value.items())
+    if isinstance(value, list) and isinstance(held, list):
+        return len(value) == len(held) and all(map(_is_held, value, held))
+    is_bool = isinstance(value, bool), isinstance(held, bool)
+    return is_bool[0] == is_bool[1] and (value == held or value != value)  # noqa: PLR0124 - a NaN
 
 
 def _known_type(source: TextRows, name: str) -> pa.DataType:

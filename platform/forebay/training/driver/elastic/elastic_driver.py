@@ -16,7 +16,7 @@ from ray.exceptions import RayError
 
 from forebay.errors import ForebayError, RunFailed
 from forebay.events import Preparing
-from forebay.runtime.foreign_code import OutcomeThread, message_of
+from forebay.runtime.foreign_code import OutcomeThread, begin, message_of
 from forebay.training.checkpoint.ray_store import checkpoint_stores
 from forebay.training.driver.elastic.coordinator_actor import coordinator_of
 from forebay.training.driver.elastic.event_loop import follow
@@ -105,7 +105,7 @@ class TrainingThread:
         return self._thread.is_alive()
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        begin(self._thread)
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,6 +13,7 @@ import ray
 from ray.actor import ActorHandle
 
 from forebay.events import Event, Failed, Preempted, Preparing, Request, Started
+from forebay.runtime.foreign_code import begin
 from forebay.training.checkpoint.ray_store import flush_stores
 from forebay.training.runs.control import Control
 from forebay.training.runs.run import Run
@@ -47,7 +48,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
             run.tell(event)
             if isinstance(event, Preempted):
                 # In a thread: callbacks learn of the next step while the newest checkpoint is being uploaded.
-                threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True).start()
+                begin(threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True))
         known = _pass_on(run.control, known, coordinator)
         num_events += len(events)
         coordinator.noted.remote(num_events)

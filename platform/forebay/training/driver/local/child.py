@@ -17,7 +17,7 @@ import torch
 
 from forebay.data.cache.local_source import LocalCache
 from forebay.events import Event, Request
-from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.foreign_code import begin, outcome_of
 from forebay.training.checkpoint.local_store import open_local_checkpoints
 from forebay.training.collectives.torch_collective import process_group
 from forebay.training.driver.worker_error import WorkerError
@@ -81,8 +81,8 @@ class DriverLink:
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         # A thread sends, so that a slow driver never holds up a training step.
         self._sender = threading.Thread(target=self._send, name="forebay-send", daemon=True)
-        self._sender.start()
-        threading.Thread(target=self._listen, name="forebay-listen", daemon=True).start()
+        begin(self._sender)
+        begin(threading.Thread(target=self._listen, name="forebay-listen", daemon=True))
 
     def report(self, event: Message) -> None:
         self._outbox.put(event)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from forebay.errors import Fenced, ForebayError, WriteFailed
+from forebay.runtime.foreign_code import begin
 from forebay.storage.atomic import ADVICE, write_failed
 from forebay.storage.credentials import redact
 from forebay.storage.file_lock import FileLock
@@ -79,7 +80,7 @@ class Fence:
         """Start the thread that asks."""
         if self._files is not None:
             self._thread = threading.Thread(target=self._watch, args=(each_round,), name="forebay-fence", daemon=True)
-            self._thread.start()
+            begin(self._thread)
 
     def show(self, **progress: object) -> None:
         """Set the progress that the next heartbeat shows."""

@@ -12,7 +12,7 @@ from concurrent.futures import CancelledError, Future, wait
 import pytest
 
 from forebay.data.cache.builders.single_flight import SingleFlightPool
-from forebay.errors import Cancelled, LoaderClosed, ReadFailed
+from forebay.errors import Cancelled, LimitReached, LoaderClosed
 
 
 class Work:
@@ -235,7 +235,7 @@ def test_a_thread_that_cannot_be_started_loses_no_task(work: Work, monkeypatch: 
     workers = SingleFlightPool(work, num_threads=2)
     with monkeypatch.context() as patch:
         patch.setattr(threading.Thread, "start", no_more)
-        with pytest.raises(ReadFailed, match="limit on processes"):
+        with pytest.raises(LimitReached, match="limit on processes"):
             workers.submit(1)
     busy = workers.submit(100)
     with monkeypatch.context() as patch:

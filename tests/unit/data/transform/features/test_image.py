@@ -87,3 +87,62 @@ def test_the_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingPackage, match=r"pip install 'forebay\[image\]'"):
         fb.Image("c", size=(1, 1))
+
+
+SAMPLES = np.array([[0, 1, 255, 256], [257, 32768, 65280, 65535]])
+NOISE = np.random.default_rng(0).integers(0, 256, (2, 4, 4), np.uint8)
+
+
+def _saved(image: Any, kind: str, **options: Any) -> bytes:
+    sink = io.BytesIO()
+    image.save(sink, kind, **options)
+    return sink.getvalue()
+
+
+def _palette(transparency: Any) -> bytes:
+    image = pillow.fromarray(NOISE[:, :, 0] % 4, "L").convert("P")
+    image.putpalette([value for step in range(256) for value in (step, 255 - step, step * 7 % 256)])
+    return _saved(image, "PNG", transparency=transparency)
+
+
+WIDE = {
+    "PNG of 16 bits": lambda: _saved(pillow.fromarray(SAMPLES.astype(np.uint16)), "PNG"),
+    "TIFF of 16 bits": lambda: _saved(pillow.fromarray(SAMPLES.astype(np.uint16)), "TIFF"),
+    "TIFF of 16 bits, big end first": lambda: _saved(pillow.fromarray(SAMPLES.astype(">u2")), "TIFF"),
+    "PGM of 16 bits": lambda: b"P5 4 2 65535\n" + SAMPLES.astype(">u2").tobytes(),
+}
+UNKNOWN = {
+    "TIFF of floats": lambda: _saved(pillow.fromarray(np.array([[0.0, 1.0]], np.float32)), "TIFF"),
+    "TIFF of 32 bits": lambda: _saved(pillow.fromarray(np.array([[0, 1 << 30]], np.int32)), "TIFF"),
+}
+USUAL = {
+    "palette": lambda: _palette(None),
+    "palette with a transparent entry": lambda: _palette(1),
+    "palette with transparencies": lambda: _palette(bytes([0, 100, 255, 7])),
+    "grey with transparency": lambda: _saved(pillow.fromarray(np.ascontiguousarray(NOISE[:, :, :2]), "LA"), "PNG"),
+    "colours with transparency": lambda: _saved(pillow.fromarray(NOISE, "RGBA"), "PNG"),
+    "CMYK": lambda: _saved(pillow.fromarray(NOISE, "CMYK"), "TIFF"),
+    "black and white": lambda: _saved(pillow.fromarray(NOISE[:, :, 0] > 127), "PNG"),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_values_of_16_bits_keep_their_upper_8(name: str) -> None:
+    content = WIDE[name]()
+    assert decoded([content], size=(2, 4), mode="L")[0, 0].tolist() == (SAMPLES >> 8).tolist()
+    assert decoded([content], size=(2, 4))[0].tolist() == [(SAMPLES >> 8).tolist()] * 3
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_values_without_a_known_range_are_refused(name: str) -> None:
+    with pytest.raises(TransformFailed, match=r"column 'c', row 1 .*32 bits"):
+        decoded([None, UNKNOWN[name]()], size=(1, 2))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", USUAL)
+def test_transparency_is_left_out_of_the_colours(name: str) -> None:
+    content = USUAL[name]()
+    with pillow.open(io.BytesIO(content)) as image:
+        expected = np.asarray(image.convert("RGBA").convert("RGB") if image.mode != "CMYK" else image.convert("RGB"))
+    np.testing.assert_array_equal(decoded([content], size=expected.shape[:2])[0].transpose(1, 2, 0), expected)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import forebay as fb
 from forebay.data.transform.features.timestamps import NULL_TIME
-from forebay.errors import InvalidOption, WrongType
+from forebay.errors import InvalidOption, TransformFailed, WrongType
 
 UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9, "min": 60 * 10**9, "h": 3600 * 10**9, "d": 86_400 * 10**9}
 
@@ -69,7 +69,7 @@ def test_columns_side_by_side_and_no_rows() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(InvalidOption, match="does not fit 64 bits"):
+    with pytest.raises(TransformFailed, match="does not fit 64 bits"):
         numbers(pa.table({"c": pa.array([2**40], pa.timestamp("s"))}), unit="ns")
     with pytest.raises(WrongType, match="timestamps, dates, times of day and durations"):
         numbers(pa.table({"c": [1]}))
@@ -77,3 +77,37 @@ def test_what_does_not_fit_is_refused() -> None:
         fb.Time("c", unit="w")
     with pytest.raises(InvalidOption, match="difference"):
         fb.Time("c", dtype="float32")
+
+
+YEARS = ("0001-01-01", "1000-06-15", "1677-09-21", "1969-12-31", "2024-02-29", "2262-04-12", "9999-12-31")
+
+
+@pytest.mark.parametrize("unit", ["ns", "us", "ms", "s", "min", "h", "d"])
+@pytest.mark.parametrize("stored", ["s", "ms", "us", "ns", "date32", "date64"])
+def test_time_features_hold_each_year_or_refuse_it(stored: str, unit: str) -> None:
+    feature = fb.Time("at", unit=unit)
+    data_type = {"date32": pa.date32(), "date64": pa.date64()}.get(stored) or pa.timestamp(stored)
+    tick = UNITS[{"date32": "d", "date64": "ms"}.get(stored, stored)]
+    for text in YEARS:
+        seconds = int(np.datetime64(text, "s").astype(np.int64))
+        ticks = seconds * 10**9 // tick
+        if not -(2**63) < ticks < 2**63:
+            continue
+        array = pa.array([0, None, ticks], pa.int64())
+        array = array.cast(pa.int32()).view(data_type) if data_type == pa.date32() else array.view(data_type)
+        table, exact = pa.table({"at": array}), ticks * tick // UNITS[unit]
+        if -(2**63) < exact < 2**63:
+            assert feature.arrays("t", table)["t"].ravel().tolist() == [0, -(2**63), exact]
+            continue
+        with pytest.raises(TransformFailed, match=r"row 2 of column 'at'.*larger unit"):
+            feature.arrays("t", table)
+
+
+@pytest.mark.parametrize("ticks", [-(2**63), -(2**63) + 1, 2**63 - 1])
+def test_the_least_integer_is_no_time(ticks: int) -> None:
+    table = pa.table({"at": pa.array([ticks], pa.int64()).view(pa.timestamp("ns"))})
+    if ticks == -(2**63):
+        with pytest.raises(TransformFailed, match="row 0"):
+            fb.Time("at", unit="ns").arrays("t", table)
+    else:
+        assert fb.Time("at", unit="ns").arrays("t", table)["t"].tolist() == [[ticks]]

@@ -8,12 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from forebay.errors import InvalidOption, NoFiles, SourceChanged
+from forebay.llm.score.engines.engine import RowAnswer
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.scoring import score_rows
+from forebay.llm.score.shard_scorer import readable
 from forebay.llm.score.source.finding import find_source
+from forebay.llm.score.source.text_rows import TextRows
+from forebay.llm.score.tasks import ScoreTask
 from forebay.llm.source import text_files
 
 Requests = Callable[..., ScoreRequest]
@@ -108,3 +113,74 @@ def test_folder_of_the_datasets_library(tmp_path: Path) -> None:
     datasets.Dataset.from_list(ROWS).save_to_disk(str(tmp_path / "saved"))
     source = find_source(str(tmp_path / "saved"))
     assert [row["id"] for row in source.open(["id"], ["id"]).read(3, 9).rows] == list(range(3, 9))
+
+
+KEPT: dict[str, tuple[object, object]] = {
+    "a text after numbers": (1, "one"),
+    "a number after texts": ("one", 1),
+    "a fraction after numbers": (1, 1.5),
+    "NaN after numbers": (1, float("nan")),
+    "a bool after numbers": (1, True),
+    "a number after bools": (True, 1),
+    "2**63 after numbers": (1, 2**63),
+    "2**53 + 1 after fractions": (0.5, 2**53 + 1),
+    "1e400 as a number": (0.5, 10**400),
+    "a list after numbers": (1, [1]),
+    "an object after texts": ("one", {"a": 1}),
+    "another field": ({"a": 1}, {"a": 1, "b": 2}),
+    "another field, deep": ([{"a": {"b": 1}}], [{"a": {"b": 1, "c": None}}]),
+    "another type, deep": ([{"a": [1]}], [{"a": ["x"]}]),
+    "a bool in a list": ([1], [True]),
+}
+
+
+@pytest.mark.parametrize("after", [3, 1100])
+@pytest.mark.parametrize("name", KEPT)
+def test_a_kept_value_of_another_type_is_an_error_of_its_row(name: str, after: int, tmp_path: Path) -> None:
+    usual, other = KEPT[name]
+    rows = [{"id": number, "kept": usual, "question": "what"} for number in range(after + 2)]
+    rows[after]["kept"] = other
+    path = write_lines(tmp_path / "a.jsonl", [json.dumps(row) for row in rows])
+    source = find_source(path)
+    assert isinstance(source, TextRows)
+    if source.types["kept"] is None:  # both are among the rows that decide the type
+        assert after == 3
+        with pytest.raises(InvalidOption, match="several types"):
+            source.open(["question", "kept"], ["kept"])
+        return
+    block = source.open(["question", "kept"], ["kept"]).read(0, len(rows))
+    kept = pa.table(dict(block.kept))["kept"].to_pylist()
+    if after == 3 and not block.errors:  # one type holds both
+        assert kept[after] == other or kept[after] != kept[after]
+        return
+    assert list(block.errors) == [after]
+    assert f"line {after + 1}: column 'kept'" in block.errors[after]
+    assert kept == [usual] * after + [None, usual]
+
+
+@pytest.mark.parametrize("column", ["question", "kept"])
+def test_half_of_a_character_is_an_error_of_its_row(column: str, tmp_path: Path) -> None:
+    rows = [{"question": f"what {number}", "kept": "x"} for number in range(4)]
+    rows[2][column] = "\ud83d"
+    path = write_lines(tmp_path / "a.jsonl", [json.dumps(row) for row in rows])
+    block = find_source(path).open(["question", "kept"], ["kept"]).read(0, 4)
+    assert list(block.errors) == [2] and "line 3" in block.errors[2]
+    assert pa.table(dict(block.kept))["kept"].to_pylist() == ["x", "x", None, "x"]
+
+
+@pytest.mark.parametrize("answer", [RowAnswer(text="a\ud83d"), RowAnswer(error="b\udc00"), RowAnswer(text="c")])
+def test_an_answer_with_half_of_a_character_is_an_error(answer: RowAnswer) -> None:
+    columns = ScoreTask(kind="generate").columns([readable(answer)])
+    assert columns["text"].to_pylist() == [answer.text if answer.text == "c" else None]
+    assert (columns["error"][0].as_py() is None) == (answer.text == "c")
+    assert json.dumps(columns["error"].to_pylist()).count("\\\\u") == (answer.text != "c")
+
+
+def test_parquet_values_that_python_cannot_hold_are_errors_of_their_rows(
+    tmp_path: Path,
+) -> None:
+    times = pa.array([0, 9 * 10**17, 0], pa.int64()).view(pa.timestamp("us"))
+    pq.write_table(pa.table({"question": ["a", "b", "c"], "at": times}), tmp_path / "a.parquet")
+    block = find_source(str(tmp_path / "a.parquet")).open(["question", "at"], ["at"]).read(0, 3)
+    assert list(block.errors) == [1] and "column 'at'" in block.errors[1]
+    assert block.kept["at"].combine_chunks().equals(times)
