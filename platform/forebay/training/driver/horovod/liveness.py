@@ -29,6 +29,7 @@ MOST_SILENT = 256
 """Connections without a hello. Beyond them the oldest is closed: each has a thread of the driver."""
 MOST_BYTES = 4096
 """Longest line that is read."""
+_CHUNK_BYTES = 1 << 16
 _DIGITS = 20
 # A machine that loses its power closes no connection: keepalive probes give it up after some 20 s.
 KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
@@ -177,16 +178,20 @@ class _Lines:
         Raises `EOFError` if the peer closes or its line is too long, and `OSError`; at the monotonic time `deadline`
         `TimeoutError`, also if bytes arrive one by one.
         """
+        is_long = False
         while b"\n" not in self._read:
             left = None if deadline is None else deadline - time.monotonic()
             if left is not None and left <= 0:
                 raise TimeoutError
             self._peer.settimeout(left)
-            more = self._peer.recv(MOST_BYTES)
-            self._read += more
-            if not more or len(self._read) > MOST_BYTES:
+            if not (more := self._peer.recv(_CHUNK_BYTES)):
                 raise EOFError
+            # The rest of a long line is dropped: to close while it arrives would look like a broken network.
+            self._read = more if is_long else self._read + more
+            is_long |= len(self._read) > MOST_BYTES and b"\n" not in self._read
         line, _, self._read = self._read.partition(b"\n")
+        if is_long or len(line) > MOST_BYTES:
+            raise EOFError
         return line
 
 

@@ -78,7 +78,7 @@ DAMAGED = [
     ),
     *(json.dumps({key: HELLO[key] for key in HELLO if key != left}).encode() + b"\n" for left in HELLO),
     *(json.dumps(HELLO | {key: value}).encode() + b"\n" for key in ("name", "node") for value in (None, 7, [], {})),
-    b"x" * 10_000,
+    b"x" * 10_000 + b"\n",
 ]
 
 
@@ -93,7 +93,7 @@ def test_any_bytes_end_a_connection_and_nothing_else(
     assert signs.empty() and lines.names == [] and capfd.readouterr().err == ""
 
 
-@pytest.mark.parametrize("entered", [b"x\n", b"-1\n", b"\n", b"9" * 5_000, b"1" * 30 + b"\n", b"\xb2\n"])
+@pytest.mark.parametrize("entered", [b"x\n", b"-1\n", b"\n", b"9" * 5_000 + b"\n", b"1" * 30 + b"\n", b"\xb2\n"])
 def test_a_worker_that_sends_no_number_is_lost(
     lines: LivenessServer, signs: queue.SimpleQueue[LivenessMessage], entered: bytes, capfd: pytest.CaptureFixture[str]
 ) -> None:
