@@ -74,7 +74,10 @@ def test_rows_and_types_do_not_depend_on_which_file_comes_first(seed: int, tmp_p
         array = pa.array([_or_null(draw, value) for _ in range(6)], kind())
         path = tmp_path / f"{number}.parquet"
         hints: dict[str, bool] = {"use_compliant_nested_type": draw.random() < 0.5, "store_schema": draw.random() < 0.8}
-        pq.write_table(pa.table({"x": array, "y": range(6)}), path, **hints)
+        try:
+            pq.write_table(pa.table({"x": array, "y": range(6)}), path, **hints)
+        except pa.ArrowNotImplementedError:
+            pytest.skip("Arrow 26 writes no fixed-size lists of views")
         files.append((path, pq.ParquetFile(path).read()["x"].to_pylist()))
     fields = []
     for order in (files, files[::-1]):
