@@ -10,6 +10,7 @@ from pathlib import Path
 from forebay.errors import WriteFailed
 from forebay.storage.credentials import redact, redacting
 from forebay.storage.filesystem import Location, resolve
+from forebay.storage.held_folders import make_folder
 
 ADVICE = "Check that the storage answers, has room, and that this user may write to it."
 UMASK = os.umask(0)
@@ -44,7 +45,7 @@ class Draft:
     """
 
     def __init__(self, target: Path) -> None:
-        target.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(target.parent)
         self._target = target
         descriptor, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         self._path: Path | None = Path(name)

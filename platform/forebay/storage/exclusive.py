@@ -32,6 +32,7 @@ from forebay.storage.file_lock import NO_LOCKS, FileLock
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.fsspec_bridge import Bridge
 from forebay.storage.hadoop.files import HadoopFiles, neighbour
+from forebay.storage.held_folders import make_folder
 from forebay.storage.small_files import find_small
 
 ANSWER_S = 20.0
@@ -85,7 +86,7 @@ def create_locked(uri: str | Location, content: bytes) -> FileLock | None:
 
 
 def _link(path: Path, content: bytes) -> FileLock | None:
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     lock = FileLock(descriptor)
     try:

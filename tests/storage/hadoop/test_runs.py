@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from tests.storage.conftest import ObjectStore
 from tests.unit.training.checkpoint.store_laws import CheckpointStoreLaws
+from tests.unit.training.runs.attempts.gone_laws import GoneClaimLaws
 from tests.unit.training.runs.attempts.late_laws import LateWriteLaws
 
 from forebay.testing.drivers.once_suite import OnceSuite
@@ -40,6 +41,12 @@ class TestLateWritesOnHdfs(LateWriteLaws):
     @pytest.fixture
     def run(self, hdfs: ObjectStore) -> str:
         return hdfs.uri(f"late-{uuid.uuid4().hex}/ctr")
+
+
+class TestGoneClaimsOnHdfs(GoneClaimLaws):
+    @pytest.fixture
+    def storage(self, hdfs: ObjectStore) -> str:
+        return hdfs.uri(f"gone-{uuid.uuid4().hex}")
 
 
 class TestCheckpointsOnHdfs(CheckpointStoreLaws):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from forebay.errors import Fenced
 from forebay.testing.drivers.bench import DriverBench
+from forebay.training.checkpoint.files import claim
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts import fence
 
@@ -94,11 +95,13 @@ def main() -> None:
 
     Exits with code 75 if another attempt has taken over.
 
-    Of its options, `start` are fields of `StartPolicy`, and `ask_s` is the time between two questions of the fence.
+    Of its options, `start` are fields of `StartPolicy`. `ask_s` is the time between two questions of the fence, and
+    `gone_s` the time for which the attempt's own claim may be missing.
     """
     driver, maker, folder, order, name, text = sys.argv[1:]
     options = json.loads(text)
     fence.ASK_S = options.pop("ask_s", fence.ASK_S)
+    claim.GONE_S = options.pop("gone_s", claim.GONE_S)
     if "start" in options:
         options["start"] = StartPolicy(**options["start"])
     job = pkgutil.resolve_name(maker)(Path(folder), order).job(name, **options)

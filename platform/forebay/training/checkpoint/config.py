@@ -30,7 +30,8 @@ class CheckpointConfig:
 
     `attempt` is the number of the run's attempt that saves. None for a store that no attempts share. Checkpoints are
     ordered by attempt, then step. `next_claim` is the URI of the file that a later attempt creates: once it is there,
-    this attempt keeps nothing more. `restorable` has the names of the folders of earlier attempts that were complete
+    this attempt keeps nothing more. `own_claim` is the URI of its own file and `token` what it must hold: without it,
+    nothing is written or restored. `restorable` has the names of the folders of earlier attempts that were complete
     when this one was claimed: nothing else of theirs is restored. None if that is not known. A reader, which has no
     attempt, gives the number of the newest one as `claimed`, with what that one may restore.
 
@@ -46,6 +47,8 @@ class CheckpointConfig:
     access: Access | None = None
     attempt: int | None = None
     next_claim: str | None = None
+    own_claim: str | None = None
+    token: str = ""
     restorable: frozenset[str] | None = None
     claimed: int = 1
 

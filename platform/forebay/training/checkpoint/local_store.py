@@ -5,9 +5,11 @@ Checkpoints go to this machine's disk first, and from there to storage elsewhere
 
 from __future__ import annotations
 
+import logging
 import mmap
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
@@ -34,12 +36,16 @@ from forebay.training.checkpoint.checkpoint import (
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import Bytes, EncodedCheckpoint, PartFacts
 from forebay.training.checkpoint.files.checkpoint_files import SPOOLS, CheckpointFiles, spool_of
+from forebay.training.checkpoint.files.claim import ClaimGone, is_gone_too_long
 from forebay.training.checkpoint.files.names import file_names
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.training.checkpoint.parts.verified_part import ReadBytes
 from forebay.training.checkpoint.uploader import Uploader
 
 OWNER = "spooled-by"
+AGAIN_S = 1.0
+
+log = logging.getLogger(__name__)
 
 
 def open_local_checkpoints(config: CheckpointConfig) -> CheckpointStore:
@@ -60,7 +66,8 @@ class DirectStore(DirectoryStore):
 
     A refused write ends the run: its user must make room.
 
-    Asks before each checkpoint whether a later attempt has taken over, and raises `Fenced` then.
+    Asks before each checkpoint whether a later attempt has taken over, and raises `Fenced` then. While the claim of its
+    own attempt is missing, as with a share that was unmounted, it waits, for a limited time.
     """
 
     def __init__(self, config: CheckpointConfig) -> None:
@@ -70,7 +77,7 @@ class DirectStore(DirectoryStore):
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` is in storage. Raises `WriteFailed`."""
         try:
-            self._files.check_fence()
+            self._wait_for_claim()
             super().save(checkpoint, parts)
         except OSError as error:
             raise self._refused(checkpoint.step, error) from error
@@ -78,9 +85,21 @@ class DirectStore(DirectoryStore):
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
         """Return once the part is in storage. Raises `WriteFailed`."""
         try:
+            self._wait_for_claim()
             return super().save_part(step, number, chunks)
         except OSError as error:
             raise self._refused(step, error) from error
+
+    def _wait_for_claim(self) -> None:
+        began = time.monotonic()
+        while True:
+            try:
+                return self._files.check_fence()
+            except ClaimGone as error:
+                if is_gone_too_long(began):
+                    raise
+                log.warning("A checkpoint waits: %s.", error)
+            time.sleep(AGAIN_S)
 
     def _refused(self, step: int, error: OSError) -> WriteFailed:
         """Error for a refused write.
@@ -211,6 +230,10 @@ class SpooledStore:
         owner = here.read_bytes() if here.exists() else b""
         if owner and owner == _read(location.uri):
             return
+        try:
+            self._stored.check_fence()
+        except OSError as error:
+            raise write_failed("the owner of the checkpoints", uri, error) from error
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, mode=0o700)
         owner = uuid.uuid4().hex.encode()

@@ -176,6 +176,8 @@ class Run:
             access=Access([self.path]),
             attempt=self.attempt,
             next_claim=self._fence.next_claim_uri,
+            own_claim=self._fence.claim_uri,
+            token=self._fence.token,
             restorable=self._fence.restorable,
         )
 
@@ -240,10 +242,11 @@ class Run:
             case Failed():
                 self._failures, self._world_size = event.failures, None
         self._record(event)
-        if isinstance(event, EpochEnded | Finished):
-            self._save()
-        elif isinstance(event, Started):
-            self._save_timeline()
+        if isinstance(event, EpochEnded | Started):
+            self._save(is_result=isinstance(event, EpochEnded))
+        elif isinstance(event, Finished):
+            self._fence.confirm()
+            self._save_now()
         notify(self._callbacks, event, self.control)
 
     @property
@@ -274,10 +277,18 @@ class Run:
         if self._timeline is not None:
             self._timeline.record(event)
 
-    def _save(self) -> None:
-        self.ask_fence()
+    def _save(self, *, is_result: bool = True) -> None:
+        try:
+            self._fence.ask()
+        except OSError as error:  # the next epoch saves it, or the fence ends the run
+            log.warning("What run %r has reached is not saved yet (%s).", self.name, redact(str(error)))
+            return
+        self._save_now(is_result=is_result)
+
+    def _save_now(self, *, is_result: bool = True) -> None:
         self._save_timeline()
-        save_result(self.result)
+        if is_result:
+            save_result(self.result)
 
     def _tell_resize(self, started: Started) -> None:
         """Report a change of the world size.

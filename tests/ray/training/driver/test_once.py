@@ -17,7 +17,12 @@ from forebay.training.driver.ray_train.driver import RayTrainDriver
 class TestRayTrainOnce(OnceSuite):
     driver_path = "forebay.training.driver.ray_train.driver:RayTrainDriver"
     variations: ClassVar = frozenset(
-        {"test_stopped_attempt_is_taken_over_and_ends_itself", "test_two_starts_at_once_train_once"}
+        {
+            "test_stopped_attempt_is_taken_over_and_ends_itself",
+            "test_two_starts_at_once_train_once",
+            "test_removed_folder_is_trained_by_one",
+            "test_removed_folder_ends_the_run",
+        }
     )
 
     def make_driver(self) -> Driver:

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory
 
 from pyarrow.fs import FileType
 
-from forebay.errors import CursorMismatch, Fenced
+from forebay.errors import CursorMismatch, ReadFailed
 from forebay.storage.credentials import redacting
 from forebay.storage.filesystem import Location, below, resolve
 from forebay.storage.globs import children
@@ -37,7 +37,15 @@ from forebay.training.checkpoint.encoded import (
     verify_metadata,
     verify_shard,
 )
-from forebay.training.checkpoint.files.claim import ATTEMPTS, newest_number, read_claim
+from forebay.training.checkpoint.files.claim import (
+    ATTEMPTS,
+    REMEDY,
+    ClaimGone,
+    check_own,
+    fenced_error,
+    newest_number,
+    read_claim,
+)
 from forebay.training.checkpoint.files.names import (
     STEP_FORM,
     SavedStep,
@@ -53,19 +61,6 @@ SPOOLS = "~/.cache/forebay-checkpoints"
 # A state of many gigabytes takes minutes.
 READ_POLICY = ReadPolicy(deadline_s=900.0)
 _PIECE_BYTES = 8 << 20
-
-
-def fenced_error(claim_uri: str, attempt: int) -> Fenced:
-    """Error for `attempt`, which a later one has fenced.
-
-    The later attempt has claimed the run with the file `claim_uri`.
-    """
-    return Fenced(
-        f"a later attempt has taken over this run ({claim_uri}): attempt {attempt} ends and keeps nothing more. It "
-        "sent no heartbeat for too long, or was replaced. The later attempt continues; nothing has to be started.",
-        attempt=attempt,
-        claim=claim_uri,
-    )
 
 
 def spool_of(uri: str, spools: str | None = None) -> Path:
@@ -108,13 +103,18 @@ class CheckpointFiles:
         return self._location.is_local
 
     def check_fence(self) -> None:
-        """Raise `Fenced` if a later attempt has the run.
+        """Raise `Fenced` if another attempt has the run.
 
-        Raises `OSError` if storage does not answer.
+        Raises `OSError` if storage does not answer, and if the own claim is missing.
         """
         claim = self._config.next_claim
         if claim is not None and is_there(claim):
             raise fenced_error(claim, self._own)
+        self._check_own()
+
+    def _check_own(self) -> None:
+        if self._config.own_claim is not None:
+            check_own(self._config.own_claim, self._own, self._config.token)
 
     @property
     def _own(self) -> int:
@@ -128,6 +128,7 @@ class CheckpointFiles:
         Parts that `encoded` does not have were written before. Deletes nothing and raises `Fenced` if a later attempt
         has taken over meanwhile.
         """
+        self._check_own()
         if part_facts(encoded.metadata).keys() - encoded.shards.keys():
             self._seal(encoded)
             return
@@ -135,7 +136,7 @@ class CheckpointFiles:
         folder = self._folder(encoded.step)
         if self._fs.get_file_info(folder).type != FileType.NotFound:
             self._delete(SavedStep(self._own, encoded.step))
-        self._fs.create_dir(folder, recursive=True)
+        self._create(folder)
         self._write_shards(encoded)
         self._retain(encoded.step, there_before)
 
@@ -144,8 +145,9 @@ class CheckpointFiles:
 
         The checkpoint is sealed later, in any process.
         """
+        self._check_own()
         folder = self._folder(step)
-        self._fs.create_dir(folder, recursive=True)
+        self._create(folder)
         # What lies here is corrupt, or of a future that was given up. It must not be complete with another part.
         with suppress(FileNotFoundError):
             if self._exists(f"{folder}/{METADATA}"):
@@ -185,6 +187,8 @@ class CheckpointFiles:
         folder, names = self._folder(encoded.step), file_names(encoded.metadata)
         for number, content in encoded.shards.items():
             self._write(f"{folder}/{names[number]}", content)
+        # Again: the shards of a large state take minutes, and another start may have the folder now.
+        self._check_own()
         # Last: without it the checkpoint is incomplete.
         self._write(f"{folder}/{METADATA}", encoded.metadata_bytes)
 
@@ -285,11 +289,23 @@ class CheckpointFiles:
         try:
             found = children(self._fs, self._location.path)
         except FileNotFoundError:  # pyarrow looks twice. The folder was made in between, and counts as empty.
-            return []
+            found = []
+        if not found:
+            self._check_is_empty()
         folders = [info.base_name for info in found if info.type == FileType.Directory]
         saved = [saved_step(name) for name in folders if STEP_FORM.fullmatch(name)]
         last = self._config.attempt
         return sorted((name for name in saved if last is None or name.attempt <= last), reverse=True)
+
+    def _check_is_empty(self) -> None:
+        """Raise `ReadFailed` if the claim is missing, too.
+
+        A share that is not mounted looks empty, and training would begin again.
+        """
+        try:
+            self._check_own()
+        except ClaimGone as error:
+            raise ReadFailed(f"The checkpoints in {self.uri} cannot be found: {error}. {REMEDY}") from None
 
     def steps(self) -> list[int]:
         """Steps of this attempt that have a folder, newest first.
@@ -348,6 +364,17 @@ class CheckpointFiles:
         if self._exists(f"{folder}/{METADATA}"):
             self._fs.delete_file(f"{folder}/{METADATA}")
         self._fs.delete_dir(folder)
+
+    def _create(self, folder: str) -> None:
+        """Create the folder of a step.
+
+        Of an attempt, on a local disk, not the folder of its run: a share that was unmounted leaves an empty folder.
+        """
+        if self._config.own_claim is None or not self.is_local:
+            self._fs.create_dir(folder, recursive=True)
+            return
+        for path in (self._location.path, folder):
+            Path(path).mkdir(exist_ok=True)
 
     def _exists(self, path: str) -> bool:
         return bool(self._fs.get_file_info(path).type == FileType.File)

@@ -17,15 +17,22 @@ from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 
-from forebay.errors import InvalidOption
+from forebay.errors import Fenced, InvalidOption
 from forebay.runtime.declared_types import require_types
-from forebay.storage.filesystem import Location
+from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
 from forebay.training.checkpoint.files.names import checkpoint_names
 
 ATTEMPTS = "attempts"
 """Folder of the claims in the folder of a run."""
+REMEDY = "Mount the share or put the folder back, and run the same name again to continue."
+"""Remedy where the own claim is missing."""
+GONE_S = 60.0
+"""Time for which the own claim may be missing, in seconds. Then the attempt ends.
+
+Another start may train the run already. A share that is mounted again within this time is no failure.
+"""
 _CLAIM_FORM = re.compile(r"(\d{6,})\.json")
 
 
@@ -121,6 +128,47 @@ class Claim:
     def title(self) -> str:
         """Name of the process for messages."""
         return f"attempt {self.number} (process {self.pid} on {self.host})" if self.pid else f"attempt {self.number}"
+
+
+class ClaimGone(OSError):
+    """The own claim of an attempt is missing or unreadable."""
+
+
+def is_gone_too_long(since: float) -> bool:
+    """Whether a claim that is missing `since` then ends its attempt."""
+    return time.monotonic() - since > GONE_S
+
+
+def check_own(uri: str, number: int, token: str) -> None:
+    """Raise unless the file `uri` is the claim with `token`.
+
+    Raises `Fenced` for another's, `ClaimGone` if it is missing or damaged, and `OSError`.
+    """
+    location = resolve_source(uri)
+    try:
+        found = Claim.from_json(read_json_content(location), uri)
+    except (FileNotFoundError, NotADirectoryError):
+        raise ClaimGone(
+            f"{uri} is not there: the folder of the run was removed or renamed, or its share is not mounted"
+        ) from None
+    except InvalidOption:
+        raise ClaimGone(f"{uri} is damaged") from None
+    if found.token != token:
+        raise fenced_error(uri, number)
+
+
+def fenced_error(claim_uri: str, attempt: int) -> Fenced:
+    """Error for `attempt`, which a later one has fenced.
+
+    The later attempt has claimed the run with the file `claim_uri`.
+    """
+    return Fenced(
+        f"a later attempt has taken over this run ({claim_uri}): attempt {attempt} ends and keeps nothing more. It "
+        "sent no heartbeat for too long, was replaced, or its folder was removed. The later attempt continues; nothing "
+        "has to be started.",
+        attempt=attempt,
+        claim=claim_uri,
+    )
 
 
 def newest_number(attempts: Location) -> int | None:

@@ -1,6 +1,7 @@
 """Fence of a running attempt against later attempts.
 
-As soon as a later attempt exists, this one ends and keeps nothing more.
+As soon as a later attempt exists, this one ends and keeps nothing more. While its own claim is missing, as with a share
+that was unmounted, it keeps nothing, and after a limit it ends.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from forebay.runtime.foreign_code import begin
 from forebay.storage.atomic import ADVICE, write_failed
 from forebay.storage.credentials import redact
 from forebay.storage.file_lock import FileLock
-from forebay.training.checkpoint.files.checkpoint_files import fenced_error
-from forebay.training.checkpoint.files.claim import Claim
+from forebay.storage.held_folders import hold, let_go
+from forebay.training.checkpoint.files.claim import REMEDY, Claim, ClaimGone, check_own, fenced_error, is_gone_too_long
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, AttemptHeartbeat
 
 ASK_S = 15.0
@@ -29,7 +30,7 @@ A driver that finds one ends within 20 s of its first chance to see it: under Ra
 SILENT_S = 60.0
 """Time without an answer from storage after which that is logged."""
 CONFIRM_S = 900.0
-"""Time limit for storage to answer before the result of a run is recorded."""
+"""Time limit for storage to answer, after which training ends."""
 AGAIN_S = 1.0
 JOIN_S = 5.0
 
@@ -49,8 +50,11 @@ class Fence:
     def __init__(self, files: AttemptFiles | None, claim: Claim | None, lock: FileLock | None = None) -> None:
         self._files, self._claim, self._lock = files, claim, lock
         self._heartbeat = AttemptHeartbeat(number=0)
-        self._fenced: Fenced | None = None
-        self._answered_at = time.monotonic()
+        self._end: Fenced | WriteFailed | None = None
+        self._asks_since: float | None = None
+        self._gone_since: float | None = None
+        if files is not None:
+            hold(files.run.location)
         self._is_released = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -66,6 +70,19 @@ class Fence:
         None if nothing is guarded.
         """
         return None if self._files is None or self._claim is None else self._files.claim_uri(self._claim.number + 1)
+
+    @property
+    def claim_uri(self) -> str | None:
+        """URI of the claim of this attempt.
+
+        None if nothing is guarded.
+        """
+        return None if self._files is None or self._claim is None else self._files.claim_uri(self._claim.number)
+
+    @property
+    def token(self) -> str:
+        """Token that the claim of this attempt holds."""
+        return "" if self._claim is None else self._claim.token
 
     @property
     def restorable(self) -> frozenset[str] | None:
@@ -89,23 +106,35 @@ class Fence:
     def check(self) -> None:
         """Raise `Fenced` if a later attempt was seen.
 
-        Sends no request.
+        Raises `WriteFailed` if storage was silent, or the own claim missing, for too long. Sends no request.
         """
-        if self._fenced is not None:
-            raise self._fenced
+        if self._end is None and self._silent_s > max(CONFIRM_S, 0.0):
+            # Also where the thread still waits for an answer, as of a server of NFS that is lost.
+            self._end = self._too_silent("the heartbeat", TimeoutError(f"no answer for {self._silent_s:.0f} s"))
+        if self._end is not None:
+            raise self._end
 
     def ask(self) -> None:
-        """Look for a later attempt now.
+        """Look for a later attempt, and for the own claim, now.
 
-        Raises `Fenced`, and `OSError` if storage does not answer.
+        Raises `Fenced`, `ClaimGone`, and `OSError` if storage does not answer.
         """
         self.check()
         if self._files is None or self._claim is None:
             return
-        if self._files.has(self._claim.number + 1):
-            self._fenced = fenced_error(self._files.claim_uri(self._claim.number + 1), self._claim.number)
-            raise self._fenced
-        self._answered_at = time.monotonic()
+        number = self._claim.number
+        self._asks_since = self._asks_since or time.monotonic()
+        try:
+            if self._files.has(number + 1):
+                raise fenced_error(self._files.claim_uri(number + 1), number)
+            check_own(self._files.claim_uri(number), number, self._claim.token)
+        except Fenced as fenced:
+            self._end = fenced
+            raise
+        except ClaimGone:
+            self._gone_since = self._gone_since or time.monotonic()
+            raise
+        self._asks_since = self._gone_since = None
 
     def confirm(self) -> None:
         """Wait until storage confirms that no later attempt exists.
@@ -117,11 +146,26 @@ class Fence:
             try:
                 return self.ask()
             except OSError as error:
-                if time.monotonic() > deadline:
-                    assert self._files is not None
-                    raise write_failed("the result", self._files.uri, error, ADVICE) from None
-                log.warning("The result waits: %s does not answer.", self._files.uri if self._files else "storage")
+                if time.monotonic() > deadline or self._is_too_long(error):
+                    raise self._too_silent("the result", error) from None
+                log.warning("The result waits (%s).", redact(str(error)))
                 time.sleep(AGAIN_S)
+
+    @property
+    def _silent_s(self) -> float:
+        """Seconds since the first question without an answer."""
+        since = self._asks_since  # read once: another thread may get an answer
+        return 0.0 if since is None else time.monotonic() - since
+
+    def _is_too_long(self, error: Exception) -> bool:
+        if not isinstance(error, ClaimGone):
+            return self._silent_s > CONFIRM_S
+        since = self._gone_since
+        return since is not None and is_gone_too_long(since)
+
+    def _too_silent(self, what: str, error: Exception) -> WriteFailed:
+        assert self._files is not None
+        return write_failed(what, self._files.uri, error, REMEDY if isinstance(error, ClaimGone) else ADVICE)
 
     def finish(self, epochs: int, result: str) -> bytes | None:
         """Record the result of all `epochs` epochs.
@@ -138,16 +182,23 @@ class Fence:
     def release(self, end: AttemptEnd | None) -> None:
         """End the thread, record `end`, and release the claim.
 
-        A fenced attempt records nothing.
+        A fenced attempt records nothing, nor does one whose claim is missing: its file would be another's.
         """
         self._is_released.set()
         if self._thread is not None:
             self._thread.join(JOIN_S)
-        if end is not None and self._fenced is None and self._files is not None and self._claim is not None:
+        if self._files is not None and self._claim is not None:
             try:
-                self._files.end(self._claim.number, end)
-            except (OSError, WriteFailed) as error:
+                if end is not None and not isinstance(self._end, Fenced):
+                    self._end = None
+                    self.ask()
+                    self._files.end(self._claim.number, end)
+            except Fenced:
+                log.info("The end of the run is not recorded: a later attempt has it.")
+            except (OSError, ForebayError) as error:
                 log.warning("The end of the run could not be recorded (%s).", redact(str(error)))
+            finally:
+                let_go(self._files.run.location)
         if self._lock is not None:
             self._lock.release()
 
@@ -160,11 +211,13 @@ class Fence:
             except Fenced:
                 return
             except (OSError, ForebayError, json.JSONDecodeError) as error:
-                silent_s = time.monotonic() - self._answered_at
-                if silent_s > SILENT_S:
+                if self._is_too_long(error):
+                    self._end = self._too_silent("the heartbeat", error)
+                    return
+                if isinstance(error, ClaimGone) or self._silent_s > SILENT_S:
                     log.warning(
-                        "Storage has not answered for %.0f s (%s). Training continues; uploads wait.",
-                        silent_s,
+                        "Storage has not answered for %.0f s (%s). Training continues; nothing is saved.",
+                        self._silent_s,
                         redact(str(error)),
                     )
 

@@ -112,6 +112,8 @@ class AttemptFiles:
         """
         file = self._folder.child(claim_name(claim.number))
         if self.is_local:
+            # A new start may make what an earlier one of this process must not.
+            Path(self._folder.path).mkdir(parents=True, exist_ok=True)
             return create_locked(file, claim.to_json()) or False
         return create_exclusively(file, claim.to_json())
 

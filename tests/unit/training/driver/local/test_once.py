@@ -11,7 +11,13 @@ from forebay.training.driver.local.driver import LocalDriver
 
 class TestLocalOnce(OnceSuite):
     driver_path = "forebay.training.driver.local.driver:LocalDriver"
-    variations: ClassVar = frozenset({"test_two_starts_at_once_train_once"})
+    variations: ClassVar = frozenset(
+        {
+            "test_two_starts_at_once_train_once",
+            "test_removed_folder_is_trained_by_one",
+            "test_removed_folder_ends_the_run",
+        }
+    )
 
     def make_driver(self) -> Driver:
         return LocalDriver()
