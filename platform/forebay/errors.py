@@ -72,6 +72,15 @@ class SpecChanged(InvalidOption):
     """A job of this name exists with another specification."""
 
 
+class RayNotStarted(ForebayError):
+    """Ray could not be started on this machine.
+
+    The text has the cause and what to look at.
+    """
+
+    exit_status = 1
+
+
 class UnderWay(InvalidOption):
     """A run or sweep of this name is running now."""
 

@@ -78,6 +78,17 @@ def worker_capacity(*, cpus: float, gpus: float) -> int:
     return sum(min(int(node.get(kind, 0.0) / each + 1e-9) for kind, each in need.items() if each) for node in nodes)
 
 
+def num_placed(run: str) -> int:
+    """Number of workers of `run` that have their resources.
+
+    Their processes may still be starting.
+    """
+    return sum(
+        facts["state"] == "CREATED" and facts["name"].startswith(f"{_PREFIX}{run}:")
+        for facts in placement_group_table().values()
+    )
+
+
 def new_placement(run: str, bundle: Mapping[str, float]) -> PlacementGroup:
     """Request resources for one worker of `run`.
 

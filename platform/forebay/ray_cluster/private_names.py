@@ -30,6 +30,7 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
     EVERYTHING: (
         "ray._private.state:state.get_draining_nodes",
         "ray._private.services:find_gcs_addresses",
+        "ray._private.node:Node.kill_all_processes",
     ),
     RAY_TRAIN: (
         "ray.train.torch:TorchTrainer._initialize_and_run_controller",

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import ray
 
 from forebay.errors import InvalidOption
+from forebay.ray_cluster.local_start import start_ray
 from forebay.ray_cluster.private_names import check_ray
 from forebay.runtime.extras import validate_extra
 
@@ -82,9 +83,9 @@ def ray_session(num_cpus: int) -> Iterator[bool]:
     The first of these that exists is used. A Ray started here has `num_cpus` CPUs, or as many as the machine has if
     that is more.
 
-    Yields whether Ray was started here, and so ends with the block. Raises `InvalidOption` for a `RAY_ADDRESS` that is
-    invalid, or that does not answer, `MissingPackage` if a package of the extra `ray` is too old, and `UnsupportedRay`
-    if this Ray has not all that Forebay uses.
+    Yields whether Ray was started here, and so ends with the block. Raises `RayNotStarted` if that fails,
+    `InvalidOption` for a `RAY_ADDRESS` that is invalid, or that does not answer, `MissingPackage` if a package of the
+    extra `ray` is too old, and `UnsupportedRay` if this Ray has not all that Forebay uses.
     """
     check_ray()
     if ray.is_initialized():
@@ -94,12 +95,7 @@ def ray_session(num_cpus: int) -> Iterator[bool]:
     address = os.environ.get(ADDRESS)
     with _environment_put_back():
         if not address:
-            ray.init(
-                address="local",
-                num_cpus=max(os.cpu_count() or 1, num_cpus),
-                include_dashboard=False,
-                logging_level=logging.ERROR,
-            )
+            start_ray(max(os.cpu_count() or 1, num_cpus))
         else:
             connect(address)
         try:

@@ -1,0 +1,117 @@
+"""Start of a Ray on this machine, and the reason if it does not start.
+
+Ray says it in many ways: a path that is too long, a process whose log has the reason, or a time limit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import tempfile
+import traceback
+from functools import partial
+from pathlib import Path
+
+import ray
+from ray._private.node import Node  # no public way to end a half-started one; ray_cluster/private_names.py
+
+from forebay.errors import RayNotStarted
+from forebay.runtime.foreign_code import error_of
+
+TMPDIR = "RAY_TMPDIR"
+_LONGEST = 107
+"""Bytes of the path of a Unix socket on Linux. macOS has 3 fewer."""
+_SOCKET = "/ray/session_2026-11-26_12-00-00_123456_1234567/sockets/plasma_store"
+"""What Ray adds to its folder."""
+_TRIES = 2
+_LINES = re.compile(r" Last (\d+ lines|connection error).*")
+_LATE = ("timed out", "timeout", "deadline exceeded", "overloaded")
+_TAKEN = ("address already in use", "already in use", "failed to bind")
+
+log = logging.getLogger(__name__)
+
+
+def start_ray(num_cpus: int) -> None:
+    """Start a Ray of `num_cpus` CPUs on this machine, and connect to it.
+
+    Tries again once where Ray was only too slow. Raises `RayNotStarted`.
+    """
+    _check_folder()
+    for tries_left in reversed(range(_TRIES)):
+        if (error := error_of(lambda: _init(num_cpus))) is None:
+            return
+        _end_half_started(error)
+        if not (tries_left and _is_late(error)):
+            raise _not_started(error) from error
+        log.warning("Ray did not start in time on this machine. Trying once more.")
+
+
+def _init(num_cpus: int) -> None:
+    ray.init(address="local", num_cpus=num_cpus, include_dashboard=False, logging_level=logging.ERROR)
+
+
+def _folder() -> str:
+    return os.environ.get(TMPDIR) or os.environ.get("TMPDIR") or "/tmp"  # noqa: S108 - where Ray puts its sessions
+
+
+def _check_folder() -> None:
+    """Raise `RayNotStarted` for a folder in which no session of Ray can lie."""
+    folder, option = _folder(), TMPDIR if os.environ.get(TMPDIR) else "TMPDIR" if os.environ.get("TMPDIR") else ""
+    named = f"{option}={folder!r}" if option else repr(folder)
+    room = _LONGEST - len(_SOCKET)
+    if len(os.fsencode(folder)) > room:
+        raise RayNotStarted(
+            f"Ray cannot start on this machine: {named} is {len(os.fsencode(folder))} bytes long, and with the names "
+            f"of Ray's sockets it would be longer than the system allows. Set {TMPDIR} to a folder of at most {room} "
+            "bytes.",
+            folder=folder,
+        )
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise RayNotStarted(
+            f"Ray cannot start on this machine: its folder {named} cannot be written ({error}). Set {TMPDIR} to a "
+            "short folder with room that this user may write to.",
+            folder=folder,
+        ) from error
+
+
+def _end_half_started(error: BaseException) -> None:
+    """End the processes of a Ray that did not start completely.
+
+    Ray itself ends them only when this process ends, and a second one would share the machine with them.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        node = frame.f_locals.get("self")
+        if isinstance(node, Node):
+            error_of(partial(node.kill_all_processes, check_alive=False, allow_graceful=False))
+            break
+    with contextlib.suppress(RuntimeError):
+        ray.shutdown()
+
+
+def _is_late(error: BaseException) -> bool:
+    return isinstance(error, TimeoutError) or any(word in str(error).lower() for word in _LATE)
+
+
+def _not_started(error: BaseException) -> RayNotStarted:
+    text = str(error)
+    # Of Ray's store of facts, "Last 3 lines of error files:" follows, and then they.
+    reason = _LINES.sub("", " ".join(text.partition("\n")[0].split())).rstrip(". ") or type(error).__name__
+    if any(word in text.lower() for word in _TAKEN):
+        remedy = "A port is in use: unset the ports in the variables RAY_*_PORT, or end the program that has it."
+    elif _is_late(error):
+        load, cpus = os.getloadavg()[0], os.cpu_count() or 1
+        remedy = (
+            f"The machine has {cpus} CPUs and a load of {load:.0f}: end other programs, or start a cluster once "
+            "(`ray start --head`) and set RAY_ADDRESS=auto."
+        )
+    elif isinstance(error, OSError):
+        remedy = f"Look at the disk, the memory and /dev/shm, and set {TMPDIR} to a short folder with room."
+    else:
+        remedy = f"Ray's logs have the cause: {_folder()}/ray/session_latest/logs."
+    return RayNotStarted(f"Ray cannot start on this machine ({reason}). {remedy}", reason=reason)
