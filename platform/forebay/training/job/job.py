@@ -92,6 +92,7 @@ class Job:
         keep_last: Number of newest checkpoints that stay in `storage`.
         keep_every: Keep also every checkpoint whose step is a multiple of this.
         hang_timeout_s: Seconds that workers wait for one of them before the run ends with `Hung`.
+        room_timeout_s: Seconds that a start waits, under Ray, for a cluster that is too small for its smallest world.
         start: What a start does if the run is under way: it is refused, or follows the other attempt.
         identity: Facts that a resumed run must share, by name, such as its base model. A run of the same name with
             another value is refused, and the error gives both values.
@@ -125,6 +126,7 @@ class Job:
     keep_last: int = 2
     keep_every: int | None = None
     hang_timeout_s: float = 120.0
+    room_timeout_s: float = 900.0
     start: StartPolicy = field(default_factory=StartPolicy)
     identity: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
@@ -168,7 +170,7 @@ class Job:
         # A list is accepted too, but a frozen job holds nothing that changes.
         object.__setattr__(self, "monitors", tuple(self.monitors))
         self.train_spec.options_of(self.strategy)
-        for option, least in (("storage_every_s", 0.0), ("hang_timeout_s", 0.1)):
+        for option, least in (("storage_every_s", 0.0), ("hang_timeout_s", 0.1), ("room_timeout_s", 0.0)):
             seconds = getattr(self, option)
             if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds >= least:
                 raise InvalidOption(f"{option}={seconds!r} cannot work. Give {least:g} seconds or more.", option=option)

@@ -6,30 +6,29 @@ It passes events of the workers to the run, and requests of callbacks to the coo
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 
 import ray
 from ray.actor import ActorHandle
 
-from forebay.events import Event, Failed, Preempted, Preparing, Request, Started
+from forebay.events import Event, Preempted, Request
 from forebay.runtime.foreign_code import begin
 from forebay.training.checkpoint.ray_store import flush_stores
+from forebay.training.driver.elastic.start_watch import StartWatch
 from forebay.training.runs.control import Control
 from forebay.training.runs.run import Run
 
 POLL_S = 0.5
-FIRST_WAIT_S = 30.0
-NEXT_WAIT_S = 60.0
 
 
 def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) -> str | None:
     """Pass events and requests on until the run ends.
 
     Returns once its last events were taken. Returns the reason of a stop that was requested while no worker trained:
-    then the run does not wait for workers. Raises `Fenced` if a later attempt has taken over.
+    then the run does not wait for workers. Raises `Fenced` if a later attempt has taken over, and
+    `RunFailed` if the cluster never has room for the first workers.
     """
-    watch = _StartWatch(run)
+    watch = StartWatch(run)
     # Requests made before the first worker started: the coordinator does not know them yet.
     made_with = Request(target=run.job.start_workers if run.control.is_elastic else None)
     known = _pass_on(run.control, made_with, coordinator)
@@ -52,7 +51,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
         known = _pass_on(run.control, known, coordinator)
         num_events += len(events)
         coordinator.noted.remote(num_events)
-        watch.tell_if_late()
+        watch.check()
         if gave_up is not None:
             return gave_up
         if goes_on and known.stop is not None and ray.get(coordinator.give_up.remote()):
@@ -82,29 +81,3 @@ def _pass_on(control: Control, known: Request, coordinator: ActorHandle) -> Requ
     if request.stop is not None and known.stop is None:
         ray.get(coordinator.request_stop.remote(request.stop))
     return request
-
-
-class _StartWatch:
-    """Reports that workers are late.
-
-    Most often the cluster has no room for them.
-    """
-
-    def __init__(self, run: Run) -> None:
-        self._run = run
-        self._is_training = False
-        self._due = time.monotonic() + FIRST_WAIT_S
-
-    def see(self, event: Event) -> None:
-        if isinstance(event, Started | Failed):
-            self._is_training = isinstance(event, Started)
-            self._due = time.monotonic() + FIRST_WAIT_S
-
-    def tell_if_late(self) -> None:
-        if self._is_training or time.monotonic() < self._due:
-            return
-        self._due = time.monotonic() + NEXT_WAIT_S
-        job, free = self._run.job, ray.available_resources()
-        asked = f"{job.min_workers} workers of {job.resources.cpus:g} CPUs and {job.resources.gpus:g} GPUs"
-        left = f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free in the cluster"
-        self._run.tell(Preparing(what=f"still waiting for {asked}; {left}"))

@@ -21,7 +21,7 @@ from tests.language.suite import LanguageSuite
 from tests.ray.training.driver.under_ray import UnderRay
 from tests.tables.driver_suite import TableSuite
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, RunFailed
 from forebay.events import Event, Failed, Preparing, Reported, Started
 from forebay.ray_cluster.actors import NAMESPACE
 from forebay.ray_cluster.session import TRAIN_ENVIRONMENT, ray_session, session_text, train_environment
@@ -32,7 +32,7 @@ from forebay.testing.drivers.nodes import SmallNodes
 from forebay.testing.drivers.sharded_suite import ZERO
 from forebay.testing.drivers.suite import Nodes
 from forebay.training.driver.driver import Driver, run
-from forebay.training.driver.elastic import event_loop as ray_following
+from forebay.training.driver.elastic import start_watch
 from forebay.training.driver.ray_train.driver import RayTrainDriver
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Resources
@@ -104,19 +104,25 @@ class TestRayTrain(UnderRay, LanguageSuite, TableSuite):
             ray.kill(other)
 
     def test_says_so_when_there_is_no_room(self, bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(ray_following, "FIRST_WAIT_S", 1.0)
+        monkeypatch.setattr(start_watch, "LACK_WAIT_S", 1.0)
         heard = Heard()
 
         def give_up(event: object, control: object) -> None:
-            if isinstance(event, Preparing) and "still waiting" in event.what:
+            if isinstance(event, Preparing) and "waiting until" in event.what:
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
             self.run(bench, "crowded", heard, give_up, workers=4, resources=Resources(cpus=3))
         said = [event.what for event in heard if isinstance(event, Preparing)]
-        # Some workers may have been placed by then.
-        waits = r"still waiting for 4 workers of 3 CPUs and 0 GPUs; [258] CPUs and 0 GPUs are free in the cluster"
-        assert re.fullmatch(waits, said[-1])
+        waits = (
+            r"needs 12 CPUs for 4 workers of 3 CPUs, each on one node; the cluster has 8 CPUs on 1 node, room for 2; "
+        )
+        assert re.fullmatch(waits + r"waiting until \d\d:\d\d for nodes that join or that an autoscaler adds", said[-1])
+
+    def test_run_without_room_ends_after_its_limit(self, bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(start_watch, "LACK_WAIT_S", 0.5)
+        with pytest.raises(RunFailed, match=r"run 'never' needs 12 CPUs .*, and no node has joined for 1 s"):
+            self.run(bench, "never", workers=4, resources=Resources(cpus=3), room_timeout_s=1.0)
 
 
 @pytest.mark.variation
