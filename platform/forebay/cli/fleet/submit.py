@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -99,4 +100,4 @@ def _after_interrupt(storage: str, name: str) -> str:
 
     if JobFiles(storage=storage, name=name).newest() is None:
         return f"{name} was not placed. Submit it again."
-    return f"{name} was placed and goes on.\nforebay fleet watch {name} --storage {storage}"
+    return f"{name} was placed and goes on.\nforebay fleet watch {name} --storage {shlex.quote(storage)}"

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.data.filters.operands import Operand
+from forebay.data.parquet.struct_paths import operand_text
 from forebay.errors import InvalidOption
 
 COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {
@@ -188,7 +189,7 @@ def _timestamp(text: str, data_type: pa.TimestampType) -> pa.Scalar:
 
 def _wrong(column: str, value: Any, data_type: pa.DataType, why: str = "") -> InvalidOption:
     if pa.types.is_struct(data_type):
-        names = ", ".join(f"{column}.{field.name}" for field in data_type)
+        names = ", ".join(operand_text(f"{column}.{field.name}") for field in data_type)
         remedy = f"Compare one of its fields ({names:.200}), or the whole by 'is None' and 'is not None'."
     else:
         remedy = (

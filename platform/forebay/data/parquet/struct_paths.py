@@ -6,6 +6,7 @@ The column that a path begins with, and how far a type leads along it.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
+from keyword import iskeyword
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +27,17 @@ def top_column(path: str, columns: Container[str]) -> str | None:
     while path not in columns and "." in path:
         path = path.rpartition(".")[0]
     return path if path in columns else None
+
+
+def operand_text(path: str) -> str:
+    """Write a column or a path as a row filter reads it.
+
+    >>> operand_text("user.age"), operand_text("my label"), operand_text("from")
+    ('user.age', "col('my label')", "col('from')")
+    """
+    # Python reads letters beyond ASCII in another form (NFKC), which may be another column.
+    is_plain = path.isascii() and all(step.isidentifier() and not iskeyword(step) for step in path.split("."))
+    return path if is_plain else f"col({path!r})"
 
 
 def steps_of(path: str, top: str) -> list[str]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from forebay.data.parquet.column_casts import comparable
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.data.parquet.struct_paths import column_at
+from forebay.data.parquet.struct_paths import column_at, operand_text
 from forebay.data.plan.order import BlockSpan, Order, PositionedRows
 from forebay.data.plan.permute import Ints
 from forebay.data.plan.plan import Plan
@@ -173,9 +173,10 @@ def _classes(plan: Plan, column: str) -> tuple[list[Any], NDArray[Any]]:
         [part.dictionary_decode() if pa.types.is_dictionary(part.type) else part for part in parts]
     )
     if values.null_count:
+        not_null = f"{operand_text(column)} is not None"
         raise InvalidOption(
             f"balance={column!r} has {values.null_count} rows without a class. Leave them out: fb.scan(..., "
-            f"where='{column} is not None'). Or fill the column.",
+            f"where={not_null!r}). Or fill the column.",
             column=column,
         )
     if pa.types.is_nested(values.type) or pa.types.is_floating(values.type):

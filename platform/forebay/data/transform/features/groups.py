@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from keyword import iskeyword
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
@@ -13,6 +12,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from forebay.data.parquet.decoded_table import Columns, DecodedTable, encoded
+from forebay.data.parquet.struct_paths import operand_text
 from forebay.data.transform.block import BlockArray
 from forebay.data.transform.features.categories import (
     check_buckets,
@@ -379,8 +379,7 @@ class Label:
         counts = {"nulls": nulls, "NaN": nans, f"infinite values as {self.dtype}": infinite}
         remedy = "Leave such rows out: fb.scan(...).keep(transform)"
         if nulls and not nans + infinite:
-            is_path = all(step.isidentifier() and not iskeyword(step) for step in self.column.split("."))
-            not_null = f"{self.column if is_path else f'col({self.column!r})'} is not None"
+            not_null = f"{operand_text(self.column)} is not None"
             remedy = f"Leave such rows out: fb.scan(..., where={not_null!r})"
         return NullLabel(
             f"Label {name!r} found {' and '.join(f'{count} {what}' for what, count in counts.items() if count)} in "
