@@ -19,10 +19,12 @@ from __future__ import annotations
 
 import os
 import random
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 Kind = Literal["equal", "error", "skipped"]
 """Undisturbed result, clear `ForebayError`, or a fault that the machine cannot stage (`detail` says why)."""
@@ -52,6 +54,8 @@ class CaseOutcome:
 Fault = Callable[[random.Random, Path], CaseOutcome]
 
 _MOST_BUSY = 10.0
+_SLOWEST = 100.0
+_SPIN_S, _SPIN_EVERY_S = 0.003, 0.1
 _BESIDE_TESTS_S = 25.0
 
 AT_END: list[Callable[[], object]] = []
@@ -106,9 +110,46 @@ def patience(seconds: float) -> float:
     return seconds * min(max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)), _MOST_BUSY)
 
 
-def promised(seconds: float) -> float:
+class Pace:
+    """Measures in the block how much longer the machine takes than one that is idle.
+
+    The load average says what the last minute was like, and nothing of a quota of CPU time. This spins for a few
+    milliseconds of CPU time now and then, and takes the time that passes meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._cpu_s = self._wall_s = 0.0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._measure, name="soak-pace", daemon=True)
+
+    @property
+    def factor(self) -> float:
+        """Time that passed for a second of CPU time, 1 or more."""
+        return max(1.0, self._wall_s / self._cpu_s) if self._cpu_s else 1.0
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _measure(self) -> None:
+        while not self._is_over.is_set():
+            wall, cpu = time.monotonic(), time.thread_time()
+            while time.thread_time() - cpu < _SPIN_S:
+                pass
+            self._cpu_s += time.thread_time() - cpu
+            self._wall_s += time.monotonic() - wall
+            self._is_over.wait(_SPIN_EVERY_S)
+
+
+def promised(seconds: float, pace: Pace | None = None) -> float:
     """Bound that docs/reliability.md promises, with `patience`. `make soak` checks it.
 
-    The few cases in `make test` have more time: beside other tests, any process may stand still for a while.
+    With the `pace` that was measured meanwhile, on a machine that is slower than its load says. The few cases in
+    `make test` have more time: beside other tests, any process may stand still for a while.
     """
-    return patience(seconds) + (_BESIDE_TESTS_S if "PYTEST_CURRENT_TEST" in os.environ else 0.0)
+    measured = seconds * min(pace.factor, _SLOWEST) if pace else 0.0
+    return max(patience(seconds), measured) + (_BESIDE_TESTS_S if "PYTEST_CURRENT_TEST" in os.environ else 0.0)

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-from tests.soak.case import CaseOutcome, fault, patience, promised
+from tests.soak.case import CaseOutcome, Pace, fault, patience, promised
 from tests.soak.dataset import SoakSetting, draw, row_of
 from tests.soak.epoch import Seen, check, epoch, take_steps
 from tests.soak.guards import check_cache
@@ -208,9 +208,10 @@ def _ended_by(
     start = time.monotonic()
     if child.alive:
         child.signal(number)
-    code = child.join(3 * promised(ENDS_WITHIN_S))
-    took_s = time.monotonic() - start
-    assert took_s < promised(ENDS_WITHIN_S), f"the trainer ended {took_s:.1f} s after the signal"
+    with Pace() as pace:
+        code = child.join(patience(PATIENCE_S))
+        took_s = time.monotonic() - start
+    assert took_s < promised(ENDS_WITHIN_S, pace), f"the trainer ended {took_s:.1f} s after the signal"
     assert code in codes | {0}, f"exit code {code}"
     check_resumed(rng, setting, path)
     check_cache(setting)
@@ -259,12 +260,13 @@ def signal_to_program(rng: random.Random, folder: Path) -> CaseOutcome:
     program.send_signal(number)
     start = time.monotonic()
     try:
-        code = program.wait(3 * promised(ENDS_WITHIN_S))
+        with Pace() as pace:
+            code = program.wait(patience(PATIENCE_S))
     finally:
         program.kill()
         program.wait()
     took_s = time.monotonic() - start
-    assert took_s < promised(ENDS_WITHIN_S), f"the program ended {took_s:.1f} s after the signal"
+    assert took_s < promised(ENDS_WITHIN_S, pace), f"the program ended {took_s:.1f} s after the signal"
     assert code in (-number, 0), f"exit code {code}"
     check_resumed(rng, setting, path)
     check_cache(setting)
