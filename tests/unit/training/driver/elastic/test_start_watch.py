@@ -18,7 +18,7 @@ STARTED = Started(name="a", world_size=2, epochs=1, num_batches=1)
 LOST = Failed(error="lost", failures=1, will_retry=True)
 
 
-class Cluster:
+class WatchedCluster:
     """Nodes with some resources, and workers that have their place, at a time of the test's own."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, float]]) -> None:
@@ -66,7 +66,7 @@ class Cluster:
 def test_cluster_that_is_too_small_is_told_soon_and_ends_the_run(
     monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, float]], options: dict[str, Any], said: str
 ) -> None:
-    cluster = Cluster(monkeypatch, nodes)
+    cluster = WatchedCluster(monkeypatch, nodes)
     watch = StartWatch(cluster.run(**options))
     cluster.pass_time(watch, 30.0)
     assert re.search(said, cluster.said[0]), cluster.said
@@ -78,7 +78,7 @@ def test_cluster_that_is_too_small_is_told_soon_and_ends_the_run(
 
 
 def test_node_that_joins_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(monkeypatch, [{"CPU": 2}])
+    cluster = WatchedCluster(monkeypatch, [{"CPU": 2}])
     watch = StartWatch(cluster.run())
     cluster.pass_time(watch, 290.0)
     cluster.nodes = [{"CPU": 2}] * 2
@@ -97,7 +97,7 @@ def test_node_that_joins_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_run_that_has_trained_waits_for_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(monkeypatch, [{"CPU": 4}])
+    cluster = WatchedCluster(monkeypatch, [{"CPU": 4}])
     watch = StartWatch(cluster.run())
     watch.see(STARTED)
     cluster.nodes = []

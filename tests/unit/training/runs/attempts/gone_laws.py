@@ -1,4 +1,4 @@
-"""Laws of an attempt whose own claim is gone: it keeps nothing, restores nothing, and ends after its limit."""
+"""Laws of an attempt whose own claim is missing: it keeps nothing, restores nothing, and ends after its limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attempts whose claim is gone, on a local disk. tests/storage has S3."""
+"""Attempts whose claim is missing, on a local disk. tests/storage has S3."""
 
 from __future__ import annotations
 
