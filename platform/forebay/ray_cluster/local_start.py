@@ -11,7 +11,6 @@ import os
 import re
 import tempfile
 import traceback
-from functools import partial
 from pathlib import Path
 
 import ray
@@ -88,7 +87,8 @@ def _end_half_started(error: BaseException) -> None:
     for frame, _ in traceback.walk_tb(error.__traceback__):
         node = frame.f_locals.get("self")
         if isinstance(node, Node):
-            error_of(partial(node.kill_all_processes, check_alive=False, allow_graceful=False))
+            with contextlib.suppress(OSError, RuntimeError, AttributeError):  # it is half made
+                node.kill_all_processes(check_alive=False, allow_graceful=False)
             break
     with contextlib.suppress(RuntimeError):
         ray.shutdown()

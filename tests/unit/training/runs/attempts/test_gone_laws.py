@@ -66,8 +66,9 @@ def test_run_whose_folder_is_removed_ends_and_leaves_nothing(tmp_path: Path, mon
     bench = DriverBench(tmp_path)
 
     def strike(event: Event, _control: Control) -> None:
-        if isinstance(event, Reported):
-            shutil.rmtree(tmp_path / "runs", ignore_errors=True)
+        if isinstance(event, Reported) and (tmp_path / "runs").exists():
+            rename(tmp_path / "runs")  # at once: files that are written meanwhile hold up a removal
+            shutil.rmtree(tmp_path / "renamed", ignore_errors=True)
 
     with pytest.raises(WriteFailed, match=r"is not there: the folder of the run was removed or renamed, or its share"):
         LocalDriver().run(bench.job("gone", step_s=0.02), [strike])
