@@ -8,6 +8,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 import functools
+import importlib
 import os
 import sys
 import time
@@ -411,9 +412,11 @@ class ReferenceWalk:
         path = ".".join((module, *attributes))
         if self._leads_to_hidden(module, attributes, reference.use):
             return path, self._refuse(f"import of {path!r}", "depends on more than its arguments")
-        known = sys.modules.get(module)
-        if known is None:
-            return path, "not imported yet" if attributes else self._whole_module(module, where)
+        # Imported here, so that every process finds the same, whatever it has imported before.
+        try:
+            known = importlib.import_module(module)
+        except ImportError:
+            return path, "missing"
         return path, self._loaded(known, module, attributes, reference.use, "import")
 
     def _module(self, module: ModuleType, where: str) -> Identity:
@@ -433,7 +436,8 @@ class ReferenceWalk:
             return self._refuse(where, f"is the module {module!r} as a whole, so any part of it may be used")
         if package.version is None and package.content is None:
             return self._refuse(where, f"comes from the package {package.name!r}, which has no version")
-        if package.name == "torch" and (torch := sys.modules.get("torch")) is not None:
+        if package.name == "torch":
+            torch = importlib.import_module("torch")
             self._state["the default dtype of torch"] = str(torch.get_default_dtype())
             self._state["the default device of torch"] = str(getattr(torch, "get_default_device", lambda: None)())
         if package.name == "python" and module.partition(".")[0] == "datetime" and self._attributes & _ZONED:

@@ -179,6 +179,9 @@ a = A(2.0)
 def make(k):
     @functools.wraps(np.log)
     def fn(b, *, j=3):
+        import colorsys
+        from wave import Wave_read
+        colorsys.rgb_to_hsv(1, 1, 1)
         return a.go(b), TABLE, WORDS, k, os.sep, {1, 2}, {"a", "b", "c"}
     return fn
 
@@ -191,7 +194,7 @@ def test_a_function_that_was_pickled_by_value_is_the_same_elsewhere(
 ) -> None:
     (tmp_path / "by_value_module.py").write_text(BY_VALUE)
     monkeypatch.syspath_prepend(str(tmp_path))
-    made = importlib.import_module("by_value_module")
+    made, _ = importlib.import_module("by_value_module"), importlib.import_module("colorsys")
     monkeypatch.delitem(sys.modules, "by_value_module", raising=False)
     sys.modules["by_value_module"] = made
     payloads = [pack(fb.Dataset(plan.manifests[0], fb.Transform(fn=made.fn, version=each))) for each in (None, "1")]
