@@ -141,6 +141,10 @@ class CorruptFile(ForebayError):
     """A footer or a page that cannot be decoded."""
 
 
+class NotParquet(CorruptFile):
+    """A file of another format, or an encrypted one."""
+
+
 class SourceChanged(ForebayError):
     """A file is not the version in the manifest."""
 

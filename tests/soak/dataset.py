@@ -115,7 +115,8 @@ def draw(
 ) -> SoakSetting:
     """Write a dataset below `folder` and draw all options that are not given."""
     groups = _write_files(rng, folder / "data")
-    manifest = fb.scan(str(folder / "data"))
+    # The faults restore damaged files, and damage pages as a disk does: unseen by the file system.
+    manifest = fb.scan(str(folder / "data")).for_copies()
     lanes = rng.randint(3, 16)
     plan = fb.build_plan(
         manifest,

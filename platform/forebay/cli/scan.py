@@ -75,9 +75,12 @@ def scan(
         facts |= {"where": kept.where, "filtered_rows": kept.filtered_rows, "deleted_rows": kept.deleted_rows}
         facts |= {"skipped_rows": kept.skipped_rows}
     if as_json:
+        facts |= {"notes": manifest.notes}
         schema = [{"name": field.name, "type": field.type, "nullable": field.nullable} for field in manifest.fields]
         print_json(facts | {"schema": schema})
         return
+    if manifest.notes:
+        facts["notes"] = "; ".join(manifest.notes)
     print_facts(facts | {name: bytes_text(int(str(facts[name]))) for name in ("bytes", "source_bytes")})
     print_table(("column", "type", "nullable"), [(field.name, field.type, field.nullable) for field in manifest.fields])
 

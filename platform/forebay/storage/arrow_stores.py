@@ -54,7 +54,10 @@ def _open_store(scheme: str, netloc: str, query: str, credentials: Credentials, 
     try:
         filesystem, path = _from_uri(scheme, netloc, query, credentials)
     except (pa.ArrowInvalid, ValueError) as error:
-        raise InvalidOption(f"{shown} is not a URI that pyarrow accepts: {redact(str(error))}", uri=shown) from None
+        hint = ". A ? begins the options: in a name or a pattern, write it %3F" if query or credentials.options else ""
+        raise InvalidOption(
+            f"{shown} is not a URI that pyarrow accepts: {redact(str(error))}{hint}", uri=shown
+        ) from None
     except OSError as error:
         raise ReadFailed(
             f"The file system of {shown} cannot be opened: {redact(str(error))}. Check its address and credentials.",

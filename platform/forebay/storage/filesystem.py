@@ -105,10 +105,25 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
         return Location(fs.PyFileSystem(Bridge(files)), path, public)
     if scheme not in ARROW_SCHEMES:
         return _fsspec_location(public, scheme)
+    _refuse_odd_name(public, full)
     parts = urlsplit(public)
     store = open_store(scheme, parts.netloc, parts.query, granted(public))
     path = (store.prefix + unquote(parts.path.lstrip("/"))).rstrip("/") or "/"
     return Location(store.once if once else store.fs, path, public)
+
+
+def _refuse_odd_name(public: str, full: str) -> None:
+    """Refuse a URI of one of Arrow's stores that would name something else than it seems to."""
+    name = split_options(public)[0].partition("://")[2].partition("/")[2]
+    if "#" in public:
+        found = "has a #, behind which nothing would count. In a name, write it %23"
+    elif full.endswith("?"):
+        found = "ends in a ?, which begins the options. In a name or a pattern, write it %3F"
+    elif "//" in f"/{name.rstrip('/')}":
+        found = "has an empty part (//), and Arrow reads no such key. Write one /, or copy the object to another key"
+    else:
+        return
+    raise InvalidOption(f"{public} {found}.", uri=public)
 
 
 def _hadoop_location(public: str, scheme: str, *, once: bool) -> Location:
@@ -207,6 +222,18 @@ def _has_options(scheme: str, name: str) -> bool:
     keys = [option.partition("=")[0] for option in name.partition("?")[2].split("&") if option]
     is_option = bool(keys) and all(key.isidentifier() for key in keys)
     return scheme == HUB or is_option or any(is_secret(scheme, key) for key in keys)
+
+
+def name_in_storage(uri: str, skip: int = 0) -> str:
+    """Path of a file as its storage has it, without the first `skip` characters of `uri`.
+
+    Arrow's stores decode the paths of URIs. All others use them as they are.
+
+    >>> name_in_storage("s3://b/k=x%252Fy/a.parquet?region=e", len("s3://b"))
+    'k=x%2Fy/a.parquet'
+    """
+    name = split_options(uri)[0][skip:].lstrip("/")
+    return unquote(name) if uri.partition("://")[0].lower() in ARROW_SCHEMES and not has_local_name(uri) else name
 
 
 def path_below(uri: str, folder: str) -> str:

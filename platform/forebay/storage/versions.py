@@ -1,6 +1,6 @@
 """Versions of files.
 
-Size, time of the last change, and the store's own name for the version.
+Size, time of the last change, and the store's own name for the version. Of local files also their inode.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import fs
@@ -17,6 +19,8 @@ from forebay.storage.fsspec_bridge import ETAGS, Bridge
 
 _STAMPED_BY_STORE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 """Schemes of stores that date every version by their own clock."""
+_WITHOUT_INODES = ("fuse", "9p", "cifs", "smb", "vboxsf", "drvfs")
+_GONE = "gone"
 _SECOND_NS = 1_000_000_000
 _LOCAL_TICK_NS = 100_000_000
 """A local file system dates files by a clock that moves every few milliseconds."""
@@ -32,12 +36,27 @@ class FoundFile:
 
     Object stores keep whole seconds (S3, Azure). Two versions of equal size within a second differ only in their
     `etag`.
+
+    `stamp` is of local files: the inode, and the time of its last change, which no program can set. `cp -p`, `tar` and
+    `rsync -t` give another file the old size and time, and a new stamp. So do `chmod` and a new hard link, and a copy
+    has another one.
     """
 
     uri: str
     size: int
     mtime_ns: int
     etag: str = ""
+    stamp: str = ""
+
+    @property
+    def without_stamp(self) -> str:
+        """Text of the version, which a copy that keeps the time has, too."""
+        return f"{self.size} {self.mtime_ns} {self.etag}"
+
+    @property
+    def version(self) -> str:
+        """Text of the version."""
+        return f"{self.without_stamp} {self.stamp}" if self.stamp else self.without_stamp
 
 
 def stat(uri: str | os.PathLike[str]) -> FoundFile:
@@ -63,13 +82,16 @@ def settled_version(file: FoundFile) -> str:
     """
     if has_local_name(file.uri):
         try:
-            status = os.stat(file.uri.removeprefix("file://"))  # noqa: PTH116 - a path takes as long as the call
+            status = _status(file.uri)
         except OSError:
             return ""
         if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
             return ""
+        stamp = _stamp(status)
+        if file.stamp not in ("", stamp):
+            return ""
         changed_ns, tick_ns = max(status.st_mtime_ns, status.st_ctime_ns), _LOCAL_TICK_NS
-        version = f"{status.st_mtime_ns}.{status.st_ctime_ns}"
+        version = f"{status.st_mtime_ns}.{stamp}"
     elif file.uri.partition("://")[0] in _STAMPED_BY_STORE and file.mtime_ns:
         changed_ns, tick_ns, version = file.mtime_ns, _STORE_TICK_NS, f"{file.mtime_ns}"
     else:
@@ -125,9 +147,39 @@ def etag_of(location: Location, opened: pa.NativeFile) -> str:
 def found(uri: str, info: fs.FileInfo) -> FoundFile:
     """Version of a file as listed.
 
-    Listings of pyarrow hold no `etag`.
+    Listings of pyarrow hold no `etag`, and no inode of a local file.
     """
-    return FoundFile(uri=uri, size=info.size, mtime_ns=info.mtime_ns or 0)
+    if not has_local_name(uri):
+        return FoundFile(uri=uri, size=info.size, mtime_ns=info.mtime_ns or 0)
+    try:
+        status = _status(uri)
+    except OSError:  # since the listing: no version that is read later has this stamp
+        return FoundFile(uri=uri, size=info.size, mtime_ns=info.mtime_ns or 0, stamp=_GONE)
+    return FoundFile(uri=uri, size=status.st_size, mtime_ns=status.st_mtime_ns, stamp=_stamp(status))
+
+
+def _status(uri: str) -> os.stat_result:
+    return os.stat(uri.removeprefix("file://"))  # noqa: PTH116 - a path takes as long as the call
+
+
+def _stamp(status: os.stat_result) -> str:
+    inode = status.st_ino if _keeps_inodes(status.st_dev) else 0
+    return f"{inode}.{status.st_ctime_ns}"
+
+
+@lru_cache(maxsize=64)
+def _keeps_inodes(device: int) -> bool:
+    """Whether a file keeps its inode number while nobody changes it.
+
+    FUSE and file systems of hosts make numbers up, and other ones after the kernel has forgotten a file.
+    """
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
+    except OSError:  # not Linux
+        return True
+    name = f"{os.major(device)}:{os.minor(device)}"
+    kinds = (line.partition(" - ")[2].partition(" ")[0] for line in mounts if line.split(" ", 3)[2] == name)
+    return not any(kind.startswith(_WITHOUT_INODES) for kind in kinds)
 
 
 def _bridged_etag(location: Location) -> str:

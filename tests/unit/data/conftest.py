@@ -92,7 +92,10 @@ def write_table(tmp_path: Path) -> Callable[..., Path]:
 
 @pytest.fixture
 def alter() -> Callable[..., None]:
-    """`alter(path, {position: xor mask})` flips bits in place and keeps size and modification time."""
+    """`alter(path, {position: xor mask})` flips bits in place and keeps size and modification time.
+
+    Only `manifest.for_copies()` is then read to the flipped bits.
+    """
 
     def flip(path: Path, masks: dict[int, int]) -> None:
         before = path.stat()

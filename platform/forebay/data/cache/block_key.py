@@ -22,7 +22,8 @@ KEY = re.compile(r"[0-9a-f]{40}")
 def block_key(row_group: RowGroup, fingerprint: str, columns: Sequence[str] = ()) -> str:
     """Name of the transformed `row_group`: 40 hex digits.
 
-    Covers the file's URI and version (size, mtime, etag), the row group, the transform and the block file's version.
+    Covers the file's URI and version (size, mtime, etag, and of local files inode and time of its last change), the row
+    group, the transform and the block file's version.
     Also covers `columns` that the file does not hold, with their types and values, and `columns` that it holds under
     another name or type.
     So a rewritten source, another transform or another release of Forebay never finds an old block.
@@ -37,6 +38,8 @@ def block_key(row_group: RowGroup, fingerprint: str, columns: Sequence[str] = ()
         row_group.file_etag,
         fingerprint,
     ]
+    if row_group.file_stamp:
+        facts.append({"stamp": row_group.file_stamp})
     elsewhere = {name for name, *_ in row_group.constants} | {name for name, *_ in row_group.stored}
     used = {top_column(column, elsewhere) for column in columns} if elsewhere else set()
     constants = [each for each in row_group.constants if each[0] in used]
@@ -74,9 +77,9 @@ class BlockNames:
     def id(self) -> str:
         """Id of the dataset.
 
-        Equal for equal manifests of one root under equal transforms, in all processes.
+        Equal for equal versions of one root under equal transforms, in all processes.
         """
-        return _digest([self._manifest.root, self._manifest.id, self._fingerprint])
+        return _digest([self._manifest.root, self._manifest.version, self._fingerprint])
 
     def key(self, index: int) -> str:
         """Key of the block of `manifest[index]`."""

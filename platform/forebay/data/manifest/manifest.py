@@ -46,13 +46,15 @@ class File:
     With an `etag` that begins with `CONTENT_HASH`, every copy of equal content is the same version. `constants` are
     columns that the file does not hold, with the text of their value: partition columns, and columns that a table got
     later. None is null. `stored` are columns that the file holds under another name or type: name in the table, name
-    and type in the file.
+    and type in the file. `stamp` is the inode of a local file and the time of its last change, as in
+    `forebay.storage.versions.FoundFile`. Empty if any file of this size and time will do.
     """
 
     path: str
     size: int
     mtime_ns: int
     etag: str = ""
+    stamp: str = ""
     constants: tuple[tuple[str, str | None], ...] = ()
     stored: tuple[tuple[str, str, str], ...] = ()
 
@@ -86,6 +88,7 @@ class RowGroup:
     file_size: int
     file_mtime_ns: int
     file_etag: str = ""
+    file_stamp: str = ""
     constants: tuple[tuple[str, str, str | None], ...] = ()
     stored: tuple[tuple[str, str, str, str], ...] = ()
 
@@ -107,6 +110,8 @@ class Manifest:
     selected columns. Two manifests are equal if their ids are. `kept` masks rows that a table has deleted or a filter
     leaves out. None keeps all rows. `snapshot` names the version of a lake table, such as `delta 7`.
 
+    `notes` say what the scan left out of a folder, and which links it followed. Not saved, and not part of the id.
+
     `access` holds what another process needs to open the files: credentials that came in a URI. Only its pickle
     contains them. It is never saved, and does not count for equality.
     """
@@ -123,6 +128,7 @@ class Manifest:
     access: object = None
     kept: KeptRows | None = None
     snapshot: str = ""
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("files", "fields", "columns"):
@@ -168,6 +174,7 @@ class Manifest:
             file_size=file.size,
             file_mtime_ns=file.mtime_ns,
             file_etag=file.etag,
+            file_stamp=file.stamp,
             constants=tuple((name, self._types[name], text) for name, text in file.constants if name in self._types),
             stored=tuple((name, self._types[name], *in_file) for name, *in_file in file.stored if name in self._types),
         )
@@ -221,7 +228,8 @@ class Manifest:
 
         Of file versions, row groups, rows, and selected columns with their types.
 
-        The root is left out: a copy of the folder that keeps the modification times has the same id.
+        The root is left out: a copy of the folder that keeps the modification times has the same id. So are the inodes
+        of local files: a run resumes after a `chmod`. `version` covers them.
         """
         types = self._types
         facts = {
@@ -242,6 +250,23 @@ class Manifest:
         for name, dtype in (("file_of", "<i4"), ("group_of", "<i4"), ("rows", "<i8")):
             digest.update(getattr(self, name).astype(dtype).data)
         return digest.hexdigest()
+
+    @cached_property
+    def version(self) -> str:
+        """Name of the exact files: the `id`, and the inodes of local files."""
+        stamps = [file.stamp for file in self.files]
+        if not any(stamps):
+            return self.id
+        return hashlib.sha256(json.dumps([self.id, stamps]).encode()).hexdigest()
+
+    def for_copies(self) -> Manifest:
+        """Return the manifest for copies of its files, one on each node.
+
+        A local file is then any file of the same path, size and time of the last change: a scan's manifest knows the
+        inodes of the files, which copies do not share. A file that another one replaces under its old size and time is
+        not noticed.
+        """
+        return replace(self, files=tuple(replace(file, stamp="") for file in self.files))
 
     def uri_of(self, file: File) -> str:
         """URI by which `forebay.storage` opens `file`.

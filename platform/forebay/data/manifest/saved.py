@@ -21,7 +21,7 @@ from forebay.errors import InvalidOption
 from forebay.storage.atomic import write_atomically
 from forebay.storage.boundary import Uri, allowed_locations, check_stored_uri, is_name_below
 from forebay.storage.credentials import Access
-from forebay.storage.filesystem import Location, resolve
+from forebay.storage.filesystem import Location, has_local_name, resolve
 
 _COUNTS = ("rows", "bytes", "source_bytes")
 _RARE = ("constants", "stored")
@@ -126,7 +126,23 @@ def _checked(uri: str, facts: dict[str, Any]) -> Manifest:
         raise InvalidOption(damaged.format(f"{error!r:.200}"), path=uri) from error
     if found != facts.get("id"):
         raise InvalidOption(damaged.format(f"its content has id {found}, not {facts.get('id')!r:.100}"), path=uri)
+    _require_stamps(uri, facts["files"], manifest)
     return manifest
+
+
+def _require_stamps(uri: str, files: Sequence[dict[str, Any]], manifest: Manifest) -> None:
+    """Refuse a manifest of local files without their inodes.
+
+    A file that replaced one of them under its old size and time would pass for it.
+    """
+    for facts, file in zip(files, manifest.files, strict=True):
+        if "stamp" not in facts and not file.etag and has_local_name(manifest.uri_of(file)):
+            raise InvalidOption(
+                f"{uri} was saved by an earlier release: it does not have the inode of {manifest.uri_of(file)}, and a "
+                "file that replaced it under its old size and time would pass for it. Scan again; the new manifest has "
+                "the same id, so a run that was started with this one resumes.",
+                path=uri,
+            )
 
 
 def _check_what_has_no_id(manifest: Manifest) -> None:
@@ -137,6 +153,8 @@ def _check_what_has_no_id(manifest: Manifest) -> None:
     for field in manifest.fields:
         if not (isinstance(field.name, str) and isinstance(field.type, str) and isinstance(field.nullable, bool)):
             raise ValueError(f"{field} is not a column")  # noqa: TRY004 - of the file's content, not of an argument
+    if not all(isinstance(file.stamp, str) for file in manifest.files):
+        raise ValueError("a stamp of a file is not text")
     if not isinstance(manifest.snapshot, str):
         raise ValueError(f"its snapshot is {manifest.snapshot!r}")  # noqa: TRY004 - of the file's content
     if kept := manifest.kept:
@@ -223,8 +241,9 @@ def _as_parquet(manifest: Manifest) -> bytes:
     columns |= {name: getattr(manifest, name) for name in _COUNTS}
     for name, dtype in (("size", np.int64), ("mtime_ns", np.int64)):
         columns[f"file_{name}"] = np.array([file[name] for file in files], dtype=dtype)[manifest.file_of]
-    etags = pa.array([file["etag"] for file in files], pa.string())
-    columns["file_etag"] = pa.DictionaryArray.from_arrays(manifest.file_of, etags)
+    for name in ("etag", "stamp"):
+        texts = pa.array([file[name] for file in files], pa.string())
+        columns[f"file_{name}"] = pa.DictionaryArray.from_arrays(manifest.file_of, texts)
     for name in _RARE:
         if any(name in file for file in files):
             texts = pa.array([json.dumps(file.get(name, [])) for file in files], pa.string())
@@ -244,6 +263,7 @@ def _parquet_facts(content: bytes) -> dict[str, Any]:
     firsts = table.take(begins).to_pylist()
     facts["files"] = [
         {"path": row["path"], "size": row["file_size"], "mtime_ns": row["file_mtime_ns"], "etag": row["file_etag"]}
+        | ({"stamp": row["file_stamp"]} if "file_stamp" in row else {})
         | {name: json.loads(row.get(f"file_{name}", "[]")) for name in _RARE}
         for row in firsts
     ]

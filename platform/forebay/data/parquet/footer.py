@@ -10,7 +10,6 @@ from collections import OrderedDict
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -19,13 +18,12 @@ from numpy.typing import NDArray
 
 from forebay.data.parquet import page_kernels as kernels
 from forebay.data.parquet.footer_store import FooterStore, facts_name, footer_name, kept_version
+from forebay.data.parquet.other_formats import HEAD_BYTES, MAGIC, encrypted, footer_missing
 from forebay.data.parquet.parquet_columns import ParquetColumns
 from forebay.errors import CorruptFile
 from forebay.storage.filesystem import has_local_name
 from forebay.storage.range_reader import RangeReader
 from forebay.storage.versions import FoundFile
-
-MAGIC = b"PAR1"
 
 _FIRST_READ_BYTES = 1 << 16
 _TRAILER_BYTES = 8
@@ -46,9 +44,7 @@ def fetch_footer(uri: str, file: pa.NativeFile) -> pa.Buffer:
     size = file.size()
     tail = file.read_at(min(size, _FIRST_READ_BYTES), max(size - _FIRST_READ_BYTES, 0))
     if len(tail) < _TRAILER_BYTES + len(MAGIC) or tail[-len(MAGIC) :] != MAGIC:
-        raise _corrupt(
-            uri, f"it has {size} bytes and does not end in {MAGIC.decode()}: it was cut off or is not a Parquet file"
-        )
+        raise footer_missing(uri, size, file.read_at(min(size, HEAD_BYTES), 0), tail[-len(MAGIC) :])
     needed = int.from_bytes(tail[-_TRAILER_BYTES : -len(MAGIC)], "little") + _TRAILER_BYTES
     if needed > size - len(MAGIC):
         raise _corrupt(uri, f"its footer claims {needed} bytes of a file of {size} bytes")
@@ -65,15 +61,18 @@ def decode_footer(uri: str, footer: pa.Buffer) -> pq.FileMetaData:
     try:
         return pq.read_metadata(pa.BufferReader(footer))
     except (pa.ArrowException, OSError, UnicodeDecodeError, *_OF_EXTENSIONS) as error:
+        if _is_encryption(error):
+            raise encrypted(uri) from error
         raise _corrupt(uri, f"its footer cannot be decoded ({error})") from error
+
+
+def _is_encryption(error: Exception) -> bool:
+    """Whether Arrow found encrypted columns: their footer may be plain."""
+    return "crypt" in str(error)
 
 
 def _corrupt(uri: str, found: str) -> CorruptFile:
     return CorruptFile(f"{uri} is corrupt: {found}. Write or copy the file again, or leave it out.", uri=uri)
-
-
-FileVersion: TypeAlias = tuple[str, int, int, str]
-"""URI, size, modification time and etag of a file."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,50 +118,45 @@ class FooterCache:
         self._store = store
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
-        self._footers: OrderedDict[FileVersion, Footer] = OrderedDict()
+        self._footers: OrderedDict[FoundFile, Footer] = OrderedDict()
         self._bytes = 0
 
-    def get(self, version: FileVersion) -> Footer | None:
+    def get(self, version: FoundFile) -> Footer | None:
         """Return a cached footer, or None."""
         with self._lock:
             if version in self._footers:
                 self._footers.move_to_end(version)
             return self._footers.get(version)
 
-    def stored(self, version: FileVersion) -> pa.Buffer | None:
+    def stored(self, version: FoundFile) -> pa.Buffer | None:
         """Return the stored bytes of a footer, unchecked.
 
         They are what `fetch_footer` gave in any process of the node. None without any, and for a local file whose row
         groups are read next: opening the store takes longer than reading its footer.
         """
-        if not self._stores_new and has_local_name(version[0]):
+        if not self._stores_new and has_local_name(version.uri):
             return None
-        if self._store is None or not (kept := kept_version(_file(version))):
+        if self._store is None or not (kept := kept_version(version)):
             return None
         with closing(self._store):
-            content = self._store.get(footer_name(_file(version), kept))
+            content = self._store.get(footer_name(version, kept))
         return None if content is None else pa.py_buffer(content)
 
-    def forget(self, version: FileVersion) -> None:
+    def forget(self, version: FoundFile) -> None:
         """Remove the stored footer of a wrong version."""
-        if self._store is not None and (kept := kept_version(_file(version))):
+        if self._store is not None and (kept := kept_version(version)):
             with closing(self._store):
-                self._store.forget(footer_name(_file(version), kept))
-                self._store.forget(facts_name(_file(version), kept))
+                self._store.forget(footer_name(version, kept))
+                self._store.forget(facts_name(version, kept))
 
-    def put(self, version: FileVersion, footer: Footer, content: pa.Buffer | None = None) -> None:
+    def put(self, version: FoundFile, footer: Footer, content: pa.Buffer | None = None) -> None:
         """Add a footer, and evict the least recently used ones.
 
         Stores `content`, if it was fetched.
         """
-        if (
-            self._stores_new
-            and content is not None
-            and self._store is not None
-            and (kept := kept_version(_file(version)))
-        ):
+        if self._stores_new and content is not None and self._store is not None and (kept := kept_version(version)):
             with closing(self._store):
-                self._store.put([(footer_name(_file(version), kept), content.to_pybytes())])
+                self._store.put([(footer_name(version, kept), content.to_pybytes())])
         with self._lock:
             if version in self._footers:
                 return
@@ -171,11 +165,6 @@ class FooterCache:
             while self._bytes > self._most_bytes and len(self._footers) > 1:
                 _, dropped = self._footers.popitem(last=False)
                 self._bytes -= dropped.metadata.serialized_size
-
-
-def _file(version: FileVersion) -> FoundFile:
-    uri, size, mtime_ns, etag = version
-    return FoundFile(uri=uri, size=size, mtime_ns=mtime_ns, etag=etag)
 
 
 class _FooterOnly(RangeReader):
@@ -221,6 +210,8 @@ def check_chunks(uri: str, footer: pq.FileMetaData, size: int) -> None:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if pages.was_read:
             return
+        if _is_encryption(error):
+            raise encrypted(uri) from error
         raise _corrupt(uri, f"its footer contradicts itself ({error})") from error
 
 

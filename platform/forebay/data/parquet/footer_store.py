@@ -224,12 +224,12 @@ def facts_name(file: FoundFile, version: str) -> str:
 
     The listing has no etag.
     """
-    return f"facts\n{file.uri}\n{file.size}\n{version}"
+    return f"facts\n{file.uri!r}\n{file.size}\n{version}"
 
 
 def footer_name(file: FoundFile, version: str) -> str:
     """Return the name of the footer of a file."""
-    return f"footer\n{file.uri}\n{file.size}\n{version}\n{file.etag}"
+    return f"footer\n{file.uri!r}\n{file.size}\n{version}\n{file.etag}"
 
 
 def _problem_of(folder: Path) -> str:

@@ -26,7 +26,6 @@ from forebay.data.parquet.decoded_table import (
 )
 from forebay.data.parquet.fetch import Pages, fetch
 from forebay.data.parquet.footer import (
-    FileVersion,
     Footer,
     FooterCache,
     check_chunks,
@@ -42,7 +41,7 @@ from forebay.runtime.metrics import Counters
 from forebay.storage.deadline import Cancellation
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
-from forebay.storage.versions import etag_of, stat, stat_etag
+from forebay.storage.versions import FoundFile, etag_of, stat, stat_etag
 
 
 def open_input(uri: str) -> pa.NativeFile:
@@ -367,8 +366,14 @@ def _too_much_nested_text(row_group: RowGroup, pages: Pages) -> UnsupportedColum
     )
 
 
-def _version(row_group: RowGroup) -> FileVersion:
-    return row_group.uri, row_group.file_size, row_group.file_mtime_ns, row_group.file_etag
+def _version(row_group: RowGroup) -> FoundFile:
+    return FoundFile(
+        uri=row_group.uri,
+        size=row_group.file_size,
+        mtime_ns=row_group.file_mtime_ns,
+        etag=row_group.file_etag,
+        stamp=row_group.file_stamp,
+    )
 
 
 def _is_content(row_group: RowGroup) -> bool:
@@ -391,6 +396,14 @@ def _check_version(row_group: RowGroup) -> None:
     if (now.size, now.mtime_ns) != (row_group.file_size, row_group.file_mtime_ns):
         raise _changed(
             row_group, f"has {now.size} bytes, modified at {now.mtime_ns} ns", size=now.size, mtime_ns=now.mtime_ns
+        )
+    if row_group.file_stamp not in ("", now.stamp):
+        raise _changed(
+            row_group,
+            "has the same size and time, but was replaced, or its mode, owner or links were changed: its inode and the "
+            f"time of its last change are {now.stamp} and were {row_group.file_stamp}. Copies on several nodes differ "
+            "in them, too: those are read with manifest.for_copies()",
+            stamp=now.stamp,
         )
 
 

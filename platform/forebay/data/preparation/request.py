@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import pyarrow.compute as pc
@@ -21,7 +22,7 @@ from forebay.data.preparation.parts import LAYOUT_VERSION, ROW_GROUPS_PER_FILE
 from forebay.data.sources.parquet_files import list_parquet
 from forebay.data.transform.fingerprint.function import function_identity, function_name
 from forebay.data.transform.fingerprint.values import Identity, NotPlain, canonical, digest, value_identity
-from forebay.errors import InvalidOption, Unfingerprintable, whole_number
+from forebay.errors import InvalidOption, SourceChanged, Unfingerprintable, whole_number
 from forebay.storage.filesystem import below, resolve
 
 _MOST_NAMED_INPUTS = 10_000
@@ -67,13 +68,16 @@ def preparation_options(
 class PreparationRequest:
     """A function, its arguments and the options.
 
-    `folder` is where the dataset of this origin is sealed.
+    `folder` is where the dataset of this origin is sealed. `inputs` are the versions of the input files, and
+    `list_inputs` lists the present ones.
     """
 
     function: Callable[..., Any]
     arguments: Mapping[str, Any]
     options: PreparationOptions
     origin: PreparedOrigin
+    inputs: Mapping[str, str]
+    list_inputs: Callable[[], Mapping[str, str]]
 
     @property
     def fingerprint(self) -> str:
@@ -88,6 +92,20 @@ class PreparationRequest:
         """
         name = re.sub(r"[^A-Za-z0-9]+", "-", self.origin.name).strip("-") or "prepared"
         return below(resolve(self.options.into).uri, f"{name}-{self.fingerprint[:_FOLDER_DIGITS]}")
+
+    def check_inputs(self) -> None:
+        """Raise `SourceChanged` if an input file was replaced or removed.
+
+        Its rows may then be those of both versions. A new file is only new for the next preparation.
+        """
+        present = self.list_inputs()
+        for uri, version in self.inputs.items():
+            if present.get(uri) != version:
+                raise SourceChanged(
+                    f"{uri} changed while {self.origin.name} was prepared from it: rows of both versions may be in it, "
+                    "so nothing was kept. Prepare it again.",
+                    uri=uri,
+                )
 
 
 def plan_request(
@@ -110,11 +128,13 @@ def plan_request(
         NoFiles: An input does not exist.
     """
     name = function_name(function)
+    list_inputs = partial(_input_versions, _inputs(name, arguments, options))
+    versions = list_inputs()
     origin = PreparedOrigin(
         name=name.rpartition(".")[2],
         function=_function_digest(function, options.version),
         arguments={key: _argument_digest(name, key, value) for key, value in sorted(arguments.items())},
-        inputs=_input_versions(_inputs(name, arguments, options)),
+        inputs=_named_inputs(versions),
         options={
             "key": repr(list(options.key)),
             "row_group_rows": str(options.row_group_rows),
@@ -123,7 +143,14 @@ def plan_request(
             "layout": f"{LAYOUT_VERSION} {ROW_GROUPS_PER_FILE}",
         },
     )
-    return PreparationRequest(function=function, arguments=arguments, options=options, origin=origin)
+    return PreparationRequest(
+        function=function,
+        arguments=arguments,
+        options=options,
+        origin=origin,
+        inputs=_flat(versions),
+        list_inputs=lambda: _flat(list_inputs()),
+    )
 
 
 def _function_digest(function: Callable[..., Any], version: str | None) -> str:
@@ -153,7 +180,7 @@ def _expression_identity(expression: pc.Expression | None) -> str:
 
 def _argument_digest(function: str, name: str, value: Any) -> str:
     if isinstance(value, Manifest):
-        return value.id
+        return value.version
     if isinstance(value, Prepared):
         return value.manifest.id
     try:
@@ -187,14 +214,20 @@ def _inputs(
     )
 
 
-def _input_versions(uris: Sequence[str]) -> dict[str, str]:
+def _input_versions(uris: Sequence[str]) -> dict[str, dict[str, str]]:
+    """Version of each input file, by each of `uris`."""
+    return {uri: {file.uri: file.version for file in list_parquet(uri)} for uri in uris}
+
+
+def _flat(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    return {file: version for files in versions.values() for file, version in files.items()}
+
+
+def _named_inputs(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
     """Version of each input file, by URI.
 
-    Beyond 10,000 files, one digest for each of `uris`.
+    Beyond 10,000 files, one digest for each of the given URIs.
     """
-    versions = {
-        uri: {file.uri: f"{file.size} {file.mtime_ns} {file.etag}" for file in list_parquet(uri)} for uri in uris
-    }
     if sum(map(len, versions.values())) > _MOST_NAMED_INPUTS:
         return {uri: digest(canonical(dict(files)).encode()) for uri, files in versions.items()}
-    return {file: version for files in versions.values() for file, version in files.items()}
+    return _flat(versions)

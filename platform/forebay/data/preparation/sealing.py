@@ -72,6 +72,7 @@ def prepare_once(
 
     Raises:
         WriteFailed: Storage refused a file or the seal.
+        SourceChanged: An input file was replaced meanwhile.
         NoFiles: No row was prepared.
     """
     prepared = _prepare_once(request, produce, kept)
@@ -98,6 +99,7 @@ def _prepare_once(
             _remove_leftovers(folder, kept)
         production = Production(name=name)
         produce(folder, production)
+        request.check_inputs()
         prepared = _prepared(request, production)
         lease.check()
         with _writing(request):

@@ -22,7 +22,7 @@ from forebay.data.sources.partitions import Values, partition_fields, partition_
 from forebay.errors import InvalidOption, NotPlainParquet, validate_type
 from forebay.runtime.uris import split_options
 from forebay.storage.boundary import allowed_locations
-from forebay.storage.filesystem import resolve_source
+from forebay.storage.filesystem import name_in_storage, resolve_source
 from forebay.storage.retry import ReadPolicy
 from forebay.storage.versions import FoundFile
 
@@ -50,6 +50,7 @@ class Sources:
         table: Columns of the lake table. None for plain files.
         ids: Columns of the table by field id, if its files are read by id.
         snapshot: Version of the lake table, such as `delta 7`.
+        notes: What the listing left out or followed.
     """
 
     root: str
@@ -58,6 +59,7 @@ class Sources:
     table: tuple[Field, ...] | None = None
     ids: FieldIds | None = None
     snapshot: str = ""
+    notes: tuple[str, ...] = ()
 
     @property
     def description(self) -> str:
@@ -105,7 +107,7 @@ def find_sources(
     if partitions:
         return _of_listing(listing, types)
     _refuse_types(types, "partitions=False reads no columns from folders")
-    return Sources(root=listing.root, files=_files(listing))
+    return Sources(root=listing.root, files=_files(listing), notes=listing.left_out.notes())
 
 
 def _refuse_types(types: Mapping[str, object], why: str) -> None:
@@ -143,9 +145,10 @@ def _files(listing: Listing) -> tuple[SourceFile, ...]:
 
 def _of_listing(listing: Listing, types: Mapping[str, object]) -> Sources:
     skip = len(split_options(listing.root)[0])
-    values = [partition_values(split_options(file.uri)[0][skip:].lstrip("/")) for file in listing.files]
+    values = [partition_values(name_in_storage(file.uri, skip)) for file in listing.files]
     return Sources(
         root=listing.root,
         files=tuple(SourceFile(file, each) for file, each in zip(listing.files, values, strict=True)),
         partitions=partition_fields(values, types),
+        notes=listing.left_out.notes(),
     )

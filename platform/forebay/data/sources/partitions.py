@@ -39,9 +39,20 @@ def partition_values(path: str) -> Values:
     found: dict[str, str | None] = {}
     for folder in path.split("/")[:-1]:
         if match := _KEY_VALUE.fullmatch(folder):
-            value = unquote(match["value"])
-            found[unquote(match["key"])] = None if value == NULL else value
+            value = _decoded(match["value"])
+            found[_decoded(match["key"])] = None if value == NULL else value
     return tuple(found.items())
+
+
+def _decoded(text: str) -> str:
+    """Text without its percent escapes.
+
+    As it is written if they are no UTF-8: two such values must not become one.
+    """
+    try:
+        return unquote(text, errors="strict")
+    except UnicodeDecodeError:
+        return text
 
 
 def partition_fields(files: Sequence[Values], types: Mapping[str, object] = _NO_TYPES) -> tuple[Field, ...]:

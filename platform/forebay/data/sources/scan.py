@@ -224,6 +224,7 @@ def _manifest(sources: Sources, kept: list[Scanned], fields: tuple[Field, ...]) 
                 size=one.file.size,
                 mtime_ns=one.file.mtime_ns,
                 etag=one.file.etag,
+                stamp=one.file.stamp,
                 constants=one.columns.constants,
                 stored=one.columns.stored,
             )
@@ -238,6 +239,7 @@ def _manifest(sources: Sources, kept: list[Scanned], fields: tuple[Field, ...]) 
         source_bytes=groups[3],
         access=Access([sources.root] if sources.root else [path for path, _ in files]),
         snapshot=sources.snapshot,
+        notes=sources.notes,
     )
     return manifest, CandidateRows([mask for _, one in files for mask in one.live()], groups[5] > 0)
 

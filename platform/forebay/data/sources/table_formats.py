@@ -15,7 +15,7 @@ from pyarrow import fs
 from forebay.errors import NotPlainParquet
 from forebay.runtime.uris import split_options
 from forebay.storage.filesystem import Location
-from forebay.storage.globs import children, is_hidden
+from forebay.storage.globs import children, is_hidden_folder
 from forebay.storage.retry import as_refusal
 
 
@@ -142,7 +142,7 @@ def _refuse(location: Location, found: FoundTable | None) -> None:
 
 
 def _is_hidden_below(folder: str, path: str) -> bool:
-    return any(is_hidden(name) for name in path[len(folder.rstrip("/")) + 1 :].split("/"))
+    return any(is_hidden_folder(name) for name in path[len(folder.rstrip("/")) + 1 :].split("/"))
 
 
 def _upwards(folder: str) -> Iterator[str]:

@@ -41,7 +41,7 @@ class TextFiles:
     @property
     def versions(self) -> dict[str, str]:
         """Version of each file, by URI."""
-        return {file.uri: f"{file.size} {file.mtime_ns} {file.etag}" for file in self.files}
+        return {file.uri: file.version for file in self.files}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

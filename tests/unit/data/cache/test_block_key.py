@@ -26,8 +26,9 @@ def test_key_has_the_form_that_file_names_need() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"uri": "/d/b.parquet"}, {"index": 4}, {"rows": 11}, {"file_size": 1}, {"file_mtime_ns": 8}, {"file_etag": ""}],
-)
+    [{"uri": "/d/b.parquet"}, {"index": 4}, {"rows": 11}, {"file_size": 1}, {"file_mtime_ns": 8}, {"file_etag": ""},
+     {"file_stamp": "5.6"}],
+)  # fmt: skip
 def test_another_row_group_or_file_version_has_another_key(change: dict[str, Any]) -> None:
     assert block_key(replace(ROW_GROUP, **change), "f") != block_key(ROW_GROUP, "f")
 

@@ -230,7 +230,8 @@ def test_corrupt_pages_reach_the_trainer(small: Any) -> None:
     content[4:-2000] = bytes(len(content) - 2004)
     path.write_bytes(content)
     os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
-    with small.loader() as loader, pytest.raises(CorruptFile, match=r"c\.parquet"):
+    plan = fb.build_plan(small.manifest.for_copies(), lanes=6)
+    with fb.Loader(plan, small.transform, global_batch=16) as loader, pytest.raises(CorruptFile, match=r"c\.parquet"):
         list(loader)
 
 

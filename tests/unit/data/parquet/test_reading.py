@@ -113,7 +113,7 @@ def test_any_flipped_bit_in_a_checked_page_is_found(
     checked_file: Callable[..., Path], alter: Alter, codec: str
 ) -> None:
     path = checked_file(compression=codec, write_page_checksum=True)
-    manifest, good = scan(path), path.read_bytes()
+    manifest, good = scan(path).for_copies(), path.read_bytes()
     expected = RowGroupReader(manifest).read(0)
     chunk = pq.read_metadata(path).row_group(1).column(0)
     end = chunk.dictionary_page_offset or chunk.data_page_offset
@@ -150,7 +150,7 @@ def test_nothing_of_a_row_group_stays_behind(parquet_folder: Folder, monkeypatch
 
 def test_a_corrupt_page_harms_its_row_group_only(checked_file: Callable[..., Path], alter: Alter) -> None:
     path = checked_file(write_page_checksum=True)
-    reader = RowGroupReader(scan(path))
+    reader = RowGroupReader(scan(path).for_copies())
     alter(path, {pq.read_metadata(path).row_group(1).column(1).data_page_offset + 60: 0x10})
     assert reader.read(0).num_rows == 150
     with pytest.raises(
@@ -163,7 +163,7 @@ def test_without_checksums_wrong_text_is_found(write_table: Write, alter: Alter)
     path = write_table(
         "a.parquet", {"s": ["abcdefgh"]}, compression="none", use_dictionary=False, write_statistics=False
     )
-    manifest = scan(path)
+    manifest = scan(path).for_copies()
     alter(path, {path.read_bytes().index(b"abcdefgh") + 3: 0x80})
     with pytest.raises(CorruptFile, match="UTF8"):
         RowGroupReader(manifest).read(0)
@@ -171,7 +171,7 @@ def test_without_checksums_wrong_text_is_found(write_table: Write, alter: Alter)
 
 def test_without_checksums_broken_encodings_are_found(checked_file: Callable[..., Path], alter: Alter) -> None:
     path = checked_file(compression="zstd")
-    manifest = scan(path)
+    manifest = scan(path).for_copies()
     start = pq.read_metadata(path).row_group(0).column(1).data_page_offset
     alter(path, {start + place: 0xFF for place in range(20, 120)})
     with pytest.raises(CorruptFile, match="Row group 0"):

@@ -77,12 +77,11 @@ def test_files_depend_on_rows_only(
     assert first.fingerprint != second.fingerprint
 
 
-def test_a_second_call_opens_no_source(clicks: Path, tmp_path: Path, messages: list[str]) -> None:
+def test_a_second_call_opens_no_source(
+    clicks: Path, tmp_path: Path, messages: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = make(clicks, tmp_path / "into")
-    for path in clicks.iterdir():  # of the same version, but no longer Parquet
-        facts = path.stat()
-        path.write_bytes(bytes(facts.st_size))
-        os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    monkeypatch.delattr(pq, "read_table")
     second = make(clicks, tmp_path / "into")
     assert second.manifest == first.manifest
     assert second.statistics == first.statistics
@@ -142,7 +141,32 @@ def test_a_manifest_as_an_argument_is_the_input(clicks: Path, tmp_path: Path) ->
     into = str(tmp_path / "into")
     first = fb.prepare(copied, data=fb.scan(clicks), into=into, version="1")
     os.utime(clicks / "c1.parquet", ns=(1, 1))
-    assert fb.prepare(copied, data=fb.scan(clicks), into=into, version="1").folder != first.folder
+    second = fb.prepare(copied, data=fb.scan(clicks), into=into, version="1")
+    # Of the same time, but another file.
+    shutil.copy2(clicks / "c1.parquet", clicks / "new")
+    (clicks / "new").replace(clicks / "c1.parquet")
+    third = fb.prepare(copied, data=fb.scan(clicks), into=into, version="1")
+    assert len({first.folder, second.folder, third.folder}) == 3
+
+
+@pytest.mark.parametrize("how", ["renamed over", "in place", "removed"])
+def test_an_input_that_is_replaced_meanwhile_leaves_nothing(clicks: Path, tmp_path: Path, how: str) -> None:
+    def reading(root: Path, how: str) -> Iterator[pa.Table]:
+        yield pq.read_table(root / "c0.parquet")
+        path, facts = root / "c1.parquet", (root / "c1.parquet").stat()
+        if how == "renamed over":
+            shutil.copy2(path, root / "new")
+            (root / "new").replace(path)
+        elif how == "in place":
+            path.write_bytes(path.read_bytes())
+            os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+        else:
+            path.unlink()
+
+    into = str(tmp_path / "into")
+    with pytest.raises(SourceChanged, match=r"c1\.parquet changed while reading was prepared"):
+        fb.prepare(reading, root=clicks, how=how, into=into, inputs=[str(clicks)], version="1")
+    assert [found for _, found in list_prepared(into)] == [None]
 
 
 def test_what_cannot_be_prepared(clicks: Path, tmp_path: Path) -> None:

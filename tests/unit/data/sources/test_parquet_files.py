@@ -81,7 +81,9 @@ def test_common_root(roots: list[str], common: str) -> None:
 def test_versions(touch: Callable[..., Path]) -> None:
     path = touch("a.parquet") / "a.parquet"
     os.utime(path, ns=(1, 1_700_000_000_123_456_789))
-    assert stat(path) == FoundFile(uri=str(path), size=1, mtime_ns=1_700_000_000_123_456_789)
+    now = path.stat()
+    stamp = f"{now.st_ino}.{now.st_ctime_ns}"
+    assert stat(path) == FoundFile(uri=str(path), size=1, mtime_ns=1_700_000_000_123_456_789, stamp=stamp)
     assert list_parquet(path) == [stat(path)]
 
 

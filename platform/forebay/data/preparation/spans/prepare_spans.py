@@ -114,6 +114,8 @@ def prepare_spans(source: SpanSource, options: PreparationOptions, call_all: Spa
         arguments={},
         options=options,
         origin=replace(origin, options={**origin.options, **layout}),
+        inputs=origin.inputs,
+        list_inputs=lambda: source.origin().inputs,
     )
     prepared = prepare_once(request, partial(_produce, source, options, call_all), kept=("part-", RECORDS))
     location = resolve(below(request.folder, RECORDS))

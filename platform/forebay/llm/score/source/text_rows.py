@@ -17,6 +17,7 @@ from forebay.llm.score.source.row_source import RowBlock, RowReader
 from forebay.llm.source.text_files import TextFiles, TextSpan, cut_spans
 from forebay.llm.source.text_rows import TextRow, count_rows, rows_of
 from forebay.runtime.threads import each_in_threads
+from forebay.storage.filesystem import has_local_name
 from forebay.storage.versions import stat
 
 _SAMPLE_ROWS, _THREADS = 1000, 8
@@ -48,7 +49,7 @@ class TextRows:
 
     @property
     def identity(self) -> str:
-        return digest(canonical(dict(self.found.versions)).encode())
+        return digest(canonical({file.uri: file.without_stamp for file in self.found.files}).encode())
 
     def open(self, columns: Sequence[str], keep: Sequence[str]) -> RowReader:
         return TextReader(self, columns, keep)
@@ -64,6 +65,7 @@ class TextReader:
         self._source, self._columns = source, tuple(columns)
         self._types = {name: _known_type(source, name) for name in keep}
         self._spans = cut_spans(source.found, None)
+        self._versions = source.found.versions
         self._span, self._next = -1, 0
         self._rows: Iterator[TextRow] = iter(())
 
@@ -91,19 +93,20 @@ class TextReader:
             # Rows before `start` belong to other workers.
             found = list(islice(self._rows, start - self._next, end - self._next))
             self._next = end
-            if len(found) != end - start:
+            if len(found) != end - start or (has_local_name(self._spans[span].uri) and self._is_changed(span)):
                 raise _changed(self._spans[span].uri)
             yield from found
             start = end
 
     def _open(self, span: int) -> None:
-        uri = self._spans[span].uri
-        versions = {file.uri: (file.size, file.mtime_ns) for file in self._source.found.files}
-        present = stat(uri)
-        if (present.size, present.mtime_ns) != versions[uri]:
-            raise _changed(uri)
+        if self._is_changed(span):
+            raise _changed(self._spans[span].uri)
         self._rows = rows_of(self._spans[span], self._source.found.format, None)
         self._span, self._next = span, self._source.ends[span - 1] if span else 0
+
+    def _is_changed(self, span: int) -> bool:
+        uri = self._spans[span].uri
+        return stat(uri).version != self._versions[uri]
 
     def _misfit(self, values: Mapping[str, Any]) -> str | None:
         """Why a row cannot be kept, or None."""

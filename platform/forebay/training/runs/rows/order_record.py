@@ -6,8 +6,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple, get_args
 
@@ -36,6 +38,8 @@ from forebay.storage.filesystem import Location, resolve
 from forebay.storage.json_file import to_json
 from forebay.storage.small_files import read_small
 from forebay.training.runs.run_folder import RunFolder
+
+log = logging.getLogger(__name__)
 
 FILE_NAME = "order.json"
 # Hidden from scans: a run folder may lie below a folder of data.
@@ -70,12 +74,25 @@ def record_order(data: Data, folder: RunFolder) -> None:
     what = f"the order of run {folder.name!r}"
     try:
         for manifest in data.plan.manifests:
-            _save_once(save_manifest, manifest, _manifest(folder, manifest.id))
+            _save_once(save_manifest, manifest, _manifest(folder, manifest.version))
         for index in window_indices(data.plan):
             _save_once(save_index, index, _index(folder, index.id))
+        _tell_of_other_files(folder.read(FILE_NAME), facts, folder.name)
     except OSError as error:
         raise write_failed(what, folder.uri, error, name=folder.name) from redacted(error)
     folder.save(FILE_NAME, to_json(facts), what)
+
+
+def _tell_of_other_files(earlier: bytes | None, facts: Mapping[str, Any], name: str) -> None:
+    """Warn if a run goes on with other files than at its last start."""
+    with suppress(ValueError, AttributeError, RecursionError):  # damaged, and written again now
+        before = json.loads(earlier or "{}")
+        if before.get("plan") == facts["plan"] and before.get("order") != json.loads(to_json(facts))["order"]:
+            log.warning(
+                "Local files of run %r were replaced, or their mode, owner or links were changed, since it was last "
+                "started. Their sizes and times are the same, so it goes on with them.",
+                name,
+            )
 
 
 def load_order(run: str | RunFolder, allow_locations: Uri | Sequence[Uri] = ()) -> RecordedOrder:
@@ -117,7 +134,7 @@ def _facts(order: Order) -> dict[str, Any]:
         case Plan():
             options = {"seed": order.seed, "lanes": order.lanes, "shuffle_rows": order.shuffle_rows}
             windows = {"windows": order.windows[0].id} if order.windows else {}
-            return {"kind": "plan", "manifest": order.manifest.id, **windows, **options, "shuffle": order.shuffle}
+            return {"kind": "plan", "manifest": order.manifest.version, **windows, **options, "shuffle": order.shuffle}
         case Sampled():
             return {"kind": "sampled", "plan": _facts(order.plan), **order.options}
         case Mixture():
@@ -144,11 +161,11 @@ def _order(facts: Mapping[str, Any], folder: RunFolder, allow: Uri | Sequence[Ur
 
 
 def _plan(options: dict[str, Any], folder: RunFolder, allow: Uri | Sequence[Uri]) -> Plan:
-    manifest_id, index_id = options.pop("manifest"), options.pop("windows", None)
-    for name in (manifest_id, index_id):
+    version, index_id = options.pop("manifest"), options.pop("windows", None)
+    for name in (version, index_id):
         if not re.fullmatch("[0-9a-f]*", name or ""):
             raise ValueError(f"it names the file {name!r:.200}")
-    manifest = load_manifest(_manifest(folder, manifest_id).uri, allow)
+    manifest = load_manifest(_manifest(folder, version).uri, allow)
     if index_id is None:
         return build_plan(manifest, **options)
     return build_plan(_Windows(manifest, load_index(_index(folder, index_id).uri)), **options)
@@ -171,8 +188,8 @@ def _save_once(save: Callable[[Any, str], None], value: object, file: Location) 
         save(value, file.uri)
 
 
-def _manifest(folder: RunFolder, manifest_id: str) -> Location:
-    return folder.location.child(f"{FOLDER}/{manifest_id[:16]}.parquet")
+def _manifest(folder: RunFolder, version: str) -> Location:
+    return folder.location.child(f"{FOLDER}/{version[:16]}.parquet")
 
 
 def _index(folder: RunFolder, index_id: str) -> Location:
