@@ -178,6 +178,8 @@ class GoneClaimLaws:
     @pytest.mark.parametrize("strike", [remove_folder, replace_claim])
     def test_the_thread_ends_the_attempt(self, storage: str, strike: Strike, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(fence_module, "ASK_S", 0.01)
+        # An object that is replaced during a read looks damaged, once.
+        monkeypatch.setattr(claim_module, "GONE_S", 0.3)
         run = below(storage, f"thread-{strike.__name__}")
         fence = begin(run)
         fence.watch()
@@ -186,7 +188,9 @@ class GoneClaimLaws:
         with pytest.raises(end, match="taken over" if strike in TAKEN else "is not there: the folder of the run"):
             until_raised(fence.check)
         fence.release(AttemptEnd(how="failed"))
-        assert strike in TAKEN or content_of(storage) == {}
+        # In an object store, a heartbeat may be on its way when the files are removed.
+        left = [path for path, content in content_of(storage).items() if content is not None]
+        assert strike in TAKEN or all(path.endswith(".heartbeat.json") for path in left), left
 
 
 def until_raised(check: Callable[[], None]) -> None:
