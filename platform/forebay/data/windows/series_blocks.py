@@ -28,7 +28,7 @@ from forebay.data.windows.line import ARRANGE, BlockRuns, RunNames, StepLine
 from forebay.data.windows.sequence_block import SUMMARY, TIME, Runs, SequenceTransform
 from forebay.data.windows.statistics import Summary
 from forebay.data.windows.times import time_text
-from forebay.errors import BadSeries, InvalidOption
+from forebay.errors import InvalidOption
 from forebay.runtime.formatting import count_text, rate_text, share_text
 from forebay.runtime.formatting import time_text as clock_text
 from forebay.runtime.metrics import Counters
@@ -75,9 +75,9 @@ class SeriesBlocks:
             for index in indices:
                 pending.append((index, source.request(index)))
                 if len(pending) >= _PENDING:
-                    yield self._result(*pending.popleft())
+                    yield _result(*pending.popleft())
             while pending:
-                yield self._result(*pending.popleft())
+                yield _result(*pending.popleft())
         finally:
             source.close()
 
@@ -96,12 +96,9 @@ class SeriesBlocks:
         row_group = self.manifest[index]
         return f"row group {row_group.index} of {row_group.uri}"
 
-    def _result(self, index: int, future: Future[Block]) -> tuple[int, Block]:
-        try:
-            return index, future.result()
-        except BadSeries as error:
-            facts = error.facts | {"row_group": index, "uri": self.manifest[index].uri}
-            raise BadSeries(f"{self.row_group_name(index)}: {error}", **facts) from error
+
+def _result(index: int, future: Future[Block]) -> tuple[int, Block]:
+    return index, future.result()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
