@@ -12,6 +12,7 @@ Trees = Mapping[str, ast.Module]
 
 # The tables of public names, of drivers, and of names of Ray. Types that a user's annotation names.
 MAY_IMPORT_BY_NAME = {
+    "data/transform/fingerprint/reference_walk.py",  # what a function of a user imports
     "fleet/spec/signature.py",
     "runtime/late_import.py",
     "training/driver/driver.py",

@@ -99,13 +99,16 @@ def rows_of(**changed: Any) -> Rows:
     ("files", "options", "words"),
     [
         pytest.param(
-            [rows_of(meter=["a", None, *"aaaa"])], (), "0.parquet: Row 1 has a null in the entity column", id="entity"
+            [rows_of(meter=["a", None, *"aaaa"])],
+            (),
+            "0.parquet:0:1: Row 1 has a null in the entity",
+            id="entity",
         ),
-        pytest.param([rows_of(ts=[*HOURS[:5], None])], (), "0.parquet: Row 5 has a null in the time column", id="time"),
+        pytest.param([rows_of(ts=[*HOURS[:5], None])], (), "0.parquet:0:5: Row 5 has a null in the time", id="time"),
         pytest.param(
             [rows_of(ts=[*HOURS[:5], HOURS[2]])],
             (),
-            r"0.parquet: Rows 2 and 5 are both step 2020-01-01T02:00:00 \(ts\) of entity 'a'",
+            r"0.parquet:0: Rows 2 and 5 are both step 2020-01-01T02:00:00 \(ts\) of entity 'a'",
             id="twice in a row group",
         ),
         pytest.param(

@@ -27,6 +27,7 @@ from forebay.fleet.placement.counting import count
 from forebay.fleet.rayjob.attempt import DOMAIN, PlacedAttempt
 from forebay.fleet.rayjob.preflight import preflight
 from forebay.fleet.rayjob.render import SUBMITTER, render
+from forebay.runtime.formatting import printable
 
 OURS = "app.kubernetes.io/managed-by=forebay"
 UNSTARTABLE_REASONS = ("CreateContainerConfigError", "ImagePullBackOff", "InvalidImageName")
@@ -300,7 +301,7 @@ def last_words(text: str) -> str:
     """
     lines = [_SEQUENCE.sub("", line).strip() for line in text.splitlines()]
     joined = " | ".join([line for line in lines if line][-LAST_LINES:])
-    return "".join(each if each.isprintable() else "�" for each in joined)[-LONGEST_WORDS:]
+    return printable(joined)[-LONGEST_WORDS:]
 
 
 def _phase(deployment: str, run: str) -> Phase:

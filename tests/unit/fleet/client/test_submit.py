@@ -96,7 +96,7 @@ def test_submitted_twice_is_one_job(
     with pytest.raises(SystemExit) as ended:
         main(["fleet", "logs", "words", "--storage", storage])
     assert ended.value.code == 0
-    assert capfd.readouterr().out == "one\n�[31mtwo\n", "a job steers the terminal"
+    assert capfd.readouterr().out == "one\n\\x1b[31mtwo\n", "a job steers the terminal"
     with pytest.raises(SystemExit) as ended:
         main(["fleet", "watch", "words", "--storage", storage, "--json"])
     *lines, last = [json.loads(line) for line in capfd.readouterr().out.splitlines()]

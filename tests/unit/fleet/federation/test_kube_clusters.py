@@ -80,7 +80,7 @@ def test_the_words_of_a_driver_are_the_end_of_its_log() -> None:
     seen = seen_ray_job({"status": {"jobDeploymentStatus": "Failed", "jobStatus": "FAILED", "message": message}})
     assert seen.exit_code == 78
     assert seen.words.startswith("exit code 78: step 896 | ")
-    assert seen.words.endswith("UnusableStorage: the storage s3://lake� cannot be used from here")
+    assert seen.words.endswith("UnusableStorage: the storage s3://lake\\x07 cannot be used from here")
 
 
 def test_an_exit_code_in_a_log_is_not_that_of_the_entrypoint() -> None:

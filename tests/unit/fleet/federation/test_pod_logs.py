@@ -97,7 +97,7 @@ def test_logs_of_a_fleet_are_read_by_attempt(tmp_path: Path, capfd: pytest.Captu
     assert list(SubmittedJob(str(tmp_path), "job").logs()) == read
     with pytest.raises(SystemExit):
         main(["fleet", "logs", "job", "--storage", str(tmp_path)])
-    assert capfd.readouterr().out.splitlines() == [line.replace("\x1b", "�") for line in read]
+    assert capfd.readouterr().out.splitlines() == [line.replace("\x1b", "\\x1b") for line in read]
     with pytest.raises(SystemExit):
         main(["fleet", "logs", "job", "--storage", str(tmp_path), "--json"])
     printed = capfd.readouterr().out
