@@ -16,6 +16,7 @@ VARIATIONS = {
     "ray-block-damaged",
     "ray-cache-actor-killed",
     "ray-cache-folder-deleted",
+    "ray-object-store-full",
     "ray-quota-shrunk",
     "ray-storage-slow",
     "ray-transform-raises",

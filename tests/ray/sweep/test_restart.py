@@ -93,6 +93,7 @@ def test_interrupted_sweep_goes_on_without_a_step_twice(small: SmallSweeps) -> N
         run_sweep(replace(sweep, num_trials=3), show=False)
 
 
+@pytest.mark.variation  # unit/sweep/tune/test_resume.py has the rule
 def test_what_failed_is_tried_again_with_the_job_as_it_is_then(small: SmallSweeps) -> None:
     mended = small.folder / "mended"
 

@@ -46,7 +46,7 @@ def test_it_joins_what_pandas_joins_and_prepares_once(
     assert found["person"].tolist() == list(range(3000)) and found["occupation"].isna().any()
     np.testing.assert_allclose(found["job_hours"], expected, rtol=1e-12)
     assert prepared.statistics["job_hours"].mean == pytest.approx(expected.mean())
-    monkeypatch.setattr("ray.data.from_arrow", None)
+    monkeypatch.setattr("forebay.data.preparation.ray_data._build", None)
     assert made_job("prepare_and_train", tmp_path, csv).data.plan.id == first.data.plan.id
 
 
