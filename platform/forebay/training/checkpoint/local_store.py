@@ -11,12 +11,12 @@ import os
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeVar
 
 from forebay.errors import WriteFailed
 from forebay.storage.atomic import write_atomically, write_failed
@@ -44,6 +44,8 @@ from forebay.training.checkpoint.uploader import Uploader
 
 OWNER = "spooled-by"
 AGAIN_S = 1.0
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -76,29 +78,25 @@ class DirectStore(DirectoryStore):
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` is in storage. Raises `WriteFailed`."""
-        try:
-            self._wait_for_claim()
-            super().save(checkpoint, parts)
-        except OSError as error:
-            raise self._refused(checkpoint.step, error) from error
+        self._with_claim(checkpoint.step, partial(super().save, checkpoint, parts))
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
         """Return once the part is in storage. Raises `WriteFailed`."""
-        try:
-            self._wait_for_claim()
-            return super().save_part(step, number, chunks)
-        except OSError as error:
-            raise self._refused(step, error) from error
+        return self._with_claim(step, partial(super().save_part, step, number, chunks))
 
-    def _wait_for_claim(self) -> None:
+    def _with_claim(self, step: int, write: Callable[[], T]) -> T:
+        """Write while the claim is there. It may vanish during the write, which looks for it again."""
         began = time.monotonic()
         while True:
             try:
-                return self._files.check_fence()
+                self._files.check_fence()
+                return write()
             except ClaimGone as error:
                 if is_gone_too_long(began):
-                    raise
+                    raise self._refused(step, error) from error
                 log.warning("A checkpoint waits: %s.", error)
+            except OSError as error:
+                raise self._refused(step, error) from error
             time.sleep(AGAIN_S)
 
     def _refused(self, step: int, error: OSError) -> WriteFailed:

@@ -6,6 +6,7 @@ They are ordered by attempt, then step. Only older attempts are deleted.
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -105,7 +106,7 @@ def fenced_config(tmp_path: Path) -> CheckpointConfig:
 
 def test_fenced_attempt_saves_no_checkpoint(fenced_config: CheckpointConfig) -> None:
     with pytest.raises(Fenced, match=r"a later attempt has taken over this run \(.*000002.json\): attempt 1 ends"):
-        open_local_checkpoints(fenced_config).save(None)  # type: ignore[arg-type] # asked before it is read
+        open_local_checkpoints(fenced_config).save(SimpleNamespace(step=6))  # type: ignore[arg-type] # nothing else is read
 
 
 def test_attempt_whose_folder_a_later_one_removed_is_fenced(
