@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ import pyarrow.parquet as pq
 from pyarrow import fs
 
 from forebay.errors import InvalidOption
+from forebay.runtime.threads import each_in_threads
 from forebay.storage.boundary import Boundary
 from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.globs import children
@@ -54,10 +54,17 @@ def check_log(location: Location, version: int | None, boundary: Boundary, polic
     files = [
         folder.child(name) for name in _read_for([info for info in infos if info.type == fs.FileType.File], version)
     ]
-    with ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix="forebay-log") as pool:
-        found = [each for part in pool.map(lambda file: _check_file(file, boundary, policy), files) for each in part]
-        sidecars = [folder.child(_SIDECARS).child(name) if "/" not in name else resolve_source(name) for name in found]
-        list(pool.map(lambda file: _check_file(file, boundary, policy), sidecars))
+    found = _check_files(files, boundary, policy)
+    sidecars = [folder.child(_SIDECARS).child(name) if "/" not in name else resolve_source(name) for name in found]
+    _check_files(sidecars, boundary, policy)
+
+
+def _check_files(files: Sequence[Location], boundary: Boundary, policy: ReadPolicy) -> list[str]:
+    """Check files of the log side by side, and return the sidecars that they name."""
+    check = partial(_check_file, boundary=boundary, policy=policy)
+    return [
+        name for _, names in each_in_threads(check, files, most=_MOST_THREADS, name="forebay-log") for name in names
+    ]
 
 
 def _read_for(infos: list[fs.FileInfo], version: int | None) -> Iterator[str]:
