@@ -244,7 +244,7 @@ class ReferenceWalk:
     def _reads(self, fn: FunctionType) -> Identity:
         cells: Mapping[str, CellType] = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         closure = {name: _content(cell) for name, cell in cells.items()}
-        variables = {**fn.__builtins__, **fn.__globals__}  # type: ignore[attr-defined] # typeshed lacks it
+        variables = {**fn.__builtins__, **fn.__globals__}
         found: dict[str, Identity] = {}
         looked_at = references(fn.__code__)
         # A cell whose use was not recognised counts too, as a whole.
