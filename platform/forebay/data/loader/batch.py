@@ -123,7 +123,7 @@ class Batch(dict[str, Any]):
     def to(self, device: torch.device | str) -> Batch:
         """Copy of the batch on a device.
 
-        Copies from page-locked memory overlap with work of the host.
+        Copies from page-locked memory overlap with work of the host. `fb.Loader(..., device="cuda")` gathers into it.
 
         Memory of this batch is not reused before its copy has ended, also if it is dropped at once.
         """

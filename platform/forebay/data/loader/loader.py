@@ -146,8 +146,12 @@ class Loader:
         self.counters = counters or Counters()
         self.dropped_rows = 0
         self._epoch, self._position = whole_number("epoch", epoch), 0
-        # One pool for all epochs: the last batches of one and the first of the next share memory.
-        self._pool = BufferPool(kept_bytes=self._options.prefetch_bytes // 2, pinned=torch.cuda.is_available())
+        # One pool for all epochs: the last batches of one and the first of the next share memory. Page-locked only for
+        # a GPU that was asked for: the first such memory of a process takes 0.5 GB of the GPU.
+        device = self._options.device
+        self._pool = BufferPool(
+            kept_bytes=self._options.prefetch_bytes // 2, pinned=device is not None and device.type == "cuda"
+        )
         self._pipeline: Pipeline | None = None
         self._batches: EpochBatches | None = None
         self._closed = False

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -124,6 +126,34 @@ def test_a_wrong_device_is_refused(parquet_folder: Callable[..., Path], options:
     plan, transform = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [40]}))), fb.Transform(x=fb.Dense(["x0"]))
     with pytest.raises(InvalidOption, match=match):
         fb.Loader(plan, transform, global_batch=8, **options)  # type: ignore[arg-type]
+
+
+def test_without_a_device_no_cuda_context_is_opened(
+    parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse() -> None:
+        raise AssertionError("a CUDA context was opened")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", refuse)
+    monkeypatch.setattr(torch.cuda, "current_device", refuse)
+    plan, transform = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [40]}))), fb.Transform(x=fb.Dense(["x0"]))
+    for device in (None, "cpu"):
+        with fb.Loader(plan, transform, global_batch=8, device=device) as loader:
+            assert sum(batch.num_rows for batch in loader) == 40
+
+
+@GPU
+def test_a_visible_gpu_is_left_alone(parquet_folder: Callable[..., Path]) -> None:
+    program = (
+        "import sys, torch, forebay as fb\n"
+        "plan = fb.build_plan(fb.scan(sys.argv[1]))\n"
+        "with fb.Loader(plan, fb.Transform(x=fb.Dense(['x0'])), global_batch=8) as loader:\n"
+        "    for batch in loader: pass\n"
+        "print(torch.cuda.is_initialized())"
+    )
+    command = [sys.executable, "-c", program, str(parquet_folder({"a.parquet": [40]}))]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
 
 
 @GPU
