@@ -9,6 +9,7 @@ import abc
 import dataclasses
 import functools
 import importlib
+import operator
 import os
 import sys
 import time
@@ -55,6 +56,8 @@ _BOOKKEEPING = frozenset(
 )
 """Attributes of a class that Python sets. Annotations and fields count by themselves."""
 _STATELESS_BASES = ("builtins.object", "abc.ABC", "typing.Generic", "typing.Protocol")
+# mypy knows the attribute in a fresh run, and not from its cache.
+_BUILTINS_OF = operator.attrgetter("__builtins__")
 _MUTABLE = (list, dict, set, bytearray)
 _MUTATORS = frozenset(
     {
@@ -244,7 +247,7 @@ class ReferenceWalk:
     def _reads(self, fn: FunctionType) -> Identity:
         cells: Mapping[str, CellType] = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))
         closure = {name: _content(cell) for name, cell in cells.items()}
-        variables = {**fn.__builtins__, **fn.__globals__}
+        variables = {**_BUILTINS_OF(fn), **fn.__globals__}
         found: dict[str, Identity] = {}
         looked_at = references(fn.__code__)
         # A cell whose use was not recognised counts too, as a whole.
