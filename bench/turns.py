@@ -1,0 +1,97 @@
+"""Turns of a bench: child processes that answer with JSON lines, of which a table or a page is made."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from bench.processes import command, environment, last_line, run_child
+
+DATA_WORKERS = "FOREBAY_DATA_WORKERS"
+"""Variable that chooses how a child makes its blocks: in threads or in processes."""
+_MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 - a file system in memory
+Line = Mapping[str, Any]
+"""One result, as printed."""
+
+
+def say(**facts: Any) -> None:
+    """Print one line of results."""
+    print(json.dumps(facts), flush=True)
+
+
+class Turns:
+    """All turns of a run, within a limit of time. `lines` has their results, which are printed as they come."""
+
+    def __init__(self, module: str, folder: Path, *, limit_s: float) -> None:
+        self._module, self._folder, self._ends = module, folder, time.monotonic() + limit_s
+        self.lines: list[Line] = []
+
+    def add(self, line: Line) -> None:
+        """Keep and print a line."""
+        self.lines.append(line)
+        print(json.dumps(line), flush=True)
+
+    def run(self, setting: Mapping[str, Any], *, data_workers: str = "") -> list[Line]:
+        """Results of one child, each with `setting["facts"]`. A failure, or no time left, is a line too."""
+        facts = dict(setting["facts"])
+        left_s = self._ends - time.monotonic()
+        if left_s <= 0:
+            self.add(facts | {"failed": "left out: no time was left (--limit)"})
+            return []
+        output = self._folder / "output"
+        variables = environment(DATA_WORKERS) | ({DATA_WORKERS: data_workers} if data_workers else {})
+        line = command(self._module, "--child", json.dumps(setting, default=str))
+        ended = run_child(line, output, variables, max(left_s, 10.0))
+        found: list[Line] = [
+            facts | json.loads(line) for line in output.read_text(errors="replace").splitlines() if line[:1] == "{"
+        ]
+        if ended != "ended with code 0":
+            print(output.read_text(errors="replace")[-3000:], file=sys.stderr, flush=True)
+            found.append(facts | {"failed": f"{ended}; its last line: {last_line(output)}"})
+        for each in found:
+            self.add(each)
+        return found
+
+
+def end_turn() -> None:
+    """End this child at once: a peer's threads may not end by themselves."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+@contextmanager
+def working_folder(needed_bytes: int, given: Path | None) -> Iterator[Path]:
+    """Folder for data and caches, in memory if there is room for twice of what is needed, else on the disk."""
+    if given is None and _MEMORY_FOLDER.is_dir() and os.access(_MEMORY_FOLDER, os.W_OK):
+        free = min(shutil.disk_usage(_MEMORY_FOLDER).free, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES"))
+        given = _MEMORY_FOLDER if free > 2 * needed_bytes else None
+    with TemporaryDirectory(prefix="forebay-bench-", dir=given) as folder:
+        yield Path(folder)
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Results of an earlier run: its output, with other text in between."""
+    return [json.loads(line) for line in path.read_text(errors="replace").splitlines() if line[:1] == "{"]
+
+
+def text_table(rows: Sequence[Sequence[str]]) -> str:
+    """Table for a terminal. The first row is its head."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """Table for a page. The first row is its head."""
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
