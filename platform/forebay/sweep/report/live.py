@@ -160,9 +160,9 @@ class NotebookTable:
     def show(self, record: Record) -> None:
         from IPython.display import HTML, display  # noqa: PLC0415 - an extra: only notebooks have it
 
-        shown = HTML(html_table(record))  # type: ignore[no-untyped-call]
+        shown = HTML(html_table(record))
         if self._handle is None:
-            self._handle = display(shown, display_id=True)  # type: ignore[no-untyped-call]
+            self._handle = display(shown, display_id=True)
         else:
             self._handle.update(shown)
 
