@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all test-ray-range lint lint-and-compile ruff mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables k8s soak horovod deepspeed clean
+.PHONY: help demo check test test-all test-ray-range lint ruff types mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables k8s soak horovod deepspeed clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -54,14 +54,17 @@ test: export FOREBAY_RARE_GC = 1
 # Forebay again: 4.5 and 0.15 CPU seconds.
 test: export PYTHONDONTWRITEBYTECODE =
 
-# Without a C++ compiler the tests that need Horovod skip, and say so; everywhere else they run.
-test: lint-and-compile
+# Without a C++ compiler the tests that need Horovod skip, and say so; everywhere else they run. Types and imports are
+# checked beside pytest, half of which waits for processes; what they find is shown last.
+test: ruff
 	@echo "== horovod"
 	@$(BIN)/python scripts/build_horovod.py --or-skip
 	@$(BIN)/python scripts/fetch_helm.py --or-skip
 	@$(MAKE) --no-print-directory deepspeed
-	@echo "== pytest"
-	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES)
+	@$(MAKE) --no-print-directory types > $(VENV)/types.log 2>&1 & types=$$!; failed=; \
+	  $(MAKE) --no-print-directory compile || failed=1; \
+	  echo "== pytest"; $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) || failed=1; \
+	  wait $$types || failed=1; cat $(VENV)/types.log; [ -z "$$failed" ]
 
 check: export OMP_NUM_THREADS = 1
 check: export OPENBLAS_NUM_THREADS = 1
@@ -87,15 +90,14 @@ test-ray-range: $(INSTALLED_TEST)
 lint: $(INSTALLED_TEST)
 	@$(MAKE) --no-print-directory --jobs 2 mypy ruff imports
 
-# In a fresh clone Numba compiles all kernels, and pytest rewrites all tests: 14 and 5 CPU seconds in each process that
-# comes to them first. mypy leaves a core for that.
-lint-and-compile: $(INSTALLED_TEST)
-	@$(MAKE) --no-print-directory --jobs 2 mypy ruff imports compile
+types: $(INSTALLED_TEST)
+	@$(MAKE) --no-print-directory mypy
+	@$(MAKE) --no-print-directory imports
 
+# In a fresh clone, each process of pytest would compile all kernels: 14 CPU seconds.
 compile: $(INSTALLED_TEST)
-	@echo "== kernels and tests, compiled"
+	@echo "== kernels, compiled"
 	@$(BIN)/python -c 'from forebay.data.kernels import calls; from forebay.data.parquet import page_kernels; calls.load(), calls.load_philox(), page_kernels.load()'
-	@[ -d tests/__pycache__ ] || $(BIN)/python -m pytest --collect-only --quiet | tail -1
 
 mypy: $(INSTALLED_TEST)
 	@echo "== mypy"
