@@ -11,9 +11,9 @@ from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import ALL_LINEAR
 from forebay.llm.attention import Attention
-from forebay.llm.chat import TrainOn
+from forebay.llm.chat.documents import TrainOn
 from forebay.llm.hf_folder.smollm2 import SMOLLM2, gguf_file
-from forebay.llm.packing import Overflow, Packing
+from forebay.llm.packing import Overflow, Packing, Truncate
 from forebay.llm.recipe import ComputeType, Schedule
 from forebay.llm.source.token_reader import OnBadRows
 from forebay.llm.token_loss import LOSS_CHUNK
@@ -35,10 +35,11 @@ class Options:
         data: Parquet, JSON Lines or a folder of `datasets`.
         held_out: Data for evaluation only.
         mix: Weight of each of several datasets, instead of `data`: '{"s3://lake/chats": 0.8, "s3://lake/books": 0.2}'.
-        template: Chat template for a tokenizer without one: "chatml", or a Jinja text.
+        template: Chat template instead of the tokenizer's own: a name such as "qwen3", or a Jinja text.
         seq_len: Tokens of a row.
         packing: "bfd" fills rows up, "wrapped" puts documents end to end, "none" has one document a row.
         overflow: Rule for documents longer than a row: "truncate", "split", "drop" or "raise".
+        truncate: Part that "truncate" cuts off: the "end" or the "start" of a document, or "drop" for all of it.
         train_on: Targets: all answers ("assistant"), the "last" one, or "all" tokens.
         on_bad_rows: "raise", or "skip" to leave invalid rows out.
         finetuning: "full", "lora" to train a low-rank adapter, or "qlora" to train one beside 4-bit weights.
@@ -80,6 +81,7 @@ class Options:
     seq_len: int | None = None
     packing: Packing | None = None
     overflow: Overflow = "truncate"
+    truncate: Truncate = "end"
     train_on: TrainOn = "assistant"
     on_bad_rows: OnBadRows = "raise"
     finetuning: Tuning = "full"

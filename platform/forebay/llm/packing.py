@@ -14,12 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from forebay.errors import InvalidOption, whole_number
-from forebay.llm.chat import Document
+from forebay.llm.chat.documents import Document
 
 Packing = Literal["bfd", "wrapped", "none"]
 """Best fit decreasing that fills rows up, documents end to end, or one document a row."""
 Overflow = Literal["truncate", "split", "drop", "raise"]
 """Rule for a document that is longer than a row."""
+Truncate = Literal["start", "end", "drop"]
+"""Part of a longer document that is cut off. "drop" leaves the document out."""
 
 ID_BITS = (1 << 24) - 1
 START = 1 << 24
@@ -41,17 +43,24 @@ class RowLayout:
     packing: Packing = "bfd"
     overflow: Overflow = "truncate"
     pad: int = 0
+    truncate: Truncate = "end"
 
     def __post_init__(self) -> None:
         whole_number("seq_len", self.seq_len, least=2)
         whole_number("pad", self.pad, most=ID_BITS)
-        for option, known in (("packing", Packing), ("overflow", Overflow)):
+        for option, known in (("packing", Packing), ("overflow", Overflow), ("truncate", Truncate)):
             value = getattr(self, option)
             if value not in get_args(known):
                 raise InvalidOption(
                     f"{option}={value!r} is unknown. Choose one of {', '.join(map(repr, get_args(known)))}.",
                     option=option,
                 )
+        if self.overflow != "truncate" and self.truncate != "end":
+            raise InvalidOption(
+                f"truncate={self.truncate!r} says what overflow='truncate' cuts off, and overflow={self.overflow!r} "
+                "cuts nothing. Leave one of them out.",
+                option="truncate",
+            )
 
 
 def arrange(documents: Sequence[Document], layout: RowLayout) -> PackedRows:

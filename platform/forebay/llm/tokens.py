@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from forebay.data.transform.block import BlockArray
 from forebay.errors import InvalidOption
-from forebay.llm.chat import Document
+from forebay.llm.chat.documents import Document
 from forebay.llm.packing import START, PackedRows, RowLayout, arrange, num_targets
 from forebay.runtime.formatting import count_text
 
@@ -29,7 +29,7 @@ class TokenCounts:
         rows: Rows.
         tokens: Tokens of the documents, without the rest of rows.
         targets: Tokens that count in the loss.
-        truncated: Documents that lost their end.
+        truncated: Documents that lost their end, or their start.
         split: Documents that were cut into several.
         dropped: Documents that were left out because they are too long.
         without_targets: Documents, or pieces of one, that were left out because nothing of them is a target.
@@ -135,9 +135,10 @@ def _fitted(documents: Iterable[Document], layout: RowLayout) -> tuple[list[Docu
         pieces: Sequence[Document] = (document,)
         if length > layout.seq_len and layout.packing != "wrapped":
             pieces = _shortened(document, layout, number)
-            truncated += layout.overflow == "truncate"
+            is_dropped = not pieces
+            truncated += layout.overflow == "truncate" and not is_dropped
             split += layout.overflow == "split"
-            dropped += layout.overflow == "drop"
+            dropped += is_dropped
         trained = [piece for piece in pieces if piece.is_trained]
         without += len(pieces) - len(trained)
         kept += trained
@@ -150,7 +151,10 @@ def _shortened(document: Document, layout: RowLayout, number: int) -> Sequence[D
     length, room = len(document.ids), layout.seq_len
     match layout.overflow:
         case "truncate":
-            return (Document(document.ids[:room], document.is_target[:room]),)
+            if layout.truncate == "drop":
+                return ()
+            part = slice(room) if layout.truncate == "end" else slice(length - room, None)
+            return (Document(document.ids[part], document.is_target[part]),)
         case "split":
             cuts = np.arange(0, length, room)
             return [Document(document.ids[at : at + room], document.is_target[at : at + room]) for at in cuts]

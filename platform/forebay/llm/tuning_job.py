@@ -124,7 +124,7 @@ def _datasets(options: Options) -> list[str]:
 
 
 def _row_options(options: Options) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("seq_len", "packing", "overflow", "train_on")}
+    return {name: getattr(options, name) for name in ("seq_len", "packing", "overflow", "truncate", "train_on")}
 
 
 def _plan(options: Options, parts: Mapping[str, PreparedTokens]) -> Plan | Mixture:

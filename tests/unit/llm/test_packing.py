@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidOption
-from forebay.llm.chat import Document
+from forebay.llm.chat.documents import Document
 from forebay.llm.packing import ID_BITS, START, TARGET, RowLayout, arrange, best_fit, fullest_rows, num_targets
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from forebay.llm.chat import Document
+from forebay.llm.chat.documents import Document
 from forebay.llm.packing import RowLayout, arrange
 from forebay.llm.token_batch import document_numbers, token_rows, unpack
 

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
-from forebay.llm.chat import Document
+from forebay.llm.chat.documents import Document
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import ID_BITS, START, RowLayout, arrange, num_targets
 from forebay.llm.token_batch import document_numbers, unpack

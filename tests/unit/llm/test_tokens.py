@@ -1,12 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from forebay.errors import InvalidOption
-from forebay.llm.chat import Document
-from forebay.llm.packing import RowLayout
+from forebay.llm.chat.documents import Document
+from forebay.llm.packing import ID_BITS, RowLayout
 from forebay.llm.tokens import TokenCounts, token_arrays, token_table
 
 
@@ -29,6 +31,22 @@ def test_long_documents_are_counted(overflow: str, expected: dict[str, int]) -> 
     table, counts = token_table(DOCUMENTS, RowLayout(seq_len=8, overflow=overflow))  # type: ignore[arg-type]
     assert counts == TokenCounts(**expected, longest=11, rows=table.num_rows)
     assert sum(table["targets"].to_pylist()) == expected["targets"]
+
+
+@pytest.mark.parametrize(
+    ("truncate", "ids", "counts"),
+    [("end", [1, 2, 3, 4], (1, 0)), ("start", [3, 4, 5, 6], (1, 0)), ("drop", None, (0, 1))],
+)
+def test_either_end_may_be_cut_off(truncate: Any, ids: list[int] | None, counts: tuple[int, int]) -> None:
+    table, found = token_table([document(6, 2)], RowLayout(seq_len=4, truncate=truncate))
+    assert (found.truncated, found.dropped) == counts
+    rows = [(np.array(row) & ID_BITS).tolist() for row in table["tokens"].to_pylist()]
+    assert rows == ([] if ids is None else [ids])
+
+
+def test_what_is_cut_needs_a_cut() -> None:
+    with pytest.raises(InvalidOption, match="truncate='start' says what overflow='truncate' cuts off"):
+        RowLayout(seq_len=4, overflow="drop", truncate="start")
 
 
 def test_overflow_may_be_an_error() -> None:

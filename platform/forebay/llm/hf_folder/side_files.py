@@ -12,7 +12,9 @@ from pyarrow import fs
 
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import ALL_LINEAR
-from forebay.llm.chat import encode, render
+from forebay.llm.chat.documents import encode
+from forebay.llm.chat.messages import InvalidConversation
+from forebay.llm.chat.rendering import render
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
 from forebay.llm.models import TINY, read_config, tiny_sizes
@@ -131,7 +133,7 @@ def end_tokens(tokenizer: Any) -> list[int]:
         conversation = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         try:
             (document,) = encode(tokenizer, [render(tokenizer, conversation, "last")])
-        except InvalidOption:  # a template that rewrites earlier turns
+        except (InvalidConversation, InvalidOption):  # a template under which no answer ends
             return found
         last = int(document.ids[document.is_target][-1])
         if last in tokenizer.added_tokens_decoder and last not in found:

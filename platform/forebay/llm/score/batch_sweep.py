@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from forebay.errors import InvalidOption, ScoringFailed, whole_number
-from forebay.llm.chat import InvalidConversation
+from forebay.llm.chat.messages import InvalidConversation
 from forebay.llm.score.engines.engine import Prompt
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.scoring import ScoreSetup, set_up

@@ -11,9 +11,8 @@ from forebay.data.parquet.schemas import missing_column
 from forebay.data.transform.fingerprint.function import function_identity
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption
-from forebay.llm.chat import InvalidConversation, Messages, check_turns
+from forebay.llm.chat.messages import InvalidConversation, Messages, check_turns
 from forebay.llm.score.engines.engine import Prompt
-from forebay.llm.source.columns import SHAREGPT_ROLES
 
 Row: TypeAlias = Mapping[str, Any]
 PromptFunction: TypeAlias = Callable[[dict[str, Any]], Any]
@@ -92,11 +91,6 @@ class PromptSource:
             return self._checked(self.template.format(**row), "the template's result")
         assert self.column is not None
         value = row[self.column]
-        if self.column == "conversations" and isinstance(value, list):
-            value = [
-                {"role": SHAREGPT_ROLES.get(str(turn.get("from")), turn.get("from")), "content": turn.get("value")}
-                for turn in value
-            ]
         if self.column == "instruction" and row.get("input"):
             value = f"{value}\n\n{row['input']}"
         return self._checked(value, f"column {self.column!r}")

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from forebay.errors import ForebayError
-from forebay.llm.chat import InvalidConversation
+from forebay.llm.chat.messages import InvalidConversation
 from forebay.llm.score.answer_folder import AnswerFolder
 from forebay.llm.score.engines.engine import Engine, EngineSpec, Prompt, RowAnswer
 from forebay.llm.score.prompts import PromptSource

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from forebay.errors import InvalidOption
-from forebay.llm.chat import InvalidConversation, Messages, check_messages
+from forebay.llm.chat.messages import Conversation, InvalidConversation, conversation_of, short
 
-SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "system": "system", "user": "user", "assistant": "assistant"}
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Example of messages."""
-
-    messages: Messages
+_OF_TALKS = ("system", "system_prompt", "tools", "functions", "chat_template_kwargs")
+"""Columns beside messages that change what a template writes."""
+CHANGING = (
+    *_OF_TALKS,
+    *("history", "input", "documents", "image", "images", "audio", "audios", "video", "videos"),
+)
+"""Columns that change a prompt. One that a schema does not read is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +60,12 @@ Row: TypeAlias = Mapping[str, Any]
 class Schema:
     """Columns that make an example.
 
-    All of `required` must exist. `build` raises `InvalidConversation`.
+    All of `required` must exist, and `others` are read as well. `build` raises `InvalidConversation`.
     """
 
     required: tuple[str, ...]
     build: Callable[[Row], Example]
+    others: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -78,6 +78,12 @@ class Schema:
                 f"the row has the columns {', '.join(map(repr, row)) or 'none'}, without {missing[0]!r}, and the first "
                 f"row of the data has {self.name}"
             )
+        read = {*self.required, *self.others}
+        if unread := [name for name in CHANGING if name in row and name not in read and row[name]]:
+            raise InvalidConversation(
+                f"column {unread[0]!r} is {short(row[unread[0]])}, which changes a prompt and is not read beside "
+                f"{self.name}. Leave the column out of the data, or make messages of the row"
+            )
         return self.build(row)
 
 
@@ -86,7 +92,8 @@ def find_schema(columns: Sequence[str], names: Mapping[str, str]) -> Schema:
 
     Raises `InvalidOption` if none fits.
     """
-    if unknown := sorted(set(names) - {name for schema in SCHEMAS for name in schema.required} - {"input", "labels"}):
+    known_names = {name for schema in SCHEMAS for name in (*schema.required, *schema.others)}
+    if unknown := sorted(set(names) - known_names):
         raise InvalidOption(f"columns= names {unknown[0]!r}, which is not one of the columns that are looked for.")
     present = set(renamed(dict.fromkeys(columns), names))
     for schema in SCHEMAS:
@@ -110,38 +117,62 @@ def renamed(row: Row, names: Mapping[str, str]) -> Row:
     return {**row, **{name: row[column] for name, column in names.items() if column in row}}
 
 
+def _talk(row: Row, messages: object) -> Conversation:
+    """Conversation of messages and the columns beside them."""
+    for one, other in (("system", "system_prompt"), ("tools", "functions")):
+        if row.get(one) and row.get(other) and row[one] != row[other]:
+            raise InvalidConversation(f"the row has both {one!r} and {other!r}")
+    return conversation_of(
+        messages,
+        tools=row.get("tools") or row.get("functions"),
+        system=row.get("system") or row.get("system_prompt"),
+        variables=row.get("chat_template_kwargs"),
+    )
+
+
 def _messages(row: Row) -> Example:
-    return Conversation(check_messages(row["messages"]))
+    return _talk(row, row["messages"])
 
 
 def _prompt(row: Row) -> Example:
     prompt, completion = row["prompt"], row["completion"]
     if isinstance(prompt, list):
         answer = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
-        return Conversation(check_messages([*prompt, *answer]))
+        return _talk(row, [*prompt, *answer])
+    _refuse_beside_text(row)
     return Completion(_text(row, "prompt"), _text(row, "completion"))
+
+
+def _refuse_beside_text(row: Row) -> None:
+    if beside := [name for name in _OF_TALKS if row.get(name)]:
+        raise InvalidConversation(
+            f"column {beside[0]!r} is {short(row[beside[0]])}, and the prompt is text, which no chat template writes. "
+            "Give the prompt as messages"
+        )
 
 
 def _instruction(row: Row) -> Example:
     question = _text(row, "instruction")
     if row.get("input"):
         question = f"{question}\n\n{_text(row, 'input')}"
-    turns = ({"role": "user", "content": question}, {"role": "assistant", "content": _text(row, "output")})
-    return Conversation(turns)
+    turns = [*_history(row), {"role": "user", "content": question}]
+    return _talk(row, [*turns, {"role": "assistant", "content": _text(row, "output")}])
+
+
+def _history(row: Row) -> list[dict[str, Any]]:
+    """Earlier turns of Alpaca: pairs of a question and its answer."""
+    history = row.get("history") or []
+    if not isinstance(history, list) or not all(isinstance(each, list | tuple) and len(each) == 2 for each in history):
+        raise InvalidConversation(f"column 'history' is {short(history)}, not a list of [question, answer]")
+    roles = ("user", "assistant")
+    return [{"role": role, "content": text} for pair in history for role, text in zip(roles, pair, strict=True)]
 
 
 def _conversations(row: Row) -> Example:
     turns = row["conversations"]
     if not isinstance(turns, list) or not all(isinstance(turn, Mapping) for turn in turns):
         raise InvalidConversation("column 'conversations' is not a list of {from, value}")
-    return Conversation(
-        check_messages(
-            [
-                {"role": SHAREGPT_ROLES.get(str(turn.get("from")), turn.get("from")), "content": turn.get("value")}
-                for turn in turns
-            ]
-        )
-    )
+    return _talk(row, turns)
 
 
 def _preference(row: Row) -> Example:
@@ -155,12 +186,19 @@ def _answered(row: Row, column: str) -> Conversation | Completion:
     """
     prompt, answer = row.get("prompt"), row[column]
     if isinstance(answer, list):
-        return Conversation(check_messages([*(prompt if isinstance(prompt, list) else ()), *answer]))
+        if isinstance(prompt, str) and prompt.strip() and all(_role(turn) != "user" for turn in answer):
+            prompt = [{"role": "user", "content": prompt}]
+        return _talk(row, [*(prompt if isinstance(prompt, list) else ()), *answer])
     if isinstance(prompt, list):
-        return Conversation(check_messages([*prompt, {"role": "assistant", "content": answer}]))
+        return _talk(row, [*prompt, {"role": "assistant", "content": answer}])
+    _refuse_beside_text(row)
     if prompt is None:
         raise InvalidConversation(f"column {column!r} is text, and there is no column 'prompt'")
     return Completion(_text(row, "prompt"), _text(row, column))
+
+
+def _role(turn: object) -> object:
+    return turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
 
 
 def _ids(row: Row) -> Example:
@@ -188,14 +226,15 @@ def _text(row: Row, name: str) -> str:
     return value
 
 
-PREFERENCES = Schema(required=("chosen", "rejected"), build=_preference)
+PREFERENCES = Schema(required=("chosen", "rejected"), build=_preference, others=("prompt", *_OF_TALKS))
 SCHEMAS = (
     PREFERENCES,
-    Schema(required=("messages",), build=_messages),
-    Schema(required=("prompt", "completion"), build=_prompt),
-    Schema(required=("instruction", "output"), build=_instruction),
-    Schema(required=("conversations",), build=_conversations),
-    Schema(required=("input_ids",), build=_ids),
-    Schema(required=("text",), build=_plain),
+    Schema(required=("messages",), build=_messages, others=_OF_TALKS),
+    Schema(required=("prompt", "completion"), build=_prompt, others=_OF_TALKS),
+    Schema(required=("instruction", "output"), build=_instruction, others=("input", "history", *_OF_TALKS)),
+    Schema(required=("conversations",), build=_conversations, others=_OF_TALKS),
+    # Their text is whole: no other column changes it.
+    Schema(required=("input_ids",), build=_ids, others=("labels", *CHANGING)),
+    Schema(required=("text",), build=_plain, others=CHANGING),
 )
 """Schemas, in the order in which they are looked for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -13,22 +13,13 @@ import pyarrow as pa
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.preparation.progress import tell
 from forebay.errors import InvalidDocument, InvalidOption
-from forebay.llm.chat import (
-    Document,
-    InvalidConversation,
-    Rendered,
-    TrainOn,
-    encode,
-    encode_marked,
-    has_generation_marks,
-    prompt_and_completion,
-    render,
-)
+from forebay.llm.chat.documents import Document, Rendered, TrainOn, encode, prompt_and_completion
+from forebay.llm.chat.messages import Conversation, InvalidConversation, without_nulls
+from forebay.llm.chat.rendering import render
 from forebay.llm.packing import RowLayout
 from forebay.llm.source.columns import (
     PREFERENCES,
     Completion,
-    Conversation,
     Example,
     PlainText,
     Preference,
@@ -47,6 +38,11 @@ _EXAMPLES = 256
 """Examples that are split into tokens in one call: enough to keep the tokenizer's threads busy."""
 _SKIPPED = "skipped"
 _MOST_MEASURED = 2000
+_FROM_ARROW = ("parquet", "arrow")
+
+Made = TypeVar("Made")
+Texts: TypeAlias = tuple[Rendered | Document, ...]
+"""Texts of an example that are split into tokens: one, or the two of a pair."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,36 +64,41 @@ class ExampleRows:
     def examples(
         self,
         span: TextSpan,
+        make: Callable[[Example], Made],
         on_skipped: Callable[[], None] = lambda: None,
-        check: Callable[[Example], None] = lambda _: None,
-    ) -> Iterator[Example]:
-        """Examples of a span, in order.
+    ) -> Iterator[Made]:
+        """Apply `make` to the examples of a span, in order.
 
-        `check` raises `InvalidConversation` for an example that is not valid. Raises `InvalidDocument` for the first
+        `make` raises `InvalidConversation` for an example that is not valid. Raises `InvalidDocument` for the first
         invalid row.
         """
         for row in rows_of(span, self.format, self.manifest):
-            example = self._example(row, check)
-            if not isinstance(example, InvalidDocument):
-                yield example
+            made = self._made(row, make)
+            if not isinstance(made, InvalidDocument):
+                yield made
             elif self.on_bad_rows == "raise":
-                raise example
+                raise made
             else:
                 on_skipped()
 
-    def _example(self, row: TextRow, check: Callable[[Example], None]) -> Example | InvalidDocument:
+    def _made(self, row: TextRow, make: Callable[[Example], Made]) -> Made | InvalidDocument:
         if isinstance(row.values, InvalidDocument):
             return row.values
+        values = renamed(row.values, self.names)
+        if self.format in _FROM_ARROW:
+            # A struct of Arrow has the fields of all structs of its column.
+            values = {
+                name: without_nulls(value) if isinstance(value, list | dict) else value
+                for name, value in values.items()
+            }
         try:
-            example = self.schema.example(renamed(row.values, self.names))
-            check(example)
+            return make(self.schema.example(values))
         except InvalidConversation as error:
             address = row.address()
             return InvalidDocument(
                 f"{address}: {error}. Correct the row, or set on_bad_rows='skip' to leave such rows out.",
                 address=address,
             )
-        return example
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +122,8 @@ class TokenReader:
 
     def read(self, span: TextSpan) -> tuple[pa.Table, Mapping[str, int]]:
         skipped: list[None] = []
-        examples = self.rows.examples(span, lambda: skipped.append(None), self._check)
-        table, counts = token_table(self.documents(examples), self.layout)
+        texts = self.rows.examples(span, self._texts, lambda: skipped.append(None))
+        table, counts = token_table(self.documents(texts), self.layout)
         return table, asdict(counts) | {_SKIPPED: len(skipped)}
 
     def facts(self, counts: Sequence[Mapping[str, int]]) -> Mapping[str, Any]:
@@ -139,31 +140,37 @@ class TokenReader:
             "has_pairs": self.has_pairs,
         }
 
-    def documents(self, examples: Iterable[Example]) -> Iterator[Document]:
+    def documents(self, texts: Iterable[Texts]) -> Iterator[Document]:
         """Token ids and targets of each example, in order."""
-        examples = iter(examples)
-        while some := list(islice(examples, _EXAMPLES)):
-            ready = [self._ready(text) for example in some for text in _texts_of(example)]
-            encoded = encode(self.tokenizer, [each for each in ready if isinstance(each, Rendered)])
-            found = (next(encoded) if isinstance(each, Rendered) else each for each in ready)
-            yield from (
-                _pair(next(found), next(found)) if isinstance(each, Preference) else next(found) for each in some
-            )
+        texts = iter(texts)
+        while some := list(islice(texts, _EXAMPLES)):
+            rendered = [each for texts_of in some for each in texts_of if isinstance(each, Rendered)]
+            encoded = encode(self.tokenizer, rendered)
+            for texts_of in some:
+                found = [next(encoded) if isinstance(each, Rendered) else each for each in texts_of]
+                yield found[0] if len(found) == 1 else _pair(*found)
+
+    def _texts(self, example: Example) -> Texts:
+        """Texts of an example.
+
+        Raises `InvalidConversation` for one that is not valid under the tokenizer.
+        """
+        parts = (example.chosen, example.rejected) if isinstance(example, Preference) else (example,)
+        return tuple(map(self._ready, parts))
 
     def _ready(self, example: Example) -> Rendered | Document:
         """Text of an example, or its document."""
         begin, end = self._begin(), self.tokenizer.eos_token
         match example:
-            case Conversation(messages) if has_generation_marks(self.tokenizer):
-                return encode_marked(self.tokenizer, messages, self._train_on)
-            case Conversation(messages):
-                return render(self.tokenizer, messages, self._train_on)
+            case Conversation():
+                return render(self.tokenizer, example, self._train_on)
             case Completion(prompt, completion):
                 rendered = prompt_and_completion(begin + prompt, completion + end)
                 return Rendered(rendered.text, None) if self._train_on == "all" else rendered
             case PlainText(text):
                 return Rendered(begin + text + end, None)
             case TokenIds(ids, labels):
+                self._check(ids)
                 return self._given(ids, labels)
             case Preference():
                 raise AssertionError("its answers are read one by one")
@@ -184,11 +191,11 @@ class TokenReader:
         is_begin = bool(before) and before[0] == self.tokenizer.bos_token_id
         return str(self.tokenizer.bos_token) if is_begin else ""
 
-    def _check(self, example: Example) -> None:
+    def _check(self, ids: Sequence[int]) -> None:
         """Raise `InvalidConversation` for token ids of another tokenizer."""
-        if isinstance(example, TokenIds) and not 0 <= min(example.ids) <= max(example.ids) < len(self.tokenizer):
+        if not 0 <= min(ids) <= max(ids) < len(self.tokenizer):
             raise InvalidConversation(
-                f"input_ids hold {min(example.ids)} to {max(example.ids)}, and the tokenizer has entries 0 to "
+                f"input_ids hold {min(ids)} to {max(ids)}, and the tokenizer has entries 0 to "
                 f"{len(self.tokenizer) - 1}: give the tokenizer that made them"
             )
 
@@ -211,15 +218,11 @@ class TokenReader:
 
         Reads the first span again.
         """
-        examples = self.rows.examples(self.all_spans[0], check=self._check) if self.all_spans else iter(())
-        lengths = sorted(len(document.ids) for document in islice(self.documents(examples), _MOST_MEASURED))
+        texts = self.rows.examples(self.all_spans[0], self._texts) if self.all_spans else iter(())
+        lengths = sorted(len(document.ids) for document in islice(self.documents(texts), _MOST_MEASURED))
         if not lengths:
             return ""
         return f", the median of the first {count_text(len(lengths))} has {count_text(lengths[len(lengths) // 2])}"
-
-
-def _texts_of(example: Example) -> Sequence[Example]:
-    return (example.chosen, example.rejected) if isinstance(example, Preference) else (example,)
 
 
 def _pair(chosen: Document, rejected: Document) -> Document:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Any, get_args
@@ -10,12 +10,13 @@ from typing import Any, get_args
 from forebay.data.manifest.prepared import PreparedOrigin
 from forebay.data.transform.fingerprint.values import canonical, digest, value_identity
 from forebay.errors import InvalidDocument, InvalidOption, NoFiles
-from forebay.llm.chat import TrainOn, check_train_on
-from forebay.llm.packing import Overflow, Packing, RowLayout
+from forebay.llm.chat.documents import TrainOn, check_train_on
+from forebay.llm.chat.messages import Conversation
+from forebay.llm.chat.template import chat_template
+from forebay.llm.packing import Overflow, Packing, RowLayout, Truncate
 from forebay.llm.source.columns import (
     PREFERENCES,
     Completion,
-    Conversation,
     Example,
     PlainText,
     Preference,
@@ -28,7 +29,7 @@ from forebay.llm.source.token_reader import ExampleRows, OnBadRows, TokenReader
 from forebay.llm.source.tokenizers import TokenizerSpec, load_tokenizer, to_text, train_tokenizer
 from forebay.storage.credentials import Access
 
-VERSION = 2
+VERSION = 3
 """Part of every fingerprint. Raised when equal data would give other rows."""
 ROW_GROUP_TOKENS = 1 << 18
 _TRAINING_EXAMPLES = 2000
@@ -45,6 +46,7 @@ class TokenOptions:
     seq_len: int = 1024
     packing: Packing | None = None
     overflow: Overflow = "truncate"
+    truncate: Truncate = "end"
     train_on: TrainOn = "assistant"
     columns: Mapping[str, str] = field(default_factory=dict)
     on_bad_rows: OnBadRows = "raise"
@@ -61,7 +63,13 @@ class TokenOptions:
 
         `default` is the packing that suits the data.
         """
-        return RowLayout(seq_len=self.seq_len, packing=self.packing or default, overflow=self.overflow, pad=pad)
+        return RowLayout(
+            seq_len=self.seq_len,
+            packing=self.packing or default,
+            overflow=self.overflow,
+            pad=pad,
+            truncate=self.truncate,
+        )
 
 
 class TokenSource:
@@ -80,7 +88,8 @@ class TokenSource:
         tokenizer: From `llm.tokenizer(model)`.
         options: Fields of `TokenOptions`. `seq_len`: tokens of a row. `packing`: "bfd" (rows filled up),
             "wrapped" (documents end to end, the default for `text`) or "none" (one document a row). `overflow`:
-            "truncate", "split", "drop" or "raise" for longer documents. `train_on`: targets are the tokens of the
+            "truncate", "split", "drop" or "raise" for longer documents. `truncate`: what "truncate" cuts off, the
+            "end" or the "start" of a document, or "drop" for all of it. `train_on`: targets are the tokens of the
             "assistant", of its "last" turn, or "all". `columns`: names of the data's columns by the names above.
             `on_bad_rows`: "raise" or "skip".
 
@@ -114,6 +123,7 @@ class TokenSource:
             "seq_len": options.seq_len,
             "packing": options.packing,
             "overflow": options.overflow,
+            "truncate": options.truncate,
             "train_on": options.train_on,
             "columns": dict(sorted(options.columns.items())),
             "on_bad_rows": options.on_bad_rows,
@@ -173,13 +183,14 @@ class TokenSource:
         spec = self.tokenizer
         if spec.folder is not None or spec.trained is not None:
             return load_tokenizer(spec), spec.trained
-        examples = islice(chain.from_iterable(map(rows.examples, spans)), _TRAINING_EXAMPLES)
-        found = train_tokenizer(chain.from_iterable(map(_texts, examples)), spec)
+        texts = islice(chain.from_iterable(rows.examples(span, _texts) for span in spans), _TRAINING_EXAMPLES)
+        found = train_tokenizer(chain.from_iterable(texts), spec)
         return found, to_text(found)
 
     def _check_pairs(self) -> None:
         """Check that pairs of answers stay whole."""
-        for option, values in (("overflow", ("truncate", "split")), ("packing", ("wrapped",))):
+        is_dropped = self.options.truncate == "drop"
+        for option, values in (("overflow", ("truncate", "split")[is_dropped:]), ("packing", ("wrapped",))):
             value = getattr(self.options, option)
             if value in values:
                 raise InvalidOption(
@@ -190,26 +201,27 @@ class TokenSource:
 
     def _check_template(self, found: Any, schema: Schema) -> None:
         is_conversation = schema.required in {("messages",), ("conversations",), ("instruction", "output")}
-        if is_conversation and not found.chat_template:
+        if found.chat_template:
+            chat_template(found)  # raises for one that is not Jinja
+        elif is_conversation:
             raise InvalidOption(
                 f"the data has {schema.name}, and the tokenizer of {self.tokenizer.folder} has no chat template. Give "
-                'llm.tokenizer(model, template="chatml"), or the template that the model was trained with as a Jinja '
-                "text."
+                'llm.tokenizer(model, template="chatml") (template=chatml of a job), or the template that the model '
+                "was trained with, by its name or as a Jinja text."
             )
 
 
-def _texts(example: Example) -> Iterator[str]:
+def _texts(example: Example) -> list[str]:
     """Texts of an example, to train a tokenizer on."""
     match example:
-        case Conversation(messages):
-            yield from (message["content"] for message in messages)
+        case Conversation():
+            return [message["content"] for message in example.messages]
         case Completion(prompt, completion):
-            yield from (prompt, completion)
+            return [prompt, completion]
         case Preference(chosen, rejected):
-            yield from _texts(chosen)
-            yield from _texts(rejected)
+            return _texts(chosen) + _texts(rejected)
         case PlainText(text):
-            yield text
+            return [text]
         case _:
             raise InvalidOption(
                 "the data holds input_ids, and a tokenizer is trained on text. Give the tokenizer that made the ids: "

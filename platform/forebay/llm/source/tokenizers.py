@@ -13,7 +13,7 @@ from pyarrow import fs
 from forebay.data.preparation.progress import tell
 from forebay.data.transform.fingerprint.values import digest
 from forebay.errors import InvalidOption, whole_number
-from forebay.llm.chat import CHATML, TEMPLATES
+from forebay.llm.chat.named import CHATML, marks_of, template_named
 from forebay.llm.source.folders import local_copy, small_files_of
 from forebay.runtime.extras import extra_package
 from forebay.runtime.foreign_code import replaced_errors
@@ -40,7 +40,7 @@ class TokenizerSpec:
     Attributes:
         folder: Folder of a model. None: a byte-level BPE tokenizer is trained on the data when it is prepared.
         trained: Text of a tokenizer that was trained on other data, which is used instead (`PreparedTokens.spec`).
-        template: Chat template: "chatml", a Jinja text, or None for the tokenizer's own.
+        template: Chat template: a name such as "qwen3", a Jinja text, or None for the tokenizer's own.
         vocab_size: Most entries of a tokenizer that is trained.
     """
 
@@ -51,18 +51,12 @@ class TokenizerSpec:
 
     def __post_init__(self) -> None:
         whole_number("vocab_size", self.vocab_size, least=LEAST_VOCABULARY)
-        if self.template is not None and "{" not in self.template and self.template not in TEMPLATES:
-            known = ", ".join(map(repr, sorted(TEMPLATES)))
-            raise InvalidOption(
-                f"template={self.template!r} is neither a known template ({known}) nor a Jinja text with "
-                "{{ ... }}. Give one of these, or leave it out for the tokenizer's own.",
-                template=self.template,
-            )
+        assert self.template_text is not None or self.template is None  # raises for an unknown name
 
     @property
     def template_text(self) -> str | None:
         """Jinja text of the template, or None."""
-        return None if self.template is None else TEMPLATES.get(self.template, self.template)
+        return self.template if self.template is None or "{" in self.template else template_named(self.template)
 
     def identity(self) -> Mapping[str, str]:
         """Everything that decides how text is split, besides the data.
@@ -143,7 +137,17 @@ def load_tokenizer(spec: TokenizerSpec) -> Any:
         return from_text(spec.trained)
     if spec.folder is None:
         raise InvalidOption("this tokenizer is trained on data, and was not yet. Give PreparedTokens.spec(tokenizer).")
-    return load_folder(spec.folder, spec.template_text)
+    found = load_folder(spec.folder, spec.template_text)
+    if spec.template is not None and "{" not in spec.template:
+        missing = sorted(marks_of(found.chat_template) - found.get_vocab().keys())
+        if missing:
+            raise InvalidOption(
+                f"template={spec.template!r} writes {missing[0]!r}, which is no token of the tokenizer of "
+                f"{spec.folder}: the model would never stop there. Give the template of the model's family, or a "
+                "Jinja text that ends an answer with {{ eos_token }}.",
+                template=spec.template,
+            )
+    return found
 
 
 def with_pad_and_template(found: Any, name: str, template: str | None) -> Any:

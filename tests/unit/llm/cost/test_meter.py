@@ -10,7 +10,7 @@ import torch
 
 from forebay.data.loader.batch import Batch
 from forebay.llm.adapters import Lora
-from forebay.llm.chat import Document
+from forebay.llm.chat.documents import Document
 from forebay.llm.cost.flops import TokenFlops
 from forebay.llm.cost.meter import PEAK_FLOPS, Meter, device_peak, published_peak, step_cost
 from forebay.llm.models import ModelSpec

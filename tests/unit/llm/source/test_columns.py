@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from forebay.errors import InvalidOption
-from forebay.llm.chat import InvalidConversation
-from forebay.llm.source.columns import Completion, Conversation, PlainText, TokenIds, find_schema, renamed
+from forebay.llm.chat.messages import Conversation, InvalidConversation
+from forebay.llm.source.columns import Completion, PlainText, TokenIds, find_schema, renamed
 
 QUESTION, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 TURNS = [QUESTION, ANSWER]
@@ -19,10 +19,10 @@ TURNS = [QUESTION, ANSWER]
         ({"prompt": "q", "completion": "a"}, Completion("q", "a")),
         ({"prompt": [QUESTION], "completion": [ANSWER]}, Conversation(TURNS)),
         ({"prompt": [QUESTION], "completion": "a"}, Conversation(TURNS)),
-        ({"instruction": "q", "output": "a"}, Conversation(tuple(TURNS))),
+        ({"instruction": "q", "output": "a"}, Conversation(TURNS)),
         (
             {"instruction": "q", "input": "i", "output": "a"},
-            Conversation(({"role": "user", "content": "q\n\ni"}, ANSWER)),
+            Conversation([{"role": "user", "content": "q\n\ni"}, ANSWER]),
         ),
         ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, Conversation(TURNS)),
         ({"input_ids": [1, 2], "labels": [-100, 2]}, TokenIds([1, 2], [-100, 2])),
@@ -65,3 +65,89 @@ def test_data_without_text_is_refused() -> None:
 def test_rows_that_are_not_valid(first: list[str], row: dict[str, Any], found: str) -> None:
     with pytest.raises(InvalidConversation, match=found):
         find_schema(first, {}).example(row)
+
+
+SYSTEM = {"role": "system", "content": "s"}
+TOOL = {"type": "function", "function": {"name": "f"}}
+CALL = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {"x": 1}}}],
+}
+CALLED = [QUESTION, CALL, {"role": "tool", "content": "r"}, ANSWER]
+
+
+@pytest.mark.parametrize(
+    ("row", "example"),
+    [
+        (
+            {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}], "system": "s"},
+            [SYSTEM, *TURNS],
+        ),
+        ({"messages": TURNS, "system": "", "images": []}, TURNS),
+        ({"messages": [SYSTEM, *TURNS], "system_prompt": "s"}, [SYSTEM, *TURNS]),
+        ({"instruction": "q", "output": "a", "history": [["q", "a"]], "system": "s"}, [SYSTEM, *TURNS, *TURNS]),
+        ({"prompt": [QUESTION], "completion": "a", "system": "s"}, [SYSTEM, *TURNS]),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "q"},
+                    {"from": "function_call", "value": '{"name": "f", "arguments": {"x": 1}}'},
+                    {"from": "observation", "value": "r"},
+                    {"from": "gpt", "value": "a"},
+                ]
+            },
+            CALLED,
+        ),
+        ({"messages": [QUESTION, {**CALL, "content": None}, {"role": "tool", "content": "r"}, ANSWER]}, CALLED),
+        (
+            {
+                "messages": [
+                    QUESTION,
+                    {"role": "assistant", "function_call": {"name": "f", "arguments": '{"x": 1}'}},
+                    {"role": "function", "content": "r"},
+                    ANSWER,
+                ]
+            },
+            CALLED,
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "q"}]}, ANSWER]}, TURNS),
+    ],
+)
+def test_what_changes_a_prompt_is_read(row: dict[str, Any], example: Any) -> None:
+    assert find_schema(list(row), {}).example(row) == Conversation(example)
+
+
+@pytest.mark.parametrize("tools", [[TOOL], [{"name": "f"}], '[{"name": "f"}]', {"name": "f"}, ['{"name": "f"}']])
+@pytest.mark.parametrize("column", ["tools", "functions"])
+def test_tools_are_read_in_each_form(tools: Any, column: str) -> None:
+    found = find_schema(["messages"], {}).example({"messages": TURNS, column: tools})
+    assert found == Conversation(TURNS, (TOOL,))
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        (
+            {"messages": TURNS, "images": ["a.png"]},
+            r"column 'images' is \['a.png'\], which changes a prompt and is not r",
+        ),
+        ({"conversations": TURNS, "history": [["q", "a"]]}, "column 'history' is .* is not read beside conversations"),
+        ({"prompt": "q", "completion": "a", "system": "s"}, "column 'system' is 's', and the prompt is text"),
+        ({"prompt": "q", "chosen": "a", "rejected": "b", "tools": [TOOL]}, "column 'tools' is .* the prompt is text"),
+        ({"messages": [SYSTEM, *TURNS], "system": "other"}, "a column 'system' and another system turn"),
+        ({"messages": TURNS, "system": ["s"]}, r"column 'system' is \['s'\], not text"),
+        ({"messages": TURNS, "tools": "[{"}, "the tools are text that is not JSON"),
+        ({"messages": TURNS, "tools": [3]}, "a tool is 3, not {type, function}"),
+        ({"instruction": "q", "output": "a", "history": ["q"]}, "column 'history' is .* not a list of"),
+        ({"messages": [QUESTION, {**CALL, "tool_calls": ["x"]}]}, "message 1 has the tool call 'x', not one of"),
+        ({"messages": [{**CALL, "role": "user"}, ANSWER]}, "message 0 has tool calls, and is not the assistant's"),
+        ({"messages": [QUESTION, {**ANSWER, "weight": 0.5}]}, "message 1 has weight=0.5, and only 0 and 1 are known"),
+        ({"messages": [{**QUESTION, "train": True}, ANSWER]}, "message 0 has train=True, and is the user's"),
+        ({"messages": [QUESTION, {**ANSWER, "train_detail": []}]}, "message 1 has train_detail, which is not read"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]}, "a part of the kind 'image'"),
+    ],
+)
+def test_what_changes_a_prompt_and_is_not_read_is_refused(row: dict[str, Any], found: str) -> None:
+    with pytest.raises(InvalidConversation, match=found):
+        find_schema(list(row), {}).example(row)

@@ -76,7 +76,7 @@ def examples(path: Path, column: str, on_bad_rows: OnBadRows) -> tuple[list[Any]
     )
     skipped: list[None] = []
     spans = cut_spans(found, manifest)
-    made = [each for span in spans for each in rows.examples(span, lambda: skipped.append(None))]
+    made = [each for span in spans for each in rows.examples(span, lambda each: each, lambda: skipped.append(None))]
     return made, len(skipped)
 
 

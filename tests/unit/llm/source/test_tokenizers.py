@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from forebay.errors import InvalidOption
-from forebay.llm.chat import CHATML
+from forebay.llm.chat.named import CHATML
 from forebay.llm.source.tokenizers import (
     TokenizerSpec,
     check_sizes,

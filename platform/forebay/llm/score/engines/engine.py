@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from forebay.errors import InvalidOption, whole_number
-from forebay.llm.chat import Messages
+from forebay.llm.chat.messages import Messages
 
 Pooling = Literal["mean", "last"]
 """Vector of a text: the mean over its tokens, or its last token's."""

@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 from forebay.errors import EngineFailed, InvalidOption, whole_number
-from forebay.llm.chat import Document
+from forebay.llm.chat.documents import Document
 from forebay.llm.models import ModelSpec, read_config
 from forebay.llm.score.engines.choices import choices_of
 from forebay.llm.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling

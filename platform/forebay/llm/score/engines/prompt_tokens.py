@@ -10,17 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import InvalidOption
-from forebay.llm.chat import (
-    Document,
-    InvalidConversation,
-    Rendered,
-    TrainOn,
-    encode,
-    encode_marked,
-    has_generation_marks,
-    prompt_and_completion,
-    render,
-)
+from forebay.llm.chat.documents import Document, Rendered, TrainOn, encode, prompt_and_completion
+from forebay.llm.chat.messages import InvalidConversation
+from forebay.llm.chat.rendering import render
 from forebay.llm.score.engines.engine import Prompt, RowAnswer
 
 
@@ -68,7 +60,7 @@ class PromptTokens:
         self._need_template()
         return str(self.tokenizer.apply_chat_template(prompt.content, tokenize=False, add_generation_prompt=True))
 
-    def _ready(self, prompt: Prompt) -> Rendered | Document | RowAnswer:
+    def _ready(self, prompt: Prompt) -> Rendered | RowAnswer:
         content, begin, end = prompt.content, self._begin(), self.tokenizer.eos_token
         if isinstance(content, str):
             if prompt.completion is None:
@@ -79,8 +71,6 @@ class PromptTokens:
             content = [*content, {"role": "assistant", "content": prompt.completion}]
         train_on: TrainOn = "assistant" if prompt.completion is None else "last"
         try:
-            if has_generation_marks(self.tokenizer):
-                return encode_marked(self.tokenizer, content, train_on)
             return render(self.tokenizer, content, train_on)
         except InvalidConversation as error:
             return RowAnswer(error=str(error))

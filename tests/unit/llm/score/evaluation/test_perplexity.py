@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from forebay.errors import InvalidOption, ScoringFailed
-from forebay.llm.chat import Document
+from forebay.llm.chat.documents import Document
 from forebay.llm.evaluation import total_loss
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import RowLayout
