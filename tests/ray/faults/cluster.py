@@ -15,7 +15,7 @@ from ray.util.placement_group import placement_group_table
 from tests.soak.case import AT_END
 
 from forebay.data.cache.node.actor import NAMESPACE
-from forebay.testing.drivers.nodes import STORE_BYTES, SYSTEM_CONFIG
+from forebay.testing.drivers.nodes import BARE_HEAD, STORE_BYTES, SYSTEM_CONFIG
 
 ROOT = Path(__file__).parents[3]
 _NODE = {"num_cpus": 2, "object_store_memory": STORE_BYTES}
@@ -29,7 +29,7 @@ class SmallCluster:
     def __init__(self) -> None:
         self._cluster = Cluster(
             initialize_head=True,
-            head_node_args={**_NODE, "include_dashboard": False, "_system_config": SYSTEM_CONFIG},
+            head_node_args={**_NODE, **BARE_HEAD, "_system_config": SYSTEM_CONFIG},
         )
         self._others = [self._cluster.add_node(**_NODE) for _ in range(2)]
         self._cluster.wait_for_nodes()

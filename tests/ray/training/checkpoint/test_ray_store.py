@@ -36,7 +36,7 @@ from forebay.data.plan.cursor import Cursor
 from forebay.errors import WriteFailed
 from forebay.storage.credentials import Access, without_credentials
 from forebay.storage.filesystem import resolve
-from forebay.testing.drivers.nodes import STORE_BYTES, SYSTEM_CONFIG
+from forebay.testing.drivers.nodes import BARE_HEAD, STORE_BYTES, SYSTEM_CONFIG
 from forebay.training.checkpoint import memory_store_actor as store_actors
 from forebay.training.checkpoint import ray_store
 from forebay.training.checkpoint.checkpoint import Checkpoint
@@ -209,7 +209,7 @@ class StoreNodes:
 
     def __init__(self) -> None:
         ray.shutdown()
-        head = {**_NODE, "include_dashboard": False, "_system_config": SYSTEM_CONFIG}
+        head = {**_NODE, **BARE_HEAD, "_system_config": SYSTEM_CONFIG}
         self._cluster = Cluster(initialize_head=True, head_node_args=head)
         ray.init(address=self._cluster.address, log_to_driver=False, logging_level=logging.ERROR)
         self.head: str = ray.get_runtime_context().get_node_id()

@@ -26,6 +26,7 @@ from forebay.data.transform.transform import Transform
 from forebay.ray_cluster.actors import CACHE_PREFIX, DATA_NODE_PREFIX, NAMESPACE
 from forebay.ray_cluster.nodes import nodes_for_data
 from forebay.runtime.metrics import Counters
+from forebay.testing.drivers.nodes import BARE_HEAD
 from forebay.world import World
 
 NUM_BLOCKS, BLOCK_ROWS, GLOBAL_BATCH = 48, 500, 600
@@ -36,7 +37,7 @@ SLOW_S = 0.1
 def cluster() -> Iterator[Cluster]:
     """Cluster of this process's node, which has a (made-up) GPU, and two data nodes."""
     ray.shutdown()
-    made = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "num_gpus": 1, "include_dashboard": False})
+    made = Cluster(initialize_head=True, head_node_args={**BARE_HEAD, "num_cpus": 1, "num_gpus": 1})
     made.data_nodes = [made.add_node(num_cpus=2, resources={"data": 1}) for _ in range(2)]
     try:
         made.wait_for_nodes()

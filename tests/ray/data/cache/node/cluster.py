@@ -11,13 +11,14 @@ from ray.cluster_utils import Cluster
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.data.cache.node.actor import NAMESPACE
+from forebay.testing.drivers.nodes import BARE_HEAD
 
 
 @contextmanager
 def three_node_cluster() -> Iterator[list[str]]:
     """Cluster for the length of the block, with this process as a driver on its first node. Yields the nodes' ids."""
     ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={**BARE_HEAD, "num_cpus": 2})
     try:
         for _ in range(2):
             cluster.add_node(num_cpus=2)

@@ -28,7 +28,7 @@ from forebay.ray_cluster.session import TRAIN_ENVIRONMENT, ray_session, session_
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.counting_model import MOST_EPOCHS
 from forebay.testing.drivers.fixed_suite import Heard
-from forebay.testing.drivers.nodes import SmallNodes
+from forebay.testing.drivers.nodes import BARE_HEAD, SmallNodes
 from forebay.testing.drivers.sharded_suite import ZERO
 from forebay.testing.drivers.suite import Nodes
 from forebay.training.driver.driver import Driver, run
@@ -56,8 +56,8 @@ def bench(tmp_path: Path) -> DriverBench:
 class TestRayTrain(UnderRay, LanguageSuite, TableSuite):
     driver_path = "forebay.training.driver.ray_train.driver:RayTrainDriver"
     titles = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
-    # The local driver has the laws of a run. Horovod has the elastic core's laws, where a new world costs half as
-    # much. Here a worker is killed in the sharded run that follows the world. A lost node is among the faults.
+    # The local driver has the laws of a run, sharded ones too. Horovod has the elastic core's laws, where a new world
+    # costs half as much. A lost node is among the faults.
     variations = frozenset(
         {
             "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
@@ -73,11 +73,11 @@ class TestRayTrain(UnderRay, LanguageSuite, TableSuite):
             "test_killed_driver_is_taken_over_from_storage",
             "test_killed_or_damaged_sharded_run_repeats_every_bit",
             "test_killed_worker_and_damaged_parts_change_no_bit",
-            "test_killed_worker_is_replaced_and_changes_nothing",
             "test_killed_workers_are_replaced_one_or_all",
             "test_lost_node_changes_no_bit",
             "test_nodes_are_left_before_they_go_and_may_be_lost",
             "test_run_that_died_goes_on_in_other_worlds",
+            "test_sharded_run_follows_the_world_and_outlives_a_worker",
             "test_stop_is_not_kept_waiting_by_workers_that_are_to_come",
             "test_stopped_run_goes_on_under_its_name",
             "test_strategies_have_equal_losses",
@@ -201,7 +201,7 @@ def test_workers_that_could_not_meet_are_given_another_try(bench: DriverBench, t
 def test_starts_a_ray_of_its_own_and_ends_it(ray_off: None, bench: DriverBench) -> None:
     before = dict(os.environ)
     heard = Heard()
-    result = run(bench.job("own"), "ray", [heard])
+    result = run(bench.job("own", workers=1, epochs=1), "ray", [heard])
     assert result.is_finished
     assert isinstance(heard[0], Preparing)
     assert heard[0].what == "starting Ray on this machine"
@@ -211,7 +211,7 @@ def test_starts_a_ray_of_its_own_and_ends_it(ray_off: None, bench: DriverBench) 
 
 
 def test_uses_the_cluster_at_ray_address(ray_off: None, bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 3, "include_dashboard": False})
+    cluster = Cluster(initialize_head=True, head_node_args={**BARE_HEAD, "num_cpus": 3})
     try:
         monkeypatch.setenv("RAY_ADDRESS", cluster.address)
         assert session_text() == f"connecting to Ray at {cluster.address}"
