@@ -34,6 +34,7 @@ def job(
     layers: int = 4,
     heads: int = 4,
     workers: int = 1,
+    gpus: float | None = None,
     epochs: int = 2,
     global_batch: int = 12,
     lr: float = 1e-3,
@@ -50,6 +51,7 @@ def job(
         text: Text file. Its characters are converted to Parquet next to the runs.
         steps: Characters that the model looks back on.
         lr: Highest learning rate: it rises to it, and falls to a tenth of it along a cosine.
+        gpus: GPUs of each worker. Default: one where there are any. 0 trains on the CPU.
     """
     source, letters = to_parquet(Path(text), Path(storage) / "data")
     blocks = fb.CacheSpec(path=cache)
@@ -64,6 +66,7 @@ def job(
         held_out=fb.Data(plan=fb.build_plan(held_out, shuffle=False), transform=held_out.transform, global_batch=64),
         epochs=epochs,
         workers=workers,
+        resources=fb.Resources(gpus=gpus),
         seed=seed,
         cache=blocks,
         storage=storage,

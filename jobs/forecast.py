@@ -36,6 +36,7 @@ def job(
     model: Literal["nlinear", "dlinear"] = "nlinear",
     part: Literal["validation", "test"] = "test",
     workers: int = 1,
+    gpus: float | None = None,
     epochs: int = 10,
     global_batch: int = 32,
     lr: float = 5e-3,
@@ -56,6 +57,7 @@ def job(
         part: Part of the split that `mse` is measured on.
         lr: Learning rate of the first epoch. Each epoch halves it.
         strategy: "ddp", or "fsdp2", "zero1", "zero2" or "zero3" to split the model over workers.
+        gpus: GPUs of each worker. Default: one where there are any. 0 trains on the CPU.
     """
     columns, source = to_parquet(Path(csv), Path(storage) / "data")
     blocks = fb.CacheSpec(path=cache)
@@ -75,6 +77,7 @@ def job(
         held_out=fb.Data(plan=fb.build_plan(held_out, shuffle=False), transform=held_out.transform, global_batch=256),
         epochs=epochs,
         workers=workers,
+        resources=fb.Resources(gpus=gpus),
         seed=seed,
         cache=blocks,
         storage=storage,

@@ -75,6 +75,7 @@ def joined(people: pa.Table, usual: pa.Table) -> pa.Table:
 def job(
     csv: str = "../shared/data/adult.data",
     workers: int = 1,
+    gpus: float | None = None,
     epochs: int = 10,
     global_batch: int = 256,
     lr: float = 2e-3,
@@ -88,6 +89,7 @@ def job(
 
     Args:
         csv: File `adult.data` of the UCI dataset.
+        gpus: GPUs of each worker. Default: one where there are any. 0 trains on the CPU.
     """
     prepared = fb.preparation.from_ray_data(
         census,
@@ -108,6 +110,7 @@ def job(
         held_out=fb.Data(plan=fb.build_plan(evaluation, shuffle=False), transform=transform, global_batch=4096),
         epochs=epochs,
         workers=workers,
+        resources=fb.Resources(gpus=gpus),
         seed=seed,
         cache=fb.CacheSpec(path=cache),
         storage=storage,
@@ -119,6 +122,7 @@ def sweep(
     trials: int = 4,
     csv: str = "../shared/data/adult.data",
     epochs: int = 5,
+    gpus: float | None = None,
     driver: str = "ray",
     cache: str = "~/.cache/forebay",
     storage: str = "runs",
@@ -128,6 +132,9 @@ def sweep(
     """Search the learning rate and the width of the embeddings.
 
     The data is prepared once, for all trials.
+
+    Args:
+        gpus: GPUs of a trial. Default: one where there are any. Below 1, trials share a GPU.
     """
     # A trial runs in a folder of its own.
     place = storage if "://" in storage else str(Path(storage).absolute())
@@ -137,7 +144,7 @@ def sweep(
         metric="auc",
         mode="max",
         num_trials=trials,
-        fixed={"csv": str(Path(csv).absolute()), "epochs": epochs, "cache": cache, "storage": place},
+        fixed={"csv": str(Path(csv).absolute()), "epochs": epochs, "gpus": gpus, "cache": cache, "storage": place},
         driver=driver,
         name=name,
         storage=storage,

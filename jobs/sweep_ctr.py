@@ -33,6 +33,7 @@ def sweep(
     deadline: fb.Seconds | None = None,
     policy: Literal["top", "uniform", "softmax"] = "top",
     workers: int = 2,
+    gpus: float | None = None,
     at_once: int | None = None,
     driver: str = "ray",
     epochs: int = 6,
@@ -51,6 +52,7 @@ def sweep(
             deadline, every trial trains all its epochs.
         policy: Order in which trials get the free workers: best trial first, evenly, or by forecast.
         workers: Largest number of workers per trial.
+        gpus: GPUs of each worker. Default: one where there are any. 0 trains on the CPU.
         at_once: Largest number of trials that train at a time. Default: as many as the cluster has room for.
         data: Parquet folder, file or glob. Without it, a click log of `rows` rows is written to data/ once.
     """
@@ -66,6 +68,7 @@ def sweep(
         num_trials=trials,
         fixed={
             "workers": workers,
+            "gpus": gpus,
             "epochs": epochs,
             "data": data,
             "label": label,

@@ -25,7 +25,8 @@ WIDTH = 32
 def job(
     data: str | None = None,
     label: str = "clicked",
-    workers: int = 2,
+    workers: int | None = None,
+    gpus: float | None = None,
     epochs: int = 3,
     global_batch: int = 8192,
     lr: float = 5e-3,
@@ -59,6 +60,8 @@ def job(
             worker.
         offload: "optimizer" keeps the moments in main memory, with "zero1" to "zero3".
         reduction: "exact" gives the same bits for every number of workers.
+        workers: Number of workers. Default: one for each GPU of this machine, and 2 on CPUs.
+        gpus: GPUs of each worker. Default: one where there are any. 0 trains on the CPU.
     """
     manifest = fb.scan(data or click_log(rows))
     features = split_features(manifest, label, user)
@@ -82,7 +85,8 @@ def job(
             global_batch=4 * global_batch,
         ),
         epochs=epochs,
-        workers=workers,
+        workers=workers or fb.workers_here(gpus),
+        resources=fb.Resources(gpus=gpus),
         seed=seed,
         cache=fb.CacheSpec(path=cache, quota_bytes=int(quota_gib * 2**30)),
         storage=storage,

@@ -27,7 +27,8 @@ from forebay.testing.data.click_log import write_click_log
 def job(
     data: str | None = None,
     label: str = "clicked",
-    workers: int = 2,
+    workers: int | None = None,
+    gpus: float | None = None,
     epochs: int = 2,
     global_batch: int = 8192,
     lr: float = 2e-3,
@@ -59,6 +60,8 @@ def job(
         wire: "float32", "bfloat16" or "float16": form of rows and gradients between workers.
         held_out: Share of the row groups that is only evaluated on.
         lanes: Largest number of workers that the run can ever have. Default: chosen from the data.
+        workers: Number of workers. Default: one for each GPU of this machine, and 2 on CPUs.
+        gpus: GPUs of each worker. Default: one where there are any. 0 trains on the CPU.
     """
     manifest = fb.scan(data or click_log(rows))
     names = [field.name for field in manifest.fields if field.name != label]
@@ -84,7 +87,8 @@ def job(
             global_batch=4 * global_batch,
         ),
         epochs=epochs,
-        workers=workers,
+        workers=workers or fb.workers_here(gpus),
+        resources=fb.Resources(gpus=gpus),
         seed=seed,
         cache=fb.CacheSpec(path=cache, quota_bytes=int(quota_gib * 2**30)),
         storage=storage,

@@ -34,7 +34,8 @@ def job(
     data: str | None = None,
     users: int = 20_000,
     items: int = 4_000,
-    workers: int = 2,
+    workers: int | None = None,
+    gpus: float | None = None,
     epochs: int = 2,
     global_batch: int = 1024,
     lr: float = 2e-3,
@@ -62,6 +63,8 @@ def job(
         k: Number of items that recall@k searches for each user.
         index: "faiss" needs the package faiss-cpu. "exact" multiplies all vectors.
         held_out: Share of the row groups that is only evaluated on.
+        workers: Number of workers. Default: one for each GPU of this machine, and 2 on CPUs.
+        gpus: GPUs of each worker. Default: one where there are any. 0 trains on the CPU.
     """
     if index not in INDEXES:
         raise InvalidOption(f"index={index!r} is unknown. Choose one of {', '.join(map(repr, INDEXES))}.")
@@ -82,7 +85,8 @@ def job(
             plan=fb.build_plan(evaluation, lanes=plan.lanes, shuffle=False), transform=transform, global_batch=4096
         ),
         epochs=epochs,
-        workers=workers,
+        workers=workers or fb.workers_here(gpus),
+        resources=fb.Resources(gpus=gpus),
         seed=seed,
         cache=fb.CacheSpec(path=cache, quota_bytes=int(quota_gib * 2**30)),
         storage=storage,

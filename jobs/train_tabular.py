@@ -50,6 +50,7 @@ def job(
     csv: str = "../shared/data/adult.data",
     ids: Literal["vocabulary", "hash"] = "vocabulary",
     workers: int = 1,
+    gpus: float | None = None,
     epochs: int = 10,
     global_batch: int = 256,
     lr: float = 2e-3,
@@ -64,6 +65,7 @@ def job(
     Args:
         csv: File `adult.data` of the UCI dataset. It is converted to Parquet next to the runs.
         ids: Ids of categories: positions in a vocabulary that is fitted on the training part, or hashes.
+        gpus: GPUs of each worker. Default: one where there are any. 0 trains on the CPU.
     """
     manifest = fb.scan(to_parquet(Path(csv), Path(storage) / "data" / "adult.parquet"))
     training, evaluation = manifest.split(0.2, seed=seed)
@@ -78,6 +80,7 @@ def job(
         held_out=fb.Data(plan=fb.build_plan(evaluation, shuffle=False), transform=transform, global_batch=4096),
         epochs=epochs,
         workers=workers,
+        resources=fb.Resources(gpus=gpus),
         seed=seed,
         cache=fb.CacheSpec(path=cache),
         storage=storage,

@@ -19,6 +19,7 @@ from tests.schedule import LongestFirst, is_quick, module_of, save_durations, se
 from xdist.remote import Producer
 
 from forebay.data.parquet import footer_store
+from forebay.runtime import gpus
 
 # The time of an example means nothing on a machine with other work.
 settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -55,6 +56,14 @@ SCHEMA = pa.schema(
         ("clicked", pa.int8()),
     ]
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_gpus() -> Iterator[None]:
+    """Jobs that leave their GPUs open train on CPUs, also on a machine with GPUs."""
+    found, gpus.num_gpus = gpus.num_gpus, lambda: 0
+    yield
+    gpus.num_gpus = found
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

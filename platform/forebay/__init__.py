@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from forebay.training.job.duration import Seconds as Seconds
     from forebay.training.job.elastic import Elastic as Elastic
     from forebay.training.job.job import Job as Job
-    from forebay.training.job.job import Resources as Resources
+    from forebay.training.job.resources import Resources as Resources
+    from forebay.training.job.resources import workers_here as workers_here
     from forebay.training.runs.control import Control as Control
     from forebay.training.runs.result import Result as Result
     from forebay.training.tables.table import Table as Table
@@ -99,7 +100,7 @@ __getattr__, _names = lazy_names(
         "Plan": "forebay.data.plan.plan",
         "Prepared": "forebay.data.manifest.prepared",
         "Ragged": "forebay.data.transform.features.groups",
-        "Resources": "forebay.training.job.job",
+        "Resources": "forebay.training.job.resources",
         "Result": "forebay.training.runs.result",
         "Sampled": "forebay.data.plan.sampled",
         "Seconds": "forebay.training.job.duration",
@@ -130,6 +131,7 @@ __getattr__, _names = lazy_names(
         "scan": "forebay.data.sources.scan",
         "submit": "forebay.fleet.client.submit",
         "tables": "forebay.training.tables:",
+        "workers_here": "forebay.training.job.resources",
     },
 )
 

@@ -13,12 +13,14 @@ MAY_USE_A_GPU = {
     "data/loader/device/copies.py",
     "doctor/rounds/examination.py",
     "doctor/rounds/feeds.py",
-    "llm/cost/memory_check.py",
     "llm/cost/meter.py",
     "llm/score/engines/hf.py",
+    "runtime/gpus.py",
     "runtime/memory/buffers.py",
+    "training/collectives/torch_collective.py",
     "training/driver/horovod/world.py",
     "training/driver/ray_train/membership.py",
+    "training/runs/worker_spec.py",
     "training/state/rng.py",
 }
 OPENS_NONE = {"torch.cuda.is_available", "torch.cuda.device_count", "torch.cuda.is_initialized"}

@@ -68,6 +68,7 @@ PUBLIC_NAMES = [
     "scan",
     "submit",
     "tables",
+    "workers_here",
 ]
 
 VERBS = [

@@ -31,10 +31,12 @@ from forebay.doctor.rounds.sample_pass import MOST_PASSES
 from forebay.doctor.rounds.thread_time import ThreadClock
 from forebay.errors import ForebayError, InvalidOption, RunFailed, whole_number
 from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.gpus import gpus_here
 from forebay.runtime.metrics import Counters
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.job.job import Job
-from forebay.training.runs.worker_spec import device_of
+from forebay.training.job.resources import settled
+from forebay.training.runs.worker_spec import device_of, use_device
 from forebay.training.state import rng
 from forebay.world import World
 
@@ -94,7 +96,8 @@ def diagnose(job: Job, options: ExaminationOptions | None = None) -> Diagnosis:
         data.validate_columns()
     world = World(rank=0, size=options.workers or job.start_workers)
     job.data.validate_world_size(world.size)
-    device = device_of(job.resources, local_rank=0)
+    # One rank runs here.
+    device = use_device(device_of(settled(job.resources, gpus_here(), workers=1)))
     with _temporary_folder(job.cache) as folder, _state_kept(job, device):
         return _diagnose(job, options, _ExaminedRank(folder=folder, world=world, device=device))
 

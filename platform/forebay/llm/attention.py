@@ -26,11 +26,12 @@ DOCUMENTS = "documents"
 """Name of this attention in transformers."""
 
 
-def chosen_attention(attn: Attention, *, has_gpu: bool) -> str:
-    """Name of the implementation for transformers.
+def chosen_attention(attn: Attention, device: torch.device) -> str:
+    """Name of the implementation for transformers, on `device`.
 
     Raises `InvalidOption` for flash attention that is not installed, and for what needs a GPU, without one.
     """
+    has_gpu = device.type == "cuda"
     has_flash = importlib.util.find_spec("flash_attn") is not None
     if attn == "auto":
         return ("flash_attention_2" if has_flash else "flex_attention") if has_gpu else DOCUMENTS
@@ -40,7 +41,10 @@ def chosen_attention(attn: Attention, *, has_gpu: bool) -> str:
         )
     if attn in {"flash_attention_2", "flex_attention"} and not has_gpu:
         why = "runs on GPUs only" if attn == "flash_attention_2" else "has no backward pass on a CPU"
-        raise InvalidOption(f"attn={attn!r} {why}, and this process has none. Set attn='auto'.", attn=attn)
+        raise InvalidOption(
+            f"attn={attn!r} {why}, and this worker trains on {device.type}. Set attn='auto', or give it a GPU.",
+            attn=attn,
+        )
     return attn
 
 

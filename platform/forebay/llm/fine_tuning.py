@@ -71,7 +71,7 @@ def set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optimi
 def _set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optimizer]:
     # Before the model is restored: a checkpoint of another adapter is refused by its name.
     worker.track(model_origin=recipe.origin(worker.seed))
-    built = recipe.build_model()
+    built = recipe.build_model(worker.device)
     if worker.world.is_first:
         _LOGGER.info("%s", _summary(recipe, built, worker.device))
     if recipe.model.quantization is None:

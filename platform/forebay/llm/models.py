@@ -60,21 +60,21 @@ class ModelSpec:
             known = ", ".join(map(repr, get_args(Attention)))
             raise InvalidOption(f"attn={self.attn!r} is unknown. Choose one of {known}.", attn=self.attn)
 
-    def build(self) -> nn.Module:
-        """Build the model in training mode.
+    def build(self, device: torch.device | str = "cpu") -> nn.Module:
+        """Build the model in training mode, on the CPU, to be trained on `device`.
 
         Weights are float32 or quantized. The tiny model draws them from torch's generator.
 
         Raises `InvalidOption` for a folder that cannot be loaded.
         """
-        transformers = import_transformers()
-        attn = chosen_attention(self.attn, has_gpu=torch.cuda.is_available())
+        transformers, device = import_transformers(), torch.device(device)
+        attn = chosen_attention(self.attn, device)
         # Attention by documents is sdpa with another mask, and can be set where a model is known only.
         model = self._made(transformers, "sdpa" if attn == DOCUMENTS else attn)
         if self.attn == DOCUMENTS or (attn == DOCUMENTS and can_attend_by_documents(model)):
             attend_by_documents(model)
         model.config.use_cache = False
-        if recomputes_activations(self.gradient_checkpointing, has_gpu=torch.cuda.is_available()):
+        if recomputes_activations(self.gradient_checkpointing, device):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # A loaded model is in evaluation mode.
         trained: nn.Module = model.train()
@@ -100,12 +100,12 @@ class ModelSpec:
             )
 
 
-def recomputes_activations(wanted: bool | None, *, has_gpu: bool) -> bool:
+def recomputes_activations(wanted: bool | None, device: torch.device) -> bool:
     """Whether to checkpoint activations. Defaults to True on a GPU.
 
     A GPU has too little memory more often than time. Main memory is larger, and a CPU slower.
     """
-    return has_gpu if wanted is None else wanted
+    return device.type == "cuda" if wanted is None else wanted
 
 
 def tiny_sizes(vocab_size: int) -> dict[str, Any]:

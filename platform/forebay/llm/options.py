@@ -64,7 +64,8 @@ class Options:
         loss_chunk: Positions whose logits exist at a time. 0: all rows of a pass.
         check_memory: Refuse a run that does not fit into the memory of a worker's device.
         device_memory: Memory of that device, such as "80GB". Defaults to the device of this machine.
-        workers: Number of workers.
+        workers: Number of workers. None: one for each GPU of this machine, and 2 on CPUs.
+        gpus: GPUs of each worker. None: one where there are any. 0 trains on the CPU.
         min_workers: Smallest number of workers. With it, the run is elastic.
         checkpoint_every: Steps between checkpoints.
         seed: Seed of the order, the adapter and the tiny model.
@@ -106,7 +107,8 @@ class Options:
     loss_chunk: int = LOSS_CHUNK
     check_memory: bool = True
     device_memory: str | None = None
-    workers: int = 2
+    workers: int | None = None
+    gpus: float | None = None
     min_workers: int | None = None
     checkpoint_every: int = 50
     seed: int = 0

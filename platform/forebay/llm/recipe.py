@@ -93,11 +93,15 @@ class Recipe:
         """
         return ModelOrigin(model=self.model, adapter=self.adapter, tokenizer=self.tokenizer, seed=seed)
 
-    def build_model(self) -> nn.Module:
-        """Model with its adapter, on the CPU, in training mode."""
-        model = self.model.build()
+    def build_model(self, device: torch.device | str) -> nn.Module:
+        """Model with its adapter, on the CPU, in training mode.
+
+        Its attention and its checkpointing suit a training on `device`: `worker.device`.
+        """
+        device = torch.device(device)
+        model = self.model.build(device)
         if self.model.quantization is not None:
-            compute_in(model, torch.bfloat16 if self._is_bf16(torch.cuda.is_available()) else torch.float32)
+            compute_in(model, self.compute_type(device))
         return model if self.adapter is None else self.adapter.add_to(model)
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
@@ -115,15 +119,13 @@ class Recipe:
 
     def compute_type(self, device: torch.device) -> torch.dtype:
         """Type in which the model computes on `device`."""
-        return torch.bfloat16 if self._is_bf16(device.type == "cuda") else torch.float32
+        is_bf16 = self.dtype == "bf16" or (self.dtype == "auto" and device.type == "cuda")
+        return torch.bfloat16 if is_bf16 else torch.float32
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Block in which the model computes in the recipe's type."""
         dtype = self.compute_type(device)
         return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
-
-    def _is_bf16(self, has_gpu: bool) -> bool:
-        return self.dtype == "bf16" or (self.dtype == "auto" and has_gpu)
 
 
 def rate_factor(share: float, *, warmup: float, schedule: Schedule) -> float:

@@ -34,6 +34,7 @@ from forebay.llm.source.tokenizers import TokenizerSpec, tokenizer
 from forebay.llm.token_batch import pair_rows, token_rows
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
+from forebay.training.job.resources import Resources, workers_here
 
 PrepareSource: TypeAlias = Callable[..., Prepared]
 """`fb.prepare`, or a function with its signature that prepares elsewhere."""
@@ -111,7 +112,11 @@ def _completed(options: Options, beta: float | None) -> Options:
         )
     defaults = TUNING_DEFAULTS if beta is None else PREFERENCE_DEFAULTS
     model = smollm2(f"{options.storage}/models") if options.model == SMOLLM2 else options.model
-    return replace(options.with_defaults(defaults[model == TINY]), model=pinned_model(model))
+    return replace(
+        options.with_defaults(defaults[model == TINY]),
+        model=pinned_model(model),
+        workers=options.workers or workers_here(options.gpus),
+    )
 
 
 def _filled(value: int | None) -> int:
@@ -172,21 +177,23 @@ def _recipe(options: Options, tokens: PreparedTokens, spec: TokenizerSpec) -> Re
 def _check_memory(options: Options, recipe: Recipe, seq_len: int) -> None:
     plan = memory_plan(
         recipe,
-        workers=options.min_workers or options.workers,
+        workers=options.min_workers or _filled(options.workers),
+        gpus=options.gpus,
         seq_len=seq_len,
         strategy=options.strategy,
         offload=options.offload,
     )
-    check_memory(plan, options.device_memory)
+    check_memory(plan, options.device_memory, gpus=options.gpus)
 
 
 def _run_options(options: Options) -> dict[str, Any]:
     """Options of the run, as `fb.Job` takes them."""
-    least = options.min_workers
+    least, most = options.min_workers, _filled(options.workers)
     same = ("epochs", "checkpoint_every", "seed", "storage", "name", "strategy", "offload", "reduction")
     return {
-        "workers": options.workers if least is None else 1,
-        "elastic": None if least is None else Elastic(min_workers=least, max_workers=options.workers),
+        "workers": most if least is None else 1,
+        "elastic": None if least is None else Elastic(min_workers=least, max_workers=most),
+        "resources": Resources(gpus=options.gpus),
         "cache": CacheSpec(path=options.cache),
         **{name: getattr(options, name) for name in same},
     }

@@ -13,6 +13,8 @@ import ray
 from ray._private import state as ray_state  # no public way; ray_cluster/private_names.py
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 
+from forebay.runtime.gpus import GpuSupply
+
 _PREFIX = "forebay-run-"
 """Prefix of a placement group's name. The run's name follows, by which the group is found again."""
 CPU_ONLY = "cpu_only"
@@ -68,14 +70,22 @@ def cpus_of(node_id: str) -> float:
     return float(sum(node["Resources"].get("CPU", 0.0) for node in ray.nodes() if node["NodeID"] == node_id))
 
 
-def worker_capacity(*, cpus: float, gpus: float) -> int:
+def worker_capacity(need: Mapping[str, float]) -> int:
     """Number of workers that the living nodes can hold.
 
-    Each needs `cpus` and `gpus` on one node.
+    Each needs the amounts of `need` on one node.
     """
-    need = {"CPU": cpus, "GPU": gpus}
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     return sum(min(int(node.get(kind, 0.0) / each + 1e-9) for kind, each in need.items() if each) for node in nodes)
+
+
+def gpus_of_cluster(*, grows: bool) -> GpuSupply:
+    """GPUs of the living nodes.
+
+    `grows`: other nodes may join, so that a run may wait for them.
+    """
+    nodes = tuple(float(node["Resources"].get("GPU", 0.0)) for node in ray.nodes() if node["Alive"])
+    return GpuSupply(place="the cluster" if grows else "this machine", nodes=nodes, grows=grows)
 
 
 def num_placed(run: str) -> int:

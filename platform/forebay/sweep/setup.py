@@ -14,6 +14,7 @@ from ray.tune.search.variant_generator import RecursiveDependencyError, generate
 
 from forebay.errors import BadJob, InvalidOption
 from forebay.ray_cluster.nodes import worker_capacity
+from forebay.runtime.gpus import GpuSupply
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import resolve
 from forebay.sweep.space import (
@@ -35,6 +36,7 @@ from forebay.sweep.trial_spec import TrialSpec
 from forebay.training.driver.driver import named_driver
 from forebay.training.job.job import Job
 from forebay.training.job.recipe import Recipe
+from forebay.training.job.resources import Resources, settled, share_text
 from forebay.training.runs.worker_spec import title_of as name_of_function
 
 MAX_CHOICES = 8
@@ -81,6 +83,18 @@ class SweepSetup:
         To show and to compare.
         """
         return {name: domain_text(domain) for name, domain in self.domains.items()}
+
+    def with_gpus(self, supply: GpuSupply) -> SweepSetup:
+        """Return the setup with the GPUs of each worker decided.
+
+        For all trials alike. Raises `InvalidOption` if the first of them has no room, and none can come.
+        """
+        job = self.job
+        given = settled(job.resources, supply, workers=job.min_workers)
+        if text := share_text(job.resources, given, supply, workers=job.min_workers):
+            log.info("Each trial: %s.", text)
+        default = settled(Resources(), supply, workers=0).gpus
+        return replace(self, job=replace(job, resources=given), spec=replace(self.spec, gpus=default))
 
     def trial_spec(self, name: str, *, has_exchange: bool) -> TrialSpec:
         """Return the trials' spec under the claimed `name`.
@@ -213,7 +227,7 @@ def warn_if_too_large(job: Job) -> None:
 
     More nodes may still join.
     """
-    there = worker_capacity(cpus=job.resources.cpus, gpus=job.resources.gpus)
+    there = worker_capacity(job.resources.bundle)
     if there < job.min_workers:
         log.warning(
             "Some trials need %d workers with %s to start; the cluster has room for %d. They wait until there is "
@@ -225,7 +239,8 @@ def warn_if_too_large(job: Job) -> None:
 
 
 def _need(job: Job) -> tuple[float, float]:
-    return job.min_workers * job.resources.gpus, job.min_workers * job.resources.cpus
+    share = job.resources.bundle
+    return job.min_workers * share["GPU"], job.min_workers * share["CPU"]
 
 
 def _extreme_values(domain: Domain) -> list[Any]:

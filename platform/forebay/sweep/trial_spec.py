@@ -34,6 +34,8 @@ class TrialSpec:
 
     `has_exchange`: trials fork from each other's checkpoints.
 
+    `gpus` is the number for jobs that leave it to the cluster. None: a trial decides by itself.
+
     `parameters` is read from the signatures in this process: a function pickled by value loses its annotations.
     """
 
@@ -49,6 +51,7 @@ class TrialSpec:
     hang_timeout_s: float
     callbacks: Callable[..., Sequence[Callback]] | None = None
     has_exchange: bool = False
+    gpus: float | None = None
 
     def job(self, config: Mapping[str, Any]) -> Job:
         """Return the job for `config`.
@@ -60,7 +63,13 @@ class TrialSpec:
         if not isinstance(job, Job):
             raise BadJob(f"the job function returned {type(job).__name__}, not a Job. End it with `return Job(...)`.")
         defaults = {name: each.default for name, each in self.parameters.job.items() if not each.required}
-        return replace(job, parameters={**defaults, **given, **job.parameters})
+        return self.on_gpus(replace(job, parameters={**defaults, **given, **job.parameters}))
+
+    def on_gpus(self, job: Job) -> Job:
+        """Return `job` with the GPUs of the sweep, unless it names its own."""
+        if self.gpus is None or job.resources.gpus is not None:
+            return job
+        return replace(job, resources=replace(job.resources, gpus=self.gpus))
 
     def try_job(self, config: Mapping[str, Any]) -> Job | None:
         """Return the job for `config`, or None if that raises.

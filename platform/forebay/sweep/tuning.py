@@ -25,7 +25,7 @@ from ray.tune.schedulers import (
 from ray.tune.search import BasicVariantGenerator
 
 from forebay.errors import InvalidOption, SweepFailed
-from forebay.ray_cluster.nodes import worker_capacity
+from forebay.ray_cluster.nodes import gpus_of_cluster, worker_capacity
 from forebay.ray_cluster.private_names import SWEEP, check_ray
 from forebay.ray_cluster.session import ray_session, train_environment
 from forebay.storage.filesystem import resolve
@@ -71,9 +71,10 @@ def tune_trials(sweep: Sweep, began: float, *, show: bool) -> SweepResult:
     setup = prepare(sweep)
     scheduler, searcher = make_scheduler(setup), make_searcher(setup)
     largest = largest_job(setup)
-    with _claimed(setup) as folder, tune_settings(), train_environment(), ray_session(largest.max_cpus):
+    with _claimed(setup) as folder, tune_settings(), train_environment(), ray_session(largest.max_cpus) as is_ours:
         _check_is_within_cluster()
-        warn_if_too_large(largest)
+        setup = setup.with_gpus(gpus_of_cluster(grows=not is_ours))
+        warn_if_too_large(setup.spec.on_gpus(largest))
         return _Tuning(setup, folder, began).run(scheduler, searcher, show=show)
 
 
@@ -198,7 +199,7 @@ class _Tuning:
         ]
 
     def _slots(self) -> int:
-        return worker_capacity(cpus=self._job.resources.cpus, gpus=self._job.resources.gpus)
+        return worker_capacity(self._job.resources.bundle)
 
     @property
     def _is_steered(self) -> bool:

@@ -19,7 +19,8 @@ from forebay.events import EpochEnded, Event, Started
 from forebay.sweep.sweep import Sweep
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
 from forebay.training.job.elastic import Elastic
-from forebay.training.job.job import Job, Resources
+from forebay.training.job.job import Job
+from forebay.training.job.resources import Resources
 from forebay.training.runs.control import Control
 from forebay.training.worker.worker import Worker
 

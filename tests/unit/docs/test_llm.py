@@ -20,4 +20,4 @@ def test_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert int((names["inputs"].labels >= 0).sum()) == int(names["batch"]["targets"].sum())
     job = names["job"]
     assert job.data.num_batches == -(-names["plan"].num_rows // 16)
-    assert names["recipe"].build_model().num_parameters() > 0
+    assert names["recipe"].build_model("cpu").num_parameters() > 0

@@ -28,6 +28,7 @@ SIZES = {
     "num_key_value_heads": 2,
 }  # fmt: skip
 IDS = torch.randint(0, 50, (2, 16), generator=torch.Generator().manual_seed(1))
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture
@@ -140,17 +141,17 @@ def flash(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_choice_without_flash_attention() -> None:
-    assert chosen_attention("auto", has_gpu=False) == "documents"
-    assert chosen_attention("auto", has_gpu=True) == "flex_attention"
-    assert chosen_attention("eager", has_gpu=True) == "eager"
+    assert chosen_attention("auto", CPU) == "documents"
+    assert chosen_attention("auto", GPU) == "flex_attention"
+    assert chosen_attention("eager", GPU) == "eager"
     with pytest.raises(InvalidOption, match="needs the package flash_attn, which is missing. Install it: pip install"):
-        chosen_attention("flash_attention_2", has_gpu=True)
+        chosen_attention("flash_attention_2", GPU)
     with pytest.raises(InvalidOption, match="attn='flex_attention' has no backward pass on a CPU"):
-        chosen_attention("flex_attention", has_gpu=False)
+        chosen_attention("flex_attention", CPU)
 
 
 def test_choice_with_flash_attention(flash: None) -> None:
-    assert chosen_attention("auto", has_gpu=True) == "flash_attention_2"
-    assert chosen_attention("auto", has_gpu=False) == "documents"
+    assert chosen_attention("auto", GPU) == "flash_attention_2"
+    assert chosen_attention("auto", CPU) == "documents"
     with pytest.raises(InvalidOption, match="runs on GPUs only"):
-        chosen_attention("flash_attention_2", has_gpu=False)
+        chosen_attention("flash_attention_2", CPU)

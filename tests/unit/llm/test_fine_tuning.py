@@ -88,7 +88,7 @@ def train(recipe: llm.Recipe, spec: TrainSpec, store: Path) -> tuple[RecordingWo
 def steps_of_trainer(recipe: llm.Recipe, words: np.ndarray, seed: int, folder: Path) -> list[tuple[float, float]]:
     """Loss and gradient norm of each step of transformers' own Trainer on the same rows in the same order."""
     seed_everything(seed)
-    model = replace(recipe, model=replace(recipe.model, attn="sdpa")).build_model()
+    model = replace(recipe, model=replace(recipe.model, attn="sdpa")).build_model("cpu")
     rows = [
         {name: values[0] for name, values in llm.unpack(torch.from_numpy(row[None]))._asdict().items()} for row in words
     ]
@@ -165,7 +165,7 @@ def test_losses_and_gradients_are_those_of_the_trainer_of_transformers(
 
 def assert_adapter_only(recipe: llm.Recipe, store: Path) -> None:
     """Assert that a checkpoint has the adapter and its moments, and less than 64 KiB beside them."""
-    model = recipe.build_model()
+    model = recipe.build_model("cpu")
     adapter = {name: each for name, each in model.named_parameters() if each.requires_grad}
     found = DirectoryStore(str(store)).newest()
     assert found is not None

@@ -55,7 +55,7 @@ def test_tiny_model_is_seeded_and_trains_in_float32() -> None:
 def test_activations_are_computed_again_on_gpus_if_nothing_is_said(
     wanted: bool | None, has_gpu: bool, does: bool
 ) -> None:
-    assert recomputes_activations(wanted, has_gpu=has_gpu) is does
+    assert recomputes_activations(wanted, torch.device("cuda" if has_gpu else "cpu")) is does
 
 
 def test_folder_is_loaded_without_its_evaluation_mode(folder: Path) -> None:
@@ -129,7 +129,7 @@ def test_activations_that_are_computed_again_change_no_gradient(adapter: Lora | 
     for again in (False, True):
         torch.manual_seed(1)
         spec = ModelSpec(name="tiny", vocab_size=300, gradient_checkpointing=again, quantization=quantization)
-        model = Recipe(model=spec, adapter=adapter).build_model()
+        model = Recipe(model=spec, adapter=adapter).build_model("cpu")
         assert model.is_gradient_checkpointing is again
         token_loss(model, Batch({"tokens": row}, num_rows=2, size=2)).backward()
         found.append({name: each.grad for name, each in model.named_parameters() if each.requires_grad})

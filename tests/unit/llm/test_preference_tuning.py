@@ -83,7 +83,7 @@ def log_probability(model: Any, ids: torch.Tensor, is_target: torch.Tensor) -> t
 def test_loss_and_gradient_are_those_of_the_paper(pairs: llm.PreparedTokens, recipe: llm.Recipe) -> None:
     plan = fb.build_plan(pairs.prepared.manifest, shuffle=False, lanes=2)
     torch.manual_seed(0)
-    model = recipe.build_model()
+    model = recipe.build_model("cpu")
     # An adapter begins with B = 0, where it changes nothing.
     for name, each in model.named_parameters():
         if "lora_B" in name:

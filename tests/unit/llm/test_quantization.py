@@ -17,7 +17,9 @@ from forebay.llm.recipe import Recipe
 
 def build(seed: int = 1) -> Any:
     torch.manual_seed(seed)
-    return Recipe(model=ModelSpec(name="tiny", vocab_size=300, quantization="nf4"), adapter=Lora(r=2)).build_model()
+    return Recipe(model=ModelSpec(name="tiny", vocab_size=300, quantization="nf4"), adapter=Lora(r=2)).build_model(
+        "cpu"
+    )
 
 
 def test_weights_stay_in_training_and_evaluation() -> None:

@@ -13,7 +13,8 @@ from forebay.sweep.setup import largest_job, prepare
 from forebay.sweep.sweep import Sweep
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.job.elastic import Elastic
-from forebay.training.job.job import Job, Resources
+from forebay.training.job.job import Job
+from forebay.training.job.resources import Resources
 
 
 @pytest.fixture

@@ -11,14 +11,16 @@ import ray
 from tests.unit.sweep.made import record, trial
 
 from forebay.errors import InvalidOption
+from forebay.runtime.gpus import GpuSupply
 from forebay.sweep.setup import prepare
 from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import pack
-from forebay.sweep.tune.resources import trial_resources
+from forebay.sweep.tune.resources import trial_resources, worker_share
 from forebay.sweep.tune.resume import _validate_same_space
 from forebay.sweep.tuning import _check_is_within_cluster
 from forebay.testing.drivers.bench import DriverBench
-from forebay.training.job.job import Job, Resources
+from forebay.training.job.job import Job
+from forebay.training.job.resources import Resources
 
 
 @pytest.fixture
@@ -40,6 +42,38 @@ def test_a_local_trial_asks_for_what_its_job_does_and_starts_even_if_that_raises
         for driver, cpus in (("local", 2.0), ("local", 3.0), ("ray", 2.0))
     ]
     assert asked == [2, 5, 0]
+
+
+@pytest.mark.parametrize(
+    ("gpus", "nodes", "share"), [(None, (0.0, 2.0), 2.0), (None, (0.0,), 0.0), (0, (2.0,), 0.0), (0.25, (1.0,), 0.25)]
+)
+def test_every_trial_takes_the_gpus_of_its_workers(
+    tmp_path: Path, gpus: float | None, nodes: tuple[float, ...], share: float
+) -> None:
+    bench = DriverBench(tmp_path)
+
+    def job(epochs: int = 1) -> Job:
+        workers = 1 if gpus == 0.25 else 2
+        return bench.job("x", epochs=epochs, workers=workers, resources=Resources(gpus=gpus))
+
+    given = prepare(Sweep(job, {"epochs": [1, 2]}, "loss", "min", driver="local"))
+    setup = given.with_gpus(GpuSupply(place="the cluster", nodes=nodes, grows=True))
+    trial_job = setup.trial_spec("s", has_exchange=False).make_trial_job({"epochs": 2}, "t1")
+    assert worker_share(trial_job)["GPU"] == worker_share(setup.job)["GPU"] == share
+    assert worker_share(setup.spec.on_gpus(given.job))["GPU"] == share
+    asked = trial_resources(pack(setup.spec), "local", {}, {"epochs": 2}).required_resources
+    assert asked.get("GPU", 0.0) == share
+
+
+def test_a_sweep_whose_first_trial_has_no_room_is_refused(tmp_path: Path) -> None:
+    bench = DriverBench(tmp_path)
+
+    def job(epochs: int = 1) -> Job:
+        return bench.job("x", epochs=epochs, workers=2, resources=Resources())
+
+    setup = prepare(Sweep(job, {"epochs": [1, 2]}, "loss", "min"))
+    with pytest.raises(InvalidOption, match="2 workers need a GPU each.* this machine has a GPU"):
+        setup.with_gpus(GpuSupply(place="this machine", nodes=(1.0,)))
 
 
 def test_a_sweep_that_goes_on_draws_from_what_it_began_with(job: Callable[..., Job]) -> None:

@@ -55,7 +55,7 @@ class PlacedRun:
         if isinstance(made, Sweep):
             return replace(made, name=name, storage=storage)
         self._require_room(made)
-        job = replace(made, name=name, storage=storage)
+        job = self._with_gpus(replace(made, name=name, storage=storage))
         if self.workers is None:
             return job
         least, most = self.workers
@@ -63,9 +63,15 @@ class PlacedRun:
             return replace(job, workers=least, elastic=None)
         return replace(job, workers=1, elastic=Elastic(min_workers=least, max_workers=most))
 
+    def _with_gpus(self, job: Job) -> Job:
+        """Give each worker the GPUs of a worker of the task, unless the job names its own."""
+        if self.gpus is None or job.resources.gpus is not None:
+            return job
+        return replace(job, resources=replace(job.resources, gpus=self.gpus))
+
     def _require_room(self, job: Job) -> None:
         for kind, needed, given in (("cpu", job.resources.cpus, self.cpus), ("gpus", job.resources.gpus, self.gpus)):
-            if given is not None and needed > given:
+            if given is not None and needed is not None and needed > given:
                 raise InvalidOption(
                     f"one worker of this job needs {needed:g} {kind}, and a worker of the task has {given:g}. Set "
                     f"workers.{kind} of the task to {needed:g} or more, or use less in Resources(...)."

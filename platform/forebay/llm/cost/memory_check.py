@@ -23,6 +23,7 @@ from forebay.llm.cost.skeleton import skeleton
 from forebay.llm.models import recomputes_activations
 from forebay.llm.recipe import Recipe
 from forebay.runtime.formatting import bytes_text
+from forebay.runtime.gpus import gpu_memory, num_gpus
 
 USABLE = 0.9
 """Share of a device's memory that an estimate may fill: the rest is for the CUDA context, NCCL and gaps."""
@@ -44,15 +45,21 @@ CHANGES: tuple[Mapping[str, Any], ...] = (
 """Changes to propose, the smallest first: those that keep what is trained, and then adapters."""
 
 
-def check_memory(plan: MemoryPlan, device_memory: str | None = None) -> None:
+def check_memory(plan: MemoryPlan, device_memory: str | None = None, *, gpus: float | None = None) -> None:
     """Check that a run fits into `device_memory`, such as "80GB".
 
-    None: the memory of this machine.
+    None: the memory of this machine, on which a worker has `gpus` GPUs, as in `Resources`.
 
     A model that cannot be counted is not checked, with a warning. Raises `InvalidOption`, with the parts of the
     estimate and the smallest change that fits, for a run that does not.
     """
-    limit = local_memory() if device_memory is None else parse_bytes(device_memory)
+    limit = local_memory(gpus) if device_memory is None else parse_bytes(device_memory)
+    if limit is None:
+        _LOGGER.warning(
+            "the memory of the run is not checked: its workers have GPUs, and this machine has none. Give the size of "
+            "one, such as device_memory=80GB."
+        )
+        return
     try:
         estimate = estimate_memory(plan)
     except InvalidOption as error:
@@ -71,16 +78,21 @@ def check_memory(plan: MemoryPlan, device_memory: str | None = None) -> None:
 
 
 def memory_plan(
-    recipe: Recipe, *, workers: int, seq_len: int, strategy: str = "ddp", offload: str = "none"
+    recipe: Recipe,
+    *,
+    workers: int,
+    seq_len: int,
+    strategy: str = "ddp",
+    offload: str = "none",
+    gpus: float | None = None,
 ) -> MemoryPlan:
-    """Memory plan of `recipe` on the devices of this machine.
+    """Memory plan of `recipe`, on workers with `gpus` GPUs, as in `Resources`.
 
     Raises `InvalidOption` for unknown options, and for an adapter whose targets match no layer.
     """
     if recipe.adapter is not None and recipe.adapter.targets != ALL_LINEAR:
         skeleton(model_config(recipe.model.name, recipe.model.vocab_size), recipe.adapter)
-    has_gpu = torch.cuda.is_available()
-    device = torch.device("cuda" if has_gpu else "cpu")
+    device = torch.device("cuda" if _has_gpus(gpus) else "cpu")
     tuning = "full" if recipe.adapter is None else "lora" if recipe.model.quantization is None else "qlora"
     return MemoryPlan(
         model=recipe.model.name,
@@ -92,7 +104,7 @@ def memory_plan(
         lora_targets=targets_text(recipe.adapter) if recipe.adapter else ALL_LINEAR,
         seq_len=seq_len,
         per_device_batch=recipe.per_device_batch,
-        gradient_checkpointing=recomputes_activations(recipe.model.gradient_checkpointing, has_gpu=has_gpu),
+        gradient_checkpointing=recomputes_activations(recipe.model.gradient_checkpointing, device=device),
         attn=recipe.model.attn,
         loss_chunk=recipe.loss_chunk,
         dtype="bf16" if recipe.compute_type(device) == torch.bfloat16 else "fp32",
@@ -156,10 +168,17 @@ def largest_batch(plan: MemoryPlan, device_bytes: int) -> int:
     return rows
 
 
-def local_memory() -> int:
-    """Bytes of the first GPU, or of main memory."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.get_device_properties(0).total_memory)
+def _has_gpus(gpus: float | None) -> bool:
+    return num_gpus() > 0 if gpus is None else gpus > 0
+
+
+def local_memory(gpus: float | None = None) -> int | None:
+    """Bytes of a worker's device on this machine.
+
+    Of a GPU, of a worker's share of one, or of main memory. None: workers have GPUs, and this machine has none.
+    """
+    if _has_gpus(gpus):
+        return None if (each := gpu_memory()) is None else int(each * min(gpus or 1.0, 1.0))
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 

@@ -16,6 +16,7 @@ from forebay.llm.score.engines.vllm import VllmEngineSpec
 from forebay.llm.score.prompts import PromptFunction, PromptSource
 from forebay.llm.score.tasks import Kind, ScoreTask
 from forebay.llm.score.verdicts import read_schema
+from forebay.runtime.gpus import GpuSupply
 
 ENGINES: Mapping[str, Callable[..., EngineSpec]] = {
     "hf": HfEngineSpec,
@@ -52,7 +53,9 @@ class ScoreRequest:
         max_errors: Rows that may have an error before the run ends. None: any number.
         dtype: Type of weights and activations: "float32", "bfloat16" or "float16".
         tensor_parallel: GPUs of one engine, for `engine="vllm"`.
-        cpus_per_worker, gpus_per_worker: Resources of one engine on the Ray cluster.
+        cpus_per_worker: CPUs of one engine on the Ray cluster.
+        gpus_per_worker: GPUs of one engine. None: for "hf" one where there are any, for "vllm" `tensor_parallel`. 0:
+            the engine runs on the CPU.
         engine_options: More arguments of the engine's own library, such as `vllm.LLM`.
         base_url: Address of the server, for `engine="openai"`: `http://host:port/v1`.
     """
@@ -83,7 +86,7 @@ class ScoreRequest:
     dtype: str = "float32"
     tensor_parallel: int = 1
     cpus_per_worker: float = 1.0
-    gpus_per_worker: float = 0.0
+    gpus_per_worker: float | None = None
     engine_options: dict[str, Any] = field(default_factory=dict)
     base_url: str | None = None
 
@@ -98,7 +101,7 @@ class ScoreRequest:
             )
         if self.completion is not None and self.task != "log_likelihood":
             raise InvalidOption(f'completion={self.completion!r} is for task="log_likelihood", not {self.task!r}.')
-        if self.cpus_per_worker < 0 or self.gpus_per_worker < 0:
+        if self.cpus_per_worker < 0 or (self.gpus_per_worker or 0) < 0:
             raise InvalidOption("cpus_per_worker= and gpus_per_worker= cannot be negative.")
 
     def scoring_task(self) -> ScoreTask:
@@ -145,8 +148,30 @@ class ScoreRequest:
                 "tensor_parallel": self.tensor_parallel,
                 "engine_options": self.engine_options,
                 "base_url": self.base_url,
+                "gpus": self.gpus_per_worker,
             },
         )
+
+    def gpus_of(self, supply: GpuSupply) -> float:
+        """GPUs of one engine where `supply` is all there is now.
+
+        Raises `InvalidOption` if not one engine has room, and none can join.
+        """
+        if self.gpus_per_worker is not None:
+            gpus = float(self.gpus_per_worker)
+        elif self.engine == "vllm":
+            gpus = float(self.tensor_parallel) if supply.total or supply.grows else 0.0
+        else:
+            gpus = float(self.engine == "hf" and any(each >= 1 for each in supply.nodes))
+        if gpus and not supply.grows and not supply.room(gpus):
+            raise InvalidOption(
+                f"an engine needs {gpus:g} GPUs on one node (gpus_per_worker={self.gpus_per_worker}, tensor_parallel="
+                f"{self.tensor_parallel}), and {supply.place} has {supply.total:g}. Set less, or gpus_per_worker=0 for "
+                "the CPU.",
+                gpus=gpus,
+                found=supply.total,
+            )
+        return gpus
 
 
 def _text_of(schema: str) -> str:

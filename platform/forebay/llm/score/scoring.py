@@ -75,7 +75,7 @@ def score_rows(
         if request.workers == 1:
             score_here(setup.spec, schedule, counters)
         else:
-            _score_on_ray(setup.spec, schedule, counters, (request, workers))
+            _score_on_ray(setup.spec, schedule, counters, (request, workers), has_named_engine=engine is None)
     counters.tell(at_once=True)
     result = ScoreResult(
         folder=setup.spec.folder.uri,
@@ -139,16 +139,29 @@ def set_up(request: ScoreRequest, prompt: PromptFunction | None = None, engine: 
 
 
 def _score_on_ray(
-    spec: ScoreSpec, schedule: PieceSchedule, counters: RunCounters, size: tuple[ScoreRequest, int]
+    spec: ScoreSpec,
+    schedule: PieceSchedule,
+    counters: RunCounters,
+    size: tuple[ScoreRequest, int],
+    *,
+    has_named_engine: bool,
 ) -> None:
     # Imported here: one engine in this process needs no Ray, which takes seconds to import.
     from forebay.llm.score.pool.ray_pool import RayPool  # noqa: PLC0415
+    from forebay.ray_cluster.nodes import gpus_of_cluster  # noqa: PLC0415
     from forebay.ray_cluster.session import ray_session  # noqa: PLC0415
 
     request, workers = size
-    gpus = request.gpus_per_worker or (request.tensor_parallel if request.engine == "vllm" else 0)
-    resources = {"num_cpus": request.cpus_per_worker, "num_gpus": gpus}
-    with ray_session(int(workers * request.cpus_per_worker + 1)):
+    with ray_session(int(workers * request.cpus_per_worker + 1)) as is_ours:
+        supply = gpus_of_cluster(grows=not is_ours)
+        # An engine of the caller's own takes what it was given.
+        gpus = request.gpus_of(supply) if has_named_engine else request.gpus_per_worker or 0.0
+        if gpus:
+            log.info(
+                "%g GPUs for each of %d engines; %s has %g, room for %d at a time",
+                *(gpus, workers, supply.place, supply.total, supply.room(gpus)),
+            )
+        resources = {"num_cpus": request.cpus_per_worker, "num_gpus": gpus}
         RayPool(spec, schedule, counters, resources).run(workers)
 
 

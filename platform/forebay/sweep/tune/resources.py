@@ -53,7 +53,7 @@ def trial_resources(
 
 def worker_share(job: Job) -> Mapping[str, float]:
     """Return the CPUs and GPUs that `job` starts with."""
-    return {"CPU": job.min_workers * job.resources.cpus, "GPU": job.min_workers * job.resources.gpus}
+    return {kind: job.min_workers * amount for kind, amount in job.resources.bundle.items()}
 
 
 log = logging.getLogger(__name__)

@@ -35,6 +35,7 @@ from forebay.testing.drivers.events import ATTEMPTS, Disturbance, StepAttempt, h
 from forebay.training.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.training.driver.local.driver import LocalDriver
 from forebay.training.job.job import Job
+from forebay.training.job.resources import Resources
 from forebay.training.runs.result import Result
 from forebay.training.state.snapshot import Snapshot
 from forebay.training.worker.worker import Worker
@@ -84,6 +85,8 @@ class DriverBench:
         After step `at_step` this happens to the last rank: `raise` (a `ValueError`),
         `hang`, `kill` (SIGKILL, once) or `kill always`.
         """
+        # The laws are checked on CPUs, whatever the machine has.
+        options.setdefault("resources", Resources(gpus=0))
         log = self._folder / "rows" / name
         log.mkdir(parents=True, exist_ok=True)
         disturbance = Disturbance(at_step=at_step, event=event)

@@ -1,7 +1,8 @@
-"""`Collective` over torch.distributed: gloo between CPUs, NCCL between GPUs."""
+"""`Collective` over torch.distributed: gloo for CPU tensors, NCCL for those on GPUs."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from forebay.errors import InvalidOption
 from forebay.training.collectives.tensor_collectives import TorchTensorCollectives
 from forebay.world import World
 
@@ -28,7 +30,13 @@ TIMEOUT_WORDS = (
     "timeout caused pair closure",
     "collective operation timeout",
     "socket timeout",
+    "wait timeout after",
+    "timed out in blocking wait",
+    # By NCCL's watchdog, which names the timeout in its log only. Drivers know a peer that died before they ask.
+    "nccl communicator was aborted",
 )
+WATCHDOG_S = 480
+"""PyTorch's own time limit for the watchdog of NCCL to show life."""
 
 
 class TorchCollective:
@@ -41,19 +49,19 @@ class TorchCollective:
         assert (dist.get_rank(), dist.get_world_size()) == (world.rank, world.size), "World of another process group"
         self.world = world
         self.device = torch.device(device)
+        if self.device.type == "cuda":
+            _meet_on_gpus(self.device)
         # The group was made with the longer timeout that ranks need to meet. There is no public way. Checked on torch
         # 2.13.
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))  # noqa: SLF001
-        # NCCL moves only tensors on its GPU.
-        self._transit = self.device if dist.get_backend() == "nccl" else torch.device("cpu")
 
     def tensor_collectives(self) -> TorchTensorCollectives:
         return TorchTensorCollectives()
 
     def all_reduce(self, values: np.ndarray) -> np.ndarray:
-        total = torch.from_numpy(values.copy()).to(self._transit)
+        total = torch.from_numpy(values.copy())
         dist.all_reduce(total)
-        return total.cpu().numpy()
+        return total.numpy()
 
     def all_gather_object(self, value: T) -> list[T]:
         # One exchange if all values are small. `all_gather_object` always has a second one for the sizes.
@@ -70,16 +78,65 @@ class TorchCollective:
         Each has its size before it.
         """
         box = (len(packed).to_bytes(_SIZE_BYTES, "little") + packed[:room]).ljust(_SIZE_BYTES + room, b"\0")
-        sent = torch.frombuffer(bytearray(box), dtype=torch.uint8).to(self._transit)
-        boxes = torch.empty(self.world.size * len(box), dtype=torch.uint8, device=self._transit)
+        sent = torch.frombuffer(bytearray(box), dtype=torch.uint8)
+        boxes = torch.empty(self.world.size * len(box), dtype=torch.uint8)
         # Gather into views of one tensor: torch 2.13 renamed `all_gather_into_tensor` and warns of the old name.
         dist.all_gather(list(boxes.chunk(self.world.size)), sent)
-        return [part.tobytes() for part in boxes.cpu().numpy().reshape(self.world.size, -1)]
+        return [part.tobytes() for part in boxes.numpy().reshape(self.world.size, -1)]
 
     def broadcast_object(self, value: T) -> T:
         box = [value if self.world.is_first else None]
-        dist.broadcast_object_list(box, src=0, device=self._transit)
+        dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]  # type: ignore[return-value]
+
+
+def backend_of(device_type: str) -> str:
+    """Backends of a process group, for `dist.init_process_group`.
+
+    Also between GPUs, what ranks say to each other on the host goes over gloo. It waits for no kernel of the GPU, and a
+    rank that does not answer raises there at its time limit. Over NCCL, the wait for it would be a wait for the GPU,
+    which nothing can interrupt.
+    """
+    return "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+
+
+def set_nccl_defaults(timeout_s: float) -> None:
+    """Let a hanging rank raise in the others, instead of an abort of their processes.
+
+    Called by a worker process before its process group is made. Variables that are set are kept. By default (torch
+    2.13) the watchdog of NCCL ends its process at a timeout: a driver would take that for a lost worker, and replace
+    it.
+    """
+    defaults = {
+        # 2: give up the communicator, so that waiting kernels end and the next operation raises. 1 and 3 (the default)
+        # end the process.
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+        # Before it gives up, the watchdog waits for all ranks to write their records: up to a minute.
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        # Its monitor stays the last resort against a watchdog that hangs itself, but after every other limit.
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(int(max(WATCHDOG_S, 3 * timeout_s))),
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def _meet_on_gpus(device: torch.device) -> None:
+    """Connect all ranks over NCCL, which does it at the first operation.
+
+    Here, a rank that is missing is not taken for one that hangs in its train function. Raises `InvalidOption` for two
+    ranks on one GPU.
+    """
+    try:
+        dist.all_reduce(torch.zeros(1, device=device))
+        torch.cuda.synchronize(device)
+    except RuntimeError as error:
+        if "Duplicate GPU" not in str(error):
+            raise
+        raise InvalidOption(
+            f"two workers were given one GPU, {device} of rank {dist.get_rank()}, and NCCL refuses a GPU that another "
+            "rank has. Give each worker a GPU of its own (gpus=1, or fewer workers), or gpus=0 to train on the CPU.",
+            device=str(device),
+        ) from error
 
 
 def is_timeout(error: BaseException) -> bool:
@@ -102,9 +159,8 @@ def process_group(
     A collective that waits longer than `timeout_s` for a peer raises. So does the meeting, after `MEET_S` at least.
     With torch's default of half an hour, a job would hang that long after the loss of a worker.
     """
-    backend = "nccl" if torch.device(device).type == "cuda" else "gloo"
     dist.init_process_group(
-        backend,
+        backend_of(torch.device(device).type),
         init_method=init_method,
         rank=world.rank,
         world_size=world.size,

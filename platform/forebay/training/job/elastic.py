@@ -37,6 +37,14 @@ class Elastic:
         """First target of the run."""
         return self.max_workers if self.start is None else self.start
 
+    def with_room(self, workers: int) -> Elastic:
+        """Return bounds of at most `workers`, which is `min_workers` or more."""
+        return Elastic(
+            min_workers=self.min_workers,
+            max_workers=min(self.max_workers, workers),
+            start=None if self.start is None else min(self.start, workers),
+        )
+
     def clamp(self, workers: int) -> int:
         """Return `workers`, clamped to the bounds."""
         return min(max(workers, self.min_workers), self.max_workers)

@@ -18,6 +18,7 @@ from forebay.storage.filesystem import resolve
 from forebay.training.batch_size.policy import BatchPolicy, RateScaling
 from forebay.training.collectives.collective import Reduction
 from forebay.training.job.elastic import Elastic
+from forebay.training.job.resources import Resources
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.monitors.loss_guard import guarded
 from forebay.training.monitors.monitor import Monitor
@@ -32,29 +33,12 @@ KINDS: Mapping[str, tuple[type | UnionType, str]] = {
     "name": (str | None, "a text, or None for a new name"),
     "data": (Data, "fb.Data(plan=..., transform=..., global_batch=...)"),
     "held_out": (Data | None, "fb.Data(...), or None for none"),
+    "resources": (Resources, "fb.Resources(cpus=..., gpus=...)"),
     "elastic": (Elastic | None, "fb.Elastic(min_workers=..., max_workers=...), or None for a fixed number"),
     "monitors": (Sequence, "a tuple of monitors"),
     "nan_guard": (bool, "True, or False to train on whatever the loss is"),
 }
 """Option -> its type, and what to give."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resources:
-    """Share of a node that each worker needs.
-
-    Raises `InvalidOption` for a negative share, or if both are 0.
-    """
-
-    cpus: float = 1.0
-    gpus: float = 0.0
-
-    def __post_init__(self) -> None:
-        if min(self.cpus, self.gpus) < 0 or self.cpus + self.gpus == 0:
-            raise InvalidOption(
-                f"Resources(cpus={self.cpus}, gpus={self.gpus}) cannot run a worker. "
-                "Give a positive share of CPUs, GPUs or both."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +54,7 @@ class Job:
         epochs: Number of epochs, at least 1.
         workers: Fixed number of workers.
         elastic: Bounds of the target, instead of `workers`. Callbacks, `forebay scale` and a shrinking cluster set it.
-        resources: Share of a node that each worker needs.
+        resources: Share of a node that each worker needs. By default a CPU, and a GPU where there are any.
         cache: Cache of each node. None makes every epoch read the source.
         name: Folder of the run under `storage`. The same name, run again, resumes.
         storage: Path, or any URI that `forebay.storage` supports.
@@ -161,6 +145,13 @@ class Job:
                 f"workers={self.workers} and {self.elastic} were both given. Give elastic= alone; its start= says how "
                 "many workers there are at first.",
                 workers=self.workers,
+            )
+        gpus = self.resources.gpus
+        if gpus and gpus < 1 and self.max_workers > 1:
+            raise InvalidOption(
+                f"gpus={gpus:g} can put two of up to {self.max_workers} workers on one GPU, and NCCL refuses a GPU "
+                "that another rank has. Give gpus=1 or more, gpus=0 to train on the CPU, or workers=1.",
+                gpus=gpus,
             )
         if self.reduction not in get_args(Reduction):
             known = ", ".join(map(repr, get_args(Reduction)))

@@ -113,6 +113,13 @@ class Control:
             if batch:
                 self._batch = batch
 
+    def bound(self, elastic: Elastic | None) -> None:
+        """For drivers: set other bounds, and clamp the target to them."""
+        if elastic is not None:
+            with self._lock:
+                self._elastic = elastic
+                self._request = replace(self._request, target=elastic.clamp(self._request.target or elastic.target))
+
     def begin_with(self, epoch: int) -> None:
         """For drivers: set the epoch that training begins with, from 0."""
         self._epoch = epoch

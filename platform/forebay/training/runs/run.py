@@ -16,10 +16,12 @@ from typing import Self
 
 from forebay.errors import CursorMismatch, Fenced, RunFailed, WriteFailed
 from forebay.events import INTERRUPTED, EpochEnded, Event, Failed, Finished, Preparing, Reported, Resized, Started
+from forebay.runtime.gpus import GpuSupply
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import Access, redact, redacted
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.job.job import Job
+from forebay.training.job.resources import settled, share_text
 from forebay.training.runs.attempts.fence import Fence
 from forebay.training.runs.attempts.files import AttemptEnd
 from forebay.training.runs.attempts.start import start_attempt
@@ -271,6 +273,23 @@ class Run:
         """
         with suppress(OSError):  # storage does not answer: the error stays what it is
             self._fence.ask()
+
+    def settle(self, supply: GpuSupply) -> None:
+        """Decide how many GPUs each worker gets, and say it.
+
+        Where no node can join, the target stays within the GPUs. Raises `InvalidOption` if the smallest world has too
+        few there.
+        """
+        wanted, most, elastic = self.job.resources, self.job.max_workers, self.job.elastic
+        given = settled(wanted, supply, workers=self.job.min_workers)
+        if elastic is not None and given.gpus and not supply.grows:
+            elastic = elastic.with_room(supply.room(given.gpus))
+            self.control.bound(elastic)
+        self.job = replace(self.job, resources=given, elastic=elastic)
+        if self._timeline is not None:
+            self._timeline.set_config("job.gpus", given.gpus)
+        if text := share_text(wanted, given, supply, workers=most):
+            self.tell(Preparing(what=text))
 
     def _record(self, event: Event) -> None:
         self._history.record(event)

@@ -14,7 +14,7 @@ from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.nodes import kill_stores
 from forebay.testing.drivers.suite import DriverSuite
 from forebay.training.checkpoint.memory_store_actor import stores_of
-from forebay.training.job.job import Resources
+from forebay.training.job.resources import Resources
 from forebay.training.runs.control import Control
 
 

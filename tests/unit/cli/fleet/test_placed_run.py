@@ -45,6 +45,19 @@ def test_a_placed_run_has_the_name_storage_and_workers_of_its_submitter(
 
 
 @pytest.mark.parametrize(
+    ("task", "asked", "gets"),
+    [("0", None, 0), ("1", None, 1), ("8", None, 8), ("8", 1, 1), ("8", 0, 0), (None, None, None), (None, 1, 1)],
+)
+def test_a_job_gets_the_gpus_of_its_task_unless_it_names_its_own(
+    make_job: Callable[[fb.Resources], fb.Job], task: str | None, asked: float | None, gets: float | None
+) -> None:
+    placed = PlacedRun.of({} if task is None else {"FOREBAY_RUN_GPUS": task})
+    job = placed.applied_to(make_job(fb.Resources(gpus=asked)))
+    assert isinstance(job, fb.Job)
+    assert job.resources == fb.Resources(gpus=gets)
+
+
+@pytest.mark.parametrize(
     ("cpus", "gpus", "fault"),
     [
         (2, 0, "needs 2 cpu, and a worker of the task has 0.5. Set workers.cpu"),

@@ -165,7 +165,7 @@ def test_sizes() -> None:
 
 def measure(recipe: llm.Recipe, worker: Worker) -> None:
     """Commit the bytes that this rank holds at the end of a step, when all states exist."""
-    model, optimizer = worker.setup(recipe.build_model(), recipe.optimizer)
+    model, optimizer = worker.setup(recipe.build_model("cpu"), recipe.optimizer)
     for batch in worker.loader():
         loss = worker.backward(batch, partial(llm.token_loss, model), weigh_by="targets")
         optimizer.step()

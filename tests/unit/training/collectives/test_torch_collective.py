@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 import warnings
 from collections.abc import Callable
@@ -19,7 +20,14 @@ from forebay.data.loader.data import Data
 from forebay.events import EpochEnded
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
-from forebay.training.collectives.torch_collective import BOX_BYTES, TorchCollective, is_timeout, process_group
+from forebay.training.collectives.torch_collective import (
+    BOX_BYTES,
+    TorchCollective,
+    backend_of,
+    is_timeout,
+    process_group,
+    set_nccl_defaults,
+)
 from forebay.training.worker.evaluation import evaluate_auc
 from forebay.training.worker.fit import fit
 from forebay.training.worker.spec import TrainSpec
@@ -251,8 +259,45 @@ def test_ranks_wait_for_one_that_starts_late_and_not_for_one_that_hangs(ranks: R
     assert is_timeout(RuntimeError(ranks(2, meet_late, tmp_path)[0]))
 
 
-def test_errors_of_a_collective_that_timed_out_are_known() -> None:
-    waited = RuntimeError("[unbound_buffer.cc:129] Timed out waiting 2000ms for send operation to complete")
-    assert is_timeout(waited)
-    assert is_timeout(RuntimeError("Application timeout caused pair closure"))
-    assert not is_timeout(RuntimeError("[pair.cc:534] Connection closed by peer [127.0.0.1]:4711"))
+@pytest.mark.parametrize(
+    ("said", "is_known"),
+    [
+        ("[unbound_buffer.cc:129] Timed out waiting 2000ms for send operation to complete", True),
+        ("Application timeout caused pair closure", True),
+        ("[pair.cc:534] Connection closed by peer [127.0.0.1]:4711", False),
+        # ProcessGroupNCCL and NCCLUtils of torch 2.13.
+        (
+            "[Rank 0] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7) ran for 2001 milliseconds",
+            True,
+        ),
+        ("[Rank 0] Work WorkNCCL(SeqNum=7, OpType=ALLREDUCE) timed out in blocking wait.", True),
+        ("NCCL communicator was aborted on rank 1. ", True),
+        (
+            "[1] is setting up NCCL communicator, but store->get('0') got error: wait timeout after 120000ms, keys: /0",
+            True,
+        ),
+        ("NCCL error in: NCCLUtils.cpp:77, remote process exited or there was a network error", False),
+        ("NCCL error in: NCCLUtils.cpp:77, invalid usage. Duplicate GPU detected : rank 1 and rank 0", False),
+        ("CUDA out of memory. Tried to allocate 2.00 GiB", False),
+    ],
+)
+def test_errors_of_a_collective_that_timed_out_are_known(said: str, is_known: bool) -> None:
+    assert is_timeout(RuntimeError(said)) is is_known
+
+
+@pytest.mark.parametrize(("limit_s", "heartbeat_s"), [(0.5, 480), (120.0, 480), (1000.0, 3000)])
+def test_a_hang_raises_before_nccl_ends_the_process(
+    monkeypatch: pytest.MonkeyPatch, limit_s: float, heartbeat_s: int
+) -> None:
+    variables = {"TORCH_NCCL_DUMP_ON_TIMEOUT": "1"}
+    monkeypatch.setattr(os, "environ", variables)
+    set_nccl_defaults(limit_s)
+    assert variables == {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "2",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",  # the user's own
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC": str(heartbeat_s),
+    }
+
+
+def test_what_ranks_say_on_the_host_never_goes_over_nccl() -> None:
+    assert (backend_of("cpu"), backend_of("cuda")) == ("gloo", "cpu:gloo,cuda:nccl")

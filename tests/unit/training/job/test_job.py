@@ -18,7 +18,8 @@ from forebay.training.batch_size.lr_scaling import SqrtScaling
 from forebay.training.batch_size.noise_scale import NoiseScale
 from forebay.training.batch_size.schedule import BatchSchedule
 from forebay.training.job.elastic import Elastic
-from forebay.training.job.job import Job, Resources
+from forebay.training.job.job import Job
+from forebay.training.job.resources import Resources
 from forebay.training.monitors.loss_guard import LossGuard
 from forebay.training.monitors.nan_guard import NanGuard
 from forebay.training.worker.spec import TrainSpec
@@ -26,7 +27,7 @@ from forebay.training.worker.spec import TrainSpec
 
 def test_a_job_is_a_frozen_value_with_defaults(data: Data) -> None:
     job = Job(train=print, data=data)
-    assert (job.epochs, job.workers, job.resources, job.storage) == (1, 1, Resources(cpus=1.0, gpus=0.0), "runs")
+    assert (job.epochs, job.workers, job.resources, job.storage) == (1, 1, Resources(cpus=1.0, gpus=None), "runs")
     assert (job.seed, job.checkpoint_every, job.max_failures, job.cache) == (0, 100, 3, CacheSpec())
     with pytest.raises(FrozenInstanceError):
         job.epochs = 2  # type: ignore[misc]
@@ -56,6 +57,8 @@ def test_workers_are_told_what_they_need(make_job: Callable[..., Job], data: Dat
         ({"name": ".."}, r"name='\.\.'"),
         ({"train": "train"}, r"train='train' is not a function"),
         ({"name": 3}, r"name=3: give a text"),
+        ({"resources": 1}, r"resources=1: give fb\.Resources"),
+        ({"resources": Resources(gpus=0.5), "workers": 2}, r"gpus=0\.5 can put two of up to 2 workers on one GPU, and"),
         ({"data": 3}, r"data=3: give fb\.Data"),
         ({"held_out": "x"}, r"held_out='x': give fb\.Data"),
         ({"elastic": 3}, r"elastic=3: give fb\.Elastic"),

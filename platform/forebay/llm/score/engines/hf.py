@@ -21,6 +21,7 @@ from forebay.llm.score.engines.model_files import model_identity
 from forebay.llm.score.engines.prompt_tokens import PromptTokens
 from forebay.llm.source.hub_model import hub_access
 from forebay.llm.source.tokenizers import TokenizerSpec, check_sizes, import_transformers, load_folder
+from forebay.runtime.gpus import num_gpus
 
 VERSION = 3
 """Part of every plan. Raised when equal prompts would get other answers."""
@@ -40,12 +41,14 @@ class HfEngineSpec:
         batch: Prompts of a pass.
         dtype: Type of weights and activations.
         chat_template: "chatml", a Jinja text, or None for the tokenizer's own.
+        gpus: GPUs of its process. None: the first of those that PyTorch finds, and else the CPU. 0: the CPU.
     """
 
     model: str
     batch: int = 32
     dtype: str = "float32"
     chat_template: str | None = None
+    gpus: float | None = None
 
     def __post_init__(self) -> None:
         whole_number("batch", self.batch, least=1)
@@ -60,6 +63,20 @@ class HfEngineSpec:
 
     def check(self) -> None:
         read_config(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the engine in this process.
+
+        Raises `InvalidOption` for GPUs that are not there.
+        """
+        found = num_gpus() if self.gpus != 0 else 0
+        if self.gpus and not found:
+            raise InvalidOption(
+                f"gpus_per_worker={self.gpus:g} is set, but PyTorch {torch.__version__} finds no GPU in the engine's "
+                "process. Set gpus_per_worker=0, or install a build of PyTorch for the GPUs of the machine."
+            )
+        return torch.device("cuda", 0) if found else torch.device("cpu")
 
     def open(self) -> HfEngine:
         with hub_access(self.model):
@@ -77,8 +94,8 @@ class HfEngine:
         template = TokenizerSpec(folder=spec.model, template=spec.chat_template).template_text
         tokenizer = load_folder(spec.model, template)
         check_sizes(len(tokenizer), config.get("vocab_size", len(tokenizer)), spec.model)
-        self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        model: Any = ModelSpec(name=spec.model, vocab_size=0).build()
+        self._device = spec.device
+        model: Any = ModelSpec(name=spec.model, vocab_size=0).build(self._device)
         self._model: Any = model.eval().to(device=self._device, dtype=getattr(torch, spec.dtype))
         self._batch = spec.batch
         self._positions: int | None = config.get("max_position_embeddings")

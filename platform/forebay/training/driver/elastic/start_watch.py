@@ -65,8 +65,7 @@ class StartWatch:
         self._due = self._since + min(LACK_WAIT_S, FIRST_WAIT_S)
 
     def _is_too_small(self) -> bool:
-        share = self._run.job.resources
-        return worker_capacity(cpus=share.cpus, gpus=share.gpus) < self._run.job.min_workers
+        return worker_capacity(self._run.job.resources.bundle) < self._run.job.min_workers
 
     def _lack(self, now: float) -> str:
         lack = lack_of_room(self._run.job)
@@ -76,7 +75,8 @@ class StartWatch:
         if left_s <= 0:
             raise RunFailed(
                 f"run {self._run.name!r} {lack}, and no node has joined for {self._run.job.room_timeout_s:g} s. Ask "
-                "for less (workers=, resources=), add nodes, or give the job a longer room_timeout_s.",
+                "for less (workers=, resources=; gpus=0 trains on CPUs), add nodes, or give the job a longer "
+                "room_timeout_s.",
                 name=self._run.name,
                 summary=lack,
             )
@@ -89,7 +89,7 @@ class StartWatch:
         if placed >= job.min_workers:
             return f"{placed} workers have their place in the cluster, and their processes are still starting"
         free = ray.available_resources()
-        share = f"{job.resources.cpus:g} CPUs and {job.resources.gpus:g} GPUs"
+        share = f"{job.resources.cpus:g} CPUs and {job.resources.gpus or 0:g} GPUs"
         left = f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free in the cluster"
         has = f"{placed} have their place, " if placed else ""
         return f"still waiting for {job.min_workers} workers of {share}; {has}{left}, the rest is in use"
@@ -100,13 +100,13 @@ def lack_of_room(job: Job) -> str:
 
     Such as `needs 4 CPUs for 2 workers; the cluster has 2 CPUs on 1 node`.
     """
-    share, workers = job.resources, job.min_workers
+    share, workers = job.resources.bundle, job.min_workers
     nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
     cpus, gpus = (sum(each.get(kind, 0.0) for each in nodes) for kind in ("CPU", "GPU"))
-    room = worker_capacity(cpus=share.cpus, gpus=share.gpus)
-    need = _amounts(workers * share.cpus, workers * share.gpus, shows_gpus=share.gpus > 0)
-    there = _amounts(cpus, gpus, shows_gpus=share.gpus > 0)
-    each = f" of {_amounts(share.cpus, share.gpus, shows_gpus=share.gpus > 0)}, each on one node" if workers > 1 else ""
+    room, shows_gpus = worker_capacity(share), share["GPU"] > 0
+    need = _amounts(workers * share["CPU"], workers * share["GPU"], shows_gpus=shows_gpus)
+    there = _amounts(cpus, gpus, shows_gpus=shows_gpus)
+    each = f" of {_amounts(share['CPU'], share['GPU'], shows_gpus=shows_gpus)}, each on one node" if workers > 1 else ""
     return (
         f"needs {need} for {workers} worker{'s' * (workers > 1)}{each}; the cluster has {there} on {len(nodes)} "
         f"node{'s' * (len(nodes) != 1)}, room for {room}"

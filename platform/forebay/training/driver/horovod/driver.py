@@ -12,6 +12,7 @@ from ray.actor import ActorHandle
 
 from forebay.errors import InvalidOption
 from forebay.events import Preparing
+from forebay.ray_cluster.nodes import gpus_of_cluster
 from forebay.ray_cluster.session import ray_session, session_text
 from forebay.runtime.extras import require_package
 from forebay.training.driver.elastic.controller import Controller
@@ -47,7 +48,8 @@ class HorovodDriver:
             if run.is_finished:
                 return run.result
             run.tell(Preparing(what=session_text()))
-            with ray_session(job.max_cpus):
+            with ray_session(job.max_cpus) as is_ours:
+                run.settle(gpus_of_cluster(grows=not is_ours))
                 _check_is_within_cluster()
                 return train_elastic(run, "horovod", _open_backend)
 
@@ -63,7 +65,7 @@ def _check_is_within_cluster() -> None:
 @contextmanager
 def _open_backend(run: Run, coordinator: ActorHandle) -> Iterator[Trainer]:
     job, inbox = run.job, queue.SimpleQueue[Message]()
-    bundle = {"CPU": job.resources.cpus, "GPU": job.resources.gpus}
+    bundle = job.resources.bundle
     processes = HorovodProcesses(coordinator, pack(run.worker_spec), bundle, inbox)
     pool = WorkerPool(run.name, bundle, inbox, processes)
     backend = HorovodBackend(run.name, pool, processes.address, job.hang_timeout_s)

@@ -26,7 +26,7 @@ from forebay.training.driver.horovod.world import RankAssignment, horovod_world,
 from forebay.training.driver.warm_up import make_a_step, without_gc
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
-from forebay.training.runs.worker_spec import device_of, unpack
+from forebay.training.runs.worker_spec import device_of, unpack, use_device
 from forebay.training.worker.worker import Worker
 
 
@@ -78,7 +78,7 @@ class HorovodWorker:
 
         use_interface_of(ray.util.get_node_ip_address())
         self._spec = unpack(ray.get(self._request.payload[0]))
-        self._device = device_of(self._spec.resources, local_rank=0)
+        self._device = use_device(device_of(self._spec.resources))
         self._cache = None if self._spec.cache is None else attach(self._spec.cache)
         assert not horovod.torch.is_initialized()
         make_a_step()

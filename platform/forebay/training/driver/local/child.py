@@ -19,10 +19,10 @@ from forebay.data.cache.local_source import LocalCache
 from forebay.events import Event, Request
 from forebay.runtime.foreign_code import begin, outcome_of
 from forebay.training.checkpoint.local_store import open_local_checkpoints
-from forebay.training.collectives.torch_collective import process_group
+from forebay.training.collectives.torch_collective import process_group, set_nccl_defaults
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
-from forebay.training.runs.worker_spec import device_of, unpack
+from forebay.training.runs.worker_spec import device_of, unpack, use_device
 from forebay.training.worker.worker import Worker
 from forebay.world import World
 
@@ -137,7 +137,8 @@ def _train(start: Start, link: DriverLink) -> Outcome:
     spec = unpack(start.payload)
     torch.set_num_threads(max(1, int(spec.resources.cpus)))
     cache = None if spec.cache is None else LocalCache(spec.cache, num_processes=start.world.size)
-    device = device_of(spec.resources, start.world.local_rank)
+    set_nccl_defaults(spec.hang_timeout_s)
+    device = use_device(device_of(spec.resources, start.world.local_rank))
     ranks = process_group(start.world, start.rendezvous, device=device, timeout_s=spec.hang_timeout_s)
     with closing(open_local_checkpoints(spec.checkpoint_config)) as checkpoints, ranks as collective:
         outcome = outcome_of(lambda: work(spec, Worker(spec.train_spec, collective, cache, checkpoints, link), link))

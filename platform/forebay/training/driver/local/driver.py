@@ -13,6 +13,7 @@ import torch
 from forebay.data.cache.local_source import LocalCache
 from forebay.errors import ForebayError
 from forebay.events import Event, Preparing, Request
+from forebay.runtime.gpus import gpus_here
 from forebay.training.checkpoint.local_store import open_local_checkpoints
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.driver.local.child import Sync
@@ -24,7 +25,7 @@ from forebay.training.job.job import Job
 from forebay.training.runs.callback import Callback
 from forebay.training.runs.result import Result
 from forebay.training.runs.run import Run
-from forebay.training.runs.worker_spec import device_of, pack
+from forebay.training.runs.worker_spec import device_of, pack, use_device
 from forebay.training.state import rng
 from forebay.training.worker.worker import Worker
 
@@ -40,6 +41,7 @@ class LocalDriver:
         with Run(job, callbacks) as run:
             if run.is_finished:
                 return run.result
+            run.settle(gpus_here())
             # In processes if the job is elastic: its only worker may have to be replaced by two, which cannot happen in
             # this process.
             return _run_here(run) if job.elastic is None and job.workers == 1 else _run_processes(run)
@@ -66,7 +68,7 @@ class DirectReporter:
 
 def _run_here(run: Run) -> Result:
     spec = run.worker_spec
-    device = device_of(spec.resources, local_rank=0)
+    device = use_device(device_of(spec.resources))
     cache = None if spec.cache is None else LocalCache(spec.cache)
     try:
         with _generators_put_back(device), closing(open_local_checkpoints(spec.checkpoint_config)) as checkpoints:

@@ -14,10 +14,10 @@ from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
 from forebay.events import Preparing
-from forebay.ray_cluster.nodes import remove_placements
+from forebay.ray_cluster.nodes import gpus_of_cluster, remove_placements
 from forebay.ray_cluster.session import ray_session, session_text, train_environment
 from forebay.storage.filesystem import below, resolve
-from forebay.training.collectives.torch_collective import MEET_S
+from forebay.training.collectives.torch_collective import MEET_S, backend_of
 from forebay.training.driver.elastic.elastic_driver import Trainer, train_elastic
 from forebay.training.driver.ray_train.trainer import ControllerConfig, ForebayTrainer
 from forebay.training.driver.ray_train.worker import train_loop
@@ -48,7 +48,8 @@ class RayTrainDriver:
             if run.is_finished:
                 return run.result
             run.tell(Preparing(what=session_text()))
-            with train_environment(), ray_session(job.max_cpus):
+            with train_environment(), ray_session(job.max_cpus) as is_ours:
+                run.settle(gpus_of_cluster(grows=not is_ours))
                 return train_elastic(run, "ray", _open_backend)
 
 
@@ -64,12 +65,12 @@ def _torch_trainer(run: Run, coordinator: ActorHandle) -> ForebayTrainer:
         ),
         train_loop_config={"coordinator": coordinator, "payload": payload},
         torch_config=TorchConfig(
-            backend="nccl" if job.resources.gpus else "gloo", timeout_s=max(job.hang_timeout_s, MEET_S)
+            backend=backend_of("cuda" if job.resources.gpus else "cpu"), timeout_s=max(job.hang_timeout_s, MEET_S)
         ),
         scaling_config=ScalingConfig(
             num_workers=job.max_workers,
-            use_gpu=job.resources.gpus > 0,
-            resources_per_worker={"CPU": job.resources.cpus, "GPU": job.resources.gpus},
+            use_gpu=bool(job.resources.gpus),
+            resources_per_worker=job.resources.bundle,
         ),
         run_config=RunConfig(
             name=RAY_FOLDER,

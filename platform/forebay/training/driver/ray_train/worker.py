@@ -24,12 +24,12 @@ from forebay.ray_cluster.metrics_export import exported
 from forebay.runtime.foreign_code import outcome_of
 from forebay.training.checkpoint.ray_store import open_ray_checkpoints
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
-from forebay.training.collectives.torch_collective import TorchCollective
+from forebay.training.collectives.torch_collective import TorchCollective, set_nccl_defaults
 from forebay.training.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.training.driver.ray_train.membership import PeerLost, membership
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
-from forebay.training.runs.worker_spec import device_of, unpack
+from forebay.training.runs.worker_spec import device_of, unpack, use_device
 from forebay.training.worker.worker import Worker
 from forebay.world import World
 
@@ -58,6 +58,7 @@ def open_job(payload: bytes) -> None:
     The cache is the node's.
     """
     spec = unpack(payload)
+    set_nccl_defaults(spec.hang_timeout_s)  # before Ray Train makes the process group
     if spec.cache is not None:
         attach(spec.cache)
 
@@ -89,7 +90,7 @@ def train_loop(config: dict[str, Any]) -> None:
 
 def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:
     spec = unpack(payload)
-    device = device_of(spec.resources, world.local_rank)
+    device = use_device(device_of(spec.resources))
     collective: Collective = SingleProcessCollective(device)
     if world.size > 1:
         collective = TorchCollective(world, device, timeout_s=spec.hang_timeout_s)

@@ -14,6 +14,7 @@ from typing import Any
 
 from forebay.events import BatchesCut, Event, Failed, Finished, Reported, Started
 from forebay.storage.credentials import redact
+from forebay.training.job.job_facts import Fact
 from forebay.training.runs.run_folder import RunFolder
 from forebay.training.runs.timeline.timeline import (
     ProgressPoint,
@@ -68,6 +69,12 @@ class TimelineRecorder:
             if isinstance(event, Finished) or (isinstance(event, Failed) and not event.will_retry):
                 how = "failed" if isinstance(event, Failed) else "stopped" if event.stopped else "finished"
                 self._start = replace(self._start, how=how)
+
+    def set_config(self, name: str, value: Fact) -> None:
+        """Set a fact of the job that is known only after its start."""
+        with self._lock:
+            origin = self._start.origin
+            self._start = replace(self._start, origin=replace(origin, config={**origin.config, name: value}))
 
     def save(self) -> None:
         """Write the timeline.

@@ -35,7 +35,7 @@ from forebay.training.driver.driver import Driver, run
 from forebay.training.driver.elastic import start_watch
 from forebay.training.driver.ray_train.driver import RayTrainDriver
 from forebay.training.job.elastic import Elastic
-from forebay.training.job.job import Resources
+from forebay.training.job.resources import Resources
 from forebay.training.runs.control import Control
 from forebay.training.worker.worker import Worker
 

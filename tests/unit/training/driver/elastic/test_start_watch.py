@@ -12,7 +12,7 @@ from forebay.errors import RunFailed
 from forebay.events import Event, Failed, Preparing, Started
 from forebay.training.driver.elastic import start_watch
 from forebay.training.driver.elastic.start_watch import StartWatch
-from forebay.training.job.job import Resources
+from forebay.training.job.resources import Resources
 
 STARTED = Started(name="a", world_size=2, epochs=1, num_batches=1)
 LOST = Failed(error="lost", failures=1, will_retry=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -11,8 +12,10 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +26,8 @@ from tests.unit.kept_server import KeptForkServer
 
 from forebay.data.plan.plan import build_plan
 from forebay.errors import BadJob, CursorMismatch, InvalidOption, RunFailed
-from forebay.events import EpochEnded, Event, Failed, Reported, Started
+from forebay.events import EpochEnded, Event, Failed, Preparing, Reported, Started
+from forebay.runtime import gpus
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.fixed_suite import assert_same_model, in_each_order
 from forebay.testing.drivers.sharded_suite import ZERO
@@ -32,7 +36,9 @@ from forebay.training.driver.local import fork_server
 from forebay.training.driver.local.driver import LocalDriver
 from forebay.training.driver.local.fork_server import ForkServer
 from forebay.training.driver.local.processes import worker_processes
-from forebay.training.job.job import Job, Resources
+from forebay.training.job.elastic import Elastic
+from forebay.training.job.job import Job
+from forebay.training.job.resources import Resources
 from forebay.training.runs.control import Control
 from forebay.training.runs.result import Result, load_result, save_result
 from forebay.training.worker.worker import TrainFunction, Worker
@@ -197,10 +203,62 @@ def test_names_are_made_from_the_train_function(bench: DriverBench) -> None:
     assert first.name != second.name
 
 
-def test_gpu_that_is_not_there_is_refused(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    with pytest.raises(InvalidOption, match="no GPU"):
-        run(bench.job("one", resources=Resources(gpus=1)), "local")
+@pytest.mark.parametrize(
+    ("found", "options", "says"),
+    [
+        (0, {"resources": Resources(gpus=1)}, "finds no GPU on this machine"),
+        (1, {"resources": Resources(), "workers": 2}, "2 workers need a GPU each, .* this machine has a GPU"),
+        (2, {"resources": Resources(), "elastic": Elastic(min_workers=3, max_workers=4)}, "at most 2 workers"),
+    ],
+)
+def test_gpus_that_are_not_there_are_refused_before_a_worker_starts(
+    bench: DriverBench, monkeypatch: pytest.MonkeyPatch, found: int, options: dict[str, Any], says: str
+) -> None:
+    monkeypatch.setattr(gpus, "num_gpus", lambda: found)
+    heard: list[Event] = []
+    with pytest.raises(InvalidOption, match=says):
+        run(bench.job("one", **options), "local", [lambda event, control: heard.append(event)])
+    assert [type(event) for event in heard] == [Failed]
+
+
+@pytest.mark.parametrize(("found", "gpus_of_job"), [(0, None), (8, 0)])
+def test_jobs_without_gpus_say_nothing_of_them(
+    bench: DriverBench, monkeypatch: pytest.MonkeyPatch, found: int, gpus_of_job: float | None
+) -> None:
+    monkeypatch.setattr(gpus, "num_gpus", lambda: found)
+    heard: list[Event] = []
+    devices = list[torch.device]()
+
+    def train(worker: Worker) -> None:
+        devices.append(worker.device)
+        for _ in worker.loader():
+            worker.commit()
+
+    job = bench.job("cpu", resources=Resources(gpus=gpus_of_job), epochs=1, train=train)
+    run(job, "local", [lambda event, control: heard.append(event)])
+    assert devices == [torch.device("cpu")]
+    assert not [event for event in heard if isinstance(event, Preparing)]
+
+
+def write_nccl_settings(worker: Worker, folder: Path) -> None:
+    """Write what was set before the process group was made."""
+    found = {name: value for name, value in os.environ.items() if name.startswith("TORCH_NCCL")}
+    (folder / str(worker.world.rank)).write_text(json.dumps(found))
+    for _ in worker.loader():
+        worker.commit()
+
+
+def test_nccl_never_ends_a_worker_process_before_its_hang_is_named(
+    bench: DriverBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "1")
+    train = partial(write_nccl_settings, folder=tmp_path)
+    run(bench.job("nccl", workers=2, epochs=1, hang_timeout_s=400, train=train), "local")
+    for rank in range(2):
+        found = json.loads((tmp_path / str(rank)).read_text())
+        assert (found["TORCH_NCCL_ASYNC_ERROR_HANDLING"], found["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("2", "1")
+        assert found["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"] == "1200"
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in os.environ
 
 
 def commit_once(worker: Worker) -> None:
