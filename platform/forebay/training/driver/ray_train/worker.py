@@ -52,13 +52,22 @@ class RunEnding(Exception):
     """
 
 
+def take_device(payload: bytes) -> torch.device:
+    """Make this worker's GPU the current device, before it meets the others.
+
+    Raises `InvalidOption` if there is none, or it cannot be used.
+    """
+    spec = unpack(payload)
+    set_nccl_defaults(spec.hang_timeout_s)
+    return use_device(device_of(spec.resources))
+
+
 def open_job(payload: bytes) -> None:
     """Import the job's modules, and attach to the cache.
 
     The cache is the node's.
     """
     spec = unpack(payload)
-    set_nccl_defaults(spec.hang_timeout_s)  # before Ray Train makes the process group
     if spec.cache is not None:
         attach(spec.cache)
 
