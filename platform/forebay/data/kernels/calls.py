@@ -40,6 +40,17 @@ def load() -> Kernels:
 
 
 @cache
+def load_divided() -> ModuleType:
+    """Load the gathers that several threads share.
+
+    Few machines lack the cores for them. Call it before other threads start, as for `load`.
+    """
+    from forebay.data.kernels import divided  # noqa: PLC0415
+
+    return divided
+
+
+@cache
 def load_philox() -> ModuleType:
     """Load the random numbers of rows in 8 ms.
 

@@ -74,16 +74,6 @@ class BatchQueue:
             raise item
         return item
 
-    def get_if_ready(self) -> Batch | None:
-        """Return the next batch if it is finished.
-
-        Else None, also at the end, before an error and when closed.
-        """
-        with self._lock:
-            if self._closed or not self._items or not isinstance(self._items[0][0], Batch):
-                return None
-        return self.get()
-
     def wait_until_taken(self, timeout_s: float) -> bool:
         """Wait until the queue is empty or closed.
 

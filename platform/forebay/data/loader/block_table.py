@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from forebay.data.kernels.calls import gather_arrays, gather_lists, locate_lists
+from forebay.data.kernels.calls import locate_lists
+from forebay.data.loader.gather_threads import GatherThreads
 from forebay.data.plan.order import PositionedRows
 from forebay.data.transform.block import ArraySchema, Block
 from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
@@ -25,8 +26,8 @@ class BlockTable:
     `gather` copies any of their rows into one buffer of the pool.
     """
 
-    def __init__(self, block_rows: NDArray[np.int64], pool: BufferPool) -> None:
-        self._block_rows, self._pool = block_rows, pool
+    def __init__(self, block_rows: NDArray[np.int64], pool: BufferPool, threads: GatherThreads) -> None:
+        self._block_rows, self._pool, self._threads = block_rows, pool, threads
         self._slot_of = np.full(len(block_rows), -1, dtype=np.int64)
         self._blocks: list[Block | None] = []
         self._idle_slots: list[int] = []
@@ -94,25 +95,25 @@ class BlockTable:
         if self.lists:
             return self._gather_with_lists(rows, layout, end)
         buffer = self._pool.lease(end)
-        if gather_arrays(buffer.ctypes.data, layout, self._bases, self._slot_of, rows.block, rows.row) >= 0:
+        if self._threads.gather_arrays(buffer, layout, self._bases, self._slot_of, rows) >= 0:
             return None
         return self._plain_arrays(buffer, n, layout), end
 
     def _gather_with_lists(
-        self, rows: PositionedRows, layout: NDArray[np.int64], end: int
+        self, rows: PositionedRows, layout: NDArray[np.int64], plain_bytes: int
     ) -> tuple[dict[str, NDArray[np.generic]], int] | None:
-        n, indices = len(rows.row), (self._slot_of, rows.block, rows.row)
+        n = len(rows.row)
         lists = np.empty((len(self.lists), 2, n), dtype=np.int64)  # address and length of each
-        if locate_lists(self._list_layout, self._bases, *indices, lists) >= 0:
+        if locate_lists(self._list_layout, self._bases, self._slot_of, rows.block, rows.row, lists) >= 0:
             return None
         value_bytes = self._list_layout[:, 2]
         sizes = (lists[:, 1].sum(axis=1) * value_bytes).tolist() + [4 * n] * len(self.lists)
-        starts, end = _starts_of(sizes, end)
+        starts, end = _starts_of(sizes, plain_bytes)
         buffer = self._pool.lease(end)
-        if gather_arrays(buffer.ctypes.data, layout, self._bases, *indices) >= 0:
+        if self._threads.gather_arrays(buffer, layout, self._bases, self._slot_of, rows) >= 0:
             return None
         arrays = self._plain_arrays(buffer, n, layout)
-        gather_lists(buffer.ctypes.data, _pairs(value_bytes, starts[: len(self.lists)]), lists)
+        self._threads.gather_lists(buffer, _pairs(value_bytes, starts[: len(self.lists)]), lists)
         parts = [buffer[start : start + size] for start, size in zip(starts, sizes, strict=True)]
         for k, (name, dtype) in enumerate(self._list_dtypes.items()):
             arrays[name] = parts[k].view(dtype)

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from forebay.data.loader.augmented_rows import AugmentedRows
 from forebay.data.loader.batch import Batch
 from forebay.data.loader.block_table import BlockTable, as_tensors
 from forebay.data.loader.data import Data
+from forebay.data.loader.gather_threads import GatherThreads
 from forebay.data.loader.prefetch import Blocks, Prefetcher
 from forebay.data.loader.rank_batches import Cut, RankPart, SerialExecutor, parts_in_order
 from forebay.data.manifest.file_rows import FileRows
@@ -54,29 +56,37 @@ class LoaderOptions:
     """Number of the epoch before which iteration ends. None: not known."""
 
 
+class OpenBlocks(Blocks, Protocol):
+    """Source of blocks that may be closed meanwhile."""
+
+    def is_closed(self) -> bool:
+        """Whether to stop waiting for blocks."""
+        ...
+
+
 class GatheredEpoch:
     """Batches of a rank up to the epoch's end.
 
     Args:
         options: Options of the loader.
-        blocks: Source of the blocks.
+        blocks: Source of the blocks. Waiting for one ends once it is closed.
         pool: Memory of the batches.
+        threads: Those that gather a batch.
         counters: Receives the counters. May be replaced between two batches.
         start: Epoch and position.
-        is_closed: Whether to stop waiting for blocks.
     """
 
     def __init__(
         self,
         options: LoaderOptions,
-        blocks: Blocks,
+        blocks: OpenBlocks,
         pool: BufferPool,
+        threads: GatherThreads,
         counters: Counters,
         *,
         start: tuple[int, int],
-        is_closed: Callable[[], bool],
     ) -> None:
-        self._options, self._is_closed, self.counters = options, is_closed, counters
+        self._options, self._is_closed, self.counters = options, blocks.is_closed, counters
         self._epoch, self._position = epoch, position = start
         plan = options.data.plan
         self._lanes = plan.owned_lanes(options.world)
@@ -88,7 +98,7 @@ class GatheredEpoch:
             lanes=self._lanes,
             budget_bytes=options.prefetch_bytes // 2,
         )
-        self._table = _table_of(options, pool, epoch)
+        self._table = _table_of(options, pool, threads, epoch)
         augment = as_augment(options.data.augment)
         self._augmented = None if augment is None else AugmentedRows(augment, plan, pool, epoch=epoch)
         self._sources = _source_numbers(plan)
@@ -185,10 +195,12 @@ class GatheredEpoch:
                     raise LoaderClosed("The loader was closed while it waited for a block.") from None
 
 
-def _table_of(options: LoaderOptions, pool: BufferPool, epoch: int) -> BlockTable | WindowTables:
+def _table_of(
+    options: LoaderOptions, pool: BufferPool, threads: GatherThreads, epoch: int
+) -> BlockTable | WindowTables:
     if options.data.plan.windows:
         return WindowTables(options.data.plan, [each.views for each in options.sequences], pool, epoch=epoch)
-    return BlockTable(options.data.plan.block_rows, pool)
+    return BlockTable(options.data.plan.block_rows, pool, threads)
 
 
 def _named_rows(

@@ -60,8 +60,9 @@ class Loader:
         as_numpy: Batches of NumPy arrays instead of torch tensors.
         prefetch_bytes: Limit in bytes of blocks requested before they are needed, and of finished batches.
         counters: Counters of this loader (`forebay.runtime.metrics.METRICS`). New ones by default.
-        device: Device of the batches, e.g. "cuda". Batches are gathered into page-locked memory and copied in a stream
-            of their own, one ahead of the trainer. None: main memory.
+        device: Device of the batches, e.g. "cuda". Batches are gathered into page-locked memory, and copied in a stream
+            of their own as soon as they are finished. They take at most a quarter of `prefetch_bytes` there, and at
+            least one batch is ready. None: main memory.
 
     Raises:
         InvalidOption, TooManyRanks, MissingColumn, WrongType, Unfingerprintable: Before any thread starts.

@@ -21,6 +21,7 @@ from forebay.data.loader.batch import Batch
 from forebay.data.loader.batch_queue import BatchQueue
 from forebay.data.loader.device.copies import DeviceCopies, open_copies
 from forebay.data.loader.device.feed import DeviceFeed
+from forebay.data.loader.gather_threads import GatherThreads
 from forebay.data.loader.gathered_epoch import GatheredEpoch, LoaderOptions
 from forebay.data.loader.rank_batches import SerialExecutor
 from forebay.data.transform.block import Block
@@ -43,7 +44,7 @@ class EpochBatches:
     Attributes:
         start: Epoch, and position of the first batch.
         is_sure: Whether it is known that the trainer will begin the epoch.
-        queue: Finished batches in main memory.
+        queue: Finished batches, in main memory or on the device.
         begun: Set once the trainer has begun the epoch, or the pipeline was closed.
     """
 
@@ -57,14 +58,22 @@ class EpochBatches:
         is_sure: bool,
     ) -> None:
         self.start, self.is_sure, self._counters = start, is_sure, counters
-        self.queue = BatchQueue(options.prefetch_bytes // 2)
+        # The memory of a GPU is dearer, and what the queue saves there is main memory.
+        self.queue = BatchQueue(options.prefetch_bytes // (2 if copies is None else 4))
         self.begun = threading.Event()
-        self._feed = None if copies is None else DeviceFeed(self.queue, copies, counters)
+        self._feed = None if copies is None else DeviceFeed(copies)
 
     @property
     def may_come(self) -> bool:
         """Whether the trainer may never begin the epoch."""
         return not (self.is_sure or self.begun.is_set())
+
+    def put(self, batch: Batch, num_bytes: int) -> None:
+        """Append a finished batch, once there is room.
+
+        Starts its copy to the device before it waits.
+        """
+        self.queue.put(batch if self._feed is None else self._feed.start(batch), num_bytes)
 
     def next(self) -> Batch | None:
         """Return the next batch, and count it.
@@ -73,12 +82,13 @@ class EpochBatches:
         """
         # The trainer waits for all of this, with cold CPU caches: one call that counts all takes half of the time.
         asked = time.perf_counter()
-        if self._feed is not None:
-            batch, counted = self._feed.next(), {}
-        else:
-            batch = self.queue.get()
-            counted = {"wait_s": time.perf_counter() - asked}
+        batch = self.queue.get()
+        got = time.perf_counter()
+        counted: dict[str, float] = {"wait_s": got - asked}
         if batch is not None:
+            if self._feed is not None:
+                batch = self._feed.hand_out(batch)
+                counted["copy_s"] = time.perf_counter() - got
             counted |= {"batches": 1, "rows": batch.num_rows}
         self._counters.merge(counted)
         return batch
@@ -89,9 +99,9 @@ class Pipeline:
 
     From a position on, by one thread and one source of blocks.
 
-    One thread gathers: a gather runs at memory speed without the GIL, and a second thread would take a core from the
-    trainer. It also calls the augment on rows that it gathered. Half of `prefetch_bytes` bounds the blocks requested
-    ahead of need, half the finished batches of an epoch.
+    One thread makes the batches. Others copy parts of the rows of a large batch, without the GIL, where cores are left
+    for them. The one thread also calls the augment, and starts the copies to a device. Half of `prefetch_bytes` bounds
+    the blocks requested ahead of need, and half the finished batches of an epoch, or a quarter those on a device.
 
     Once an epoch is made, the thread goes on with the next one, at most one ahead of the trainer. If `options.epochs`
     does not say that this one comes, it plans the first window, maps its blocks and gathers two batches, as far as
@@ -120,6 +130,7 @@ class Pipeline:
         self._options, self._source, self._pool, self._counters, self._owner = options, source, pool, counters, owner
         self._pid = os.getpid()
         kernels.load()  # before the first thread
+        self._threads = GatherThreads.of_machine()
         self._copies = None if options.device is None else open_copies(options.device)
         self._lock = threading.Lock()
         self._closed = self._source_closed = False
@@ -128,8 +139,8 @@ class Pipeline:
         self._making = self._add_epoch(*start, is_sure=True)
         self._gathered = self._gather(self._making)
         self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
-        live_pipelines.add(self)
         begin(self._thread)
+        live_pipelines.add(self)
 
     def makes(self, epoch: int, position: int) -> bool:
         """Whether a trainer can begin at a position."""
@@ -164,6 +175,10 @@ class Pipeline:
             self._wait_for_trainer()
         return self._source.request(index)
 
+    def is_closed(self) -> bool:
+        """Whether the pipeline was closed."""
+        return self._closed
+
     def close(self, timeout_s: float) -> None:
         """Stop within `timeout_s`, even if a read is stuck.
 
@@ -192,7 +207,7 @@ class Pipeline:
         self._close_source(_CLOSE_S)
 
     def _make_all(self) -> None:
-        with closing(SerialExecutor()) as executor:
+        with closing(self._threads), closing(SerialExecutor()) as executor:
             while (following := self._make_epoch(executor)) is not None:
                 self._making = following  # first: an error of the next line belongs to its epoch
                 self._gathered = self._gather(following)
@@ -211,7 +226,7 @@ class Pipeline:
             if batch.ends_epoch and self._has_next(making.start[0]):
                 # Before the trainer gets the last batch: it begins the next epoch as soon as it likes.
                 following = self._add_epoch(making.start[0] + 1, 0, is_sure=self._options.epochs is not None)
-            making.queue.put(batch, num_bytes)
+            making.put(batch, num_bytes)
             del batch  # the trainer's alone from here on
         making.queue.put(None)
         return following
@@ -248,10 +263,7 @@ class Pipeline:
 
     def _gather(self, batches: EpochBatches) -> GatheredEpoch:
         counters = Counters() if batches.may_come else self._counters
-        return GatheredEpoch(self._options, self, self._pool, counters, start=batches.start, is_closed=self._is_closed)
-
-    def _is_closed(self) -> bool:
-        return self._closed
+        return GatheredEpoch(self._options, self, self._pool, self._threads, counters, start=batches.start)
 
     def _close_source(self, timeout_s: float) -> None:
         with self._lock:

@@ -91,5 +91,5 @@ def test_a_full_queue_wakes_its_producer_once_for_several_batches() -> None:
     assert ready.get() is not None
     producer.join(60)
     assert put == [10, 11, 12]
-    left = [ready.get_if_ready() for _ in range(10)]
+    left = [ready.get() for _ in range(10)]
     assert [getattr(item, "position", None) for item in left] == [*range(3, 13)]

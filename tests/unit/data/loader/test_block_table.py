@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from forebay.data.loader.block_table import BlockTable
+from forebay.data.loader.gather_threads import GatherThreads
 from forebay.data.plan.order import PositionedRows
 from forebay.data.transform.block import Block
 from forebay.errors import SourceChanged, TransformFailed
@@ -18,7 +19,7 @@ def block_of(start: int, rows: int) -> Block:
 
 
 def resident_of(rows: list[int]) -> BlockTable:
-    return BlockTable(np.array(rows), BufferPool(kept_bytes=0))
+    return BlockTable(np.array(rows), BufferPool(kept_bytes=0), GatherThreads(1))
 
 
 def rows_of(block: list[int], row: list[int]) -> PositionedRows:

@@ -137,6 +137,7 @@ def test_an_epoch_that_does_not_come_ends_by_itself(
         loader.close()
 
 
+@pytest.mark.usefixtures("gatherers")
 def test_an_epoch_left_early_goes_on_where_it_was(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
     first, second = expected(small, epoch_ids, 2)
     with small.loader(cache, epochs=2) as loader:
@@ -148,6 +149,7 @@ def test_an_epoch_left_early_goes_on_where_it_was(small: Any, cache: fb.DiskCach
         assert (found, epoch_ids(loader)) == (first, second)
 
 
+@pytest.mark.usefixtures("gatherers")
 def test_seek_forgets_what_was_prepared(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
     first, second = expected(small, epoch_ids, 2)
     with small.loader(cache, epochs=2) as loader:
@@ -158,6 +160,7 @@ def test_seek_forgets_what_was_prepared(small: Any, cache: fb.DiskCache, epoch_i
         assert (epoch_ids(loader), epoch_ids(loader)) == (first, second)
 
 
+@pytest.mark.usefixtures("gatherers")
 @pytest.mark.parametrize("epochs", [2, None])
 def test_a_forked_child_prepares_its_own(small: Any, cache: fb.DiskCache, epoch_ids: Ids, epochs: int | None) -> None:
     second = expected(small, epoch_ids, 2)[1]

@@ -69,6 +69,7 @@ def test_the_memory_of_an_epoch_is_that_of_the_next(small: Any, cache: fb.DiskCa
     assert set(second) & set(first)
 
 
+@pytest.mark.usefixtures("gatherers")
 def test_a_held_batch_never_changes(small: Any, cache: fb.DiskCache) -> None:
     held, copies = [], []
     with small.loader(cache) as loader:
@@ -90,12 +91,14 @@ def test_a_loader_keeps_no_batch_that_it_handed_out(small: Any, cache: fb.DiskCa
         assert [ref() for ref in dropped] == [None] * 3
 
 
+@pytest.mark.usefixtures("gatherers")
 def test_released_buffers_are_used_again(small: Any, cache: fb.DiskCache) -> None:
     with small.loader(cache, prefetch_bytes=1) as loader:
         addresses = [batch["id"].data_ptr() for _ in range(4) for batch in loader]
     assert len(set(addresses)) < len(addresses) / 2
 
 
+@pytest.mark.usefixtures("gatherers")
 @pytest.mark.parametrize("way", ["break", "exception", "close", "garbage"])
 def test_leaving_early_leaves_nothing(small: Any, cache: fb.DiskCache, way: str) -> None:
     loader = small.loader(cache)
@@ -197,6 +200,7 @@ def test_reads_stay_within_the_byte_budget(
         assert sum(1 for _ in batches) == plan.num_batches(20) - 1
 
 
+@pytest.mark.usefixtures("gatherers")
 def test_errors_reach_the_trainer(small: Any) -> None:
     def fails_late(batch: Any) -> dict[str, np.ndarray]:
         if batch.column("id")[0].as_py() > 100:
@@ -384,6 +388,7 @@ def _spawned(plan: fb.Plan, transform: fb.Transform, cache: fb.DiskCache, answer
     _child(fb.Loader(plan, transform, cache, global_batch=16), answer)
 
 
+@pytest.mark.usefixtures("gatherers")
 def test_a_forked_child_goes_on_with_the_parents_loader(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
     context = multiprocessing.get_context("fork")
     answer = context.Queue()
@@ -415,6 +420,7 @@ def test_a_spawned_child_reads_the_same(small: Any, cache: fb.DiskCache, epoch_i
     answer.join_thread()
 
 
+@pytest.mark.usefixtures("more_gatherers")
 def test_a_program_that_fails_in_its_loop_ends_its_threads_first(small: Any) -> None:
     script = f"""
 import atexit, sys, threading

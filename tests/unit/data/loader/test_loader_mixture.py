@@ -93,6 +93,7 @@ def rows_of(batches: object) -> list[Rows]:
     ]
 
 
+@pytest.mark.usefixtures("gatherers")
 def test_every_epoch_is_the_planned_one_cold_and_warm(mixed: Mixed, cache: fb.DiskCache) -> None:
     planned = [mixed.planned(epoch) for epoch in range(4)]
     for given in (None, cache, cache):
@@ -119,6 +120,7 @@ def test_ranks_share_the_same_global_batches(wide_plans: Plans, cache: fb.DiskCa
             assert {batch.size for batch in group} == {len(whole)}
 
 
+@pytest.mark.usefixtures("more_gatherers")
 def test_resume_at_every_batch_also_elsewhere(mixed: Mixed, cache: fb.DiskCache) -> None:
     """Over three epochs: with stages, the weights change within the second and the third."""
     planned = [mixed.planned(epoch) for epoch in range(3)]

@@ -49,6 +49,7 @@ def planned(small: Any, epoch: int, global_batch: int = 16, start: int = 0) -> l
     return ids
 
 
+@pytest.mark.usefixtures("gatherers")
 @filters
 def test_every_epoch_is_the_planned_permutation(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
     with small.loader(cache) as loader:
@@ -59,6 +60,7 @@ def test_every_epoch_is_the_planned_permutation(small: Any, cache: fb.DiskCache,
     assert epochs[0] != epochs[1] != epochs[2]
 
 
+@pytest.mark.usefixtures("more_gatherers")
 @pytest.mark.parametrize("quota", ["cold", "warm", "half", "disabled"])
 @pytest.mark.parametrize("num_reads", [1, 5, "auto"])
 def test_cache_state_threads_and_delays_change_nothing(
@@ -94,6 +96,7 @@ def test_cache_state_threads_and_delays_change_nothing(
             assert loader.counters["parquet_opens"] == opens[quota]
 
 
+@pytest.mark.usefixtures("gatherers")
 @pytest.mark.parametrize(
     ("size", "small"), [*((size, None) for size in range(1, 7)), (3, "c1 < 600")], indirect=["small"]
 )
@@ -113,6 +116,7 @@ def test_ranks_share_the_same_global_batches(small: Any, cache: fb.DiskCache, ep
         assert [batch.weight for batch in group] == [len(ids) * size / len(whole) for ids in part_ids]
 
 
+@pytest.mark.usefixtures("gatherers")
 def test_filters_of_one_data_set_share_its_blocks(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
     with small.loader(cache) as loader:
         whole = sorted(sum(epoch_ids(loader), []))
@@ -125,6 +129,7 @@ def test_filters_of_one_data_set_share_its_blocks(small: Any, cache: fb.DiskCach
     assert whole == []
 
 
+@pytest.mark.usefixtures("more_gatherers")
 @filters
 def test_resume_at_every_position_also_twice_and_elsewhere(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
     whole = planned(small, 0)
@@ -148,6 +153,7 @@ def test_resume_at_every_position_also_twice_and_elsewhere(small: Any, cache: fb
         assert together == [sorted(ids) for ids in planned(small, epoch, 29, start)]
 
 
+@pytest.mark.usefixtures("gatherers")
 def test_resume_from_a_resumed_run(small: Any, epoch_ids: Ids) -> None:
     whole, got, cursor = planned(small, 0), [], None
     while len(got) < len(whole):
@@ -180,6 +186,7 @@ def test_drop_reports_what_it_dropped(small: Any, cache: fb.DiskCache) -> None:
         assert (loader.epoch, loader.dropped_rows) == (2, 52)
 
 
+@pytest.mark.usefixtures("gatherers")
 def test_tiny_data_gives_every_rank_a_step(parquet_folder: Callable[..., Path], epoch_ids: Ids) -> None:
     manifest = fb.scan(str(parquet_folder({"a.parquet": [2, 1]})))
     plan = fb.build_plan(manifest, lanes=8)

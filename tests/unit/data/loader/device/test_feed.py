@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+from collections import defaultdict, deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,22 +19,22 @@ from hypothesis import strategies as st
 from tests.unit.data.loader.device.fake_device import INCOMPLETE, FakeDevice
 
 import forebay as fb
+from forebay.data.loader import pipeline
 from forebay.data.loader.batch import Batch
 from forebay.data.loader.device.feed import DeviceFeed
 from forebay.data.loader.device.in_flight import CopyRing
 from forebay.errors import InvalidOption
 from forebay.runtime.memory.buffers import BufferPool
-from forebay.runtime.metrics import Counters
 
 ROWS = 4
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 class Gathered:
-    """`HostBatches` gathered into reused buffers, as the loader's are. `late[i]`: batch i is not finished early."""
+    """Batches gathered into reused buffers, as the loader's are."""
 
-    def __init__(self, num_batches: int, late: list[bool]) -> None:
-        self._num_batches, self._late, self._made = num_batches, late, 0
+    def __init__(self, num_batches: int) -> None:
+        self._num_batches, self._made = num_batches, 0
         self._pool = BufferPool(kept_bytes=1 << 20)
         self.addresses: set[int] = set()
 
@@ -44,18 +48,38 @@ class Gathered:
         self.addresses.add(tensor.data_ptr())
         return Batch({"id": tensor}, num_rows=ROWS)
 
-    def get_if_ready(self) -> Batch | None:
-        return None if self._late and self._late[self._made % len(self._late)] else self.get()
-
 
 def expected(number: int) -> list[int]:
     return list(range(number * ROWS, number * ROWS + ROWS))
 
 
-def train(device: FakeDevice, host: Gathered, ring: CopyRing, *, work: float, waits: bool) -> None:
+@dataclass
+class Ahead:
+    """Batches on a device whose copies the gathering thread starts: `ahead[i]` of them before step i, 1 in the end."""
+
+    feed: DeviceFeed
+    host: Gathered
+    ahead: list[int]
+    steps: int = 0
+
+    def __post_init__(self) -> None:
+        self.started: deque[Batch] = deque()
+
+    def next(self) -> Batch | None:
+        wanted = self.ahead[self.steps % len(self.ahead)] if self.ahead else 1
+        self.steps += 1
+        while len(self.started) < max(wanted, 1) and (batch := self.host.get()) is not None:
+            self.started.append(self.feed.start(batch))
+            del batch
+        return self.feed.hand_out(self.started.popleft()) if self.started else None
+
+
+def train(
+    device: FakeDevice, host: Gathered, ring: CopyRing, *, work: float, waits: bool, ahead: list[int] | None = None
+) -> None:
     """Work on each batch; the host waits for it, or runs ahead."""
-    feed = DeviceFeed(host, device, Counters(), ring)
-    while (batch := feed.next()) is not None:
+    batches = Ahead(DeviceFeed(device, ring), host, [2] if ahead is None else ahead)
+    while (batch := batches.next()) is not None:
         done = device.work(batch, work)
         device.advance_to(done.at if waits else device.now + 0.1)
     device.advance_to(1e9)
@@ -67,13 +91,13 @@ TIMES = st.lists(st.floats(0.01, 30), min_size=1, max_size=5)
 @settings(max_examples=60, deadline=None)
 @given(
     copy_times=TIMES, engines=st.integers(1, 3), slots=st.integers(1, 4), work=st.floats(0, 9),
-    waits=st.booleans(), late=st.lists(st.booleans(), max_size=4),
+    waits=st.booleans(), ahead=st.lists(st.integers(1, 9), max_size=4),
 )  # fmt: skip
 def test_every_batch_is_read_whole_and_in_order(
-    copy_times: list[float], engines: int, slots: int, work: float, waits: bool, late: list[bool]
+    copy_times: list[float], engines: int, slots: int, work: float, waits: bool, ahead: list[int]
 ) -> None:
-    device, host = FakeDevice(copy_times, engines), Gathered(24, late)
-    train(device, host, CopyRing(slots), work=work, waits=waits)
+    device, host = FakeDevice(copy_times, engines), Gathered(24)
+    train(device, host, CopyRing(slots), work=work, waits=waits, ahead=ahead)
     assert device.results == [expected(number) for number in range(24)]
     assert len(host.addresses) <= slots + 2, "buffers are reused, and the host never runs far ahead"
 
@@ -84,7 +108,7 @@ def test_the_fake_device_shows_memory_that_is_reused_too_early() -> None:
             """Hold nothing."""
 
     device = FakeDevice([5.0])
-    train(device, Gathered(8, []), Forgetful(), work=1, waits=False)
+    train(device, Gathered(8), Forgetful(), work=1, waits=False)
     assert device.results != [expected(number) for number in range(8)]
 
 
@@ -94,24 +118,77 @@ def test_the_fake_device_shows_a_batch_that_is_read_too_early() -> None:
             return batch
 
     device = Hasty([5.0])
-    train(device, Gathered(8, []), CopyRing(), work=1, waits=False)
+    train(device, Gathered(8), CopyRing(), work=1, waits=False)
     assert device.results[0] == [INCOMPLETE] * ROWS
 
 
 def test_copies_run_while_the_trainer_waits_for_its_step() -> None:
     device = FakeDevice([5.0])
-    feed = DeviceFeed(Gathered(100, []), device, Counters())
-    while (batch := feed.next()) is not None:
+    batches = Ahead(DeviceFeed(device), Gathered(100), [2])
+    while (batch := batches.next()) is not None:
         device.work(batch, 10.0).synchronize()
     assert device.now == 5 + 100 * 10, "only the first copy is waited for"
     assert device.busy / device.now > 0.99
 
 
-def test_where_data_is_late_a_batch_is_handed_out_before_the_next_is_finished() -> None:
-    device, host = FakeDevice([1.0]), Gathered(3, [True])
-    feed = DeviceFeed(host, device, Counters())
-    assert feed.next() is not None
-    assert len(host.addresses) == 1
+@dataclass
+class Recorded:
+    """`DeviceCopies` in main memory that note their threads, and what is on the device and not yet handed out."""
+
+    threads: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
+    most_bytes: int = 0
+    _bytes: int = 0
+
+    def start(self, host: Batch) -> Batch:
+        self.threads["start"].add(threading.get_ident())
+        self._bytes += _bytes_of(host)
+        self.most_bytes = max(self.most_bytes, self._bytes)
+        return host.with_arrays({name: each.clone() for name, each in host.items()})
+
+    def hand_out(self, batch: Batch) -> Batch:
+        self.threads["hand_out"].add(threading.get_ident())
+        self._bytes -= _bytes_of(batch)
+        return batch
+
+
+def _bytes_of(batch: Batch) -> int:
+    return sum(each.nbytes for each in batch.values())
+
+
+def test_copies_are_started_off_the_trainers_thread_and_bounded(
+    parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copies = Recorded()
+    monkeypatch.setattr(pipeline, "open_copies", lambda _: copies)
+    plan = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [4000] * 4})), seed=1)
+    transform = fb.Transform(id=fb.Label("id", dtype="int64"))
+
+    def ids(**options: Any) -> list[list[int]]:
+        with fb.Loader(plan, transform, global_batch=500, **options) as loader:
+            return [batch["id"].tolist() for _ in range(2) for batch in loader]
+
+    assert ids(device="meta", prefetch_bytes=64_000) == ids()
+    assert copies.threads["hand_out"] == {threading.get_ident()}
+    assert len(copies.threads["start"]) == 1 and not copies.threads["start"] & copies.threads["hand_out"]
+    assert copies.most_bytes <= 16_000 + 2 * 4_000, "a quarter, one in the gathering thread's hand, one handed out"
+
+
+def test_an_error_of_a_copy_is_raised_where_the_batch_would_have_been(
+    parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(Recorded):
+        def start(self, host: Batch) -> Batch:
+            if host.position == 24:
+                raise torch.OutOfMemoryError("the device is full")
+            return super().start(host)
+
+    monkeypatch.setattr(pipeline, "open_copies", lambda _: Full())
+    plan, transform = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [40]}))), fb.Transform(x=fb.Dense(["x0"]))
+    with fb.Loader(plan, transform, global_batch=8, device="meta") as loader:
+        batches = iter(loader)
+        assert [next(batches).position for _ in range(3)] == [0, 8, 16]
+        with pytest.raises(torch.OutOfMemoryError, match="the device is full"):
+            next(batches)
 
 
 @pytest.mark.parametrize(
