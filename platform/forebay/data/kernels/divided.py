@@ -4,7 +4,7 @@ A thread of `serve` waits for parts of a gather, and copies them, inside one com
 batch takes the GIL as often as with one thread, and a trainer in Python waits no longer for it.
 
 The threads wait in functions of the C library (pthread_mutex, pthread_cond), which Linux and macOS have. A thread that
-the system runs late finds fewer parts left, or none: nobody waits for it.
+the system runs late finds fewer parts left, or none, and the caller does not wait for it.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ class Loader:
             data=data,
             world=self.world,
             as_numpy=as_numpy,
-            device=known_device(device, as_numpy=as_numpy),
+            device=None if device is None else known_device(device, as_numpy=as_numpy),
             prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
             sequences=tuple(each.transform for each in self._datasets if isinstance(each.transform, SequenceTransform)),
             epochs=None if epochs is None else whole_number("epochs", epochs),

@@ -18,7 +18,7 @@ from forebay.data.kernels import divided, lists, loops
 
 @contextmanager
 def served(number: int) -> Iterator[NDArray[np.int64]]:
-    """What a gather shares with this many threads."""
+    """State of a gather, for this many threads."""
     state = np.zeros(divided.STATE_WORDS, np.int64)
     threads = [threading.Thread(target=partial(divided.serve, state), daemon=True) for _ in range(number)]
     for thread in threads:

@@ -79,7 +79,7 @@ class PlainCopies:
         return batch
 
 
-def known_device(device: torch.device | str | None, *, as_numpy: bool) -> torch.device | None:
+def known_device(device: torch.device | str, *, as_numpy: bool) -> torch.device | None:
     """Device of the batches.
 
     None where they stay in main memory.
@@ -87,8 +87,6 @@ def known_device(device: torch.device | str | None, *, as_numpy: bool) -> torch.
     Raises:
         InvalidOption: Not a device of this machine, or NumPy arrays on one.
     """
-    if device is None:
-        return None
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:

@@ -77,7 +77,7 @@ class Ahead:
 def train(
     device: FakeDevice, host: Gathered, ring: CopyRing, *, work: float, waits: bool, ahead: list[int] | None = None
 ) -> None:
-    """Work on each batch; the host waits for it, or runs ahead."""
+    """Work on each batch, which the host waits for, or not."""
     batches = Ahead(DeviceFeed(device, ring), host, [2] if ahead is None else ahead)
     while (batch := batches.next()) is not None:
         done = device.work(batch, work)
