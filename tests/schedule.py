@@ -23,7 +23,7 @@ _PROCESSES = re.compile(
     r"subprocess|multiprocessing|Popen|fb\.run\(|fork_server|\branks\b|\bpython\(|LocalDriver|os\.fork|process_group"
     r"|ProcessPool|DriverSuite|NotebookClient|torch\.compile"
 )
-_QUICK_S = 4.0
+_QUICK_S = 3.0
 
 
 def is_quick(module: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -83,11 +84,16 @@ def _resolves(name: str, modules: Trees) -> bool:
     for member in members:
         if scope is None:
             return True  # an attribute of a value: its type says more than the syntax
-        defined = dict(_defined(scope))
+        defined = _members(scope)
         if member not in defined:
             return False
         scope = defined[member]
     return True
+
+
+@cache
+def _members(scope: ast.AST) -> Mapping[str, ast.AST | None]:
+    return dict(_defined(scope))
 
 
 def _defined(scope: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:

@@ -10,6 +10,7 @@ import importlib
 import sys
 import tomllib
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -148,9 +149,11 @@ def is_listed(name: str, feature: str) -> bool:
     return any(name in each.split(".") for each in listed)
 
 
+@cache
 def files_with_ray() -> dict[str, ast.Module]:
     """Syntax tree per file of the package that imports Ray."""
-    trees = {str(path.relative_to(PACKAGE)): ast.parse(path.read_text()) for path in PACKAGE.rglob("*.py")}
+    texts = {str(path.relative_to(PACKAGE)): path.read_text() for path in PACKAGE.rglob("*.py")}
+    trees = {file: ast.parse(text) for file, text in texts.items() if "ray" in text}
     return {file: tree for file, tree in sorted(trees.items()) if _uses_ray(tree)}
 
 
