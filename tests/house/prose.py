@@ -9,6 +9,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 BANNED = re.compile(r"\b(whoever|nobody|shall|anew|for ever|told|word|gone)\b", re.IGNORECASE)
@@ -80,6 +81,7 @@ class Prose:
         return 1000 * len(self.faults) / max(self.num_words, 1)
 
 
+@cache
 def prose_of(repository: Path, roots: tuple[str, ...]) -> Prose:
     """Prose below `roots`: of Python files, Markdown pages and notebooks."""
     passages: list[Passage] = []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -12,12 +13,20 @@ import forebay as fb
 from forebay.data.manifest.prepared import SEAL, list_prepared, remove_prepared
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.errors import InvalidOption
+from forebay.storage import writer_lease
+from forebay.storage.writer_lease import LeaseTimes
 
 
 def numbers(count: int) -> Iterator[pa.Table]:
     for start in range(count, 0, -50):
         rows = list(range(start - 50, start))
         yield pa.table({"row": rows, "half": [row / 2 for row in rows]})
+
+
+@pytest.fixture(autouse=True)
+def leases_settle_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leases that no other process wants: a second less for each preparation."""
+    monkeypatch.setattr(writer_lease, "LeaseTimes", partial(LeaseTimes, settle_s=0.02))
 
 
 def test_prepared_once_read_and_removed(store: Any) -> None:
