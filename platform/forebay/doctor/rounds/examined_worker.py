@@ -87,6 +87,12 @@ class NoCheckpoints:
     The run begins from scratch.
     """
 
+    def reserve(self, num_bytes: int) -> None:
+        """Make nothing."""
+
+    def raise_failed(self, *, wait: bool = False) -> None:
+        """Nothing fails."""
+
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Save nothing."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from forebay.training.checkpoint.encoded import Bytes
 
 
@@ -10,12 +12,20 @@ class ReusableBuffer:
 
     Its pages stay: fresh ones cost more than the copy into them.
 
-    A subclass decides where the memory is.
+    A subclass decides where the memory is. `holes` are the spans that were left out with `seek`, as begin and size.
     """
 
     def __init__(self) -> None:
         self._memory = memoryview(b"")
         self._at = 0
+        self.holes: list[tuple[int, int]] = []
+        self.unlock_pages: Callable[[], object] | None = None
+        """Set while the memory is page-locked. Called before the memory moves."""
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of memory."""
+        return len(self._memory)
 
     @property
     def num_bytes(self) -> int:
@@ -28,11 +38,28 @@ class ReusableBuffer:
         Returns its size in bytes.
         """
         end = self._at + len(data)
-        if end > len(self._memory):
-            self._memory = self.grow(max(end, 2 * len(self._memory)))
+        self._make_room(end)
         self._memory[self._at : end] = data
         self._at = end
         return len(data)
+
+    def seek(self, num_bytes: int, whence: int) -> int:
+        """Leave out `num_bytes` bytes, as `torch.save` does for the data of a tensor.
+
+        They are written later, into their `window`.
+        """
+        assert whence == 1, "torch.save moves on from where it is"
+        self._make_room(self._at + num_bytes)
+        self.holes.append((self._at, num_bytes))
+        self._at += num_bytes
+        return self._at
+
+    def window(self, begin: int, num_bytes: int) -> memoryview:
+        """Writable memory of bytes written or left out.
+
+        Valid until the next write.
+        """
+        return self._memory[begin : begin + num_bytes]
 
     def reserve(self, num_bytes: int) -> None:
         """Reserve `num_bytes` bytes in all.
@@ -40,14 +67,18 @@ class ReusableBuffer:
         They are then written without moving the memory.
         """
         if num_bytes > len(self._memory):
+            if self.unlock_pages is not None:
+                self.unlock_pages()
+                self.unlock_pages = None
             self._memory = self.grow(num_bytes)
 
     def flush(self) -> None:
         """Do nothing: no data is buffered. `torch.save` calls it."""
 
-    def reset(self) -> None:
-        """Start at the beginning again and overwrite earlier data."""
-        self._at = 0
+    def reset(self, num_bytes: int = 0) -> None:
+        """Go on after the first `num_bytes` bytes, and overwrite what is behind them."""
+        self._at = num_bytes
+        self.holes.clear()
 
     def written(self) -> memoryview:
         """All data since `reset`, without a copy.
@@ -64,3 +95,7 @@ class ReusableBuffer:
         memory = memoryview(bytearray(num_bytes))
         memory[: self._at] = self._memory[: self._at]
         return memory
+
+    def _make_room(self, end: int) -> None:
+        if end > len(self._memory):
+            self.reserve(max(end, 2 * len(self._memory)))

@@ -57,13 +57,23 @@ class CheckpointStore(Protocol):
       dies.
     - A saved checkpoint replaces all of later steps, which belong to an abandoned future.
     - `newest` never returns a corrupt checkpoint, or one that lacks a shard.
-    - A saved state may be changed as soon as `save` has returned.
+    - A saved state may be changed as soon as `save` has returned, although its checkpoint may be written later. An
+      error of that is raised by the next call but `close` that waits for it or comes after it.
     - Of a checkpoint in parts, each rank saves its own with `save_part`. Then rank 0 calls `save`, with all receipts.
       Until that returns, the checkpoint before it stands.
     - Every rank calls `save_part` and `read_part`. All other methods are called on rank 0. Calls come one at a time,
       but on several threads.
     - Making a store costs the other ranks nothing.
     """
+
+    def reserve(self, num_bytes: int) -> None:
+        """Make memory for checkpoints of about `num_bytes`, without waiting."""
+
+    def raise_failed(self, *, wait: bool = False) -> None:
+        """Raise the error of a saved checkpoint that could not be written.
+
+        Takes no time, unless it has to `wait` for those that are not written yet.
+        """
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint`, with `parts`, outlives this process.
@@ -130,6 +140,15 @@ class Encoder:
 
         It names `parts`, and does not have them. Raises `BadJob` for a state that could not be read back.
         """
+        return self.draft(checkpoint, buffer, parts).sealed()
+
+    def draft(
+        self, checkpoint: Checkpoint, buffer: ReusableBuffer, parts: Sequence[PartReceipt] = ()
+    ) -> EncodedCheckpoint:
+        """Like `encode`, without checksums: one copy of the state.
+
+        The state may change from then on.
+        """
         buffer.reset()
         spans = {}
         for number, state in sorted(checkpoint.shards.items()):
@@ -142,7 +161,7 @@ class Encoder:
         for number, content in shards.items():
             self._loadable.verify(checkpoint.shards[number], content)
         world = asdict(checkpoint.world)
-        return EncodedCheckpoint.build(
+        return EncodedCheckpoint.draft(
             {"step": checkpoint.step, "cursor": checkpoint.cursor.to_json(), "world": world},
             shards,
             [part.facts for part in parts],
@@ -188,6 +207,12 @@ class DirectoryStore:
     def __init__(self, uri: str | os.PathLike[str], *, keep_last: int = 2, keep_every: int | None = None) -> None:
         self._files = CheckpointFiles(CheckpointConfig(uri=os.fspath(uri), keep_last=keep_last, keep_every=keep_every))
         self._encoder, self._buffer = Encoder(), ReusableBuffer()
+
+    def reserve(self, num_bytes: int) -> None:
+        """Do nothing: the first save makes the memory."""
+
+    def raise_failed(self, *, wait: bool = False) -> None:
+        """Do nothing: `save` raises."""
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Write `checkpoint`, then delete those it supersedes.

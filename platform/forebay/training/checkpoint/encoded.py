@@ -67,13 +67,31 @@ class EncodedCheckpoint:
 
         `metadata` must survive JSON and name the `step`.
         """
-        table = {
-            str(number): {"bytes": len(content), _CHECKSUM: _checksum(content)}
-            for number, content in sorted(shards.items())
-        }
+        return cls.draft(metadata, shards, parts).sealed()
+
+    @classmethod
+    def draft(
+        cls, metadata: Metadata, shards: Mapping[int, Bytes], parts: Sequence[PartFacts] = ()
+    ) -> EncodedCheckpoint:
+        """Like `build`, without checksums of shards.
+
+        Only memory may hold it: a file that was cut short would not be noticed.
+        """
+        table = {str(number): {"bytes": len(content), _CHECKSUM: ""} for number, content in sorted(shards.items())}
         table |= {str(part.number): {"bytes": part.num_bytes, _BLOCKS: part.checksum} for part in parts}
-        described = {"version": VERSION, **metadata, "shards": table}
-        return cls(metadata={**described, _CHECKSUM: metadata_checksum(described)}, shards=shards)
+        return cls(metadata={"version": VERSION, **metadata, "shards": table}, shards=shards)
+
+    def sealed(self) -> EncodedCheckpoint:
+        """Return a draft with its checksums. Anything else stays as it is.
+
+        Takes as long as reading all shards. Releases the GIL.
+        """
+        if _CHECKSUM in self.metadata:
+            return self
+        sums = {str(number): {_CHECKSUM: _checksum(content)} for number, content in self.shards.items()}
+        table = {number: {**facts, **sums.get(number, {})} for number, facts in self.metadata["shards"].items()}
+        described = {**self.metadata, "shards": table}
+        return EncodedCheckpoint(metadata={**described, _CHECKSUM: metadata_checksum(described)}, shards=self.shards)
 
     @property
     def step(self) -> int:

@@ -5,11 +5,9 @@ Checkpoints go to this machine's disk first, and from there to storage elsewhere
 
 from __future__ import annotations
 
-import logging
 import mmap
 import os
 import shutil
-import time
 import uuid
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -23,6 +21,7 @@ from forebay.storage.atomic import write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
 from forebay.storage.small_files import read_small
+from forebay.training.checkpoint.background_writer import BackgroundWriter
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.checkpoint import (
     Checkpoint,
@@ -36,18 +35,18 @@ from forebay.training.checkpoint.checkpoint import (
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import Bytes, EncodedCheckpoint, PartFacts
 from forebay.training.checkpoint.files.checkpoint_files import SPOOLS, CheckpointFiles, spool_of
-from forebay.training.checkpoint.files.claim import ClaimGone, is_gone_too_long
 from forebay.training.checkpoint.files.names import file_names
+from forebay.training.checkpoint.files.pending import wait_until_written
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.training.checkpoint.parts.verified_part import ReadBytes
+from forebay.training.checkpoint.serialization import num_bytes_of
 from forebay.training.checkpoint.uploader import Uploader
 
 OWNER = "spooled-by"
-AGAIN_S = 1.0
+LEAST_BYTES = 16 << 20
+"""A smaller state is written while the step waits: that takes some 20 ms, and needs no memory between two processes."""
 
 T = TypeVar("T")
-
-log = logging.getLogger(__name__)
 
 
 def open_local_checkpoints(config: CheckpointConfig) -> CheckpointStore:
@@ -75,29 +74,68 @@ class DirectStore(DirectoryStore):
     def __init__(self, config: CheckpointConfig) -> None:
         super().__init__(config.uri, keep_last=config.keep_last, keep_every=config.keep_every)
         self._files = CheckpointFiles(config)
+        self._config = config
+        self._background: BackgroundWriter | None = None
+
+    def reserve(self, num_bytes: int) -> None:
+        """Make memory for checkpoints of this size, unless they are small."""
+        if num_bytes >= LEAST_BYTES:
+            self._writer().reserve(num_bytes)
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
-        """Return once `checkpoint` is in storage. Raises `WriteFailed`."""
-        self._with_claim(checkpoint.step, partial(super().save, checkpoint, parts))
+        """Return once `checkpoint` outlives this process.
+
+        It is in storage, or in memory and on its way. Raises `WriteFailed`, also of an earlier one.
+        """
+        num_bytes = num_bytes_of(checkpoint.shards)
+        is_small = bool(parts) or num_bytes < LEAST_BYTES
+        if is_small:
+            self.raise_failed(wait=True)
+        if is_small or not self._writer().save(checkpoint, num_bytes):
+            self._with_claim(checkpoint.step, partial(super().save, checkpoint, parts))
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
         """Return once the part is in storage. Raises `WriteFailed`."""
+        self.raise_failed(wait=True)
         return self._with_claim(step, partial(super().save_part, step, number, chunks))
 
+    def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
+        """Return the newest complete checkpoint, or None.
+
+        Waits for those that are in memory, also of a process that was killed.
+        """
+        self.raise_failed(wait=True)
+        self._files.wait_until_written()
+        return super().newest(shards, before=before)
+
+    def raise_failed(self, *, wait: bool = False) -> None:
+        """Raise the error of a checkpoint that could not be written."""
+        if self._background is not None:
+            self._background.raise_failed(wait=wait)
+
+    def flush(self) -> None:
+        """Return once all checkpoints are in storage. Raises `WriteFailed`."""
+        self.raise_failed(wait=True)
+
+    def close(self) -> None:
+        """Wait for the checkpoints in memory."""
+        if self._background is not None:
+            self._background.close()
+            self._background = None
+
+    def _writer(self) -> BackgroundWriter:
+        if self._background is None:
+            self._background = BackgroundWriter(self._config, self._encoder, self._write)
+        return self._background
+
+    def _write(self, encoded: EncodedCheckpoint) -> None:
+        self._with_claim(encoded.step, partial(self._files.write, encoded))
+
     def _with_claim(self, step: int, write: Callable[[], T]) -> T:
-        """Write while the claim is there. It may vanish during the write, which looks for it again."""
-        began = time.monotonic()
-        while True:
-            try:
-                self._files.check_fence()
-                return write()
-            except ClaimGone as error:
-                if is_gone_too_long(began):
-                    raise self._refused(step, error) from error
-                log.warning("A checkpoint waits: %s.", error)
-            except OSError as error:
-                raise self._refused(step, error) from error
-            time.sleep(AGAIN_S)
+        try:
+            return self._files.with_claim(write)
+        except OSError as error:
+            raise self._refused(step, error) from error
 
     def _refused(self, step: int, error: OSError) -> WriteFailed:
         """Error for a refused write.
@@ -122,6 +160,7 @@ class _Spool:
     folder: Path
     files: CheckpointFiles
     uploader: Uploader
+    background: BackgroundWriter
 
 
 class SpooledStore:
@@ -140,10 +179,27 @@ class SpooledStore:
         self._encoder, self._buffer = Encoder(), ReusableBuffer()
         self._opened: _Spool | None = None
 
+    def reserve(self, num_bytes: int) -> None:
+        """Make memory for checkpoints of this size, unless they are small."""
+        if num_bytes >= LEAST_BYTES:
+            self._spool().background.reserve(num_bytes)
+
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
-        """Return once `checkpoint` is on this machine's disk."""
+        """Return once `checkpoint` outlives this process.
+
+        It is on this machine's disk, or in memory and on its way.
+        """
         spool = self._spool()
-        encoded = self._encoder.encode(checkpoint, self._buffer, parts)
+        num_bytes = num_bytes_of(checkpoint.shards)
+        is_small = bool(parts) or num_bytes < LEAST_BYTES
+        if is_small:
+            spool.background.raise_failed(wait=True)
+        if is_small or not spool.background.save(checkpoint, num_bytes):
+            self._write(self._encoder.encode(checkpoint, self._buffer, parts))
+
+    def _write(self, encoded: EncodedCheckpoint) -> None:
+        assert self._opened is not None
+        spool = self._opened
         try:
             spool.files.write(encoded)
             mapped = self._mapped(encoded)
@@ -171,12 +227,21 @@ class SpooledStore:
         It is on this machine's disk or in storage.
         """
         spool = self._spool()
+        spool.background.raise_failed(wait=True)
+        spool.files.wait_until_written()
         found = [*found_in(spool.files, Tier.THIS_NODE), *found_in(spool.uploader.files)]
         return newest_of(found, shards, before=before)
 
+    def raise_failed(self, *, wait: bool = False) -> None:
+        """Raise the error of a checkpoint that could not be written to this machine's disk."""
+        if self._opened is not None:
+            self._opened.background.raise_failed(wait=wait)
+
     def flush(self) -> None:
         """Return once the newest checkpoint is in storage. Raises `WriteFailed`."""
-        self._spool().uploader.flush()
+        spool = self._spool()
+        spool.background.raise_failed(wait=True)
+        spool.uploader.flush()
 
     def close(self) -> None:
         """End the uploads.
@@ -185,6 +250,7 @@ class SpooledStore:
         """
         if self._opened is None:
             return
+        self._opened.background.close()
         uploader = self._opened.uploader
         uploader.close()
         if uploader.is_done:
@@ -194,8 +260,10 @@ class SpooledStore:
     def _spool(self) -> _Spool:
         if self._opened is None:
             uploader, folder = Uploader(self._config), self._folder
+            wait_until_written(folder)
             self._own(folder, uploader.files.uri)
-            self._opened = _Spool(folder=folder, files=self._spooled, uploader=uploader)
+            background = BackgroundWriter(self._spool_config, self._encoder, self._write)
+            self._opened = _Spool(folder=folder, files=self._spooled, uploader=uploader, background=background)
             self._offer_remains()
         return self._opened
 
@@ -209,14 +277,16 @@ class SpooledStore:
 
     @cached_property
     def _spooled(self) -> CheckpointFiles:
+        return CheckpointFiles(self._spool_config)
+
+    @cached_property
+    def _spool_config(self) -> CheckpointConfig:
         config = self._config
-        return CheckpointFiles(
-            CheckpointConfig(
-                uri=str(self._folder),
-                keep_last=config.keep_last,
-                attempt=config.attempt,
-                restorable=config.restorable,
-            )
+        return CheckpointConfig(
+            uri=str(self._folder),
+            keep_last=config.keep_last,
+            attempt=config.attempt,
+            restorable=config.restorable,
         )
 
     def _own(self, folder: Path, uri: str) -> None:

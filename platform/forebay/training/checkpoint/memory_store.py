@@ -52,10 +52,10 @@ class MemoryStore:
     It runs as an actor without CPUs, and answers questions for its step at once.
 
     A worker writes its shards and then the metadata into its buffer, and calls `keep`. The checkpoint is complete as
-    soon as the metadata is written: if the worker dies before the call, the store finds it in the buffer. A buffer is
-    handed out again if it is not the newest checkpoint, and neither the replica nor an upload reads it. A buffer whose
-    worker ended without metadata is not handed out again. So a worker that dies during a write cannot corrupt a later
-    checkpoint, however slowly it dies.
+    soon as the metadata is written: if the worker dies before the call, the store finds it in the buffer. Checksums of
+    the shards may be missing, and are computed here. A buffer is handed out again if it is not the newest checkpoint,
+    and neither the replica nor an upload reads it. A buffer whose worker ended without metadata is not handed out
+    again. So a worker that dies during a write cannot corrupt a later checkpoint, however slowly it dies.
     """
 
     def __init__(self, uploader: Uploader, replicate: Replicate) -> None:
@@ -98,7 +98,7 @@ class MemoryStore:
         Waits until it has a copy on another node. A worker does not write another one before, so the loss of a node
         loses at most one checkpoint.
         """
-        encoded = self._reported(number)
+        encoded = await self._reported(number)
         # None if its worker was replaced: then its successor has found the checkpoint, if there was one.
         if encoded is not None:
             if encoded is not self._newest:
@@ -232,6 +232,7 @@ class MemoryStore:
             encoded = self._buffers[number].read()
             if encoded is None:
                 return None
+            encoded = encoded.sealed()
             encoded.verify()
         except CorruptCheckpoint as error:
             log.warning("What a worker has left in memory is not a checkpoint (%s).", error)
@@ -239,14 +240,19 @@ class MemoryStore:
         is_news = self._newest is None or encoded.step > self._newest.step
         return encoded if is_news or number == self._given else None
 
-    def _reported(self, number: int) -> EncodedCheckpoint | None:
+    async def _reported(self, number: int) -> EncodedCheckpoint | None:
         """Checkpoint in buffer `number`, or None.
 
-        The buffer must still belong to the worker that reports it.
+        The buffer must still belong to the worker that reports it. Checksums are computed here: the worker trains on.
         """
         if number not in (self._given, self._abandoned):
             return None
-        return self._content.get(number) or self._buffers[number].read()
+        written = self._content.get(number) or self._buffers[number].read()
+        if written is None:
+            return None
+        sealed = await asyncio.to_thread(written.sealed)
+        # Meanwhile it may have been adopted, or its worker replaced.
+        return self._content.get(number, sealed) if number in (self._given, self._abandoned) else None
 
     def _abandon(self, number: int | None) -> None:
         """Do not hand out buffer `number` again.

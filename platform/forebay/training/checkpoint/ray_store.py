@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
@@ -17,6 +17,7 @@ from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from forebay.errors import Fenced, ReadFailed, WriteFailed
+from forebay.runtime.foreign_code import OutcomeThread, begin
 from forebay.storage.atomic import ADVICE, write_failed
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.checkpoint import Checkpoint, Encoder, FoundCheckpoint, Tier, found_in, newest_of
@@ -40,12 +41,19 @@ from forebay.training.checkpoint.part_memory.actor import StoreOwner, is_alive
 from forebay.training.checkpoint.part_memory.client import PartMemory
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.training.checkpoint.parts.verified_part import ReadBytes
-from forebay.training.checkpoint.shared_buffer import BufferHandle, SharedBufferClient, read_shared_buffer
+from forebay.training.checkpoint.serialization import lock_pages
+from forebay.training.checkpoint.shared_buffer import (
+    BufferHandle,
+    SharedBufferClient,
+    read_shared_buffer,
+)
 
 START_S = 15.0
 KEEP_S = 30.0
 READ_S = 30.0
 FLUSH_S = 900.0
+LEAST_TOUCHED = 16 << 20
+"""Bytes. Fewer pages are made during the copy."""
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +122,17 @@ class RayCheckpointStore:
         self._saved: EncodedCheckpoint | None = None
         self._stored: EncodedCheckpoint | None = None
         self._latest: int | None = None
+        self._reserving: OutcomeThread[None] | None = None
+
+    def reserve(self, num_bytes: int) -> None:
+        """Make memory in this node's store, beside training."""
+        self._reserved()
+        if num_bytes >= LEAST_TOUCHED and self._pending is not None:
+            self._reserving = OutcomeThread(lambda: self._touch(num_bytes), "forebay-reserve")
+            begin(self._reserving)
+
+    def raise_failed(self, *, wait: bool = False) -> None:
+        """Do nothing: `save` raises, or storage at a flush."""
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Keep `checkpoint` in the memory of this node.
@@ -123,14 +142,17 @@ class RayCheckpointStore:
         The store may not have noticed it yet: it looks for it before it answers any question. Parts are in the memory
         of the nodes that wrote them.
         """
+        self._reserved()
         before, self._saved = self._saved, None
         goes_on = self._latest is not None and checkpoint.step > self._latest
         handle, buffer = self._open_buffer()
-        encoded = self._encoder.encode(checkpoint, buffer, parts)
+        # The store computes the checksums, beside training.
+        encoded = self._encoder.draft(checkpoint, buffer, parts)
         self._latest = checkpoint.step
         if handle is None or not self._hand_over(handle, encoded, goes_on=goes_on):
             self._save_to_storage(encoded, before)
         self._saved = encoded
+        self.reserve(encoded.num_bytes)
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
         """Keep the part in the memory of this node.
@@ -157,6 +179,7 @@ class RayCheckpointStore:
 
         It is in the memory of any node, or in storage.
         """
+        self._reserved()
         stores = stores_of(self._owner.run)
         if self._store is None:
             self._request_buffer(stores)
@@ -174,6 +197,7 @@ class RayCheckpointStore:
 
         Raises `WriteFailed`, and `Fenced`.
         """
+        self._reserved()
         error: WriteFailed | Fenced | None = None
         if self._store is None or self._saved is None:
             error = flush_newest(self._owner.run)
@@ -189,6 +213,24 @@ class RayCheckpointStore:
     def close(self) -> None:
         """Release the memory store, which continues to exist."""
         self._store = self._pending = self._handle = self._client = self._saved = self._stored = None
+
+    def _reserved(self) -> None:
+        """Wait until no memory is being made: this store's state belongs to one thread at a time."""
+        if self._reserving is not None:
+            self._reserving.join()
+            self._reserving = None
+
+    def _touch(self, num_bytes: int) -> None:
+        """Touch the pages of the next buffer, if it is new.
+
+        What fails here fails again at the next checkpoint, which knows what to do.
+        """
+        with suppress(RayError, OSError):
+            self._handle = self._handle or ray.get(self._pending, timeout=self._wait_s)
+            self._client = self._client or SharedBufferClient(self._handle.pid)
+            writer = self._client.writer(self._handle)
+            writer.touch(num_bytes)
+            lock_pages(writer)
 
     def _next_handle(self) -> BufferHandle | None:
         """Buffer for the next checkpoint.
@@ -309,7 +351,7 @@ class RayCheckpointStore:
     def _upload(self, encoded: EncodedCheckpoint) -> None:
         if not upload_parts_of(self._owner.run, encoded, self._owner.config):
             raise OSError(f"parts of the checkpoint of step {encoded.step} are lost")
-        self._files.write(encoded)
+        self._files.write(encoded.sealed())
 
     def _is_owed(self, before: EncodedCheckpoint) -> bool:
         is_permanent = self._owner.config.is_permanent(before.step) and before is not self._stored

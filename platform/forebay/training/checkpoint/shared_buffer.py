@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.encoded import (
     Bytes,
@@ -29,6 +31,7 @@ METADATA_ROOM = 1 << 16
 """Bytes before the shards: the metadata's length, which is written last, and the metadata."""
 _LENGTH_BYTES = 8
 _STEP_BYTES = 1 << 20
+_TOUCHED_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,16 +57,22 @@ class SharedBuffer:
     mapped it.
     """
 
-    def __init__(self, number: int) -> None:
+    def __init__(self, number: int, descriptor: int | None = None) -> None:
+        """Make a buffer, or use the one behind an inherited descriptor."""
         self.number = number
         self._mapped = memoryview(b"")
         if sys.platform == "linux":
-            self._file = os.memfd_create("forebay-checkpoint")
+            self._file = os.memfd_create("forebay-checkpoint") if descriptor is None else descriptor
             self.path = f"/proc/{os.getpid()}/fd/{self._file}"
         else:
             self._file, self.path = tempfile.mkstemp(prefix="forebay-checkpoint-")
             weakref.finalize(self, Path(self.path).unlink, missing_ok=True)
         weakref.finalize(self, os.close, self._file)
+
+    @property
+    def descriptor(self) -> int:
+        """Descriptor of the file."""
+        return self._file
 
     @property
     def handle(self) -> BufferHandle:
@@ -127,8 +136,18 @@ class SharedBufferWriter(ReusableBuffer):
         os.ftruncate(self._file, max(whole, os.fstat(self._file).st_size))
         return memoryview(mmap.mmap(self._file, whole))[METADATA_ROOM:]
 
+    def touch(self, num_bytes: int) -> None:
+        """Make memory for a checkpoint of about `num_bytes`.
+
+        The first touch of a page takes several times as long as a copy into it. Releases the GIL.
+        """
+        if self.capacity < num_bytes:
+            self.reserve(num_bytes + num_bytes // 16)
+            for begin in range(0, self.capacity, _TOUCHED_BYTES):
+                np.frombuffer(self.window(begin, _TOUCHED_BYTES), np.uint8).fill(0)
+
     def finish(self, encoded: EncodedCheckpoint) -> None:
-        """Add the metadata of the written shards.
+        """Add the metadata of the written shards. A draft will do.
 
         Then the checkpoint is complete, even if this process dies.
         """

@@ -36,6 +36,26 @@ class RankCheckpoints:
         self.strategy: Strategy | None = None
         """Strategy that lays out the tensors that are read."""
 
+    def reserve(self, num_bytes: int) -> None:
+        """Make memory for checkpoints of this size, beside training.
+
+        Only rank 0 saves what all ranks have.
+        """
+        if self._collective.world.is_first and self.strategy is not None and not self.strategy.is_sharded:
+            self._store.reserve(num_bytes)
+
+    def raise_failed(self) -> None:
+        """Raise on rank 0 if a saved checkpoint could not be written."""
+        if self._collective.world.is_first:
+            self._store.raise_failed()
+
+    def settle(self) -> None:
+        """Return on all ranks once every saved checkpoint is written.
+
+        Raises if one could not be.
+        """
+        broadcast_from_rank_zero(partial(self._store.raise_failed, wait=True), self._collective)
+
     def save(self, snapshot_of: Callable[[], Snapshot]) -> None:
         """Save the snapshot that `snapshot_of` returns."""
         world = self._collective.world

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from torch import Tensor
+
 from forebay.events import EpochEnded
 from forebay.runtime.metrics import Counters
 from forebay.training.batch_size.controller import BatchSizeController
@@ -41,11 +43,22 @@ class TrainState:
         self.ended: tuple[EpochEnded, ...] = ()
         self.restored: Snapshot | None = None
         self._parts = LocalParts()
+        self._setup: TrainSetup | None = None
         self.totals = self._new_totals(EpochFacts())
 
     @property
     def global_batch(self) -> int:
         return self.progress.data.global_batch
+
+    @property
+    def num_bytes(self) -> int:
+        """About the size of a checkpoint: trained parameters, buffers, and the state of the optimizer."""
+        if self._setup is None:
+            return 0
+        model, optimizer = self._setup.model, self._setup.optimizer
+        trained = [each for each in model.parameters() if each.requires_grad]
+        moments = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
+        return sum(each.nbytes for each in (*trained, *model.buffers(), *moments))
 
     def place(self, epoch: int, position: int) -> dict[str, float]:
         """Return the position to report for a step.
@@ -60,7 +73,7 @@ class TrainState:
         self.objects.add(**states)
         self.monitors.attach(setup)
         self.batch_size.attach(setup)
-        self._parts = setup.parts
+        self._parts, self._setup = setup.parts, setup
 
     def count_step(self, metrics: Mapping[str, Metric]) -> PendingBatches:
         """Count one step, and return its batches.

@@ -78,6 +78,7 @@ class Worker:
         self._state = TrainState(spec)
         self._progress = self._state.progress
         self._is_displaced, self._strategies = True, strategies
+        self._has_reserved = False
         self._strategy: Strategy | None = None
         self.stopped: str | None = None
         self.resize_to: int | None = None
@@ -260,6 +261,10 @@ class Worker:
         the run, as the one of `Job.nan_guard` does for a loss that is not finite.
         """
         drawn = self._state.count_step(metrics)
+        self._checkpoints.raise_failed()
+        if not self._has_reserved:
+            self._has_reserved = True
+            self._checkpoints.reserve(self._state.num_bytes)
         self._step_reports.count(self.step, drawn, self.global_batch)
         if self.epoch > drawn.epoch:
             self._end_epoch(drawn.epoch, drawn.position, metrics)
@@ -442,6 +447,9 @@ class Worker:
     def _save_checkpoint(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
         self._checkpoints.save(lambda: self._state.snapshot(facts, [rng.whole(state) for state in states]))
         self._progress.mark_saved()
+        if self.resize_to is not None:
+            # The workers of the next world look for it, and this one may end.
+            self._checkpoints.settle()
 
     def _restore(self, snapshot: Snapshot) -> None:
         self._state.restore(snapshot, rank=self.world.rank)

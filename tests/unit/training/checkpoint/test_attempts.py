@@ -106,7 +106,7 @@ def fenced_config(tmp_path: Path) -> CheckpointConfig:
 
 def test_fenced_attempt_saves_no_checkpoint(fenced_config: CheckpointConfig) -> None:
     with pytest.raises(Fenced, match=r"a later attempt has taken over this run \(.*000002.json\): attempt 1 ends"):
-        open_local_checkpoints(fenced_config).save(SimpleNamespace(step=6))  # type: ignore[arg-type] # nothing else is read
+        open_local_checkpoints(fenced_config).save(SimpleNamespace(step=6, shards={}))  # type: ignore[arg-type] # nothing else is read
 
 
 def test_attempt_whose_folder_a_later_one_removed_is_fenced(

@@ -6,12 +6,15 @@ Independent of their content, so it needs no PyTorch.
 from __future__ import annotations
 
 import hashlib
+import logging
+import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TypeVar
 
 from pyarrow.fs import FileType
 
@@ -43,6 +46,7 @@ from forebay.training.checkpoint.files.claim import (
     ClaimGone,
     check_own,
     fenced_error,
+    is_gone_too_long,
     newest_number,
     read_claim,
 )
@@ -55,12 +59,18 @@ from forebay.training.checkpoint.files.names import (
     saved_step,
     title_of,
 )
+from forebay.training.checkpoint.files.pending import WRITING, wait_until_written
 
 SPOOLS = "~/.cache/forebay-checkpoints"
 
 # A state of many gigabytes takes minutes.
 READ_POLICY = ReadPolicy(deadline_s=900.0)
+AGAIN_S = 1.0
 _PIECE_BYTES = 8 << 20
+
+T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 def spool_of(uri: str, spools: str | None = None) -> Path:
@@ -119,6 +129,30 @@ class CheckpointFiles:
     @property
     def _own(self) -> int:
         return 1 if self._config.attempt is None else self._config.attempt
+
+    def wait_until_written(self) -> None:
+        """Return once no process has a checkpoint in memory that it writes here.
+
+        Only a folder on this machine is written from memory without a store of its own.
+        """
+        if self.is_local and (Path(self._location.path) / WRITING).exists():
+            wait_until_written(self._location.path)
+
+    def with_claim(self, write: Callable[[], T]) -> T:
+        """Write while the claim is there.
+
+        It may vanish during the write, which looks for it again, for a limited time. Raises `Fenced` and `OSError`.
+        """
+        began = time.monotonic()
+        while True:
+            try:
+                self.check_fence()
+                return write()
+            except ClaimGone as error:
+                if is_gone_too_long(began):
+                    raise
+                log.warning("A checkpoint waits: %s.", error)
+            time.sleep(AGAIN_S)
 
     def write(self, encoded: EncodedCheckpoint) -> None:
         """Write a checkpoint, then delete the steps it supersedes.
@@ -400,14 +434,17 @@ def readable_checkpoints(run: str) -> CheckpointFiles:
     A reader is not an attempt of the run.
 
     Those that the newest attempt wrote or may restore: none that an earlier one wrote after it was taken over.
-    Raises `InvalidOption` if its claim is damaged.
+    Raises `InvalidOption` if its claim is damaged. Waits for a checkpoint that is in memory, and on its way to a folder
+    of this machine.
     """
     config, attempts = CheckpointConfig(uri=below(run, FOLDER)), resolve(below(run, ATTEMPTS))
     number = newest_number(attempts)
     claim = None if number is None else read_claim(attempts, number)
     if claim is not None and claim.restorable is not None:
         config = replace(config, claimed=claim.number, restorable=frozenset(claim.restorable))
-    return CheckpointFiles(config)
+    files = CheckpointFiles(config)
+    files.wait_until_written()
+    return files
 
 
 def _contents(location: Location, span: slice | None) -> bytes:

@@ -101,7 +101,10 @@ class AttemptFiles:
         stored = self.run.checkpoints.uri
         folders = [stored, str(spool_of(stored))]
         configs = [CheckpointConfig(uri=uri, attempt=before.number, restorable=pinned) for uri in folders]
-        found = {name for config in configs for name in CheckpointFiles(config).complete_names()}
+        saved = [CheckpointFiles(config) for config in configs]
+        for each in saved:  # a killed process may have left its last one in memory
+            each.wait_until_written()
+        found = {name for each in saved for name in each.complete_names()}
         return tuple(title_of(name) for name in sorted(found))
 
     def create(self, claim: Claim) -> FileLock | bool:
