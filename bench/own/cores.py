@@ -71,7 +71,7 @@ def forebay(setting: dict[str, Any]) -> None:
 
 
 def arrow(setting: dict[str, Any]) -> None:
-    """Pyarrow's decode with as many threads as cores; on one core also a gather of rows in memory."""
+    """Pyarrow's decode with as many threads as cores. On one core also a gather of rows in memory."""
     import pyarrow as pa  # noqa: PLC0415 - as above
     import pyarrow.dataset as ds  # noqa: PLC0415
 

@@ -6,7 +6,8 @@ Everything is in memory, or in one temporary folder.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,18 +20,22 @@ from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.loader.batch import Batch
 from forebay.doctor.findings.bottleneck import BottleneckVerdict, verdict_of
+from forebay.doctor.findings.estimates import Estimates, complete_passes, with_estimates
 from forebay.doctor.findings.gains import Gain, gains_of
 from forebay.doctor.findings.measurements import JobFacts, Measurements
-from forebay.doctor.findings.ways import RoundKind, Way, stages_of
-from forebay.doctor.rounds.examination import Apparatus, Examination, Found, Progress
+from forebay.doctor.findings.ways import RoundKind, Way, essential, stages_of
+from forebay.doctor.rounds.deadline import Deadline
+from forebay.doctor.rounds.examination import Apparatus, Examination, Progress
 from forebay.doctor.rounds.examined_worker import ExaminedWorker
-from forebay.doctor.rounds.feeds import Copy, GatheredBatches, small_rows
+from forebay.doctor.rounds.feeds import Copy, GatheredBatches, KeptBatches, small_rows
+from forebay.doctor.rounds.found import Activity, Found
 from forebay.doctor.rounds.held_blocks import HeldBlocks
+from forebay.doctor.rounds.production import UnfinishedBlock
 from forebay.doctor.rounds.sample import HeldPagesReader, Sample, num_blocks, read_sample
 from forebay.doctor.rounds.sample_pass import MOST_PASSES
 from forebay.doctor.rounds.thread_time import ThreadClock
-from forebay.errors import ForebayError, InvalidOption, RunFailed, whole_number
-from forebay.runtime.foreign_code import outcome_of
+from forebay.errors import BadJob, ForebayError, InvalidOption, RunFailed, whole_number
+from forebay.runtime.foreign_code import OutcomeThread, begin, outcome_of
 from forebay.runtime.gpus import gpus_here
 from forebay.runtime.metrics import Counters
 from forebay.training.driver.worker_error import WorkerError
@@ -43,6 +48,12 @@ from forebay.world import World
 LEAST_SECONDS = 1.0
 _PREPARED_SHARE = 0.1
 """Share of the time for reading the sample, and for building held blocks, each."""
+_ROUNDS_SHARE, _CUT_OFF_SHARE = 0.9, 0.97
+"""Shares of the time after which no round begins, and after which a step that has not ended is left behind."""
+_LONG_SHARE = 0.05
+"""Share of the time from which on a call that did not end is named."""
+_INTERRUPTED_S = 5.0
+"""Time for threads to end after Ctrl-C."""
 _MOST_CACHE_BYTES = 4 << 30
 
 
@@ -61,7 +72,7 @@ class ExaminationOptions:
 
     Attributes:
         workers: Ranks on this machine, among which batches and data workers are divided. None: the job's number.
-        seconds: Time of all rounds together. Slow steps and slow blocks may take longer.
+        seconds: Time of the examination. What has not ended then is left behind, and what was measured is judged.
         copy: Copies a batch to the device. None: as a worker does.
         progress: Called at every round.
     """
@@ -99,44 +110,183 @@ def diagnose(job: Job, options: ExaminationOptions | None = None) -> Diagnosis:
     # One rank runs here.
     device = use_device(device_of(settled(job.resources, gpus_here(), workers=1)))
     with _temporary_folder(job.cache) as folder, _state_kept(job, device):
-        return _diagnose(job, options, _ExaminedRank(folder=folder, world=world, device=device))
+        return _diagnose(job, options, ExaminedRank(folder=folder, world=world, device=device))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ExaminedRank:
+class ExaminedRank:
+    """Rank that is examined, with its folder and its device."""
+
     folder: Path
     world: World
     device: torch.device
 
 
-def _diagnose(job: Job, options: ExaminationOptions, rank: _ExaminedRank) -> Diagnosis:
-    workers = (job.cache.data_workers if job.cache else DEFAULT_WORKERS).divided_by(rank.world.size)
-    prepare_s = _PREPARED_SHARE * options.seconds
-    options.progress(0, 1, "reading the first row groups")
-    sample = read_sample(job.data, rank.world, num_reads=workers.read_bounds.start, seconds=prepare_s)
-    options.progress(0, 1, "making the first blocks")
-    held = HeldBlocks(_cache(job.cache, rank.folder / "held"))
-    held.fill(sample, seconds=prepare_s)
-    copy = options.copy or _copy_to(rank.device)
-    gathered = GatheredBatches(data=job.data, world=rank.world, blocks=held)
-    apparatus = Apparatus(
-        kept=gathered.keep(copy or _stay, rank.device),
-        gathered=gathered,
-        sample=sample,
-        workers=workers,
-        caches=_caches(job.cache, rank.folder),
-        num_blocks=num_blocks(job.data, rank.world, sample),
-        transform_once=_transform_once(sample),
-        copy=copy or _stay,
-        device=rank.device,
-    )
-    stages = stages_of(copies=copy is not None, resizes=_may_resize(job, apparatus.kept.rows))
-    seconds = options.seconds * (1 - 2 * _PREPARED_SHARE)
-    examination = Examination(apparatus, stages, job.data.start, seconds=seconds, progress=options.progress)
-    _examine(job, examination, rank.device)
-    measured = _measurements(examination.found, _facts(job, rank, apparatus, held))
+def _diagnose(job: Job, options: ExaminationOptions, rank: ExaminedRank) -> Diagnosis:
+    """Examine in a thread, and judge what it has found when it ends or the time does."""
+    run = ExaminationRun(job, options, rank)
+    thread = OutcomeThread(run.examine, "forebay-doctor")
+    ends_s = _INTERRUPTED_S
+    begin(thread)
+    try:
+        thread.join(_CUT_OFF_SHARE * options.seconds)
+        ends_s = (1 - _CUT_OFF_SHARE) * options.seconds
+    finally:
+        # Threads end before their folder does. A call that does not end is left behind.
+        run.deadline.end()
+        thread.join(ends_s)
+    if thread.outcome is not None:
+        thread.outcome.result()
+    measured = run.measurements()
     verdict = verdict_of(measured)
     return Diagnosis(measurements=measured, verdict=verdict, gains=tuple(gains_of(measured, verdict)))
+
+
+class ExaminationRun:
+    """Phases of an examination, within one deadline. `measurements` has what they found, at any time."""
+
+    def __init__(self, job: Job, options: ExaminationOptions, rank: ExaminedRank) -> None:
+        self._job, self._options, self._rank = job, options, rank
+        self._workers = (job.cache.data_workers if job.cache else DEFAULT_WORKERS).divided_by(rank.world.size)
+        # The end of the last round takes time too: threads are joined, the device becomes idle.
+        self.deadline = Deadline(_ROUNDS_SHARE * options.seconds)
+        self._found = Found()
+        self._kept: KeptBatches | None = None
+        self._held = HeldBlocks(_cache(job.cache, rank.folder / "held"))
+        self._stages: tuple[RoundKind, ...] = ()
+        self._sample: Sample = ()
+
+    def examine(self) -> None:
+        """Run all phases. Raises the errors of each."""
+        job, rank, options, found = self._job, self._rank, self._options, self._found
+        use_device(rank.device)  # each thread has a current one
+        self._prepare()
+        gathered = GatheredBatches(data=job.data, world=rank.world, blocks=self._held)
+        copy = options.copy or (_stay if rank.device.type == "cpu" else None)
+        self._kept = kept = gathered.keep(copy or partial(_moved, device=rank.device), rank.device)
+        apparatus = Apparatus(
+            kept=kept,
+            gathered=gathered,
+            sample=self._sample,
+            workers=self._workers,
+            new_caches=partial(_new_caches, job.cache, rank.folder),
+            num_blocks=num_blocks(job.data, rank.world, self._sample),
+            transform_once=_transform_once(self._sample),
+            copy=copy,
+            device=rank.device,
+        )
+        copies = options.copy is not None or copy is None
+        self._stages = stages_of(copies=copies, resizes=_may_resize(job, kept.rows))
+        examination = Examination(
+            apparatus, self._stages, job.data.start, found, deadline=self.deadline, progress=options.progress
+        )
+        found.begin(Activity.SET_UP, self.deadline.now())
+        _examine(job, examination, rank.device)
+
+    def _prepare(self) -> None:
+        """Read the sample and make the first blocks."""
+        found, now, seconds = self._found, self.deadline.now, _PREPARED_SHARE * self._options.seconds
+        found.begin(Activity.READ, now())
+        self._options.progress(0, 1, found.activity)
+        self._sample = read_sample(
+            self._job.data, self._rank.world, num_reads=self._workers.read_bounds.start, deadline=Deadline(seconds)
+        )
+        found.sample_s = now() - found.since
+        found.sample_rows = sum(each.row_group.rows for each in self._sample)
+        found.begin(Activity.MAKE, now())
+        self._options.progress(0, 1, found.activity)
+        counters = Counters()
+        found.unfinished = UnfinishedBlock(counters, time.perf_counter())
+        self._held.fill(self._sample, deadline=Deadline(seconds), counters=counters)
+        found.making, found.made_rows, found.unfinished = counters.as_dict(), self._held.rows, None
+
+    def measurements(self) -> Measurements:
+        """Return what was found so far, with estimates of what was not.
+
+        Raises `BadJob` if the train function has not drawn a batch.
+        """
+        found = self._found
+        lasted_s = self.deadline.now() - found.since
+        if found.activity is Activity.SET_UP and not found.step_s:
+            raise BadJob(
+                f"the train function had not drawn a batch after {lasted_s:.3g} s, so no step can be measured. "
+                f"Give the examination more time: --seconds {10 * self._options.seconds:g}.",
+                seconds=lasted_s,
+            )
+        required = {*found.stages, *essential(self._stages)}
+        rounds, cut_off = complete_passes(found.rounds, tuple(required)) if self._stages else (), None
+        estimates = self._estimates(lasted_s)
+        if not rounds:
+            copies = any(stage.way is Way.COPY for stage in self._stages)
+            rounds = with_estimates(found.rounds, estimates, copies=copies)
+            cut_off = self._cut_off(lasted_s)
+        made = [each.sums for each in found.produced.get(RoundKind(way=Way.TRANSFORM), ())] or [self._making()]
+        names = {"remote_read_s": "read", "decode_s": "decode", "transform_s": "transform", "write_s": "write"}
+        sums = {text: sum(each.get(name, 0.0) for each in made) for name, text in names.items()}
+        total = sum(sums.values()) or 1.0
+        return Measurements(
+            facts=self._facts(),
+            rounds=rounds,
+            contention=found.contention if ThreadClock.is_exact else None,
+            making={text: seconds / total for text, seconds in sums.items()},
+            gpu_idle={way: sum(shares) / len(shares) for way, shares in found.idle.items() if shares},
+            cut_off=cut_off,
+        )
+
+    def _cut_off(self, lasted_s: float) -> str:
+        seconds, activity = self._options.seconds, self._found.activity
+        during = f" during {activity}, which had lasted {lasted_s:.3g} s" if lasted_s > _LONG_SHARE * seconds else ""
+        return (
+            f"The time ended after {seconds:g} s{during}, before each way had a round. So some figures are estimates, "
+            f"and slow ones are lower bounds. Give more time: --seconds {10 * seconds:g}."
+        )
+
+    def _making(self) -> Mapping[str, float]:
+        """Seconds of the steps of the first blocks, also of the one that has not ended."""
+        unfinished = self._found.unfinished
+        return self._found.making if unfinished is None else unfinished.sums(is_read=False)
+
+    def _estimates(self, lasted_s: float) -> Estimates:
+        """Seconds of a step, by the sample, the first blocks and the first steps, or by how long they last."""
+        found, rows = self._found, self._rows()
+        first_rows = self._job.data.datasets[0].manifest[0].rows
+        waits = {each: lasted_s if found.activity is each else 0.0 for each in Activity}
+        making = self._making()
+        made_s, made_rows = making.get("decode_s", 0.0) + making.get("transform_s", 0.0), found.made_rows or first_rows
+        read_s, read_rows = (
+            (found.sample_s, found.sample_rows) if found.sample_rows else (waits[Activity.READ], first_rows)
+        )
+        step_s = max(found.compute_s, waits[Activity.STEP])
+        return Estimates(
+            step_s=step_s,
+            gather_s=step_s + waits[Activity.WAIT],
+            read_s=rows * read_s / max(read_rows, 1),
+            make_s=rows * made_s / max(made_rows, 1) / self._workers.num_cores(),
+            num_reads=float(self._workers.read_bounds.start),
+        )
+
+    def _rows(self) -> int:
+        """Rows of a step of this rank."""
+        world = self._rank.world.size
+        return self._kept.rows if self._kept is not None else max(1, self._job.data.global_batch // world)
+
+    def _facts(self) -> JobFacts:
+        job, rows, held, workers = self._job, self._rows(), self._held, self._workers
+        return JobFacts(
+            rows=rows,
+            small_rows=small_rows(rows),
+            batch_bytes=self._kept.nbytes if self._kept is not None else 0,
+            block_bytes=held.nbytes / max(held.rows, 1) * sum(each.manifest.num_rows for each in job.data.datasets),
+            quota_bytes=job.cache.quota_bytes if job.cache else None,
+            epochs=job.epochs,
+            workers=self._rank.world.size,
+            data_cores=workers.num_cores(),
+            fixed_reads=None if workers.num_reads == "auto" else workers.num_reads,
+            cores=usable_cores(),
+            is_local=all(each.held is None for each in self._sample),
+            device=self._rank.device.type,
+            has_function=any(each.transform.fn is not None for each in job.data.datasets),
+        )
 
 
 def _examine(job: Job, examination: Examination, device: torch.device) -> None:
@@ -159,38 +309,6 @@ def _failed(raised: WorkerError) -> RunFailed:
     )
 
 
-def _measurements(found: Found, facts: JobFacts) -> Measurements:
-    made = found.produced[RoundKind(way=Way.TRANSFORM)]
-    names = {"remote_read_s": "read", "decode_s": "decode", "transform_s": "transform", "write_s": "write"}
-    sums = {text: sum(each.sums.get(name, 0.0) for each in made) for name, text in names.items()}
-    total = sum(sums.values()) or 1.0
-    return Measurements(
-        facts=facts,
-        rounds=tuple(found.rounds),
-        contention=found.contention if ThreadClock.is_exact else None,
-        making={text: seconds / total for text, seconds in sums.items()},
-        gpu_idle={way: sum(shares) / len(shares) for way, shares in found.idle.items() if shares},
-    )
-
-
-def _facts(job: Job, rank: _ExaminedRank, apparatus: Apparatus, held: HeldBlocks) -> JobFacts:
-    rows = apparatus.kept.rows
-    return JobFacts(
-        rows=rows,
-        small_rows=small_rows(rows),
-        batch_bytes=apparatus.kept.nbytes,
-        block_bytes=held.nbytes / held.rows * sum(dataset.manifest.num_rows for dataset in job.data.datasets),
-        quota_bytes=job.cache.quota_bytes if job.cache else None,
-        epochs=job.epochs,
-        workers=rank.world.size,
-        data_cores=apparatus.workers.num_cores(),
-        fixed_reads=None if apparatus.workers.num_reads == "auto" else apparatus.workers.num_reads,
-        cores=usable_cores(),
-        is_local=all(each.held is None for each in apparatus.sample),
-        device=rank.device.type,
-    )
-
-
 def _may_resize(job: Job, rows: int) -> bool:
     """Return whether batches may have fewer rows.
 
@@ -199,12 +317,12 @@ def _may_resize(job: Job, rows: int) -> bool:
     return rows > 1 and job.data.last == "balance" and job.reduction == "mean" and not job.data.plan.windows
 
 
-def _copy_to(device: torch.device) -> Copy | None:
-    return None if device.type == "cpu" else lambda batch: batch.to(device)
-
-
 def _stay(batch: Batch) -> Batch:
     return batch
+
+
+def _moved(batch: Batch, device: torch.device) -> Batch:
+    return batch.to(device)
 
 
 def _transform_once(sample: Sample) -> Callable[[], object]:
@@ -214,14 +332,14 @@ def _transform_once(sample: Sample) -> Callable[[], object]:
     return partial(first.dataset.transform.apply, table)
 
 
-def _caches(spec: CacheSpec | None, folder: Path) -> list[DiskCache]:
+def _new_caches(spec: CacheSpec | None, folder: Path) -> list[DiskCache]:
     """Open the cache directories of the passes over a sample.
 
     None for a job that stores no blocks.
     """
     if spec is None or not spec.quota_bytes:
         return []
-    return [_cache(spec, folder / f"made-{number}") for number in range(MOST_PASSES)]
+    return [_cache(spec, Path(tempfile.mkdtemp(prefix="made-", dir=folder))) for _ in range(MOST_PASSES)]
 
 
 def _cache(spec: CacheSpec | None, folder: Path) -> DiskCache:
@@ -241,8 +359,9 @@ def _temporary_folder(spec: CacheSpec | None) -> Iterator[Path]:
     made: tempfile.TemporaryDirectory[str] | None = None
     if beside is not None and beside.is_dir():
         with suppress(OSError):
-            made = tempfile.TemporaryDirectory(prefix="forebay-doctor-", dir=beside)
-    with made or tempfile.TemporaryDirectory(prefix="forebay-doctor-") as folder:
+            made = tempfile.TemporaryDirectory(prefix="forebay-doctor-", dir=beside, ignore_cleanup_errors=True)
+    # A block that was left behind may be written while the folder is removed.
+    with made or tempfile.TemporaryDirectory(prefix="forebay-doctor-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 

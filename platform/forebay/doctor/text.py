@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from statistics import median
 
 from forebay.doctor.diagnose import Diagnosis
-from forebay.doctor.findings.bottleneck import LOCK, Bottleneck, step_s_of
+from forebay.doctor.findings.bottleneck import CORES, LOCK, Bottleneck, step_s_of
 from forebay.doctor.findings.gains import Gain
 from forebay.doctor.findings.loop_parts import BATCH
 from forebay.doctor.findings.measurements import Measurements
@@ -18,6 +18,7 @@ COLUMNS = 80
 _TITLES = {
     BATCH: "batch (a cost of each step, whatever its rows)",
     LOCK: "lock (a lock, or the GIL, in the transform)",
+    CORES: "cores (too few of them decode and make features)",
 }
 
 
@@ -60,7 +61,7 @@ def sentence_of(diagnosis: Diagnosis) -> str:
     if found.facts.epochs > 1 and cached.name != bottleneck.name:
         verb = "is" if found.facts.quota_bytes is not None else "would be"
         text += f" For later epochs from a cache it {verb} {title_of(cached.name)}: {_step_text(cached, found)}."
-    return text
+    return text if found.cut_off is None else f"{text} {found.cut_off}"
 
 
 def title_of(name: str) -> str:
@@ -90,6 +91,10 @@ def notes_of(found: Measurements) -> list[str]:
     ]
     if facts.device == "cpu" and not found.of(RoundKind(way=Way.COPY)):
         notes.append("The model is on the CPU, so there is no copy.")
+    notes.append(
+        f"Training keeps {found.training_cores:.1f} of {facts.cores:g} cores busy for each worker of this machine. So "
+        f"the job can use {found.usable_data_workers} data workers for each; it has {facts.data_cores}."
+    )
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found.making.items() if share >= 0.005)
     notes.append(f"Time of data workers, of pages in the page cache: {shares}.")
     if found.contention is None:

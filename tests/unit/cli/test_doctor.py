@@ -27,14 +27,15 @@ def left_in(folder: Path) -> list[str]:
 def test_it_names_a_bottleneck_and_leaves_nothing(forebay: Command, job_words: Words, tmp_path: Path) -> None:
     page = tmp_path / "pages" / "small.html"
     page.parent.mkdir()
-    said = forebay("doctor", *job_words(), "--seconds", 1, "--json", "--out", page)
+    said = forebay("doctor", *job_words(), "--seconds", 4, "--json", "--out", page)
     assert said.code == 0, said.err
     found = json.loads(said.out)
     # Steps of 16 rows: nearly all of a step does not depend on them.
-    assert found["bottleneck"]["name"] in {"batch", "compute", "gather", "transform", "network"}
+    assert found["bottleneck"]["name"] in {"batch", "compute", "gather", "cores", "network"}
     assert found["sentence"].startswith("The bottleneck of the first epoch is ")
     assert set(found["step_s"]) == {"compute", "gather", "transform", "network"}
-    assert all(len(rounds) == 5 for rounds in found["step_s"].values())
+    # As many rounds as the time had room for.
+    assert all(1 <= len(rounds) <= 5 for rounds in found["step_s"].values())
     assert found["job"]["rows"] == 15
     assert len(found["gains"]) == 5
     assert "<svg" in page.read_text()
@@ -53,7 +54,7 @@ def test_sigterm_leaves_nothing_and_still_ends_the_process(forebay: Command, job
     ended = list[int]()
     before = signal.signal(signal.SIGTERM, lambda number, _: ended.append(number))  # stands for the system's default
     try:
-        said = forebay("doctor", *words, "--seconds", 1)
+        said = forebay("doctor", *words, "--seconds", 60)
     finally:
         signal.signal(signal.SIGTERM, before)
     assert said.code != 0
@@ -68,7 +69,7 @@ def test_errors_of_train_functions(forebay: Command, job_words: Words, tmp_path:
     words = job_words()
     head, _, _ = TRAINING.partition("def train(")
     Path(words[0]).write_text(f"{head}def train(worker, evaluate=None):\n{loop}\n{JOB}")
-    said = forebay("doctor", *words, "--seconds", 1)
+    said = forebay("doctor", *words, "--seconds", 60)
     assert said.code == 2
     assert problem in said.err
     assert left_in(tmp_path) == []

@@ -30,7 +30,7 @@ NO_LOCK = Contention(alone=0.02, together=0.05, beside=0.04, training=0.01, trai
 
 @pytest.fixture
 def measured() -> Callable[..., Measurements]:
-    """`make(compute=1.0, gather=1.1, ...)`: milliseconds of a step by way; making blocks takes `transform` and
+    """`make(compute=1.0, gather=1.1, ...)`: milliseconds of a step by way. Making blocks takes `transform` and
     `network`. `noise` are factors on each round, `fixed` the share of a step that does not depend on its rows.
     """
 

@@ -17,6 +17,8 @@ CLEARLY_BUSIER = 2.0
 """From this ratio of busy reads to busy cores, the spread of the rounds does not hide a network."""
 LOCK = "lock"
 """A lock in the user's functions, a bottleneck without a way of its own."""
+CORES = "cores"
+"""Too few cores of data workers: decoding or feature groups, not a function of the user, take their time."""
 _LOOP = (Way.COMPUTE, Way.COPY, Way.GATHER)
 
 
@@ -25,7 +27,7 @@ class Bottleneck:
     """The stage that limits a job.
 
     Attributes:
-        name: A `Way`, `BATCH` or `LOCK`.
+        name: A `Way`, `BATCH`, `LOCK` or `CORES`.
         way: The way in which it was found.
         step_s: Seconds of a step at this bottleneck.
         tied_with: Name of a bottleneck that cannot be separated from this one, and by how much it differs at most.
@@ -150,7 +152,8 @@ def _reads_are_busiest(found: Measurements, factor: float = 1.0) -> bool:
 def _making_name(found: Measurements) -> str:
     """Name the bottleneck of making blocks.
 
-    A lock counts if the transform takes longer than decoding and writing.
+    A lock counts if the transform takes longer than decoding and writing. Else, where no function of the user takes
+    the most of their time, it is the number of cores.
     """
     contention, cores = found.contention, found.facts.data_cores
     reads = found.median_of(RoundKind(way=Way.TRANSFORM), "num_reads")
@@ -160,7 +163,9 @@ def _making_name(found: Measurements) -> str:
     )
     if transforms >= max(decodes, writes) and contention and (contention.with_itself or contention.with_training):
         return LOCK
-    return str(Way.TRANSFORM)
+    if found.facts.has_function and found.making["transform"] >= found.making["decode"]:
+        return str(Way.TRANSFORM)
+    return CORES if found.making["decode"] + found.making["transform"] > 0 else str(Way.TRANSFORM)
 
 
 def _next(found: Measurements, bottleneck: Bottleneck, parts: list[LoopPart]) -> Bottleneck | None:

@@ -38,9 +38,11 @@ def _workers(found: Measurements, verdict: BottleneckVerdict) -> Gain:
     change, facts = "twice the data workers", found.facts
     doubled = RoundKind(way=Way.NETWORK, worker_factor=2)
     before, after = (found.step_s(stage) for stage in (RoundKind(way=Way.NETWORK), doubled))
-    factor = sorted(before[number] / after[number] for number in before)[len(before) // 2]
     if verdict.bottleneck.name == LOCK:
         return Gain(change=change, factor=1.0, why="a lock admits one transform at a time")
+    if not after:
+        return Gain(change=change, factor=1.0, why="not measured")
+    factor = sorted(before[number] / after[number] for number in before.keys() & after.keys())[len(after) // 2]
     cores = facts.data_cores
     room = "" if 2 * cores <= facts.cores else f", of {facts.cores:g} cores in all"
     return Gain(

@@ -53,11 +53,12 @@ def loop_parts(found: Measurements) -> list[LoopPart]:
 def fixed_share_of(found: Measurements, way: Way) -> float | None:
     """Return the share of a step that does not depend on rows.
 
-    From steps of two sizes. None if only one was measured.
+    From steps of two sizes. If only one was measured, the share of time in which a GPU did nothing while its batches
+    were there: it waited for the host. None without a GPU.
     """
     small, rows = found.of(RoundKind(way=way, is_small=True)), found.facts.rows
     if not small or found.facts.small_rows >= rows:
-        return None
+        return found.gpu_idle.get(Way.COMPUTE)
     factor = found.facts.small_rows / rows
     large = found.of(RoundKind(way=way))
     ratio = median(small[number].step_s / large[number].step_s for number in small.keys() & large.keys())

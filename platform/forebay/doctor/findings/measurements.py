@@ -19,18 +19,18 @@ class Contention:
     """Shares of time in which threads were blocked.
 
     Attributes:
-        alone: The transform in one thread.
+        alone: The transform in one thread. 0 here and below where it was not measured.
         together: The transform in two threads at once, of both.
         beside: The transform beside the train function.
         training: The train function alone.
         training_beside: The train function beside the transform.
     """
 
-    alone: float
-    together: float
-    beside: float
-    training: float
-    training_beside: float
+    alone: float = 0.0
+    together: float = 0.0
+    beside: float = 0.0
+    training: float = 0.0
+    training_beside: float = 0.0
 
     @property
     def with_itself(self) -> bool:
@@ -88,6 +88,7 @@ class JobFacts:
         cores: Cores that this process may use.
         is_local: Whether the source is a local file system.
         device: Device of the model.
+        has_function: Whether a transform is a function of the user. Else it has feature groups only.
     """
 
     rows: int
@@ -102,6 +103,7 @@ class JobFacts:
     cores: float
     is_local: bool
     device: str
+    has_function: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +111,8 @@ class Measurements:
     """All rounds, and what was measured beside them.
 
     `making` has the share of each step of making blocks, of pages in the page cache. `gpu_idle` is the share of time
-    in which the GPU did nothing, by way.
+    in which the GPU did nothing, by way. `cut_off` says where an examination was when its time ended, if it was not
+    complete: some of its rounds are estimates then.
     """
 
     facts: JobFacts
@@ -117,6 +120,18 @@ class Measurements:
     contention: Contention | None
     making: Mapping[str, float]
     gpu_idle: Mapping[Way, float]
+    cut_off: str | None = None
+
+    @property
+    def training_cores(self) -> float:
+        """Cores that the train function of one worker keeps busy."""
+        return median(each.cpu_s / each.step_s for each in self.of(RoundKind(way=Way.COMPUTE)).values())
+
+    @property
+    def usable_data_workers(self) -> int:
+        """Cores that training leaves free on this machine, for each of its workers."""
+        free = self.facts.cores / self.facts.workers - self.training_cores
+        return max(1, int(free + 0.5))
 
     def of(self, stage: RoundKind) -> dict[int, Round]:
         """Rounds of a stage, by number."""

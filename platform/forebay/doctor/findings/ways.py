@@ -64,11 +64,19 @@ def stages_of(*, copies: bool, resizes: bool) -> tuple[RoundKind, ...]:
     )
 
 
-def in_rounds(stages: tuple[RoundKind, ...], num_rounds: int) -> Iterator[tuple[int, RoundKind]]:
-    """Return the stages of all rounds.
+def essential(stages: tuple[RoundKind, ...]) -> tuple[RoundKind, ...]:
+    """Return the stages without which no bottleneck can be named: one for each way."""
+    return tuple(each for each in stages if each == RoundKind(way=each.way))
 
-    Every other round is backwards: a load that grows or falls meets all ways alike.
+
+def without_making(stages: tuple[RoundKind, ...]) -> tuple[RoundKind, ...]:
+    """Return the stages that make no blocks beside the training, and run no transform there."""
+    return tuple(each for each in stages if each.way not in (Way.TRANSFORM, Way.NETWORK) and not each.probes)
+
+
+def in_pass(number: int, stages: tuple[RoundKind, ...]) -> Iterator[RoundKind]:
+    """Return the stages of a pass.
+
+    Every other pass is backwards: a load that grows or falls meets all ways alike.
     """
-    for number in range(num_rounds):
-        for stage in stages if number % 2 == 0 else reversed(stages):
-            yield number, stage
+    return iter(stages if number % 2 == 0 else stages[::-1])

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from types import TracebackType
 from typing import Self
@@ -17,11 +17,13 @@ from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.loader.batch import Batch
 from forebay.data.plan.cursor import Cursor
-from forebay.doctor.findings.measurements import Contention, Round
-from forebay.doctor.findings.ways import MEANINGS, RoundKind, Way, in_rounds
+from forebay.doctor.findings.measurements import Round
+from forebay.doctor.findings.ways import MEANINGS, RoundKind, Way, essential, in_pass, without_making
 from forebay.doctor.rounds.cold_epoch import ColdEpoch
+from forebay.doctor.rounds.deadline import Deadline
 from forebay.doctor.rounds.feeds import Copy, GatheredBatches, KeptBatches
-from forebay.doctor.rounds.production import BlockProduction, Produced
+from forebay.doctor.rounds.found import Activity, Found
+from forebay.doctor.rounds.production import BlockProduction
 from forebay.doctor.rounds.sample import Sample
 from forebay.doctor.rounds.sample_pass import BlockIO
 from forebay.doctor.rounds.thread_time import ThreadClock, ThreadLoop, ThreadTime
@@ -29,6 +31,11 @@ from forebay.runtime.metrics import Counters
 
 NUM_ROUNDS = 5
 _WARM_STEPS = 3
+_ROUNDS_SHARE = 0.9
+_FIRST_SHARE = 0.7
+"""Share of the time that is left which the first pass may take."""
+_WARM_SHARE = 0.1
+"""Share of the time that is left for the first steps of each size, unless one step takes longer."""
 Progress = Callable[[int, int, str], None]
 """Called with the number of finished parts, of all parts, and the text of the present one."""
 
@@ -44,44 +51,38 @@ class Apparatus:
     gathered: GatheredBatches
     sample: Sample
     workers: DataWorkers
-    caches: Sequence[DiskCache]
+    new_caches: Callable[[], Sequence[DiskCache]]
     num_blocks: int
     transform_once: Callable[[], object]
-    copy: Copy
+    copy: Copy | None
     device: torch.device
-
-
-@dataclass(slots=True)
-class Found:
-    """Results so far."""
-
-    rounds: list[Round] = field(default_factory=list)
-    produced: dict[RoundKind, list[Produced]] = field(default_factory=dict)
-    probes: dict[str, ThreadTime] = field(default_factory=dict)
-    idle: dict[Way, list[float]] = field(default_factory=dict)
-
-    @property
-    def contention(self) -> Contention:
-        """Blocked shares of the transform, over all rounds."""
-        return Contention(**{name: time.blocked_share for name, time in self.probes.items()})
 
 
 class Examination:
     """Batches of all rounds, for one iteration.
 
-    `is_complete` once the last round is over.
+    `is_over` once the last round is over, or the deadline.
 
-    A step lasts from one draw to the next. Rounds begin and end with an idle device.
+    A step lasts from one draw to the next. Rounds begin and end with an idle device. A pass is one round of each stage.
+    Its rounds share the time that is left, so slow blocks and slow steps make passes fewer, and not the time longer.
     """
 
     def __init__(
-        self, apparatus: Apparatus, stages: tuple[RoundKind, ...], start: Cursor, *, seconds: float, progress: Progress
+        self,
+        apparatus: Apparatus,
+        stages: tuple[RoundKind, ...],
+        start: Cursor,
+        found: Found,
+        *,
+        deadline: Deadline,
+        progress: Progress,
     ) -> None:
         self._apparatus, self._stages, self._start, self._progress = apparatus, stages, start, progress
-        self._round_s = seconds / NUM_ROUNDS / (len(stages) + 2)
-        self.found = Found()
+        self._deadline, self.found = deadline, found
+        self._round_s = 0.0
         self._epochs: dict[RoundKind, ColdEpoch] = {}
-        self.num_steps, self.is_complete = 0, False
+        self._caches = apparatus.new_caches()
+        self.num_steps, self.is_over = 0, False
         self._running: Generator[Batch] | None = None
 
     def cursor(self) -> Cursor:
@@ -104,50 +105,102 @@ class Examination:
             self._running.close()
 
     def _all_batches(self) -> Generator[Batch]:
+        self._round_s = self._part_s()
         yield from self._warm_up()
-        total = NUM_ROUNDS * len(self._stages)
-        for done, (number, stage) in enumerate(in_rounds(self._stages, NUM_ROUNDS)):
-            self._progress(done, total, f"round {number + 1} of {NUM_ROUNDS}: {MEANINGS[stage.way]}")
-            yield from self._round(number, stage)
-            if stage.probes:
-                self._probe_alone()
-        self._progress(total, total, "measured")
-        self.is_complete = True
+        self._stages = self.found.stages = self._affordable()
+        self._round_s = self._part_s()
+        made_s = other_s = 0.0
+        for number in range(NUM_ROUNDS):
+            # Rounds that make blocks may take long: then they are fewer, and the others as many as there is time for.
+            left_s = self._deadline.left_s
+            if self._deadline.is_over or left_s < other_s:
+                break
+            makes = left_s >= made_s + (NUM_ROUNDS - number) * other_s
+            spent = yield from self._pass(number, self._stages if makes else without_making(self._stages))
+            made_s, other_s = (made_s, other_s) if number else spent
+        self._progress(self._total, self._total, "measured")
+        self.is_over = True
+
+    def _pass(self, number: int, stages: tuple[RoundKind, ...]) -> Generator[Batch, None, tuple[float, float]]:
+        """Run a round of each stage. Returns the seconds of those that make blocks, and of the others."""
+        made_s = other_s = 0.0
+        for place, stage in enumerate(in_pass(number, stages)):
+            if self._deadline.is_over:
+                break  # a part of a pass says nothing
+            began, share = self._deadline.now(), 1.0 if number else _FIRST_SHARE
+            text = f"round {number + 1} of {NUM_ROUNDS}: {MEANINGS[stage.way]}"
+            self._progress(number * len(self._stages) + place, self._total, text)
+            limit_s = share * self._deadline.left_s / (len(stages) - place)
+            yield from self._round(number, stage, limit_s)
+            if stage.probes and not self._deadline.is_over:
+                self._probe_alone(limit_s)
+            spent_s, makes = self._deadline.now() - began, stage not in without_making(stages)
+            made_s, other_s = made_s + spent_s * makes, other_s + spent_s * (not makes)
+        return made_s, other_s
+
+    @property
+    def _total(self) -> int:
+        return NUM_ROUNDS * len(self._stages)
+
+    def _part_s(self) -> float:
+        """Time of a round, where all take as long. The transform alone takes two, and loaders need a start."""
+        return _ROUNDS_SHARE * self._deadline.left_s / NUM_ROUNDS / (len(self._stages) + 2)
+
+    def _affordable(self) -> tuple[RoundKind, ...]:
+        """Return the stages that a pass has time for, with a step in each: all, or one for each way, or the first."""
+        for stages in (self._stages, essential(self._stages)):
+            if len(stages) * self.found.step_s < self._deadline.left_s:
+                return stages
+        return self._stages[:1]
 
     def _warm_up(self) -> Iterator[Batch]:
         """Take steps that compile, allocate and fill caches.
 
         They are not measured.
         """
-        self._progress(0, NUM_ROUNDS * len(self._stages), "first steps")
-        began, least = time.perf_counter(), self.num_steps + _WARM_STEPS
+        self._progress(0, self._total, "first steps")
         for stage in self._stages:
-            if stage.way is not Way.COMPUTE or stage.probes:
+            if (stage.way is not Way.COMPUTE or stage.probes) and self.num_steps:
                 continue
+            began, least = self._deadline.now(), self.num_steps + _WARM_STEPS
+            most_s = _WARM_SHARE * self._deadline.left_s
             for batch in self._apparatus.kept.endless_small() if stage.is_small else self._apparatus.kept.endless():
-                self.num_steps += 1
-                yield batch
-                if self.num_steps >= least and time.perf_counter() - began > self._round_s:
+                if self._deadline.is_over:
+                    return
+                yield from self._step(batch)
+                spent_s = self._deadline.now() - began
+                if spent_s > most_s or (self.num_steps >= least and spent_s > self._round_s):
                     break
-            began, least = time.perf_counter(), self.num_steps + _WARM_STEPS
 
-    def _round(self, number: int, stage: RoundKind) -> Iterator[Batch]:
-        counters, steps = Counters(), 0
-        with closing(self._batches(stage, counters)) as batches, self._beside(stage) as is_enough:
+    def _step(self, batch: Batch) -> Iterator[Batch]:
+        """Yield one batch, and note when its step begins and ends."""
+        self.num_steps += 1
+        self.found.begin(Activity.STEP, self._deadline.now())
+        yield batch
+        now = self._deadline.now()
+        self.found.step_s = now - self.found.since
+        self.found.begin(Activity.WAIT, now)
+
+    def _round(self, number: int, stage: RoundKind, limit_s: float) -> Iterator[Batch]:
+        """Take the steps of a round, in at most `limit_s` if one step takes less."""
+        counters, steps, ends = Counters(), 0, self._deadline.now() + limit_s
+        with closing(self._batches(stage, counters)) as batches, self._beside(stage, ends) as is_enough:
             if stage.way not in (Way.COMPUTE, Way.COPY):
                 next(batches)  # waits for the start of the loader, which an epoch has once
             self._synchronize()
-            clock = ThreadClock()
-            before, began, cpu = counters.as_dict(), time.perf_counter(), time.process_time()
-            while time.perf_counter() - began < self._round_s or not is_enough():
-                self.num_steps, steps = self.num_steps + 1, steps + 1
-                yield next(batches)
+            clock, now = ThreadClock(), self._deadline.now
+            before, began, cpu = counters.as_dict(), now(), time.process_time()
+            while not steps or (now() < ends and (now() - began < self._round_s or not is_enough())):
+                steps += 1
+                yield from self._step(next(batches))
             self._synchronize()
-            step_s, cpu_s = (time.perf_counter() - began) / steps, (time.process_time() - cpu) / steps
+            step_s, cpu_s = (now() - began) / steps, (time.process_time() - cpu) / steps
             gathered = counters.since(before)
             if stage.way is Way.COMPUTE and not stage.is_small:
                 self._add_probe("training_beside" if stage.probes else "training", clock.elapsed())
         produced = self.found.produced[stage][-1] if stage in self.found.produced else None
+        if produced is not None and not produced.rows:
+            return  # nothing had begun: an estimate stands for it
         rows = self._apparatus.kept.rows
         self.found.rounds.append(
             Round(
@@ -165,57 +218,66 @@ class Examination:
         )
 
     def _batches(self, stage: RoundKind, counters: Counters) -> Generator[Batch]:
-        kept, copy = self._apparatus.kept, self._apparatus.copy
+        kept, copy, device = self._apparatus.kept, self._apparatus.copy, self._apparatus.device
         match stage.way:
             case Way.COMPUTE:
                 yield from kept.endless_small() if stage.is_small else kept.endless()
             case Way.COPY:
-                yield from kept.endless_copied(copy)
+                yield from kept.endless_fed(device) if copy is None else kept.endless_copied(copy)
             case _:
                 yield from self._apparatus.gathered.endless(
-                    copy, counters, batch_bytes=kept.nbytes, is_small=stage.is_small
+                    copy or device, counters, batch_bytes=kept.nbytes, is_small=stage.is_small
                 )
 
     @contextmanager
-    def _beside(self, stage: RoundKind) -> Iterator[Callable[[], bool]]:
+    def _beside(self, stage: RoundKind, ends: float) -> Iterator[Callable[[], bool]]:
         """Make blocks beside the training of a round.
 
-        Yields a function that returns whether there was enough of it.
+        Yields a function that returns whether there was enough of it. Work that has not ended when the round `ends` is
+        left behind.
         """
         with ExitStack() as stack:
             is_enough: Callable[[], bool] = lambda: True  # noqa: E731 - replaced below
             if stage.way in (Way.TRANSFORM, Way.NETWORK):
-                is_enough = stack.enter_context(self._producing(stage))
+                is_enough = stack.enter_context(self._producing(stage, ends))
             if stage.probes:
                 loop = ThreadLoop(self._apparatus.transform_once, 1)
                 loop.start()
-                stack.callback(lambda: self._add_probe("beside", loop.stop()))
+                stack.callback(lambda: self._add_probe("beside", loop.stop(self._until(ends))))
             if self._apparatus.device.type == "cuda":
                 gauge = stack.enter_context(GpuIdle(self._apparatus.device))
-                stack.callback(lambda: self.found.idle.setdefault(stage.way, []).extend(gauge.shares))
+                stack.callback(lambda: self.found.idle.setdefault(stage.way, []).extend(gauge.late_shares))
             yield is_enough
 
     @contextmanager
-    def _producing(self, stage: RoundKind) -> Iterator[Callable[[], bool]]:
+    def _producing(self, stage: RoundKind, ends: float) -> Iterator[Callable[[], bool]]:
         apparatus = self._apparatus
         from_source = stage.way is Way.NETWORK
-        block_io = BlockIO(sample=apparatus.sample, caches=apparatus.caches, from_source=from_source)
+        block_io = BlockIO(sample=apparatus.sample, caches=self._caches, from_source=from_source)
         epoch = self._epochs.setdefault(stage, ColdEpoch(apparatus.num_blocks))
         production = BlockProduction(block_io, apparatus.workers.times(stage.worker_factor), epoch)
         production.start()
         try:
             yield production.has_made_enough
         finally:
-            produced = production.stop()
+            produced = production.stop(self._until(ends))
+            if production.is_left_behind:
+                self._caches = apparatus.new_caches()  # the next passes must find none of its blocks
         self.found.produced.setdefault(stage, []).append(produced)
 
-    def _probe_alone(self) -> None:
+    def _until(self, ends: float) -> float:
+        """Seconds until a time by the clock of the deadline."""
+        return max(0.0, ends - self._deadline.now())
+
+    def _probe_alone(self, limit_s: float) -> None:
         """Run the transform while the train function waits.
 
         In one thread, and in two.
         """
+        self.found.begin(Activity.PROBE, self._deadline.now())
         for name, num_threads in (("alone", 1), ("together", 2)):
-            self._add_probe(name, ThreadLoop(self._apparatus.transform_once, num_threads).run_for(self._round_s))
+            loop = ThreadLoop(self._apparatus.transform_once, num_threads)
+            self._add_probe(name, loop.run_for(self._round_s, within_s=min(limit_s, self._deadline.left_s)))
 
     def _add_probe(self, name: str, time: ThreadTime) -> None:
         self.found.probes[name] = self.found.probes.get(name, ThreadTime()) + time
@@ -234,13 +296,19 @@ class GpuIdle:
 
     A context manager. `shares` are the idle shares.
 
-    Without NVML's package `shares` stays empty: `PIP_LINE` installs it.
+    Without NVML's package `shares` stays empty: `PIP_LINE` installs it. NVML averages over up to a second before each
+    sample, so `late_shares` leaves out the first half, which tells of the round before.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.shares: list[float] = []
         self._device, self._ends = device, threading.Event()
         self._thread = threading.Thread(target=self._run, name="forebay-doctor", daemon=True)
+
+    @property
+    def late_shares(self) -> list[float]:
+        """Shares of the second half."""
+        return self.shares[len(self.shares) // 2 :]
 
     def __enter__(self) -> Self:
         if find_spec("pynvml") is not None:

@@ -39,9 +39,9 @@ class ExaminedWorker(Worker):
         self._is_displaced = False
         self._progress.discard_pending()
         self._state.totals.start_clock()
-        if not self._examination.is_complete:
+        if not self._examination.is_over:
             yield from self._progress.batches(self._examination)
-        self.stopped = "the examination is complete"
+        self.stopped = "the examination is over"
 
     def examine(self, train: TrainFunction) -> None:
         """Run `train` until all rounds are over.
@@ -57,7 +57,7 @@ class ExaminedWorker(Worker):
                 "the train function returned without worker.loader(), so no step can be measured. Let it train on "
                 "the batches of worker.loader(), or call fb.fit."
             )
-        if not self._examination.is_complete:
+        if not self._examination.is_over:
             steps = self._examination.num_steps
             raise BadJob(
                 f"the train function ended by itself after {steps} batches, before all rounds were over. Let it train "

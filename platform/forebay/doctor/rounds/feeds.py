@@ -15,6 +15,8 @@ import torch
 
 from forebay.data.loader.batch import Batch
 from forebay.data.loader.data import Data
+from forebay.data.loader.device.copies import open_copies
+from forebay.data.loader.device.feed import DeviceFeed
 from forebay.data.loader.loader import Loader
 from forebay.doctor.rounds.held_blocks import HeldBlocks
 from forebay.runtime.metrics import Counters
@@ -57,6 +59,24 @@ class KeptBatches:
         """Batches in memory, copied when they are drawn."""
         return (copy(batch) for batch in cycle(self.in_memory))
 
+    def endless_fed(self, device: torch.device) -> Iterator[Batch]:
+        """Batches in memory, copied one ahead in the stream of a loader."""
+        feed = DeviceFeed(ReadyBatches(cycle(self.in_memory)), open_copies(device), Counters())
+        return (batch for batch in iter(feed.next, None) if batch is not None)
+
+
+class ReadyBatches:
+    """`HostBatches` that are always finished."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+
+    def get(self) -> Batch | None:
+        """Return the next batch."""
+        return next(self._batches, None)
+
+    get_if_ready = get
+
 
 def small_rows(rows: int) -> int:
     """Rows of a small batch."""
@@ -73,24 +93,27 @@ class GatheredBatches:
 
     def keep(self, copy: Copy, device: torch.device) -> KeptBatches:
         """Copy the first batches."""
-        with closing(self._open(1 << 20, Counters())) as batches:
+        with closing(self._open(1 << 20, Counters(), None)) as batches:
             first = [_owned(batch, device) for batch in islice(batches, NUM_KEPT)]
         return KeptBatches(in_memory=tuple(first), on_device=tuple(copy(batch) for batch in first))
 
-    def endless(self, copy: Copy, counters: Counters, *, batch_bytes: int, is_small: bool = False) -> Generator[Batch]:
+    def endless(
+        self, move: Copy | torch.device, counters: Counters, *, batch_bytes: int, is_small: bool = False
+    ) -> Generator[Batch]:
         """Yield the batches of epoch after epoch.
 
-        Close the iterator to end its threads.
+        The loader itself brings them to a device, as in a job. Close the iterator to end its threads.
         """
         rows = max(self.world.size, small_rows(self.data.global_batch)) if is_small else self.data.global_batch
         resized = replace(self, data=replace(self.data, global_batch=rows))
         # A short queue: a round must not be fed by what was prepared before it.
         queue_bytes = min(256 << 20, max(1 << 20, 2 * _QUEUED * batch_bytes))
-        with closing(GatheredBatches._open(resized, queue_bytes, counters)) as batches:
+        device = move if isinstance(move, torch.device) else None
+        with closing(GatheredBatches._open(resized, queue_bytes, counters, device)) as batches:
             for batch in batches:
-                yield copy(batch)
+                yield batch if isinstance(move, torch.device) else move(batch)
 
-    def _open(self, prefetch_bytes: int, counters: Counters) -> Generator[Batch]:
+    def _open(self, prefetch_bytes: int, counters: Counters, device: torch.device | None) -> Generator[Batch]:
         with Loader(
             self.data,
             self.blocks,
@@ -98,6 +121,7 @@ class GatheredBatches:
             epochs=_EPOCHS,
             prefetch_bytes=prefetch_bytes,
             counters=counters,
+            device=device,
         ) as loader:
             while True:
                 for batch in loader:

@@ -5,7 +5,6 @@ So a gather needs no cold epoch first.
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import Future
 
 import numpy as np
@@ -19,6 +18,7 @@ from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES, list_offsets
 from forebay.data.windows.sequence_block import SequenceTransform
+from forebay.doctor.rounds.deadline import Deadline
 from forebay.doctor.rounds.sample import HeldPagesReader, Sample, datasets_in
 from forebay.errors import CacheUnusable
 from forebay.runtime.metrics import Counters
@@ -41,21 +41,20 @@ class HeldBlocks:
         self._keys: dict[str, list[str]] = {}
         self.num_blocks = self.rows = self.nbytes = 0
 
-    def fill(self, sample: Sample, *, seconds: float) -> None:
-        """Build blocks of the sample for about `seconds`.
+    def fill(self, sample: Sample, *, deadline: Deadline, counters: Counters) -> None:
+        """Build blocks of the sample until the deadline.
 
-        At least one of each dataset, at most `MOST_HELD`.
+        At least one of each dataset, at most `MOST_HELD`. `counters` receives the seconds of their steps.
 
         Raises the errors of building them, and `CacheUnusable` if the disk has no room for one.
         """
-        give_up = time.perf_counter() + seconds
         for dataset in datasets_in(sample).values():
             builder = BlockBuilder(
-                dataset, self._cache, counters=Counters(), reader=HeldPagesReader(dataset, sample, Counters())
+                dataset, self._cache, counters=counters, reader=HeldPagesReader(dataset, sample, counters)
             )
             keys = self._keys[_id_of(dataset)] = list[str]()
             for each in (each for each in sample if each.dataset is dataset):
-                if keys and (len(keys) >= MOST_HELD or time.perf_counter() > give_up):
+                if keys and (len(keys) >= MOST_HELD or deadline.is_over):
                     break
                 block, origin, _ = builder.build(each.index)
                 if origin == "bypass":

@@ -35,6 +35,8 @@ class Produced:
 
     `num_reads` is the mean number of row groups that were read at once. `read_s` is the time in which as many fetch
     these rows, `make_s` that in which as many cores as may do so decode and transform them.
+
+    Where no block has ended, the ones at work count as if they ended now: the rates are upper bounds.
     """
 
     blocks: int
@@ -55,6 +57,34 @@ class _Made(NamedTuple):
     sums: Mapping[str, float]
 
 
+_STEPS = ("remote_read_s", "decode_s", "transform_s", "write_s")
+"""Counters of the steps of a block, in order."""
+
+
+class UnfinishedBlock:
+    """Block that is made by a builder with `counters` since `began`."""
+
+    def __init__(self, counters: Counters, began: float) -> None:
+        self._counters, self.began, self.before = counters, began, counters.as_dict()
+
+    @property
+    def num_ended(self) -> int:
+        """Number of its steps that have ended."""
+        return len(self._counters.since(self.before).keys() & set(_STEPS))
+
+    def sums(self, *, is_read: bool) -> dict[str, float]:
+        """Return the seconds of its steps until now.
+
+        A step counts when it ends. So the time that no counter has is of the first step that has none: it has not
+        ended. `is_read`: pages come from the source.
+        """
+        known = self._counters.since(self.before)
+        found = {name: known.get(name, 0.0) for name in _STEPS}
+        waiting = [name for name in (_STEPS if is_read else _STEPS[1:]) if not found[name]] or [_STEPS[-1]]
+        found[waiting[0]] += max(0.0, time.perf_counter() - self.began - sum(found.values()))
+        return found
+
+
 class BlockProduction:
     """Makes the blocks of `epoch` and of the epochs after it.
 
@@ -69,10 +99,11 @@ class BlockProduction:
         self._workers = workers.for_files_of(block_io.sample[0].dataset)
         self._changed = threading.Condition()
         self._pending = set[int]()
+        self._at_work = dict[int, UnfinishedBlock]()
         self._num_reads = self._workers.read_bounds.start
         self._sums = Counters()
         self._blocks = self._rows = self._nbytes = self._epochs = 0
-        self._started = self._seconds = self._last = self._held_s = 0.0
+        self._started = self._began = self._seconds = self._last = self._held_s = 0.0
         self._is_counting = self._ends = False
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="forebay-doctor", daemon=True)
@@ -92,23 +123,33 @@ class BlockProduction:
             return True
         return 2 * self._sums["remote_read_s"] < self._held_s and time.perf_counter() - self._started > _SLOW_S
 
+    @property
+    def is_left_behind(self) -> bool:
+        """Whether threads have not ended with `stop`: they may still write blocks."""
+        return self._thread.is_alive()
+
     def start(self) -> None:
         """Start making blocks."""
         self._started = time.perf_counter()
         self._thread.start()
 
-    def stop(self) -> Produced:
+    def stop(self, within_s: float | None = None) -> Produced:
         """End all threads.
 
-        Unfinished blocks do not count. Raises the error of a block that failed.
+        Unfinished blocks do not count, unless none has ended. Raises the error of a block that failed. Threads that
+        have not ended `within_s` are left behind.
         """
         with self._changed:
             self._ends = True
             self._changed.notify_all()
-        self._thread.join()
+            if self._blocks:
+                self._stop_counting()
+            else:
+                self._count_unfinished()
+        self._thread.join(within_s)
         if self._error is not None:
             raise self._error
-        allowed = self._sums["reads_allowed"] / self._blocks if self._blocks else self._num_reads
+        allowed = self._sums["reads_allowed"] / self._blocks if self._sums["reads_allowed"] else self._num_reads
         num_reads = min(allowed, self._epoch.num_blocks)  # an epoch of few blocks has no more reads than these
         in_cores = self._sums["decode_s"] + self._sums["transform_s"]
         return Produced(
@@ -121,6 +162,20 @@ class BlockProduction:
             make_s=in_cores / self._workers.num_cores(),
             sums=self._sums.as_dict(),
         )
+
+    def _count_unfinished(self) -> None:
+        """Count the blocks at work as if they ended now, each like the one that has got furthest."""
+        at_work = dict(self._at_work)
+        if not at_work:
+            return
+        number = max(at_work, key=lambda each: (at_work[each].num_ended, -each))
+        sums = at_work[number].sums(is_read=self._io.from_source)
+        count = min(len(at_work), self._workers.num_cores())  # the others wait for a core
+        self._is_counting = False
+        self._blocks, self._seconds = count, max(time.perf_counter() - self._started, 1e-9)
+        self._rows = count * self._io.sample[number % len(self._io.sample)].row_group.rows
+        self._sums.merge({name: count * seconds for name, seconds in sums.items()})
+        self._sums.add("reads_allowed", count * self._num_reads)
 
     def _run(self) -> None:
         while self._is_wanted():
@@ -156,8 +211,9 @@ class BlockProduction:
         """
         size = len(self._io.sample)
         open_pass(numbers.start // size)
-        made, began = self._blocks, time.perf_counter()
-        self._last, self._is_counting = began, True
+        made = self._blocks
+        self._last = self._began = time.perf_counter()
+        self._is_counting = True
         for number in numbers:
             if not self._wait(partial(self._are_made, (number // size - MOST_PASSES + 1) * size)):
                 break
@@ -167,9 +223,14 @@ class BlockProduction:
         else:
             self._epochs += self._wait(lambda: not self._pending)
         with self._changed:
-            self._is_counting = False  # blocks that end from here on do not count
-            self._seconds += self._last - began
+            self._stop_counting()
             self._epoch.advance(self._blocks - made, pool.reads)
+
+    def _stop_counting(self) -> None:
+        """End the time of the blocks: later ones do not count."""
+        if self._is_counting:
+            self._is_counting = False
+            self._seconds += self._last - self._began
 
     def _are_made(self, stop: int) -> bool:
         """Whether the requested blocks below `stop` are made."""
@@ -179,9 +240,13 @@ class BlockProduction:
         each = self._io.sample[number % len(self._io.sample)]
         sample_pass.begin()
         builder, counters = sample_pass.builder(each.dataset)
-        before, began = counters.as_dict(), time.perf_counter()
-        block = pool.build(builder, each.index, counters).block
-        return _Made(block, time.perf_counter() - began, counters.since(before))
+        unfinished = UnfinishedBlock(counters, time.perf_counter())
+        self._at_work[number] = unfinished
+        try:
+            block = pool.build(builder, each.index, counters).block
+        finally:
+            self._at_work.pop(number, None)
+        return _Made(block, time.perf_counter() - unfinished.began, counters.since(unfinished.before))
 
     def _wait(self, is_ready: Callable[[], bool]) -> bool:
         """Wait until `is_ready`. False if the production ends before."""

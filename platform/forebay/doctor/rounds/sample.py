@@ -6,9 +6,7 @@ The first ones of the order, read once before the measurement.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -17,7 +15,9 @@ from forebay.data.loader.data import Data
 from forebay.data.manifest.manifest import RowGroup
 from forebay.data.parquet.reading import Fetched, RowGroupReader
 from forebay.data.transform.dataset import Dataset
+from forebay.doctor.rounds.deadline import Deadline
 from forebay.runtime.metrics import Counters
+from forebay.runtime.threads import each_in_threads
 from forebay.storage.filesystem import resolve_source
 from forebay.world import World
 
@@ -47,28 +47,28 @@ class SampledRowGroup:
 Sample = tuple[SampledRowGroup, ...]
 
 
-def read_sample(data: Data, world: World, *, num_reads: int, seconds: float) -> Sample:
+def read_sample(data: Data, world: World, *, num_reads: int, deadline: Deadline) -> Sample:
     """Read the row groups that `world` needs first.
 
-    For about `seconds`, and at least `LEAST_BLOCKS` of them.
+    Until the deadline, and at least `LEAST_BLOCKS` of them.
 
     Pages of local files are in the page cache afterwards. Pages from a network are held.
     Raises the errors of `RowGroupReader.fetch`.
     """
     wanted = list(_first_needed(data, world))
     readers = {id(each.dataset): RowGroupReader(each.dataset.manifest) for each in wanted}
-    give_up = time.perf_counter() + seconds
 
     def read(each: SampledRowGroup) -> SampledRowGroup:
         fetched = readers[id(each.dataset)].fetch(each.index, each.dataset.columns)
         return each if _is_local(each) else replace(each, held=fetched)
 
     found: list[SampledRowGroup] = []
-    with ThreadPoolExecutor(num_reads) as pool:
-        for start in range(0, len(wanted), num_reads):
-            if len(found) >= LEAST_BLOCKS and time.perf_counter() > give_up:
-                break
-            found += pool.map(read, wanted[start : start + num_reads])
+    for start in range(0, len(wanted), num_reads):
+        if len(found) >= LEAST_BLOCKS and deadline.is_over:
+            break
+        together = wanted[start : start + num_reads]
+        read_now = dict(each_in_threads(read, together, most=num_reads, name="forebay-doctor"))
+        found += (read_now[number] for number in range(len(together)))
     return tuple(found)
 
 

@@ -10,7 +10,7 @@ import pytest
 from forebay.doctor.findings.bottleneck import verdict_of
 from forebay.doctor.findings.gains import gains_of
 from forebay.doctor.findings.measurements import Contention, Measurements
-from forebay.doctor.findings.ways import Way, in_rounds, stages_of
+from forebay.doctor.findings.ways import Way, in_pass, stages_of
 
 Make = Callable[..., Measurements]
 QUICK = {"compute": 1.0, "gather": 1.02, "transform": 0.3, "network": 0.4}
@@ -172,11 +172,9 @@ def test_a_lock_needs_a_transform_that_takes_longer_than_decoding(measured: Make
     found = measured(**QUICK | {"transform": 5.0, "network": 5.0}, contention=blocked(together=0.5))
     assert verdict_of(found).bottleneck.name == "lock"
     making = {"read": 0.2, "decode": 0.4, "transform": 0.1, "write": 0.3}
-    assert verdict_of(replace(found, making=making)).bottleneck.name == "transform"
+    assert verdict_of(replace(found, making=making)).bottleneck.name == "cores"
 
 
 def test_every_other_round_is_backwards() -> None:
     stages = stages_of(copies=True, resizes=False)
-    order = [stage for number, stage in in_rounds(stages, 2)]
-    assert order == [*stages, *reversed(stages)]
-    assert [number for number, _ in in_rounds(stages, 2)] == [0] * len(stages) + [1] * len(stages)
+    assert [stage for number in range(2) for stage in in_pass(number, stages)] == [*stages, *reversed(stages)]

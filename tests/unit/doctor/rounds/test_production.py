@@ -18,6 +18,7 @@ from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.builders.reads_in_flight import ReadBounds, ReadsInFlight
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.doctor.rounds.cold_epoch import ColdEpoch
+from forebay.doctor.rounds.deadline import Deadline
 from forebay.doctor.rounds.production import BlockProduction, Produced
 from forebay.doctor.rounds.sample import Sample, num_blocks, read_sample
 from forebay.doctor.rounds.sample_pass import MOST_PASSES, BlockIO
@@ -59,7 +60,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> type[DistantFiles]:
 
 def sampled(data: fb.Data, store: type[DistantFiles] | None = None) -> Sample:
     """All row groups of `data`. The store has seen nothing yet."""
-    sample = read_sample(data, ALONE, num_reads=8, seconds=60)
+    sample = read_sample(data, ALONE, num_reads=8, deadline=Deadline(60))
     if store is not None:
         store.opened, store.num_inside, store.most_inside = [], 0, 0
     return sample
@@ -147,6 +148,34 @@ def test_near_files_begin_with_few_reads(parquet_folder: Callable[..., Path]) ->
     start = DataWorkers().for_local_files().read_bounds.start
     assert start < ReadBounds().start
     assert made(source(sample), DataWorkers(), ColdEpoch(4)).num_reads == start
+
+
+HELD = threading.Event()
+AT_WORK = threading.Event()
+
+
+def held(batch: Any) -> Any:
+    AT_WORK.set()
+    HELD.wait(60)
+    return {"x": batch.column("x0").to_numpy()}
+
+
+def test_a_block_that_does_not_end_bounds_the_rate_and_is_left_behind(parquet_folder: Callable[..., Path]) -> None:
+    HELD.clear()
+    AT_WORK.clear()
+    sample = sampled(data_of(parquet_folder({"a.parquet": [8] * 4}), fb.Transform(fn=held, version="1")))
+    production = BlockProduction(source(sample), DataWorkers(core_share=0.01), ColdEpoch(LONG))
+    production.start()
+    try:
+        assert AT_WORK.wait(60)
+        assert not production.has_made_enough()
+        produced = production.stop(within_s=0)
+    finally:
+        HELD.set()
+    assert (produced.blocks, produced.rows) == (1, 8)
+    steps = {name: produced.sums[name] for name in ("remote_read_s", "decode_s", "transform_s")}
+    assert 0 < produced.seconds >= sum(steps.values()) >= steps["transform_s"] > 0
+    assert produced.make_s == steps["decode_s"] + steps["transform_s"]
 
 
 def broken(batch: Any) -> Any:

@@ -52,6 +52,22 @@ def test_a_sleep_is_blocking() -> None:
     assert ThreadLoop(lambda: time.sleep(0.01), 1).run_for(0.05).blocked_share > 0.5
 
 
+@needs_count
+def test_work_that_does_not_end_is_measured_from_outside_and_left_behind() -> None:
+    lock, ends = threading.Lock(), threading.Event()
+
+    def under_lock() -> None:
+        with lock:
+            while not ends.is_set():
+                busy()
+
+    try:
+        found = ThreadLoop(under_lock, 2).run_for(0.1, within_s=1.2)
+    finally:
+        ends.set()
+    assert found.cpu_s > 0 and found.blocked_share > 0.3
+
+
 def test_the_error_of_a_thread_is_raised() -> None:
     with pytest.raises(ZeroDivisionError):
         ThreadLoop(lambda: 1 // 0, 2).run_for(0.01)
