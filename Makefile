@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all test-ray-range lint ruff types mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables k8s soak horovod deepspeed clean
+.PHONY: help demo check test test-all test-ray-range test-python lint ruff types mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables k8s soak horovod deepspeed clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -20,6 +20,7 @@ help:
 	@echo "make test    every check, and a test of every mechanism; TEST_PROCESSES=3 run side by side"
 	@echo "make test-all  the same with all variations of each mechanism; about twice as long"
 	@echo "make test-ray-range RAY=2.61.0  what exercises Ray, on another version of it; several, if RAY names several"
+	@echo "make test-python PYTHON=3.13  the unit tests and a run on Ray, on another Python, in an environment of its own"
 	@echo "make lint    the checks without the tests"
 	@echo "make horovod build Horovod for the PyTorch in .venv, kept in ~/.cache/forebay/wheels for the next time, and install it"
 	@echo "make bench   the loader beside its peers, each in its own environment; BENCH_ARGS='--rows 100000 --repeats 2' for less"
@@ -87,6 +88,10 @@ test-ray-range: $(INSTALLED_TEST)
 	@failed=; for version in $(RAY); do $(BIN)/python scripts/try_ray.py $$version || failed+=" $$version"; done; \
 	  [ -z "$$failed" ] || { echo "failed on Ray$$failed"; exit 1; }
 
+# Needs no .venv: the environment of another Python is in ~/.cache/forebay/pythons.
+test-python:
+	@python3 scripts/try_python.py $(PYTHON) $(TESTS)
+
 lint: $(INSTALLED_TEST)
 	@$(MAKE) --no-print-directory --jobs 2 mypy ruff imports
 
@@ -94,10 +99,10 @@ types: $(INSTALLED_TEST)
 	@$(MAKE) --no-print-directory mypy
 	@$(MAKE) --no-print-directory imports
 
-# In a fresh clone, each process of pytest would compile all kernels: 14 CPU seconds.
+# In a fresh clone, the processes of pytest would wait for each other's kernels: 8 CPU seconds.
 compile: $(INSTALLED_TEST)
 	@echo "== kernels, compiled"
-	@$(BIN)/python -c 'from forebay.data.kernels import calls; from forebay.data.parquet import page_kernels; calls.load(), calls.load_philox(), page_kernels.load()'
+	@$(BIN)/python -c 'from forebay.data.parquet import page_kernels; page_kernels.load_all()'
 
 mypy: $(INSTALLED_TEST)
 	@echo "== mypy"

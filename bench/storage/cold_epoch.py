@@ -27,7 +27,6 @@ from bench.own.verdict import Figure, interleaved, main, measure, spread
 from forebay.data.cache import local_source
 from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.local_source import LocalSource
-from forebay.data.kernels import calls as kernels
 from forebay.data.loader.loader import Loader
 from forebay.data.parquet import page_kernels, reading
 from forebay.data.transform.dataset import Dataset
@@ -128,8 +127,7 @@ def epoch(
     transform = fb.Transform(x=fb.Dense(manifest.columns))
     counters = Counters()
     plan = fb.build_plan(manifest)
-    kernels.load()  # once in a process
-    page_kernels.load()
+    page_kernels.load()  # once in a process
     start, cpu_s = time.monotonic(), time.process_time()
     with Loader(
         plan,

@@ -10,6 +10,7 @@ import forebay
 PACKAGE = Path(forebay.__file__).parent
 HOMES = {"cli/output.py", "report/console.py"}
 OWN_TEXT = {
+    "data/kernels/loading.py": "counts of kernels, and a folder of this user",
     "cli/llm/score.py": "counts and rates of this process",
     "fleet/client/runner.py": "the output of a program as it is, into its own log",
     "training/tables/strategy.py": "counts of tables",

@@ -15,14 +15,12 @@ from bench.loader.setting import LoaderFacts, LoaderSetting
 from forebay import CacheSpec, Categorical, Dense, Label, Loader, Ragged, Transform, build_plan, scan
 from forebay.data.cache.builders.data_workers import usable_cores
 from forebay.data.cache.local_source import LocalCache
-from forebay.data.kernels import calls as kernels
 from forebay.data.parquet import page_kernels
 from forebay.runtime.metrics import Counters
 
 _QUOTA_BYTES = 20 << 30
 
 # Imports count in no system's time. Forebay imports Numba and its kernels (0.55 s) at the first epoch of a process.
-kernels.load()
 page_kernels.load()
 
 

@@ -14,10 +14,12 @@ import pyarrow.parquet as pq
 import forebay as fb
 from bench.loader.features import pack
 from bench.loader.setting import LoaderFacts, LoaderSetting
-from forebay.data.kernels.loops import gather
+from forebay.data.kernels import loops
+from forebay.data.kernels.kernel import Kernel
 from forebay.data.manifest.manifest import RowGroup
 
 _NUM_BUFFERS = 4
+_GATHER = Kernel(lambda: loops, "gather")
 
 
 class BareGather:
@@ -55,7 +57,7 @@ class BareGather:
         for place, (block, row) in enumerate(self._planned[number % len(self._planned)]):
             buffers = self._buffers[place % _NUM_BUFFERS]
             for name, buffer in buffers.items():
-                gather(buffer.ctypes.data, buffer.strides[0], self._bases[name], block, row)
+                _GATHER.call(buffer.ctypes.data, buffer.strides[0], self._bases[name], block, row)
             yield {name: buffer[: len(row)] for name, buffer in buffers.items()}
 
     def epochs(self, first: int, count: int) -> Iterator[Mapping[str, Any]]:

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar, cast
 from forebay.errors import LimitReached
 
 T = TypeVar("T")
+StartedThread = TypeVar("StartedThread", bound=threading.Thread)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,8 +102,11 @@ class _Began(threading.Event):
         return super().wait(BEGIN_S if timeout is None else timeout)
 
 
-def begin(thread: threading.Thread) -> None:
-    """Start a thread, within a limit.
+def begin(thread: StartedThread) -> StartedThread:
+    """Start a thread within a limit, and return it.
+
+    Keep what this returns, not the thread before: one that could not start, as while the interpreter ends, cannot be
+    joined either.
 
     `Thread.start` of CPython waits without a limit for the new thread, which never answers if memory ran out before its
     first instruction.
@@ -120,6 +124,7 @@ def begin(thread: threading.Thread) -> None:
         raise LimitReached(f"Thread {thread.name!r} could not be started ({error}). {NO_ROOM}") from error
     if not began.is_set():
         raise LimitReached(f"Thread {thread.name!r} has not begun within {BEGIN_S:g} s: memory ran out. {NO_ROOM}")
+    return thread
 
 
 def error_of(call: Callable[[], object]) -> Exception | None:

@@ -149,7 +149,8 @@ class _Renewal:
 
     def release(self) -> None:
         self._stop.set()
-        self._thread.join()
+        if self._thread.is_alive():  # none began, if there was no room for one
+            self._thread.join()
         if not self.is_lost:
             with suppress(OSError):
                 self._file.fs.delete_file(self._file.path)

@@ -1,64 +1,103 @@
-"""The kernels as functions.
-
-The first call of any loads all, from Numba's cache or by compiling them.
-
-Numba and its kernels take 1 CPU second to import. A process that moves no row - the command line, a driver, the
-controller of Ray Train - never calls one.
-"""
+"""The kernels as functions. Each is loaded at its first call."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import cache
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from forebay.data.kernels.kernel import Kernel
+from forebay.data.kernels.kernel import load as load_kernels
 
 Ints = NDArray[np.int64]
 Words = NDArray[np.uint64]
 Floats = NDArray[np.float32]
 
+_LANE_WORDS = 4096
+"""Working memory of `order_lanes`, at least `orders.LANE_WORDS`."""
 
-class Kernels(NamedTuple):
-    """Modules of compiled functions."""
 
-    lists: ModuleType
-    loops: ModuleType
-    orders: ModuleType
+def _divided() -> ModuleType:
+    from forebay.data.kernels import divided  # noqa: PLC0415 - late, as in the four below: see `kernel`
+
+    return divided
+
+
+def _lists() -> ModuleType:
+    from forebay.data.kernels import lists  # noqa: PLC0415
+
+    return lists
+
+
+def _loops() -> ModuleType:
+    from forebay.data.kernels import loops  # noqa: PLC0415
+
+    return loops
+
+
+def _orders() -> ModuleType:
+    from forebay.data.kernels import orders  # noqa: PLC0415
+
+    return orders
+
+
+def _philox() -> ModuleType:
+    from forebay.data.kernels import philox  # noqa: PLC0415
+
+    return philox
+
+
+def _of(module: Callable[[], ModuleType], *names: str) -> tuple[Kernel, ...]:
+    return tuple(Kernel(module, name) for name in names)
+
+
+_pack_columns_4, _pack_columns_8, _pad, _gather_arrays = _LOOPS = _of(
+    _loops, "pack_columns_4", "pack_columns_8", "pad", "gather_arrays"
+)
+_locate_windows, _are_present, _gather_steps, _gather_scaled, _fill_windows = _WINDOWS = _of(
+    _loops, "locate_windows", "are_present", "gather_steps", "gather_scaled", "fill_windows"
+)
+_locate_lists, _gather_lists = _LISTS = _of(_lists, "locate_lists", "gather_lists")
+_order_lanes, _merge = _ORDERS = _of(_orders, "order_lanes", "merge")
+_DIVIDED = _of(_divided, "gather_arrays", "gather_lists", "serve", "stop")
+_row_words, _to_normal = _PHILOX = _of(_philox, "row_words", "to_normal")
+
+OF_ALL_JOBS = (_pack_columns_4, _gather_arrays, _order_lanes)
+ALL = (*_LOOPS, *_WINDOWS, *_LISTS, *_ORDERS, *_DIVIDED, *_PHILOX)
 
 
 @cache
-def load() -> Kernels:
-    """Load all kernels.
-
-    Call it before other threads start: a process forked during the first call deadlocks.
-    """
-    from forebay.data.kernels import lists, loops, orders  # noqa: PLC0415
-
-    return Kernels(lists, loops, orders)
+def load() -> None:
+    """Load the kernels of the order and of the gather."""
+    load_kernels(OF_ALL_JOBS)
 
 
 @cache
 def load_divided() -> ModuleType:
     """Load the gathers that several threads share.
 
-    Few machines lack the cores for them. Call it before other threads start, as for `load`.
+    Few machines lack the cores for them.
     """
-    from forebay.data.kernels import divided  # noqa: PLC0415
-
-    return divided
+    load_kernels(_DIVIDED)
+    return _divided()
 
 
 @cache
-def load_philox() -> ModuleType:
-    """Load the random numbers of rows in 8 ms.
+def load_windows() -> None:
+    """Load the kernels of all windows, so that several processes compile them.
 
-    Few processes need them. Call it before other threads start, as for `load`.
+    Those that scale and fill are loaded at their first call.
     """
-    from forebay.data.kernels import philox  # noqa: PLC0415
+    load_kernels((_locate_windows, _are_present, _gather_steps))
 
-    return philox
+
+@cache
+def load_random() -> None:
+    """Load the random numbers of rows, for an augment."""
+    load_kernels(_PHILOX)
 
 
 def gather_arrays(target: int, layout: Ints, bases: Words, slot_of: Ints, block: Ints, row: Ints) -> int:
@@ -69,7 +108,7 @@ def gather_arrays(target: int, layout: Ints, bases: Words, slot_of: Ints, block:
     `target` is an address. Array `k` has rows of `layout[k, 0]` bytes and goes to `target + layout[k, 1]`. Output row
     `i` is row `row[i]` of block `block[i]`, whose arrays are at the addresses `bases[:, slot_of[block[i]]]`.
     """
-    missing: int = load().loops.gather_arrays(target, layout, bases, slot_of, block, row)
+    missing: int = _gather_arrays.call(target, layout, bases, slot_of, block, row)
     return missing
 
 
@@ -78,7 +117,7 @@ def row_words(key: int, call: int, rows: Words, words: NDArray[np.uint32]) -> No
 
     They depend on the 64-bit `key`, on `call` below 2**32 and on each row.
     """
-    load_philox().row_words(np.uint64(key), np.uint64(call), rows, words)
+    _row_words.call(np.uint64(key), np.uint64(call), rows, words)
 
 
 def to_normal(chances: NDArray[np.float64]) -> None:
@@ -86,7 +125,7 @@ def to_normal(chances: NDArray[np.float64]) -> None:
 
     The probabilities lie in (0, 1).
     """
-    load_philox().to_normal(chances)
+    _to_normal.call(chances)
 
 
 def locate_lists(layout: Ints, bases: Words, slot_of: Ints, block: Ints, row: Ints, lists: Ints) -> int:
@@ -98,7 +137,7 @@ def locate_lists(layout: Ints, bases: Words, slot_of: Ints, block: Ints, row: In
     `bases[layout[k, 1]]`, by slot. An item has `layout[k, 2]` bytes. Blocks, rows and the result are those of
     `gather_arrays`.
     """
-    missing: int = load().lists.locate_lists(layout, bases, slot_of, block, row, lists)
+    missing: int = _locate_lists.call(layout, bases, slot_of, block, row, lists)
     return missing
 
 
@@ -109,7 +148,7 @@ def gather_lists(target: int, layout: Ints, lists: Ints) -> None:
 
     List `i` of array `k` has `lists[k, 1, i]` items of `layout[k, 0]` bytes, at address `lists[k, 0, i]`.
     """
-    load().lists.gather_lists(target, layout, lists)
+    _gather_lists.call(target, layout, lists)
 
 
 def order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints) -> None:
@@ -121,7 +160,7 @@ def order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints)
     (addresses of the ends, blocks and shifts of its pieces and of the bounds of its shuffles, number of pieces, number
     of shuffles, key, whether rows are shuffled).
     """
-    load().orders.order_lanes(lanes, ranges, stride, block, row)
+    _order_lanes.call(lanes, ranges, stride, block, row, np.empty(_LANE_WORDS, np.uint64))
 
 
 def merge(nodes: Ints, due: Ints, span: Ints, streams: Words, state: Ints, merged: Ints) -> int:
@@ -137,7 +176,7 @@ def merge(nodes: Ints, due: Ints, span: Ints, streams: Words, state: Ints, merge
     the stream belongs to another rank. `merged` [1 + columns, n] gets positions and columns. Returns the rows of
     `merged` that are now written. `due` and `state` advance, so that another tree can continue.
     """
-    written: int = load().orders.merge(nodes, due, span, streams, state, merged)
+    written: int = _merge.call(nodes, due, span, streams, state, merged)
     return written
 
 
@@ -150,7 +189,7 @@ def locate_windows(windows: Ints, block: Ints, row: Ints, blocks: Ints, runs: In
     and `blocks[1, b]` the column of its first run in `runs`: end of the run's windows, the run, start of its first
     window, and the first position that its windows may read.
     """
-    load().loops.locate_windows(windows, block, row, blocks, runs, stride)
+    _locate_windows.call(windows, block, row, blocks, runs, stride)
 
 
 def are_present(windows: Ints, length: int, line: Ints, is_present: NDArray[np.bool_]) -> bool:
@@ -160,7 +199,7 @@ def are_present(windows: Ints, length: int, line: Ints, is_present: NDArray[np.b
 
     `line[0, r]` is the position of the first step of run `r`.
     """
-    found: bool = load().loops.are_present(windows, length, line, is_present)
+    found: bool = _are_present.call(windows, length, line, is_present)
     return found
 
 
@@ -169,7 +208,8 @@ def pack_columns(columns: Words, rows: int, packed: NDArray[np.int32] | NDArray[
 
     `columns` are the addresses of arrays of `rows` items, `packed` is [rows * len(columns)].
     """
-    load().loops.pack_columns(columns, rows, packed)
+    kernel = _pack_columns_4 if packed.itemsize == 4 else _pack_columns_8
+    kernel.call(columns, rows, packed)
 
 
 def pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints, lengths: NDArray[np.int32]) -> None:
@@ -177,7 +217,7 @@ def pad(target: int, row_bytes: int, values: int, item_bytes: int, starts: Ints,
 
     `lengths[i]` items from item `starts[i]` at address `values` go into row `i` at `target`, then zeros.
     """
-    load().loops.pad(target, row_bytes, values, item_bytes, starts, lengths)
+    _pad.call(target, row_bytes, values, item_bytes, starts, lengths)
 
 
 def gather_steps(target: int, view: Ints, line: Ints, windows: Ints) -> None:
@@ -190,7 +230,7 @@ def gather_steps(target: int, view: Ints, line: Ints, windows: Ints) -> None:
     `line[view[4], r] + p * view[2]`. A window is (start, first real position, a run before or at that position) in
     `windows` [3, n]. Steps before the first real position become zeros.
     """
-    load().loops.gather_steps(target, view, line, windows)
+    _gather_steps.call(target, view, line, windows)
 
 
 def gather_scaled(out: Floats, view: Ints, scaling: Floats, line: Ints, windows: Ints) -> None:
@@ -201,7 +241,7 @@ def gather_scaled(out: Floats, view: Ints, scaling: Floats, line: Ints, windows:
     `view` is (first step, steps, columns of a step, values of a window of `out`, row of `line` with the addresses, row
     with the addresses of the rests or 0 for no rests, columns to copy...). Padding is 0.
     """
-    load().loops.gather_scaled(out, view, scaling, line, windows)
+    _gather_scaled.call(out, view, scaling, line, windows)
 
 
 def fill_windows(
@@ -215,4 +255,4 @@ def fill_windows(
     without one `scaling[2]`, which is scaled. 2 takes the next value of this view before that. `observed`, if not
     empty, becomes 1 where a value was not filled, and 0 elsewhere, also for padding.
     """
-    load().loops.fill_windows(out, observed, view, scaling, line, windows)
+    _fill_windows.call(out, observed, view, scaling, line, windows)

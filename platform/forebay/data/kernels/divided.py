@@ -12,9 +12,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import carray, int32, int64, njit, types, uint64, void
+from numba import carray, int32, int64, types, uint64, void
 from numpy.typing import NDArray
 
+from forebay.data.kernels.compiler import kernel, part
 from forebay.data.kernels.intrinsics import copy, items_at, prefetch
 from forebay.data.kernels.loops import gather
 
@@ -158,10 +159,10 @@ def _gather_lists(state: Any, layout: Any, lists: Any) -> None:
     starts = np.empty(len(layout) * num_parts, np.int64)
     for k in range(len(layout)):
         to = state[TARGET] + layout[k, 1]
-        for part in range(num_parts):
-            starts[k * num_parts + part] = to
+        for number in range(num_parts):
+            starts[k * num_parts + number] = to
             items = int64(0)
-            for i in range(part * part_rows, min((part + 1) * part_rows, rows)):
+            for i in range(number * part_rows, min((number + 1) * part_rows, rows)):
                 items += lists[k, 1, i]
             to += items * layout[k, 0]
     state[_LAYOUT], state[_ARRAYS], state[_ROWS] = layout.ctypes.data, len(layout), rows
@@ -170,15 +171,13 @@ def _gather_lists(state: Any, layout: Any, lists: Any) -> None:
     state[_STARTS] = len(starts)  # as above
 
 
-# Compiled at import, as in `loops`.
-_compiled = {"nogil": True, "cache": True}
-copy_lists = njit(void(int64[::1], int64, int64, int64, int64), **_compiled)(_copy_lists)
-copy_part = njit(void(int64[::1], int64), **_compiled)(_copy_part)
-take_part = njit(void(int64[::1]), **_compiled)(_take_part)
-divide = njit(void(int64[::1], int64), **_compiled)(_divide)
-serve = njit(void(int64[::1]), **_compiled)(_serve)
-stop = njit(void(int64[::1]), **_compiled)(_stop)
-gather_arrays = njit(int64(int64[::1], int64[:, ::1], uint64[:, ::1], int64[::1], int64[::1], int64[::1]), **_compiled)(
+copy_lists = part(void(int64[::1], int64, int64, int64, int64))(_copy_lists)
+copy_part = part(void(int64[::1], int64))(_copy_part)
+take_part = part(void(int64[::1]))(_take_part)
+divide = part(void(int64[::1], int64))(_divide)
+serve = kernel(void(int64[::1]))(_serve)
+stop = kernel(void(int64[::1]))(_stop)
+gather_arrays = kernel(int64(int64[::1], int64[:, ::1], uint64[:, ::1], int64[::1], int64[::1], int64[::1]))(
     _gather_arrays
 )
-gather_lists = njit(void(int64[::1], int64[:, ::1], int64[:, :, ::1]), **_compiled)(_gather_lists)
+gather_lists = kernel(void(int64[::1], int64[:, ::1], int64[:, :, ::1]))(_gather_lists)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int64, njit, uint64, void
+from numba import int64, uint64, void
 from numpy.typing import NDArray
 
+from forebay.data.kernels.compiler import kernel
 from forebay.data.kernels.intrinsics import copy, items_at, prefetch
 
 Ints = NDArray[np.int64]
@@ -67,9 +68,7 @@ def _gather_lists(target: int, layout: Ints, lists: NDArray[Any]) -> None:
             to += num_bytes
 
 
-# Compiled at import, as in `loops`.
-_compiled = {"nogil": True, "cache": True}
-locate_lists = njit(
-    int64(int64[:, ::1], uint64[:, ::1], int64[::1], int64[::1], int64[::1], int64[:, :, ::1]), **_compiled
-)(_locate_lists)
-gather_lists = njit(void(uint64, int64[:, ::1], int64[:, :, ::1]), **_compiled)(_gather_lists)
+locate_lists = kernel(int64(int64[:, ::1], uint64[:, ::1], int64[::1], int64[::1], int64[::1], int64[:, :, ::1]))(
+    _locate_lists
+)
+gather_lists = kernel(void(uint64, int64[:, ::1], int64[:, :, ::1]))(_gather_lists)

@@ -1,6 +1,6 @@
 """Compiled loops over the rows of blocks.
 
-Only this folder depends on the compiler, Numba, and `calls` imports it late.
+Only this folder depends on the compiler, Numba, and `kernel` imports it late.
 
 Each of these loops passes over rows one by one, which NumPy cannot do: it gathers from one array but not from hundreds
 (masking per block reached 0.35 GB/s, `gather` reaches 5). All functions run without the GIL, on addresses and indices
@@ -13,9 +13,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import float32, int32, int64, njit, types, uint8, uint64, void
+from numba import float32, int32, int64, types, uint8, uint64, void
 from numpy.typing import NDArray
 
+from forebay.data.kernels.compiler import kernel, part
 from forebay.data.kernels.intrinsics import copy, items_at, prefetch, transpose, zero
 
 Ints = NDArray[np.int64]
@@ -351,32 +352,24 @@ def _fill_windows(
                 last = out[each]
 
 
-# Compiled at import and not at the first call of each: a process forked during a compilation deadlocks. `calls.load`
-# compiles all of them before the first thread starts.
-_compiled = {"nogil": True, "cache": True}
-gather = njit(void(uint64, int64, uint64[::1], int64[::1], int64[::1]), **_compiled)(_gather)
-gather_arrays = njit(int64(uint64, int64[:, ::1], uint64[:, ::1], int64[::1], int64[::1], int64[::1]), **_compiled)(
-    _gather_arrays
-)
-locate_windows = njit(void(int64[:, ::1], int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64), **_compiled)(
+gather = kernel(void(uint64, int64, uint64[::1], int64[::1], int64[::1]))(_gather)
+gather_arrays = kernel(int64(uint64, int64[:, ::1], uint64[:, ::1], int64[::1], int64[::1], int64[::1]))(_gather_arrays)
+locate_windows = kernel(void(int64[:, ::1], int64[::1], int64[::1], int64[:, ::1], int64[:, ::1], int64))(
     _locate_windows
 )
-are_present = njit(types.boolean(int64[:, ::1], int64, int64[:, ::1], types.boolean[::1]), **_compiled)(_are_present)
-pack_columns = njit([void(uint64[::1], int64, int32[::1]), void(uint64[::1], int64, int64[::1])], **_compiled)(
-    _pack_columns
+are_present = kernel(types.boolean(int64[:, ::1], int64, int64[:, ::1], types.boolean[::1]))(_are_present)
+pack_columns_4 = kernel(void(uint64[::1], int64, int32[::1]))(_pack_columns)
+pack_columns_8 = kernel(void(uint64[::1], int64, int64[::1]))(_pack_columns)
+pad = kernel(void(uint64, int64, uint64, int64, int64[::1], int32[::1]))(_pad)
+prefetch_window = part(void(int64, int64[::1], int64, int64[:, ::1], int64[:, ::1]))(_prefetch_window)
+scale_steps = part(void(float32[::1], uint64, uint64, float32[:, ::1]))(_scale_steps)
+scaled_value = part(float32(uint64, uint64, int64, float32[:]))(_scaled_value)
+copy_steps = part(void(uint64, uint64, int64, int64[::1]))(_copy_steps)
+gather_steps = kernel(void(uint64, int64[::1], int64[:, ::1], int64[:, ::1]))(_gather_steps)
+gather_scaled = kernel(void(float32[::1], int64[::1], float32[:, ::1], int64[:, ::1], int64[:, ::1]))(_gather_scaled)
+value_before = part(float32(int64[::1], float32[:, ::1], int64[:, ::1], int64[:], int64))(_value_before)
+next_value = part(float32(float32[:]))(_next_value)
+has_nan = part(types.boolean(float32[::1]))(_has_nan)
+fill_windows = kernel(void(float32[::1], uint8[::1], int64[::1], float32[:, ::1], int64[:, ::1], int64[:, ::1]))(
+    _fill_windows
 )
-pad = njit(void(uint64, int64, uint64, int64, int64[::1], int32[::1]), **_compiled)(_pad)
-prefetch_window = njit(void(int64, int64[::1], int64, int64[:, ::1], int64[:, ::1]), **_compiled)(_prefetch_window)
-scale_steps = njit(void(float32[::1], uint64, uint64, float32[:, ::1]), **_compiled)(_scale_steps)
-scaled_value = njit(float32(uint64, uint64, int64, float32[:]), **_compiled)(_scaled_value)
-copy_steps = njit(void(uint64, uint64, int64, int64[::1]), **_compiled)(_copy_steps)
-gather_steps = njit(void(uint64, int64[::1], int64[:, ::1], int64[:, ::1]), **_compiled)(_gather_steps)
-gather_scaled = njit(void(float32[::1], int64[::1], float32[:, ::1], int64[:, ::1], int64[:, ::1]), **_compiled)(
-    _gather_scaled
-)
-value_before = njit(float32(int64[::1], float32[:, ::1], int64[:, ::1], int64[:], int64), **_compiled)(_value_before)
-next_value = njit(float32(float32[:]), **_compiled)(_next_value)
-has_nan = njit(types.boolean(float32[::1]), **_compiled)(_has_nan)
-fill_windows = njit(
-    void(float32[::1], uint8[::1], int64[::1], float32[:, ::1], int64[:, ::1], int64[:, ::1]), **_compiled
-)(_fill_windows)

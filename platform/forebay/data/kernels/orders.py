@@ -11,9 +11,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int32, int64, njit, types, uint32, uint64, void
+from numba import int32, int64, types, uint32, uint64, void
 from numpy.typing import NDArray
 
+from forebay.data.kernels.compiler import kernel, part
 from forebay.data.kernels.intrinsics import items_at
 
 Ints = NDArray[np.int64]
@@ -25,6 +26,11 @@ _SORTED_SIZE = 1024
 _CHUNK_ROWS = 512
 _COMPARED_PIECES = 32
 _MERGED_ROWS = 4096
+PERMUTE_WORDS = 3 * _SORTED_SIZE + 2
+LANE_WORDS = _CHUNK_ROWS + PERMUTE_WORDS
+"""Working memory of `permute` and `order_lanes`, in words of 8 bytes."""
+
+_WORDS, _LONGS, _HALVES, _SHORTS = (np.zeros(1, kind) for kind in (np.uint64, np.int64, np.uint32, np.int32))
 
 
 def _mix(word: Any) -> Any:
@@ -39,48 +45,69 @@ def _derive_two(first: Any, second: Any) -> Any:
     return mix((mix(first + uint64(_GOLDEN)) ^ second) + uint64(_GOLDEN))
 
 
-def _permute_few(start: int, size: int, key: Any, images: NDArray[np.uint32]) -> None:
-    """`forebay.data.plan.permute.permutation`, from position `start` on."""
-    low_bits = uint64(0)
+def _permute_few(start: int, size: int, key: Any, count: int, images: Any, memory: int) -> None:
+    """`forebay.data.plan.permute.permutation`, `count` of it from position `start` on."""
+    words, sorted_words = items_at(memory, _WORDS), items_at(memory + 8 * _SORTED_SIZE, _WORDS)
+    ends = items_at(memory + 16 * _SORTED_SIZE, _LONGS)
+    low_bits, shift = uint64(0), uint64(63)
     while low_bits < uint64(size - 1):
-        low_bits = (low_bits << uint64(1)) | uint64(1)
-    words = np.empty(size, np.uint64)
+        low_bits, shift = (low_bits << uint64(1)) | uint64(1), shift - uint64(1)
+    for i in range(int64(low_bits) + 2):
+        ends[i] = 0
+    # The words are spread evenly, so one pass over as many buckets nearly sorts them. NumPy's sort compiles in 1.3 s.
     for i in range(size):
-        words[i] = (mix(uint64(i) * uint64(_GOLDEN) + key) & ~low_bits) | uint64(i)
-    words.sort()
-    for i in range(len(images)):
-        images[i] = uint32(words[start + i] & low_bits)
+        word = (mix(uint64(i) * uint64(_GOLDEN) + key) & ~low_bits) | uint64(i)
+        words[i] = word
+        ends[int64((word >> uint64(1)) >> shift) + 1] += 1
+    for i in range(int64(low_bits) + 1):
+        ends[i + 1] += ends[i]
+    for i in range(size):
+        word = words[i]
+        bucket = int64((word >> uint64(1)) >> shift)
+        at = ends[bucket]
+        ends[bucket] = at + 1
+        sorted_words[at] = word
+    for i in range(1, size):
+        word, at = sorted_words[i], i
+        while at > 0 and sorted_words[at - 1] > word:
+            sorted_words[at] = sorted_words[at - 1]
+            at -= 1
+        sorted_words[at] = word
+    for i in range(count):
+        images[i] = uint32(sorted_words[start + i] & low_bits)
 
 
-def _permute(start: int, size: int, key: Any, images: NDArray[np.uint32]) -> None:
+def _permute(start: int, size: int, key: Any, count: int, target: int, memory: int) -> None:
     """Write the images of a range under a permutation.
 
-    Of `start`, `start + 1`... under a permutation of `range(size)` that depends only on `key`.
+    Of `count` numbers from `start` on, under a permutation of `range(size)` that depends only on `key`. They are
+    uint32 at address `target`. `memory` is the address of `PERMUTE_WORDS` words.
 
     Up to 1,024 by sorting: a bijection on few bits mixes poorly, and sorting few numbers is cheap. Above, up to 2**32,
     it is a keyed bijection on the next power of two, applied until the value lies below `size`. A round is xor, odd
     multiply and xorshift, each invertible. Each round passes over all numbers, which the compiler does with vector
     instructions: a quarter of the time of all rounds number by number.
     """
+    images = items_at(target, _HALVES)
     if size <= _SORTED_SIZE:
-        permute_few(start, size, key, images)
+        permute_few(start, size, key, count, images, memory)
         return
     bits = 0
     while (size - 1) >> bits:
         bits += 1
     mask, shift = uint32((1 << bits) - 1), uint32((bits + 1) // 2)
-    flips, factors = np.empty(_ROUNDS, np.uint32), np.empty(_ROUNDS, np.uint32)
+    flips, factors = items_at(memory, _HALVES), items_at(memory + 4 * _ROUNDS, _HALVES)
     for number in range(_ROUNDS):
         word = derive_two(key, uint64(number))
         flips[number], factors[number] = uint32(word & uint64(0xFFFFFFFF)), uint32((word >> uint64(32)) | uint64(1))
-    for i in range(len(images)):
+    for i in range(count):
         images[i] = uint32(start + i)
     for number in range(_ROUNDS):
         flip, factor = flips[number], factors[number]
-        for i in range(len(images)):
+        for i in range(count):
             image = uint32(uint32(images[i] ^ flip) * factor) & mask
             images[i] = uint32(image ^ (image >> shift))
-    for i in range(len(images)):
+    for i in range(count):
         image = images[i]
         while image >= size:
             for number in range(_ROUNDS):
@@ -104,8 +131,8 @@ def _first_above(values: Any, count: int, value: int) -> int:
     return low
 
 
-def _find_pieces(line: NDArray[np.uint32], ends: Any, low: int, count: int, found: NDArray[np.int32]) -> None:
-    """Piece of each position on a line.
+def _find_pieces(line: Any, rows: int, ends: Any, low: int, count: int, found: Any) -> None:
+    """Piece of each of `rows` positions on a line.
 
     Its first `count` pieces end at `ends[i] - low`.
 
@@ -113,17 +140,18 @@ def _find_pieces(line: NDArray[np.uint32], ends: Any, low: int, count: int, foun
     mispredicts every second branch.
     """
     if count > _COMPARED_PIECES:
-        for i in range(len(line)):
+        for i in range(rows):
             found[i] = first_above(ends, count + 1, low + int64(line[i]))
         return
-    found[:] = 0
+    for i in range(rows):
+        found[i] = 0
     for number in range(count):
         end = uint32(ends[number] - low)
-        for i in range(len(line)):
+        for i in range(rows):
             found[i] += line[i] >= end
 
 
-def _order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints) -> None:
+def _order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints, memory: Words) -> None:
     """Write the block and row of lane rows.
 
     Rows `ranges[k, 0]` to `ranges[k, 1]` of each lane `k`.
@@ -131,7 +159,9 @@ def _order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints
     See `calls.order_lanes`. All lanes advance together, 512 rows at a time, so that positions next to each
     other are written while they are in the CPU cache.
     """
-    line, piece = np.empty(_CHUNK_ROWS, np.uint32), np.empty(_CHUNK_ROWS, np.int32)
+    at_line = int64(memory.ctypes.data)
+    at_piece, at_rest = at_line + 4 * _CHUNK_ROWS, at_line + 8 * _CHUNK_ROWS
+    line, piece = items_at(at_line, _HALVES), items_at(at_piece, _SHORTS)
     first, last = ranges[0, 0], ranges[0, 1]
     for k in range(len(ranges)):
         first, last = min(first, ranges[k, 0]), max(last, ranges[k, 1])
@@ -146,13 +176,13 @@ def _order_lanes(lanes: Words, ranges: Ints, stride: int, block: Ints, row: Ints
                 low, high = bounds[shuffle], bounds[shuffle + 1]
                 count = min(high, stop) - start
                 if lanes[k, 7]:
-                    permute(start - low, high - low, derive_two(lanes[k, 6], uint64(shuffle)), line[:count])
+                    permute(start - low, high - low, derive_two(lanes[k, 6], uint64(shuffle)), count, at_line, at_rest)
                 else:
                     for i in range(count):
                         line[i] = uint32(start - low + i)
                 from_piece = first_above(ends, pieces, low)
                 inner = first_above(ends, pieces, high - 1) - from_piece
-                find_pieces(line[:count], items_at(lanes[k, 0] + uint64(8 * from_piece), row), low, inner, piece)
+                find_pieces(line, count, items_at(lanes[k, 0] + uint64(8 * from_piece), row), low, inner, piece)
                 at = ranges[k, 2] + (start - ranges[k, 0]) * stride
                 for i in range(count):
                     number = from_piece + piece[i]
@@ -179,7 +209,8 @@ def _split(order: NDArray[np.int32], rest: NDArray[np.int32], due: int, cycle: i
         order[lefts] = item
         rest[i - lefts] = item
         lefts += is_left
-    order[lefts:] = rest[: len(order) - lefts]
+    for i in range(len(order) - lefts):
+        order[lefts + i] = rest[i]
     return lefts, due
 
 
@@ -190,7 +221,8 @@ def _divide(nodes: Ints, due: Ints, root: int, count: int, order: NDArray[np.int
 
     The rows of dataset `k` are those from `ends[0, k]` to `ends[1, k]`.
     """
-    ends[:] = 0
+    for source in range(ends.shape[1]):
+        ends[0, source], ends[1, source] = 0, 0
     for i in range(count):
         order[i] = i
     rest, bounds = np.empty(count, np.int32), np.empty((len(nodes), 2), np.int64)
@@ -199,7 +231,7 @@ def _divide(nodes: Ints, due: Ints, root: int, count: int, order: NDArray[np.int
         return
     bounds[root, 0], bounds[root, 1] = 0, count
     for node in range(len(nodes)):  # Each comes after the node that it is a half of.
-        low, high = bounds[node]
+        low, high = bounds[node, 0], bounds[node, 1]
         lefts, due[node] = split(order[low:high], rest, due[node], nodes[node, 0], nodes[node, 1])
         for half, start, stop in ((nodes[node, 2], low, low + lefts), (nodes[node, 3], low + lefts, high)):
             if half < 0:
@@ -247,21 +279,20 @@ def _merge(nodes: Ints, due: Ints, span: Ints, streams: Words, state: Ints, merg
                 rows = order[ends[0, source] : ends[0, source] + stop[source] - first]
                 for i in range(len(rows)):
                     to[uint64(rank[rows[i]])] = values[first + i]
-        state[1] = stop
+        for source in range(num_sources):
+            state[1, source] = stop[source]
         written += owned
     return int(written)
 
 
-_compiled: dict[str, Any] = {"nogil": True, "cache": True}
-mix = njit(uint64(uint64), **_compiled)(_mix)
-derive_two = njit(uint64(uint64, uint64), **_compiled)(_derive_two)
-permute_few = njit(void(int64, int64, uint64, uint32[::1]), **_compiled)(_permute_few)
-permute = njit(void(int64, int64, uint64, uint32[::1]), **_compiled)(_permute)
-first_above = njit(**_compiled)(_first_above)
-find_pieces = njit(**_compiled)(_find_pieces)
-order_lanes = njit(void(uint64[:, ::1], int64[:, ::1], int64, int64[::1], int64[::1]), **_compiled)(_order_lanes)
-split = njit(types.UniTuple(int64, 2)(int32[::1], int32[::1], int64, int64, int64), **_compiled)(_split)
-divide = njit(void(int64[:, ::1], int64[::1], int64, int64, int32[::1], int64[:, ::1]), **_compiled)(_divide)
-merge = njit(int64(int64[:, ::1], int64[::1], int64[::1], uint64[:, ::1], int64[:, ::1], int64[:, ::1]), **_compiled)(
-    _merge
-)
+_ints, _halves = types.CPointer(int64), types.CPointer(uint32)
+mix = part(uint64(uint64))(_mix)
+derive_two = part(uint64(uint64, uint64))(_derive_two)
+permute_few = part(void(int64, int64, uint64, int64, _halves, int64))(_permute_few)
+permute = kernel(void(int64, int64, uint64, int64, int64, int64))(_permute)
+first_above = part(int64(_ints, int64, int64))(_first_above)
+find_pieces = part(void(_halves, int64, _ints, int64, int64, types.CPointer(int32)))(_find_pieces)
+order_lanes = kernel(void(uint64[:, ::1], int64[:, ::1], int64, int64[::1], int64[::1], uint64[::1]))(_order_lanes)
+split = part(types.UniTuple(int64, 2)(int32[::1], int32[::1], int64, int64, int64))(_split)
+divide = part(void(int64[:, ::1], int64[::1], int64, int64, int32[::1], int64[:, ::1]))(_divide)
+merge = kernel(int64(int64[:, ::1], int64[::1], int64[::1], uint64[:, ::1], int64[:, ::1], int64[:, ::1]))(_merge)

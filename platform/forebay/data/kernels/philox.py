@@ -12,8 +12,10 @@ from math import log, sqrt
 from typing import Any
 
 import numpy as np
-from numba import float64, njit, types, uint32, uint64, void
+from numba import float64, types, uint32, uint64, void
 from numpy.typing import NDArray
+
+from forebay.data.kernels.compiler import kernel, part
 
 _LOW = 0xFFFFFFFF
 _ROUNDS = 10
@@ -108,9 +110,8 @@ def _to_normal(values: NDArray[np.float64]) -> None:
         values[i] = -z if q < 0.0 else z
 
 
-_compiled: dict[str, Any] = {"nogil": True, "cache": True}
-philox = njit(types.UniTuple(uint64, 4)(uint64, uint64, uint64, uint64, uint64, uint64), **_compiled)(_philox)
-row_words = njit(void(uint64, uint64, uint64[::1], uint32[:, ::1]), **_compiled)(_row_words)
+philox = kernel(types.UniTuple(uint64, 4)(uint64, uint64, uint64, uint64, uint64, uint64))(_philox)
+row_words = kernel(void(uint64, uint64, uint64[::1], uint32[:, ::1]))(_row_words)
 _eight = types.UniTuple(float64, 8)
-ratio = njit(float64(_eight, _eight, float64), **_compiled)(_ratio)
-to_normal = njit(void(float64[::1]), **_compiled)(_to_normal)
+ratio = part(float64(_eight, _eight, float64))(_ratio)
+to_normal = kernel(void(float64[::1]))(_to_normal)

@@ -9,7 +9,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.data.kernels.calls import load_philox
+from forebay.data.kernels.calls import load_random
 from forebay.data.manifest.file_rows import FileRows
 from forebay.data.plan.order import Order, PositionedRows
 from forebay.data.transform.augment import Augment
@@ -32,7 +32,7 @@ class AugmentedRows:
     """
 
     def __init__(self, augment: Augment, plan: Order, pool: BufferPool, *, epoch: int) -> None:
-        load_philox()  # before the first thread
+        load_random()
         self._augment, self._plan, self._pool, self._epoch = augment, plan, pool, epoch
         self._key = plan.row_key(epoch)
         self._schema: ArraySchema | None = None

@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 from forebay.data.cache.source import JoinedSource
 from forebay.data.kernels import calls as kernels
@@ -138,8 +138,10 @@ class Pipeline:
         """That of the trainer, and the one that is made."""
         self._making = self._add_epoch(*start, is_sure=True)
         self._gathered = self._gather(self._making)
-        self._thread = threading.Thread(target=self._run, name="forebay-gather", daemon=True)
-        begin(self._thread)
+        with ExitStack() as undo:
+            undo.callback(self._close_source, _CLOSE_S)
+            self._thread = begin(threading.Thread(target=self._run, name="forebay-gather", daemon=True))
+            undo.pop_all()
         live_pipelines.add(self)
 
     def makes(self, epoch: int, position: int) -> bool:

@@ -11,14 +11,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int32, int64, njit, types, uint8, uint64
+from numba import int32, int64, types, uint8, uint64
 from numpy.typing import NDArray
 
+from forebay.data.kernels.compiler import kernel, part
 from forebay.data.kernels.intrinsics import items_at, lowest_one, ones_of
 from forebay.data.parquet.page_headers import (
-    COMPILED,
     DEFINITION,
-    HEADER,
     REPETITION,
     RLE,
     SIZE,
@@ -27,19 +26,23 @@ from forebay.data.parquet.page_headers import (
     VALUES,
     Int,
     Ints,
+    Work,
     read_header,
 )
 from forebay.data.parquet.pages import (
-    COLUMN_OPTIONS,
     DATA_PAGE,
     DICTIONARY_PAGE,
+    ENTRIES,
     IS_OPTIONAL,
     IS_SNAPPY,
+    IS_TEXT,
+    ITEM_BYTES,
+    PAGE_WORK,
     ROOM,
     ROWS,
     SCRATCH,
     SLACK,
-    Numbers,
+    Bytes,
     levels_end,
     next_run,
     open_page,
@@ -48,9 +51,10 @@ from forebay.data.parquet.pages import (
 )
 
 # Options of a list column behind those that `pages` has. Entries are the values, and the lists without any.
-_LEVEL, _ENTRIES, _OFFSETS, _NULLS, _TARGET, _MARKS, _MARK_BYTES = (COLUMN_OPTIONS + k for k in range(7))
+_LEVEL, _ENTRIES, _OFFSETS, _NULLS, _TARGET, _MARKS, _MARK_BYTES = (PAGE_WORK + k for k in range(7))
 # Entries, lists and values so far, and whether the last entry was a value.
-_SEEN, _LISTS, _MADE, _IS_VALUE, _OPTIONS = (COLUMN_OPTIONS + k for k in range(7, 12))
+_SEEN, _LISTS, _MADE, _IS_VALUE = (PAGE_WORK + k for k in range(7, 11))
+LIST_WORK = PAGE_WORK + 11
 
 _BYTES = np.zeros(1, np.uint8)
 _SHORT = np.zeros(1, np.int32)
@@ -125,31 +129,31 @@ def _mark_levels(at: Int, end: Int, count: Int, width: Int, wanted: Int, marks: 
     return np.int64(ones)
 
 
-def _mark_lists(begin: Int, count: Int, end: Int, options: Ints) -> tuple[Int, Int]:
+def _mark_lists(begin: Int, count: Int, end: Int, work: Work) -> tuple[Int, Int]:
     """Mark values and null lists by their levels.
 
     There are `count` entries. Returns the number of both, or -1.
     """
-    width: Int = 1 if options[_LEVEL] == 1 else 2
-    marks, others = options[_MARKS] + options[_MARK_BYTES], options[_MARKS] + 2 * options[_MARK_BYTES]
-    values = mark_levels(begin, end, count, width, options[_LEVEL], marks)
+    width: Int = 1 if work[_LEVEL] == 1 else 2
+    marks, others = work[_MARKS] + work[_MARK_BYTES], work[_MARKS] + 2 * work[_MARK_BYTES]
+    values = mark_levels(begin, end, count, width, work[_LEVEL], marks)
     if values in (count, -1):
         return values, 0
-    left, nulls = count - values - mark_levels(begin, end, count, width, options[IS_OPTIONAL], others), 0
-    if left and options[IS_OPTIONAL]:
+    left, nulls = count - values - mark_levels(begin, end, count, width, work[IS_OPTIONAL], others), 0
+    if left and work[IS_OPTIONAL]:
         nulls = mark_levels(begin, end, count, width, 0, others)
     return values if left == nulls else -1, nulls
 
 
-def _place_lists(count: Int, has_nulls: bool, options: Ints) -> bool:
+def _place_lists(count: Int, has_nulls: bool, work: Work) -> bool:
     """Write the offset of each list among the values.
 
     From the marks of `count` entries.
     """
-    offsets, is_null = items_at(options[_OFFSETS], _SHORT), items_at(options[_NULLS], _BYTES)
-    starts, values = options[_MARKS], options[_MARKS] + options[_MARK_BYTES]
-    nulls = values + options[_MARK_BYTES]
-    row, made, before = options[_LISTS], options[_MADE], np.uint64(options[_IS_VALUE])
+    offsets, is_null = items_at(work[_OFFSETS], _SHORT), items_at(work[_NULLS], _BYTES)
+    starts, values = work[_MARKS], work[_MARKS] + work[_MARK_BYTES]
+    nulls = values + work[_MARK_BYTES]
+    row, made, before = work[_LISTS], work[_MADE], np.uint64(work[_IS_VALUE])
     for position in range(0, count, _WORD):
         at = position >> 3
         begun, marked = items_at(starts + at, _WORDS)[0], items_at(values + at, _WORDS)[0]
@@ -157,7 +161,7 @@ def _place_lists(count: Int, has_nulls: bool, options: Ints) -> bool:
         if ~begun & ~(marked & (marked << _ONE | before)) & lowest(count - position):
             return False
         before = marked >> np.uint64(_WORD - 1)
-        if np.int64(ones_of(begun)) > options[ROWS] - row:
+        if np.int64(ones_of(begun)) > work[ROWS] - row:
             return False
         null_here = items_at(nulls + at, _WORDS)[0] if has_nulls else _NONE
         while begun:
@@ -170,86 +174,74 @@ def _place_lists(count: Int, has_nulls: bool, options: Ints) -> bool:
     if count:
         last = count - 1
         before = items_at(values + (last >> 3), _BYTES)[0] >> np.uint64(last & 7) & _ONE
-    options[_LISTS], options[_MADE], options[_IS_VALUE] = row, made, before
+    work[_LISTS], work[_MADE], work[_IS_VALUE] = row, made, before
     return True
 
 
-def _read_lists(header: Ints, options: Ints, table: Numbers) -> bool:
+def _read_lists(work: Work) -> bool:
     """Decode the page in the scratch memory."""
-    begin, end, count = options[SCRATCH], options[SCRATCH] + header[SIZE], header[VALUES]
+    begin, end, count = work[SCRATCH], work[SCRATCH] + work[SIZE], work[VALUES]
     levels = levels_end(begin, end)
     values = levels_end(levels, end) if levels else 0
-    if values == 0 or header[REPETITION] != RLE or header[DEFINITION] != RLE:
+    if values == 0 or work[REPETITION] != RLE or work[DEFINITION] != RLE:
         return False
-    if mark_levels(begin + 4, levels, count, 1, 0, options[_MARKS]) < 0:
+    if mark_levels(begin + 4, levels, count, 1, 0, work[_MARKS]) < 0:
         return False
-    made, nulls = mark_lists(levels + 4, count, values, options)
-    target = options[_TARGET] + options[_MADE] * table.itemsize
-    if made < 0 or not place_lists(count, nulls > 0, options):
+    made, nulls = mark_lists(levels + 4, count, values, work)
+    target = work[_TARGET] + work[_MADE] * work[ITEM_BYTES]
+    if made < 0 or not place_lists(count, nulls > 0, work):
         return False
-    return bool(read_encoded(values, made, header, options, table, target))
+    return bool(read_encoded(values, made, work, target))
 
 
-def _decode_pages(at: Int, end: Int, options: Ints, table: Numbers) -> bool:
+def _decode_pages(at: Int, end: Int, work: Work) -> bool:
     """Decode the column chunk from `at` to `end`."""
-    header, is_right = np.empty(HEADER, np.int64), True
+    is_right = True
     while is_right and at < end:
-        at = read_header(at, end, header)
+        at = read_header(at, end, work)
         if at == 0:
             return False
-        if header[TYPE] == DICTIONARY_PAGE and options[_SEEN] == 0:
-            is_right = read_dictionary(at, header, options, table)
-        elif header[TYPE] == DATA_PAGE and header[VALUES] <= options[_ENTRIES] - options[_SEEN]:
-            is_right = open_page(at, header, options, options[SCRATCH], options[ROOM])
-            is_right = is_right and read_lists(header, options, table)
-            options[_SEEN] += header[VALUES]
+        if work[TYPE] == DICTIONARY_PAGE and work[_SEEN] == 0:
+            is_right = read_dictionary(at, work)
+        elif work[TYPE] == DATA_PAGE and work[VALUES] <= work[_ENTRIES] - work[_SEEN]:
+            is_right = open_page(at, work, work[SCRATCH], work[ROOM])
+            is_right = is_right and read_lists(work)
+            work[_SEEN] += work[VALUES]
         else:
             return False
-        at += header[STORED_SIZE]
-    return bool(is_right and options[_SEEN] == options[_ENTRIES] and options[_LISTS] == options[ROWS])
+        at += work[STORED_SIZE]
+    return bool(is_right and work[_SEEN] == work[_ENTRIES] and work[_LISTS] == work[ROWS])
 
 
 def _decode_lists(
-    chunk: Ints,
-    offsets: NDArray[Any],
-    is_null: NDArray[np.uint8],
-    marks: NDArray[np.uint8],
-    scratch: NDArray[np.uint8],
-    table: Numbers,
+    chunk: Ints, offsets: NDArray[Any], is_null: Bytes, marks: Bytes, scratch: Bytes, memory: Ints
 ) -> Int:
     """Decode a column chunk of lists.
 
     Returns the number of its values, or -1 if it did not decode it.
 
     `chunk` is (address, bytes, whether lists may be null, whether Snappy compressed it, level of a value, entries,
-    target). `offsets` [rows + 1] and `is_null` [rows] are of its lists. The target has room for as many values as
-    entries, and `marks` for three bits of each entry and 54 bytes more.
+    target). `offsets` [rows + 1] and `is_null` [rows] are of its lists. The target has room for as
+    many values as entries, and `marks` for three bits of each entry and 54 bytes more.
     """
-    options = np.zeros(_OPTIONS, np.int64)
-    options[ROWS], options[SCRATCH], options[ROOM] = len(is_null), scratch.ctypes.data, len(scratch) - SLACK
-    options[IS_OPTIONAL], options[IS_SNAPPY], options[_LEVEL], options[_ENTRIES] = (
-        chunk[2],
-        chunk[3],
-        chunk[4],
-        chunk[5],
-    )
-    options[_OFFSETS], options[_NULLS], options[_TARGET] = offsets.ctypes.data, is_null.ctypes.data, chunk[6]
-    options[_MARKS], options[_MARK_BYTES] = marks.ctypes.data, len(marks) // 3
-    assert options[_MARK_BYTES] >= chunk[5] // 8 + 18
-    if not decode_pages(chunk[0], chunk[0] + chunk[1], options, table):
+    work = items_at(memory.ctypes.data, memory)
+    work[ROWS], work[SCRATCH], work[ROOM], work[IS_TEXT] = len(is_null), scratch.ctypes.data, len(scratch) - SLACK, 0
+    work[IS_OPTIONAL], work[IS_SNAPPY], work[_LEVEL], work[_ENTRIES] = chunk[2], chunk[3], chunk[4], chunk[5]
+    work[_OFFSETS], work[_NULLS], work[_TARGET] = offsets.ctypes.data, is_null.ctypes.data, chunk[6]
+    work[_MARKS], work[_MARK_BYTES] = marks.ctypes.data, len(marks) // 3
+    work[ENTRIES], work[_SEEN], work[_LISTS], work[_MADE], work[_IS_VALUE] = 0, 0, 0, 0, 0
+    if work[_MARK_BYTES] < chunk[5] // 8 + 18 or not decode_pages(chunk[0], chunk[0] + chunk[1], work):
         return -1
-    offsets[len(is_null)] = options[_MADE]
-    return options[_MADE]
+    offsets[len(is_null)] = work[_MADE]
+    return work[_MADE]
 
 
-_sizes = (int32, int64)
-lowest = njit(uint64(int64), **COMPILED)(_lowest)
-equal_levels = njit(uint64(uint64, int64, int64), **COMPILED)(_equal_levels)
-mark_levels = njit(int64(int64, int64, int64, int64, int64, int64), **COMPILED)(_mark_levels)
-mark_lists = njit(types.UniTuple(int64, 2)(int64, int64, int64, int64[::1]), **COMPILED)(_mark_lists)
-place_lists = njit(types.boolean(int64, types.boolean, int64[::1]), **COMPILED)(_place_lists)
-read_lists = njit([types.boolean(int64[::1], int64[::1], item[::1]) for item in _sizes], **COMPILED)(_read_lists)
-decode_pages = njit([types.boolean(int64, int64, int64[::1], item[::1]) for item in _sizes], **COMPILED)(_decode_pages)
-decode_lists = njit(
-    [int64(int64[::1], int32[::1], uint8[::1], uint8[::1], uint8[::1], item[::1]) for item in _sizes], **COMPILED
-)(_decode_lists)
+_work = types.CPointer(int64)
+lowest = part(uint64(int64))(_lowest)
+equal_levels = part(uint64(uint64, int64, int64))(_equal_levels)
+mark_levels = part(int64(int64, int64, int64, int64, int64, int64))(_mark_levels)
+mark_lists = part(types.UniTuple(int64, 2)(int64, int64, int64, _work))(_mark_lists)
+place_lists = part(types.boolean(int64, types.boolean, _work))(_place_lists)
+read_lists = part(types.boolean(_work))(_read_lists)
+decode_pages = part(types.boolean(int64, int64, _work))(_decode_pages)
+decode_lists = kernel(int64(int64[::1], int32[::1], uint8[::1], uint8[::1], uint8[::1], int64[::1]))(_decode_lists)

@@ -1,6 +1,6 @@
 """Calls of the compiled decoders of pages and footers.
 
-The first call of any loads all of them.
+Each is loaded at its first call.
 
 As in `kernels/calls.py`: a process that reads no row group never imports Numba.
 """
@@ -9,36 +9,65 @@ from __future__ import annotations
 
 from functools import cache
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from forebay.data.kernels import calls
 from forebay.data.kernels.calls import Ints
+from forebay.data.kernels.kernel import Kernel
+from forebay.data.kernels.kernel import load as load_kernels
+
+_WORK_WORDS, _TABLE_AT = 96, 71
+"""Words of working memory of a call, at least `list_pages.LIST_WORK`, and `pages.ITEM_BYTES`."""
 
 
-class PageKernels(NamedTuple):
-    """Modules of compiled functions."""
+def _headers() -> ModuleType:
+    from forebay.data.parquet import page_headers  # noqa: PLC0415 - late, as in the two below: see `Kernel`
 
-    list_pages: ModuleType
-    page_headers: ModuleType
-    pages: ModuleType
+    return page_headers
+
+
+def _pages() -> ModuleType:
+    from forebay.data.parquet import pages  # noqa: PLC0415
+
+    return pages
+
+
+def _list_pages() -> ModuleType:
+    from forebay.data.parquet import list_pages  # noqa: PLC0415
+
+    return list_pages
+
+
+_read_codecs = Kernel(_headers, "read_codecs")
+_count_values = Kernel(_headers, "count_values")
+_decode_columns = Kernel(_pages, "decode_columns")
+_find_dictionary = Kernel(_pages, "find_dictionary")
+_decode_texts = Kernel(_pages, "decode_texts")
+_decode_lists = Kernel(_list_pages, "decode_lists")
+_OF_ALL_JOBS = (_decode_columns, _read_codecs, *calls.OF_ALL_JOBS)
+_OTHERS = (_decode_lists, _decode_texts, _find_dictionary, _count_values, *calls.ALL)
+ALL = tuple(dict.fromkeys((*_OF_ALL_JOBS, *_OTHERS)))
 
 
 @cache
-def load() -> PageKernels:
-    """Load all kernels.
+def load() -> None:
+    """Load the kernels of nearly every job, of `calls` as well.
 
-    Call it before other threads start: a process forked during the first call deadlocks.
+    All others are loaded at their first call.
     """
-    from forebay.data.parquet import list_pages, page_headers, pages  # noqa: PLC0415
+    load_kernels(_OF_ALL_JOBS)
 
-    return PageKernels(list_pages, page_headers, pages)
+
+def load_all() -> None:
+    """Load and compile every kernel."""
+    load_kernels(ALL)
 
 
 def is_loaded() -> bool:
-    """Whether this process has loaded them."""
-    return load.cache_info().currsize > 0
+    """Whether this process has loaded those of `load`."""
+    return _decode_columns.is_loaded
 
 
 def decode_columns(
@@ -52,7 +81,7 @@ def decode_columns(
     encoding or damage: Arrow must read them.
     """
     is_decoded = np.zeros(len(chunks), np.bool_)
-    load().pages.decode_columns(chunks, into, scratch, table, is_decoded)
+    _decode_columns.call(chunks, into, scratch, is_decoded, _work(table))
     return is_decoded
 
 
@@ -74,7 +103,7 @@ def decode_lists(
     `is_null` [rows]. `marks` [at least 54 + 3 / 8 * entries] and `scratch` hold a page, `table` a dictionary; its items
     are as large as the numbers. Arrow must read what it does not decode, such as nulls within lists.
     """
-    found: int = load().list_pages.decode_lists(chunk, offsets, is_null, marks, scratch, table)
+    found: int = _decode_lists.call(chunk, offsets, is_null, marks, scratch, _work(table))
     return found
 
 
@@ -83,7 +112,7 @@ def find_dictionary(address: int, num_bytes: int) -> tuple[int, int]:
 
     The chunk holds texts. Zeros without a dictionary.
     """
-    found: tuple[int, int] = load().pages.find_dictionary(address, address + num_bytes)
+    found: tuple[int, int] = _find_dictionary.call(address, address + num_bytes, _work())
     return found
 
 
@@ -103,7 +132,7 @@ def decode_texts(
     those of `find_dictionary`: its texts lie in `texts` [bytes], between the `offsets` [entries + 1]. `scratch` holds a
     page, and `numbers` are 0, 1, ... [entries]. Arrow must read what it does not decode, such as nulls and plain texts.
     """
-    is_decoded: bool = load().pages.decode_texts(chunk, offsets, texts, indices, scratch, numbers)
+    is_decoded: bool = _decode_texts.call(chunk, offsets, texts, indices, scratch, _work(numbers))
     return is_decoded
 
 
@@ -112,7 +141,7 @@ def count_values(address: int, num_bytes: int) -> int:
 
     -1 if a header cannot be read.
     """
-    return int(load().page_headers.count_values(address, address + num_bytes))
+    return int(_count_values.call(address, address + num_bytes, _work()))
 
 
 def read_codecs(address: int, num_bytes: int, row_groups: int, columns: int) -> Ints | None:
@@ -123,5 +152,12 @@ def read_codecs(address: int, num_bytes: int, row_groups: int, columns: int) -> 
     None if the footer has another form.
     """
     codecs = np.full((row_groups, columns), -1, np.int64)
-    is_read: bool = load().page_headers.read_codecs(address, address + num_bytes, codecs)
+    is_read: bool = _read_codecs.call(address, address + num_bytes, codecs, _work())
     return codecs if is_read else None
+
+
+def _work(table: NDArray[np.int32] | Ints | None = None) -> Ints:
+    work = np.zeros(_WORK_WORDS, np.int64)
+    if table is not None:
+        work[_TABLE_AT : _TABLE_AT + 3] = table.itemsize, table.ctypes.data, table.nbytes
+    return work

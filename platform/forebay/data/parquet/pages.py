@@ -14,15 +14,15 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import int32, int64, njit, types, uint8
+from numba import int32, int64, types, uint8
 from numpy.typing import NDArray
 
+from forebay.data.kernels.compiler import kernel, part
 from forebay.data.kernels.intrinsics import copy, items_at
 from forebay.data.parquet.page_headers import (
-    COMPILED,
     DEFINITION,
     ENCODING,
-    HEADER,
+    HEADER_WORK,
     MOST_VALUES,
     RLE,
     SIZE,
@@ -31,23 +31,30 @@ from forebay.data.parquet.page_headers import (
     VALUES,
     Int,
     Ints,
+    Work,
     read_header,
     varint,
 )
 from forebay.data.parquet.snappy import unsnappy
 
 Numbers = NDArray[Any]
+Bytes = NDArray[np.uint8]
 
 _BYTES = np.zeros(1, np.uint8)
 _SHORT = np.zeros(1, np.int32)
+_LONG = np.zeros(1, np.int64)
 _WORDS = np.zeros(1, np.uint64)
 _ONE, _THREE, _SEVEN, _EIGHT = np.uint64(1), np.uint64(3), np.uint64(7), np.uint64(8)
 
 DATA_PAGE, DICTIONARY_PAGE = 0, 2
 _PLAIN, _PLAIN_DICTIONARY, _RLE_DICTIONARY = 0, 2, 8
 
-# Options of a column, `entries` of its dictionary, and where a page may be decompressed to. Texts have no plain values.
-ROWS, IS_OPTIONAL, IS_SNAPPY, ENTRIES, SCRATCH, ROOM, IS_TEXT, COLUMN_OPTIONS = 0, 1, 2, 3, 4, 5, 6, 7
+# Behind what `page_headers` has in the working memory: a column's bytes of an item, memory and entries of its
+# dictionary, options, and where a page may be decompressed to. Texts have no plain values. The caller sets the first.
+ITEM_BYTES, TABLE, TABLE_BYTES, ENTRIES, ROWS, IS_OPTIONAL, IS_SNAPPY, SCRATCH, ROOM, IS_TEXT = (
+    HEADER_WORK + k for k in range(10)
+)
+PAGE_WORK = HEADER_WORK + 10
 SLACK = 16
 """Bytes after a page that may be read: levels and indices are read 8 bytes at a time."""
 
@@ -105,26 +112,33 @@ def _unpack(at: Int, width: Int, entries: Int, table: Numbers, target: Int, coun
     return bool(largest <= last)
 
 
-def _repeat(at: Int, length: Int, entries: Int, table: Numbers, target: Int, count: Int) -> bool:
-    """Write one entry of `table` `count` times.
+def _fill(value: Int, target: Numbers, count: Int) -> None:
+    """Write one item `count` times."""
+    for i in range(count):
+        target[i] = value
+
+
+def _repeat(at: Int, length: Int, work: Work, target: Int, count: Int) -> bool:
+    """Write one entry of the dictionary `count` times.
 
     An index of `length` bytes names the entry.
     """
-    out, memory, index = items_at(target, table), items_at(at, _BYTES), np.uint64(0)
+    memory, index = items_at(at, _BYTES), np.uint64(0)
     for i in range(length):
         index |= np.uint64(memory[i]) << (_EIGHT * np.uint64(i))
-    if index >= np.uint64(entries):
+    if index >= np.uint64(work[ENTRIES]):
         return False
-    value = table[index]
-    for i in range(count):
-        out[i] = value
+    if work[ITEM_BYTES] == 4:
+        fill_4(items_at(work[TABLE], _SHORT)[index], items_at(target, _SHORT), count)
+    else:
+        fill_8(items_at(work[TABLE], _LONG)[index], items_at(target, _LONG), count)
     return True
 
 
-def _look_up(at: Int, end: Int, count: Int, entries: Int, table: Numbers, target: Int) -> bool:
+def _look_up(at: Int, end: Int, count: Int, work: Work, target: Int) -> bool:
     """Look up the values of a page of indices.
 
-    Writes `count` values of `table`. `SLACK` bytes after `end` are readable.
+    Writes `count` values of the dictionary. `SLACK` bytes after `end` are readable.
     """
     width, at, made = np.int64(items_at(at, _BYTES)[0]), at + 1, 0
     is_right = at <= end and width <= 32
@@ -132,22 +146,24 @@ def _look_up(at: Int, end: Int, count: Int, entries: Int, table: Numbers, target
         values, at, length, is_packed = next_run(at, end, width)
         if values == 0:
             return False
-        values, at_target = min(values, count - made), target + made * table.itemsize
-        if is_packed:
-            is_right = unpack(at, width, entries, table, at_target, values)
+        values, at_target = min(values, count - made), target + made * work[ITEM_BYTES]
+        if not is_packed:
+            is_right = repeat(at, length, work, at_target, values)
+        elif work[ITEM_BYTES] == 4:
+            is_right = unpack_4(at, width, work[ENTRIES], items_at(work[TABLE], _SHORT), at_target, values)
         else:
-            is_right = repeat(at, length, entries, table, at_target, values)
+            is_right = unpack_8(at, width, work[ENTRIES], items_at(work[TABLE], _LONG), at_target, values)
         made += values
         at += length
     return bool(is_right)
 
 
-def _open_page(at: Int, header: Ints, options: Ints, target: Int, room: Int) -> bool:
+def _open_page(at: Int, work: Work, target: Int, room: Int) -> bool:
     """Bring the bytes of a page to `target`."""
-    size, stored = header[SIZE], header[STORED_SIZE]
+    size, stored = work[SIZE], work[STORED_SIZE]
     if size > room:
         return False
-    if options[IS_SNAPPY]:
+    if work[IS_SNAPPY]:
         return bool(unsnappy(at, stored, target, size) == size)
     if stored == size:
         copy(target, at, size)
@@ -163,163 +179,159 @@ def _levels_end(begin: Int, end: Int) -> Int:
     return begin + 4 + length if 0 <= length <= end - begin - 4 else 0
 
 
-def _read_encoded(begin: Int, count: Int, header: Ints, options: Ints, table: Numbers, target: Int) -> bool:
+def _read_encoded(begin: Int, count: Int, work: Work, target: Int) -> bool:
     """Decode the values of the page in scratch memory.
 
     `count` values begin at `begin`, and go to `target`.
     """
-    end = options[SCRATCH] + header[SIZE]
-    if header[ENCODING] == _PLAIN:
-        if options[IS_TEXT] or end - begin != count * table.itemsize:
+    end = work[SCRATCH] + work[SIZE]
+    if work[ENCODING] == _PLAIN:
+        if work[IS_TEXT] or end - begin != count * work[ITEM_BYTES]:
             return False
         copy(target, begin, end - begin)
         return True
-    if header[ENCODING] not in (_PLAIN_DICTIONARY, _RLE_DICTIONARY) or options[ENTRIES] == 0:
+    if work[ENCODING] not in (_PLAIN_DICTIONARY, _RLE_DICTIONARY) or work[ENTRIES] == 0:
         return False
-    return count == 0 or bool(look_up(begin, end, count, options[ENTRIES], table, target))
+    return count == 0 or bool(look_up(begin, end, count, work, target))
 
 
-def _read_values(header: Ints, options: Ints, table: Numbers, target: Int) -> bool:
+def _read_values(work: Work, target: Int) -> bool:
     """Decode the page in the scratch memory."""
-    begin, end, values = options[SCRATCH], options[SCRATCH] + header[SIZE], header[VALUES]
-    if options[IS_OPTIONAL]:
+    begin, end, values = work[SCRATCH], work[SCRATCH] + work[SIZE], work[VALUES]
+    if work[IS_OPTIONAL]:
         levels, begin = begin + 4, levels_end(begin, end)
-        if begin == 0 or header[DEFINITION] != RLE or not are_all_one(levels, begin, values):
+        if begin == 0 or work[DEFINITION] != RLE or not are_all_one(levels, begin, values):
             return False
-    return bool(read_encoded(begin, values, header, options, table, target))
+    return bool(read_encoded(begin, values, work, target))
 
 
-def _read_dictionary(at: Int, header: Ints, options: Ints, table: Numbers) -> bool:
-    """Read the dictionary of a column into `table`."""
-    values = header[VALUES]
-    if options[ENTRIES] or values == 0 or header[SIZE] != values * table.itemsize:
+def _read_dictionary(at: Int, work: Work) -> bool:
+    """Read the dictionary of a column."""
+    values = work[VALUES]
+    if work[ENTRIES] or values == 0 or work[SIZE] != values * work[ITEM_BYTES]:
         return False
-    options[ENTRIES] = values
-    return bool(open_page(at, header, options, np.int64(table.ctypes.data), table.nbytes))
+    work[ENTRIES] = values
+    return bool(open_page(at, work, work[TABLE], work[TABLE_BYTES]))
 
 
-def _decode_column(at: Int, end: Int, options: Ints, target: Int, table: Numbers) -> bool:
+def _decode_column(at: Int, end: Int, work: Work, target: Int) -> bool:
     """Decode the column chunk from `at` to `end`."""
-    header, made, is_right = np.empty(HEADER, np.int64), 0, True
+    made, is_right = 0, True
     while is_right and at < end:
-        at = read_header(at, end, header)
-        values = header[VALUES]
+        at = read_header(at, end, work)
+        values = work[VALUES]
         if at == 0:
             return False
-        if header[TYPE] == DICTIONARY_PAGE and made == 0:
-            is_right = read_dictionary(at, header, options, table)
-        elif header[TYPE] == DATA_PAGE and values <= options[ROWS] - made:
-            is_right = open_page(at, header, options, options[SCRATCH], options[ROOM])
-            is_right = is_right and read_values(header, options, table, target + made * table.itemsize)
+        if work[TYPE] == DICTIONARY_PAGE and made == 0:
+            is_right = read_dictionary(at, work)
+        elif work[TYPE] == DATA_PAGE and values <= work[ROWS] - made:
+            is_right = open_page(at, work, work[SCRATCH], work[ROOM])
+            is_right = is_right and read_values(work, target + made * work[ITEM_BYTES])
             made += values
         else:
             return False
-        at += header[STORED_SIZE]
-    return bool(is_right and made == options[ROWS])
+        at += work[STORED_SIZE]
+    return bool(is_right and made == work[ROWS])
 
 
-def _decode_columns(
-    chunks: Ints, into: Ints, scratch: NDArray[np.uint8], table: Numbers, is_decoded: NDArray[np.bool_]
-) -> None:
-    """Decode column chunks of items of `table`'s size.
+def _decode_columns(chunks: Ints, into: Ints, scratch: Bytes, is_decoded: NDArray[np.bool_], memory: Ints) -> None:
+    """Decode column chunks of items of a size.
 
     Writes which were decoded.
 
     `chunks[k]` is (address, bytes, whether it may have nulls, whether it is compressed by Snappy). `into` is (rows,
-    target of the first chunk, bytes from target to target).
+    target of the first chunk, bytes from target to target). `memory` names room for a
+    dictionary, in its three words from `ITEM_BYTES` on.
     """
-    options = np.zeros(COLUMN_OPTIONS, np.int64)
-    options[ROWS], options[SCRATCH], options[ROOM] = into[0], scratch.ctypes.data, len(scratch) - SLACK
+    work = items_at(memory.ctypes.data, memory)
+    work[ROWS], work[SCRATCH], work[ROOM], work[IS_TEXT] = into[0], scratch.ctypes.data, len(scratch) - SLACK, 0
     for k in range(len(chunks)):
-        options[IS_OPTIONAL], options[IS_SNAPPY], options[ENTRIES] = chunks[k, 2], chunks[k, 3], 0
+        work[IS_OPTIONAL], work[IS_SNAPPY], work[ENTRIES] = chunks[k, 2], chunks[k, 3], 0
         start, target = chunks[k, 0], into[1] + k * into[2]
-        is_decoded[k] = decode_column(start, start + chunks[k, 1], options, target, table)
+        is_decoded[k] = decode_column(start, start + chunks[k, 1], work, target)
 
 
-def _find_dictionary(at: Int, end: Int) -> tuple[Int, Int]:
+def _find_dictionary(at: Int, end: Int, memory: Ints) -> tuple[Int, Int]:
     """Entries and bytes of a column chunk's dictionary.
 
     The chunk goes from `at` to `end`, and may begin with a dictionary. Zeros without one.
     """
-    header = np.empty(HEADER, np.int64)
-    at = read_header(at, end, header)
-    if at == 0 or header[TYPE] != DICTIONARY_PAGE or header[VALUES] * 4 > header[SIZE]:
+    work = items_at(memory.ctypes.data, memory)
+    at = read_header(at, end, work)
+    if at == 0 or work[TYPE] != DICTIONARY_PAGE or work[VALUES] * 4 > work[SIZE]:
         return 0, 0
-    return header[VALUES], header[SIZE]
+    return work[VALUES], work[SIZE]
 
 
-def _split_texts(at: Int, end: Int, offsets: NDArray[Any], texts: NDArray[np.uint8]) -> bool:
-    """Copy length-prefixed texts to `texts` without gaps.
+def _split_texts(at: Int, end: Int, offsets: Numbers, count: Int, target: Int) -> bool:
+    """Copy `count` length-prefixed texts to `target` without gaps.
 
     Writes their bounds to `offsets`.
     """
     made: Int = 0
-    target = np.int64(texts.ctypes.data)
-    for k in range(len(offsets) - 1):
+    for k in range(count):
         length = np.int64(items_at(at, _SHORT)[0]) if end - at >= 4 else -1
         if not 0 <= length <= end - at - 4:
             return False
         offsets[k] = made
         copy(target + made, at + 4, length)
         at, made = at + 4 + length, made + length
-    offsets[len(offsets) - 1] = made
+    offsets[count] = made
     return bool(at == end)
 
 
 def _decode_texts(
     chunk: Ints,
     offsets: NDArray[Any],
-    texts: NDArray[np.uint8],
+    texts: Bytes,
     indices: NDArray[Any],
-    scratch: NDArray[np.uint8],
-    numbers: NDArray[Any],
+    scratch: Bytes,
+    memory: Ints,
 ) -> bool:
     """Decode a column chunk of texts.
 
     Writes a dictionary, and `indices` [rows]. Returns whether it did.
 
     `chunk` is (address, bytes, whether it may have nulls, whether Snappy compressed it). The dictionary has the texts
-    between the `offsets` [entries + 1] of `texts`, which has room for its page. `numbers` are 0, 1, ... [entries].
+    between the `offsets` [entries + 1] of `texts`, which has room for its page. `memory` names the
+    numbers 0, 1, ... [entries] as a dictionary.
     """
-    options, header = np.zeros(COLUMN_OPTIONS, np.int64), np.empty(HEADER, np.int64)
-    options[ROWS], options[SCRATCH], options[ROOM] = len(indices), scratch.ctypes.data, len(scratch) - SLACK
-    options[IS_OPTIONAL], options[IS_SNAPPY], options[IS_TEXT] = chunk[2], chunk[3], 1
-    end = chunk[0] + chunk[1]
-    at = read_header(chunk[0], end, header)
-    if at == 0 or header[TYPE] != DICTIONARY_PAGE or header[VALUES] != len(numbers) or header[SIZE] > len(texts):
+    work = items_at(memory.ctypes.data, memory)
+    work[ROWS], work[SCRATCH], work[ROOM] = len(indices), scratch.ctypes.data, len(scratch) - SLACK
+    work[IS_OPTIONAL], work[IS_SNAPPY], work[IS_TEXT], work[ENTRIES] = chunk[2], chunk[3], 1, 0
+    count, end = work[TABLE_BYTES] // 4, chunk[0] + chunk[1]
+    at = read_header(chunk[0], end, work)
+    if at == 0 or work[TYPE] != DICTIONARY_PAGE or work[VALUES] != count or work[SIZE] > len(texts):
         return False
-    if not open_page(at, header, options, options[SCRATCH], options[ROOM]):
+    if not open_page(at, work, work[SCRATCH], work[ROOM]) or len(offsets) != count + 1:
         return False
-    options[ENTRIES] = header[VALUES]
-    if len(offsets) != len(numbers) + 1 or not split_texts(
-        options[SCRATCH], options[SCRATCH] + header[SIZE], offsets, texts
-    ):
+    work[ENTRIES], bounds = work[VALUES], items_at(np.int64(offsets.ctypes.data), _SHORT)
+    first, last = work[SCRATCH], work[SCRATCH] + work[SIZE]
+    if not split_texts(first, last, bounds, count, np.int64(texts.ctypes.data)):
         return False
-    return bool(decode_column(at + header[STORED_SIZE], end, options, np.int64(indices.ctypes.data), numbers))
+    return bool(decode_column(at + work[STORED_SIZE], end, work, np.int64(indices.ctypes.data)))
 
 
-_sizes = (int32, int64)
-_column = [types.boolean(int64, int64, int64[::1], int64, item[::1]) for item in _sizes]
-_encoded = [types.boolean(int64, int64, int64[::1], int64[::1], item[::1], int64) for item in _sizes]
-_page = [types.boolean(int64[::1], int64[::1], item[::1], int64) for item in _sizes]
-_opened = [types.boolean(int64, int64[::1], int64[::1], item[::1]) for item in _sizes]
-_indices = [types.boolean(int64, int64, int64, item[::1], int64, int64) for item in _sizes]
-_lookups = [types.boolean(int64, int64, int64, int64, item[::1], int64) for item in _sizes]
-_columns = [types.void(int64[:, ::1], int64[::1], uint8[::1], item[::1], types.boolean[::1]) for item in _sizes]
-next_run = njit(types.Tuple((int64, int64, int64, types.boolean))(int64, int64, int64), **COMPILED)(_next_run)
-are_all_one = njit(types.boolean(int64, int64, int64), **COMPILED)(_are_all_one)
-unpack = njit(_indices, **COMPILED)(_unpack)
-repeat = njit(_indices, **COMPILED)(_repeat)
-look_up = njit(_lookups, **COMPILED)(_look_up)
-open_page = njit(types.boolean(int64, int64[::1], int64[::1], int64, int64), **COMPILED)(_open_page)
-levels_end = njit(int64(int64, int64), **COMPILED)(_levels_end)
-read_encoded = njit(_encoded, **COMPILED)(_read_encoded)
-read_values = njit(_page, **COMPILED)(_read_values)
-read_dictionary = njit(_opened, **COMPILED)(_read_dictionary)
-decode_column = njit(_column, **COMPILED)(_decode_column)
-decode_columns = njit(_columns, **COMPILED)(_decode_columns)
-find_dictionary = njit(types.UniTuple(int64, 2)(int64, int64), **COMPILED)(_find_dictionary)
-split_texts = njit(types.boolean(int64, int64, int32[::1], uint8[::1]), **COMPILED)(_split_texts)
-decode_texts = njit(types.boolean(int64[::1], int32[::1], uint8[::1], int32[::1], uint8[::1], int32[::1]), **COMPILED)(
+_work, _4, _8 = types.CPointer(int64), types.CPointer(int32), types.CPointer(int64)
+next_run = part(types.Tuple((int64, int64, int64, types.boolean))(int64, int64, int64))(_next_run)
+are_all_one = part(types.boolean(int64, int64, int64))(_are_all_one)
+unpack_4 = part(types.boolean(int64, int64, int64, _4, int64, int64))(_unpack)
+unpack_8 = part(types.boolean(int64, int64, int64, _8, int64, int64))(_unpack)
+fill_4 = part(types.void(int32, _4, int64))(_fill)
+fill_8 = part(types.void(int64, _8, int64))(_fill)
+repeat = part(types.boolean(int64, int64, _work, int64, int64))(_repeat)
+look_up = part(types.boolean(int64, int64, int64, _work, int64))(_look_up)
+open_page = part(types.boolean(int64, _work, int64, int64))(_open_page)
+levels_end = part(int64(int64, int64))(_levels_end)
+read_encoded = part(types.boolean(int64, int64, _work, int64))(_read_encoded)
+read_values = part(types.boolean(_work, int64))(_read_values)
+read_dictionary = part(types.boolean(int64, _work))(_read_dictionary)
+decode_column = part(types.boolean(int64, int64, _work, int64))(_decode_column)
+decode_columns = kernel(types.void(int64[:, ::1], int64[::1], uint8[::1], types.boolean[::1], int64[::1]))(
+    _decode_columns
+)
+find_dictionary = kernel(types.UniTuple(int64, 2)(int64, int64, int64[::1]))(_find_dictionary)
+split_texts = part(types.boolean(int64, int64, _4, int64, int64))(_split_texts)
+decode_texts = kernel(types.boolean(int64[::1], int32[::1], uint8[::1], int32[::1], uint8[::1], int64[::1]))(
     _decode_texts
 )

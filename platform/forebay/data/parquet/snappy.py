@@ -1,18 +1,16 @@
 """Compiled Snappy decompression.
 
 By format_description.txt of google/snappy. Trusts nothing in what it reads.
-
-Numba keeps compiled callers, with what they call, as long as their own files do not change. After a change of a kernel
-that others call, remove the folder `__pycache__` beside this file.
 """
 
 from __future__ import annotations
 
 import numpy as np
-from numba import int64, njit, types
+from numba import int64, types
 
+from forebay.data.kernels.compiler import kernel, part
 from forebay.data.kernels.intrinsics import copy, items_at
-from forebay.data.parquet.page_headers import COMPILED, Int, varint
+from forebay.data.parquet.page_headers import Int, varint
 
 _BYTES = np.zeros(1, np.uint8)
 _LITERAL = -1
@@ -117,7 +115,7 @@ def _unsnappy(source: Int, length: Int, target: Int, capacity: Int) -> Int:
     return made if made == size else -1
 
 
-read_tag = njit(types.UniTuple(int64, 3)(int64, int64, int64), **COMPILED)(_read_tag)
-copy_short = njit(types.UniTuple(int64, 2)(int64, int64, int64), **COMPILED)(_copy_short)
-copy_any = njit(types.UniTuple(int64, 2)(int64, int64, int64, int64, int64, int64), **COMPILED)(_copy_any)
-unsnappy = njit(int64(int64, int64, int64, int64), **COMPILED)(_unsnappy)
+read_tag = part(types.UniTuple(int64, 3)(int64, int64, int64))(_read_tag)
+copy_short = part(types.UniTuple(int64, 2)(int64, int64, int64))(_copy_short)
+copy_any = part(types.UniTuple(int64, 2)(int64, int64, int64, int64, int64, int64))(_copy_any)
+unsnappy = kernel(int64(int64, int64, int64, int64))(_unsnappy)

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.data.kernels.calls import are_present, fill_windows, gather_scaled, gather_steps
+from forebay.data.kernels.calls import are_present, fill_windows, gather_scaled, gather_steps, load_windows
 from forebay.data.plan.order import Order, PositionedRows
 from forebay.data.plan.permute import Ints
 from forebay.data.transform.block import Block
@@ -50,6 +50,7 @@ class WindowTable:
     """
 
     def __init__(self, index: WindowIndex, views: WindowViews, block_rows: NDArray[np.int64], pool: BufferPool) -> None:
+        load_windows()
         self._index, self._views, self._block_rows, self._pool = index, views, block_rows, pool
         self._blocks: dict[int, Block] = {}
         self._dtypes = tuple(dict.fromkeys(view.dtype for view in views.views))

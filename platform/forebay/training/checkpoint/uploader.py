@@ -104,8 +104,7 @@ class Uploader:
             self._newest = encoded
             self._changed.notify_all()
             if self._thread is None and not self._is_closing:
-                self._thread = threading.Thread(target=self._run, name="forebay-uploads", daemon=True)
-                begin(self._thread)
+                self._thread = begin(threading.Thread(target=self._run, name="forebay-uploads", daemon=True))
 
     def wait_for_room(self, encoded: EncodedCheckpoint) -> None:
         """Wait while storage is too slow for `encoded`.

@@ -31,10 +31,8 @@ def make_a_step() -> None:
     # The first step of any optimizer imports it: 1 to 3 s. Only worker processes should pay that.
     import torch._dynamo  # noqa: PLC0415
 
-    from forebay.data.kernels import calls as kernels  # noqa: PLC0415 - this module is imported before all others
-    from forebay.data.parquet import page_kernels  # noqa: PLC0415
+    from forebay.data.parquet import page_kernels  # noqa: PLC0415 - this module is imported before all others
 
-    kernels.load()
     page_kernels.load()
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.Adam(model.parameters())

@@ -1,4 +1,4 @@
-"""Gathers that threads share, compared with those of one thread."""
+"""Gathers that threads share, compared with one thread."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from forebay.data.kernels import divided, lists, loops
+from forebay.data.kernels import calls, divided
 
 
 @contextmanager
 def served(number: int) -> Iterator[NDArray[np.int64]]:
     """State of a gather, for this many threads."""
+    calls.load_divided()
     state = np.zeros(divided.STATE_WORDS, np.int64)
     threads = [threading.Thread(target=partial(divided.serve, state), daemon=True) for _ in range(number)]
     for thread in threads:
@@ -43,7 +44,7 @@ def test_any_division_copies_the_same_arrays(row_bytes: list[int], rows: int, pa
     layout = np.stack([row_bytes, starts[:-1]], axis=1).astype(np.int64)
     slot_of, block, row = np.array([2, -1, 0, 1]), rng.choice([0, 2, 3], rows), rng.integers(9, size=rows)
     one, other = (np.full(starts[-1] + 8, 7, np.uint8) for _ in range(2))
-    assert loops.gather_arrays(one.ctypes.data, layout, bases, slot_of, block, row) == -1
+    assert calls.gather_arrays(one.ctypes.data, layout, bases, slot_of, block, row) == -1
     with served(threads) as state:
         state[divided.TARGET], state[divided.PART_ROWS] = other.ctypes.data, part_rows
         for _ in range(3):
@@ -68,7 +69,7 @@ def test_any_division_copies_the_same_lists(lengths: list[list[int]], part_rows:
     starts = np.cumsum([8, *sizes])
     layout = np.array([*zip(item_bytes, starts, strict=False)], np.int64).reshape(-1, 2)
     one, other = (np.full(starts[-1] + 8, 7, np.uint8) for _ in range(2))
-    lists.gather_lists(one.ctypes.data, layout, places)
+    calls.gather_lists(one.ctypes.data, layout, places)
     with served(threads) as state:
         state[divided.TARGET], state[divided.PART_ROWS] = other.ctypes.data, part_rows
         divided.gather_lists(state, layout, places)
@@ -78,6 +79,7 @@ def test_any_division_copies_the_same_lists(lengths: list[list[int]], part_rows:
 @pytest.mark.parametrize("threads", [1, 5])
 def test_a_gather_waits_for_no_thread_that_has_not_begun(threads: int) -> None:
     """Threads that end at once: the caller copies all parts."""
+    calls.load_divided()
     state = np.zeros(divided.STATE_WORDS, np.int64)
     divided.stop(state)
     for _ in range(threads):

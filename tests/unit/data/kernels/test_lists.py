@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.data.kernels.lists import gather_lists, locate_lists
+from forebay.data.kernels.calls import gather_lists, locate_lists
 
 BLOCKS = st.lists(st.lists(st.lists(st.integers(0, 99), max_size=5), min_size=1, max_size=4), min_size=1, max_size=4)
 

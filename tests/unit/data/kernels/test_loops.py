@@ -6,7 +6,11 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forebay.data.kernels.loops import gather, gather_arrays, pack_columns, pad
+from forebay.data.kernels import loops
+from forebay.data.kernels.calls import gather_arrays, pack_columns, pad
+from forebay.data.kernels.kernel import Kernel
+
+GATHER = Kernel(lambda: loops, "gather")
 
 
 @given(st.integers(1, 70), st.lists(st.integers(1, 9), min_size=1, max_size=5), st.data())
@@ -21,7 +25,7 @@ def test_any_row_size_from_any_block(row_bytes: int, block_rows: list[int], data
     target = np.full((len(picks) + 1, row_bytes), 7, dtype=np.uint8)
     bases = np.array([block.ctypes.data for block in blocks], dtype=np.uint64)
     slot, row = (np.array(column, dtype=np.int64) for column in (zip(*picks, strict=True) if picks else ([], [])))
-    gather(target.ctypes.data, row_bytes, bases, slot, row)
+    GATHER.call(target.ctypes.data, row_bytes, bases, slot, row)
     for number, (block, index) in enumerate(picks):
         assert (target[number] == blocks[block][index]).all()
     assert (target[-1] == 7).all(), "nothing is written past the last row"

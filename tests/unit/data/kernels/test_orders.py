@@ -8,14 +8,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from forebay.data.kernels import calls, orders
 from forebay.data.kernels.calls import order_lanes
-from forebay.data.kernels.orders import permute
+from forebay.data.kernels.kernel import Kernel
 from forebay.data.plan.permute import derive, permutation
+
+PERMUTE = Kernel(lambda: orders, "permute")
 
 
 def permuted(start: int, count: int, size: int, key: int) -> NDArray[np.uint32]:
     images = np.empty(count, dtype=np.uint32)
-    permute(start, size, np.uint64(key), images)
+    memory = np.empty(calls._LANE_WORDS, np.uint64)
+    PERMUTE.call(start, size, np.uint64(key), count, images.ctypes.data, memory.ctypes.data)
     return images
 
 

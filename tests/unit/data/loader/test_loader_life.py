@@ -22,11 +22,14 @@ import torch
 
 import forebay as fb
 from forebay.data.cache.local_source import LocalSource
+from forebay.data.loader.loader import _close_all
+from forebay.data.loader.pipeline import live_pipelines
 from forebay.data.parquet import reading
 from forebay.errors import (
     CorruptFile,
     CursorMismatch,
     InvalidOption,
+    LimitReached,
     LoaderClosed,
     MissingColumn,
     TooManyRanks,
@@ -432,3 +435,21 @@ for batch in loader:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
     assert (done.stdout.strip(), done.returncode) == ("[]", 7), done.stderr
+
+
+def test_a_thread_that_cannot_start_leaves_nothing_to_join(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while an interpreter of Python 3.12 or later ends."""
+    start = threading.Thread.start
+
+    def refused(thread: threading.Thread) -> None:
+        if thread.name == "forebay-gather":
+            raise RuntimeError("can't create new thread at interpreter shutdown")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refused)
+    pipelines = set(live_pipelines)
+    with small.loader() as loader:
+        with pytest.raises(LimitReached, match="interpreter shutdown"):
+            next(iter(loader))
+        assert set(live_pipelines) == pipelines
+    _close_all()

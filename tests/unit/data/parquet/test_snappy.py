@@ -9,6 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.data.parquet.guarded import Guarded, needs_protection
 
+from forebay.data.kernels.kernel import Kernel
+from forebay.data.parquet import snappy
+
+UNSNAPPY = Kernel(lambda: snappy, "unsnappy")
+
 pytestmark = needs_protection
 
 _PATTERNS = st.tuples(st.binary(min_size=1, max_size=70), st.integers(1, 300))
@@ -16,11 +21,9 @@ _PATTERNS = st.tuples(st.binary(min_size=1, max_size=70), st.integers(1, 300))
 
 
 def _decompressed(content: np.ndarray, capacity: int) -> bytes | None:
-    from forebay.data.parquet.snappy import unsnappy  # compiles
-
     source, target = Guarded(len(content)), Guarded(capacity)
     source.array[:] = content
-    made = unsnappy(source.array.ctypes.data, len(content), target.array.ctypes.data, capacity)
+    made = UNSNAPPY.call(source.array.ctypes.data, len(content), target.array.ctypes.data, capacity)
     assert -1 <= made <= capacity
     return None if made < 0 else target.array[:made].tobytes()
 

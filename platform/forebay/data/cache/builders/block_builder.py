@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple, Protocol
 
 from forebay.data.cache.block_key import BlockNames
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.kernels import calls as kernels
 from forebay.data.parquet import page_kernels
 from forebay.data.parquet.footer import FooterCache
 from forebay.data.parquet.footer_store import FooterStore
@@ -94,7 +93,6 @@ class BlockBuilder:
             footers=self._options.footers or FooterCache(FooterStore(cache.path) if cache else None, stores_new=False),
         )
         self.names = BlockNames(dataset)
-        kernels.load()  # before the first data worker
         page_kernels.load()
 
     def peek(self, index: int, counters: Counters | None = None) -> Block | None:

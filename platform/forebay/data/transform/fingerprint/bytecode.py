@@ -19,6 +19,8 @@ _CHANGES = {
     **dict.fromkeys(("STORE_ATTR", "DELETE_ATTR"), (1, 2)),
     "STORE_SLICE": (3, 4),
 }
+_OF_SOURCE = ("__firstlineno__", "__static_attributes__")
+"""Names that a class body of Python 3.13 and later sets: its line, and a set of its attributes in any order."""
 _CLASS_BODY = frozenset({"__name__", "__module__", "__qualname__", "__annotations__"})
 
 
@@ -117,6 +119,22 @@ def names_of(code: CodeType) -> Names:
         variables=frozenset(code.co_names).union(*(each.variables for each in names)),
         texts=frozenset(texts).union(*(each.texts for each in names)),
     )
+
+
+def class_body(code: CodeType) -> list[tuple[str, object]] | None:
+    """Instructions of a class body with their constants, without what depends on its place in the source.
+
+    None for other code, whose constants hold nothing of that kind.
+    """
+    if not set(_OF_SOURCE).intersection(code.co_names):
+        return None
+    found: list[tuple[str, object]] = []
+    for each in dis.get_instructions(code):
+        if each.opname == "STORE_NAME" and each.argval in _OF_SOURCE:
+            found.pop()  # the constant
+        elif each.opname != "EXTENDED_ARG":
+            found.append((each.opname, each.argval if each.opcode in dis.hasconst else each.arg))
+    return found
 
 
 def _walk(code: CodeType, closure: frozenset[str], imports: Mapping[str, Imported]) -> Iterator[Reference]:

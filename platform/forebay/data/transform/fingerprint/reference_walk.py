@@ -29,7 +29,15 @@ from types import (
 )
 from typing import Any
 
-from forebay.data.transform.fingerprint.bytecode import Imported, Loaded, Use, WrittenNames, names_of, references
+from forebay.data.transform.fingerprint.bytecode import (
+    Imported,
+    Loaded,
+    Use,
+    WrittenNames,
+    class_body,
+    names_of,
+    references,
+)
 from forebay.data.transform.fingerprint.hidden_state import COMPUTED_NAMES, DOORS, has_hidden, hidden, hides_everything
 from forebay.data.transform.fingerprint.values import Identity, NotPlain, canonical, digest, value_identity
 from forebay.errors import Unfingerprintable
@@ -237,12 +245,17 @@ class ReferenceWalk:
 
         Not of the source: after an edit, a file shows one that was not imported, and other processes have none.
         """
+        body = class_body(code)
+        content: list[Identity] = (
+            [digest(code.co_code + code.co_exceptiontable)] if body is None else [name for name, _ in body]
+        )
         constants: list[Identity] = [
-            self._code(part) if isinstance(part, CodeType) else value_identity(part) for part in code.co_consts
+            self._code(part) if isinstance(part, CodeType) else value_identity(part)
+            for part in (code.co_consts if body is None else [argument for _, argument in body])
         ]
         names: list[Identity] = [*code.co_names, "", *code.co_varnames, "", *code.co_freevars, "", *code.co_cellvars]
         counts: list[Identity] = [code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags]
-        return digest(canonical([digest(code.co_code + code.co_exceptiontable), constants, names, counts]).encode())
+        return digest(canonical([*content, constants, names, counts]).encode())
 
     def _reads(self, fn: FunctionType) -> Identity:
         cells: Mapping[str, CellType] = dict(zip(fn.__code__.co_freevars, fn.__closure__ or (), strict=True))

@@ -207,7 +207,8 @@ def _entry(descriptor: int) -> str:
     # Not multiprocessing: its spawn imports the user's script again, which then needs an `if __name__` guard, and its
     # fork server is one for the whole process, with the environment of its first use.
     # torch imports _dynamo (1.7 s) at the first use of an optimizer, and the kernels import Numba (0.5 s) at theirs.
-    preload = "import torch._dynamo, forebay.data.kernels.loops, forebay.data.kernels.orders" if _CAN_FORK else "pass"
+    kernels = "from forebay.data.parquet import page_kernels; page_kernels.load()"
+    preload = f"import torch._dynamo; {kernels}" if _CAN_FORK else "pass"
     serve = f"fork_server.serve({descriptor}, can_fork={_CAN_FORK})"
     return _program(preload, f"child.main({serve})  # fork_server of {os.getpid()}")
 

@@ -96,8 +96,8 @@ class Fence:
     def watch(self, each_round: Round = lambda: None) -> None:
         """Start the thread that asks."""
         if self._files is not None:
-            self._thread = threading.Thread(target=self._watch, args=(each_round,), name="forebay-fence", daemon=True)
-            begin(self._thread)
+            thread = threading.Thread(target=self._watch, args=(each_round,), name="forebay-fence", daemon=True)
+            self._thread = begin(thread)
 
     def show(self, **progress: object) -> None:
         """Set the progress that the next heartbeat shows."""

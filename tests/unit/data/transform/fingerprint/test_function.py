@@ -169,6 +169,16 @@ def test_what_is_not_used_does_not_count(identify: Identify) -> None:
     assert identify(MODULE) == identify(MODULE.replace("def make(mean):", "def never():\n    pass\n\ndef make(mean):"))
 
 
+def test_the_line_of_an_inner_class_does_not_count(identify: Identify) -> None:
+    """Python 3.13 has it among the constants of the class, which may share it with a value."""
+    kept = "        table = TABLE\n        size = LINE\n        def grow(self):\n            self.a = self.b = 1\n"
+    for line in (2, 300):
+        source = MODULE.replace("        table = TABLE\n", kept.replace("LINE", str(line)))
+        moved = [identify("\n" * lines + source) for lines in (0, 1, 2, 254, 298)]
+        assert all(each == moved[0] for each in moved)
+    assert identify(source) != identify(source.replace("size = 300", "size = 301"))
+
+
 def test_calling_the_function_does_not_change_it(load: Load) -> None:
     module = load("def fn(x):\n    return sum(i * 2 for i in range(x))")
     before = function_identity(module.fn, None)
