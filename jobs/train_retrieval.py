@@ -85,7 +85,7 @@ def job(
             plan=fb.build_plan(evaluation, lanes=plan.lanes, shuffle=False), transform=transform, global_batch=4096
         ),
         epochs=epochs,
-        workers=workers or fb.workers_here(gpus),
+        workers=fb.workers_here(gpus) if workers is None else workers,
         resources=fb.Resources(gpus=gpus),
         seed=seed,
         cache=fb.CacheSpec(path=cache, quota_bytes=int(quota_gib * 2**30)),

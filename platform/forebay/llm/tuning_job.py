@@ -115,7 +115,7 @@ def _completed(options: Options, beta: float | None) -> Options:
     return replace(
         options.with_defaults(defaults[model == TINY]),
         model=pinned_model(model),
-        workers=options.workers or workers_here(options.gpus),
+        workers=workers_here(options.gpus) if options.workers is None else options.workers,
     )
 
 

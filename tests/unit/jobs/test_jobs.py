@@ -17,6 +17,8 @@ import pytest
 import forebay as fb
 from forebay import llm
 from forebay.cli.app import main
+from forebay.errors import InvalidOption
+from forebay.runtime import gpus as runtime_gpus
 from forebay.testing.data.chats import write_chats
 from forebay.testing.data.click_log import write_click_log
 
@@ -317,3 +319,16 @@ def test_language_model_options_are_checked_before_a_worker_starts(
     job = runpy.run_path(str(ROOT / "jobs" / "finetune_llm.py"))["job"]
     with pytest.raises(fb.ForebayError, match=text):
         job(**{"chats": 20, "storage": str(tmp_path)} | options)
+
+
+@pytest.mark.parametrize(("found", "gpus", "workers"), [(0, None, 2), (4, None, 4), (4, 0, 2)])
+def test_workers_follow_the_gpus_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, found: int, gpus: float | None, workers: int
+) -> None:
+    monkeypatch.setattr(runtime_gpus, "num_gpus", lambda: found)
+    log = write_click_log(tmp_path / "mine", rows=2_000, files=2, row_groups_per_file=3)
+    job = runpy.run_path(str(ROOT / "jobs" / "train_ctr.py"))["job"]
+    made = job(data=str(log.path), storage=str(tmp_path / "runs"), cache=str(tmp_path / "cache"), gpus=gpus)
+    assert (made.workers, made.resources) == (workers, fb.Resources(gpus=gpus))
+    with pytest.raises(InvalidOption, match="workers=0"):
+        job(data=str(log.path), storage=str(tmp_path / "runs"), workers=0)
