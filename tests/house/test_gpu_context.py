@@ -17,6 +17,7 @@ MAY_USE_A_GPU = {
     "llm/score/engines/hf.py",
     "runtime/gpus.py",
     "runtime/memory/buffers.py",
+    "training/checkpoint/serialization.py",
     "training/collectives/torch_collective.py",
     "training/driver/horovod/world.py",
     "training/driver/ray_train/membership.py",

@@ -14,6 +14,7 @@ QUESTIONS = {"is_available", "device_count", "current_device", "get_device_prope
 MAY_ASK = {
     "platform/forebay/runtime/gpus.py": "the home of the question",
     "platform/forebay/data/loader/device/copies.py": "checks a device that the user has named",
+    "platform/forebay/training/checkpoint/serialization.py": "locks pages in a process that has used a GPU",
     "platform/forebay/training/driver/ray_train/membership.py": "frees memory of a GPU that this process has used",
 }
 """Modules that ask PyTorch about GPUs, with the reason."""
