@@ -5,10 +5,13 @@ Kept in memory, or gathered by the job's own loader.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import cycle, islice
+from queue import Empty, Queue
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from forebay.data.loader.device.copies import open_copies
 from forebay.data.loader.device.feed import DeviceFeed
 from forebay.data.loader.loader import Loader
 from forebay.doctor.rounds.held_blocks import HeldBlocks
+from forebay.runtime.foreign_code import OutcomeThread, begin
 from forebay.runtime.metrics import Counters
 from forebay.world import World
 
@@ -27,6 +31,7 @@ Copy = Callable[[Batch], Batch]
 
 NUM_KEPT = 4
 _QUEUED = 16
+_ROOM_S = 0.01
 _EPOCHS = 1 << 30
 
 
@@ -59,23 +64,31 @@ class KeptBatches:
         """Batches in memory, copied when they are drawn."""
         return (copy(batch) for batch in cycle(self.in_memory))
 
-    def endless_fed(self, device: torch.device) -> Iterator[Batch]:
-        """Batches in memory, copied one ahead in the stream of a loader."""
-        feed = DeviceFeed(ReadyBatches(cycle(self.in_memory)), open_copies(device), Counters())
-        return (batch for batch in iter(feed.next, None) if batch is not None)
+    def endless_fed(self, device: torch.device) -> Generator[Batch]:
+        """Yield batches in memory, copied ahead in the stream of a loader, by a thread beside the trainer.
 
+        Close the iterator to end the thread.
+        """
+        feed, ready, ends = DeviceFeed(open_copies(device)), Queue[Batch | None](maxsize=1), threading.Event()
 
-class ReadyBatches:
-    """`HostBatches` that are always finished."""
+        def run() -> None:
+            for batch in cycle(self.in_memory):
+                if ends.is_set():
+                    return
+                ready.put(feed.start(batch))
 
-    def __init__(self, batches: Iterator[Batch]) -> None:
-        self._batches = batches
-
-    def get(self) -> Batch | None:
-        """Return the next batch."""
-        return next(self._batches, None)
-
-    get_if_ready = get
+        thread = OutcomeThread(run, "forebay-doctor", partial(ready.put, None))
+        begin(thread)
+        try:
+            while (batch := ready.get()) is not None:
+                yield feed.hand_out(batch)
+            if thread.error is not None:
+                raise thread.error
+        finally:
+            ends.set()
+            while thread.is_alive():  # it may wait for room
+                with suppress(Empty):
+                    ready.get(timeout=_ROOM_S)
 
 
 def small_rows(rows: int) -> int:
