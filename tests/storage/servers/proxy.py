@@ -23,6 +23,7 @@ LOCK = threading.Lock()
 
 class Proxy(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # as in webhdfs.py
     upstream: int
 
     def log_message(self, *_: object) -> None: ...

@@ -20,6 +20,7 @@ PREFIX = "/webhdfs/v1"
 
 class WebHdfsNode(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else a body waits 40 ms for the acknowledgement of its headers
     folder: Path
     token: str | None
 

@@ -64,6 +64,7 @@ class HubServer:
 
         class HubHandler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # else a body waits 40 ms for the acknowledgement of its headers
 
             def do_GET(self) -> None:
                 status, headers, body = answer(hub, self)
