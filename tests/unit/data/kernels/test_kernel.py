@@ -12,6 +12,8 @@ from importlib import import_module
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from forebay.data.kernels import calls, loading
@@ -237,3 +239,20 @@ def test_the_digest_of_a_kernel_covers_its_parts() -> None:
 def test_a_call_with_other_types_is_an_error() -> None:
     with pytest.raises(TypeError, match="No matching definition"):
         calls.gather_lists(0, np.zeros((1, 2), np.float32), np.zeros((1, 2, 0), np.int64))  # type: ignore[arg-type]
+
+
+@pytest.mark.variation
+def test_the_first_batch_of_plain_numbers_compiles_what_it_needs(tmp_path: Path) -> None:
+    folder, data = tmp_path / "kept", tmp_path / "clicks"
+    data.mkdir()
+    columns = {name: np.arange(1000, dtype=np.float32) for name in ("age", "price")}
+    pq.write_table(pa.table({**columns, "clicked": np.arange(1000) % 2}), data / "a.parquet")
+    code = (
+        "import sys, forebay as fb\n"
+        "transform = fb.Transform(x=fb.Dense(['age', 'price']), label=fb.Label('clicked'))\n"
+        "with fb.Loader(fb.build_plan(fb.scan(sys.argv[1])), transform, global_batch=100) as loader:\n"
+        "    print(next(iter(loader)).num_rows)"
+    )
+    said, _ = _start(code, str(data), folder=folder).communicate()
+    needed = sorted(each.name for each in page_kernels._OF_ALL_JOBS)
+    assert said == "100\n" and sorted(each.name.split("-")[0] for each in folder.glob("*.sum")) == needed
