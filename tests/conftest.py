@@ -25,6 +25,8 @@ from forebay.runtime import gpus
 settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("forebay")
 
+# Many tests replace parts of this process. Those of worker processes say so, whatever the number of cores.
+os.environ.setdefault("FOREBAY_DATA_WORKERS", "threads")
 GRACE_S = 30.0
 OF_HELPERS = (
     *("tests/unit/bench/", "tests/unit/studies/", "tests/unit/testing/"),

@@ -26,7 +26,7 @@ from bench.loader.data import make
 from bench.own.verdict import Figure, interleaved, main, measure, spread
 from bench.processes import command, environment
 from forebay.data.cache.builders import block_pool
-from forebay.data.cache.builders.data_workers import NICENESS, DataWorkers
+from forebay.data.cache.builders.data_workers import NICENESS, CoreShare, DataWorkers
 from forebay.data.cache.local_source import LocalSource
 from forebay.runtime.metrics import Counters
 
@@ -39,7 +39,7 @@ class Variant:
     """Place of the data workers, their niceness, and whether they are pinned to one core."""
 
     place: str
-    core_share: float = fb.CacheSpec().core_share
+    core_share: CoreShare = fb.CacheSpec().core_share
     niceness: int = NICENESS
     pinned: bool = False
 

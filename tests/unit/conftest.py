@@ -84,7 +84,7 @@ def one_fork_server() -> Iterator[KeptForkServer]:
 @pytest.fixture
 def kept_fork_server(one_fork_server: KeptForkServer, monkeypatch: pytest.MonkeyPatch) -> KeptForkServer:
     """Runs of the local driver fork their workers from one server. One of its own takes 2.5 CPU seconds of imports."""
-    monkeypatch.setattr(local_driver, "ForkServer", lambda: one_fork_server)
+    monkeypatch.setattr(local_driver, "ForkServer", lambda _: one_fork_server)
     return one_fork_server
 
 

@@ -6,7 +6,8 @@ import os
 import sys
 from pathlib import Path
 
-from forebay.training.driver.local.fork_server import ForkServer
+from forebay.runtime.fork_server import ForkServer
+from forebay.training.driver.local.driver import worker_program
 
 
 class KeptForkServer(ForkServer):
@@ -16,7 +17,7 @@ class KeptForkServer(ForkServer):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(worker_program())
         self._started_in: object = None
 
     @property

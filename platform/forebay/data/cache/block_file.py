@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import errno
 import json
+import mmap
 import os
 import stat
 from collections.abc import Iterator
@@ -123,6 +124,20 @@ def map_block(path: Path, key: str, *, verify: bool) -> Block:
     arrays = {}
     for stored, offset in _offsets(header, start):
         arrays[stored.name] = _array(memory, stored, offset)
+    return Block(header.rows, arrays, owner=memory)
+
+
+def map_descriptor(descriptor: int) -> Block:
+    """Map the block in an open file, which is closed.
+
+    For a file in memory that a process of the same owner has written. Raises `BadBlock`.
+    """
+    with open(descriptor, "rb") as file:
+        size = os.fstat(descriptor).st_size
+        file.seek(0)  # the writer shares the position
+        header, start = _read_header(file, size)
+        memory = pa.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
+    arrays = {stored.name: _array(memory, stored, offset) for stored, offset in _offsets(header, start)}
     return Block(header.rows, arrays, owner=memory)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import Future
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
 from forebay.data.cache.builders.block_pool import BlockPool
-from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, DataWorkers
+from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, DataWorkers, processes_for
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.runtime.metrics import Counters
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
+
+if TYPE_CHECKING:
+    from forebay.data.cache.builders.worker_processes import DataProcesses
 
 
 class LocalSource:
@@ -88,8 +93,15 @@ class _Threads:
     ) -> None:
         self.pid = os.getpid()
         self._counters = counters
-        self.pool: BlockPool[int, Block] = BlockPool(self._build, workers.for_files_of(dataset), peek=self.peek)
-        options = BuildOptions(policy=policy, cancelled=self.pool.cancelled, cores=self.pool.cores)
+        limits = workers.for_files_of(dataset)
+        self.pool: BlockPool[int, Block] = BlockPool(self._build, limits, peek=self.peek)
+        self._processes = _processes(processes_for(limits.num_cores()))
+        options = BuildOptions(
+            policy=policy,
+            cancelled=self.pool.cancelled,
+            cores=self.pool.cores,
+            workers=self._processes.of("", dataset, cache, policy) if self._processes else None,
+        )
         self._builder = BlockBuilder(dataset, cache, counters=counters, options=options)
         self._lease = cache.lease(self._builder.names.dataset) if cache else None
 
@@ -97,12 +109,24 @@ class _Threads:
         return self._builder.peek(index, counters)
 
     def close(self, timeout_s: float) -> None:
+        if self._processes:
+            self._processes.close()
         self.pool.close(timeout_s)
         if self._lease:
             self._lease.release()
 
     def _build(self, index: int) -> Block:
         return self.pool.build(self._builder, index, self._counters).block
+
+
+def _processes(number: int) -> DataProcesses | None:
+    return _worker_processes().DataProcesses(number) if number else None
+
+
+def _worker_processes() -> ModuleType:
+    from forebay.data.cache.builders import worker_processes  # noqa: PLC0415 - not on two cores
+
+    return worker_processes
 
 
 class LocalCache:
@@ -118,6 +142,8 @@ class LocalCache:
     def __init__(self, spec: CacheSpec, num_processes: int = 1) -> None:
         self.disk = spec.open()
         self._workers = spec.data_workers.divided_by(num_processes)
+        if processes_for(self._workers.num_cores()):
+            _worker_processes().prepare()
 
     def source(self, dataset: Dataset, counters: Counters) -> LocalSource:
         """Blocks of `dataset` through this cache."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, DataWorkers, NumReads
+from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, CoreShare, DataWorkers, NumReads
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.errors import InvalidOption
 
@@ -28,7 +28,8 @@ class CacheSpec:
         quota_bytes: Limit of everything below `path`. 0 stores nothing: blocks come from other nodes or the source.
         min_free_bytes: Bytes of the disk that stay free.
         core_share: Share of the node's cores (at least one core) for decoding and transforming, at low priority, for
-            all jobs of the node together.
+            all jobs of the node together. "auto": 0.4, and on a machine with GPUs all cores but two for each GPU. From
+            two cores on they are worker processes, where a function of the user can be pickled; else threads.
         num_reads: Number of row groups that are read at once, for all jobs of the node together. "auto" chooses 4 to
             128, from 2 on for local files, at most 1 GiB of blocks: as many as fill the line to storage, or keep the
             cores busy. With `data_nodes`, "auto" is 8 for each node.
@@ -37,13 +38,13 @@ class CacheSpec:
             low priority, and store nothing. None for no other node. Without Ray it has no effect.
 
     >>> CacheSpec(path="/ssd/forebay", quota_bytes=10 << 30).core_share
-    0.4
+    'auto'
     """
 
     path: str = "~/.cache/forebay"
     quota_bytes: int = 50 << 30
     min_free_bytes: int = 2 << 30
-    core_share: float = DEFAULT_WORKERS.core_share
+    core_share: CoreShare = DEFAULT_WORKERS.core_share
     num_reads: NumReads = DEFAULT_WORKERS.num_reads
     data_nodes: str | None = None
 

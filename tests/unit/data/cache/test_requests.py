@@ -12,7 +12,7 @@ from types import ModuleType
 import cloudpickle
 import pytest
 
-from forebay.data.cache.requests import pack, unpack
+from forebay.data.cache.builders.registered_datasets import pack, unpack
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.transform.dataset import Dataset
 from forebay.data.transform.features.groups import Dense

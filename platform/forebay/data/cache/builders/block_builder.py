@@ -42,6 +42,28 @@ class Built(NamedTuple):
     core_s: float | None = None
 
 
+class FromWorker(NamedTuple):
+    """A block that a worker process has built.
+
+    `state` is the one of its file in the cache, and `block` None. Without a state it was not stored.
+    """
+
+    block: Block | None
+    core_s: float
+    state: tuple[int, int, int] | None
+
+
+class Workers(Protocol):
+    """Processes that build blocks of one dataset."""
+
+    def build(self, index: int, counters: Counters) -> FromWorker | None:
+        """Build block `index`, and store it if it fits.
+
+        None: the caller builds it. Raises the errors of the build.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
     """Options of building blocks.
@@ -53,6 +75,8 @@ class BuildOptions:
         cores: Entered for work that takes a core (decoding, the transform), not for waiting on storage or the disk.
         peers: Asked for a block before its source is read.
         elsewhere: Chooses whether this node or another one reads the source.
+        workers: Build in other processes of this node. None builds in the calling thread. With `elsewhere`, they must
+            store nothing.
     """
 
     policy: ReadPolicy = DEFAULT_POLICY
@@ -61,6 +85,7 @@ class BuildOptions:
     cores: AbstractContextManager[object] = field(default_factory=nullcontext)
     peers: Peers | None = None
     elsewhere: SourceReaders | None = None
+    workers: Workers | None = None
 
 
 class BlockBuilder:
@@ -113,7 +138,7 @@ class BlockBuilder:
         Raises the errors of reading and transforming, and `Cancelled`.
         """
         if self._cache is None:
-            return self._bypass(index, *self._fetch_or_read(index))
+            return self._in_worker(index) or self._bypass(index, *self._read(index))
         key = self.names.key(index)
         if block := self._find(self._cache, index):
             return Built(block, "hit")
@@ -121,7 +146,10 @@ class BlockBuilder:
         with self._cache.single_flight(key, self._options.policy.deadline_s, self._options.cancelled):
             if block := self._find(self._cache, index):
                 return Built(block, "hit")
-            built, core_s = self._fetch_or_read(index)
+            peer = self._options.peers and self._from_peer(self._options.peers, index)
+            if not peer and (made := self._in_worker(index)):
+                return made
+            built, core_s = (peer, None) if peer else self._read(index)
             built_at = time.monotonic()
             stored = usable(
                 self._cache.put(key, self.names.dataset, built, self._counters), self._reader.manifest, index
@@ -129,6 +157,37 @@ class BlockBuilder:
             if core_s is not None:
                 core_s += time.monotonic() - built_at
         return Built(stored, "store", core_s) if stored else self._bypass(index, built, core_s)
+
+    def read_and_store(self, index: int) -> tuple[Block, float, tuple[int, int, int] | None]:
+        """Build block `index` from its source, and store it.
+
+        For a caller that holds its build lock. Returns the block, its `core_s`, and the state of its file in the cache,
+        None if it does not fit. Raises the errors of reading and transforming.
+        """
+        block, core_s = self._read_source(index)
+        if self._cache is None:
+            return block, core_s, None
+        key, built_at = self.names.key(index), time.monotonic()
+        stored = self._cache.put(key, self.names.dataset, block, self._counters)
+        return block, core_s + time.monotonic() - built_at, self._cache.state_of(key) if stored else None
+
+    def _in_worker(self, index: int) -> Built | None:
+        """Block that a worker process has built.
+
+        None if there is no such process, or another node reads the source.
+        """
+        options = self._options
+        if options.workers is None or options.elsewhere:
+            return None
+        if (made := options.workers.build(index, self._counters)) is None:
+            return None
+        if made.block is not None:
+            return self._bypass(index, made.block, made.core_s)
+        assert self._cache is not None
+        assert made.state is not None
+        found = self._cache.adopt(self.names.key(index), made.state)
+        stored = usable(found, self._reader.manifest, index)
+        return Built(stored, "store", made.core_s) if stored else None
 
     def _find(self, cache: DiskCache, index: int) -> Block | None:
         """Block in the cache.
@@ -140,11 +199,9 @@ class BlockBuilder:
         found = cache.get(self.names.key(index), self._counters, dataset=self.names.dataset)
         return usable(found, self._reader.manifest, index)
 
-    def _fetch_or_read(self, index: int) -> tuple[Block, float | None]:
+    def _read(self, index: int) -> tuple[Block, float]:
         if self._options.cancelled.is_set():
             raise Cancelled(f"the build of block {index} was cancelled")
-        if self._options.peers and (block := self._from_peer(self._options.peers, index)):
-            return block, None
         if self._options.elsewhere:
             rows = self._reader.manifest[index].rows
             return self._options.elsewhere.build(index, rows, self._counters, partial(self.read, index)), 0.0
@@ -157,7 +214,9 @@ class BlockBuilder:
 
         Raises the errors of reading and transforming.
         """
-        return self._read_source(index)[0]
+        workers = self._options.workers if self._cache is None or self._options.elsewhere else None
+        made = workers.build(index, self._counters) if workers else None
+        return made.block if made and made.block else self._read_source(index)[0]
 
     def _read_source(self, index: int) -> tuple[Block, float]:
         try:

@@ -18,6 +18,14 @@ from forebay.storage.filesystem import has_local_name
 NumReads: TypeAlias = int | Literal["auto"]
 """Number of row groups that are read at once. "auto": it follows the line to storage."""
 
+CoreShare: TypeAlias = float | Literal["auto"]
+"""Share of the cores. "auto": those that training leaves free."""
+
+WORKERS_VARIABLE = "FOREBAY_DATA_WORKERS"
+"""`threads` or `processes`: what builds blocks, whatever the number of cores."""
+_SHARE_BESIDE_A_CPU_MODEL = 0.4
+_CORES_OF_A_GPU = 2
+"""Cores of a training process that feeds a GPU: its own thread, and the loader's."""
 NICENESS = 10
 """A thread of niceness 10 gets a tenth of a contended core, and all of an idle one."""
 
@@ -26,23 +34,27 @@ NICENESS = 10
 class DataWorkers:
     """Limits of data workers: concurrent reads and CPU cores.
 
-    At most `max(1, round(core_share * cores))` of the cores this process may use decode and transform at once.
-    Meanwhile up to `num_reads` threads wait for storage or for the cache's disk, which takes no core. Memory is bounded
-    by `num_reads` row groups, each as Parquet pages or as a block. "auto" chooses their number within `auto_reads`.
+    At most `max(1, round(core_share * cores))` of the cores this process may use decode and transform at once. "auto":
+    0.4 of them, and on a machine with GPUs all but two for each GPU, if that is more. Meanwhile up to `num_reads`
+    threads wait for storage or for the cache's disk, which takes no core. Memory is bounded by `num_reads` row groups,
+    each as Parquet pages or as a block. "auto" chooses their number within `auto_reads`.
 
     >>> DataWorkers(core_share=0.4).num_cores(16), DataWorkers(core_share=0.4).num_cores(2)
     (6, 1)
     """
 
-    core_share: float = 0.4
+    core_share: CoreShare = "auto"
     num_reads: NumReads = "auto"
     auto_reads: ReadBounds = field(default_factory=ReadBounds)
+    num_processes: int = 1
+    """Processes among which "auto" is divided."""
 
     def __post_init__(self) -> None:
         number = isinstance(self.core_share, int | float) and not isinstance(self.core_share, bool)
-        if not (number and 0 < self.core_share <= 1):
+        if self.core_share != "auto" and not (number and 0 < float(self.core_share) <= 1):
             raise InvalidOption(
-                f"core_share={self.core_share!r}: give data workers a share of the cores above 0, up to 1, e.g. 0.4.",
+                f"core_share={self.core_share!r}: give data workers a share of the cores above 0, up to 1, e.g. 0.4, "
+                'or "auto".',
                 core_share=self.core_share,
             )
         if isinstance(self.num_reads, str) and self.num_reads != "auto":
@@ -60,8 +72,9 @@ class DataWorkers:
 
         Reads that wait for a core hold pages that leave its cache: 8 of them took 1.2 times the CPU time of 2.
         """
-        least = min(self.auto_reads.least, max(2, self.num_cores()))
-        return replace(self, auto_reads=replace(self.auto_reads, start=least, least=least))
+        start = max(2, self.num_cores())
+        least = min(self.auto_reads.least, start)
+        return replace(self, auto_reads=replace(self.auto_reads, start=start, least=least))
 
     def for_files_of(self, dataset: Dataset) -> DataWorkers:
         """Limits for `dataset`.
@@ -83,14 +96,18 @@ class DataWorkers:
 
         A share of `usable` ones (default: those that this process may use).
         """
-        return max(1, round(self.core_share * (usable_cores() if usable is None else usable)))
+        cores = usable_cores() if usable is None else usable
+        if self.core_share == "auto":
+            return max(1, round(free_cores(cores, num_gpus()) / self.num_processes))
+        return max(1, round(self.core_share * cores))
 
     def divided_by(self, num_processes: int) -> DataWorkers:
         """Limits of one of `num_processes` on a machine."""
         return DataWorkers(
-            core_share=self.core_share / num_processes,
+            core_share="auto" if self.core_share == "auto" else self.core_share / num_processes,
             num_reads="auto" if self.num_reads == "auto" else -(-self.num_reads // num_processes),
             auto_reads=self.auto_reads.divided_by(num_processes),
+            num_processes=self.num_processes * num_processes if self.core_share == "auto" else 1,
         )
 
     def times(self, factor: int) -> DataWorkers:
@@ -100,12 +117,24 @@ class DataWorkers:
         """
         return replace(
             self,
-            core_share=min(1.0, self.core_share * factor),
+            core_share=1.0 if self.core_share == "auto" else min(1.0, self.core_share * factor),
             num_reads="auto" if self.num_reads == "auto" else self.num_reads * factor,
         )
 
 
 DEFAULT_WORKERS = DataWorkers()
+
+
+def processes_for(num_cores: int) -> int:
+    """Number of worker processes for `num_cores` busy cores, 0 for threads of this process.
+
+    >>> processes_for(1)
+    0
+    """
+    chosen = os.environ.get(WORKERS_VARIABLE)
+    if chosen == "threads" or not sys.platform.startswith("linux"):
+        return 0
+    return num_cores if num_cores > 1 or chosen == "processes" else 0
 
 
 def lower_thread_priority() -> None:
@@ -119,6 +148,23 @@ def lower_thread_priority() -> None:
         with suppress(OSError):  # some sandboxes forbid it
             thread = threading.get_native_id()
             os.setpriority(os.PRIO_PROCESS, thread, max(NICENESS, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
+def free_cores(cores: float, num_gpus: int) -> float:
+    """Cores that training leaves free, of `cores`.
+
+    >>> free_cores(2, 0), free_cores(16, 1), free_cores(4, 2)
+    (0.8, 14, 1.6)
+    """
+    return max(_SHARE_BESIDE_A_CPU_MODEL * cores, cores - _CORES_OF_A_GPU * num_gpus if num_gpus else 0)
+
+
+def num_gpus(devices: str = "/dev") -> int:
+    """Number of NVIDIA GPUs of this machine or container.
+
+    Not of this process: the actor of a node may use none, and works for trainers that do.
+    """
+    return len([path for path in Path(devices).glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
 
 
 def usable_cores(root: str = "/") -> float:

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from forebay.data.cache.builders.data_workers import lower_thread_priority
+from forebay.data.cache.builders.registered_datasets import BuildFailed
 from forebay.data.cache.builders.single_flight import SingleFlightPool
 from forebay.data.cache.data_nodes.dispatch import HERE, Dispatch
-from forebay.data.cache.requests import BuildFailed, InMemoryBlock, Reply
+from forebay.data.cache.requests import InMemoryBlock, Reply
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.transform.block import Block
 from forebay.errors import ForebayError

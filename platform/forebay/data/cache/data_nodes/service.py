@@ -10,8 +10,9 @@ from typing import Generic, Literal, TypeVar
 
 from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
 from forebay.data.cache.builders.block_pool import BlockPool
-from forebay.data.cache.builders.data_workers import DataWorkers
-from forebay.data.cache.requests import BuildFailed, RegisteredDatasets
+from forebay.data.cache.builders.data_workers import DataWorkers, processes_for
+from forebay.data.cache.builders.registered_datasets import BuildFailed, RegisteredDatasets
+from forebay.data.cache.builders.worker_processes import DataProcesses
 from forebay.data.parquet.footer import FooterCache
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
@@ -50,6 +51,7 @@ class DataNodeService(Generic[T]):
         self._send = send
         self._footers = FooterCache()
         self._datasets = RegisteredDatasets(self._make_builder)
+        self._processes = DataProcesses(processes_for(num_cores))
         workers = DataWorkers(core_share=1.0, num_reads=max(_LEAST_READS, _READS_PER_CORE * num_cores))
         self._pool: BlockPool[tuple[str, int], SentBlock[T] | BuildFailed | Literal["unknown"]] = BlockPool(
             self._build, workers, num_cores=num_cores
@@ -65,6 +67,7 @@ class DataNodeService(Generic[T]):
 
     def close(self, timeout_s: float) -> None:
         """Stop the data workers."""
+        self._processes.close()
         self._pool.close(timeout_s)
 
     def _build(self, task: tuple[str, int]) -> SentBlock[T] | BuildFailed | Literal["unknown"]:
@@ -81,7 +84,7 @@ class DataNodeService(Generic[T]):
         finally:
             self.counters.merge(counters.since(before))
 
-    def _make_builder(self, _: str, dataset: Dataset, counters: Counters) -> BlockBuilder:
-        return BlockBuilder(
-            dataset, None, counters=counters, options=BuildOptions(footers=self._footers, cores=self._pool.cores)
-        )
+    def _make_builder(self, dataset_id: str, dataset: Dataset, counters: Counters) -> BlockBuilder:
+        workers = self._processes.of(dataset_id, dataset, None)
+        options = BuildOptions(footers=self._footers, cores=self._pool.cores, workers=workers)
+        return BlockBuilder(dataset, None, counters=counters, options=options)

@@ -14,9 +14,10 @@ import ray
 from ray.exceptions import RayError
 
 from forebay.data.cache.builders.data_workers import usable_cores
+from forebay.data.cache.builders.registered_datasets import BuildFailed
 from forebay.data.cache.data_nodes.pool import DataNodeLost
 from forebay.data.cache.data_nodes.service import DataNodeService, SentBlock
-from forebay.data.cache.requests import BuildFailed, InMemoryBlock, Reply
+from forebay.data.cache.requests import InMemoryBlock, Reply
 from forebay.data.transform.block import Block
 from forebay.errors import ForebayError
 from forebay.ray_cluster.actors import DATA_NODE_PREFIX, NODE_DIGITS, Heartbeat, make_on_node

@@ -89,6 +89,20 @@ class DiskCache:
     def __reduce__(self) -> tuple[object, ...]:
         return _reopen, (str(self.path), self.quota_bytes, self.min_free_bytes)
 
+    def account_in_batches(self) -> None:
+        """Account for several blocks at once from now on, while there is plenty of room.
+
+        For one of many processes that store blocks. It calls `record_stored` when it is idle and before it ends.
+        """
+        self._quota.reserve_ahead()
+
+    def record_stored(self) -> None:
+        """Record the stored blocks that are not yet accounted for."""
+        try:
+            self._quota.record_finished()
+        except OSError as error:
+            raise self._unusable(error) from error
+
     @property
     def used_bytes(self) -> int:
         """Bytes that count against the quota.
@@ -151,6 +165,18 @@ class DiskCache:
         """
         with counters.timed("map_s"):
             return self._load(key, counters)
+
+    def state_of(self, key: str) -> tuple[int, int, int] | None:
+        """State of the file of a block that this process has verified or written."""
+        return self._verified.get(key)
+
+    def adopt(self, key: str, state: tuple[int, int, int]) -> Block | None:
+        """Map a block that a process of the same owner has just written.
+
+        `state` is that process's `state_of`. None if the file is gone, or another one.
+        """
+        self._verified[key] = state
+        return self._peek(key)
 
     def put(self, key: str, dataset: str, block: Block, counters: Counters | None = None) -> Block | None:
         """Store `block` and return it mapped.

@@ -11,7 +11,8 @@ from contextlib import ExitStack, suppress
 from typing import TypeVar
 
 from forebay.data.cache.disk.accounts import INDEX_BYTES, CacheUsage, DatasetUse, Reservation, charge, smallest_quota
-from forebay.data.cache.disk.directory import CacheDirectory
+from forebay.data.cache.disk.allowance import ALLOWANCE, Allowance, allowance_bytes
+from forebay.data.cache.disk.directory import CacheDirectory, new_part
 from forebay.data.cache.disk.index import Index, IndexFull
 from forebay.data.cache.disk.lease import ended_users
 from forebay.data.cache.disk.transaction import CacheTransaction
@@ -19,6 +20,9 @@ from forebay.errors import CacheUnusable
 from forebay.storage.file_lock import try_lock
 
 T = TypeVar("T")
+
+_PLENTY = 16
+"""An allowance is reserved where this many of its size fit."""
 
 
 class Quota:
@@ -36,6 +40,7 @@ class Quota:
         self._quota_bytes = quota_bytes
         self._min_free_bytes = min_free_bytes
         self._index = Index(directory.index, directory.locks / "index")
+        self._allowance: Allowance | None = None
         # A quota that the index alone would exceed leaves the directory empty.
         self._open = quota_bytes >= smallest_quota(1) or self._index.file.exists()
         if self._open:
@@ -62,36 +67,44 @@ class Quota:
         """
         if smallest_quota(reservation.bytes) > self._quota_bytes:
             return False
+        if ahead := self._allowance:
+            with ahead.lock:
+                if ahead.take(name, reservation):
+                    return True
+                self._renew(ahead, charge(reservation.bytes))
+                if ahead.take(name, reservation):
+                    return True
+        return self._reserve(name, reservation)
 
-        def work(transaction: CacheTransaction) -> bool:
-            room = self._make_room(transaction, reservation)
-            if room:
-                transaction.tables.reserve(name, reservation)
-            return room
+    def reserve_ahead(self) -> None:
+        """Reserve for several blocks at once from now on, while there is plenty of room.
 
-        try:
-            return self._change(work)
-        except IndexFull:
-            return False
+        Finished blocks count as reserved until `record_finished`, which also releases what is left.
+        """
+        self._allowance = self._allowance or Allowance()
+
+    def record_finished(self) -> None:
+        """Record the blocks that were finished since the last transaction."""
+        if ahead := self._allowance:
+            with ahead.lock:
+                if ahead.part:
+                    self._renew(ahead, 0)
 
     def commit(self, name: str, reservation: Reservation) -> None:
         """Record a finished block.
 
         Its part file `name` was renamed to the block's file.
         """
-
-        def work(transaction: CacheTransaction) -> None:
-            transaction.tables.release(name)
-            transaction.record(reservation)
-
-        self._change_if_possible(work)
+        if self._allowance is None or not self._allowance.finish(name, reservation):
+            self._change_if_possible(lambda transaction: transaction.record_part(name, reservation))
 
     def release(self, name: str) -> None:
         """Release the reservation of a removed part file.
 
         Does nothing without one.
         """
-        self._change_if_possible(lambda transaction: transaction.tables.release(name))
+        if self._allowance is None or not self._allowance.give_back(name):
+            self._change_if_possible(lambda transaction: transaction.tables.release(name))
 
     def quarantine(self, key: str, inode: int) -> bool:
         """Move a damaged block to quarantine.
@@ -166,6 +179,51 @@ class Quota:
             IndexFull
         ):  # the part file was removed, so the next sweep releases the reservation in the same way
             self._change(work)
+
+    def _reserve(self, name: str, reservation: Reservation) -> bool:
+        def work(transaction: CacheTransaction) -> bool:
+            room = self._make_room(transaction, reservation)
+            if room:
+                transaction.tables.reserve(name, reservation)
+            return room
+
+        try:
+            return self._change(work)
+        except IndexFull:
+            return False
+
+    def _renew(self, allowance: Allowance, needed: int) -> None:
+        """Record finished blocks, and reserve `needed` bytes and more, if there is plenty of room."""
+        writing = sum(allowance.writing.values())
+        ahead = needed + allowance_bytes(self._quota_bytes) if needed else 0
+        part = new_part(self._directory, ALLOWANCE, writing + ahead) if writing + ahead else None
+
+        def work(transaction: CacheTransaction) -> int:
+            for name, finished in allowance.finished:
+                transaction.record_part(name, finished)
+            if allowance.part:
+                transaction.tables.release(allowance.part.path.name)
+            plenty = Reservation(key=ALLOWANCE, dataset="", bytes=_PLENTY * ahead)
+            left = ahead if ahead and self._missing(transaction.tables.usage(), plenty) <= 0 else 0
+            if part and writing + left:
+                held = Reservation(key=ALLOWANCE, dataset="", bytes=writing + left)
+                transaction.tables.reserve(part.path.name, held)
+            return left
+
+        with ExitStack() as undo:
+            if part:
+                undo.callback(part.discard)
+            try:
+                left = self._change(work)
+            except IndexFull:
+                return
+            undo.pop_all()
+        if allowance.part:
+            allowance.part.discard()
+        if part and not writing + left:
+            part.discard()
+            part = None
+        allowance.finished, allowance.left, allowance.part = [], left, part
 
     def _make_room(self, transaction: CacheTransaction, reservation: Reservation) -> bool:
         tables = transaction.tables

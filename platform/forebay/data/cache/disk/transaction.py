@@ -8,6 +8,7 @@ from pathlib import Path
 
 from forebay.data.cache.block_file import BadBlock, read_header
 from forebay.data.cache.disk.accounts import Reservation
+from forebay.data.cache.disk.allowance import ALLOWANCE
 from forebay.data.cache.disk.directory import CacheDirectory
 from forebay.data.cache.disk.tables import IndexTables
 from forebay.storage.file_lock import try_lock
@@ -36,6 +37,11 @@ class CacheTransaction:
         self.tables.remove_block(key)
         dataset = reservation.dataset or self._dataset_of(key)
         self.tables.add_block(Reservation(key=key, dataset=dataset, bytes=size), time.time())
+
+    def record_part(self, name: str, reservation: Reservation) -> None:
+        """Record a block whose part file `name` was renamed to it."""
+        self.tables.release(name)
+        self.record(reservation)
 
     def evict(self, dataset: str) -> int:
         """Remove the blocks of `dataset`. Returns their bytes."""
@@ -79,6 +85,7 @@ class CacheTransaction:
         Removes their unfinished files.
         """
         reservations = self.tables.reservations()
+        is_recount = False
         for name in {*self._directory.parts(), *reservations}:
             part = self._directory.temp / name
             try:
@@ -90,9 +97,11 @@ class CacheTransaction:
             except FileNotFoundError:
                 pass
             if reservation := reservations.get(name):
-                self.tables.release(name)
                 # The writer may have died after the rename: then the block is complete, and only its row is missing.
-                self.record(reservation)
+                self.record_part(name, reservation)
+                is_recount |= reservation.key == ALLOWANCE
+        if is_recount:
+            self._recount_blocks()
 
     def check_on_open(self) -> None:
         """Correct the accounts when a cache is opened.
@@ -101,7 +110,9 @@ class CacheTransaction:
         """
         self.release_dead_writers()
         # The index is not synced to the disk: a power cut may have undone its last changes.
-        if self._boot != _boot() or len(self._directory.block_keys()) != self.tables.usage().num_blocks:
+        usage = self.tables.usage()
+        is_ahead = any(each.key == ALLOWANCE for each in usage.reservations.values())
+        if self._boot != _boot() or (len(self._directory.block_keys()) != usage.num_blocks and not is_ahead):
             self.reconcile()
 
     def reconcile(self) -> None:
@@ -116,9 +127,12 @@ class CacheTransaction:
             self.tables.remove_quarantined(name)
         for name, size in self._directory.quarantined().items():
             self.tables.quarantine(name, size)
+        self._recount_blocks()
+        self.release_dead_writers()
+
+    def _recount_blocks(self) -> None:
         created_at = {name: use.created_at for name, use in self.tables.datasets().items()}
         self.tables.replace_blocks(self._found_blocks(created_at), created_at)
-        self.release_dead_writers()
 
     def _found_blocks(self, created_at: dict[str, float]) -> list[Reservation]:
         """Blocks in the directory.

@@ -16,12 +16,14 @@ from typing import Generic, TypeVar
 from forebay.data.cache.block_key import KEY
 from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions, Peers
 from forebay.data.cache.builders.block_pool import BlockPool
-from forebay.data.cache.builders.data_workers import lower_thread_priority
+from forebay.data.cache.builders.data_workers import lower_thread_priority, processes_for
+from forebay.data.cache.builders.registered_datasets import BuildFailed, RegisteredDatasets
 from forebay.data.cache.builders.single_flight import SingleFlightPool
+from forebay.data.cache.builders.worker_processes import DataProcesses
 from forebay.data.cache.data_nodes.pool import DataNodes, RemoteBuild
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.node.bloom_filter import BloomFilter
-from forebay.data.cache.requests import BuildFailed, InMemoryBlock, RegisteredDatasets, Reply, StoredBlock
+from forebay.data.cache.requests import InMemoryBlock, Reply, StoredBlock
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.parquet.footer import FooterCache
 from forebay.data.parquet.footer_store import FooterStore
@@ -54,6 +56,7 @@ class NodeService:
         self.cache = spec.open()
         self._datasets = RegisteredDatasets(self._make_builder)
         self._footers = FooterCache(FooterStore(self.cache.path))
+        self._processes = DataProcesses(processes_for(spec.data_workers.num_cores()))
         self._pool: BlockPool[tuple[str, int], _Outcome] = BlockPool(self._make, spec.requests)
 
     def apply_spec(self, spec: CacheSpec) -> None:
@@ -64,6 +67,7 @@ class NodeService:
         if spec != self._spec:
             self.cache = spec.open()
             self._pool.apply(spec.requests)
+            self._processes.resize(processes_for(spec.data_workers.num_cores()))
             self._spec = spec
             if self._data_nodes:
                 self._data_nodes.apply_spec(spec)
@@ -99,6 +103,7 @@ class NodeService:
         if self._data_nodes:
             self._data_nodes.close(timeout_s)
         self.inflight_bytes.close()
+        self._processes.close()
         self._pool.close(timeout_s)
 
     def _make(self, task: tuple[str, int]) -> _Outcome:
@@ -126,7 +131,13 @@ class NodeService:
         elsewhere = None
         if self._data_nodes and self._spec.data_nodes and (payload := self._datasets.payload(dataset_id)):
             elsewhere = RemoteBuild(self._data_nodes, dataset_id, payload)
-        options = BuildOptions(footers=self._footers, cores=self._pool.cores, peers=self._peers, elsewhere=elsewhere)
+        options = BuildOptions(
+            footers=self._footers,
+            cores=self._pool.cores,
+            peers=self._peers,
+            elsewhere=elsewhere,
+            workers=self._processes.of(dataset_id, dataset, None if elsewhere else self.cache),
+        )
         return BlockBuilder(dataset, self.cache, counters=counters, options=options)
 
 

@@ -10,9 +10,10 @@ from concurrent.futures import Future
 from typing import Any, Protocol
 
 from forebay.data.cache.block_key import BlockNames
+from forebay.data.cache.builders.registered_datasets import BuildFailed, pack
 from forebay.data.cache.builders.single_flight import SingleFlightPool
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.cache.requests import BuildFailed, InMemoryBlock, Reply, StoredBlock, pack
+from forebay.data.cache.requests import InMemoryBlock, Reply, StoredBlock
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
@@ -119,7 +120,7 @@ class NodeSource:
             reply = self._request_build(index)
             self._counters.merge(reply.sums)
             if isinstance(reply, BuildFailed):
-                raise reply.error from _InActor(reply.trace)
+                reply.throw()
             if isinstance(reply, InMemoryBlock):
                 return Block(reply.rows, reply.arrays)
             if self._cache is None:
@@ -157,13 +158,3 @@ class NodeSource:
         problem = self._transport.call(self._cancelled, "register", self._id, payload, self._transport.spec)
         if problem:
             raise problem
-
-
-class _InActor(Exception):
-    """Traceback in the actor.
-
-    The cause of the error that is raised here.
-    """
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"

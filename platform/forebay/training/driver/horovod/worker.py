@@ -16,6 +16,7 @@ from forebay.data.cache.node.client import attach
 from forebay.ray_cluster.actors import NODE_DIGITS
 from forebay.ray_cluster.metrics_export import exported
 from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.fork_server import without_gc
 from forebay.training.checkpoint.ray_store import open_ray_checkpoints
 from forebay.training.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.training.driver.elastic.pool import Ready
@@ -23,7 +24,7 @@ from forebay.training.driver.horovod.collective import is_broken
 from forebay.training.driver.horovod.gradients import HOROVOD_STRATEGIES
 from forebay.training.driver.horovod.liveness import LineAddress, LivenessClient
 from forebay.training.driver.horovod.world import RankAssignment, horovod_world, use_interface_of
-from forebay.training.driver.warm_up import make_a_step, without_gc
+from forebay.training.driver.warm_up import make_a_step
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
 from forebay.training.runs.worker_spec import device_of, unpack, use_device

@@ -5,6 +5,7 @@ It has one worker in this process, or several in processes of this machine.
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
@@ -13,11 +14,11 @@ import torch
 from forebay.data.cache.local_source import LocalCache
 from forebay.errors import ForebayError
 from forebay.events import Event, Preparing, Request
+from forebay.runtime.fork_server import ForkServer, Program
 from forebay.runtime.gpus import gpus_here
 from forebay.training.checkpoint.local_store import open_local_checkpoints
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.driver.local.child import Sync
-from forebay.training.driver.local.fork_server import ForkServer
 from forebay.training.driver.local.processes import RankProcesses, WorkerLost, WorkerRaised, worker_processes
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import work
@@ -95,8 +96,21 @@ def _generators_put_back(device: torch.device) -> Iterator[None]:
         rng.restore(state, device)
 
 
+def worker_program() -> Program:
+    """Return the program of the workers."""
+    # The host name may resolve to an address that no worker can reach: gloo is bound to loopback.
+    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+    return Program(
+        # torch imports _dynamo (1.7 s) at the first use of an optimizer, and the kernels import Numba (0.5 s) at
+        # theirs.
+        preload="import torch._dynamo; from forebay.data.parquet import page_kernels; page_kernels.load()",
+        main=("forebay.training.driver.local.child", "main"),
+        environment={"GLOO_SOCKET_IFNAME": loopback} if loopback else {},
+    )
+
+
 def _run_processes(run: Run) -> Result:
-    with closing(ForkServer()) as server:
+    with closing(ForkServer(worker_program())) as server:
         return _run_worlds(run, server)
 
 

@@ -14,8 +14,8 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from forebay.events import Event, Request
+from forebay.runtime.fork_server import ForkServer, ForkServerLost, describe_exit
 from forebay.training.driver.local.child import NODE, Done, Instruction, Message, Start, Sync, Synced
-from forebay.training.driver.local.fork_server import ForkServer, ForkServerLost, describe_exit
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome
 from forebay.world import World

@@ -10,8 +10,9 @@ import logging
 import ray
 
 from forebay.runtime.foreign_code import error_of
+from forebay.runtime.fork_server import without_gc
 from forebay.training.driver.elastic.pool import Ready
-from forebay.training.driver.warm_up import make_a_step, without_gc
+from forebay.training.driver.warm_up import make_a_step
 from forebay.training.driver.worker_error import WorkerError
 
 log = logging.getLogger(__name__)

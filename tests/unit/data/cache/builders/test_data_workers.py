@@ -56,11 +56,29 @@ def test_twice_the_workers_have_twice_what_does_not_choose_itself(num_reads: Num
     assert workers.times(4).core_share == 1.0
 
 
-@pytest.mark.parametrize(("share", "least"), [(0.01, 2), (1.0, 4)])
-def test_local_files_begin_with_few_reads(share: float, least: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("cores", "gpus", "expected"), [(2, 0, 1), (16, 0, 6), (16, 1, 14), (96, 8, 80), (4, 2, 2)])
+def test_data_workers_take_what_training_leaves(
+    cores: float, gpus: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_workers, "num_gpus", lambda: gpus)
+    assert DataWorkers().num_cores(cores) == expected
+    assert DataWorkers().divided_by(2).num_cores(cores) == max(1, round(data_workers.free_cores(cores, gpus) / 2))
+    assert DataWorkers().times(8).num_cores(cores) == cores
+
+
+def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
+    for name in ("nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm", "nvme0", "null"):
+        (tmp_path / name).touch()
+    assert (data_workers.num_gpus(str(tmp_path)), data_workers.num_gpus(str(tmp_path / "none"))) == (3, 0)
+
+
+@pytest.mark.parametrize(("share", "start", "least"), [(0.01, 2, 2), (1.0, 64, 4)])
+def test_local_files_begin_with_a_read_for_each_core(
+    share: float, start: int, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(data_workers, "usable_cores", lambda: 64.0)
     bounds = DataWorkers(core_share=share).for_local_files().read_bounds
-    assert (bounds.start, bounds.least, bounds.most) == (least, least, ReadBounds().most)
+    assert (bounds.start, bounds.least, bounds.most) == (start, least, ReadBounds().most)
     assert DataWorkers(num_reads=6).for_local_files().read_bounds.start == 6, "a given number counts"
 
 

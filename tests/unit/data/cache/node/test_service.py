@@ -17,14 +17,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from forebay.data.cache import requests
 from forebay.data.cache.block_key import BlockNames
+from forebay.data.cache.builders import registered_datasets
+from forebay.data.cache.builders.registered_datasets import BuildFailed, pack
 from forebay.data.cache.disk import directory
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.node import service as service_module
 from forebay.data.cache.node.service import NodeService
 from forebay.data.cache.node.source import NodeSource
-from forebay.data.cache.requests import BuildFailed, InMemoryBlock, StoredBlock, pack
+from forebay.data.cache.requests import InMemoryBlock, StoredBlock
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.sources.scan import scan
@@ -127,7 +128,7 @@ def test_registers_once_and_asks_only_for_what_is_not_on_disk(line: ServiceLine,
 def test_unknown_data_sets_are_registered_again(
     line: ServiceLine, manifest: Manifest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(requests, "_MOST_DATASETS", 1)
+    monkeypatch.setattr(registered_datasets, "_MOST_DATASETS", 1)
     with closing(NodeSource(line, Dataset(manifest, TRANSFORM), Counters())) as source:
         assert source.request(0).result(60).rows == 3
         read_all(line, manifest, Transform(id=Dense("id", dtype="float32")))

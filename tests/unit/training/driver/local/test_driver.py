@@ -27,14 +27,13 @@ from tests.unit.kept_server import KeptForkServer
 from forebay.data.plan.plan import build_plan
 from forebay.errors import BadJob, CursorMismatch, InvalidOption, RunFailed
 from forebay.events import EpochEnded, Event, Failed, Preparing, Reported, Started
-from forebay.runtime import gpus
+from forebay.runtime import fork_server, gpus
+from forebay.runtime.fork_server import ForkServer
 from forebay.testing.drivers.bench import DriverBench
 from forebay.testing.drivers.fixed_suite import assert_same_model, in_each_order
 from forebay.testing.drivers.sharded_suite import ZERO
 from forebay.training.driver.driver import Driver, run
-from forebay.training.driver.local import fork_server
-from forebay.training.driver.local.driver import LocalDriver
-from forebay.training.driver.local.fork_server import ForkServer
+from forebay.training.driver.local.driver import LocalDriver, worker_program
 from forebay.training.driver.local.processes import worker_processes
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
@@ -380,7 +379,11 @@ def test_ctrl_c_ends_workers_also_between_a_request_and_its_answer(monkeypatch: 
 
     monkeypatch.setattr(fork_server, "Connection", Interrupted)
     before = forked_processes().keys()
-    with pytest.raises(KeyboardInterrupt) as kept, closing(ForkServer()) as server, worker_processes(server, 2, b""):
+    with (
+        pytest.raises(KeyboardInterrupt) as kept,
+        closing(ForkServer(worker_program())) as server,
+        worker_processes(server, 2, b""),
+    ):
         pass
     for _ in range(100):  # a worker that the driver does not know of ends itself
         if forked_processes().keys() <= before:
@@ -391,7 +394,7 @@ def test_ctrl_c_ends_workers_also_between_a_request_and_its_answer(monkeypatch: 
 
 
 def test_ctrl_c_during_the_imports_of_a_server_is_the_drivers() -> None:
-    program = fork_server._program("import os, signal; os.kill(os.getpid(), signal.SIGINT)", "print('went on')")
+    program = fork_server._program("import os, signal; os.kill(os.getpid(), signal.SIGINT)", "json", "print('went on')")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert (done.stdout, done.returncode) == ("went on\n", 0), done.stderr
 
@@ -399,14 +402,16 @@ def test_ctrl_c_during_the_imports_of_a_server_is_the_drivers() -> None:
 HOLDS_THE_GIL = """
 import ctypes, os, pickle, signal, sys, time
 from pathlib import Path
-from forebay.training.driver.local.fork_server import ForkServer
+from forebay.runtime.fork_server import ForkServer
+from forebay.training.driver.local.driver import worker_program
+from forebay.training.driver.local.driver import worker_program
 from forebay.training.driver.local.processes import worker_processes
 
 class Busy:
     def __reduce__(self):
         return exec, ("import ctypes, pathlib; pathlib.Path('busy').touch(); ctypes.PyDLL(None).sleep(100)",)
 
-server = ForkServer()
+server = ForkServer(worker_program())
 with worker_processes(server, 2, pickle.dumps(Busy())) as workers:
     print(server._process.pid, *[each.pid for each in workers._members], file=open("pids", "w"), flush=True)
     while not Path("busy").exists():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import shutil
 import signal
@@ -10,6 +11,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
 from typing import Any, Literal
@@ -20,7 +23,21 @@ POLL_S = 0.01
 END_S = 10.0
 """Longest wait for a server that kills its workers."""
 # macOS ends a forked process that uses one of its frameworks, which NumPy and torch do.
+_DESCRIPTOR = "DESCRIPTOR"
 _CAN_FORK = sys.platform != "darwin"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """Imports of a server, and the function of its workers.
+
+    `preload` is a statement. `main` names a module and a function of it, which gets the descriptor of the worker's
+    socket. `environment` is added to that of this process.
+    """
+
+    preload: str
+    main: tuple[str, str]
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 class ForkServerLost(Exception):
@@ -41,7 +58,8 @@ class ForkServer:
     worlds of a run share one such start, and the memory of the imported modules.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, program: Program) -> None:
+        self._program = program
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
         self._has_forked = False
@@ -60,18 +78,36 @@ class ForkServer:
         self._connection = Connection(ours.detach())
         with theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                [sys.executable, "-c", _entry(theirs.fileno())], pass_fds=[theirs.fileno()], env=_environment()
+                [sys.executable, "-c", _entry(self._program, theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**self._program.environment, **os.environ},
             )
 
-    def fork(self, descriptor: int, folder: str) -> int:
+    def fork(self, descriptor: int, folder: str = "") -> int:
         """Fork a worker that inherits the socket `descriptor`.
 
-        Returns its process id. If the driver ends before it removes `folder`, with the rendezvous of the workers, the
-        server does. Raises `ForkServerLost` if the server has ended.
+        Returns its process id. If this process ends before it removes `folder`, the server does. Raises
+        `ForkServerLost` if the server has ended.
         """
         pid = int(self._ask(("fork", folder), descriptor))
         self._has_forked = True
         return pid
+
+    def post_fork(self, descriptor: int) -> None:
+        """Fork a worker that inherits the socket `descriptor`, without waiting for it.
+
+        A server that is asked so is asked nothing else. Raises `ForkServerLost` if the server has ended.
+        """
+        assert self._connection is not None, "start() comes first"
+        assert self._process is not None
+        try:
+            while self._connection.poll():  # process ids of earlier ones
+                self._connection.recv()
+            self._connection.send(("fork", ""))
+            send_handle(self._connection, descriptor, self._process.pid)
+        except (EOFError, OSError):
+            self._connection.close()
+            raise ForkServerLost(self._end(END_S)) from None
 
     def kill(self, pid: int) -> None:
         """Kill a worker, and wait for it.
@@ -88,12 +124,17 @@ class ForkServer:
     def wait(self, pid: int, timeout_s: float) -> int | None:
         """Return a worker's exit code, negative for a signal.
 
-        None if it has not ended by then, or nobody knows.
+        None if it has not ended by then, or is unknown.
         """
         try:
             return self._ask(("wait", (pid, timeout_s)))  # type: ignore[no-any-return]
         except ForkServerLost:
             return None
+
+    def leave(self) -> None:
+        """Close the connection, in a forked child. The server belongs to the parent."""
+        if self._connection is not None:
+            self._connection.close()
 
     def close(self) -> None:
         """End the server, and all workers that it forked."""
@@ -146,11 +187,27 @@ def describe_exit(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
 
 
-def serve(descriptor: int, *, can_fork: bool) -> int:
+@contextlib.contextmanager
+def without_gc() -> Iterator[None]:
+    """Pause the garbage collector during the block.
+
+    Exempts all objects that exist at its end from later collections. For imports: in a worker they make a million
+    objects, which all stay. Looking for garbage among them takes 15 to 30 % of the CPU time of a worker's start, and
+    0.1 s of each full collection later.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
+
+
+def serve(descriptor: int, spawn: str) -> int:
     """Entry of the server.
 
-    Returns in each worker, with the socket to its driver. Never returns in the server. Without `can_fork` each worker
-    is an interpreter of its own, and imports everything again.
+    Returns in each worker, with the socket to its owner. Never returns in the server. With a program `spawn`, each
+    worker is an interpreter of its own that runs it, and imports everything again.
     """
     connection = Connection(descriptor)
     workers: dict[int, int | None] = {}  # exit codes, None of those that may run
@@ -160,9 +217,9 @@ def serve(descriptor: int, *, can_fork: bool) -> int:
             request: Call = connection.recv()
             match request:
                 case ("fork", str(folder)):
-                    folders.add(folder)
+                    folders |= {folder} if folder else set()
                     worker_end = recv_handle(connection)
-                    pid = os.fork() if can_fork else _spawn(worker_end)
+                    pid = _spawn(spawn, worker_end) if spawn else os.fork()
                     if pid == 0:
                         connection.close()
                         return worker_end
@@ -198,43 +255,33 @@ def _wait(pid: int, timeout_s: float, workers: dict[int, int | None], connection
             workers[pid] = os.waitstatus_to_exitcode(status)
         elif time.monotonic() >= deadline:
             return None
-        elif connection.poll(POLL_S):  # nobody asks before the answer: the driver has ended
+        elif connection.poll(POLL_S):  # the driver waits for the answer, or has ended
             raise EOFError
     return workers[pid]
 
 
-def _entry(descriptor: int) -> str:
+def _entry(program: Program, descriptor: int) -> str:
     # Not multiprocessing: its spawn imports the user's script again, which then needs an `if __name__` guard, and its
     # fork server is one for the whole process, with the environment of its first use.
-    # torch imports _dynamo (1.7 s) at the first use of an optimizer, and the kernels import Numba (0.5 s) at theirs.
-    kernels = "from forebay.data.parquet import page_kernels; page_kernels.load()"
-    preload = f"import torch._dynamo; {kernels}" if _CAN_FORK else "pass"
-    serve = f"fork_server.serve({descriptor}, can_fork={_CAN_FORK})"
-    return _program(preload, f"child.main({serve})  # fork_server of {os.getpid()}")
+    module, function = program.main
+    spawn = "" if _CAN_FORK else _program("pass", module, f"{module}.{function}({_DESCRIPTOR})")
+    call = f"{module}.{function}(fork_server.serve({descriptor}, {spawn!r}))  # fork_server of {os.getpid()}"
+    return _program(program.preload if _CAN_FORK else "pass", module, call)
 
 
-def _spawn(descriptor: int) -> int:
+def _spawn(program: str, descriptor: int) -> int:
     os.set_inheritable(descriptor, True)
-    command = [sys.executable, "-c", _program("pass", f"child.main({descriptor})")]
+    command = [sys.executable, "-c", program.replace(_DESCRIPTOR, str(descriptor))]
     return os.posix_spawn(sys.executable, command, os.environ)
 
 
-def _program(preload: str, main: str) -> str:
-    # Ctrl-C reaches the whole process group, also during the imports. The driver decides.
+def _program(preload: str, module: str, call: str) -> str:
+    # Ctrl-C reaches the whole process group, also during the imports. The owner decides.
     return (
         "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        f"import sys; sys.path[:] = {sys.path!r}; from forebay.training.driver.warm_up import without_gc\n"
-        "with without_gc():\n"
+        f"import sys; sys.path[:] = {sys.path!r}; from forebay.runtime import fork_server\n"
+        "with fork_server.without_gc():\n"
         f"    {preload}\n"
-        "    from forebay.training.driver.local import child, fork_server\n"
-        f"{main}"
+        f"    import {module}\n"
+        f"{call}"
     )
-
-
-def _environment() -> dict[str, str]:
-    """Return the environment, with gloo bound to loopback.
-
-    The host name may resolve to an address that no worker can reach.
-    """
-    loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
-    return {**({"GLOO_SOCKET_IFNAME": loopback} if loopback else {}), **os.environ}

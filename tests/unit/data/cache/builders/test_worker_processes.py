@@ -1,0 +1,315 @@
+"""Blocks built in worker processes: the same as by threads, whatever ends a process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from forebay.data.cache.builders import worker_processes
+from forebay.data.cache.builders.data_workers import WORKERS_VARIABLE, DataWorkers, processes_for
+from forebay.data.cache.builders.worker_processes import DataProcesses
+from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.local_source import LocalSource
+from forebay.data.manifest.manifest import Manifest
+from forebay.data.sources.scan import scan
+from forebay.data.transform.block import Block
+from forebay.data.transform.dataset import Dataset
+from forebay.data.transform.features.groups import Categorical, Dense, Label, Ragged
+from forebay.data.transform.transform import Transform
+from forebay.errors import ReadFailed, TransformFailed
+from forebay.runtime.metrics import Counters
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
+WORKERS = DataWorkers(core_share=1.0, num_reads=4)
+KINDS = Transform(
+    x=Dense(["x0", "x1"]),
+    id=Dense("id", dtype="float64"),
+    label=Label("clicked"),
+    s=Categorical("s", buckets=8),
+    tags=Ragged("tags", max_len=3),
+)
+
+
+@pytest.fixture(autouse=True)
+def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv(WORKERS_VARIABLE, "processes")
+    monkeypatch.setattr(worker_processes, "KEPT_S", 0.0)
+    yield
+    until(lambda: not left())
+
+
+@pytest.fixture
+def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
+    return scan(parquet_folder({"a.parquet": [30, 20, 0], "b.parquet": [10, 40, 5]}))
+
+
+def until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def left() -> list[int]:
+    """Process ids of workers that have not ended, 0 of one that has not started."""
+    pool = worker_processes._pool
+    return [worker.pid for worker in list(pool._workers) if pool._is_ready(worker) or worker in pool._workers]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs. A worker that has ended is a zombie until its server asks for it."""
+    try:
+        return " Z " not in Path(f"/proc/{pid}/stat").read_text()
+    except FileNotFoundError:
+        return False
+
+
+def ready() -> list[int]:
+    """Wait until a worker is ready. Returns the process ids of all that are."""
+
+    def taken() -> bool:
+        worker = worker_processes._pool.take(64)
+        if worker:
+            worker_processes._pool.put_back(worker)
+        return worker is not None
+
+    until(taken)
+    return [worker.pid for worker in worker_processes._pool._workers if worker.pid]
+
+
+def built_in(row_group: pa.Table) -> dict[str, Any]:
+    return {"id": row_group["id"].to_numpy(), "pid": np.full(len(row_group), os.getpid())}
+
+
+PIDS = Transform(fn=built_in, version="1")
+
+
+def read_all(
+    manifest: Manifest, cache: DiskCache | None, transform: Transform = KINDS
+) -> tuple[list[Block], dict[str, float]]:
+    counters = Counters()
+    with closing(LocalSource(Dataset(manifest, transform), cache, counters=counters, workers=WORKERS)) as source:
+        ready()
+        futures = [source.request(index) for index in range(len(manifest))]
+        blocks = [future.result(60) for future in futures]
+    return blocks, {name: value for name, value in counters.as_dict().items() if not name.endswith("_s")}
+
+
+def same(left: Block, right: Block) -> bool:
+    return left.rows == right.rows and all(
+        np.array_equal(array, right.arrays[name]) and array.dtype == right.arrays[name].dtype
+        for name, array in left.arrays.items()
+    )
+
+
+@pytest.mark.parametrize("quota", [16 << 20, 1, None], ids=["cached", "over quota", "without a cache"])
+def test_blocks_and_counters_are_those_of_threads(
+    manifest: Manifest, tmp_path: Path, quota: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cache(name: str) -> DiskCache | None:
+        return DiskCache(tmp_path / name, quota_bytes=quota, min_free_bytes=0) if quota else None
+
+    blocks, counts = read_all(manifest, cache("processes"))
+    before = open_files()
+    blocks_again, counts_again = read_all(manifest, cache("processes"))
+    assert len(open_files()) <= len(before) + 2 * len(manifest), "no file stays open"
+    monkeypatch.setenv(WORKERS_VARIABLE, "threads")
+    counters = Counters()
+    with closing(LocalSource(Dataset(manifest, KINDS), cache("threads"), counters=counters, workers=WORKERS)) as source:
+        expected = [source.request(index).result(60) for index in range(len(manifest))]
+    sums = {name: value for name, value in counters.as_dict().items() if not name.endswith("_s")}
+    assert all(map(same, blocks, expected))
+    assert all(map(same, blocks_again, expected))
+    varying = {"reads_allowed", "footer_reads", "footer_bytes"}
+    assert {n: v for n, v in counts.items() if n not in varying} == {n: v for n, v in sums.items() if n not in varying}
+    assert (counts_again.get("hits") == len(manifest)) == (quota == 16 << 20)
+
+
+def open_files() -> list[Path]:
+    return list(Path("/proc/self/fd").iterdir())
+
+
+def test_blocks_are_built_outside_of_this_process(manifest: Manifest, cache: DiskCache) -> None:
+    blocks, _ = read_all(manifest, cache, PIDS)
+    pids = {int(pid) for block in blocks for pid in block.arrays["pid"].ravel()}
+    assert pids
+    assert os.getpid() not in pids
+    assert np.concatenate([block.arrays["id"].ravel() for block in blocks]).tolist() == list(range(manifest.num_rows))
+
+
+def test_accounts_are_right_once_the_source_is_closed(manifest: Manifest, tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", quota_bytes=50 << 30, min_free_bytes=0)
+    read_all(manifest, cache)
+    until(lambda: [use.blocks for use in cache.datasets()] == [len(manifest)])
+    until(lambda: not list((tmp_path / "cache" / "temp").iterdir()))
+    reserved = cache.used_bytes
+    assert DiskCache(tmp_path / "cache", quota_bytes=50 << 30, min_free_bytes=0).used_bytes == reserved
+    cache.verify()
+    assert cache.used_bytes == reserved, "as counted from the files"
+
+
+def test_a_killed_worker_leaves_its_blocks_and_no_reservation(manifest: Manifest, tmp_path: Path) -> None:
+    cache = DiskCache(tmp_path / "cache", quota_bytes=50 << 30, min_free_bytes=0)
+    with closing(LocalSource(Dataset(manifest, KINDS), cache, counters=Counters(), workers=WORKERS)) as source:
+        ready()
+        for index in range(3):
+            source.request(index).result(60)
+        for pid in ready():
+            os.kill(pid, signal.SIGKILL)
+        blocks = [source.request(index).result(60) for index in range(len(manifest))]
+    assert sum(block.rows for block in blocks) == manifest.num_rows
+    until(lambda: not left())
+    again = DiskCache(tmp_path / "cache", quota_bytes=50 << 30, min_free_bytes=0)
+    assert [use.blocks for use in again.datasets()] == [len(manifest)]
+    assert not list((tmp_path / "cache" / "temp").iterdir())
+
+
+def test_a_block_that_ends_three_workers_is_named(manifest: Manifest, cache: DiskCache) -> None:
+    def crash(row_group: pa.Table) -> dict[str, Any]:
+        if len(row_group) == 40:
+            os._exit(11)
+        return {"id": row_group["id"].to_numpy()}
+
+    transform = Transform(fn=crash, version="1")
+    with closing(LocalSource(Dataset(manifest, transform), cache, counters=Counters(), workers=WORKERS)) as source:
+        ready()
+        with pytest.raises(ReadFailed, match=r"3 data workers ended while they built row group 1 of .*b\.parquet"):
+            source.request(3).result(60)
+        assert source.request(0).result(60).rows == 30, "the source goes on"
+
+
+def test_an_error_is_the_one_of_threads(manifest: Manifest, cache: DiskCache) -> None:
+    def wrong(row_group: pa.Table) -> dict[str, Any]:
+        raise KeyError("no such city")
+
+    with closing(
+        LocalSource(Dataset(manifest, Transform(fn=wrong, version="1")), cache, counters=Counters(), workers=WORKERS)
+    ) as source:
+        ready()
+        with pytest.raises(TransformFailed, match="no such city") as found:
+            source.request(0).result(60)
+    assert "in wrong" in str(found.value.__cause__), "the traceback of the worker"
+
+
+def test_what_cannot_be_pickled_is_built_here(
+    manifest: Manifest, cache: DiskCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    lock = threading.Lock()
+
+    def locked(row_group: pa.Table) -> dict[str, Any]:
+        with lock:
+            return built_in(row_group)
+
+    blocks, _ = read_all(manifest, cache, Transform(fn=locked, version="1"))
+    assert {int(pid) for block in blocks for pid in block.arrays["pid"].ravel()} == {os.getpid()}
+    assert [record for record in caplog.records if "Threads of this process build the blocks" in record.message]
+
+
+def test_close_ends_what_waits_for_a_worker(manifest: Manifest, tmp_path: Path, cache: DiskCache) -> None:
+    begun = tmp_path / "begun"
+
+    def sleep(row_group: pa.Table) -> dict[str, Any]:
+        begun.touch()
+        time.sleep(120)
+        return {"id": row_group["id"].to_numpy()}
+
+    source = LocalSource(
+        Dataset(manifest, Transform(fn=sleep, version="1")), cache, counters=Counters(), workers=WORKERS
+    )
+    ready()
+    futures = [source.request(index) for index in range(len(manifest))]
+    until(begun.exists)
+    began = time.monotonic()
+    source.close(timeout_s=60.0)
+    assert time.monotonic() - began < 30
+    for future in futures:
+        with pytest.raises(CancelledError):
+            future.result(0)
+    for pid in filter(None, left()):
+        os.kill(pid, signal.SIGKILL)  # it would stay until its function returns
+
+
+OWNER = """
+import pickle, sys, time
+from forebay.data.cache.builders import worker_processes
+from forebay.data.cache.builders.data_workers import WORKERS_VARIABLE, DataWorkers, processes_for
+from forebay.data.cache.local_source import LocalSource
+from forebay.runtime.metrics import Counters
+cache, dataset = pickle.loads(bytes.fromhex(sys.argv[1]))
+source = LocalSource(dataset, cache, counters=Counters(), workers=DataWorkers(core_share=1.0))
+while not (worker := worker_processes._pool.take(64)):
+    time.sleep(0.01)
+source.request(0).result(60)
+print(worker_processes._pool._server._process.pid, *[each.pid for each in worker_processes._pool._workers], flush=True)
+input()
+"""
+
+
+@pytest.mark.parametrize("end", ["exit", "SIGKILL", "SIGTERM"])
+def test_workers_end_with_their_owner(
+    manifest: Manifest, cache: DiskCache, python: Callable[..., subprocess.Popen[str]], end: str
+) -> None:
+    owner = python(OWNER, pickle.dumps((cache, Dataset(manifest, KINDS))).hex())
+    assert owner.stdout and owner.stdin
+    pids = [int(word) for word in owner.stdout.readline().split() if int(word)]
+    assert len(pids) >= 2
+    assert all(map(is_alive, pids))
+    if end == "exit":
+        owner.stdin.write("\n")
+        owner.stdin.flush()
+    else:
+        owner.send_signal(signal.Signals[end])
+    owner.wait(60)
+    until(lambda: not any(map(is_alive, pids)))
+
+
+def test_a_forked_child_has_workers_of_its_own(manifest: Manifest, cache: DiskCache) -> None:
+    with closing(LocalSource(Dataset(manifest, KINDS), cache, counters=Counters(), workers=WORKERS)) as source:
+        pids = ready()
+        child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                rows = sum(source.request(index).result(60).rows for index in range(len(manifest)))
+                source.close()
+                theirs = {worker.pid for worker in worker_processes._pool._workers}
+                status = 0 if rows == manifest.num_rows and not theirs & set(pids) else 2
+            finally:
+                os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert sum(source.request(index).result(60).rows for index in range(len(manifest))) == manifest.num_rows
+        assert set(ready()) >= set(pids), "they belong to the parent, and go on"
+
+
+def test_workers_stay_for_the_next_source(
+    manifest: Manifest, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_processes, "KEPT_S", 60.0)
+    first = DataProcesses(2)
+    pids = ready()
+    first.close()
+    second = DataProcesses(1)
+    assert set(ready()) >= set(pids[:1])
+    monkeypatch.setattr(worker_processes, "KEPT_S", 0.0)
+    second.close()
+
+
+def test_threads_where_there_is_one_core(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(WORKERS_VARIABLE)
+    assert [processes_for(cores) for cores in (1, 2, 14)] == [0, 2, 14]
+    monkeypatch.setenv(WORKERS_VARIABLE, "threads")
+    assert processes_for(14) == 0
