@@ -155,6 +155,7 @@ class ExaminationRun:
         self._held = HeldBlocks(_cache(job.cache, rank.folder / "held"))
         self._stages: tuple[RoundKind, ...] = ()
         self._sample: Sample = ()
+        self._transform_once: Callable[[], object] = tuple
 
     def examine(self) -> None:
         """Run all phases. Raises the errors of each."""
@@ -171,7 +172,7 @@ class ExaminationRun:
             workers=self._workers,
             new_caches=partial(_new_caches, job.cache, rank.folder),
             num_blocks=num_blocks(job.data, rank.world, self._sample),
-            transform_once=_transform_once(self._sample),
+            transform_once=self._transform_once,
             copy=copy,
             device=rank.device,
         )
@@ -193,6 +194,9 @@ class ExaminationRun:
         )
         found.sample_s = now() - found.since
         found.sample_rows = sum(each.row_group.rows for each in self._sample)
+        found.begin(Activity.DECODE, now())
+        self._options.progress(0, 1, found.activity)
+        self._transform_once = _transform_once(self._sample)  # before the clock of the first block
         found.begin(Activity.MAKE, now())
         self._options.progress(0, 1, found.activity)
         counters = Counters()
@@ -203,14 +207,14 @@ class ExaminationRun:
     def measurements(self) -> Measurements:
         """Return what was found so far, with estimates of what was not.
 
-        Raises `BadJob` if the train function has not drawn a batch.
+        Raises `BadJob` if nothing of the job was at work yet.
         """
         found = self._found
         lasted_s = self.deadline.now() - found.since
-        if found.activity is Activity.SET_UP and not found.step_s:
+        if found.activity in {Activity.DECODE, Activity.SET_UP} and not found.step_s:
             raise BadJob(
-                f"the train function had not drawn a batch after {lasted_s:.3g} s, so no step can be measured. "
-                f"Give the examination more time: --seconds {10 * self._options.seconds:g}.",
+                f"the time ended during {found.activity}, which had lasted {lasted_s:.3g} s. So no step can be "
+                f"measured. Give the examination more time: --seconds {10 * self._options.seconds:g}.",
                 seconds=lasted_s,
             )
         required = {*found.stages, *essential(self._stages)}

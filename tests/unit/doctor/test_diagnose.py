@@ -168,7 +168,7 @@ def test_a_train_function_that_draws_no_batch_in_its_time_has_no_bottleneck(
 ) -> None:
     run = cut_off(job_of(parquet_folder({"a.parquet": [40, 30]}), tmp_path, hangs_at="set up"))
     try:
-        with pytest.raises(BadJob, match=r"had not drawn a batch after .*--seconds 6000"):
+        with pytest.raises(BadJob, match=r"during the train function, before its first batch.*--seconds 6000"):
             run.measurements()
     finally:
         RELEASED.set()
@@ -178,11 +178,11 @@ def test_an_examination_ends_beside_a_transform_that_does_not(
     tmp_path: Path, parquet_folder: Callable[..., Path]
 ) -> None:
     RELEASED.clear()
+    folder = parquet_folder({"a.parquet": [40, 30]})
+    with fb.Loader(job_of(folder, tmp_path).data) as loader:
+        next(iter(loader))  # kernels are compiled
     try:
-        found = diagnose(
-            job_of(parquet_folder({"a.parquet": [40, 30]}), tmp_path, fn=hanging), ExaminationOptions(seconds=1)
-        )
+        found = diagnose(job_of(folder, tmp_path, fn=hanging), ExaminationOptions(seconds=2))
     finally:
         RELEASED.set()
-    assert found.verdict.bottleneck.name in {"transform", "network"}  # a busy machine may still read
     assert found.measurements.cut_off is not None

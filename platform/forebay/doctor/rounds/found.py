@@ -16,6 +16,7 @@ class Activity(StrEnum):
     """Phase or call that an examination is in."""
 
     READ = "reading the first row groups"
+    DECODE = "decoding a row group, which compiles kernels once on a machine"
     MAKE = "making the first blocks"
     SET_UP = "the train function, before its first batch"
     STEP = "a step of the train function"
