@@ -72,21 +72,23 @@ class BackgroundWriter:
         If not, nothing is in progress any more, and the caller writes it. Raises the error of an earlier one.
         """
         self.raise_failed()
+        if self._reserving is not None:
+            self._reserving.join()
         if not _can_outlive() or not self._is_kept():
             self.raise_failed(wait=True)
             return False
-        if self._reserving is not None:
-            self._reserving.join()
         number = self._free_memory(checkpoint.step, num_bytes)
         draft = self._encoder.draft(checkpoint, self._memory[number][1])
-        if not self._has_lock():
+        with self._changed:  # the thread must not release the lock in between, or fail
+            is_held = self._error is None and self._has_lock()
+            if is_held:
+                # From here on the checkpoint is found by any process, as `pending.py` says.
+                self._memory[number][1].finish(draft)
+                self._waiting.append((number, draft))
+                self._changed.notify_all()
+        if not is_held:
             self.raise_failed(wait=True)
             return False
-        # From here on the checkpoint is found by any process, as `pending.py` says.
-        self._memory[number][1].finish(draft)
-        with self._changed:
-            self._waiting.append((number, draft))
-            self._changed.notify_all()
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="forebay-checkpoints", daemon=True)
             begin(self._thread)

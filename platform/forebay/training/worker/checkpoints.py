@@ -36,13 +36,13 @@ class RankCheckpoints:
         self.strategy: Strategy | None = None
         """Strategy that lays out the tensors that are read."""
 
-    def reserve(self, num_bytes: int) -> None:
+    def reserve(self, num_bytes: Callable[[], int]) -> None:
         """Make memory for checkpoints of this size, beside training.
 
         Only rank 0 saves what all ranks have.
         """
         if self._collective.world.is_first and self.strategy is not None and not self.strategy.is_sharded:
-            self._store.reserve(num_bytes)
+            self._store.reserve(num_bytes())
 
     def raise_failed(self) -> None:
         """Raise on rank 0 if a saved checkpoint could not be written."""

@@ -57,7 +57,8 @@ class TrainState:
             return 0
         model, optimizer = self._setup.model, self._setup.optimizer
         trained = [each for each in model.parameters() if each.requires_grad]
-        moments = [each for state in optimizer.state.values() for each in state.values() if isinstance(each, Tensor)]
+        kept = [state.values() for state in optimizer.state.values() if isinstance(state, Mapping)]
+        moments = [each for values in kept for each in values if isinstance(each, Tensor)]
         return sum(each.nbytes for each in (*trained, *model.buffers(), *moments))
 
     def place(self, epoch: int, position: int) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Bytes of a state: those of `torch.save`, by one copy."""
+"""A state is written as `torch.save` does, by one copy."""
 
 from __future__ import annotations
 
