@@ -123,7 +123,8 @@ def test_killed_driver_leaves_nothing_and_its_sweep_goes_on(small: SmallSweeps, 
     assert 5 <= len(small.steps("x")) < STEPS
     until(lambda: not names("tiny.") and not trial_actors())
 
-    result = run_sweep(small.sweep({"key": ["x"]}, num_trials=1, driver="ray", fixed={"epochs": EPOCHS}), show=False)
+    # In the trial's own process: 20 CPU seconds less. A variation of `test_storage.py` goes on under Ray Train.
+    result = run_sweep(small.sweep({"key": ["x"]}, num_trials=1, fixed={"epochs": EPOCHS}), show=False)
     assert list(result.table["state"]) == ["finished"]
     assert small.steps("x")[-1] == STEPS - 1 and small.steps_redone("x") <= 4
 
