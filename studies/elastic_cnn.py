@@ -54,6 +54,7 @@ def job(
     transform = fb.Transform(fn=partial(decode, size=size))
     return fb.Job(
         train=partial(train, lr=lr),
+        resources=fb.Resources(gpus=0),
         data=fb.Data(
             plan=fb.build_plan(training, seed=seed, lanes=lanes), transform=transform, global_batch=global_batch
         ),

@@ -147,6 +147,7 @@ def job(
     plan = fb.build_plan(fb.scan(f"{scheme}{folder}"), lanes=16)
     return fb.Job(
         train=partial(train, width=width, in_lock=in_lock),
+        resources=fb.Resources(gpus=0),
         data=fb.Data(plan=plan, transform=transform, global_batch=global_batch),
         epochs=3,
         cache=fb.CacheSpec(path=str(cache / "cache"), min_free_bytes=0),

@@ -75,6 +75,7 @@ def job(
     training, held_out = fb.scan(data).split(0.5, seed=0)
     return fb.Job(
         train=partial(train, lr=lr, weight_decay=weight_decay, dropout=dropout),
+        resources=fb.Resources(gpus=0),
         data=fb.Data(plan=fb.build_plan(training, seed=seed, lanes=4), transform=transform, global_batch=256),
         held_out=fb.Data(plan=fb.build_plan(held_out, lanes=4, shuffle=False), transform=transform, global_batch=4096),
         epochs=epochs,

@@ -74,6 +74,7 @@ def job(
     )
     return fb.Job(
         train=partial(train, rate=rate, history=history),
+        resources=fb.Resources(gpus=0),
         data=fb.Data(plan=plan, transform=transform, global_batch=BATCH),
         epochs=max(updates * BATCH // ROWS, 1),
         workers=workers,

@@ -89,6 +89,7 @@ def run(folder: str, layers: int) -> dict[str, Any]:
     answer = Path(folder) / "parts.json"
     job = fb.Job(
         train=partial(train, str(answer), layers),
+        resources=fb.Resources(gpus=0),
         data=fb.Data(
             plan=fb.build_plan(fb.scan(f"{folder}/data")), transform=narrow.transform(), global_batch=GLOBAL_BATCH
         ),

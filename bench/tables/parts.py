@@ -67,6 +67,7 @@ def run(folder: str, rows: int) -> dict[str, Any]:
     answer = Path(folder) / "table-parts.json"
     job = fb.Job(
         train=partial(train, str(answer), rows),
+        resources=fb.Resources(gpus=0),
         data=fb.Data(
             plan=fb.build_plan(fb.scan(f"{folder}/data")), transform=narrow.transform(), global_batch=GLOBAL_BATCH
         ),

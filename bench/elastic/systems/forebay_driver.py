@@ -62,6 +62,7 @@ def _job(setting: ElasticSetting) -> fb.Job:
     start = 1 if setting.scenario in ("changes", "commit") else 2
     return fb.Job(
         train=partial(train, log=EventLog(setting.log), step_s=setting.step_s, width=setting.width),
+        resources=fb.Resources(gpus=0),
         data=_data(Path(setting.folder)),
         epochs=1000,
         elastic=Elastic(min_workers=1, max_workers=2, start=start),

@@ -55,6 +55,7 @@ def run_job(setting: PreparationSetting) -> dict[str, Any]:
     fb.run(
         fb.Job(
             train=partial(train, setting=setting, scales=scales, num_ids=categories.num_ids[0]),
+            resources=fb.Resources(gpus=0),
             data=fb.Data(plan=plan, transform=transform, global_batch=setting.batch),
             epochs=setting.epochs,
             cache=fb.CacheSpec(path=setting.cache, quota_bytes=_QUOTA_BYTES, core_share=1.0),

@@ -81,6 +81,7 @@ def job(told: str, lr: float = 1e-3, num_quantiles: int = 1000) -> fb.Job:
     fn = partial(transform, log=setting.transforms_log, num_quantiles=num_quantiles)
     return fb.Job(
         train=partial(train, setting=setting, lr=lr),
+        resources=fb.Resources(gpus=0),
         data=fb.Data(
             plan=fb.build_plan(manifest, seed=setting.seed),
             transform=fb.Transform(fn=fn, version="1"),
