@@ -47,7 +47,7 @@ def test_functions_of_own_files_travel_with_their_code(
     payload = pack(Dataset(memory_manifest([1]), Transform(fn=job_file.twice)))
     assert cloudpickle.list_registry_pickle_by_value() == before
     code = (
-        "import sys; from forebay.data.cache.requests import unpack; "
+        "import sys; from forebay.data.cache.builders.registered_datasets import unpack; "
         "print(unpack(bytes.fromhex(sys.argv[1])).transform.fn(5)['n'])"
     )
     found = subprocess.run([sys.executable, "-c", code, payload.hex()], check=True, capture_output=True, text=True)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import forebay as fb
-from forebay.data.cache.requests import pack, unpack
+from forebay.data.cache.builders.registered_datasets import pack, unpack
 from forebay.errors import Unfingerprintable
 
 HEAD = "import dataclasses, os, types\nimport numpy as np\n"
@@ -199,7 +199,7 @@ def test_a_function_that_was_pickled_by_value_is_the_same_elsewhere(
     sys.modules["by_value_module"] = made
     payloads = [pack(fb.Dataset(plan.manifests[0], fb.Transform(fn=made.fn, version=each))) for each in (None, "1")]
     code = (
-        "import sys; from forebay.data.cache.requests import unpack\n"
+        "import sys; from forebay.data.cache.builders.registered_datasets import unpack\n"
         "for payload in sys.argv[1:]: unpack(bytes.fromhex(payload))"
     )
     subprocess.run([sys.executable, "-c", code, *(payload.hex() for payload in payloads)], check=True)
