@@ -132,7 +132,7 @@ def test_copies_run_while_the_trainer_waits_for_its_step() -> None:
 
 
 @dataclass
-class Recorded:
+class RecordedDevice:
     """`DeviceCopies` in main memory that note their threads, and what is on the device and not yet handed out."""
 
     threads: dict[str, set[int]] = field(default_factory=lambda: defaultdict(set))
@@ -158,7 +158,7 @@ def _bytes_of(batch: Batch) -> int:
 def test_copies_are_started_off_the_trainers_thread_and_bounded(
     parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    copies = Recorded()
+    copies = RecordedDevice()
     monkeypatch.setattr(pipeline, "open_copies", lambda _: copies)
     plan = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [4000] * 4})), seed=1)
     transform = fb.Transform(id=fb.Label("id", dtype="int64"))
@@ -176,7 +176,7 @@ def test_copies_are_started_off_the_trainers_thread_and_bounded(
 def test_an_error_of_a_copy_is_raised_where_the_batch_would_have_been(
     parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    class Full(Recorded):
+    class Full(RecordedDevice):
         def start(self, host: Batch) -> Batch:
             if host.position == 24:
                 raise torch.OutOfMemoryError("the device is full")
