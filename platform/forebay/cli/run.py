@@ -31,6 +31,13 @@ def run(
         str,
         typer.Option(help="Continue here if its process elsewhere sent no heartbeat for this long.", metavar="TIME"),
     ] = "60s",
+    track: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Record the run: comet, mlflow, wandb or tensorboard, with :NAME of a project, experiment or folder.",
+            metavar="TRACKER[:NAME]",
+        ),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train a job file with its parameters.
@@ -45,7 +52,7 @@ def run(
     from forebay.cli.train_job import train  # noqa: PLC0415
 
     start = StartPolicy(follow=follow, takeover_s=_seconds(takeover_after))
-    train(job, parameters or (), driver=driver, start=start, as_json=as_json)
+    train(job, parameters or (), driver=driver, start=start, track=track or (), as_json=as_json)
 
 
 def _seconds(text: str) -> float:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from difflib import get_close_matches
 
 from forebay.cli.fleet.placed_run import PlacedRun
 from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.output import only_the_document, print_facts, print_json
 from forebay.cli.preparation_display import shown_preparations
+from forebay.errors import InvalidOption
 from forebay.fleet.client.preparing import PreparingFile
 from forebay.runtime.formatting import metric_text
+from forebay.runtime.late_import import late
 from forebay.storage.filesystem import below
 from forebay.sweep.report.text import blocks_text, config_text, states_text
 from forebay.sweep.run_sweep import run_sweep
@@ -21,13 +24,30 @@ from forebay.training.driver.driver import named_driver, run
 from forebay.training.job.job import Job
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.run_report.run_table import show_report
+from forebay.training.runs.callback import Callback
 from forebay.training.runs.result import REPORT_FILE
 from forebay.training.runs.storage_check import require_usable_storage
 
 DRIVER = "ray"
 
 
-def train(path: str, words: Sequence[str], *, driver: str | None, start: StartPolicy, as_json: bool) -> None:
+TRACKERS = {
+    "comet": "forebay.training.callbacks.comet:Comet",
+    "mlflow": "forebay.training.callbacks.mlflow:MLflow",
+    "tensorboard": "forebay.training.callbacks.tensorboard:TensorBoard",
+    "wandb": "forebay.training.callbacks.wandb:WandB",
+}
+
+
+def train(
+    path: str,
+    words: Sequence[str],
+    *,
+    driver: str | None,
+    start: StartPolicy,
+    track: Sequence[str] = (),
+    as_json: bool,
+) -> None:
     """Train the job or sweep of a job file.
 
     `driver` None is `DRIVER` for a job, and the sweep's own for a sweep.
@@ -36,6 +56,7 @@ def train(path: str, words: Sequence[str], *, driver: str | None, start: StartPo
     """
     if driver is not None:
         named_driver(driver)  # First, because a job may take minutes to write its data.
+    trackers = [tracker_named(text) for text in track]  # before the data, too: they may lack a key
     with only_the_document(as_json):
         placed = PlacedRun.of(os.environ)
         if placed.attempt is not None and placed.storage is not None:
@@ -43,10 +64,27 @@ def train(path: str, words: Sequence[str], *, driver: str | None, start: StartPo
             require_usable_storage(placed.storage)
         made = placed.applied_to(_prepared(placed, path, words))
     if isinstance(made, Sweep):
+        if track:
+            raise InvalidOption("--track is for one run. Give Sweep(callbacks=...), which makes those of each trial.")
         _run_sweep(made if driver is None else replace(made, driver=driver), as_json=as_json)
     else:
         job = replace(made, start=replace(start, attempt=placed.attempt))
-        _train_job(job, driver=driver or DRIVER, as_json=as_json)
+        _train_job(job, trackers, driver=driver or DRIVER, as_json=as_json)
+
+
+def tracker_named(text: str) -> Callback:
+    """Tracker of a text such as "wandb:project".
+
+    Raises `InvalidOption` for an unknown one, and as the tracker.
+    """
+    name, _, project = text.partition(":")
+    project = project.removeprefix("//")
+    if name not in TRACKERS:
+        near = get_close_matches(name, TRACKERS, n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        raise InvalidOption(f"--track={text!r} is unknown.{meant} Choose one of {', '.join(TRACKERS)}.")
+    made: Callback = late(TRACKERS[name])(*([project] if project else []))
+    return made
 
 
 def _prepared(placed: PlacedRun, path: str, words: Sequence[str]) -> Job | Sweep:
@@ -60,10 +98,10 @@ def _prepared(placed: PlacedRun, path: str, words: Sequence[str]) -> Job | Sweep
         return job_or_sweep_of(path, words)
 
 
-def _train_job(job: Job, *, driver: str, as_json: bool) -> None:
+def _train_job(job: Job, trackers: Sequence[Callback], *, driver: str, as_json: bool) -> None:
     """Train a job, and print result and report path."""
     with only_the_document(as_json):
-        result = run(job, named_driver(driver), callbacks=[Progress()])
+        result = run(job, named_driver(driver), callbacks=[Progress(), *trackers])
     if as_json:
         print_json(asdict(result) | {"report": below(result.path, REPORT_FILE)})
     else:

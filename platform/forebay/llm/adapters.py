@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
@@ -40,6 +41,12 @@ class Lora:
         whole_number("lora_r", self.r, least=1)
         if isinstance(self.targets, str) and self.targets != ALL_LINEAR:
             object.__setattr__(self, "targets", tuple(self.targets.split(",")))
+        if not isinstance(self.targets, str):
+            object.__setattr__(self, "targets", tuple(each.strip() for each in self.targets))
+            if not self.targets or "" in self.targets:
+                raise InvalidOption(
+                    f"lora_targets={self.targets!r} has an empty name. Give names such as 'q_proj,v_proj'."
+                )
         if not 0 <= self.dropout < 1:
             raise InvalidOption(f"lora_dropout={self.dropout} is not a share. Give 0 or more, below 1.")
 
@@ -51,17 +58,27 @@ class Lora:
         config = self.peft_config(self.targets)
         import peft  # noqa: PLC0415 - an extra, which takes seconds to import
 
+        names = [name for name, _ in model.named_modules()]
+        for target in () if isinstance(self.targets, str) else self.targets:
+            # peft is content if one of several matches.
+            if not any(name == target or name.endswith(f".{target}") for name in names):
+                raise self._unmatched(model, target, "no layer has that name")
         try:
             adapted: Any = peft.get_peft_model(model, config)
         except ValueError as error:
-            layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if _is_linear(each)})
-            raise InvalidOption(
-                f"lora_targets={self.targets!r} match no layer of the model ({error}). Its linear layers are "
-                f"{', '.join(layers)}; {ALL_LINEAR!r} takes all but the last.",
-                layers=layers,
-            ) from error
+            raise self._unmatched(model, self.targets, str(error)) from error
         trained: nn.Module = adapted
         return trained
+
+    def _unmatched(self, model: nn.Module, target: object, why: str) -> InvalidOption:
+        layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if _is_linear(each)})
+        near = get_close_matches(str(target), layers, n=1)
+        meant = f" Did you mean {near[0]!r}?" if near else ""
+        return InvalidOption(
+            f"lora_targets={targets_text(self)}: {target!r} matches no layer of the model ({why}).{meant} Its linear "
+            f"layers are {', '.join(layers)}; {ALL_LINEAR!r} takes all but the last.",
+            layers=layers,
+        )
 
     def peft_config(self, targets: str | tuple[str, ...]) -> Any:
         """Configuration of peft for `targets`.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,7 +18,7 @@ from torch import nn
 from forebay.errors import InvalidOption
 from forebay.llm.attention import DOCUMENTS, Attention, attend_by_documents, can_attend_by_documents, chosen_attention
 from forebay.llm.quantization import NF4, quantized, quantized_copy, require_bitsandbytes
-from forebay.llm.source.folders import local_copy, small_files_of
+from forebay.llm.source.folders import copy_headers, local_copy, small_files_of
 from forebay.llm.source.hub_model import hub_model, hub_names
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.source.tokenizers import check_sizes, import_transformers
@@ -91,13 +94,16 @@ class ModelSpec:
         plain = transformers.AutoModelForCausalLM.from_pretrained
         load = plain if self.quantization is None else partial(quantized, transformers)
         with replaced_errors(partial(_unloadable, self.name)):
-            return load(
+            model, found = load(
                 local_copy(self.name),
                 dtype="float32",
                 attn_implementation=attn,
                 local_files_only=True,
                 use_safetensors=True,
+                output_loading_info=True,
             )
+        _check_names(self.name, found)
+        return model
 
 
 def recomputes_activations(wanted: bool | None, device: torch.device) -> bool:
@@ -190,7 +196,77 @@ def read_config(folder: str) -> dict[str, Any]:
 
 
 def _read_json(location: Location, name: str) -> Any:
-    return json.loads(read_small(location.child(name)))
+    try:
+        found = json.loads(read_small(location.child(name)))
+    except ValueError as error:
+        raise InvalidOption(
+            f"{name} of {location.uri} is not JSON ({error}). Copy the folder of the model again.", path=location.uri
+        ) from error
+    if not isinstance(found, dict):
+        raise InvalidOption(f"{name} of {location.uri} is not a JSON object. Copy the folder of the model again.")
+    return found
+
+
+def check_weights(spec: ModelSpec) -> nn.Module:
+    """Check that the weights of a model's files are whole.
+
+    Reads the headers of the files, and no weights. Returns the model without memory. Weights of a model of the Hub are
+    not there yet: only its architecture is checked.
+
+    Raises `InvalidOption` for an unknown architecture, a file that was cut, and a weight that is missing or has another
+    shape.
+    """
+    transformers = import_transformers()
+    if spec.name == TINY:
+        with torch.device("meta"):
+            tiny: nn.Module = transformers.LlamaForCausalLM(transformers.LlamaConfig(**tiny_sizes(spec.vocab_size)))
+        return tiny
+    hub = hub_model(spec.name) is not None
+    with replaced_errors(partial(_unloadable, spec.name)), _quiet(transformers):
+        with tempfile.TemporaryDirectory(prefix="forebay-headers-") as folder:
+            copy_headers(small_files_of(spec.name), Path(folder), with_weights=not hub)
+            if hub:
+                with torch.device("meta"):
+                    config = transformers.AutoConfig.from_pretrained(folder, local_files_only=True)
+                    made: nn.Module = transformers.AutoModelForCausalLM.from_config(config)
+                return made
+            model, found = transformers.AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype="float32",
+                device_map="meta",
+                ignore_mismatched_sizes=True,  # they are named by _check_names
+                local_files_only=True,
+                use_safetensors=True,
+                output_loading_info=True,
+            )
+        _check_names(spec.name, found)
+        checked: nn.Module = model
+        return checked
+
+
+@contextmanager
+def _quiet(transformers: Any) -> Iterator[None]:
+    """Keep the tables of transformers back: an error says the same."""
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
+def _check_names(name: str, found: Mapping[str, Any]) -> None:
+    """Raise `InvalidOption` for weights that transformers would draw."""
+    missing, other = sorted(found["missing_keys"]), [str(each[0]) for each in found["mismatched_keys"]]
+    if missing or other:
+        what = f"lacks {missing[0]}" if missing else f"has another shape of {other[0]} than its config.json says"
+        more = len(missing) + len(other) - 1
+        raise InvalidOption(
+            f"the model {name} {what}{f' and {more} more weights' if more else ''}: random numbers would be trained in "
+            "its place. Convert or copy the model again.",
+            missing=missing,
+        )
 
 
 def _unloadable(name: str, error: Exception) -> Exception:

@@ -5,6 +5,7 @@ If it does not fit, copy it and change it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -55,7 +56,8 @@ def train_dpo(recipe: Recipe, worker: Worker, *, beta: float = 0.1) -> None:
 
     def loss_of(part: Batch) -> Tensor:
         margins = margins_of(part)
-        seen.append(margins.detach())
+        if part.weight > 0:  # a row that a rank repeats is not counted
+            seen.append(margins.detach())
         return preference_loss(margins, beta)
 
     for batch in worker.loader():
@@ -65,12 +67,17 @@ def train_dpo(recipe: Recipe, worker: Worker, *, beta: float = 0.1) -> None:
         grad_norm = worker.clip_grad_norm(recipe.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-        margins = beta * torch.cat(seen)
+        accuracy, margin = _over_ranks(worker, seen, beta)
         seen.clear()
         metrics = _held_out(worker, model, margins_of, beta) if batch.ends_epoch else {}
-        worker.commit(
-            loss=loss, grad_norm=grad_norm, accuracy=(margins > 0).float().mean(), margin=margins.mean(), **metrics
-        )
+        worker.commit(loss=loss, grad_norm=grad_norm, accuracy=accuracy, margin=margin, **metrics)
+
+
+def _over_ranks(worker: Worker, seen: Sequence[Tensor], beta: float) -> tuple[float, float]:
+    """Accuracy and mean margin of all pairs of a global batch."""
+    margins = beta * torch.cat([*seen]).double() if seen else torch.empty(0)
+    right, total, pairs = worker.all_reduce(np.array([float((margins > 0).sum()), float(margins.sum()), len(margins)]))
+    return float(right / max(pairs, 1)), float(total / max(pairs, 1))
 
 
 def _check(recipe: Recipe, beta: float) -> None:

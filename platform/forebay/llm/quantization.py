@@ -30,11 +30,17 @@ def require_bitsandbytes() -> None:
 def quantized(transformers: Any, folder: str, **options: Any) -> Any:
     """Load and quantize the model of `folder`.
 
-    The output layer keeps its type. Raises any exception.
+    The output layer keeps its type. With `output_loading_info`, returns also what transformers found. Raises any
+    exception.
     """
-    return _prepared(
-        transformers.AutoModelForCausalLM.from_pretrained(folder, quantization_config=_config(transformers), **options)
-    )
+    load = transformers.AutoModelForCausalLM.from_pretrained
+    loaded = load(folder, quantization_config=_config(transformers), **options)
+    if not options.get("output_loading_info"):
+        return _prepared(loaded)
+    model, found = loaded
+    # States of the quantization, such as `weight.absmax`, are in no file of a base.
+    missing = {name for name in found["missing_keys"] if name.endswith((".weight", ".bias"))}
+    return _prepared(model), {**found, "missing_keys": missing}
 
 
 def quantized_copy(transformers: Any, model: Any, **options: Any) -> Any:

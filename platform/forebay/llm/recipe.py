@@ -84,7 +84,7 @@ class Recipe:
     @property
     def highest_rate(self) -> float:
         """Highest learning rate."""
-        return self.lr or (FULL_RATE if self.adapter is None else LORA_RATE)
+        return self.lr if self.lr is not None else FULL_RATE if self.adapter is None else LORA_RATE
 
     def origin(self, seed: int) -> ModelOrigin:
         """Origin of the model trained with `seed`.

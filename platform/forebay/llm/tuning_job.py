@@ -17,13 +17,14 @@ from forebay.data.manifest.prepared import Prepared
 from forebay.data.plan.mixture.mixture import Mixture
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.data.preparation.prepare import prepare
+from forebay.data.preparation.progress import tell
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.cost.memory_check import check_memory, memory_plan
 from forebay.llm.fine_tuning import finetune
 from forebay.llm.hf_folder.smollm2 import SMOLLM2, smollm2
 from forebay.llm.identity import run_identity
-from forebay.llm.models import TINY, ModelSpec, check_model
+from forebay.llm.models import TINY, ModelSpec, check_model, check_weights, read_config
 from forebay.llm.options import Options
 from forebay.llm.preference_tuning import train_dpo
 from forebay.llm.recipe import Recipe
@@ -32,10 +33,13 @@ from forebay.llm.source.prepared_tokens import PreparedTokens, prepared_tokens
 from forebay.llm.source.token_source import TokenSource
 from forebay.llm.source.tokenizers import TokenizerSpec, tokenizer
 from forebay.llm.token_batch import pair_rows, token_rows
+from forebay.llm.token_loss import LOSS_CHUNK
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
 from forebay.training.job.resources import Resources, workers_here
 
+_OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
+"""Fields of a configuration that change the output of the last layer: of Gemma 2, Cohere, Granite and Falcon H1."""
 PrepareSource: TypeAlias = Callable[..., Prepared]
 """`fb.prepare`, or a function with its signature that prepares elsewhere."""
 TUNING_DEFAULTS: Mapping[bool, Mapping[str, Any]] = {
@@ -74,7 +78,11 @@ def job(options: Options, *, beta: float | None = None, prepare: PrepareSource =
     tokens = next(iter(parts.values()))
     for each in parts.values():
         check_model(options.model, each, has_pairs=beta is not None)
+    options = replace(options, loss_chunk=_loss_chunk(options))
     recipe = _recipe(options, tokens, spec)
+    whole = check_weights(recipe.model)
+    if recipe.adapter is not None:
+        recipe.adapter.add_to(whole)  # raises for targets that match no layer
     if options.check_memory:
         _check_memory(options, recipe, tokens.seq_len)
     transform = token_rows() if beta is None else pair_rows()
@@ -117,6 +125,25 @@ def _completed(options: Options, beta: float | None) -> Options:
         model=pinned_model(model),
         workers=workers_here(options.gpus) if options.workers is None else options.workers,
     )
+
+
+def _loss_chunk(options: Options) -> int:
+    """Chunk of the loss: 0 for a model that changes its logits behind the last layer.
+
+    Raises `InvalidOption` for another chunk that was asked for.
+    """
+    config = {} if options.model == TINY else read_config(options.model)
+    changed = [name for name in _OF_LOGITS if config.get(name) not in (None, 0, 1)]
+    if not changed or not options.loss_chunk:
+        return options.loss_chunk
+    if options.loss_chunk != LOSS_CHUNK:
+        raise InvalidOption(
+            f"loss_chunk={options.loss_chunk}: the model {options.model} changes its logits behind the last layer "
+            f"({changed[0]}={config[changed[0]]}), so they cannot be computed in chunks. Set loss_chunk=0.",
+            loss_chunk=options.loss_chunk,
+        )
+    tell(f"loss_chunk=0: the model changes its logits behind the last layer ({changed[0]}={config[changed[0]]})")
+    return 0
 
 
 def _filled(value: int | None) -> int:

@@ -134,7 +134,7 @@ LONG = " ".join(map(str, range(400)))
         (
             [{"text": "ab " * 90}],
             {"finetuning": "lora", "lora_targets": "query,key"},
-            r"lora_targets=\('query', 'key'\) match no layer .* linear layers are .*q_proj",
+            r"lora_targets=query,key: 'query' matches no layer .* linear layers are .*q_proj",
         ),
     ],
     ids=["too long", "no target", "columns", "positions", "batch", "adapter"],

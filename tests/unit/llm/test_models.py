@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
-from forebay.llm.models import ModelSpec, check_model, read_config, recomputes_activations
+from forebay.llm.models import ModelSpec, check_model, check_weights, read_config, recomputes_activations
 from forebay.llm.recipe import Recipe
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.token_loss import token_loss
@@ -96,6 +97,53 @@ def test_folders_that_are_refused(folder: Path, tmp_path: Path) -> None:
         read_config(str(folder))
 
 
+@pytest.mark.parametrize("name", ["model.layers.0.mlp.down_proj.weight", "lm_head.weight"])
+def test_a_weight_that_is_missing_is_named_before_and_at_the_load(folder: Path, name: str) -> None:
+    assert check_weights(ModelSpec(name=str(folder), vocab_size=300)) is not None
+    tensors = load_file(folder / "model.safetensors")
+    save_file({each: tensors[each] for each in tensors if each != name}, folder / "model.safetensors", {"format": "pt"})
+    spec = ModelSpec(name=str(folder), vocab_size=300)
+    for check in (check_weights, ModelSpec.build):
+        with pytest.raises(InvalidOption, match=f"lacks {name}: random numbers would be trained"):
+            check(spec)
+
+
+def test_weights_of_another_shape_or_cut_are_named(folder: Path) -> None:
+    spec, weights = ModelSpec(name=str(folder), vocab_size=300), folder / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1000])
+    with pytest.raises(InvalidOption, match=r"model.safetensors has [\d,]+ bytes, and its header says .* it was cut"):
+        check_weights(spec)
+    weights.write_bytes(whole[:100])
+    with pytest.raises(InvalidOption, match="is not a file of safetensors, or was cut"):
+        check_weights(spec)
+    weights.write_bytes(whole)
+    tensors = load_file(weights)
+    save_file(tensors | {"lm_head.weight": torch.zeros(7, 64)}, weights, {"format": "pt"})
+    with pytest.raises(InvalidOption, match="lm_head.weight"):
+        check_weights(spec)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("{ not json", "config.json of .* is not JSON"),
+        ("[]", "config.json of .* is not a JSON object"),
+        ('{"model_type": "martian"}', "cannot be loaded .*martian"),
+        ('{"model_type": "bert"}', "cannot be loaded|lacks"),
+    ],
+)
+def test_a_config_that_is_no_model_is_refused(folder: Path, text: str, found: str) -> None:
+    (folder / "config.json").write_text(text)
+
+    def check() -> None:
+        read_config(str(folder))
+        check_weights(ModelSpec(name=str(folder), vocab_size=300))
+
+    with pytest.raises(InvalidOption, match=found):
+        check()
+
+
 def test_damaged_weights_are_named(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"nothing")
     with pytest.raises(InvalidOption, match="cannot be loaded"):
@@ -140,8 +188,12 @@ def test_activations_that_are_computed_again_change_no_gradient(adapter: Lora | 
 
 def test_adapters_that_cannot_work() -> None:
     model = ModelSpec(name="tiny", vocab_size=300).build()
-    with pytest.raises(InvalidOption, match=r"lora_targets=\('query',\) match no layer .* linear layers are .*q_proj"):
+    with pytest.raises(InvalidOption, match=r"'query' matches no layer .* linear layers are .*q_proj"):
         Lora(targets="query").add_to(model)
+    with pytest.raises(InvalidOption, match=r"lora_targets=q_proj,v_prj: 'v_prj' matches no .*Did you mean 'v_proj'"):
+        Lora(targets="q_proj,v_prj").add_to(model)
+    with pytest.raises(InvalidOption, match="has an empty name"):
+        Lora(targets="q_proj,")
     with pytest.raises(InvalidOption, match="lora_r=0"):
         Lora(r=0)
     with pytest.raises(InvalidOption, match="lora_dropout=1"):

@@ -42,6 +42,16 @@ def render(tokenizer: Any, conversation: Conversation | Messages, train_on: Trai
     return _Rendering.of(template, conversation, end_texts(tokenizer)).rendered(train_on)
 
 
+def without_ends(tokenizer: Any, rendered: Rendered) -> Rendered:
+    """Leave the end tokens of answers out of the targets."""
+    targets = []
+    for start, stop in rendered.targets or ():
+        written = rendered.text[start:stop].rstrip()
+        end = next((each for each in end_texts(tokenizer) if written.endswith(each)), "")
+        targets.append((start, start + len(written.removesuffix(end))))
+    return replace(rendered, targets=tuple(targets))
+
+
 @dataclass(frozen=True)
 class _Rendering:
     """A conversation under a template.

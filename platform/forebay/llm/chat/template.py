@@ -20,6 +20,8 @@ from forebay.llm.chat.messages import InvalidConversation, Message
 _OPEN, _CLOSE = "\ue0f0", "\ue0f1"
 """Characters around a mark. Both are for private use."""
 _MARK = re.compile(f"{_OPEN}([^{_OPEN}{_CLOSE}]*){_CLOSE}")
+_OF_TEMPLATES = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""Errors of the expressions of a template."""
 _MARKER, _BEGINS, _ENDS = "forebay_marker", "+", "-"
 _NOT_THE_END = re.compile(
     r"</(?!s>)|\[/|tool.?call|think|thought|channel|message|start|begin|sep|python", re.IGNORECASE
@@ -204,12 +206,14 @@ def _marker(numbers: Mapping[int, int]) -> Callable[..., str]:
 
 
 def _rendered(template: Any, given: Mapping[str, Any]) -> str:
+    from jinja2 import TemplateError  # noqa: PLC0415 - comes with transformers
+
     try:
         text = str(template.render(**given))
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidConversation(f"the text has {error.object[error.start]!a}, half of a character") from error
-    except Exception as error:
+    except (TemplateError, *_OF_TEMPLATES) as error:
         raise InvalidConversation(
             f"the chat template refuses the conversation ({error or type(error).__name__})"
         ) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from forebay.data.parquet.schemas import missing_column
@@ -32,6 +32,7 @@ class PromptSource:
         completion: Column of the text whose log-likelihood is asked for.
         is_chat: Whether a text is asked as the turn of a user, by the chat template.
         with_answer: Whether a conversation keeps its last turn if that is the assistant's.
+        with_end: Whether the likelihood counts the end token.
     """
 
     column: str | None = None
@@ -40,6 +41,7 @@ class PromptSource:
     completion: str | None = None
     is_chat: bool = False
     with_answer: bool = False
+    with_end: bool = False
 
     def columns(self, present: Sequence[str]) -> tuple[str, ...]:
         """Columns that a prompt needs. A function may need all."""
@@ -59,6 +61,8 @@ class PromptSource:
             "completion": self.completion,
             "chat": self.is_chat,
             "with_answer": self.with_answer,
+            # Before this fact there was one rule: the end token counted.
+            "end": "counts" if self.with_end else "left out" if self.with_answer else None,
         }
         return {name: fact for name, fact in facts.items() if fact not in (None, False)}
 
@@ -68,7 +72,7 @@ class PromptSource:
         Raises `InvalidConversation` for a row without a prompt.
         """
         completion = None if self.completion is None else _completion(row[self.completion], self.completion)
-        return Prompt(row=number, content=self._content(row), completion=completion)
+        return Prompt(row=number, content=self._content(row), completion=completion, with_end=self.with_end)
 
     def question(self, row: Row) -> str | None:
         """Text of a row's prompt, or None.
@@ -124,9 +128,7 @@ def find_prompt(source: PromptSource, present: Sequence[str], where: str) -> Pro
                 'column of the prompts: prompt=NAME, or give template="... {column} ...".',
                 columns=tuple(present),
             )
-        source = PromptSource(
-            column=found[0], completion=source.completion, is_chat=source.is_chat, with_answer=source.with_answer
-        )
+        source = replace(source, column=found[0])
     for name in source.columns(present):
         if name not in present:
             raise missing_column(name, present, where)

@@ -46,6 +46,7 @@ class ScoreRequest:
         chat: Whether a text is asked as the turn of a user, by the chat template.
         chat_template: "chatml", a Jinja text, or None for the tokenizer's own.
         completion: Column of the text whose likelihood is asked for, for `task="log_likelihood"`.
+        end: Whether that likelihood counts the end token behind the text, as training does.
         keep: Columns of the data that the answers have too.
         max_tokens, temperature, top_k, top_p, seed, stop: As in `Sampling`.
         pooling: "mean" or "last", for `task="embed"`.
@@ -73,6 +74,7 @@ class ScoreRequest:
     chat: bool = False
     chat_template: str | None = None
     completion: str | None = None
+    end: bool = False
     keep: tuple[str, ...] = ()
     max_tokens: int = 256
     temperature: float = 0.0
@@ -101,6 +103,8 @@ class ScoreRequest:
             )
         if self.completion is not None and self.task != "log_likelihood":
             raise InvalidOption(f'completion={self.completion!r} is for task="log_likelihood", not {self.task!r}.')
+        if self.end and self.task != "log_likelihood":
+            raise InvalidOption(f'end=True is for task="log_likelihood", not {self.task!r}.')
         if self.cpus_per_worker < 0 or (self.gpus_per_worker or 0) < 0:
             raise InvalidOption("cpus_per_worker= and gpus_per_worker= cannot be negative.")
 
@@ -134,6 +138,7 @@ class ScoreRequest:
             completion=self.completion,
             is_chat=self.chat,
             with_answer=self.task == "log_likelihood",
+            with_end=self.end,
         )
 
     def engine_spec(self) -> EngineSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -16,6 +17,8 @@ from forebay.storage.filesystem import Location, resolve
 from forebay.storage.globs import children
 
 _SAMPLES, _SAMPLE_BYTES = 9, 1 << 16
+_MOST_HEADER_BYTES = 100 << 20
+"""Longest header that the safetensors library takes."""
 
 
 def small_files_of(model: str) -> Location:
@@ -65,6 +68,42 @@ def local_copy(folder: str, *, with_weights: bool = True) -> str:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
     return str(target)
+
+
+def copy_headers(location: Location, to: Path, *, with_weights: bool) -> None:
+    """Copy a model's folder with the headers of its weights.
+
+    The copies of the weights are as long as the files, and sparse. Subfolders are left out.
+
+    Raises `InvalidOption` for a file of weights that was cut.
+    """
+    for info in children(location.fs, location.path):
+        if info.type != fs.FileType.File:
+            continue
+        if info.base_name.endswith(".json"):
+            fs.copy_files(info.path, str(to / info.base_name), location.fs, fs.LocalFileSystem())
+        elif with_weights and info.base_name.endswith(".safetensors"):
+            with location.fs.open_input_file(info.path) as file:
+                length = int.from_bytes(file.read(8), "little")
+                header = file.read(min(length, _MOST_HEADER_BYTES))
+            _check_length(f"{location.uri}/{info.base_name}", header, length, info.size)
+            with (to / info.base_name).open("wb") as copy:
+                copy.write(length.to_bytes(8, "little") + header)
+                copy.truncate(info.size)
+
+
+def _check_length(uri: str, header: bytes, length: int, size: int) -> None:
+    try:
+        facts = json.loads(header)
+        ends = [each["data_offsets"][1] for name, each in facts.items() if name != "__metadata__"]
+    except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
+        raise InvalidOption(f"{uri} is not a file of safetensors, or was cut. Copy it again.", path=uri) from error
+    if size != 8 + length + max(ends, default=0):
+        raise InvalidOption(
+            f"{uri} has {size:,} bytes, and its header says {8 + length + max(ends, default=0):,}: it was cut or "
+            "damaged. Copy it again.",
+            path=uri,
+        )
 
 
 def folder_digest(folder: str) -> str:

@@ -59,6 +59,7 @@ class Run:
         self.job = job
         self._callbacks = tuple(callbacks)
         self._failures, self._step = 0, 0
+        self._next_save, self._saved_step = 0.0, 0
         self._world_size: int | None = None
         folder = new_run_folder(job.storage, _title(job)) if job.name is None else run_folder(job.storage, job.name)
         self.folder = folder
@@ -246,6 +247,8 @@ class Run:
         self._record(event)
         if isinstance(event, EpochEnded | Started):
             self._save(is_result=isinstance(event, EpochEnded))
+        elif isinstance(event, Reported):
+            self._save_steps(event.step)
         elif isinstance(event, Finished):
             self._fence.confirm()
             self._save_now()
@@ -303,6 +306,21 @@ class Run:
             log.warning("What run %r has reached is not saved yet (%s).", self.name, redact(str(error)))
             return
         self._save_now(is_result=is_result)
+
+    def _save_steps(self, step: int) -> None:
+        """Save the steps up to a checkpoint, which a later attempt goes on from.
+
+        At most a twentieth of the time is spent on it.
+        """
+        began, every = time.monotonic(), self.job.checkpoint_every
+        if step // every <= self._saved_step // every or began < self._next_save:
+            return
+        self._saved_step = step
+        try:
+            save_result(self.result)
+        except WriteFailed as error:  # the next one saves it, or the end of the epoch says so
+            log.warning("The steps of run %r are not saved yet (%s).", self.name, error)
+        self._next_save = began + 20 * (time.monotonic() - began)
 
     def _save_now(self, *, is_result: bool = True) -> None:
         self._save_timeline()

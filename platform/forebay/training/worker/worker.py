@@ -218,7 +218,7 @@ class Worker:
     ) -> torch.Tensor:
         """Leave the gradient of the global batch's loss in `.grad`.
 
-        Returns the loss, for `commit(loss=...)`.
+        Returns the loss, for `commit(loss=...)`. With `weigh_by` it is the global batch's, otherwise this rank's share.
 
         `loss_of` returns the mean loss over the rows of the batch it is called with. With `weigh_by`, an array [rows],
         it returns a sum, and the loss is the sum over the global batch divided by the array's sum. It is called once,

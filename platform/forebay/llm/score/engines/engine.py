@@ -21,11 +21,13 @@ class Prompt:
         row: Number of the row in the source.
         content: Text, which is continued as it is, or a conversation, which is rendered by the chat template.
         completion: Text whose log-likelihood is asked for. None: the content itself.
+        with_end: Whether the end token behind that text counts.
     """
 
     row: int
     content: str | Messages
     completion: str | None = None
+    with_end: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

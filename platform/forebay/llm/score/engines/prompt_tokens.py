@@ -12,7 +12,7 @@ from typing import Any
 from forebay.errors import InvalidOption
 from forebay.llm.chat.documents import Document, Rendered, TrainOn, encode, prompt_and_completion
 from forebay.llm.chat.messages import InvalidConversation
-from forebay.llm.chat.rendering import render
+from forebay.llm.chat.rendering import render, without_ends
 from forebay.llm.score.engines.engine import Prompt, RowAnswer
 
 
@@ -47,7 +47,7 @@ class PromptTokens:
     def documents(self, prompts: Sequence[Prompt]) -> list[Document | RowAnswer]:
         """Token ids and targets of each prompt with its completion.
 
-        The same as in training.
+        `with_end`, the same as in training. Otherwise the text that was given, without the end token.
         """
         ready = [self._ready(prompt) for prompt in prompts]
         encoded = encode(self.tokenizer, [each for each in ready if isinstance(each, Rendered)])
@@ -61,17 +61,21 @@ class PromptTokens:
         return str(self.tokenizer.apply_chat_template(prompt.content, tokenize=False, add_generation_prompt=True))
 
     def _ready(self, prompt: Prompt) -> Rendered | RowAnswer:
-        content, begin, end = prompt.content, self._begin(), self.tokenizer.eos_token
+        content, begin = prompt.content, self._begin()
+        end = self.tokenizer.eos_token if prompt.with_end else ""
         if isinstance(content, str):
             if prompt.completion is None:
                 return Rendered(begin + content + end, None)
             return prompt_and_completion(begin + content, prompt.completion + end)
         self._need_template()
+        if prompt.completion is not None and not prompt.with_end:
+            return prompt_and_completion(self._text(prompt), prompt.completion)
         if prompt.completion is not None:
             content = [*content, {"role": "assistant", "content": prompt.completion}]
         train_on: TrainOn = "assistant" if prompt.completion is None else "last"
         try:
-            return render(self.tokenizer, content, train_on)
+            rendered = render(self.tokenizer, content, train_on)
+            return rendered if prompt.with_end else without_ends(self.tokenizer, rendered)
         except InvalidConversation as error:
             return RowAnswer(error=str(error))
 

@@ -54,7 +54,7 @@ def measure_perplexity(request: ScoreRequest, *, listener: ProgressListener | No
 
     Raises as `score_rows`, and `ScoringFailed` if no row has a target.
     """
-    asked = replace(request, task="log_likelihood")
+    asked = replace(request, task="log_likelihood", end=True)
     if asked.to:
         return _summary(score_rows(asked, listener=listener), asked.to)
     if asked.workers > 1:

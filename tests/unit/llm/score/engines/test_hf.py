@@ -130,14 +130,15 @@ def test_answer_ends_with_the_last_position(engine: HfEngine) -> None:
     assert answer.input_tokens + answer.output_tokens <= 4096
 
 
-def test_log_likelihood_counts_the_completion(model_folder: Path, engine: HfEngine, prompts: list[Prompt]) -> None:
+@pytest.mark.parametrize("with_end", [False, True])
+def test_log_likelihood_counts_the_completion(model_folder: Path, engine: HfEngine, *, with_end: bool) -> None:
     tokenizer = load_folder(str(model_folder))
     model: Any = ModelSpec(name=str(model_folder), vocab_size=0).build().eval()
     asked = [
-        Prompt(row=0, content="the question ", completion="and its answer"),
-        Prompt(row=1, content="a text"),
-        Prompt(row=2, content=[{"role": "user", "content": "question"}], completion="answer"),
-        Prompt(row=3, content="b"),
+        Prompt(row=0, content="the question ", completion="and its answer", with_end=with_end),
+        Prompt(row=1, content="a text", with_end=with_end),
+        Prompt(row=2, content=[{"role": "user", "content": "question"}], completion="answer", with_end=with_end),
+        Prompt(row=3, content="b", with_end=with_end),
     ]
     before = [
         len(tokenizer("the question ")["input_ids"]),
@@ -145,11 +146,13 @@ def test_log_likelihood_counts_the_completion(model_folder: Path, engine: HfEngi
         len(tokenizer.apply_chat_template(asked[2].content, add_generation_prompt=True)["input_ids"]),
         1,
     ]
+    end = tokenizer.eos_token if with_end else ""
     texts = [
-        "the question and its answer" + tokenizer.eos_token,
-        "a text" + tokenizer.eos_token,
+        "the question and its answer" + end,
+        "a text" + end,
         tokenizer.apply_chat_template([*asked[2].content, {"role": "assistant", "content": "answer"}], tokenize=False),  # type: ignore[list-item]
     ]
+    texts[2] = texts[2].rstrip("\n").removesuffix(tokenizer.eos_token) + end
     for text, skipped, answer in zip(texts, before, engine.log_likelihood(asked), strict=False):
         ids = torch.tensor(tokenizer(text.rstrip("\n"), add_special_tokens=False)["input_ids"])[None]
         logs = model(input_ids=ids).logits[0, :-1].log_softmax(dim=1)
@@ -166,7 +169,7 @@ def test_what_greedy_decoding_gives_is_greedy(engine: HfEngine, prompts: list[Pr
         (prompt, each) for prompt, each in zip(prompts, made, strict=True) if each.finish_reason == "stop" and each.text
     ]
     for prompt, each in itertools.islice(ended, 3):
-        (answer,) = engine.log_likelihood([Prompt(row=0, content=prompt.content, completion=each.text)])
+        (answer,) = engine.log_likelihood([Prompt(row=0, content=prompt.content, completion=each.text, with_end=True)])
         # Text and tokens are not always one to one: only where they are, the sentence is true.
         if answer.output_tokens == each.output_tokens:
             assert answer.is_greedy

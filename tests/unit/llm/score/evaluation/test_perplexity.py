@@ -42,7 +42,9 @@ def test_loss_is_that_of_training_in_any_packing(
 ) -> None:
     found = measure_perplexity(request_of(prompt="messages", to="", data=f"{request_of().data}/1.parquet"))
     tokens = PromptTokens(tokenizer=load_folder(str(model_folder)), name="m", positions=None)
-    documents = tokens.documents([Prompt(row=row, content=turns) for row, turns in enumerate(chats[30:48])])
+    documents = tokens.documents(
+        [Prompt(row=row, content=turns, with_end=True) for row, turns in enumerate(chats[30:48])]
+    )
     kept = [each for each in documents if not isinstance(each, RowAnswer)]
     assert found.targets == sum(int(each.is_target[1:].sum()) for each in kept)
     assert (found.documents, found.errors) == (18, 0)
