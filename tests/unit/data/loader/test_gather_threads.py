@@ -58,7 +58,7 @@ def test_without_room_for_threads_the_caller_does_all(monkeypatch: pytest.Monkey
     assert gathered(GatherThreads(4, least_bytes=0), 8)
 
 
-@pytest.mark.parametrize(("cores", "number"), [(0.5, 1), (1, 1), (2, 1), (3.9, 1), (4, 2), (8, 4), (96, 4)])
+@pytest.mark.parametrize(("cores", "number"), [(0.5, 1), (1, 1), (2, 1), (3.9, 1), (4, 2), (8, 4), (16, 8), (96, 8)])
 def test_half_of_the_cores_gather(monkeypatch: pytest.MonkeyPatch, cores: float, number: int) -> None:
     monkeypatch.delenv("FOREBAY_GATHER_THREADS", raising=False)
     monkeypatch.setattr(gather_threads, "usable_cores", lambda: cores)

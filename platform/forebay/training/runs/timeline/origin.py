@@ -132,12 +132,17 @@ def _ref(git: Path, name: str) -> str | None:
 def installed_packages() -> dict[str, str]:
     """Return the versions of Forebay and its dependencies.
 
-    Of each installed package that it or one of its extras requires, except for tests.
+    Of each installed package that it or one of its extras requires, except for tests. Only Python's where Forebay is
+    imported from its source folder, without being installed.
     """
-    required = importlib.metadata.requires("forebay") or []
+    versions = {"python": platform.python_version()}
+    try:
+        required = importlib.metadata.requires("forebay") or []
+    except importlib.metadata.PackageNotFoundError:
+        return versions
     used = [line for line in required if not _OF_TESTS.search(line)]
     names = sorted({re.split(r"[^\w.-]", line, maxsplit=1)[0].lower() for line in used})
-    found = {"python": platform.python_version(), "forebay": importlib.metadata.version("forebay")}
+    found = {**versions, "forebay": importlib.metadata.version("forebay")}
     for name in names:
         try:
             found.setdefault(name, importlib.metadata.version(name))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
 import math
 import os
 from functools import partial
 from pathlib import Path
+
+import pytest
 
 from forebay.training.runs.timeline.origin import code_facts, commit_of, installed_packages
 
@@ -50,3 +53,11 @@ def test_packages_that_are_installed_have_versions() -> None:
     found = installed_packages()
     assert {"python", "forebay", "torch", "ray", "pyarrow"} <= set(found)
     assert all(version[0].isdigit() for version in found.values())
+
+
+def test_a_source_folder_that_is_not_installed_has_the_version_of_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "requires", missing)
+    assert list(installed_packages.__wrapped__()) == ["python"]
