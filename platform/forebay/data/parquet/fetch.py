@@ -5,8 +5,11 @@ Only storage can make that fail.
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -82,19 +85,25 @@ class FetchedFile(RangeReader):
         return found
 
 
-def fetch(file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str], *, local: bool) -> Pages:
+def fetch(
+    file: pa.NativeFile, footer: Footer, index: int, columns: Sequence[str], *, local: bool, mapped: str = ""
+) -> Pages:
     """Read the pages of `columns` of row group `index`.
 
     Raises `OSError`, also if fewer bytes came than expected.
 
-    The footer must have passed `check_chunks`. From `local` files, the bytes between the columns are not read.
+    The footer must have passed `check_chunks`. From `local` files, the bytes between the columns are not read. `mapped`
+    is the path of a local file whose pages are mapped, not copied. Until they are decoded it must not be cut: that
+    would end the process.
     """
     size = file.size()
     leaves = footer.columns.leaves(columns)
     ranges, num_values = _ranges(footer, index, leaves)
     parts = []
     for run in _runs(ranges, size, hole_bytes=0 if local else _REMOTE_HOLE_BYTES):
-        part = _read(file, run, local=local) if file.seek(run.start) == run.start else None
+        part = _map(mapped, run) if mapped else None
+        if part is None:
+            part = _read(file, run, local=local) if file.seek(run.start) == run.start else None
         if part is None or part.size != run.stop - run.start:
             found = part.size if part else 0
             raise OSError(f"{found} of {run.stop - run.start} bytes came from byte {run.start} on")
@@ -118,6 +127,17 @@ def _read(file: pa.NativeFile, run: _Run, *, local: bool) -> pa.Buffer:
         return file.read_buffer(run.stop - run.start)
     memory = empty_array((run.stop - run.start,), np.uint8)
     return pa.py_buffer(memory[: file.readinto(memory)])
+
+
+def _map(path: str, run: _Run) -> pa.Buffer | None:
+    """Map the bytes of `run`, and read those that are not in memory. None where files cannot be mapped."""
+    begin = run.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
+    with Path(path).open("rb") as file, suppress(OSError, ValueError):
+        # Filled at once: a page at a time, by faults while it decodes, a cold disk would be slow and hold a core.
+        flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
+        memory = mmap.mmap(file.fileno(), run.stop - begin, flags=flags, prot=mmap.PROT_READ, offset=begin)
+        return pa.py_buffer(memory).slice(run.start - begin)
+    return None
 
 
 def _ranges(footer: Footer, index: int, leaves: Sequence[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -78,7 +78,8 @@ class RowGroupReader:
     """Reads the row groups of one manifest. Safe for threads.
 
     Counts `parquet_opens`, `source_bytes` (compressed, of the columns read), `retries`, and the seconds of both steps.
-    Setting `cancelled` ends reads in progress with `forebay.errors.Cancelled`.
+    Setting `cancelled` ends reads in progress with `forebay.errors.Cancelled`. With `maps_files`, pages of local files
+    are mapped, not copied: `check_unchanged` must follow their decoding.
     """
 
     def __init__(
@@ -89,8 +90,10 @@ class RowGroupReader:
         *,
         cancelled: Cancellation | None = None,
         footers: FooterCache | None = None,
+        maps_files: bool = False,
     ) -> None:
         self.manifest = manifest
+        self._maps_files = maps_files
         self._policy = policy
         self._counters = counters or Counters()
         self._cancelled = cancelled
@@ -184,6 +187,15 @@ class RowGroupReader:
                 row_group=row_group.index,
             ) from error
 
+    def check_unchanged(self, index: int) -> None:
+        """Check that a file whose pages were mapped is still the version of the manifest.
+
+        Raises `SourceChanged`.
+        """
+        row_group = self.manifest[index]
+        if self._maps_files and resolve_source(row_group.uri).is_local:
+            _check_version(row_group)
+
     def _selected(self, row_group: RowGroup, names: tuple[str, ...]) -> _Selection:
         """Selection of columns from a row group.
 
@@ -242,7 +254,9 @@ class RowGroupReader:
                 footer = self._decoded(row_group, content, file.size())
                 _check_rows(row_group, footer.metadata)
             _check_size(row_group, footer, names, self._policy)
-            return fetch(file, footer, row_group.index, names, local=location.is_local), content
+            local = location.is_local
+            mapped = location.path if local and self._maps_files else ""
+            return fetch(file, footer, row_group.index, names, local=local, mapped=mapped), content
 
     def _stored_footer(self, row_group: RowGroup) -> Footer | None:
         """Decode the stored footer, if it is right."""

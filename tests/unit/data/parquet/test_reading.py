@@ -19,6 +19,7 @@ import pytest
 from tests.unit.runtime.memory.counting_pool import CountingPool
 
 from forebay.data.manifest.manifest import Manifest
+from forebay.data.parquet import fetch as fetch_module
 from forebay.data.parquet import reading
 from forebay.data.parquet.footer import Footer, FooterCache
 from forebay.data.parquet.reading import RowGroupReader
@@ -225,6 +226,41 @@ def test_a_file_replaced_while_it_is_read(parquet_folder: Folder, monkeypatch: p
     monkeypatch.setattr(reading, "open_input", replaced)
     with pytest.raises(SourceChanged):
         RowGroupReader(manifest).read(0)
+
+
+@pytest.mark.parametrize("compression", ["none", "snappy", "zstd"])
+def test_mapped_pages_are_those_that_are_read(checked_file: Callable[..., Path], compression: str) -> None:
+    checked_file(compression=compression)
+    manifest = scan(checked_file(compression=compression))
+    mapping, copying = RowGroupReader(manifest, maps_files=True), RowGroupReader(manifest)
+    for index in range(len(manifest)):
+        for columns in (None, ["l"], ["s", "id"]):
+            assert mapping.read(index, columns).equals(copying.read(index, columns))
+        mapping.check_unchanged(index)
+
+
+def test_a_file_replaced_while_its_mapped_pages_are_decoded(checked_file: Callable[..., Path]) -> None:
+    path = checked_file()
+    reader = RowGroupReader(scan(path), maps_files=True)
+    fetched = reader.fetch(0)
+    before = path.read_bytes()
+    path.write_bytes(before)  # in place: the mapped pages are those of the new content
+    assert reader.decode(fetched).num_rows == 150
+    with pytest.raises(SourceChanged):
+        reader.check_unchanged(0)
+
+
+def test_where_files_cannot_be_mapped_they_are_read(
+    checked_file: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manifest = scan(checked_file())
+    expected = RowGroupReader(manifest).read(1)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(19, "no such device")
+
+    monkeypatch.setattr(fetch_module.mmap, "mmap", refuse)
+    assert RowGroupReader(manifest, maps_files=True).read(1).equals(expected)
 
 
 def test_a_rewrite_that_storage_does_not_show(parquet_folder: Folder) -> None:

@@ -77,6 +77,8 @@ class BuildOptions:
         elsewhere: Chooses whether this node or another one reads the source.
         workers: Build in other processes of this node. None builds in the calling thread. With `elsewhere`, they must
             store nothing.
+        maps_files: Map local files instead of copying them: a tenth to a third of a block's time. Only in a process
+            that may end, as it does if a file is cut meanwhile.
     """
 
     policy: ReadPolicy = DEFAULT_POLICY
@@ -86,6 +88,7 @@ class BuildOptions:
     peers: Peers | None = None
     elsewhere: SourceReaders | None = None
     workers: Workers | None = None
+    maps_files: bool = False
 
 
 class BlockBuilder:
@@ -116,6 +119,7 @@ class BlockBuilder:
             counters,
             cancelled=self._options.cancelled,
             footers=self._options.footers or FooterCache(FooterStore(cache.path) if cache else None, stores_new=False),
+            maps_files=self._options.maps_files,
         )
         self.names = BlockNames(dataset)
         page_kernels.load()
@@ -234,6 +238,7 @@ class BlockBuilder:
             del fetched
             with self._counters.timed("transform_s"), replaced_errors(partial(self._out_of_memory, index), MemoryError):
                 block = apply_to_kept(self._transform, table, self._reader.manifest, index)
+        self._reader.check_unchanged(index)
         return block, copying_s + time.monotonic() - fetched_at
 
     def _out_of_memory(self, index: int, error: Exception) -> Exception:

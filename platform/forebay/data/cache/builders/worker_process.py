@@ -204,5 +204,5 @@ class _Builds:
         registered = self._registered[name]
         cache = self._caches[registered.cache] if registered.cache else None
         footers = FooterCache(FooterStore(cache.path) if cache else None, stores_new=False)
-        options = BuildOptions(policy=registered.policy, footers=footers, cores=self._cores)
+        options = BuildOptions(policy=registered.policy, footers=footers, cores=self._cores, maps_files=True)
         return BlockBuilder(dataset, cache, counters=counters, options=options)

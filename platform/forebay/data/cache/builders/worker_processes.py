@@ -150,8 +150,8 @@ class DatasetProcesses:
         row_group = self._dataset.manifest[index]
         raise ReadFailed(
             f"{_MOST_DEATHS} data workers ended while they built row group {row_group.index} of {row_group.uri}: out "
-            f"of memory, or a crash of native code. Set {WORKERS_VARIABLE}=threads to build it in the trainer and look "
-            "there.",
+            f"of memory, a crash of native code, or a file that is being cut. Set {WORKERS_VARIABLE}=threads to build "
+            "it in the trainer and look there.",
             uri=row_group.uri,
             row_group=row_group.index,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -30,7 +31,7 @@ from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.data.transform.features.groups import Categorical, Dense, Label, Ragged
 from forebay.data.transform.transform import Transform
-from forebay.errors import ReadFailed, TransformFailed
+from forebay.errors import ForebayError, ReadFailed, TransformFailed
 from forebay.runtime.metrics import Counters
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
@@ -190,6 +191,25 @@ def test_a_block_that_ends_three_workers_is_named(manifest: Manifest, cache: Dis
         with pytest.raises(ReadFailed, match=r"3 data workers ended while they built row group 1 of .*b\.parquet"):
             source.request(3).result(60)
         assert source.request(0).result(60).rows == 30, "the source goes on"
+
+
+def test_a_file_that_is_cut_while_it_is_decoded_ends_no_trainer(
+    parquet_folder: Callable[..., Path], cache: DiskCache
+) -> None:
+    """The pages are mapped: reading behind the new end of the file kills a worker, not this process."""
+    folder = parquet_folder({"a.parquet": [50_000]})
+    manifest, path = scan(folder), folder / "a.parquet"
+
+    def cut(row_group: pa.Table) -> dict[str, Any]:
+        os.truncate(path, 100)
+        return {"id": row_group["id"].to_numpy(), "x3": row_group["x3"].to_numpy()}
+
+    transform = Transform(fn=cut, version="1")
+    with closing(LocalSource(Dataset(manifest, transform), cache, counters=Counters(), workers=WORKERS)) as source:
+        ready()
+        with pytest.raises(ForebayError, match=re.escape(str(path))):
+            source.request(0).result(60)
+    assert cache.keys() == []
 
 
 def test_an_error_is_the_one_of_threads(manifest: Manifest, cache: DiskCache) -> None:
