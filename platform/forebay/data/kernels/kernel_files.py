@@ -108,11 +108,12 @@ def kernel_files() -> KernelFiles:
     folders = [Path(given) if given else Path(__file__).parent / "__pycache__"]
     with suppress(RuntimeError):  # no home
         folders.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "forebay" / "kernels")
-    temporary = Path(tempfile.gettempdir()) / f"forebay-kernels-{os.geteuid()}"
-    with suppress(OSError):
-        temporary.mkdir(mode=0o700, exist_ok=True)
-        if not unsafe_path(temporary) and not unsafe_folder(temporary.lstat()):
-            folders.append(temporary)
+    if all(map(_refusal, folders)):
+        temporary = Path(tempfile.gettempdir()) / f"forebay-kernels-{os.geteuid()}"
+        with suppress(OSError):
+            temporary.mkdir(mode=0o700, exist_ok=True)
+            if not unsafe_path(temporary) and not unsafe_folder(temporary.lstat()):
+                folders.append(temporary)
     return KernelFiles(tuple(folders))
 
 
