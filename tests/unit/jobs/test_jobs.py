@@ -262,7 +262,7 @@ def test_preferences_are_trained_beside_their_reference(run: Callable[..., Any],
     [
         (["jobs/dpo_llm.py", "finetuning=full"], "finetuning='full' cannot train preferences"),
         (["jobs/dpo_llm.py", "data=chats.jsonl"], "the data has no pairs of answers"),
-        (["jobs/dpo_llm.py", "pairs=12", "lora_targets=query"], "lora_targets=('query',) match no layer"),
+        (["jobs/dpo_llm.py", "pairs=12", "lora_targets=query"], "lora_targets=query: 'query' matches no layer"),
     ],
 )
 def test_preferences_are_checked_before_a_worker_starts(

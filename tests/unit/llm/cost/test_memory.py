@@ -78,7 +78,7 @@ def test_adapters_count_by_their_targets() -> None:
     assert (plan.lora_targets, plan.gradient_checkpointing) == ("q_proj,v_proj", False)
     assert estimate_memory(plan).trained == query + value
     assert estimate_memory(replace(plan, lora_targets="all-linear")).trained > 3 * (query + value)
-    with pytest.raises(InvalidOption, match="match no layer of the model"):
+    with pytest.raises(InvalidOption, match="matches no layer of the model"):
         estimate_memory(replace(plan, lora_targets="query"))
 
 
