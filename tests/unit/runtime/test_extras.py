@@ -28,6 +28,7 @@ CHECKED_BEFORE = {
     "data/sources/iceberg.py": "_open",
     "fleet/kube/connection.py": "_config",
     "llm/attention.py": "import_transformers",
+    "llm/chat/template.py": "import_transformers",
     "llm/adapters.py": "peft_config",
     "llm/quantization.py": "require_bitsandbytes",
     "training/strategies/zero/engine.py": "require_package",
