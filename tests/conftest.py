@@ -25,7 +25,7 @@ from forebay.runtime import gpus
 settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("forebay")
 
-# Many tests replace parts of this process. Those of worker processes say so, whatever the number of cores.
+# Many tests replace parts of this process. Tests of worker processes set it, whatever the number of cores.
 os.environ.setdefault("FOREBAY_DATA_WORKERS", "threads")
 GRACE_S = 30.0
 OF_HELPERS = (

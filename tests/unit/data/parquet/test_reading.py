@@ -244,7 +244,7 @@ def test_a_file_replaced_while_its_mapped_pages_are_decoded(checked_file: Callab
     reader = RowGroupReader(scan(path), maps_files=True)
     fetched = reader.fetch(0)
     before = path.read_bytes()
-    path.write_bytes(before)  # in place: the mapped pages are those of the new content
+    path.write_bytes(before)  # in place: the mapped pages have the new content
     assert reader.decode(fetched).num_rows == 150
     with pytest.raises(SourceChanged):
         reader.check_unchanged(0)
