@@ -218,6 +218,7 @@ def serve(descriptor: int, spawn: str) -> int:
             match request:
                 case ("fork", str(folder)):
                     folders |= {folder} if folder else set()
+                    _reap(workers)
                     worker_end = recv_handle(connection)
                     pid = _spawn(spawn, worker_end) if spawn else os.fork()
                     if pid == 0:
@@ -239,6 +240,14 @@ def serve(descriptor: int, spawn: str) -> int:
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
+
+
+def _reap(workers: dict[int, int | None]) -> None:
+    """Collect the exit codes of ended workers. A server of many loaders would keep a zombie of each."""
+    for pid in [pid for pid, code in workers.items() if code is None]:
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            workers[pid] = os.waitstatus_to_exitcode(status)
 
 
 def _kill(pid: int, workers: dict[int, int | None]) -> None:

@@ -136,7 +136,7 @@ def _map(path: str, run: _Run) -> pa.Buffer | None:
         # Filled at once: a page at a time, by faults while it decodes, a cold disk would be slow and hold a core.
         flags = mmap.MAP_PRIVATE | mmap.MAP_POPULATE
         memory = mmap.mmap(file.fileno(), run.stop - begin, flags=flags, prot=mmap.PROT_READ, offset=begin)
-        return pa.py_buffer(memory).slice(run.start - begin)
+        return pa.py_buffer(memory).slice(run.start - begin, run.stop - run.start)
     return None
 
 

@@ -12,6 +12,7 @@ import cloudpickle
 from forebay.data.cache.builders.block_builder import BlockBuilder
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import ForebayError, TransformFailed
+from forebay.runtime.foreign_code import replaced_errors
 from forebay.runtime.metrics import Counters
 from forebay.runtime.pickling import pickled
 
@@ -32,15 +33,26 @@ def unpack(payload: bytes) -> Dataset:
     Raises `TransformFailed` if this process lacks a package that the transform needs, and `Unfingerprintable` if the
     transform's function reads something else here than where it was packed, such as a module of another version.
     """
-    try:
+    with replaced_errors(_not_loaded, _OF_LOADING):
         dataset: Dataset = cloudpickle.loads(payload)
-    except (ImportError, AttributeError) as error:
-        raise TransformFailed(
-            f"The transform cannot be loaded by the cache of the node: {error}. Install its imports there, or end "
-            "the cache's actor if the package was installed after it started."
-        ) from error
     dataset.transform.validate_unchanged()
     return dataset
+
+
+_OF_LOADING = (
+    *(ImportError, AttributeError, RuntimeError, TypeError, ValueError, LookupError, OSError, SyntaxError),
+    *(AssertionError, ArithmeticError),
+)
+"""Errors of imports and of the user's own classes, which run while a dataset is loaded."""
+
+
+def _not_loaded(error: Exception) -> Exception:
+    if isinstance(error, ForebayError):
+        return error
+    return TransformFailed(
+        f"The transform cannot be loaded in another process of the node: {type(error).__name__}: {error}. Install its "
+        "imports there, or end the cache's actor if the package was installed after it started."
+    )
 
 
 class BuiltElsewhere(Exception):

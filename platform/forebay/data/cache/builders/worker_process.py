@@ -126,7 +126,7 @@ class _Builds:
         self._owner_pid = owner_pid
         self._cores = CpuShare(1)
         self._caches: dict[CacheOptions, DiskCache] = {}
-        self._registered: dict[str, Registration] = {}
+        self._options: dict[str, tuple[DiskCache | None, BuildOptions]] = {}
         self._datasets = RegisteredDatasets(self._make_builder)
         self._registering = threading.Lock()
         self._busy: set[int] = set()
@@ -162,18 +162,23 @@ class _Builds:
         try:
             with self._registering:
                 if request.name not in self._datasets:
-                    self._open(request.cache)
-                    self._registered[request.name] = request
+                    opened = self._open(request)
                     self._datasets.register(request.name, request.payload)
+                    self._options = {name: each for name, each in self._options.items() if name in self._datasets}
+                    self._options[request.name] = opened
         except ForebayError as error:
             return error
         return None
 
-    def _open(self, options: CacheOptions | None) -> None:
-        if options is not None and options not in self._caches:
+    def _open(self, request: Registration) -> tuple[DiskCache | None, BuildOptions]:
+        """Open the cache of a dataset, and make the options that its builders share."""
+        options, cache = request.cache, None
+        if options is not None and (cache := self._caches.get(options)) is None:
             cache = DiskCache(options.path, quota_bytes=options.quota_bytes, min_free_bytes=options.min_free_bytes)
             cache.account_in_batches()
             self._caches[options] = cache
+        footers = FooterCache(FooterStore(cache.path) if cache else None, stores_new=False)
+        return cache, BuildOptions(policy=request.policy, footers=footers, cores=self._cores, maps_files=True)
 
     def _answer(self, line: Connection, name: str, index: int) -> None:
         if (found := self._datasets.builder(name)) is None:
@@ -201,8 +206,5 @@ class _Builds:
             send_handle(line, descriptor, self._owner_pid)
 
     def _make_builder(self, name: str, dataset: Dataset, counters: Counters) -> BlockBuilder:
-        registered = self._registered[name]
-        cache = self._caches[registered.cache] if registered.cache else None
-        footers = FooterCache(FooterStore(cache.path) if cache else None, stores_new=False)
-        options = BuildOptions(policy=registered.policy, footers=footers, cores=self._cores, maps_files=True)
+        cache, options = self._options[name]
         return BlockBuilder(dataset, cache, counters=counters, options=options)

@@ -138,6 +138,8 @@ class DatasetProcesses:
         for deaths in range(_MOST_DEATHS):
             # What has ended a worker must not end the trainer: the next try waits for another worker.
             if self._is_refused or (worker := self._take(_START_S if deaths else 0.0)) is None:
+                if deaths:
+                    break
                 return None
             try:
                 return self._build_in(worker, index, counters)

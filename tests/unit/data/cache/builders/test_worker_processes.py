@@ -239,6 +239,43 @@ def test_what_cannot_be_pickled_is_built_here(
     assert [record for record in caplog.records if "Threads of this process build the blocks" in record.message]
 
 
+class Licensed:
+    """Value that cannot be loaded in another process."""
+
+    def __init__(self, owner: int) -> None:
+        self.owner = owner
+        if owner != os.getpid():
+            raise RuntimeError("no licence here")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Licensed, (self.owner,)
+
+
+def test_what_cannot_be_loaded_in_a_worker_is_built_here(
+    manifest: Manifest, cache: DiskCache, caplog: pytest.LogCaptureFixture
+) -> None:
+    value = Licensed(os.getpid())
+
+    def licensed(row_group: pa.Table) -> dict[str, Any]:
+        assert value.owner
+        return built_in(row_group)
+
+    blocks, _ = read_all(manifest, cache, Transform(fn=licensed, version="1"))
+    assert {int(pid) for block in blocks for pid in block.arrays["pid"].ravel()} == {os.getpid()}
+    assert "RuntimeError: no licence here" in caplog.text
+
+
+def test_no_zombie_stays_of_workers_that_ended(manifest: Manifest, cache: DiskCache) -> None:
+    first = DataProcesses(2)
+    pids = ready()
+    first.close()
+    until(lambda: not left())
+    second = DataProcesses(1)
+    ready()
+    second.close()
+    assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
 def test_close_ends_what_waits_for_a_worker(manifest: Manifest, tmp_path: Path, cache: DiskCache) -> None:
     begun = tmp_path / "begun"
 
