@@ -42,8 +42,8 @@ demo: $(INSTALLED)
 	@echo "== demo: forebay run jobs/train_ctr.py"
 	@$(BIN)/python -m forebay run jobs/train_ctr.py
 
-# A test waits half of its time, for processes to start and for deadlines. With four, four Rays at once on two cores
-# took 22 minutes, and the dashboard of one did not start within 90 s.
+# A test under Ray waits for two thirds of its time, for processes to start and for deadlines. So two processes run
+# those, and a third one the tests that compute (tests/schedule.py).
 TEST_PROCESSES ?= 3
 
 # Tests start some 300 processes on few cores. Libraries that start a thread per core spin at each other's expense, and

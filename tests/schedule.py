@@ -17,6 +17,8 @@ from xdist.workermanage import WorkerController
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds per module of tests, from a run with `--save-durations`. A missing module counts as short."""
 WITH_RAY = ("tests/ray/", "tests/horovod/")
+RAYS_AT_ONCE = 2
+"""A test under Ray waits for two thirds of its time. With four Rays on two cores, one did not start within 90 s."""
 OWN_CLUSTER = re.compile(r"ray_off|ray\.shutdown\(|Cluster\(|SmallNodes\(|three_node_cluster\(|cluster\.here\(")
 
 _PROCESSES = re.compile(
@@ -73,8 +75,9 @@ def save_durations(reports: Iterable[pytest.TestReport]) -> None:
 class LongestFirst(LoadScopeScheduling):
     """Runs each module in one process, so that its fixtures are set up once. Hands out the longest modules first.
 
-    The first process starts with the modules that need Ray, and the others join it when nothing else is left. A Ray
-    takes 4 CPU seconds to start, and stays up for the later modules of its process. So modules that end it come first.
+    The first processes, at most two and not the last one, start with the modules that need Ray. They go on with the
+    others, and the last process ends with those that need Ray. A Ray takes 4 CPU seconds to start, and stays up for the
+    later modules of its process. So modules that end it come first.
     """
 
     def __init__(self, config: pytest.Config, log: Producer) -> None:
@@ -85,7 +88,8 @@ class LongestFirst(LoadScopeScheduling):
         return module_of(nodeid)
 
     def _assign_work_unit(self, node: WorkerController) -> None:
-        prefers_ray = node == next(iter(self.assigned_work))
+        processes = list(self.assigned_work)
+        prefers_ray = processes.index(node) < max(1, min(RAYS_AT_ONCE, len(processes) - 1))
         module = min(
             self.workqueue,
             key=lambda module: (
