@@ -18,11 +18,11 @@ import json
 import mmap
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +30,7 @@ import xxhash
 
 from forebay.data.transform.block import Block, BlockArray, fits_rows
 from forebay.errors import ForebayError
+from forebay.runtime.memory.file_map import FileMap
 
 FILE_VERSION = 1
 """Part of every block key, so that files of another version are never opened."""
@@ -40,6 +41,7 @@ _CHECKSUM_BYTES = 16
 _MAX_HEADER_BYTES = 1 << 24
 _CHUNK_BYTES = 1 << 20
 _READ_BYTES = 1 << 16
+_Read: TypeAlias = Callable[[int], bytes]
 _NOT_PLAIN = (errno.ELOOP, errno.ENXIO)  # a link; a socket
 _DTYPES = {
     np.dtype(name).newbyteorder("<").str: np.dtype(name).newbyteorder("<")
@@ -103,28 +105,37 @@ def read_header(path: Path) -> BlockHeader:
     Does not read its arrays. Raises `BadBlock`.
     """
     with _open(path) as file:
-        header, _ = _read_header(file, os.fstat(file.fileno()).st_size)
+        header, _ = _read_header(file.read, str(path), os.fstat(file.fileno()).st_size)
     return header
 
 
-def map_block(path: Path, key: str, *, verify: bool) -> Block:
+def map_block(path: Path, key: str, *, verify: bool, size: int | None = None) -> Block:
     """Map the block in `path`: read-only arrays, nothing copied.
 
     With `verify` it reads the whole file and compares the checksum. Raises `BadBlock` for a file that is torn, damaged,
     of another version or not of `key`, and `FileNotFoundError`.
+
+    `size`: of a file that is known as a plain one, and need not be looked at.
     """
-    with _open(path) as file:
-        size = os.fstat(file.fileno()).st_size
-        header, start = _read_header(file, size)
-        if header.key != key:
-            raise BadBlock(f"{path} holds block {header.key[:80]!r}, not {key!r}.", path=str(path))
-        if verify:
+    if verify:
+        with _open(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            header, start = _header_of_key(file.read, path, size, key)
             _verify(file, size)
-    memory = _memory(path, size)
+        memory = _memory(path, size)
+    else:
+        # Not opened twice: each call of the system hands the GIL over, and this is in the gathering thread.
+        if size is None:
+            found = path.lstat()
+            if not stat.S_ISREG(found.st_mode):
+                raise _not_plain(path)
+            size = found.st_size
+        memory = _memory(path, size)
+        header, start = _header_of_key(_reader(memory), path, memory.size, key)
     arrays = {}
     for stored, offset in _offsets(header, start):
         arrays[stored.name] = _array(memory, stored, offset)
-    return Block(header.rows, arrays, owner=memory)
+    return Block(header.rows, arrays, owner=FileMap(memory) if memory.size > _READ_BYTES else memory)
 
 
 def map_descriptor(descriptor: int) -> Block:
@@ -135,7 +146,7 @@ def map_descriptor(descriptor: int) -> Block:
     with open(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
         file.seek(0)  # the writer shares the position
-        header, start = _read_header(file, size)
+        header, start = _read_header(file.read, str(file.name), size)
         memory = pa.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
     arrays = {stored.name: _array(memory, stored, offset) for stored, offset in _offsets(header, start)}
     return Block(header.rows, arrays, owner=memory)
@@ -160,7 +171,30 @@ def _open(path: Path) -> BinaryIO:
     except OSError as error:
         if error.errno not in _NOT_PLAIN:
             raise
-        raise BadBlock(f"{path} is not a regular file.", path=str(path)) from error
+        raise _not_plain(path) from error
+
+
+def _not_plain(path: Path) -> BadBlock:
+    return BadBlock(f"{path} is not a regular file.", path=str(path))
+
+
+def _reader(memory: pa.Buffer) -> _Read:
+    """Reader of consecutive bytes of `memory`."""
+    left = memoryview(memory)
+
+    def read(num_bytes: int) -> bytes:
+        nonlocal left
+        found, left = bytes(left[:num_bytes]), left[num_bytes:]
+        return found
+
+    return read
+
+
+def _header_of_key(read: _Read, path: Path, size: int, key: str) -> tuple[BlockHeader, int]:
+    header, start = _read_header(read, str(path), size)
+    if header.key != key:
+        raise BadBlock(f"{path} holds block {header.key[:80]!r}, not {key!r}.", path=str(path))
+    return header, start
 
 
 def _memory(path: Path, size: int) -> pa.Buffer:
@@ -170,7 +204,8 @@ def _memory(path: Path, size: int) -> pa.Buffer:
     a map costs at least a page, and a process may have only about 65,000 maps.
     """
     with pa.OSFile(str(path)) if size <= _READ_BYTES else pa.memory_map(str(path)) as file:
-        memory = file.read_buffer()
+        # One more byte than there should be, and no question for the size: each would hand the GIL over twice.
+        memory = file.read_buffer(size + 1)
     # Block files are only renamed or removed, so another size means another file of this name.
     if memory.size != size:
         raise BadBlock(f"{path} changed while it was opened.", path=str(path))
@@ -232,24 +267,24 @@ def _pieces(block: Block, header: BlockHeader) -> Iterator[memoryview]:
         yield memoryview(bytes(_align(stored.nbytes) - stored.nbytes))
 
 
-def _read_header(file: BinaryIO, size: int) -> tuple[BlockHeader, int]:
+def _read_header(read: _Read, name: str, size: int) -> tuple[BlockHeader, int]:
     """Read the header and the offset of the arrays.
 
     Guarantees that all arrays lie within the `size` bytes.
     """
-    front = file.read(len(_MAGIC) + 8)
+    front = read(len(_MAGIC) + 8)
     if front[: len(_MAGIC)] != _MAGIC or len(front) < len(_MAGIC) + 8:
-        raise BadBlock(f"{file.name} is not a block file of version {FILE_VERSION}.", path=str(file.name))
+        raise BadBlock(f"{name} is not a block file of version {FILE_VERSION}.", path=name)
     length = int.from_bytes(front[len(_MAGIC) :], "little")
     if length > min(size, _MAX_HEADER_BYTES):
-        raise BadBlock(f"{file.name} declares a header of {length} bytes.", path=str(file.name))
+        raise BadBlock(f"{name} declares a header of {length} bytes.", path=name)
     try:
-        header = _decode(json.loads(file.read(length)))
+        header = _decode(json.loads(read(length)))
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise BadBlock(f"{file.name} has an invalid header: {error!r:.200}", path=str(file.name)) from error
+        raise BadBlock(f"{name} has an invalid header: {error!r:.200}", path=name) from error
     expected = _end_of_arrays(header, length) + _CHECKSUM_BYTES
     if size != expected:
-        raise BadBlock(f"{file.name} has {size} bytes, but its header declares {expected}.", path=str(file.name))
+        raise BadBlock(f"{name} has {size} bytes, but its header declares {expected}.", path=name)
     return header, _start_of_arrays(length)
 
 

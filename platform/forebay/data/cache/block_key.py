@@ -64,6 +64,9 @@ def dataset_key(manifest: Manifest, fingerprint: str) -> str:
     return f"{readable}-{_digest([manifest.root, fingerprint])[:12]}"
 
 
+_MOST_KEPT = 1024
+
+
 class BlockNames:
     """Keys of the blocks of one dataset."""
 
@@ -72,6 +75,7 @@ class BlockNames:
         self._fingerprint = dataset.fingerprint
         self._columns = dataset.columns
         self.dataset = dataset_key(dataset.manifest, self._fingerprint)
+        self._keys: dict[int, str] = {}
 
     @property
     def id(self) -> str:
@@ -83,7 +87,11 @@ class BlockNames:
 
     def key(self, index: int) -> str:
         """Key of the block of `manifest[index]`."""
-        return block_key(self._manifest[index], self._fingerprint, self._columns)
+        if (found := self._keys.get(index)) is None:  # asked for several times for each block, 20 us each
+            if len(self._keys) >= _MOST_KEPT:
+                self._keys.clear()
+            self._keys[index] = found = block_key(self._manifest[index], self._fingerprint, self._columns)
+        return found
 
 
 def _digest(facts: list[object]) -> str:

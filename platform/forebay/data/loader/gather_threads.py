@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from forebay.data.cache.builders.data_workers import usable_cores
+from forebay.data.cache.builders.data_workers import num_gpus, usable_cores
 from forebay.data.kernels import calls as kernels
 from forebay.data.plan.order import PositionedRows
 from forebay.errors import InvalidOption, LimitReached
@@ -22,6 +22,9 @@ _MOST_THREADS = 8
 _LEAST_BYTES = 2 << 20
 """One thread gathers smaller batches in 1 ms. To wake others takes 0.05."""
 _PARTS_PER_THREAD = 8
+
+_LOCAL_RANKS = "LOCAL_WORLD_SIZE"
+"""Ranks on this node, as torchrun and Ray Train say."""
 
 Bytes = NDArray[np.uint8]
 Ints = NDArray[np.int64]
@@ -46,8 +49,8 @@ class GatherThreads:
         self._state: Ints | None = None
 
     @classmethod
-    def of_machine(cls) -> GatherThreads:
-        """As many as the cores allow: half of them, at most eight.
+    def of_machine(cls, world_size: int = 1) -> GatherThreads:
+        """As many as the cores allow: half of them, divided among the ranks of this node, at most eight.
 
         Or FOREBAY_GATHER_THREADS, for batches of any size.
 
@@ -56,7 +59,7 @@ class GatherThreads:
         """
         given = os.environ.get(_VARIABLE)
         if given is None:
-            return cls(max(1, min(_MOST_THREADS, int(usable_cores()) // 2)))
+            return cls(max(1, min(_MOST_THREADS, int(usable_cores()) // 2 // _local_ranks(world_size))))
         if not (given.isdecimal() and int(given)):
             raise InvalidOption(
                 f"{_VARIABLE}={given!r} is not a number of threads. Give a whole number from 1, or unset it.",
@@ -109,3 +112,11 @@ class GatherThreads:
         for number in range(1, self._number):
             with suppress(LimitReached):  # those that run do all
                 begin(threading.Thread(target=serve, name=f"forebay-gather-{number}", daemon=True))
+
+
+def _local_ranks(world_size: int) -> int:
+    """Ranks on this node: as many as it has GPUs, where nobody says it. Without GPUs all of them may be here."""
+    said = os.environ.get(_LOCAL_RANKS, "")
+    if said.isdecimal() and int(said):
+        return int(said)
+    return min(world_size, num_gpus() or world_size)

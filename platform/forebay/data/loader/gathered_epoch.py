@@ -34,6 +34,7 @@ from forebay.data.windows.steps import StepColumns
 from forebay.data.windows.window_table import WindowTables
 from forebay.errors import LoaderClosed
 from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.memory.file_map import FileMap
 from forebay.runtime.metrics import Counters
 from forebay.world import World
 
@@ -138,7 +139,7 @@ class GatheredEpoch:
                 if released:
                     blocks = [self._table.remove(block) for block in released]
                     # Unmapping a block takes as long as gathering some hundred of its rows.
-                    executor.submit(blocks.clear)
+                    executor.submit(_free, blocks)
         return part
 
     def _gather(self, rows: PositionedRows, *, position: int, size: int, weight: float) -> tuple[Batch, int]:
@@ -195,6 +196,13 @@ class GatheredEpoch:
                     return future.result()
                 if self._is_closed():
                     raise LoaderClosed("The loader was closed while it waited for a block.") from None
+
+
+def _free(blocks: list[Block | None]) -> None:
+    for block in blocks:
+        if block is not None and isinstance(block.owner, FileMap):
+            block.owner.drop_pages()  # first, because the rest holds the GIL
+    blocks.clear()
 
 
 def _table_of(

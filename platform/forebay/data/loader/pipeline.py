@@ -130,7 +130,7 @@ class Pipeline:
         self._options, self._source, self._pool, self._counters, self._owner = options, source, pool, counters, owner
         self._pid = os.getpid()
         kernels.load()  # before the first thread
-        self._threads = GatherThreads.of_machine()
+        self._threads = GatherThreads.of_machine(options.world.size)
         self._copies = None if options.device is None else open_copies(options.device)
         self._lock = threading.Lock()
         self._closed = self._source_closed = False

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from forebay.data.parquet import page_kernels as kernels
 from forebay.data.parquet.footer_store import FooterStore, facts_name, footer_name, kept_version
 from forebay.data.parquet.other_formats import HEAD_BYTES, MAGIC, encrypted, footer_missing
-from forebay.data.parquet.parquet_columns import ParquetColumns
+from forebay.data.parquet.parquet_columns import ParquetColumns, columns_of
 from forebay.errors import CorruptFile
 from forebay.storage.filesystem import has_local_name
 from forebay.storage.range_reader import RangeReader
@@ -89,7 +89,7 @@ class Footer:
     @cached_property
     def columns(self) -> ParquetColumns:
         """Facts about the columns, made at the first use."""
-        return ParquetColumns(self.metadata)
+        return columns_of(self.metadata)
 
 
 def read_codecs(footer: pa.Buffer, metadata: pq.FileMetaData) -> NDArray[np.int64] | None:

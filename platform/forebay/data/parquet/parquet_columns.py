@@ -6,6 +6,7 @@ Facts that all row groups share.
 from __future__ import annotations
 
 import bisect
+from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
@@ -123,6 +124,22 @@ class ParquetColumns:
         self._schemas: dict[tuple[str, ...], pa.Schema] = {}
 
     @cached_property
+    def is_shareable(self) -> bool:
+        """Whether `are_of` compares all there is: no column is in a group, which Arrow does not compare.
+
+        A large footer is not kept for others.
+        """
+        return self._metadata.serialized_size <= _MOST_KEPT_BYTES and not any("." in path for path in self._paths)
+
+    def are_of(self, metadata: pq.FileMetaData) -> bool:
+        """Whether a file of a flat schema has these facts."""
+        return (
+            bool(metadata.schema.equals(self._metadata.schema))
+            and _paths_of(metadata) == self._paths
+            and metadata.metadata == self._key_values
+        )
+
+    @cached_property
     def schema(self) -> pa.Schema:
         """Arrow schema of the file.
 
@@ -132,8 +149,12 @@ class ParquetColumns:
 
     @cached_property
     def _paths(self) -> tuple[str, ...]:
-        parquet = self._metadata.schema
-        return tuple(parquet.column(leaf).path for leaf in range(len(parquet)))
+        return _paths_of(self._metadata)
+
+    @cached_property
+    def _key_values(self) -> object:
+        """What the writer says of the types, among others."""
+        return self._metadata.metadata
 
     def path(self, leaf: int) -> str:
         """Path of a column chunk."""
@@ -285,6 +306,24 @@ class ParquetColumns:
         return sum(path.startswith(f"{name}.") for path in self._paths)
 
 
+_MOST_KEPT, _MOST_KEPT_BYTES = 8, 1 << 20
+_kept: deque[ParquetColumns] = deque(maxlen=_MOST_KEPT)
+
+
+def columns_of(metadata: pq.FileMetaData) -> ParquetColumns:
+    """Facts about the columns of a footer, shared by files of one flat schema.
+
+    Of 100 columns they take 1.3 ms of CPU time, a sixth of a block, and each process reads nearly every file.
+    """
+    # Without a lock: two threads at once make them twice.
+    found = next((each for each in list(_kept) if each.are_of(metadata)), None)
+    if found is None:
+        found = ParquetColumns(metadata)
+        if found.is_shareable:
+            _kept.append(found)
+    return found
+
+
 def num_leaves(kind: pa.DataType) -> int:
     """Number of column chunks that hold a column of this type."""
     if isinstance(kind, pa.BaseExtensionType):
@@ -306,6 +345,11 @@ def is_list_like(kind: pa.DataType) -> bool:
         or types.is_list_view(kind)
         or types.is_large_list_view(kind)
     )
+
+
+def _paths_of(metadata: pq.FileMetaData) -> tuple[str, ...]:
+    parquet = metadata.schema
+    return tuple(parquet.column(leaf).path for leaf in range(len(parquet)))
 
 
 def _least_bits(kind: pa.DataType) -> int:

@@ -5,6 +5,7 @@ They come from exactly the file versions in the manifest.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -74,6 +75,9 @@ class _Selection(NamedTuple):
     stored: tuple[str, ...]
 
 
+_MOST_CHECKED = 8
+
+
 class RowGroupReader:
     """Reads the row groups of one manifest. Safe for threads.
 
@@ -99,6 +103,7 @@ class RowGroupReader:
         self._cancelled = cancelled
         self._footers = footers or FooterCache()
         self._selections: dict[tuple[object, ...], _Selection] = {}
+        self._checked: deque[tuple[object, ...]] = deque(maxlen=_MOST_CHECKED)
         self._views = frozenset(f.name for f in manifest.fields if "string_view" in f.type or "binary_view" in f.type)
 
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
@@ -274,8 +279,13 @@ class RowGroupReader:
     def _decoded(self, row_group: RowGroup, content: pa.Buffer, size: int) -> Footer:
         metadata = decode_footer(row_group.uri, content)
         check_chunks(row_group.uri, metadata, size)
-        _check_fields(row_group, metadata, self.manifest.fields)
-        return Footer(metadata, read_codecs(content, metadata))
+        footer = Footer(metadata, read_codecs(content, metadata))
+        key = footer.columns, row_group.stored, tuple(name for name, *_ in row_group.constants)
+        if key not in self._checked:  # files of one schema share these facts
+            _check_fields(row_group, metadata, self.manifest.fields)
+            if footer.columns.is_shareable:
+                self._checked.append(key)
+        return footer
 
     def _open(self, uri: str) -> pa.NativeFile:
         self._counters.add("parquet_opens")

@@ -65,6 +65,28 @@ def test_half_of_the_cores_gather(monkeypatch: pytest.MonkeyPatch, cores: float,
     assert GatherThreads.of_machine()._number == number
 
 
+@pytest.mark.parametrize(
+    ("world_size", "said", "gpus", "number"),
+    [
+        (1, None, 8, 8),
+        (8, None, 8, 3),
+        (64, None, 8, 3),
+        (2, None, 0, 8),
+        (6, None, 0, 4),
+        (64, "2", 8, 8),
+        (1, "8", 0, 3),
+    ],
+)
+def test_ranks_of_a_node_divide_its_threads(
+    monkeypatch: pytest.MonkeyPatch, world_size: int, said: str | None, gpus: int, number: int
+) -> None:
+    for name, value in (("FOREBAY_GATHER_THREADS", None), ("LOCAL_WORLD_SIZE", said)):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(gather_threads, "usable_cores", lambda: 48)
+    monkeypatch.setattr(gather_threads, "num_gpus", lambda: gpus)
+    assert GatherThreads.of_machine(world_size)._number == number
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "many", ""])
 def test_a_wrong_number_is_refused_by_name(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("FOREBAY_GATHER_THREADS", value)

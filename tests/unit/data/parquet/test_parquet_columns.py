@@ -8,7 +8,7 @@ import pytest
 
 from forebay.data.parquet import page_kernels as kernels
 from forebay.data.parquet.footer import FooterCache
-from forebay.data.parquet.parquet_columns import ParquetColumns
+from forebay.data.parquet.parquet_columns import ParquetColumns, columns_of
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.sources.scan import scan
 
@@ -82,3 +82,49 @@ def test_row_groups_of_a_file_share_the_answers(write_table: Callable[..., Path]
     first = fetched[0].pages.footer.columns
     assert all(each.pages.footer.columns is first for each in fetched)
     assert first.schema_of(fetched[0].columns) is first.schema_of(fetched[0].columns)
+
+
+def _written(path: Path, schema: pa.Schema, **options: object) -> pq.FileMetaData:
+    pq.write_table(schema.empty_table(), path, **options)
+    return pq.read_metadata(path)
+
+
+def test_files_of_one_flat_schema_share_their_facts(tmp_path: Path) -> None:
+    schema = pa.schema([("x", pa.float32()), ("id", pa.int64())])
+    first = columns_of(_written(tmp_path / "a.parquet", schema))
+    assert columns_of(_written(tmp_path / "b.parquet", schema)) is first
+
+
+_LEAF, _GROUP = pa.schema([("x", pa.int32())]), pa.struct([("x", pa.int32())])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pa.schema([("x", pa.int64())]),
+        pa.schema([("x", pa.uint32())]),
+        pa.schema([("y", pa.int32())]),
+        pa.schema([pa.field("x", pa.int32(), nullable=False)]),
+        pa.schema([("x", pa.int32()), ("y", pa.int32())]),
+        pa.schema([pa.field("s", _GROUP, nullable=False)]),
+    ],
+    ids=str,
+)
+def test_files_of_other_schemas_share_nothing(tmp_path: Path, other: pa.Schema) -> None:
+    mine = _written(tmp_path / "a.parquet", _LEAF, store_schema=False)
+    theirs = _written(tmp_path / "b.parquet", other, store_schema=False)
+    for first, second in ((mine, theirs), (theirs, mine)):
+        assert columns_of(first) is not columns_of(second)
+        assert columns_of(second).schema.equals(second.schema.to_arrow_schema(), check_metadata=True)
+
+
+def test_files_with_other_metadata_share_nothing(tmp_path: Path) -> None:
+    bare = _written(tmp_path / "a.parquet", _LEAF, store_schema=False)
+    first, second = (_written(tmp_path / f"{n}.parquet", _LEAF.with_metadata({"made": n})) for n in ("here", "there"))
+    assert len({id(columns_of(each)) for each in (bare, first, second)}) == 3, "it names types of Arrow"
+
+
+def test_columns_in_groups_are_compared_by_nobody(tmp_path: Path) -> None:
+    schema = pa.schema([("s", _GROUP)])
+    first, second = (_written(tmp_path / name, schema) for name in ("a.parquet", "b.parquet"))
+    assert columns_of(first) is not columns_of(second)

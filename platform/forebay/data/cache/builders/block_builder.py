@@ -172,7 +172,7 @@ class BlockBuilder:
         if self._cache is None:
             return block, core_s, None
         key, built_at = self.names.key(index), time.monotonic()
-        stored = self._cache.put(key, self.names.dataset, block, self._counters)
+        stored = self._cache.put(key, self.names.dataset, block, self._counters, maps=False)
         return block, core_s + time.monotonic() - built_at, self._cache.state_of(key) if stored else None
 
     def _in_worker(self, index: int) -> Built | None:

@@ -174,9 +174,8 @@ class _Builds:
         """Open the cache of a dataset, and make the options that its builders share."""
         options, cache = request.cache, None
         if options is not None and (cache := self._caches.get(options)) is None:
-            cache = DiskCache(options.path, quota_bytes=options.quota_bytes, min_free_bytes=options.min_free_bytes)
-            cache.account_in_batches()
-            self._caches[options] = cache
+            sizes = {"quota_bytes": options.quota_bytes, "min_free_bytes": options.min_free_bytes}
+            self._caches[options] = cache = DiskCache.of_owner(options.path, **sizes)
         footers = FooterCache(FooterStore(cache.path) if cache else None, stores_new=False)
         return cache, BuildOptions(policy=request.policy, footers=footers, cores=self._cores, maps_files=True)
 

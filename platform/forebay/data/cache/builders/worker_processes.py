@@ -10,6 +10,7 @@ import itertools
 import logging
 import math
 import os
+import select
 import socket
 import threading
 import time
@@ -216,10 +217,14 @@ class _Worker:
     num_busy: int = 0
     known: set[str] = field(default_factory=set)
     sending: threading.Lock = field(default_factory=threading.Lock)
+    looks: select.poll = field(default_factory=select.poll)
+
+    def __post_init__(self) -> None:
+        self.looks.register(self.control.fileno(), select.POLLIN)
 
     def is_ready(self) -> bool:
         """Whether the process has started. Raises `OSError` or `EOFError` if it has ended."""
-        if not self.control.poll():
+        if not self.looks.poll(0):
             return self.pid != 0
         self.pid = self.control.recv()  # its first and only message
         return True
@@ -289,12 +294,12 @@ class _Pool:
     def take(self, number: int) -> _Worker | None:
         """Take the least busy of the first `number` workers. None if none is ready."""
         with self._changed:
-            ready = [worker for worker in self._workers[:number] if self._is_ready(worker)]
+            # The first one that is ready, not all: a look at each of 14 took 0.2 ms of a block.
+            ready = (each for each in sorted(self._workers[:number], key=_busy) if self._is_ready(each))
+            worker = next(ready, None)
             self._start()
-            if not ready:
-                return None
-            worker = min(ready, key=lambda each: each.num_busy)
-            worker.num_busy += 1
+            if worker is not None:
+                worker.num_busy += 1
             return worker
 
     def put_back(self, worker: _Worker) -> None:
@@ -350,6 +355,10 @@ class _Pool:
         except OSError as error:
             self._is_refused = True
             log.warning("Threads of this process build the blocks, because worker processes cannot start: %s", error)
+
+
+def _busy(worker: _Worker) -> int:
+    return worker.num_busy
 
 
 def _fork(server: ForkServer) -> _Worker:

@@ -33,9 +33,13 @@ class Quota:
     A writer reserves a block's bytes before it writes them. Reservations of dead writers are released when the cache is
     opened, and whenever room is short. No block replaces one of its own dataset or of a dataset in use: each row is
     read once per epoch, so replacing would only thrash (CoorDL's MinIO, https://arxiv.org/abs/2007.06775).
+
+    `is_checked`: another process has the directory open, and has corrected its accounts.
     """
 
-    def __init__(self, directory: CacheDirectory, *, quota_bytes: int, min_free_bytes: int) -> None:
+    def __init__(
+        self, directory: CacheDirectory, *, quota_bytes: int, min_free_bytes: int, is_checked: bool = False
+    ) -> None:
         self._directory = directory
         self._quota_bytes = quota_bytes
         self._min_free_bytes = min_free_bytes
@@ -43,7 +47,7 @@ class Quota:
         self._allowance: Allowance | None = None
         # A quota that the index alone would exceed leaves the directory empty.
         self._open = quota_bytes >= smallest_quota(1) or self._index.file.exists()
-        if self._open:
+        if self._open and not is_checked:
             with suppress(IndexFull):  # the first reservation finds the disk full as well
                 self._change(CacheTransaction.check_on_open)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from forebay.data.loader.batch import Batch, start_copy
+from forebay.data.loader.batch import Batch, start_plain_copy
 from forebay.errors import InvalidOption
 
 
@@ -54,7 +54,7 @@ class CudaCopies:
         if thread != self._thread:
             torch.cuda.set_stream(self._stream)
             self._thread = thread
-        return start_copy(host, self._device)
+        return start_plain_copy(host, self._device)
 
     def hand_out(self, batch: Batch) -> Batch:
         consumer = torch.cuda.current_stream(self._device)
@@ -73,7 +73,7 @@ class PlainCopies:
         self._device = device
 
     def start(self, host: Batch) -> Batch:
-        return start_copy(host, self._device)
+        return start_plain_copy(host, self._device)
 
     def hand_out(self, batch: Batch) -> Batch:
         return batch

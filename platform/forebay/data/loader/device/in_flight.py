@@ -30,7 +30,7 @@ class CopyRing:
     Keeps host memory from being reused before its copy has ended.
 
     A copy from page-locked memory returns before it is done, and the memory of a batch returns to its pool with the
-    last reference to it. So the ring holds a reference until the event of the copy has completed, in any order.
+    last reference to it. So the ring holds a reference until the event of the copy has completed.
     """
 
     def __init__(self, slots: int = SLOTS) -> None:
@@ -44,10 +44,14 @@ class CopyRing:
     def wait_for_slot(self) -> None:
         """Release what is copied.
 
-        Waits for the oldest copy while all slots are taken.
+        Asks the oldest copies, which mostly end first: each question hands the GIL over. Asks all if no slot is free,
+        and then waits for the oldest copy.
         """
         with self._lock:
-            self._held = deque(slot for slot in self._held if not slot[0].query())
+            while self._held and self._held[0][0].query():
+                self._held.popleft()
+            if len(self._held) >= self._slots:
+                self._held = deque(slot for slot in self._held if not slot[0].query())
             while len(self._held) >= self._slots:
                 self._held[0][0].synchronize()
                 self._held.popleft()

@@ -20,7 +20,7 @@ from tests.unit.data.loader.device.fake_device import INCOMPLETE, FakeDevice
 
 import forebay as fb
 from forebay.data.loader import pipeline
-from forebay.data.loader.batch import Batch
+from forebay.data.loader.batch import Batch, start_copy, start_plain_copy
 from forebay.data.loader.device.feed import DeviceFeed
 from forebay.data.loader.device.in_flight import CopyRing
 from forebay.errors import InvalidOption
@@ -251,3 +251,27 @@ def test_on_a_gpu_reused_memory_spoils_no_batch(parquet_folder: Callable[..., Pa
         return [each.cpu() for each in found]
 
     assert all(torch.equal(one, other) for one, other in zip(read("cuda"), read(None), strict=True))
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5])
+def test_copies_of_a_loader_equal_those_of_a_batch(rows: int) -> None:
+    rng = np.random.default_rng(0)
+    dtypes = ("?", "i1", "u1", "u2", "u4", "u8", "i2", "i4", "i8", "f2", "f4", "f8")
+    shapes: list[tuple[int, ...]] = [(rows,), (rows, 3), (rows, 2, 2)]
+    arrays = {
+        f"{dtype}{len(shape)}": torch.from_numpy(rng.integers(0, 2, shape).astype(dtype))
+        for dtype in dtypes
+        for shape in shapes
+    }
+    host = Batch(arrays, position=8, size=rows, num_rows=rows, weight=0.5)
+    host.source = torch.arange(rows, dtype=torch.int16)
+    for device in (torch.device("cpu"), torch.device("meta")):
+        moved, expected = start_plain_copy(host, device), start_copy(host, device)
+        assert [(name, each.dtype, each.shape, each.device) for name, each in moved.items()] == [
+            (name, each.dtype, each.shape, each.device) for name, each in expected.items()
+        ]
+        assert (moved.position, moved.size, moved.num_rows, moved.weight) == (8, rows, rows, 0.5)
+        assert moved.source.device == device
+    copied = start_plain_copy(host, torch.device("cpu"))
+    assert all(torch.equal(copied[name], host[name]) for name in host)
+    assert all(rows == 0 or copied[name].data_ptr() != host[name].data_ptr() for name in host)
