@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from forebay.llm.models import check_model as check_model
     from forebay.llm.options import Options as Options
     from forebay.llm.options import with_options as with_options
-    from forebay.llm.preference_tuning import train_dpo as train_dpo
+    from forebay.llm.preferences.losses import Preferences as Preferences
+    from forebay.llm.preferences.reference_rows import with_reference as with_reference
+    from forebay.llm.preferences.tuning import prefer as prefer
     from forebay.llm.recipe import Recipe as Recipe
     from forebay.llm.source.hub_model import pinned_model as pinned_model
     from forebay.llm.source.prepared_tokens import PreparedTokens as PreparedTokens
@@ -52,6 +54,7 @@ __getattr__, __all__ = lazy_names(
         "ModelOrigin": "forebay.llm.hf_folder.model_origin",
         "ModelSpec": "forebay.llm.models",
         "Options": "forebay.llm.options",
+        "Preferences": "forebay.llm.preferences.losses",
         "PreparedTokens": "forebay.llm.source.prepared_tokens",
         "Recipe": "forebay.llm.recipe",
         "TokenSource": "forebay.llm.source.token_source",
@@ -69,6 +72,7 @@ __getattr__, __all__ = lazy_names(
         "model_config": "forebay.llm.cost.known_models",
         "pair_rows": "forebay.llm.token_batch",
         "pinned_model": "forebay.llm.source.hub_model",
+        "prefer": "forebay.llm.preferences.tuning",
         "prepared_tokens": "forebay.llm.source.prepared_tokens",
         "run_identity": "forebay.llm.identity",
         "score": "forebay.llm.score:",
@@ -76,8 +80,8 @@ __getattr__, __all__ = lazy_names(
         "token_loss": "forebay.llm.token_loss",
         "token_rows": "forebay.llm.token_batch",
         "tokenizer": "forebay.llm.source.tokenizers",
-        "train_dpo": "forebay.llm.preference_tuning",
         "unpack": "forebay.llm.token_batch",
         "with_options": "forebay.llm.options",
+        "with_reference": "forebay.llm.preferences.reference_rows",
     },
 )

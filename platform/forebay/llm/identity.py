@@ -59,7 +59,9 @@ def _model(recipe: Recipe) -> str:
 def _adapter(adapter: Lora | None) -> str:
     if adapter is None:
         return "none"
-    return f"{type(adapter).__name__.lower()} r={adapter.r} alpha={adapter.alpha:g} targets={targets_text(adapter)}"
+    kind = f"{'rs' if adapter.rslora else ''}{'dora' if adapter.dora else 'lora'}"
+    more = f" modules_to_save={','.join(adapter.modules_to_save)}" if adapter.modules_to_save else ""
+    return f"{kind} r={adapter.r} alpha={adapter.alpha:g} targets={targets_text(adapter)}{more}"
 
 
 def _data(tokens: PreparedTokens) -> str:

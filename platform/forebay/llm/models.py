@@ -18,6 +18,7 @@ from torch import nn
 from forebay.errors import InvalidOption
 from forebay.llm.attention import DOCUMENTS, Attention, attend_by_documents, can_attend_by_documents, chosen_attention
 from forebay.llm.quantization import NF4, quantized, quantized_copy, require_bitsandbytes
+from forebay.llm.reward_head import put_reward_head
 from forebay.llm.source.folders import copy_headers, local_copy, small_files_of
 from forebay.llm.source.hub_model import hub_model, hub_names
 from forebay.llm.source.prepared_tokens import PreparedTokens
@@ -30,9 +31,28 @@ from forebay.storage.small_files import read_small
 TINY = "tiny"
 """Name of the model that is made on the spot, and needs neither files nor a network."""
 Quantization = Literal["nf4"]
+Head = Literal["tokens", "reward"]
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _TINY_POSITIONS = 4096
+
+Answers = Literal["one", "pairs", "labels"]
+"""Answers of a row of data: one that is learned, a preferred one and a rejected one, or one with a label."""
+_HAVE = {
+    "one": "no pairs of answers and no labels",
+    "pairs": "pairs of answers (chosen, rejected)",
+    "labels": "answers with labels (prompt, completion, label)",
+}
+_NEED = {
+    "one": "A fine-tuning would learn both the good and the bad ones.",
+    "pairs": "This loss needs pairs: the columns chosen and rejected, with prompt.",
+    "labels": "This loss needs the columns prompt, completion and label.",
+}
+_USE = {
+    "one": "Rename columns with columns=, or fine-tune on this data (jobs/finetune_llm.py).",
+    "pairs": "Train on them with jobs/prefer_llm.py, and loss=dpo, ipo, simpo or reward.",
+    "labels": "Train on them with jobs/prefer_llm.py and loss=kto, or leave the column label out.",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +66,7 @@ class ModelSpec:
         gradient_checkpointing: Whether activations are computed again in the backward pass, which saves memory.
             None: on a GPU.
         quantization: "nf4" holds the linear layers in 4 bits, frozen. None holds float32.
+        head: "tokens" gives logits, "reward" one number for each token.
     """
 
     name: str
@@ -53,8 +74,11 @@ class ModelSpec:
     attn: Attention = "auto"
     gradient_checkpointing: bool | None = None
     quantization: Quantization | None = None
+    head: Head = "tokens"
 
     def __post_init__(self) -> None:
+        if self.head not in get_args(Head):
+            raise InvalidOption(f"head={self.head!r} is unknown. Choose 'tokens' or 'reward'.")
         if self.quantization is not None:
             if self.quantization not in get_args(Quantization):
                 raise InvalidOption(f"quantization={self.quantization!r} is unknown. Choose {NF4!r}, or None.")
@@ -77,6 +101,8 @@ class ModelSpec:
         if self.attn == DOCUMENTS or (attn == DOCUMENTS and can_attend_by_documents(model)):
             attend_by_documents(model)
         model.config.use_cache = False
+        if self.head == "reward":
+            put_reward_head(model)
         if recomputes_activations(self.gradient_checkpointing, device):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         # A loaded model is in evaluation mode.
@@ -131,25 +157,18 @@ def tiny_sizes(vocab_size: int) -> dict[str, Any]:
     }
 
 
-def check_model(name: str, tokens: PreparedTokens, *, has_pairs: bool = False) -> None:
+def check_model(name: str, tokens: PreparedTokens, *, answers: Answers = "one") -> None:
     """Check that a model can be trained on `tokens`.
 
     The model is not loaded.
 
     Raises `InvalidOption` for a folder without a configuration or safetensors, with code of its own, for a tokenizer
-    that is larger than the embedding, for rows that are longer than the model's positions, and for rows of pairs of
-    answers where `has_pairs` does not say so.
+    that is larger than the embedding, for rows that are longer than the model's positions, and for rows whose `answers`
+    are others: "one", "pairs", or "labels" for one that is desired or not.
     """
-    if tokens.has_pairs and not has_pairs:
-        raise InvalidOption(
-            "the data has pairs of answers (chosen, rejected), and a fine-tuning would learn both. Train on them with "
-            "llm.train_dpo (jobs/dpo_llm.py)."
-        )
-    if has_pairs and not tokens.has_pairs:
-        raise InvalidOption(
-            "the data has no pairs of answers, and preferences are trained on the columns chosen and rejected, with "
-            "prompt. Rename them with columns=, or fine-tune on this data (jobs/finetune_llm.py)."
-        )
+    found: Answers = "pairs" if tokens.has_pairs else "labels" if tokens.has_labels else "one"
+    if found != answers:
+        raise InvalidOption(f"the data has {_HAVE[found]}. {_NEED[answers]} {_USE[found]}", answers=found)
     config: Mapping[str, Any] = tiny_sizes(tokens.vocab_size) if name == TINY else read_config(name)
     if "vocab_size" in config:
         check_sizes(tokens.vocab_size, config["vocab_size"], name)

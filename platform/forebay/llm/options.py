@@ -50,6 +50,9 @@ class Options:
         lora_alpha: The adapter's output is scaled by `lora_alpha / lora_r`.
         lora_dropout: Share of the adapter's inputs that are dropped in training.
         lora_targets: Names of the adapter's layers, such as "q_proj,v_proj", or "all-linear".
+        modules_to_save: Names of layers that are trained whole beside the adapter, such as "embed_tokens,lm_head".
+        rslora: Scale the adapter's output by `lora_alpha / sqrt(lora_r)`.
+        dora: Train lengths and directions of the adapter's weights apart.
         global_batch: Rows of `seq_len` tokens per step, over all workers.
         per_device_batch: Rows of one pass through the model.
         epochs: Passes over the data.
@@ -93,6 +96,9 @@ class Options:
     lora_alpha: float = 32
     lora_dropout: float = 0.0
     lora_targets: str = ALL_LINEAR
+    modules_to_save: str = ""
+    rslora: bool = False
+    dora: bool = False
     global_batch: int | None = None
     per_device_batch: int | None = None
     epochs: int | None = None

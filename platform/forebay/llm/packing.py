@@ -1,7 +1,7 @@
 """Packing of documents into rows of equal length. Pure functions.
 
-A packed token holds its id in bits 0 to 23. Bit 24 marks the first token of a document, bit 25 a target. So ids,
-labels, positions and the borders of documents take 4 bytes per token together.
+A packed token holds its id in bits 0 to 23. Bit 24 marks the first token of a document, bit 25 a target, bit 26 the
+first token of a desired answer. So ids, labels, positions and the borders of documents take 4 bytes per token together.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ Truncate = Literal["start", "end", "drop"]
 ID_BITS = (1 << 24) - 1
 START = 1 << 24
 TARGET = 1 << 25
+DESIRED = 1 << 26
 
 PackedRows = NDArray[np.int32]
 
@@ -175,6 +176,8 @@ def _packed(document: Document) -> PackedRows:
     packed = document.ids | np.where(document.is_target, TARGET, 0).astype(np.int32)
     for begin in (0, document.second or 0):
         packed[begin] = (packed[begin] & ~TARGET) | START
+    if document.is_desired:
+        packed[0] |= DESIRED
     return packed
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
@@ -16,6 +16,7 @@ from forebay.llm.adapters import Lora
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.models import ModelSpec
 from forebay.llm.quantization import compute_in
+from forebay.llm.reward_head import output_name
 from forebay.llm.source.tokenizers import TokenizerSpec
 from forebay.llm.token_loss import LOSS_CHUNK
 
@@ -98,11 +99,39 @@ class Recipe:
 
         Its attention and its checkpointing suit a training on `device`: `worker.device`.
         """
+        model = self.build_base(device)
+        return model if self.adapter is None else self.adapter_of(model).add_to(model)
+
+    def adapter_of(self, model: Any) -> Lora:
+        """Adapter of a base: beside a reward head, which is trained whole."""
+        assert self.adapter is not None, "the recipe has one"
+        if self.model.quantization is not None:
+            self._check_quantized(model)
+        if self.model.head == "tokens":
+            return self.adapter
+        saved = (*self.adapter.modules_to_save, output_name(model))
+        return replace(self.adapter, modules_to_save=tuple(dict.fromkeys(saved)))
+
+    def _check_quantized(self, model: Any) -> None:
+        """Raise `InvalidOption` for layers that are trained whole, and are frozen in 4 bits."""
+        assert self.adapter is not None, "the recipe has one"
+        whole, output = self.adapter.modules_to_save, model.get_output_embeddings()
+        for path, each in model.named_modules():
+            name = path.rpartition(".")[2]
+            if isinstance(each, nn.Linear) and each is not output and {name, path}.intersection(whole):
+                raise InvalidOption(
+                    f"modules_to_save names {name!r}, whose weights are in 4 bits (finetuning=qlora) and cannot be "
+                    "trained. Let the adapter train it (lora_targets), or set finetuning=lora.",
+                    option="modules_to_save",
+                )
+
+    def build_base(self, device: torch.device | str) -> nn.Module:
+        """The same without its adapter."""
         device = torch.device(device)
         model = self.model.build(device)
         if self.model.quantization is not None:
             compute_in(model, self.compute_type(device))
-        return model if self.adapter is None else self.adapter.add_to(model)
+        return model
 
     def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
         """AdamW over the trained parameters. Only matrices decay."""

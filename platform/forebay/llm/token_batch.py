@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from forebay.data.transform.transform import Transform
 from forebay.llm.packing import ID_BITS, START, TARGET
-from forebay.llm.tokens import pair_arrays, token_arrays
+from forebay.llm.tokens import pair_arrays, reference_arrays, token_arrays
 
 IGNORED = -100
 """Label of a token that does not count, as in torch and transformers."""
@@ -37,12 +38,15 @@ def token_rows() -> Transform:
     return Transform(fn=token_arrays, version="1")
 
 
-def pair_rows() -> Transform:
+def pair_rows(reference: int | None = None) -> Transform:
     """Transform of prepared pairs of answers.
 
-    The arrays of `token_rows`, and `pairs` int32 [rows].
+    The arrays of `token_rows`, and `pairs` int32 [rows]. With `reference`, the most texts of a row, also `reference`
+    float64 [rows, reference]: log-probabilities that `llm.with_reference` stored.
     """
-    return Transform(fn=pair_arrays, version="1")
+    if reference is None:
+        return Transform(fn=pair_arrays, version="1")
+    return Transform(fn=partial(reference_arrays, reference), version=f"1 reference {reference}")
 
 
 def unpack(packed: Tensor) -> TokenBatch:

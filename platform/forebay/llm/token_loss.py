@@ -80,8 +80,13 @@ def next_tokens(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
     Labels are int64 [rows, seq_len - 1].
     """
     tokens = unpack(batch[TOKENS])
-    logits: Tensor = model(**_inputs(causal_model(model), tokens)).logits
+    logits: Tensor = model(**model_inputs(model, batch[TOKENS])).logits
     return logits.view(*tokens.labels.shape, -1)[:, :-1], tokens.labels[:, 1:]
+
+
+def model_inputs(model: Any, packed: Tensor) -> dict[str, Any]:
+    """Arguments of a forward pass over packed tokens."""
+    return _inputs(causal_model(model), unpack(packed))
 
 
 def causal_model(model: Any) -> Any:

@@ -17,7 +17,7 @@ from forebay.llm.chat.documents import Document
 from forebay.llm.packing import START, PackedRows, RowLayout, arrange, num_targets
 from forebay.runtime.formatting import count_text
 
-TOKENS, TARGETS, PAIRS = "tokens", "targets", "pairs"
+TOKENS, TARGETS, PAIRS, REFERENCE = "tokens", "targets", "pairs", "reference"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,18 @@ def pair_arrays(batch: pa.RecordBatch) -> dict[str, BlockArray]:
     # The rest of a row is one more document.
     texts = ((arrays[TOKENS] & START) != 0).sum(axis=1)
     return arrays | {PAIRS: (texts // 2).astype(np.int32)}
+
+
+def reference_arrays(width: int, batch: pa.RecordBatch) -> dict[str, BlockArray]:
+    """Arrays of `pair_arrays`, and `reference` float64 [rows, width].
+
+    `reference` has the stored log-probability of each text of a row, and 0 behind them.
+    """
+    column = batch.column(REFERENCE)
+    values = np.zeros((len(batch), width))
+    lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+    values[np.arange(width) < lengths[:, None]] = column.flatten().to_numpy(zero_copy_only=False)
+    return pair_arrays(batch) | {REFERENCE: values}
 
 
 def _fitted(documents: Iterable[Document], layout: RowLayout) -> tuple[list[Document], TokenCounts]:

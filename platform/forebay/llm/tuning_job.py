@@ -5,7 +5,7 @@ If it does not fit, copy it and change it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,20 @@ from forebay.data.plan.mixture.mixture import Mixture
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.data.preparation.prepare import prepare
 from forebay.data.preparation.progress import tell
+from forebay.data.transform.transform import Transform
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.cost.memory_check import check_memory, memory_plan
 from forebay.llm.fine_tuning import finetune
 from forebay.llm.hf_folder.smollm2 import SMOLLM2, smollm2
 from forebay.llm.identity import run_identity
-from forebay.llm.models import TINY, ModelSpec, check_model, check_weights, read_config
+from forebay.llm.models import TINY, Answers, Head, ModelSpec, check_model, check_weights, read_config, tiny_sizes
 from forebay.llm.options import Options
-from forebay.llm.preference_tuning import train_dpo
+from forebay.llm.preferences.losses import Preferences
+from forebay.llm.preferences.reference_rows import with_reference
+from forebay.llm.preferences.tuning import check_recipe, prefer
 from forebay.llm.recipe import Recipe
+from forebay.llm.reward_head import OF_LOGITS, check_reward_head, put_reward_head
 from forebay.llm.source.hub_model import pinned_model
 from forebay.llm.source.prepared_tokens import PreparedTokens, prepared_tokens
 from forebay.llm.source.token_source import TokenSource
@@ -38,8 +42,6 @@ from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
 from forebay.training.job.resources import Resources, workers_here
 
-_OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")
-"""Fields of a configuration that change the output of the last layer: of Gemma 2, Cohere, Granite and Falcon H1."""
 PrepareSource: TypeAlias = Callable[..., Prepared]
 """`fb.prepare`, or a function with its signature that prepares elsewhere."""
 TUNING_DEFAULTS: Mapping[bool, Mapping[str, Any]] = {
@@ -54,71 +56,109 @@ PREFERENCE_DEFAULTS: Mapping[bool, Mapping[str, Any]] = {
 """The same for a training on preferences."""
 
 
-def job(options: Options, *, beta: float | None = None, prepare: PrepareSource = prepare) -> Job:
-    """Make a fine-tuning job, or one on preferences (DPO).
+def job(options: Options, *, preferences: Preferences | None = None, prepare: PrepareSource = prepare) -> Job:
+    """Make a fine-tuning job, or one on preferences.
 
     Prepares the token rows, once, and checks the options, the model and its memory before a worker starts.
 
     Args:
-        options: Options of the job. Those that are None get the defaults of `TUNING_DEFAULTS`, or with `beta` of
+        options: Options of the job. Those that are None get the defaults of `TUNING_DEFAULTS`, or with `preferences` of
             `PREFERENCE_DEFAULTS`.
-        beta: Weight of the reference: a larger one stays closer to it.
+        preferences: Loss and reference of a training on preferences.
         prepare: Function that prepares the token rows. `fb.preparation.prepare_on_ray` does it on all nodes.
 
     Raises `InvalidOption` for options that can never work, and as `fb.prepare`.
     """
-    options = _completed(options, beta)
+    options = _completed(options, preferences)
     spec = tokenizer(options.model, template=options.template)
+    answers = _answers(preferences)
 
     def prepared(data: str, spec: TokenizerSpec) -> PreparedTokens:
         source = TokenSource(data, spec, on_bad_rows=options.on_bad_rows, **_row_options(options))
-        return prepared_tokens(prepare(source, into=f"{options.storage}/prepared"))
+        found = prepared_tokens(prepare(source, into=f"{options.storage}/prepared"))
+        check_model(options.model, found, answers=answers)
+        return found
 
     parts = {data: prepared(data, spec) for data in _datasets(options)}
     tokens = next(iter(parts.values()))
-    for each in parts.values():
-        check_model(options.model, each, has_pairs=beta is not None)
     options = replace(options, loss_chunk=_loss_chunk(options))
-    recipe = _recipe(options, tokens, spec)
-    whole = check_weights(recipe.model)
-    if recipe.adapter is not None:
-        recipe.adapter.add_to(whole)  # raises for targets that match no layer
+    recipe = _recipe(options, tokens, spec, head="reward" if _is_reward(preferences) else "tokens")
+    if preferences is not None:
+        preferences = check_recipe(recipe, preferences)
+    _check_layers(recipe)
     if options.check_memory:
-        _check_memory(options, recipe, tokens.seq_len)
-    transform = token_rows() if beta is None else pair_rows()
+        _check_memory(options, recipe, tokens.seq_len, has_copy=preferences is not None and preferences.has_copy)
+    rows = parts
+    # The same tokenizer, also where it was trained on the data.
+    held_out = None if options.held_out is None else prepared(options.held_out, tokens.spec(spec))
+    if preferences is not None and preferences.is_stored:
 
-    def data_of(plan: Plan | Mixture) -> Data:
-        return Data(plan=plan, transform=transform, global_batch=_filled(options.global_batch))
+        def stored(each: PreparedTokens) -> PreparedTokens:
+            into = f"{options.storage}/prepared"
+            return with_reference(each, recipe, into=into, seed=options.seed, gpus=options.gpus)
 
-    held_out = None
-    if options.held_out is not None:
-        # The same tokenizer, also where it was trained on the data.
-        other = prepared(options.held_out, tokens.spec(spec))
-        check_model(options.model, other, has_pairs=beta is not None)
-        held_out = data_of(build_plan(other.prepared.manifest, shuffle=False))
+        rows = {data: stored(each) for data, each in parts.items()}
+        held_out = None if held_out is None else stored(held_out)
+    data_of = partial(_data, options, _transform(preferences, [*rows.values(), *([held_out] if held_out else [])]))
+    facts = {} if preferences is None else preferences.facts()
     return Job(
-        train=partial(finetune, recipe) if beta is None else partial(train_dpo, recipe, beta=beta),
-        data=data_of(_plan(options, parts)),
-        held_out=held_out,
-        identity=run_identity(recipe, parts if options.mix else tokens, beta=beta, **_row_options(options)),
+        train=partial(finetune, recipe) if preferences is None else partial(prefer, recipe, preferences=preferences),
+        data=data_of(_plan(options, rows)),
+        held_out=None if held_out is None else data_of(build_plan(held_out.prepared.manifest, shuffle=False)),
+        identity=run_identity(recipe, parts if options.mix else tokens, **facts, **_row_options(options)),
         **_run_options(options),
     )
 
 
-def _completed(options: Options, beta: float | None) -> Options:
+def _data(options: Options, transform: Transform, plan: Plan | Mixture) -> Data:
+    return Data(plan=plan, transform=transform, global_batch=_filled(options.global_batch))
+
+
+def _transform(preferences: Preferences | None, rows: Sequence[PreparedTokens]) -> Transform:
+    if preferences is None:
+        return token_rows()
+    stored = [each.reference for each in rows if each.reference is not None]
+    return pair_rows(max(stored, default=None))
+
+
+def _answers(preferences: Preferences | None) -> Answers:
+    """Answers of a row that the job needs."""
+    if preferences is None:
+        return "one"
+    return "labels" if preferences.loss == "kto" else "pairs"
+
+
+def _is_reward(preferences: Preferences | None) -> bool:
+    return preferences is not None and preferences.loss == "reward"
+
+
+def _check_layers(recipe: Recipe) -> None:
+    """Check the files of the model, and that its adapter and its head fit.
+
+    Raises `InvalidOption`.
+    """
+    whole = check_weights(recipe.model)
+    if recipe.model.head == "reward":
+        name = recipe.model.name
+        config = {"model_type": "llama", **tiny_sizes(recipe.model.vocab_size)} if name == TINY else read_config(name)
+        check_reward_head(whole, config)
+        put_reward_head(whole)
+    if recipe.adapter is not None:
+        recipe.adapter_of(whole).add_to(whole)  # raises for layers that match none
+
+
+def _completed(options: Options, preferences: Preferences | None) -> Options:
     """Fill in defaults, and pin the model.
 
     Raises `InvalidOption` for a contradiction.
     """
     if options.data is None and not options.mix:
         raise InvalidOption("there is no data. Give data=, or mix= with several datasets.")
-    if beta is not None and options.finetuning == "full":
-        raise InvalidOption(
-            f"finetuning={options.finetuning!r} cannot train preferences: the reference is the model without its "
-            "adapter. Choose 'lora' or 'qlora'.",
-            finetuning=options.finetuning,
-        )
-    defaults = TUNING_DEFAULTS if beta is None else PREFERENCE_DEFAULTS
+    _check_adapter(options)
+    if preferences is not None:
+        preferences.resolved(has_adapter=options.finetuning != "full")
+        _check_for_preferences(options, preferences)
+    defaults = TUNING_DEFAULTS if preferences is None else PREFERENCE_DEFAULTS
     model = smollm2(f"{options.storage}/models") if options.model == SMOLLM2 else options.model
     return replace(
         options.with_defaults(defaults[model == TINY]),
@@ -127,13 +167,39 @@ def _completed(options: Options, beta: float | None) -> Options:
     )
 
 
+def _check_adapter(options: Options) -> None:
+    """Raise `InvalidOption` for an option of an adapter that there is not."""
+    given = [name for name in ("modules_to_save", "rslora", "dora") if getattr(options, name)]
+    if given and options.finetuning == "full":
+        raise InvalidOption(
+            f"{given[0]}={getattr(options, given[0])} is of an adapter, and finetuning='full' trains all of the model. "
+            "Leave it out, or set finetuning=lora.",
+            option=given[0],
+        )
+
+
+def _check_for_preferences(options: Options, preferences: Preferences) -> None:
+    """Raise `InvalidOption` for an option that cannot apply."""
+    if preferences.loss == "kto" and options.reduction == "exact":
+        raise InvalidOption(
+            "reduction='exact': loss='kto' compares with a mean over the global batch, whose rounding depends on the "
+            "number of workers. Leave reduction out.",
+            option="reduction",
+        )
+    if preferences.loss == "reward" and options.loss_chunk != LOSS_CHUNK:
+        raise InvalidOption(
+            f"loss_chunk={options.loss_chunk}: loss='reward' computes no logits. Leave loss_chunk out.",
+            option="loss_chunk",
+        )
+
+
 def _loss_chunk(options: Options) -> int:
     """Chunk of the loss: 0 for a model that changes its logits behind the last layer.
 
     Raises `InvalidOption` for another chunk that was asked for.
     """
     config = {} if options.model == TINY else read_config(options.model)
-    changed = [name for name in _OF_LOGITS if config.get(name) not in (None, 0, 1)]
+    changed = [name for name in OF_LOGITS if config.get(name) not in (None, 0, 1)]
     if not changed or not options.loss_chunk:
         return options.loss_chunk
     if options.loss_chunk != LOSS_CHUNK:
@@ -175,16 +241,23 @@ def _plan(options: Options, parts: Mapping[str, PreparedTokens]) -> Plan | Mixtu
     return Mixture(plans, {names[data]: weight for data, weight in options.mix.items()})
 
 
-def _recipe(options: Options, tokens: PreparedTokens, spec: TokenizerSpec) -> Recipe:
+def _recipe(options: Options, tokens: PreparedTokens, spec: TokenizerSpec, *, head: Head) -> Recipe:
     model = ModelSpec(
         name=options.model,
         vocab_size=tokens.vocab_size,
         attn=options.attn,
         gradient_checkpointing=options.gradient_checkpointing,
         quantization="nf4" if options.finetuning == "qlora" else None,
+        head=head,
     )
     adapter = Lora(
-        r=options.lora_r, alpha=options.lora_alpha, dropout=options.lora_dropout, targets=options.lora_targets
+        r=options.lora_r,
+        alpha=options.lora_alpha,
+        dropout=options.lora_dropout,
+        targets=options.lora_targets,
+        modules_to_save=options.modules_to_save,
+        rslora=options.rslora,
+        dora=options.dora,
     )
     return Recipe(
         model=model,
@@ -201,7 +274,7 @@ def _recipe(options: Options, tokens: PreparedTokens, spec: TokenizerSpec) -> Re
     )
 
 
-def _check_memory(options: Options, recipe: Recipe, seq_len: int) -> None:
+def _check_memory(options: Options, recipe: Recipe, seq_len: int, *, has_copy: bool) -> None:
     plan = memory_plan(
         recipe,
         workers=options.min_workers or _filled(options.workers),
@@ -210,7 +283,7 @@ def _check_memory(options: Options, recipe: Recipe, seq_len: int) -> None:
         strategy=options.strategy,
         offload=options.offload,
     )
-    check_memory(plan, options.device_memory, gpus=options.gpus)
+    check_memory(replace(plan, reference="copy") if has_copy else plan, options.device_memory, gpus=options.gpus)
 
 
 def _run_options(options: Options) -> dict[str, Any]:

@@ -249,10 +249,22 @@ def test_package_of_4_bit_weights_is_asked_for_before_a_worker_starts(
 
 
 @pytest.mark.variation
+def test_reward_model_and_labels_by_the_command_line(run: Callable[..., Any]) -> None:
+    options = {"pairs": 40, "seq_len": 192, "global_batch": 4, "workers": 2}
+    for loss, more in (("kto", {"finetuning": "full", "reference": "stored"}), ("reward", {"lora_r": 4})):
+        metrics = run("prefer_llm.py", loss=loss, name=loss, **options, **more)["epochs"][-1]["metrics"]
+        assert 0 <= metrics["validation_accuracy"] <= 1
+    made = llm.export("reward", "out", merge=True)
+    assert json.loads(Path(made.folder, "config.json").read_text())["architectures"] == [
+        "LlamaForSequenceClassification"
+    ]
+
+
+@pytest.mark.variation
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_preferences_are_trained_beside_their_reference(run: Callable[..., Any], strategy: str) -> None:
     options = {"pairs": 40, "seq_len": 192, "global_batch": 4, "workers": 2, "strategy": strategy, "name": strategy}
-    metrics = run("dpo_llm.py", **options)["epochs"][-1]["metrics"]
+    metrics = run("prefer_llm.py", **options)["epochs"][-1]["metrics"]
     assert metrics["validation_loss"] < 0.8 and 0 <= metrics["validation_accuracy"] <= 1
     assert llm.export(strategy, "out", merge=True).content == "merged model"
 
@@ -260,9 +272,16 @@ def test_preferences_are_trained_beside_their_reference(run: Callable[..., Any],
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["jobs/dpo_llm.py", "finetuning=full"], "finetuning='full' cannot train preferences"),
-        (["jobs/dpo_llm.py", "data=chats.jsonl"], "the data has no pairs of answers"),
-        (["jobs/dpo_llm.py", "pairs=12", "lora_targets=query"], "lora_targets=query: 'query' matches no layer"),
+        (["jobs/prefer_llm.py", "finetuning=full", "reference=adapter"], "all of the model is trained"),
+        (["jobs/prefer_llm.py", "data=chats.jsonl"], "the data has no pairs of answers"),
+        (["jobs/prefer_llm.py", "pairs=12", "lora_targets=query"], "lora_targets=query: 'query' matches no layer"),
+        (
+            ["jobs/prefer_llm.py", "pairs=12", "modules_to_save=embed_token"],
+            "matches no layer of the model. Did you mean",
+        ),
+        (["jobs/prefer_llm.py", "loss=kto", "reduction=exact"], "compares with a mean over the global batch"),
+        (["jobs/prefer_llm.py", "loss=reward", "loss_chunk=16"], "computes no logits"),
+        (["jobs/prefer_llm.py", "finetuning=full", "dora=true"], "dora=True is of an adapter"),
     ],
 )
 def test_preferences_are_checked_before_a_worker_starts(

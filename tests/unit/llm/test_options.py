@@ -41,7 +41,9 @@ def test_only_changed_options_are_passed_on() -> None:
     assert options.with_defaults({"lr": 1e-3, "seq_len": 8}).changed() == {"workers": 4, "lr": 1e-3, "seq_len": 8}
 
 
-@pytest.mark.parametrize("job", ["finetune_llm.py:job", "dpo_llm.py:job", "sweep_llm.py:mixed", "sweep_llm.py:sweep"])
+@pytest.mark.parametrize(
+    "job", ["finetune_llm.py:job", "prefer_llm.py:job", "sweep_llm.py:mixed", "sweep_llm.py:sweep"]
+)
 def test_all_jobs_take_all_options(job: str) -> None:
     file, _, name = job.partition(":")
     function = runpy.run_path(str(JOBS / file))[name]

@@ -31,12 +31,13 @@ class Document(NamedTuple):
     """Token ids, int32 [n], and a target mask, bool [n].
 
     A pair of answers is one document, so that both stay in one row: the one that is preferred, then the other one,
-    which begins at `second`.
+    which begins at `second`. Beside an answer with a label, `is_desired`, it is the answer to another prompt.
     """
 
     ids: NDArray[np.int32]
     is_target: NDArray[np.bool_]
     second: int | None = None
+    is_desired: bool = False
 
     @property
     def is_trained(self) -> bool:

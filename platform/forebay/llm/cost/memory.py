@@ -20,7 +20,9 @@ from forebay.llm.options import Options, Tuning, with_options
 from forebay.training.strategies.choice import Offload, StrategyName
 
 Precision: TypeAlias = Literal["bf16", "fp32"]
+HeldReference: TypeAlias = Literal["none", "adapter", "copy", "stored"]
 _CHOICES = {"strategy": StrategyName, "offload": Offload, "finetuning": Tuning, "dtype": Precision, "stored": Precision}
+_CHOICES["reference"] = HeldReference
 
 FLOAT, HALF = 4, 2
 MOMENTS = 2 * FLOAT
@@ -44,6 +46,9 @@ class MemoryPlan:
             these are the figures of DeepSpeed's own bf16 mode.
         loss_chunk: Positions whose logits exist at a time. 0: all rows of a pass.
         vocab_size: Entries of the tokenizer, for the tiny model.
+        reference: "copy" for preferences beside a frozen copy of the model. Others take no memory.
+        modules_to_save: Names of layers that are trained whole beside an adapter.
+        dora: Whether the adapter is DoRA.
     """
 
     model: str
@@ -61,6 +66,9 @@ class MemoryPlan:
     stored: Precision = "fp32"
     loss_chunk: int = 1024
     vocab_size: int = TINY_VOCABULARY
+    reference: HeldReference = "none"
+    modules_to_save: str = ""
+    dora: bool = False
 
     def __post_init__(self) -> None:
         for option in ("workers", "lora_r", "seq_len", "per_device_batch"):
@@ -79,11 +87,19 @@ class MemoryPlan:
     @property
     def adapter(self) -> Lora | None:
         """Adapter that is trained, or None."""
-        return None if self.finetuning == "full" else Lora(r=self.lora_r, targets=self.lora_targets)
+        if self.finetuning == "full":
+            return None
+        whole = self.modules_to_save
+        return Lora(r=self.lora_r, targets=self.lora_targets, modules_to_save=whole, dora=self.dora)
 
 
 @with_options(workers=1)
-def plan_of(options: Options, stored: Precision = "fp32", vocab_size: int = TINY_VOCABULARY) -> MemoryPlan:
+def plan_of(
+    options: Options,
+    stored: Precision = "fp32",
+    vocab_size: int = TINY_VOCABULARY,
+    reference: HeldReference = "none",
+) -> MemoryPlan:
     """Memory plan of a job on GPUs.
 
     Options that do not change its memory are ignored.
@@ -92,7 +108,8 @@ def plan_of(options: Options, stored: Precision = "fp32", vocab_size: int = TINY
     known = asdict(options.with_defaults(defaults))
     plan = {each.name: known[each.name] for each in fields(MemoryPlan) if each.name in known}
     dtype: Precision = "bf16" if options.dtype == "auto" else options.dtype
-    return MemoryPlan(**plan | {"dtype": dtype, "stored": stored, "vocab_size": vocab_size})
+    more = {"dtype": dtype, "stored": stored, "vocab_size": vocab_size, "reference": reference}
+    return MemoryPlan(**plan | more)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,7 +171,7 @@ def estimate_memory(plan: MemoryPlan) -> MemoryEstimate:
     weights, gradients, optimizer = _states(plan, sizes)
     is_offloaded = plan.offload == "optimizer"
     device = {
-        "weights": weights,
+        "weights": weights + (_reference(plan, sizes) if plan.reference == "copy" else 0),
         "gradients": gradients,
         "optimizer": 0 if is_offloaded else optimizer,
         "buffers": _buffers(plan, sizes) + kept.copies,
@@ -163,6 +180,16 @@ def estimate_memory(plan: MemoryPlan) -> MemoryEstimate:
     }
     host = optimizer if is_offloaded else 0
     return MemoryEstimate(parameters=sizes.total, trained=sizes.trained, device=device, host=host)
+
+
+def _reference(plan: MemoryPlan, sizes: ModelSizes) -> int:
+    """Bytes of a frozen copy: split under fsdp2, and whole otherwise."""
+    weights = FLOAT * sizes.total
+    if plan.finetuning == "qlora":
+        weights = FLOAT * (sizes.total - sizes.linear) + round(NF4_BYTES * sizes.linear)
+    if plan.strategy != "fsdp2" or plan.workers == 1:
+        return weights
+    return -(-weights // plan.workers) + FLOAT * (2 * sizes.layer + sizes.outside)
 
 
 def _states(plan: MemoryPlan, sizes: ModelSizes) -> tuple[int, int, int]:

@@ -37,6 +37,7 @@ CHANGES: tuple[Mapping[str, Any], ...] = (
     {"per_device_batch": 1},
     {"attn": "auto"},
     {"loss_chunk": 1024},
+    {"reference": "stored"},
     {"strategy": "fsdp2"},
     {"strategy": "zero3", "offload": "optimizer"},
     {"finetuning": "lora"},
@@ -109,6 +110,8 @@ def memory_plan(
         loss_chunk=recipe.loss_chunk,
         dtype="bf16" if recipe.compute_type(device) == torch.bfloat16 else "fp32",
         vocab_size=recipe.model.vocab_size,
+        modules_to_save=",".join(recipe.adapter.modules_to_save) if recipe.adapter else "",
+        dora=recipe.adapter is not None and recipe.adapter.dora,
     )
 
 
@@ -205,6 +208,8 @@ def _different(plan: MemoryPlan, changes: Mapping[str, Any]) -> dict[str, Any]:
     Empty if the changes would undo what `plan` already does to fit.
     """
     if plan.finetuning == "qlora" and "finetuning" in changes:
+        return {}
+    if "reference" in changes and plan.reference != "copy":
         return {}
     if plan.strategy == "zero3" and plan.offload == "optimizer" and changes.get("strategy") == "fsdp2":
         return {}

@@ -18,9 +18,10 @@ from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder.model_origin import TRACKED, ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight, index_text, split_files, write_safetensors
 from forebay.llm.hf_folder.sealed_folder import SealedFolder
-from forebay.llm.hf_folder.side_files import adapter_config, model_config, side_files
+from forebay.llm.hf_folder.side_files import adapter_config, model_config, pad_of_rewards, side_files
 from forebay.llm.hf_folder.weights import (
     adapter_weights,
+    as_classifier,
     as_type,
     base_weights,
     dequantized_weights,
@@ -28,6 +29,7 @@ from forebay.llm.hf_folder.weights import (
     trained_weights,
 )
 from forebay.llm.models import TINY
+from forebay.llm.reward_head import classifier_config
 from forebay.storage.filesystem import Location, below, resolve
 from forebay.storage.globs import children
 from forebay.training.checkpoint.config import FOLDER
@@ -153,9 +155,13 @@ class _ExportPlan:
 
 def _write(plan: _ExportPlan, state: StoredState, to: str) -> ExportedModel:
     origin, is_adapter = plan.origin, plan.content == "adapter"
-    config = model_config(origin)
+    base_config, is_reward = model_config(origin), origin.model.head == "reward"
+    config = classifier_config(base_config, pad_of_rewards(origin)) if is_reward else base_config
     dtype = plan.dtype or ("fp32" if is_adapter else _dtype_of(config))
-    weights, stem = as_type(_weights(plan, state, config), _TYPES[dtype]), "adapter_model" if is_adapter else "model"
+    weights, stem = (
+        as_type(_weights(plan, state, base_config), _TYPES[dtype]),
+        "adapter_model" if is_adapter else "model",
+    )
     files = split_files(weights, stem)
     folder = SealedFolder(to, plan.identity(dtype), _ADAPTER_SEAL if is_adapter else _MODEL_SEAL)
     with folder.writing():
@@ -166,7 +172,7 @@ def _write(plan: _ExportPlan, state: StoredState, to: str) -> ExportedModel:
                     write_safetensors(out, each)
             if len(files) > 1:
                 folder.write(f"{stem}.safetensors.index.json", index_text(files).encode())
-            for name, content in side_files(origin, has_generation=not is_adapter).items():
+            for name, content in side_files(origin, has_generation=not (is_adapter or is_reward)).items():
                 folder.write(name, content)
             seal = adapter_config(origin, weights) if is_adapter else config | {"dtype": _name(_TYPES[dtype])}
             folder.seal(json.dumps(seal, indent=2, sort_keys=True).encode())
@@ -184,6 +190,14 @@ def _write(plan: _ExportPlan, state: StoredState, to: str) -> ExportedModel:
 
 
 def _weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, Any]) -> list[Weight]:
+    """Weights by the names of the exported model, whose base has `config`."""
+    if plan.origin.model.head == "tokens":
+        return _causal_weights(plan, state, config)
+    # Its output layer is its own, also where the base has none.
+    return as_classifier(_causal_weights(plan, state, {**config, "tie_word_embeddings": False}), config)
+
+
+def _causal_weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, Any]) -> list[Weight]:
     adapter = plan.origin.adapter
     if adapter is None:
         return trained_weights(state, config)

@@ -39,7 +39,7 @@ class ModelOrigin:
         """Plain values, which a checkpoint can hold."""
         adapter = None if self.adapter is None else asdict(self.adapter)
         if adapter is not None:
-            adapter["targets"] = targets if isinstance(targets := adapter["targets"], str) else list(targets)
+            adapter = {name: list(value) if isinstance(value, tuple) else value for name, value in adapter.items()}
         tokenizer = None if self.tokenizer is None else asdict(self.tokenizer)
         return {"model": asdict(self.model), "adapter": adapter, "tokenizer": tokenizer, "seed": self.seed}
 
@@ -49,7 +49,7 @@ class ModelOrigin:
         Raises `ValueError`.
         """
         own = self.state_dict()["adapter"]
-        found = state_dict["adapter"]
+        found = self.of(state_dict).state_dict()["adapter"]  # with the fields that an older version did not have
         if own != found:
             raise ValueError(f"it was trained with {_adapter_text(found)}, and this run has {_adapter_text(own)}")
 
@@ -57,8 +57,8 @@ class ModelOrigin:
     def of(cls, state: Mapping[str, Any]) -> ModelOrigin:
         """Origin from its state."""
         adapter, tokenizer = state["adapter"], state["tokenizer"]
-        if adapter is not None and not isinstance(adapter["targets"], str):
-            adapter = {**adapter, "targets": tuple(adapter["targets"])}
+        if adapter is not None:
+            adapter = {name: tuple(value) if isinstance(value, list) else value for name, value in adapter.items()}
         return cls(
             model=ModelSpec(**state["model"]),
             adapter=None if adapter is None else Lora(**adapter),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from forebay.llm.chat.messages import InvalidConversation
 from forebay.llm.chat.rendering import render
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
+from forebay.llm.hf_folder.weights import skeleton_of
 from forebay.llm.models import TINY, read_config, tiny_sizes
+from forebay.llm.reward_head import SCORE
 from forebay.llm.source.folders import small_files_of
 from forebay.llm.source.hub_model import hub_model
 from forebay.llm.source.tokenizers import from_text, load_tokenizer, tokenizer_files
@@ -47,9 +50,12 @@ def adapter_config(origin: ModelOrigin, weights: Sequence[Weight]) -> dict[str, 
     adapter = origin.adapter
     assert adapter is not None, "there are weights of an adapter"
     # Other libraries do not know "all-linear": name the layers that it stands for.
-    layers = sorted({each.name.split(".lora_")[0].rpartition(".")[2] for each in weights})
+    layers = sorted({each.name.split(".lora_")[0].rpartition(".")[2] for each in weights if ".lora_" in each.name})
     targets = layers if adapter.targets == ALL_LINEAR else adapter.targets
-    config = adapter.peft_config(targets if isinstance(targets, str) else tuple(targets))
+    is_tied, task = adapter.ties_embedding(skeleton_of(model_config(origin))), "CAUSAL_LM"
+    if origin.model.head == "reward":
+        adapter, task = replace(adapter, modules_to_save=(*adapter.modules_to_save, SCORE)), "SEQ_CLS"
+    config = adapter.peft_config(targets if isinstance(targets, str) else tuple(targets), is_tied=is_tied, task=task)
     if hub := hub_model(origin.model.name):
         config.base_model_name_or_path, config.revision = hub.repo, hub.revision
     else:
@@ -86,6 +92,19 @@ def _tokenizer_files(origin: ModelOrigin) -> dict[str, bytes]:
         found.pop(_OF_TEMPLATE, None)
         found[_TEMPLATE] = spec.template_text.encode()
     return found
+
+
+def pad_of_rewards(origin: ModelOrigin) -> int | None:
+    """Pad token of an exported reward model.
+
+    None where an answer may end with it: transformers would read the reward before the end. It then takes one text at
+    a time, or a pad token that the user sets.
+    """
+    if origin.tokenizer is None:
+        return None
+    tokenizer = load_tokenizer(origin.tokenizer)
+    pad: int = tokenizer.pad_token_id
+    return None if pad in end_tokens(tokenizer) else pad
 
 
 def _content(folder: str, name: str) -> bytes | None:

@@ -20,6 +20,7 @@ from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
 from forebay.llm.models import TINY
 from forebay.llm.quantization import dequantized
+from forebay.llm.reward_head import SCORE, output_name
 from forebay.llm.source.folders import local_copy
 from forebay.llm.source.tokenizers import import_transformers
 from forebay.runtime.extras import extra_package
@@ -28,6 +29,7 @@ from forebay.training.state.rng import seed_everything
 
 _ADAPTED = "base_model.model."
 _A, _B = ".lora_A.default.weight", ".lora_B.default.weight"
+_MAGNITUDE, _SAVED = ".lora_magnitude_vector.default.weight", ".modules_to_save.default."
 _OUTPUT = "lm_head.weight"
 
 
@@ -42,11 +44,16 @@ def trained_weights(state: StoredState, config: Mapping[str, Any]) -> list[Weigh
 
 
 def adapter_weights(state: StoredState) -> list[Weight]:
-    """Weights of an adapter, by the names of peft."""
+    """Weights of an adapter, and of layers trained whole beside it, by the names of peft."""
     return [
-        replace(each, name=each.name.replace(".default.", "."))
+        replace(
+            each,
+            name=each.name.removesuffix(".default.weight" if each.name.endswith(_MAGNITUDE) else "")
+            .replace(_SAVED, ".")
+            .replace(".default.", "."),
+        )
         for each in _weights(state, state.head["objects"]["model"])
-        if each.name.endswith((_A, _B))
+        if each.name.endswith((_A, _B, _MAGNITUDE)) or _SAVED in each.name
     ]
 
 
@@ -63,15 +70,22 @@ def merged_weights(base: list[Weight], state: StoredState, adapter: Lora) -> lis
             "without merge, and merge with the peft library.",
             layers=sorted(missing),
         )
+    saved = {
+        name.replace(_SAVED, "."): replace(each, name=name.replace(_SAVED, "."))
+        for name, each in parts.items()
+        if _SAVED in name
+    }
     merged = []
     for weight in base:
         layer = weight.name.removesuffix(".weight")
         if layer in layers:
             factors = parts[layer + _A].read, parts[layer + _B].read
-            read = partial(_with_adapter, weight.read, *factors, adapter.alpha / adapter.r)
+            read = partial(_with_adapter, weight.read, *factors, adapter.scale)
+            if adapter.dora:
+                read = partial(_of_magnitude, read, parts[layer + _MAGNITUDE].read)
             weight = replace(weight, read=read)  # noqa: PLW2901 - the same weight, read in another way
-        merged.append(weight)
-    return merged
+        merged.append(saved.pop(weight.name, weight))
+    return [*merged, *saved.values()]
 
 
 def base_weights(origin: ModelOrigin) -> list[Weight]:
@@ -104,15 +118,29 @@ def dequantized_weights(base: list[Weight], config: Mapping[str, Any]) -> list[W
 
     Weights of linear layers are quantized and dequantized.
     """
-    transformers = import_transformers()
-    facts = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
-    with torch.device("meta"):
-        found = transformers.AutoConfig.for_model(config["model_type"], **facts)
-        model = transformers.AutoModelForCausalLM.from_config(found)
+    model = skeleton_of(config)
     layers = {name for name, each in model.named_modules() if isinstance(each, nn.Linear)}
     quantized = {f"{name}.weight" for name in layers if model.get_submodule(name) is not model.get_output_embeddings()}
     return [
         replace(each, read=partial(_through_4_bits, each.read)) if each.name in quantized else each for each in base
+    ]
+
+
+def skeleton_of(config: Mapping[str, Any]) -> Any:
+    """Causal model of a configuration, without memory."""
+    transformers = import_transformers()
+    facts = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
+    with torch.device("meta"):
+        found = transformers.AutoConfig.for_model(config["model_type"], **facts)
+        return transformers.AutoModelForCausalLM.from_config(found)
+
+
+def as_classifier(weights: list[Weight], config: Mapping[str, Any]) -> list[Weight]:
+    """Weights of a reward model, by the names of sequence classification."""
+    output = f"{output_name(skeleton_of(config))}.weight"
+    return [
+        replace(each, name=each.name.removesuffix(output) + f"{SCORE}.weight") if each.name.endswith(output) else each
+        for each in weights
     ]
 
 
@@ -146,3 +174,10 @@ def _with_adapter(base: Any, a: Any, b: Any, scale: float) -> Tensor:
     change: Tensor = b().float() @ a().float()
     total: Tensor = base().float() + scale * change
     return total
+
+
+def _of_magnitude(direction: Any, magnitude: Any) -> Tensor:
+    """Weight with rows in one direction, of the lengths of DoRA."""
+    found: Tensor = direction()
+    lengths: Tensor = magnitude().float() / torch.linalg.norm(found, dim=1)
+    return found * lengths[:, None]

@@ -42,6 +42,26 @@ class Preference:
 
 
 @dataclass(frozen=True, slots=True)
+class Labeled:
+    """Example of an answer that is desired or not, by its row."""
+
+    row: Mapping[str, Any]
+
+    @property
+    def is_desired(self) -> bool:
+        return bool(self.row["label"])
+
+    @property
+    def answer(self) -> Conversation | Completion:
+        """The prompt with its own answer."""
+        return _prompt(self.row)
+
+    def with_answer_of(self, other: Labeled) -> Conversation | Completion:
+        """The prompt with the answer to another one."""
+        return _prompt({**self.row, "completion": other.row["completion"]})
+
+
+@dataclass(frozen=True, slots=True)
 class TokenIds:
     """Example of token ids.
 
@@ -52,7 +72,7 @@ class TokenIds:
     labels: Sequence[int] | None
 
 
-Example: TypeAlias = Conversation | Completion | PlainText | TokenIds | Preference
+Example: TypeAlias = Conversation | Completion | PlainText | TokenIds | Preference | Labeled
 Row: TypeAlias = Mapping[str, Any]
 
 
@@ -134,7 +154,18 @@ def _messages(row: Row) -> Example:
     return _talk(row, row["messages"])
 
 
-def _prompt(row: Row) -> Example:
+def _labeled(row: Row) -> Example:
+    label = row["label"]
+    if not isinstance(label, bool):
+        raise InvalidConversation(
+            f"column 'label' is {short(label)}, not true or false: beside a prompt and a completion it says whether "
+            "the answer is desired (loss=kto). Leave a label of another meaning out of the data"
+        )
+    _prompt(row)  # raises
+    return Labeled(row)
+
+
+def _prompt(row: Row) -> Conversation | Completion:
     prompt, completion = row["prompt"], row["completion"]
     if isinstance(prompt, list):
         answer = completion if isinstance(completion, list) else [{"role": "assistant", "content": completion}]
@@ -227,9 +258,11 @@ def _text(row: Row, name: str) -> str:
 
 
 PREFERENCES = Schema(required=("chosen", "rejected"), build=_preference, others=("prompt", *_OF_TALKS))
+LABELS = Schema(required=("prompt", "completion", "label"), build=_labeled, others=_OF_TALKS)
 SCHEMAS = (
     PREFERENCES,
     Schema(required=("messages",), build=_messages, others=_OF_TALKS),
+    LABELS,
     Schema(required=("prompt", "completion"), build=_prompt, others=_OF_TALKS),
     Schema(required=("instruction", "output"), build=_instruction, others=("input", "history", *_OF_TALKS)),
     Schema(required=("conversations",), build=_conversations, others=_OF_TALKS),

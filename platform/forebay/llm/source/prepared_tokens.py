@@ -22,7 +22,9 @@ class PreparedTokens:
         vocab_size: Entries of the tokenizer.
         counts: Counts of documents, tokens and targets.
         trained_tokenizer: Text of the tokenizer, if it was trained on the data.
-        has_pairs: Whether each document is a pair of answers, for `llm.train_dpo`.
+        has_pairs: Whether each document is a pair of answers, for `llm.prefer`.
+        has_labels: Whether each document is an answer with a label, for `llm.prefer` with `loss="kto"`.
+        reference: Most texts of a row whose log-probabilities are stored, or None if none are.
     """
 
     prepared: Prepared
@@ -32,6 +34,8 @@ class PreparedTokens:
     counts: TokenCounts
     trained_tokenizer: str | None
     has_pairs: bool = False
+    has_labels: bool = False
+    reference: int | None = None
 
     def spec(self, spec: TokenizerSpec) -> TokenizerSpec:
         """Tokenizer for other data of the same model.
@@ -67,4 +71,6 @@ def prepared_tokens(prepared: Prepared) -> PreparedTokens:
         counts=TokenCounts.of(facts["counts"]),
         trained_tokenizer=facts["trained_tokenizer"],
         has_pairs=facts.get("has_pairs", False),
+        has_labels=facts.get("has_labels", False),
+        reference=facts.get("reference"),
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
-from typing import Any, Literal, TypeAlias, TypeVar
+from itertools import chain, islice, pairwise
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,13 +14,15 @@ from forebay.data.manifest.manifest import Manifest
 from forebay.data.preparation.progress import tell
 from forebay.errors import InvalidDocument, InvalidOption
 from forebay.llm.chat.documents import Document, Rendered, TrainOn, encode, prompt_and_completion
-from forebay.llm.chat.messages import Conversation, InvalidConversation, without_nulls
+from forebay.llm.chat.messages import Conversation, InvalidConversation, short, without_nulls
 from forebay.llm.chat.rendering import render
 from forebay.llm.packing import RowLayout
 from forebay.llm.source.columns import (
+    LABELS,
     PREFERENCES,
     Completion,
     Example,
+    Labeled,
     PlainText,
     Preference,
     Schema,
@@ -41,8 +43,13 @@ _MOST_MEASURED = 2000
 _FROM_ARROW = ("parquet", "arrow")
 
 Made = TypeVar("Made")
-Texts: TypeAlias = tuple[Rendered | Document, ...]
-"""Texts of an example that are split into tokens: one, or the two of a pair."""
+
+
+class Texts(NamedTuple):
+    """Texts of an example that are split into tokens: one, or the two of a pair."""
+
+    texts: tuple[Rendered | Document, ...]
+    is_desired: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +129,7 @@ class TokenReader:
 
     def read(self, span: TextSpan) -> tuple[pa.Table, Mapping[str, int]]:
         skipped: list[None] = []
-        texts = self.rows.examples(span, self._texts, lambda: skipped.append(None))
+        texts = self._all_texts(span, lambda: skipped.append(None))
         table, counts = token_table(self.documents(texts), self.layout)
         return table, asdict(counts) | {_SKIPPED: len(skipped)}
 
@@ -138,17 +145,18 @@ class TokenReader:
             "counts": asdict(total),
             "trained_tokenizer": self.trained,
             "has_pairs": self.has_pairs,
+            "has_labels": self.has_labels,
         }
 
     def documents(self, texts: Iterable[Texts]) -> Iterator[Document]:
         """Token ids and targets of each example, in order."""
         texts = iter(texts)
         while some := list(islice(texts, _EXAMPLES)):
-            rendered = [each for texts_of in some for each in texts_of if isinstance(each, Rendered)]
+            rendered = [each for one in some for each in one.texts if isinstance(each, Rendered)]
             encoded = encode(self.tokenizer, rendered)
-            for texts_of in some:
-                found = [next(encoded) if isinstance(each, Rendered) else each for each in texts_of]
-                yield found[0] if len(found) == 1 else _pair(*found)
+            for one in some:
+                found = [next(encoded) if isinstance(each, Rendered) else each for each in one.texts]
+                yield found[0] if len(found) == 1 else _pair(*found, is_desired=one.is_desired)
 
     def _texts(self, example: Example) -> Texts:
         """Texts of an example.
@@ -156,7 +164,46 @@ class TokenReader:
         Raises `InvalidConversation` for one that is not valid under the tokenizer.
         """
         parts = (example.chosen, example.rejected) if isinstance(example, Preference) else (example,)
-        return tuple(map(self._ready, parts))
+        return Texts(tuple(map(self._ready, parts)))
+
+    def _all_texts(self, span: TextSpan, on_skipped: Callable[[], None] = lambda: None) -> Iterator[Texts]:
+        """Texts of the examples of a span.
+
+        Beside an answer with a label is the same prompt with the answer of the next row, and of the first row beside
+        the last one: they estimate the divergence from the reference.
+        """
+        if not self.has_labels:
+            yield from self.rows.examples(span, self._texts, on_skipped)
+            return
+        examples = self.rows.examples(span, self._labeled, on_skipped)
+        first = next(examples, None)
+        if first is None:
+            return
+        ring = pairwise(chain((first,), examples, (first,)))
+        pair = next(ring)
+        if pair[0] is pair[1]:
+            raise InvalidOption(
+                f"{span.uri} has a single answer with a label, and each needs the answer of another row (loss=kto). "
+                "Give more rows in a file."
+            )
+        for one, other in chain((pair,), ring):
+            yield self._with_other(one, other)
+
+    def _labeled(self, example: Example) -> Labeled:
+        """The example. Raises as `_texts`."""
+        assert isinstance(example, Labeled), "the schema makes no other"
+        self._ready(example.answer)
+        return example
+
+    def _with_other(self, one: Labeled, other: Labeled) -> Texts:
+        try:
+            parts = one.answer, one.with_answer_of(other)
+            return Texts(tuple(map(self._ready, parts)), is_desired=one.is_desired)
+        except InvalidConversation as error:
+            raise InvalidOption(
+                f"the prompt of a row with the completion of the next one, {short(other.row['completion'])}: {error}. "
+                "Let all rows be text, or all messages."
+            ) from error
 
     def _ready(self, example: Example) -> Rendered | Document:
         """Text of an example, or its document."""
@@ -172,18 +219,23 @@ class TokenReader:
             case TokenIds(ids, labels):
                 self._check(ids)
                 return self._given(ids, labels)
-            case Preference():
+            case Preference() | Labeled():
                 raise AssertionError("its answers are read one by one")
 
     @property
     def has_pairs(self) -> bool:
         """Whether each document is a pair of answers."""
-        return self.rows.schema is PREFERENCES
+        return self.rows.schema == PREFERENCES
+
+    @property
+    def has_labels(self) -> bool:
+        """Whether each document is an answer with a label."""
+        return self.rows.schema == LABELS
 
     @property
     def _train_on(self) -> TrainOn:
         # The answers differ in their last turn.
-        return "last" if self.has_pairs else self.train_on
+        return "last" if self.has_pairs or self.has_labels else self.train_on
 
     def _begin(self) -> str:
         """Text of the tokenizer's begin token, or empty."""
@@ -218,13 +270,14 @@ class TokenReader:
 
         Reads the first span again.
         """
-        texts = self.rows.examples(self.all_spans[0], self._texts) if self.all_spans else iter(())
+        texts = self._all_texts(self.all_spans[0]) if self.all_spans else iter(())
         lengths = sorted(len(document.ids) for document in islice(self.documents(texts), _MOST_MEASURED))
         if not lengths:
             return ""
         return f", the median of the first {count_text(len(lengths))} has {count_text(lengths[len(lengths) // 2])}"
 
 
-def _pair(chosen: Document, rejected: Document) -> Document:
+def _pair(chosen: Document, rejected: Document, *, is_desired: bool) -> Document:
     ids = np.concatenate([chosen.ids, rejected.ids])
-    return Document(ids, np.concatenate([chosen.is_target, rejected.is_target]), second=len(chosen.ids))
+    is_target = np.concatenate([chosen.is_target, rejected.is_target])
+    return Document(ids, is_target, second=len(chosen.ids), is_desired=is_desired)

@@ -15,9 +15,11 @@ from forebay.llm.chat.messages import Conversation
 from forebay.llm.chat.template import chat_template
 from forebay.llm.packing import Overflow, Packing, RowLayout, Truncate
 from forebay.llm.source.columns import (
+    LABELS,
     PREFERENCES,
     Completion,
     Example,
+    Labeled,
     PlainText,
     Preference,
     Schema,
@@ -83,8 +85,8 @@ class TokenSource:
     Args:
         data: File, folder, pattern, or several of these: Parquet, JSON Lines (also `.gz`, `.zst`), or a folder of
             `datasets.save_to_disk`. The columns of the first row decide what a row is: `messages`, `prompt` and
-            `completion`, `chosen` and `rejected` (and `prompt`), `instruction` and `output` (and `input`),
-            `conversations`, `input_ids` (and `labels`), `text`.
+            `completion` (and `label`), `chosen` and `rejected` (and `prompt`), `instruction` and `output` (and
+            `input`), `conversations`, `input_ids` (and `labels`), `text`.
         tokenizer: From `llm.tokenizer(model)`.
         options: Fields of `TokenOptions`. `seq_len`: tokens of a row. `packing`: "bfd" (rows filled up),
             "wrapped" (documents end to end, the default for `text`) or "none" (one document a row). `overflow`:
@@ -147,8 +149,8 @@ class TokenSource:
         manifest = scan_parquet(files) if files.format == "parquet" else None
         spans = cut_spans(files, manifest)
         schema = self._schema(files, spans, manifest)
-        if schema is PREFERENCES:
-            self._check_pairs()
+        if schema in (PREFERENCES, LABELS):
+            self._check_pairs(schema)
         rows = ExampleRows(
             format=files.format,
             schema=schema,
@@ -187,14 +189,21 @@ class TokenSource:
         found = train_tokenizer(chain.from_iterable(texts), spec)
         return found, to_text(found)
 
-    def _check_pairs(self) -> None:
-        """Check that pairs of answers stay whole."""
+    def _check_pairs(self, schema: Schema) -> None:
+        """Check that pairs of answers stay whole, and only their last turns are targets."""
+        what = "pairs of answers" if schema is PREFERENCES else "answers with labels"
+        if self.options.train_on == "all":
+            raise InvalidOption(
+                f"the data has {what}, which differ in their last turn, and train_on='all' would compare the prompts "
+                "too. Leave train_on out.",
+                option="train_on",
+            )
         is_dropped = self.options.truncate == "drop"
         for option, values in (("overflow", ("truncate", "split")[is_dropped:]), ("packing", ("wrapped",))):
             value = getattr(self.options, option)
             if value in values:
                 raise InvalidOption(
-                    f"the data has pairs of answers, and {option}={value!r} would cut them. Set overflow='drop' or "
+                    f"the data has {what}, and {option}={value!r} would cut them. Set overflow='drop' or "
                     "'raise', and packing='bfd' or 'none'.",
                     option=option,
                 )
@@ -220,6 +229,8 @@ def _texts(example: Example) -> list[str]:
             return [prompt, completion]
         case Preference(chosen, rejected):
             return _texts(chosen) + _texts(rejected)
+        case Labeled():
+            return _texts(example.answer)
         case PlainText(text):
             return [text]
         case _:

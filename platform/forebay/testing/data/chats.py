@@ -68,19 +68,45 @@ def write_pairs(folder: str | os.PathLike[str], *, pairs: int = 2000, held_out: 
     A row is `{"prompt", "chosen", "rejected"}`. The chosen answer is right. The other answer is right for another
     question. Files that are there already are kept. Raises as `write_chats`.
     """
+    return _write_pairs("pairs", lambda pair: [pair], folder, pairs, held_out, seed)
+
+
+def write_labels(folder: str | os.PathLike[str], *, pairs: int = 2000, held_out: int = 128, seed: int = 0) -> ChatFiles:
+    """Write answers with labels to a folder, as JSON Lines.
+
+    A row is `{"prompt", "completion", "label"}`, two for each pair of `write_pairs`: the label of the chosen one is
+    true. Files that are there already are kept. Raises as `write_chats`.
+    """
+    return _write_pairs("labels", _labeled, folder, pairs, held_out, seed)
+
+
+def _write_pairs(
+    what: str,
+    rows_of: Callable[[dict[str, object]], Sequence[dict[str, object]]],
+    folder: str | os.PathLike[str],
+    pairs: int,
+    held_out: int,
+    seed: int,
+) -> ChatFiles:
     for option, value in (("pairs", pairs), ("held_out", held_out)):
         if value < 1:
-            raise InvalidOption(f"write_pairs({option}={value}): give at least 1.", option=option)
+            raise InvalidOption(f"write_{what}({option}={value}): give at least 1.", option=option)
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     name = f"{pairs}-{held_out}-{seed}.jsonl"
-    files = ChatFiles(training=target / f"pairs-{name}", held_out=target / f"held-out-pairs-{name}")
+    files = ChatFiles(training=target / f"{what}-{name}", held_out=target / f"held-out-{what}-{name}")
     if not (files.training.exists() and files.held_out.exists()):
         chats = unique_chats(pairs + held_out + 1, seed)
-        rows = [_pair(messages, other) for messages, other in pairwise(chats)]
-        for file, some in ((files.held_out, rows[:held_out]), (files.training, rows[held_out:])):
-            write_atomically(str(file), "".join(json.dumps(row) + "\n" for row in some).encode())
+        made = [_pair(messages, other) for messages, other in pairwise(chats)]
+        for file, some in ((files.held_out, made[:held_out]), (files.training, made[held_out:])):
+            lines = [json.dumps(row) + "\n" for pair in some for row in rows_of(pair)]
+            write_atomically(str(file), "".join(lines).encode())
     return files
+
+
+def _labeled(pair: dict[str, object]) -> list[dict[str, object]]:
+    labels = {"chosen": True, "rejected": False}
+    return [{"prompt": pair["prompt"], "completion": pair[name], "label": label} for name, label in labels.items()]
 
 
 def _pair(messages: Sequence[Message], other: Sequence[Message]) -> dict[str, object]:

@@ -112,14 +112,18 @@ class MicroBatches:
         often.
         """
         losses = []
-        parts = list(self._parts(batch))
-        parts += [batch.take(np.zeros(1, np.int64), weight=0.0) for _ in range(passes - len(parts))]
+        parts = self.parts(batch, passes)
         for number, part in enumerate(parts):
             with accumulating() if number < len(parts) - 1 else nullcontext():
                 loss = loss_of(part) * self._weight(part)
                 loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return losses[0] if len(losses) == 1 else sum(losses[1:], start=losses[0])
+
+    def parts(self, batch: Batch, passes: int) -> list[Batch]:
+        """Passes of a rank's part, at least `passes`."""
+        found = list(self._parts(batch))
+        return found + [batch.take(np.zeros(1, np.int64), weight=0.0) for _ in range(passes - len(found))]
 
     def _parts(self, batch: Batch) -> Iterator[Batch]:
         if self.rows is None or batch.num_rows <= self.rows:

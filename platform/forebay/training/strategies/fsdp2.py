@@ -50,7 +50,7 @@ class FullySharded:
         model = model.to(self._collective.device)
         if self._collective.world.size > 1:
             self._mesh = init_device_mesh(self._collective.device.type, (self._collective.world.size,))
-            self._shard(model, self._mesh)
+            shard(model, self._mesh)
         self._optimizer = optimizer(model.parameters())
         return model, self._optimizer
 
@@ -82,12 +82,14 @@ class FullySharded:
     def close(self) -> None:
         """Do nothing: all resources belong to the model."""
 
-    def _shard(self, model: nn.Module, mesh: DeviceMesh) -> None:
-        broadcast_values(model)
-        for unit in _units(model):
-            fully_shard(unit, mesh=mesh)
-        fully_shard(model, mesh=mesh)
-        follow_statistics(model)
+
+def shard(model: nn.Module, mesh: DeviceMesh) -> None:
+    """Split a model over the ranks of `mesh`, in place."""
+    broadcast_values(model)
+    for unit in _units(model):
+        fully_shard(unit, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    follow_statistics(model)
 
 
 def _units(model: nn.Module) -> Iterator[nn.Module]:

@@ -229,6 +229,14 @@ class Worker:
             return passes.over_ranks(batch, loss_of, self._collective, self._spec.data.plan)
         return self._strategy.backward(batch, loss_of, passes)
 
+    def micro_batches(self, batch: Batch, micro_rows: int) -> list[Batch]:
+        """Passes of at most `micro_rows` rows, as `backward` makes them.
+
+        As many on each rank: some may be a dummy row, with the weight 0.
+        """
+        passes = MicroBatches(rows=micro_rows)
+        return passes.parts(batch, passes.num_passes(batch, self._spec.data.plan, self.world))
+
     def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
         """Clip the gradient of the global batch to `max_norm`.
 

@@ -39,6 +39,11 @@ class LastEpoch:
         return Request()
 
 
+@pytest.fixture
+def last_epoch() -> LastEpoch:
+    return LastEpoch()
+
+
 @pytest.fixture(scope="session")
 def tokens(tmp_path_factory: pytest.TempPathFactory) -> llm.PreparedTokens:
     folder = tmp_path_factory.mktemp("exported")

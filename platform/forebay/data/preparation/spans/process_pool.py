@@ -26,14 +26,18 @@ ONE_CORE = {"OMP_NUM_THREADS": "1", "RAYON_NUM_THREADS": "1", "TOKENIZERS_PARALL
 _END_S = 5.0
 
 
-def map_unordered(function: Callable[[T], R], tasks: Sequence[T], *, processes: int) -> Iterator[R]:
+def map_unordered(
+    function: Callable[[T], R], tasks: Sequence[T], *, processes: int, apart: bool = False
+) -> Iterator[R]:
     """Yield `function(task)` of each task, as done.
 
-    With one process, it runs here, in order. Raises what the function raised. An error that does not belong to Forebay
+    With one process, it runs here, in order, unless it shall run `apart`.
+
+    Raises what the function raised. An error that does not belong to Forebay
     is a `PreparationFailed` with its text, as is the end of a process. The other processes end with the block that
     iterates.
     """
-    if processes <= 1:
+    if processes <= 1 and not apart:
         yield from map(function, tasks)
         return
     workers = [_WorkerProcess(number) for number in range(min(processes, len(tasks)))]

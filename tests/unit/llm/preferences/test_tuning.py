@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import pickle
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,15 +20,17 @@ from forebay import llm
 from forebay.errors import InvalidOption
 from forebay.events import Event, Reported, Request
 from forebay.llm.adapters import without_adapter
-from forebay.llm.packing import ID_BITS, START, TARGET
-from forebay.llm.preference_tuning import pair_scores, preference_loss, preference_margins
-from forebay.testing.data.chats import write_pairs
+from forebay.llm.packing import DESIRED, ID_BITS, START, TARGET
+from forebay.llm.preferences.answers import log_probabilities
+from forebay.llm.preferences.losses import Preferences, gains, pair_losses
+from forebay.llm.preferences.reference_rows import ReferenceReader
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.worker import Worker
 
-SEQ_LEN, BETA = 192, 0.3
+BETA = 0.3
+DPO = Preferences(beta=BETA)
 
 
 class ReportLog:
@@ -44,17 +48,6 @@ class ReportLog:
 
     def synced_request(self) -> Request:
         return Request()
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> llm.PreparedTokens:
-    folder = tmp_path_factory.mktemp("pairs")
-    made = write_pairs(folder, pairs=60, held_out=5)
-    rows = [json.loads(line) for line in made.training.read_text().splitlines()]
-    # One answer that is never preferred: a few steps suffice to learn it.
-    (folder / "rows.jsonl").write_text("".join(json.dumps(row | {"rejected": "dont know"}) + "\n" for row in rows))
-    source = llm.TokenSource(str(folder / "rows.jsonl"), llm.tokenizer("tiny"), seq_len=SEQ_LEN, overflow="drop")
-    return llm.prepared_tokens(fb.prepare(source, into=str(folder / "into")))
 
 
 @pytest.fixture(scope="module")
@@ -91,14 +84,14 @@ def test_loss_and_gradient_are_those_of_the_paper(pairs: llm.PreparedTokens, rec
     with fb.Loader(plan, llm.pair_rows(), None, global_batch=6) as loader:
         batch = next(iter(loader))
     with torch.no_grad(), without_adapter(model):
-        reference = pair_scores(model, batch)
-    margins = preference_margins(pair_scores(model, batch), reference)
-    loss = preference_loss(margins, BETA) / batch["pairs"].sum()
+        reference = log_probabilities(model, batch).values
+    margins = gains(DPO, log_probabilities(model, batch), reference)
+    loss = pair_losses(DPO, margins).mean()
     loss.backward()
     found = {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
     model.zero_grad()
 
-    losses, gains = [], []
+    losses, gained = [], []
     for row in batch["tokens"].numpy():
         answers = answers_of(row)
         assert len(answers) % 2 == 0
@@ -109,10 +102,10 @@ def test_loss_and_gradient_are_those_of_the_paper(pairs: llm.PreparedTokens, rec
             with torch.no_grad(), model.disable_adapter():
                 base = [log_probability(model, *each) for each in (chosen, rejected)]
             gain = (policy[0] - base[0]) - (policy[1] - base[1])
-            gains.append(gain.item())
+            gained.append(gain.item())
             losses.append(-torch.log(torch.sigmoid(BETA * gain)))
     assert len(losses) == int(batch["pairs"].sum()) > 6
-    assert margins.detach().numpy() == pytest.approx(gains, abs=1e-3)
+    assert margins.detach().numpy() == pytest.approx(gained, abs=1e-3)
     oracle = torch.stack(losses).mean()
     assert loss.item() == pytest.approx(oracle.item(), abs=1e-5)
     oracle.backward()
@@ -132,7 +125,7 @@ def test_training_learns_the_preferences(pairs: llm.PreparedTokens, recipe: llm.
     log = ReportLog()
     spec = TrainSpec(data=data, held_out=data, epochs=3, seed=2, checkpoint_every=100)
     Worker(spec, SingleProcessCollective(), None, DirectoryStore(tmp_path), log).run(
-        partial(llm.train_dpo, recipe, beta=BETA)
+        partial(llm.prefer, recipe, preferences=DPO)
     )
     # Before the first step, policy and reference are one model.
     assert log.metrics[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)
@@ -164,11 +157,82 @@ def test_what_cannot_work(pairs: llm.PreparedTokens, recipe: llm.Recipe, tmp_pat
         source = llm.TokenSource(str(file), llm.tokenizer("tiny"), seq_len=32, **options)
         with pytest.raises(fb.ForebayError, match=text):
             source.open()
-    with pytest.raises(InvalidOption, match="a fine-tuning would learn both"):
+    with pytest.raises(InvalidOption, match="A fine-tuning would learn both"):
         llm.check_model("tiny", pairs)
+    with pytest.raises(InvalidOption, match="needs the columns prompt, completion and label"):
+        llm.check_model("tiny", pairs, answers="labels")
+    with pytest.raises(InvalidOption, match="train_on='all' would compare the prompts"):
+        llm.TokenSource(str(file), llm.tokenizer("tiny"), overflow="drop", train_on="all").open()
     worker: Any = None
-    with pytest.raises(InvalidOption, match="beta=0 cannot train"):
-        llm.train_dpo(recipe, worker, beta=0)
-    full = llm.Recipe(model=recipe.model)
-    with pytest.raises(InvalidOption, match="there is no adapter. Give adapter=llm.Lora"):
-        llm.train_dpo(full, worker)
+    with pytest.raises(InvalidOption, match="reference='adapter' is the model without its adapter"):
+        llm.prefer(llm.Recipe(model=recipe.model), worker, preferences=llm.Preferences(reference="adapter"))
+    with pytest.raises(InvalidOption, match="loss='reward' trains a model with the head 'reward'"):
+        llm.prefer(recipe, worker, preferences=llm.Preferences(loss="reward"))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"loss": "orpo"}, "loss='orpo' is unknown"),
+        ({"beta": 0}, "beta=0 cannot train"),
+        ({"beta": float("nan")}, "beta=nan cannot train"),
+        ({"gamma": 1.0}, "gamma=1.0 is not a number of loss='dpo', but of 'simpo'"),
+        ({"loss": "reward", "beta": 0.1}, "beta=0.1 is not a number of loss='reward'"),
+        ({"loss": "simpo", "reference": "copy"}, "loss='simpo' compares with no reference"),
+        ({"loss": "kto", "undesirable_weight": -1}, "undesirable_weight=-1 cannot train"),
+    ],
+)
+def test_options_that_never_work(options: Any, text: str) -> None:
+    with pytest.raises(InvalidOption, match=text):
+        llm.Preferences(**options)
+
+
+def test_reader_stays_of_pairs_in_another_process(pairs: llm.PreparedTokens, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text(json.dumps({"prompt": "a", "chosen": "yes", "rejected": "no"}) + "\n")
+    reader = llm.TokenSource(str(file), llm.tokenizer("tiny"), seq_len=64, overflow="drop").open()
+    assert pickle.loads(pickle.dumps(reader)).has_pairs
+
+
+def test_answers_with_labels_stand_beside_answers_to_other_prompts(tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    rows = [{"prompt": f"{number}", "completion": f"c{number}", "label": number != 1} for number in range(3)]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = llm.TokenSource(str(file), llm.tokenizer("tiny"), seq_len=64, overflow="drop", packing="none")
+    prepared = llm.prepared_tokens(fb.prepare(source, into=str(tmp_path / "into")))
+    assert prepared.has_labels and not prepared.has_pairs
+    tokenizer = prepared.tokenizer(llm.tokenizer("tiny"))
+    found = []
+    with fb.Loader(
+        fb.build_plan(prepared.prepared.manifest, shuffle=False, lanes=1),
+        llm.pair_rows(),
+        None,
+        global_batch=3,
+        as_numpy=True,
+    ) as loader:
+        for row in next(iter(loader))["tokens"]:
+            texts = [tokenizer.decode(ids[is_target]) for ids, is_target in answers_of(row)]
+            found.append((texts, bool(row[0] & DESIRED)))
+    end = tokenizer.eos_token
+    assert found == [([f"c{each}{end}", f"c{(each + 1) % 3}{end}"], each != 1) for each in range(3)]
+    for row, text in (
+        (rows[0] | {"label": 1}, "column 'label' is 1, not true or false"),
+        (rows[0], "has a single answer with a label"),
+    ):
+        file.write_text(json.dumps(row) + "\n")
+        with pytest.raises(fb.ForebayError, match=text):
+            fb.prepare(source, into=str(tmp_path / "other"))
+
+
+def test_stored_reference_is_computed_once_and_goes_on_after_a_kill(
+    pairs: llm.PreparedTokens, recipe: llm.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = pairs.prepared.manifest.num_rows
+    found = llm.with_reference(pairs, recipe, into=str(tmp_path))
+    assert found.reference and found.prepared.manifest.num_rows == rows and found.counts == pairs.counts
+    monkeypatch.setattr(ReferenceReader, "read", lambda *_: pytest.fail("it was computed again"))
+    assert llm.with_reference(pairs, recipe, into=str(tmp_path)).prepared.fingerprint == found.prepared.fingerprint
+    for other in ({"seed": 1}, {"recipe": replace(recipe, dtype="bf16")}):
+        options = {"recipe": recipe, "seed": 0} | other
+        with pytest.raises(BaseException, match="computed again"):
+            llm.with_reference(pairs, into=str(tmp_path), **options)
