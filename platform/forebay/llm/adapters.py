@@ -77,11 +77,17 @@ class Lora:
         config = self.peft_config(self.targets, is_tied=is_tied)
         import peft  # noqa: PLC0415 - an extra, which takes seconds to import
 
-        names = [name for name, _ in model.named_modules()]
         for target in () if isinstance(self.targets, str) else self.targets:
+            found = [each for name, each in model.named_modules() if name == target or name.endswith(f".{target}")]
             # peft is content if one of several matches.
-            if not any(name == target or name.endswith(f".{target}") for name in names):
+            if not found:
                 raise self._unmatched(model, target, "no layer has that name")
+            if isinstance(found[0], nn.Embedding):
+                raise InvalidOption(
+                    f"lora_targets={targets_text(self)}: {target!r} is no linear layer, but an embedding. Train it whole: "
+                    f"modules_to_save={target}.",
+                    option="lora_targets",
+                )
         try:
             adapted: Any = peft.get_peft_model(model, config)
         except ValueError as error:
@@ -107,6 +113,14 @@ class Lora:
                 raise InvalidOption(
                     f"modules_to_save={','.join(self.modules_to_save)}: {name!r} matches no layer of the model.{meant} "
                     f"It has {', '.join(filter(None, leaves))}.",
+                    option="modules_to_save",
+                )
+            if self.targets == ALL_LINEAR and any(
+                _is_linear(each) and each is not model.get_output_embeddings() for each in found
+            ):
+                raise InvalidOption(
+                    f"modules_to_save and lora_targets both train {name!r}: 'all-linear' takes all linear layers but "
+                    "the last. Name the others in lora_targets.",
                     option="modules_to_save",
                 )
             if not isinstance(self.targets, str) and name in self.targets:

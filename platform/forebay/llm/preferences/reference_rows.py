@@ -90,7 +90,7 @@ class ReferenceSource:
         }
         return PreparedOrigin(
             name="reference",
-            function=digest(f"forebay.llm.ReferenceSource {VERSION}".encode()),
+            function=digest(f"reference of preferences {VERSION}".encode()),
             arguments={name: digest(canonical(value_identity(value)).encode()) for name, value in facts.items()},
             inputs=rows.origin.inputs,
         )

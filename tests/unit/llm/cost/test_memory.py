@@ -153,7 +153,8 @@ def test_options_that_are_refused(values: dict[str, object], said: str) -> None:
 
 def test_memory_has_the_options_of_a_job() -> None:
     names = {each.name for each in fields(MemoryPlan)}
-    assert names - {"stored", "vocab_size"} <= {each.name for each in fields(llm.Options)}
+    # `reference` is an option of a job on preferences.
+    assert names - {"stored", "vocab_size", "reference"} <= {each.name for each in fields(llm.Options)}
     assert plan_of(model="Llama-2-7B") == MemoryPlan(model="Llama-2-7B")
     assert plan_of(model="tiny", dtype="fp32", lr=1e-3, stored="bf16").dtype == "fp32"
 
@@ -209,3 +210,21 @@ def test_estimate_is_what_a_rank_holds(tmp_path: Path, strategy: Any, adapter: l
     estimated = estimate_memory(llm.memory_plan(recipe, workers=2, seq_len=64, strategy=strategy)).device
     for part in measured.keys() & {"weights", "gradients", "optimizer"}:
         assert measured[part] == pytest.approx(estimated[part], rel=0.1)
+
+
+@pytest.mark.parametrize(("strategy", "workers", "share"), [("ddp", 4, 1), ("zero3", 4, 1), ("fsdp2", 4, 4)])
+def test_copy_of_the_model_is_counted(strategy: Any, workers: int, share: int) -> None:
+    plain = MemoryPlan(model="tiny", strategy=strategy, workers=workers, finetuning="full")
+    with_copy, stored = (estimate_memory(replace(plain, reference=each)) for each in ("copy", "stored"))
+    before = estimate_memory(plain)
+    assert stored.total == before.total
+    assert with_copy.total - before.total >= 4 * before.parameters // share
+
+
+def test_layers_trained_whole_beside_an_adapter_are_counted() -> None:
+    plain = MemoryPlan(model="tiny", finetuning="lora")
+    with_embedding = estimate_memory(replace(plain, modules_to_save="embed_tokens"))
+    embedding = model_config("tiny", plain.vocab_size).vocab_size * 64
+    before = estimate_memory(plain)
+    assert with_embedding.trained - before.trained == embedding
+    assert with_embedding.total - before.total >= (4 + 4 + 8) * embedding

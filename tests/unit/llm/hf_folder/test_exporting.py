@@ -136,6 +136,61 @@ def test_adapter_alone_and_merged(train_run: TrainRun, tokens: llm.PreparedToken
     assert loss_of(load(tmp_path / "merged"), tokens) == pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("is_tied", "options"),
+    [
+        (True, {"rslora": True, "dora": True}),
+        (True, {"modules_to_save": "embed_tokens"}),
+        *(
+            pytest.param(is_tied, options, marks=pytest.mark.variation)
+            for is_tied, options in (
+                (True, {"rslora": True}),
+                (True, {"dora": True, "modules_to_save": "embed_tokens,norm"}),
+                (False, {"dora": True}),
+                (False, {"modules_to_save": "embed_tokens,lm_head"}),
+                (False, {"modules_to_save": "down_proj", "targets": "q_proj,v_proj", "rslora": True}),
+            )
+        ),
+    ],
+    ids=str,
+)
+def test_kinds_of_adapters_load_in_peft(
+    train_run: TrainRun, tokens: llm.PreparedTokens, base: Path, tmp_path: Path, is_tied: bool, options: dict[str, Any]
+) -> None:
+    import peft
+
+    if not is_tied:
+        model = load(base)
+        model.config.tie_word_embeddings = False
+        model.lm_head.weight = torch.nn.Parameter(model.lm_head.weight.detach().clone() * 0.5)
+        model.save_pretrained(base := tmp_path / "untied")
+    loss = train_run(model=str(base), adapter=llm.Lora(r=4, alpha=12, **options))
+    storage = str(tmp_path / "runs")
+    llm.export("mine", str(tmp_path / "adapter"), storage=storage)
+    adapted = peft.PeftModel.from_pretrained(load(base), tmp_path / "adapter")
+    assert loss_of(adapted, tokens) == pytest.approx(loss, abs=1e-6)
+    llm.export("mine", str(tmp_path / "merged"), storage=storage, merge=True)
+    merged, found = load(tmp_path / "merged", output_loading_info=True)
+    assert not found["missing_keys"] and not found["unexpected_keys"]
+    assert loss_of(merged, tokens) == pytest.approx(loss, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"modules_to_save": "embed"}, "'embed' matches no layer of the model"),
+        ({"modules_to_save": "lm_head"}, "the output layer of this model is its embedding"),
+        ({"modules_to_save": "q_proj", "targets": "q_proj"}, "modules_to_save and lora_targets both name 'q_proj'"),
+        ({"modules_to_save": "q_proj"}, "modules_to_save and lora_targets both train 'q_proj'"),
+        ({"targets": "q_proj,embed_tokens"}, "lora_targets=q_proj,embed_tokens: 'embed_tokens' is no linear layer"),
+        ({"modules_to_save": "norm,"}, "has an empty name"),
+    ],
+)
+def test_layers_that_cannot_be_trained(base: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(InvalidOption, match=text):
+        llm.Lora(r=4, **options).add_to(load(base))
+
+
 @pytest.mark.variation
 def test_adapter_of_the_tiny_model_is_merged_into_the_weights_of_its_seed(
     train_run: TrainRun, tokens: llm.PreparedTokens, tmp_path: Path

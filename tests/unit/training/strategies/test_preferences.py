@@ -25,7 +25,7 @@ from forebay.training.state.rng import seed_everything
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.worker import Worker
 
-SEED, STEPS, BATCH, RATE = 5, 3, 5, 3e-3
+SEED, STEPS, BATCH, RATE = 5, 3, 5, 1e-3
 CLOSE = {"rel": 1e-6, "abs": 1e-6}
 Answer = tuple[torch.Tensor, torch.Tensor]
 
@@ -39,12 +39,12 @@ def trained(
     found: list[dict[str, float]] = []
     commit = Worker.commit
 
-    class Recording(Worker):
+    class PreferenceLog(Worker):
         def commit(self, **metrics: Any) -> None:
             found.append({name: float(value) for name, value in metrics.items()})
             commit(self, **metrics)
 
-    worker = Recording(spec, collective, None, DirectoryStore(folder), recorder())
+    worker = PreferenceLog(spec, collective, None, DirectoryStore(folder), recorder())
     worker.run(partial(llm.prefer, recipe, preferences=options))
     return found
 
