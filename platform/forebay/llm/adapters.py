@@ -84,8 +84,8 @@ class Lora:
                 raise self._unmatched(model, target, "no layer has that name")
             if isinstance(found[0], nn.Embedding):
                 raise InvalidOption(
-                    f"lora_targets={targets_text(self)}: {target!r} is no linear layer, but an embedding. Train it whole: "
-                    f"modules_to_save={target}.",
+                    f"lora_targets={targets_text(self)}: {target!r} is no linear layer, but an embedding. Train it "
+                    f"whole: modules_to_save={target}.",
                     option="lora_targets",
                 )
         try:

@@ -26,6 +26,7 @@ from forebay.llm.hf_folder.weights import (
     base_weights,
     dequantized_weights,
     merged_weights,
+    tied_outputs,
     trained_weights,
 )
 from forebay.llm.models import TINY
@@ -202,7 +203,7 @@ def _causal_weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, 
     if adapter is None:
         return trained_weights(state, config)
     if not plan.merge:
-        return adapter_weights(state)
+        return adapter_weights(state, tied_outputs(plan.origin, config))
     base = base_weights(plan.origin)
     if plan.origin.model.quantization is not None:
         log.warning(

@@ -18,7 +18,7 @@ from forebay.llm.chat.messages import InvalidConversation
 from forebay.llm.chat.rendering import render
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
-from forebay.llm.hf_folder.weights import skeleton_of
+from forebay.llm.hf_folder.weights import tied_outputs
 from forebay.llm.models import TINY, read_config, tiny_sizes
 from forebay.llm.reward_head import SCORE
 from forebay.llm.source.folders import small_files_of
@@ -52,7 +52,7 @@ def adapter_config(origin: ModelOrigin, weights: Sequence[Weight]) -> dict[str, 
     # Other libraries do not know "all-linear": name the layers that it stands for.
     layers = sorted({each.name.split(".lora_")[0].rpartition(".")[2] for each in weights if ".lora_" in each.name})
     targets = layers if adapter.targets == ALL_LINEAR else adapter.targets
-    is_tied, task = adapter.ties_embedding(skeleton_of(model_config(origin))), "CAUSAL_LM"
+    is_tied, task = bool(tied_outputs(origin, model_config(origin))), "CAUSAL_LM"
     if origin.model.head == "reward":
         adapter, task = replace(adapter, modules_to_save=(*adapter.modules_to_save, SCORE)), "SEQ_CLS"
     config = adapter.peft_config(targets if isinstance(targets, str) else tuple(targets), is_tied=is_tied, task=task)

@@ -43,9 +43,12 @@ def trained_weights(state: StoredState, config: Mapping[str, Any]) -> list[Weigh
     return [each for each in _weights(state, leaves) if not (is_tied and each.name == _OUTPUT)]
 
 
-def adapter_weights(state: StoredState) -> list[Weight]:
-    """Weights of an adapter, and of layers trained whole beside it, by the names of peft."""
-    return [
+def adapter_weights(state: StoredState, tied: Mapping[str, str]) -> list[Weight]:
+    """Weights of an adapter, and of layers trained whole beside it, by the names of peft.
+
+    `tied` is from `tied_outputs`: peft reads such an output layer too, though it is the embedding.
+    """
+    found = [
         replace(
             each,
             name=each.name.removesuffix(".default.weight" if each.name.endswith(_MAGNITUDE) else "")
@@ -55,6 +58,9 @@ def adapter_weights(state: StoredState) -> list[Weight]:
         for each in _weights(state, state.head["objects"]["model"])
         if each.name.endswith((_A, _B, _MAGNITUDE)) or _SAVED in each.name
     ]
+    by_name = {each.name.removeprefix(_ADAPTED): each for each in found}
+    outputs = [replace(by_name[name], name=_ADAPTED + output) for output, name in tied.items()]
+    return [*found, *outputs]
 
 
 def merged_weights(base: list[Weight], state: StoredState, adapter: Lora) -> list[Weight]:
@@ -124,6 +130,18 @@ def dequantized_weights(base: list[Weight], config: Mapping[str, Any]) -> list[W
     return [
         replace(each, read=partial(_through_4_bits, each.read)) if each.name in quantized else each for each in base
     ]
+
+
+def tied_outputs(origin: ModelOrigin, config: Mapping[str, Any]) -> dict[str, str]:
+    """Weight of the output layer, and of the embedding that it is, if that is trained whole beside an adapter."""
+    assert origin.adapter is not None, "a run without one has no such layers"
+    if origin.model.head == "reward" or not config.get("tie_word_embeddings"):
+        return {}
+    model = skeleton_of(config)
+    if not origin.adapter.ties_embedding(model):
+        return {}
+    embedding = next(name for name, each in model.named_modules() if each is model.get_input_embeddings())
+    return {f"{output_name(model)}.weight": f"{embedding}.weight"}
 
 
 def skeleton_of(config: Mapping[str, Any]) -> Any:
