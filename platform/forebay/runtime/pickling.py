@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import cloudpickle
 
 from forebay.runtime.foreign_code import replaced_errors
-from forebay.runtime.installed import package_of
+from forebay.runtime.installed import is_own
 
 _NO_FILE = "<dynamic-code>"
 
@@ -38,7 +38,7 @@ def own_code_by_value(pickler: Any = cloudpickle) -> Iterator[None]:
         and getattr(module, "__name__", None) == name
         and name.partition(".")[0] not in ("__main__", "forebay")
         and name not in already
-        and package_of(name) is None
+        and is_own(name)
     ]
     for module in own:
         pickler.register_pickle_by_value(module)

@@ -12,9 +12,16 @@ import numpy as np
 import pytest
 
 from forebay.runtime import installed
-from forebay.runtime.installed import Package, package_of
+from forebay.runtime.installed import Package, is_own, package_of
 
-CACHES = (installed._content, installed._version, installed._distributions_by_module, installed._package_at)
+CACHES = (
+    installed._content,
+    installed._version,
+    installed._distributions_by_module,
+    installed._package_at,
+    installed._place,
+    installed._place_of,
+)
 PYTHON = Package("python", f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
@@ -33,6 +40,19 @@ def test_modules_of_an_installed_package_have_its_version(module: str) -> None:
 def test_a_module_may_have_another_name_than_its_distribution() -> None:
     assert "sklearn" not in sys.modules or importlib.metadata.version("scikit-learn")
     assert package_of("_pytest") == Package("_pytest", f"pytest=={pytest.__version__}")
+
+
+def test_what_is_own_has_no_package() -> None:
+    names = ["__main__", "no_such_module", "json.no_such_module", *(name for name, each in sys.modules.items() if each)]
+    assert [name for name in names if is_own(name) != (package_of(name) is None)] == []
+
+
+def test_a_link_into_an_installed_package_belongs_to_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "linked_single.py").write_text("")
+    (tmp_path / "linked_single.py").symlink_to(tmp_path / "site-packages" / "linked_single.py")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert not is_own("linked_single") and package_of("linked_single") is not None
 
 
 def test_the_version_does_not_depend_on_the_import_state(monkeypatch: pytest.MonkeyPatch) -> None:

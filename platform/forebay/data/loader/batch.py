@@ -50,6 +50,7 @@ class Batch(dict[str, Any]):
         self.names: tuple[str, ...] = ()
         self.lists: tuple[str, ...] = ()
         self.copied: Any = None
+        self.memory: Any = None  # what keeps the memory of a batch that only a copy reads
         self._windows: Any = None
         self._file_rows: FileRows | FileWindows | Callable[[], FileRows | FileWindows] | None = None
 
@@ -118,6 +119,7 @@ class Batch(dict[str, Any]):
             "_windows": self.windows,
             "_file_rows": self.rows() if is_known else None,
             "copied": None,
+            "memory": None,
         }
 
     def to(self, device: torch.device | str) -> Batch:

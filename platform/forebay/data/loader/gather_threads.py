@@ -115,7 +115,10 @@ class GatherThreads:
 
 
 def _local_ranks(world_size: int) -> int:
-    """Ranks on this node: as many as it has GPUs, where nobody says it. Without GPUs all of them may be here."""
+    """Ranks on this node.
+
+    If the variable is not set, as many as it has GPUs. Without GPUs all of them may be here.
+    """
     said = os.environ.get(_LOCAL_RANKS, "")
     if said.isdecimal() and int(said):
         return int(said)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYet
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from forebay.data.loader.augmented_rows import AugmentedRows
 from forebay.data.loader.batch import Batch
 from forebay.data.loader.block_table import BlockTable, as_tensors
 from forebay.data.loader.data import Data
+from forebay.data.loader.device.host_tensors import HostTensors
 from forebay.data.loader.gather_threads import GatherThreads
 from forebay.data.loader.prefetch import Blocks, Prefetcher
 from forebay.data.loader.rank_batches import Cut, RankPart, SerialExecutor, parts_in_order
@@ -103,6 +104,7 @@ class GatheredEpoch:
         augment = as_augment(options.data.augment)
         self._augmented = None if augment is None else AugmentedRows(augment, plan, pool, epoch=epoch)
         self._sources = _source_numbers(plan)
+        self._host = None if options.device is None else HostTensors()
 
     def batches(self, executor: SerialExecutor) -> Iterator[tuple[Batch, int]]:
         """Batches and their bytes.
@@ -154,10 +156,14 @@ class GatheredEpoch:
         if self._augmented is not None:
             with self.counters.timed("augment_s"):
                 arrays, num_bytes = self._augmented.apply(arrays, num_bytes, rows)
-        tensors = arrays if self._options.as_numpy else as_tensors(arrays)
+        if self._host is not None:
+            tensors: dict[str, Any] = self._host.of(arrays)
+        else:
+            tensors = arrays if self._options.as_numpy else as_tensors(arrays)
         num_rows = len(rows.row) if weight else 0
         batch = Batch(dict(tensors), position=position, size=size, num_rows=num_rows, weight=weight)
         batch.epoch = self._epoch
+        batch.memory = None if self._host is None else arrays
         if self._sources is not None:
             source, batch.names = self._sources[rows.block], self._options.data.plan.names
             batch.source = source if self._options.as_numpy else torch.from_numpy(source)

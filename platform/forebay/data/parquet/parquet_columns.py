@@ -153,7 +153,7 @@ class ParquetColumns:
 
     @cached_property
     def _key_values(self) -> object:
-        """What the writer says of the types, among others."""
+        """Metadata of the writer, with Arrow's types among them."""
         return self._metadata.metadata
 
     def path(self, leaf: int) -> str:

@@ -155,7 +155,7 @@ class _Lease:
     """
 
     def __init__(self, give_back: Callable[[_Memory], None], memory: _Memory, num_bytes: int) -> None:
-        self._give_back, self._memory = give_back, memory
+        self._give_back, self.memory = give_back, memory
         self.__array_interface__: dict[str, Any] = {
             "version": 3,
             "typestr": "|u1",
@@ -164,7 +164,15 @@ class _Lease:
         }
 
     def __del__(self) -> None:
-        self._give_back(self._memory)
+        self._give_back(self.memory)
+
+
+def leased_memory(array: NDArray[Any]) -> _Memory | None:
+    """Memory below the lease that an array holds. None for an array of no pool."""
+    base: object = array
+    while isinstance(base, np.ndarray):
+        base = base.base
+    return base.memory if isinstance(base, _Lease) else None
 
 
 class _Trimmer:
