@@ -193,8 +193,9 @@ def start_plain_copy(batch: Batch, device: torch.device) -> Batch:
     Same as `start_copy`, for new contiguous tensors without gradients. `Tensor.to` hands the GIL over three times for
     each array, two of them to keep the Python object of its source. This does so once, and once for all.
     """
-    copies = {name: torch.empty(each.shape, dtype=each.dtype, device=device) for name, each in batch.items()}
-    torch._foreach_copy_([*copies.values()], [*batch.values()], non_blocking=True)
+    sources = {name: _tensor_of(each) for name, each in batch.items()}
+    copies = {name: torch.empty(each.shape, dtype=each.dtype, device=device) for name, each in sources.items()}
+    torch._foreach_copy_([*copies.values()], [*sources.values()], non_blocking=True)
     return _finished(batch, copies, device)
 
 
