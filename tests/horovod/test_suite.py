@@ -30,6 +30,7 @@ class TestHorovod(UnderRay, TableSuite):
     variations = frozenset(
         {
             "test_callback_that_raises_ends_the_run_and_the_others_are_told",
+            "test_changes_of_mind_come_to_the_last_one",
             "test_exception_stops_at_once_with_its_traceback",
             "test_forebay_error_of_a_train_function_arrives_as_itself",
             "test_hang_ends_the_run_and_is_named",

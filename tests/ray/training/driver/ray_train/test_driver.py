@@ -56,8 +56,8 @@ def bench(tmp_path: Path) -> DriverBench:
 class TestRayTrain(UnderRay, LanguageSuite, TableSuite):
     driver_path = "forebay.training.driver.ray_train.driver:RayTrainDriver"
     titles = ("ray::RayTrainWorker", "ray::TrainController", "ray::_RayTrainWorker", "ray::SynchronizationActor")
-    # The local driver has the laws of a run, sharded ones too. Horovod has the elastic core's laws, where a new world
-    # costs half as much. A lost node is among the faults.
+    # The local driver has the laws of a run, sharded ones too. Horovod and it have the elastic core's laws, where a new
+    # world costs half as much. A lost node is among the faults.
     variations = frozenset(
         {
             "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",

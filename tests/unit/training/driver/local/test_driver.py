@@ -46,12 +46,12 @@ from forebay.training.worker.worker import TrainFunction, Worker
 class TestLocalProcesses(LanguageSuite, TableSuite):
     driver_path = "forebay.training.driver.local.driver:LocalDriver"
     # Every change starts new processes. test_elastic.py has each kind of change, and other tests here kill a worker.
+    # Horovod has the elastic core's other laws. Its changes of mind take three times as long.
     variations = frozenset(
         {
             "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
             "test_change_of_the_strategy_between_runs_changes_no_loss",
             "test_change_of_the_world_changes_no_loss",
-            "test_changes_of_mind_come_to_the_last_one",
             "test_exact_reduction_has_the_same_bits_in_every_world",
             "test_grows_and_shrinks_as_asked",
             "test_killed_driver_changes_no_bit",
