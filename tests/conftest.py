@@ -23,7 +23,7 @@ from forebay.runtime import gpus
 
 # The time of an example means nothing on a machine with other work.
 settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("forebay")
+settings.register_profile("few", settings.get_profile("forebay"), max_examples=30)
 
 # Many tests replace parts of this process. Tests of worker processes set it, whatever the number of cores.
 os.environ.setdefault("FOREBAY_DATA_WORKERS", "threads")
@@ -66,6 +66,11 @@ def no_gpus() -> Iterator[None]:
     found, gpus.num_gpus = gpus.num_gpus, lambda: 0
     yield
     gpus.num_gpus = found
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw fewer examples of each property where variations are left out: others in each run."""
+    settings.load_profile("few" if "not variation" in config.getoption("markexpr") else "forebay")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

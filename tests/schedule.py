@@ -22,7 +22,7 @@ RAYS_AT_ONCE = 2
 OWN_CLUSTER = re.compile(r"ray_off|ray\.shutdown\(|Cluster\(|SmallNodes\(|three_node_cluster\(|cluster\.here\(")
 
 _PROCESSES = re.compile(
-    r"subprocess|multiprocessing|Popen|fb\.run\(|fork_server|\branks\b|\bpython\(|LocalDriver|os\.fork|process_group"
+    r"subprocess|multiprocessing|Popen|fb\.run\(|fork_server|ranks\b|\bpython\(|LocalDriver|os\.fork|process_group"
     r"|ProcessPool|DriverSuite|NotebookClient|torch\.compile"
 )
 _QUICK_S = 3.0
