@@ -30,8 +30,7 @@ from forebay.errors import ForebayError
 from forebay.events import EpochEnded, Event, Reported, Started
 from forebay.ray_cluster.session import train_environment
 from forebay.training.callbacks.scaling import ScaleSchedule
-from forebay.training.runs.callback import Callback
-from forebay.training.runs.control import Control
+from forebay.training.runs.control import Callback, Control
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 

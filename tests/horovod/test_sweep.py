@@ -15,7 +15,7 @@ from tests.ray.training.driver.under_ray import title_of
 
 from forebay.sweep.run_sweep import run_sweep
 from forebay.training.driver.elastic.client import names
-from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Callback
 from forebay.training.runs.result import load_result
 
 BAD, FAIR, GOOD = 1e-6, 0.02, 0.05

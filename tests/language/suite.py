@@ -26,8 +26,7 @@ from forebay.testing.drivers.suite import changes, no_act
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.driver.local.driver import LocalDriver
 from forebay.training.job.elastic import Elastic
-from forebay.training.runs.callback import Callback
-from forebay.training.runs.control import Control
+from forebay.training.runs.control import Callback, Control
 from forebay.training.runs.result import Result
 from forebay.training.state.snapshot import Snapshot
 

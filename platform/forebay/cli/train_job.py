@@ -24,7 +24,7 @@ from forebay.training.driver.driver import named_driver, run
 from forebay.training.job.job import Job
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.run_report.run_table import show_report
-from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Callback
 from forebay.training.runs.result import REPORT_FILE
 from forebay.training.runs.storage_check import require_usable_storage
 

@@ -24,9 +24,8 @@ from pyarrow import fs
 
 from forebay.errors import InvalidOption
 from forebay.runtime.formatting import bytes_text
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import read_small, write_atomically
 from forebay.storage.filesystem import resolve
-from forebay.storage.small_files import read_small
 
 FOLDER = ".code"
 """Folder of the archives below a storage."""

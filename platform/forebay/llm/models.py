@@ -24,9 +24,9 @@ from forebay.llm.source.hub_model import hub_model, hub_names
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.source.tokenizers import check_sizes, import_transformers
 from forebay.runtime.foreign_code import replaced_errors
+from forebay.storage.atomic import read_small
 from forebay.storage.filesystem import Location
 from forebay.storage.globs import children
-from forebay.storage.small_files import read_small
 
 TINY = "tiny"
 """Name of the model that is made on the spot, and needs neither files nor a network."""

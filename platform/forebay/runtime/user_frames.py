@@ -19,7 +19,7 @@ _OUR_FILES = (
     "training/driver/local/driver.py",
     "training/driver/ray_train/worker.py",
     "training/driver/worker_main.py",
-    "training/runs/callback.py",
+    "training/runs/control.py",
     "training/worker/worker.py",
 )
 _OUR_PATHS = {str(Path(__file__).parents[1] / name) for name in _OUR_FILES}

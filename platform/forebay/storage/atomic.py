@@ -1,16 +1,60 @@
-"""Atomic writes of whole files, and their error."""
+"""Files that are read and written whole, and the folders of new ones."""
 
 from __future__ import annotations
 
 import os
 import tempfile
+import threading
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
 from forebay.errors import WriteFailed
 from forebay.storage.credentials import redact, redacting
 from forebay.storage.filesystem import Location, resolve
-from forebay.storage.held_folders import make_folder
+
+_held: Counter[Path] = Counter()
+"""Folders that this process has had, and never creates again.
+
+A share that was unmounted leaves an empty folder on another disk. What is written there by its name is lost, or hides
+what the share holds.
+"""
+_held_lock = threading.Lock()
+
+
+def hold(folder: Location) -> None:
+    """Let no write of this process create `folder`, until `let_go`.
+
+    Only a local folder, which exists now: object stores have none.
+    """
+    if folder.is_local:
+        with _held_lock:
+            _held[Path(folder.path)] += 1
+
+
+def let_go(folder: Location) -> None:
+    """End what one call of `hold` began."""
+    if folder.is_local:
+        path = Path(folder.path)
+        with _held_lock:
+            _held[path] -= 1
+            if _held[path] <= 0:
+                del _held[path]
+
+
+def make_folder(folder: Path) -> None:
+    """Create `folder` and its parents, as far as they are missing.
+
+    Raises `FileNotFoundError` where a held folder is missing, below which `folder` lies.
+    """
+    path = (folder, *folder.parents)
+    held = next((each for each in path if each in _held), None)
+    if held is None:
+        folder.mkdir(parents=True, exist_ok=True)
+        return
+    for each in reversed(path[: path.index(held)]):
+        each.mkdir(exist_ok=True)
+
 
 ADVICE = "Check that the storage answers, has room, and that this user may write to it."
 UMASK = os.umask(0)
@@ -89,3 +133,23 @@ def write_failed(what: str, uri: str, error: BaseException, advice: str = ADVICE
     """
     reason = redact(f"{type(error).__name__}: {error}".partition("\n")[0])
     return WriteFailed(f"{what} could not be written to {uri} ({reason}). {advice}", uri=uri, **facts)
+
+
+def read_small(location: Location) -> bytes:
+    """Return the whole content of a file. Raises `OSError`.
+
+    As stored: pyarrow would otherwise decompress a file whose name ends in `.gz` or alike.
+    """
+    with location.fs.open_input_stream(location.path, compression=None) as stream:
+        return bytes(stream.read())
+
+
+def find_small(location: Location) -> bytes | None:
+    """Return the whole content of a file, or None if there is none.
+
+    Raises `OSError`.
+    """
+    try:
+        return read_small(location)
+    except (FileNotFoundError, NotADirectoryError):
+        return None

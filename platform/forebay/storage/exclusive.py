@@ -26,14 +26,12 @@ from pyarrow import fs
 from forebay.errors import InvalidOption
 from forebay.runtime.extras import extra_package
 from forebay.storage.arrow_stores import arguments_of
-from forebay.storage.atomic import UMASK
+from forebay.storage.atomic import UMASK, find_small, make_folder
 from forebay.storage.credentials import redact, redacting
 from forebay.storage.file_lock import NO_LOCKS, FileLock
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.fsspec_bridge import Bridge
 from forebay.storage.hadoop.files import HadoopFiles, neighbour
-from forebay.storage.held_folders import make_folder
-from forebay.storage.small_files import find_small
 
 ANSWER_S = 20.0
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)

@@ -12,9 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from forebay.errors import ForebayError, InvalidOption
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import read_small, write_atomically
 from forebay.storage.filesystem import Location, resolve
-from forebay.storage.small_files import read_small
 
 T = TypeVar("T")
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")

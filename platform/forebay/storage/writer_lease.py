@@ -24,10 +24,9 @@ from pathlib import Path
 
 from forebay.errors import WriteFailed
 from forebay.runtime.foreign_code import begin
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import find_small, write_atomically
 from forebay.storage.file_lock import NO_LOCKS, FileLock, try_lock
 from forebay.storage.filesystem import Location, below, resolve
-from forebay.storage.small_files import find_small
 
 LEASE_NAME = "_lease"
 """Name of the file in the folder. Hidden from listings of data."""

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.training.job.job import NAME_FORM, Job
-from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Callback
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from forebay.training.job.coercion import coerce
 from forebay.training.job.job import Job
 from forebay.training.job.job_facts import SWEEP_FACT
 from forebay.training.job.recipe import Parameter, Recipe
-from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Callback
 
 # Another trial forks from one of the newest checkpoints, which must be in storage and stay there for a while.
 KEPT_FOR_FORKS = 3

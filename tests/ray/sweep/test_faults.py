@@ -18,8 +18,7 @@ from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 from forebay.errors import SweepFailed
 from forebay.events import EpochEnded, Event
 from forebay.sweep.run_sweep import run_sweep
-from forebay.training.runs.callback import Callback
-from forebay.training.runs.control import Control
+from forebay.training.runs.control import Callback, Control
 from forebay.training.runs.result import load_result
 
 pytestmark = pytest.mark.usefixtures("ray_session")

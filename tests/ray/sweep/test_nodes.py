@@ -16,8 +16,7 @@ from forebay.events import EpochEnded, Event
 from forebay.sweep.run_sweep import run_sweep
 from forebay.testing.drivers.nodes import SmallNodes
 from forebay.training.driver.elastic.client import names
-from forebay.training.runs.callback import Callback
-from forebay.training.runs.control import Control
+from forebay.training.runs.control import Callback, Control
 from forebay.training.runs.result import load_result
 
 KEYS = ("a", "b", "c")

@@ -18,8 +18,7 @@ from forebay.events import EpochEnded, Event
 from forebay.sweep.record.record import Record, save_record
 from forebay.sweep.run_sweep import run_sweep
 from forebay.sweep.tune import stopper
-from forebay.training.runs.callback import Callback
-from forebay.training.runs.control import Control
+from forebay.training.runs.control import Callback, Control
 from forebay.training.runs.result import load_result
 
 pytestmark = pytest.mark.usefixtures("ray_session")

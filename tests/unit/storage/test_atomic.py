@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import find_small, read_small, write_atomically
+from forebay.storage.filesystem import resolve
 
 
 def test_writes_replaces_and_makes_the_folder(tmp_path: Path) -> None:
@@ -44,3 +46,18 @@ def test_elsewhere_too() -> None:
     memory = fsspec.filesystem("memory")
     assert memory.cat("/forebay-atomic/a") == b"one"
     memory.rm("/forebay-atomic", recursive=True)
+
+
+def test_content_is_returned_as_stored(tmp_path: Path) -> None:
+    stored = gzip.compress(b"text")
+    (tmp_path / "a.gz").write_bytes(stored)
+    assert read_small(resolve(tmp_path).child("a.gz")) == stored == find_small(resolve(tmp_path / "a.gz"))
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    place = resolve(tmp_path)
+    (tmp_path / "file").write_bytes(b"")
+    assert find_small(place.child("missing")) is None
+    assert find_small(place.child("file/below")) is None
+    with pytest.raises(FileNotFoundError):
+        read_small(place.child("missing"))

@@ -22,8 +22,7 @@ from forebay.sweep.trial_spec import TrialSpec, pack, unpack
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
-from forebay.training.runs.callback import Callback
-from forebay.training.runs.control import Control
+from forebay.training.runs.control import Callback, Control
 
 JobFunction = Callable[..., Job]
 

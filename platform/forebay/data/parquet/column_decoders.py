@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from forebay.data.parquet import page_kernels as kernels
 from forebay.data.parquet.fetch import Pages
 from forebay.data.parquet.parquet_columns import ListColumn, NumberColumns, TextColumn
-from forebay.runtime.memory.arrays import empty_array
+from forebay.runtime.memory.pool import empty_array
 
 UNCOMPRESSED, SNAPPY = 0, 1
 """Parquet's numbers of codecs."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from forebay.data.parquet.footer import Footer
-from forebay.runtime.memory.arrays import empty_array
+from forebay.runtime.memory.pool import empty_array
 from forebay.storage.range_reader import RangeReader
 
 _REMOTE_HOLE_BYTES = 1 << 20

@@ -15,12 +15,11 @@ from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.spec.canonical import facts_of, key_of
 from forebay.fleet.spec.job_spec import JobSpec, ordered
 from forebay.fleet.spec.job_toml import spec_of
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import find_small, write_atomically
 from forebay.storage.exclusive import create_exclusively
 from forebay.storage.filesystem import below, resolve, resolve_source
 from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
-from forebay.storage.small_files import find_small
 from forebay.training.checkpoint.files.claim import Claim
 
 FOLDER = "submissions"

@@ -10,8 +10,8 @@ from typing import Protocol
 
 from forebay.errors import ForebayError
 from forebay.fleet.client.stored_log import StoredLog
+from forebay.storage.atomic import find_small
 from forebay.storage.filesystem import resolve_source
-from forebay.storage.small_files import find_small
 
 AGAIN_S = 5.0
 """Time between the end of a connection and the next one."""

@@ -12,11 +12,10 @@ from typing import IO, Any
 from pyarrow import fs
 
 from forebay.errors import InvalidOption
-from forebay.storage.atomic import write_atomically, write_failed
+from forebay.storage.atomic import read_small, write_atomically, write_failed
 from forebay.storage.credentials import redacted, redacting
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.globs import children
-from forebay.storage.small_files import read_small
 
 ORIGIN = "forebay.json"
 """First file: it says what the folder becomes."""

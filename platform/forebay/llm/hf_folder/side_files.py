@@ -24,8 +24,8 @@ from forebay.llm.reward_head import SCORE
 from forebay.llm.source.folders import small_files_of
 from forebay.llm.source.hub_model import hub_model
 from forebay.llm.source.tokenizers import from_text, load_tokenizer, tokenizer_files
+from forebay.storage.atomic import read_small
 from forebay.storage.filesystem import below, resolve
-from forebay.storage.small_files import read_small
 
 FILE = "generation_config.json"
 _END, _PAD = "eos_token_id", "pad_token_id"

@@ -18,8 +18,8 @@ from forebay.llm.source.folders import local_copy, small_files_of
 from forebay.runtime.extras import extra_package
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.runtime.formatting import count_text
+from forebay.storage.atomic import read_small
 from forebay.storage.globs import children
-from forebay.storage.small_files import read_small
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 """Pad, the beginning of a message and its end, in the tokenizer that is trained on the data."""

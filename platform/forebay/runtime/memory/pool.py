@@ -9,6 +9,7 @@ See docs/internals/data-plane.md.
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import threading
@@ -22,7 +23,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 _UNUSED_S = 2.0
 """Blocks follow each other faster than that. An epoch that has ended is followed by an evaluation, or by nothing."""
@@ -242,3 +243,24 @@ def _class_bytes(num_bytes: int) -> int:
 
 _trimmer = _Trimmer()
 os.register_at_fork(after_in_child=_trimmer.leave_memory)
+
+
+_SMALL_BYTES = 64 << 10
+"""Smaller arrays are made by NumPy: glibc keeps their memory anyway."""
+
+array_pool = MemoryPool(kept_bytes=512 << 20)
+"""Memory of `empty_array`, for all threads of this process."""
+
+
+def empty_array(shape: tuple[int, ...], dtype: DTypeLike) -> np.ndarray[Any, np.dtype[Any]]:
+    """Return an array with undefined content, like `np.empty`.
+
+    Large ones use memory of earlier ones.
+
+    Raises `MemoryError`.
+    """
+    kind = np.dtype(dtype)
+    num_bytes = math.prod(shape) * kind.itemsize
+    if num_bytes < _SMALL_BYTES:
+        return np.empty(shape, kind)
+    return array_pool.lease(num_bytes).view(kind).reshape(shape)

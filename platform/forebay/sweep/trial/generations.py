@@ -11,10 +11,9 @@ from typing import Any
 
 from pyarrow.fs import FileType
 
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import find_small, write_atomically
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.globs import children
-from forebay.storage.small_files import find_small
 from forebay.sweep.layout import generation_of, run_name, trial_id_of
 from forebay.sweep.trial.fork import fork, newest_stored_step, origin_of
 from forebay.training.runs.run_folder import RunFolder

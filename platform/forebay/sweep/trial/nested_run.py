@@ -15,8 +15,7 @@ from forebay.events import EpochEnded, Event, Failed, Reported, Resized, Started
 from forebay.runtime.foreign_code import OutcomeThread, begin
 from forebay.training.driver.driver import run
 from forebay.training.job.job import Job
-from forebay.training.runs.callback import Callback
-from forebay.training.runs.control import Control
+from forebay.training.runs.control import Callback, Control
 from forebay.training.runs.result import Result
 
 FIRST_STEP_S = 60.0

@@ -18,8 +18,7 @@ from forebay.errors import Hung, InvalidOption, NullLabel, RunFailed
 from forebay.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Started
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, BenchOrder, DriverBench, weights
 from forebay.training.driver.driver import Driver
-from forebay.training.runs.callback import Callback
-from forebay.training.runs.control import Control
+from forebay.training.runs.control import Callback, Control
 from forebay.training.runs.result import Result, load_result
 from forebay.training.worker.worker import Worker
 

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from forebay.training.callbacks import scaling as scaling
     from forebay.training.callbacks import tensorboard as tensorboard
     from forebay.training.callbacks import wandb as wandb
-    from forebay.training.runs.callback import optional_callback as optional_callback
+    from forebay.training.runs.control import optional_callback as optional_callback
 
 __getattr__, __all__ = lazy_names(
     __name__,
     {
         "comet": "forebay.training.callbacks.comet:",
         "mlflow": "forebay.training.callbacks.mlflow:",
-        "optional_callback": "forebay.training.runs.callback",
+        "optional_callback": "forebay.training.runs.control",
         "progress": "forebay.training.callbacks.progress:",
         "scaling": "forebay.training.callbacks.scaling:",
         "tensorboard": "forebay.training.callbacks.tensorboard:",

@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import IO, TypeVar
 
 from forebay.errors import WriteFailed
-from forebay.storage.atomic import write_atomically, write_failed
+from forebay.storage.atomic import read_small, write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
-from forebay.storage.small_files import read_small
 from forebay.training.checkpoint.background_writer import BackgroundWriter
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.checkpoint import (

@@ -12,7 +12,7 @@ from forebay.runtime.extras import missing_package
 from forebay.training.driver.worker_error import shortage_remedy
 from forebay.training.job.job import Job
 from forebay.training.run_report.report_page import ReportAtEnd
-from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Callback
 from forebay.training.runs.result import Result
 from forebay.training.runs.worker_spec import title_of
 

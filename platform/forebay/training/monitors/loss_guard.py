@@ -7,10 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from forebay.training.monitors.bad_values import bad_parameter
-from forebay.training.monitors.deferred_metrics import DeferredMetrics, Reading
 from forebay.training.monitors.monitor import Action, Monitor, Verdict
 from forebay.training.monitors.nan_guard import NanGuard
+from forebay.training.monitors.readings import DeferredMetrics, Reading, bad_parameter
 from forebay.training.state.metric import Metric
 from forebay.training.state.setup import TrainSetup
 

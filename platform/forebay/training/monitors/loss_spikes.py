@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from forebay.errors import InvalidOption, whole_number
-from forebay.training.monitors.deferred_metrics import DeferredMetrics
 from forebay.training.monitors.monitor import Action, ActionWord, Verdict, action_of
+from forebay.training.monitors.readings import DeferredMetrics
 from forebay.training.state.metric import Metric
 from forebay.training.state.setup import TrainSetup
 

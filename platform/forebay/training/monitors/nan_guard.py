@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from forebay.training.monitors.bad_values import bad_parameter
-from forebay.training.monitors.deferred_metrics import DeferredMetrics
 from forebay.training.monitors.monitor import Action, ActionWord, Verdict, action_of
+from forebay.training.monitors.readings import DeferredMetrics, bad_parameter
 from forebay.training.state.metric import Metric
 from forebay.training.state.setup import TrainSetup
 

@@ -19,8 +19,7 @@ from forebay.training.collectives.micro_batches import LossOf, MicroBatches
 from forebay.training.state.setup import LocalParts
 from forebay.training.state.stateful import Stateful
 from forebay.training.strategies.clipping import clip_gradients
-from forebay.training.strategies.named_state import whole_region, whole_states
-from forebay.training.strategies.saved_model import FrozenBase
+from forebay.training.strategies.saved_model import FrozenBase, whole_region, whole_states
 from forebay.training.strategies.strategy import BuildOptimizer, StrategyOptions
 
 

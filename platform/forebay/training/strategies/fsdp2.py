@@ -20,9 +20,15 @@ from forebay.training.collectives.micro_batches import LossOf, MicroBatches
 from forebay.training.state.setup import LocalParts, local_part
 from forebay.training.state.stateful import Stateful
 from forebay.training.strategies.clipping import clip_gradients
-from forebay.training.strategies.named_state import agreement, whole_region, whole_states, with_base
 from forebay.training.strategies.rank_zero_values import broadcast_values, follow_statistics
-from forebay.training.strategies.saved_model import FrozenBase, SavedModel
+from forebay.training.strategies.saved_model import (
+    FrozenBase,
+    SavedModel,
+    agreement,
+    whole_region,
+    whole_states,
+    with_base,
+)
 from forebay.training.strategies.sharded_state import ShardedModel, ShardedOptimizer, sharded, sharded_region
 from forebay.training.strategies.strategy import BuildOptimizer, StrategyOptions
 

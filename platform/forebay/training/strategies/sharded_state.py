@@ -19,7 +19,7 @@ from forebay.training.checkpoint.parts.contents import Region
 from forebay.training.checkpoint.parts.part import FlatChunk, LocalChunk
 from forebay.training.checkpoint.parts.table import named, scalar
 from forebay.training.strategies.flat_part import FlatPart
-from forebay.training.strategies.named_state import NamedOptimizer
+from forebay.training.strategies.saved_model import NamedOptimizer
 
 
 class ShardedModel:

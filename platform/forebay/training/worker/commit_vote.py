@@ -74,13 +74,14 @@ class CommitDecision:
 def _at_fault(verdicts: Sequence[Verdict]) -> tuple[World, ...]:
     """Ranks whose own rows show the fault.
 
-    All ranks, if none says so.
+    All ranks, if none says so. Empty for a verdict without rows.
     """
     chosen = gravest(verdicts)
-    ranks = [World(rank=rank, size=len(verdicts)) for rank in range(len(verdicts))]
+    if chosen.rows == "none":
+        return ()
     own = [
-        world
-        for world, each in zip(ranks, verdicts, strict=True)
+        rank
+        for rank, each in enumerate(verdicts)
         if each.rows == "own" and (each.action, each.step) == (chosen.action, chosen.step)
     ]
-    return tuple(own or ranks)
+    return tuple(World(rank=rank, size=len(verdicts)) for rank in own or range(len(verdicts)))

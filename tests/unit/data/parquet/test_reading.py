@@ -33,7 +33,7 @@ from forebay.errors import (
     SourceChanged,
     UnsupportedColumn,
 )
-from forebay.runtime.memory import arrays as memory_arrays
+from forebay.runtime.memory import pool as memory_pool
 from forebay.runtime.metrics import Counters
 from forebay.storage.deadline import Cancellation
 from forebay.storage.retry import ReadPolicy
@@ -134,7 +134,7 @@ def test_any_flipped_bit_in_a_checked_page_is_found(
 
 def test_nothing_of_a_row_group_stays_behind(parquet_folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     arrays = CountingPool()
-    monkeypatch.setattr(memory_arrays, "array_pool", arrays)
+    monkeypatch.setattr(memory_pool, "array_pool", arrays)
     manifest = scan(parquet_folder({f"{name}.parquet": [20_000] for name in "abcdef"}))
     reader, pool = RowGroupReader(manifest), pa.default_memory_pool()
     before = pool.bytes_allocated()

@@ -30,7 +30,7 @@ from forebay.errors import (
     Unfingerprintable,
     WrongType,
 )
-from forebay.runtime.memory import arrays as memory_arrays
+from forebay.runtime.memory import pool as memory_pool
 
 TABLE = pa.table({"a": [1.0, 2.0], "b": [3, None], "t": [[1, 2], None], "y": [0, 1]})
 WRONG: dict[str, Any] = {"list": [1, 2], "text": np.array(["a", "b"]), "scalar": np.float32(1)}
@@ -290,7 +290,7 @@ def test_a_block_is_in_memory_that_is_used_again(kind: str, monkeypatch: pytest.
     )  # fmt: skip
     transform = Transform(x=FEATURES_OF_ALL_KINDS[kind])
     pool = CountingPool()
-    monkeypatch.setattr(memory_arrays, "array_pool", pool)
+    monkeypatch.setattr(memory_pool, "array_pool", pool)
     block = transform.apply(table)
     assert pool.used_bytes >= max(array.nbytes for array in block.arrays.values())
     del block

@@ -10,8 +10,7 @@ from forebay.errors import InvalidOption
 from forebay.events import EpochEnded, Preparing, Reported, Started
 from forebay.training.callbacks.scaling import ScaleSchedule
 from forebay.training.job.elastic import Elastic
-from forebay.training.runs.callback import Callback
-from forebay.training.runs.control import Control
+from forebay.training.runs.control import Callback, Control
 
 STARTED = Started(name="run", world_size=1, epochs=10, num_batches=5)
 DOUBLING = {0: 1, 2: 2, 4: 4}

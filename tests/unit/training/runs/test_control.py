@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
-from forebay.errors import BatchTooSmall, InvalidOption
-from forebay.events import Request
+from forebay.errors import BatchTooSmall, InvalidOption, RunFailed
+from forebay.events import Event, Finished, Request
 from forebay.training.job.elastic import Elastic
-from forebay.training.runs.control import Control
+from forebay.training.runs.control import Control, notify, optional_callback
 
 
 def make_control(start: int = 2) -> Control:
@@ -65,3 +67,35 @@ def test_drivers_tell_what_is_so() -> None:
     control.follow(target=5, world_size=4, batch=32)
     assert (control.target, control.world_size, control.batch) == (5, 4, 32)
     assert control.request == Request(target=5)
+
+
+EVENT = Finished(name="run", path="/runs/run")
+
+
+def raising(event: Event, control: Control) -> None:
+    raise KeyError("no such metric")
+
+
+def test_raising_callback_is_named_after_the_others_were_told() -> None:
+    heard: list[Event] = []
+    with pytest.raises(RunFailed, match=r"callback raising raised KeyError.*on Finished") as failure:
+        notify([raising, lambda event, control: heard.append(event)], EVENT, Control())
+    assert heard == [EVENT]
+    assert isinstance(failure.value.__cause__, KeyError)
+    assert failure.value.callback == "raising"
+
+
+def test_optional_callback_is_logged_once_and_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[Event] = []
+
+    def sometimes(event: Event, control: Control) -> None:
+        calls.append(event)
+        raise OSError("the tracking server is away")
+
+    callback = optional_callback(sometimes)
+    with caplog.at_level(logging.WARNING):
+        notify([callback], EVENT, Control())
+        notify([callback], EVENT, Control())
+    assert len(calls) == 1
+    assert len(caplog.records) == 1
+    assert "sometimes" in caplog.text and "tracking server is away" in caplog.text

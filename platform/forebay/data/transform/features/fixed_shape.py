@@ -17,7 +17,7 @@ from forebay.data.transform.features.numeric import cast_numbers, check_dtype, c
 from forebay.data.transform.features.ragged import is_list, list_parts
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption, WrongType
-from forebay.runtime.memory.arrays import empty_array
+from forebay.runtime.memory.pool import empty_array
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,7 +47,7 @@ from forebay.data.transform.features.ragged import (
 )
 from forebay.data.transform.fingerprint.values import Identity, value_identity
 from forebay.errors import InvalidOption, NullLabel
-from forebay.runtime.memory.arrays import empty_array
+from forebay.runtime.memory.pool import empty_array
 
 Schema: TypeAlias = Mapping[str, pa.DataType]
 

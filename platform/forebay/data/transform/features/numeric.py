@@ -13,7 +13,7 @@ from forebay.data.kernels.calls import pack_columns
 from forebay.data.transform.block import BlockArray
 from forebay.data.transform.features.columns import wrong_type
 from forebay.errors import InvalidOption, WrongType
-from forebay.runtime.memory.arrays import empty_array
+from forebay.runtime.memory.pool import empty_array
 
 NUMERIC_DTYPES = (
     "float16",

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from forebay.data.kernels.calls import gather_lists, pad
 from forebay.data.transform.block import ATTACHED, BlockArray
 from forebay.errors import TransformFailed
-from forebay.runtime.memory.arrays import empty_array
+from forebay.runtime.memory.pool import empty_array
 
 Lengths: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int32]]
 Offsets: TypeAlias = np.ndarray[tuple[int], np.dtype[Any]]

@@ -17,7 +17,7 @@ from forebay.data.transform.features.groups import Schema
 from forebay.data.transform.features.ragged import list_parts, pad_rows
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption
-from forebay.runtime.memory.arrays import empty_array
+from forebay.runtime.memory.pool import empty_array
 
 
 @dataclass(frozen=True, slots=True)

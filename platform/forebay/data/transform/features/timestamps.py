@@ -16,7 +16,7 @@ from forebay.data.transform.features.groups import Schema
 from forebay.data.transform.features.numeric import whole
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption, TransformFailed
-from forebay.runtime.memory.arrays import empty_array
+from forebay.runtime.memory.pool import empty_array
 
 _NANOSECONDS = {
     "ns": 1,

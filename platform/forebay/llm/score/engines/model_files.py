@@ -5,9 +5,9 @@ from __future__ import annotations
 from pyarrow import fs
 
 from forebay.data.transform.fingerprint.values import Identity, canonical, digest
+from forebay.storage.atomic import read_small
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.globs import children
-from forebay.storage.small_files import read_small
 from forebay.storage.versions import stat_etag
 
 _SMALL_BYTES = 16 << 20

@@ -24,9 +24,8 @@ from forebay.llm.score.scoring import score_rows
 from forebay.llm.score.source.finding import find_source
 from forebay.llm.score.source.row_source import RowSource
 from forebay.llm.score.tasks import VERDICT
-from forebay.storage.atomic import write_atomically, write_failed
+from forebay.storage.atomic import read_small, write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
-from forebay.storage.small_files import read_small
 
 TEMPLATE = """Compare two answers to one question.
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 from forebay.errors import Fenced, InvalidOption
 from forebay.runtime.declared_types import require_types
+from forebay.storage.atomic import read_small
 from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
-from forebay.storage.small_files import read_small
 from forebay.training.checkpoint.files.names import checkpoint_names
 
 ATTEMPTS = "attempts"

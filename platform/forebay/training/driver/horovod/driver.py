@@ -20,7 +20,7 @@ from forebay.training.driver.elastic.elastic_driver import Trainer, train_elasti
 from forebay.training.driver.elastic.pool import Message, WorkerPool
 from forebay.training.driver.horovod.backend import HorovodBackend, HorovodProcesses
 from forebay.training.job.job import Job
-from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Callback
 from forebay.training.runs.result import Result
 from forebay.training.runs.run import Run
 from forebay.training.runs.worker_spec import pack

@@ -22,7 +22,7 @@ from forebay.training.driver.elastic.elastic_driver import Trainer, train_elasti
 from forebay.training.driver.ray_train.trainer import ControllerConfig, ForebayTrainer
 from forebay.training.driver.ray_train.worker import train_loop
 from forebay.training.job.job import Job
-from forebay.training.runs.callback import Callback
+from forebay.training.runs.control import Callback
 from forebay.training.runs.result import Result
 from forebay.training.runs.run import Run
 from forebay.training.runs.worker_spec import pack

@@ -15,10 +15,9 @@ from dataclasses import replace
 
 from forebay.errors import Fenced, ForebayError, WriteFailed
 from forebay.runtime.foreign_code import begin
-from forebay.storage.atomic import ADVICE, write_failed
+from forebay.storage.atomic import ADVICE, hold, let_go, write_failed
 from forebay.storage.credentials import redact
 from forebay.storage.file_lock import FileLock
-from forebay.storage.held_folders import hold, let_go
 from forebay.training.checkpoint.files.claim import REMEDY, Claim, ClaimGone, check_own, fenced_error, is_gone_too_long
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, AttemptHeartbeat
 

@@ -31,12 +31,11 @@ from forebay.data.windows.line import StepLine
 from forebay.data.windows.splits import TargetBounds
 from forebay.data.windows.steps import StepColumns
 from forebay.errors import InvalidOption
-from forebay.storage.atomic import write_atomically, write_failed
+from forebay.storage.atomic import read_small, write_atomically, write_failed
 from forebay.storage.boundary import Uri
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.json_file import to_json
-from forebay.storage.small_files import read_small
 from forebay.training.runs.run_folder import RunFolder
 
 log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from forebay.training.strategies.flat_part import FlatPart, flat_span
-from forebay.training.strategies.named_state import NamedOptimizer
+from forebay.training.strategies.saved_model import NamedOptimizer
 from forebay.training.strategies.zero.fragments import (
     Fragment,
     ZeroFragments,

@@ -20,9 +20,15 @@ from forebay.training.state.stateful import Stateful
 from forebay.training.strategies.choice import require_package
 from forebay.training.strategies.ddp import UnsplitModel
 from forebay.training.strategies.flat_part import FlatPart
-from forebay.training.strategies.named_state import agreement, named_tensor, whole_region, with_base
 from forebay.training.strategies.rank_zero_values import broadcast_values, follow_statistics
-from forebay.training.strategies.saved_model import FrozenBase, SavedModel
+from forebay.training.strategies.saved_model import (
+    FrozenBase,
+    SavedModel,
+    agreement,
+    named_tensor,
+    whole_region,
+    with_base,
+)
 from forebay.training.strategies.strategy import Strategy, StrategyFactory, StrategyOptions
 from forebay.training.strategies.zero.engine import (
     ZeroStage,

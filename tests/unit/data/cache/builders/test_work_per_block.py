@@ -26,7 +26,7 @@ from forebay.data.cache.disk.index import Index
 from forebay.data.cache.disk.tables import IndexTables
 from forebay.data.parquet import reading
 from forebay.data.transform.dataset import Dataset
-from forebay.runtime.memory import arrays as memory_arrays
+from forebay.runtime.memory import pool as memory_pool
 from forebay.runtime.memory.buffers import BufferPool
 from forebay.runtime.metrics import Counters
 
@@ -130,7 +130,7 @@ def test_building_a_block_takes_its_memory_once(
 ) -> None:
     """In the pool of arrays, beside the decoded columns. The pages are freed by then."""
     pool = CountingPool()
-    monkeypatch.setattr(memory_arrays, "array_pool", pool)
+    monkeypatch.setattr(memory_pool, "array_pool", pool)
     builder = BlockBuilder(dataset, cache, counters=Counters())
     before = pa.total_allocated_bytes()
     with peak_bytes() as peak:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from forebay.training.monitors.deferred_metrics import CHUNK, DeferredMetrics, Reading
+from forebay.training.monitors.readings import CHUNK, DeferredMetrics, Reading
 
 
 def test_numbers_come_back_once_in_order() -> None:

@@ -1,13 +1,15 @@
-"""Step metrics that stay on the device until read."""
+"""Readings of monitors: metrics of steps, and parameters that are not finite."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from forebay.training.state.metric import Metric, Scalar, scalar
+from forebay.training.state.setup import LocalParts, LocalTable
 
 CHUNK = 512
 """Values per tensor. A scalar takes a whole block of a GPU's memory, and so does a row of this many."""
@@ -65,3 +67,32 @@ class DeferredMetrics:
             self._chunks.append(torch.stack(tensors))
         else:
             self._chunks.append([float(value) for value in values])
+
+
+def bad_parameter(model: nn.Module, parts: LocalParts) -> str | None:
+    """Return a parameter or table row with NaN or infinity.
+
+    Waits for the device once. Buffers are not read: masks hold infinity.
+    """
+    values: list[tuple[str | LocalTable, Tensor]] = [
+        (name, parts.value(parameter).detach()) for name, parameter in model.named_parameters()
+    ]
+    values += [(table, table.weight()) for table in parts.tables]
+    watched = [(source, part) for source, part in values if part.is_floating_point() and part.numel()]
+    # One pass at the speed of memory, read once. A sum of finite numbers may overflow. Then all are read.
+    totals: dict[torch.device, list[Tensor]] = {}
+    for _, parameter in watched:
+        totals.setdefault(parameter.device, []).append(parameter.sum().double())
+    if all(math.isfinite(torch.stack(found).sum().item()) for found in totals.values()):
+        return None
+    bad = ((source, part) for source, part in watched if not bool(torch.isfinite(part).all()))
+    return next((_place_of(source, part) for source, part in bad), None)
+
+
+def _place_of(source: str | LocalTable, values: Tensor) -> str:
+    """Name the parameter or table rows with non-finite `values`."""
+    if isinstance(source, str):
+        return f"parameter {source!r}"
+    rows = (~torch.isfinite(values)).any(1).nonzero()[:, 0]
+    more = f" and {len(rows) - 1:,} more" if len(rows) > 1 else ""
+    return f"row {source.id_of(int(rows[0]))}{more} of table {source}"
