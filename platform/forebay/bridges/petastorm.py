@@ -42,7 +42,7 @@ REFUSED: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaField:
-    """Column of a batch. `shape` is that of one row."""
+    """Column of a batch. `shape` is the shape of one row."""
 
     name: str
     numpy_dtype: Any
@@ -60,7 +60,7 @@ class ReaderSchema:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnArrays:
-    """Transform of plain columns, and the arrays of a batch that they come from.
+    """Transform of plain columns, and their arrays in a batch.
 
     Features have names of their own, because a column may have any name.
     """
@@ -212,7 +212,7 @@ class BatchReader(AbstractContextManager["BatchReader"]):
         self.loader.close()
 
     def join(self) -> None:
-        """Nothing: `stop` has waited for all threads."""
+        """Do nothing: `stop` has waited for all threads."""
 
     def __exit__(self, *_: object) -> None:
         self.stop()
@@ -331,7 +331,10 @@ def _world(cur_shard: int | None, shard_count: int | None) -> World:
 
 
 def _lanes(lanes: int | None, world: World, shuffle_groups: bool, shuffle_rows: bool, partitions: int) -> int | None:
-    """Lanes of the plan. Without shuffling, each shard has one: its part of the files, in order."""
+    """Number of lanes of the plan.
+
+    Without shuffling, each shard has one: its part of the files, in order.
+    """
     parts = whole_number("shuffle_row_drop_partitions", partitions, least=1)
     if shuffle_groups:
         return lanes
@@ -350,7 +353,10 @@ def _lanes(lanes: int | None, world: World, shuffle_groups: bool, shuffle_rows: 
 
 
 def _columns(url: str | Sequence[str], fields: Sequence[Any] | None) -> tuple[str, ...] | None:
-    """Names of columns of `schema_fields`: names, patterns that match whole names, or petastorm's fields."""
+    """Names of the columns that `schema_fields` selects.
+
+    It has names, patterns that match whole names, or petastorm's fields.
+    """
     if fields is None:
         return None
     names = [str(getattr(each, "name", each)) for each in ([fields] if isinstance(fields, str) else fields)]

@@ -25,7 +25,7 @@ def job_of(path: str, words: Sequence[str]) -> Job:
 
 
 def job_or_sweep_of(path: str, words: Sequence[str]) -> Job | Sweep:
-    """Call the job file's `sweep`, or else its `job`.
+    """Call the job file's `sweep`, or its `job` without one.
 
     Raises as `job_of`.
     """

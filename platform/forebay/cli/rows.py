@@ -127,7 +127,7 @@ def rows(
 
 
 def _refuse(given: Mapping[str, object], names: tuple[str, ...], kind: str) -> None:
-    """Raise `InvalidOption` for one of `names` that is given."""
+    """Raise `InvalidOption` if an option of `names` is given."""
     if wrong := [name for name in names if given[name] is not None]:
         raise InvalidOption(
             f"{wrong[0]} is of no use for {kind}. Leave it out. `forebay rows --help` says what has it."

@@ -1,4 +1,4 @@
-"""Examination of a job, from its parts to its verdict.
+"""Examination of a job, from its parts to a bottleneck.
 
 Everything is in memory, or in one temporary folder.
 """
@@ -123,7 +123,7 @@ class ExaminedRank:
 
 
 def _diagnose(job: Job, options: ExaminationOptions, rank: ExaminedRank) -> Diagnosis:
-    """Examine in a thread, and judge what it has found when it ends or the time does."""
+    """Examine in a thread, and judge its results at the deadline."""
     run = ExaminationRun(job, options, rank)
     thread = OutcomeThread(run.examine, "forebay-doctor")
     ends_s = _INTERRUPTED_S
@@ -143,7 +143,10 @@ def _diagnose(job: Job, options: ExaminationOptions, rank: ExaminedRank) -> Diag
 
 
 class ExaminationRun:
-    """Phases of an examination, within one deadline. `measurements` has what they found, at any time."""
+    """Phases of an examination, within one deadline.
+
+    `measurements` has the results so far, at any time.
+    """
 
     def __init__(self, job: Job, options: ExaminationOptions, rank: ExaminedRank) -> None:
         self._job, self._options, self._rank = job, options, rank
@@ -205,7 +208,7 @@ class ExaminationRun:
         found.making, found.made_rows, found.unfinished = counters.as_dict(), self._held.rows, None
 
     def measurements(self) -> Measurements:
-        """Return what was found so far, with estimates of what was not.
+        """Return the results so far, with estimates of missing ones.
 
         Raises `BadJob` if nothing of the job was at work yet.
         """
@@ -246,12 +249,15 @@ class ExaminationRun:
         )
 
     def _making(self) -> Mapping[str, float]:
-        """Seconds of the steps of the first blocks, also of the one that has not ended."""
+        """Seconds of each step of the first blocks, ended or not."""
         unfinished = self._found.unfinished
         return self._found.making if unfinished is None else unfinished.sums(is_read=False)
 
     def _estimates(self, lasted_s: float) -> Estimates:
-        """Seconds of a step, by the sample, the first blocks and the first steps, or by how long they last."""
+        """Seconds of a step, by the sample, the first blocks and the first steps.
+
+        Of a phase that has not ended, by its time so far.
+        """
         found, rows = self._found, self._rows()
         first_rows = self._job.data.datasets[0].manifest[0].rows
         waits = {each: lasted_s if found.activity is each else 0.0 for each in Activity}

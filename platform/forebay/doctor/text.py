@@ -23,7 +23,7 @@ _TITLES = {
 
 
 def lines_of(diagnosis: Diagnosis) -> list[str]:
-    """Return all lines: verdict, ways, changes and notes."""
+    """Return all lines: bottleneck, ways, changes and notes."""
     found = diagnosis.measurements
     parts = [
         *textwrap.wrap(sentence_of(diagnosis), COLUMNS),
@@ -43,7 +43,7 @@ def lines_of(diagnosis: Diagnosis) -> list[str]:
 
 
 def sentence_of(diagnosis: Diagnosis) -> str:
-    """Return the verdict as a sentence.
+    """Return the bottleneck as a sentence.
 
     Another one follows if later epochs have another bottleneck.
     """

@@ -193,7 +193,7 @@ class Cluster:
         return (self.server or f"context {self.context or '(in the cluster)'}", self.namespace)
 
     def is_allowed(self, clusters: tuple[str, ...] | Mapping[str, str], deny: tuple[str, ...]) -> str | None:
-        """Return why a job may not use it, or None."""
+        """Reason why a job may not use the cluster, or None."""
         if any(fnmatchcase(self.name, pattern) for pattern in deny):
             return "denied by scheduling.deny"
         if isinstance(clusters, Mapping):

@@ -128,7 +128,7 @@ class Heartbeat:
         self._since = time.monotonic()
 
     def silent_s(self) -> float:
-        """Seconds since the unanswered ping, else 0."""
+        """Seconds since an unanswered ping. 0 without one."""
         now = time.monotonic()
         if self._ping is not None and ray.wait([self._ping], timeout=0)[0]:
             self._ping, self._since = None, now

@@ -1,4 +1,4 @@
-"""Start of a Ray on this machine, and the reason if it does not start.
+"""Start of Ray on this machine, or the reason that it failed.
 
 Ray says it in many ways: a path that is too long, a process whose log has the reason, or a time limit.
 """
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def start_ray(num_cpus: int) -> None:
-    """Start a Ray of `num_cpus` CPUs on this machine, and connect to it.
+    """Start Ray with `num_cpus` CPUs on this machine, and connect.
 
     Tries again once where Ray was only too slow. Raises `RayNotStarted`.
     """
@@ -56,7 +56,7 @@ def _folder() -> str:
 
 
 def _check_folder() -> None:
-    """Raise `RayNotStarted` for a folder in which no session of Ray can lie."""
+    """Raise `RayNotStarted` if `folder` cannot hold a session of Ray."""
     folder, option = _folder(), TMPDIR if os.environ.get(TMPDIR) else "TMPDIR" if os.environ.get("TMPDIR") else ""
     named = f"{option}={folder!r}" if option else repr(folder)
     room = _LONGEST - len(_SOCKET)

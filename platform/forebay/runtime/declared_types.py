@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 def require_types(value: T) -> T:
-    """Return `value` if all its fields have the types they declare.
+    """Return `value` if all its fields have their declared types.
 
     Of a dataclass or a named tuple, and of those within it. Any other value passes. An integer is a float, too. Raises
     `TypeError`, which names the field, and `ValueError` for a tuple of another length.

@@ -132,7 +132,7 @@ class ForkServer:
             return None
 
     def leave(self) -> None:
-        """Close the connection, in a forked child. The server belongs to the parent."""
+        """Close the connection in a forked child: the parent has the server."""
         if self._connection is not None:
             self._connection.close()
 
@@ -243,7 +243,10 @@ def serve(descriptor: int, spawn: str) -> int:
 
 
 def _reap(workers: dict[int, int | None]) -> None:
-    """Collect the exit codes of ended workers. A server of many loaders would keep a zombie of each."""
+    """Collect the exit codes of ended workers.
+
+    A server of many loaders would keep a zombie of each.
+    """
     for pid in [pid for pid, code in workers.items() if code is None]:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:

@@ -60,7 +60,7 @@ def gpu_memory() -> int | None:
 
 
 def gpus_here() -> GpuSupply:
-    """GPUs of this machine, as far as this process may use them."""
+    """GPUs of this machine that this process may use."""
     found = num_gpus()
     return GpuSupply(place="this machine", nodes=(float(found),), unseen=0 if found else _unseen())
 

@@ -32,7 +32,7 @@ class Package:
 
     @property
     def content(self) -> str | None:
-        """Digest of what was installed, where a version says too little.
+        """Digest of the installed files, where a version is not enough.
 
         That is pure Python, and whatever came from a folder, a file or a repository: an own package is often installed
         again with an unchanged version. None for Python, and for a compiled package of an index, whose files differ by
@@ -150,7 +150,7 @@ def _distribution(name: str) -> importlib.metadata.Distribution | None:
 
 
 def _installed_content(distribution: importlib.metadata.Distribution, top: str) -> str | None:
-    """Files of a distribution with their digests, as its installer recorded them."""
+    """Files of a distribution and their digests, by its installer's record."""
     record = distribution.read_text("RECORD")
     if not record:
         return _source_content(top)

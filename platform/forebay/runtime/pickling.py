@@ -1,4 +1,4 @@
-"""Pickling for other processes of this program.
+"""Pickling for other processes of the same program.
 
 They may be unable to import the user's own code.
 """
@@ -88,6 +88,6 @@ def unpickled(data: bytes) -> Any:
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """cloudpickle's, but for code."""
+    """cloudpickle's pickler, with another reduction of code."""
 
     dispatch_table: ClassVar = ChainMap({types.CodeType: _reduced_with_file}, cloudpickle.Pickler.dispatch_table)

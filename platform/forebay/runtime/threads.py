@@ -1,4 +1,4 @@
-"""Calls in as many threads as there is room for."""
+"""Calls in as many threads as the system allows."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def each_in_threads(call: Callable[[T], R], items: Sequence[T], *, most: int, na
 
 
 def _begun(threads: Sequence[OutcomeThread[None]]) -> list[OutcomeThread[None]]:
-    """Start threads, or as many as there is room for."""
+    """Start threads, as many as the system allows."""
     begun: list[OutcomeThread[None]] = []
     for thread in threads:
         try:

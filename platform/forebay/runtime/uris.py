@@ -16,7 +16,7 @@ _HADOOP_OPTIONS = re.compile(r"\?(?:&|\w+=[^&?]*(?:&\w+=[^&?]*)*)$")
 
 
 def is_hadoop(uri: str) -> bool:
-    """Whether a URI is one of HDFS."""
+    """Whether a URI names HDFS."""
     return _HADOOP.match(uri) is not None
 
 

@@ -1,4 +1,4 @@
-"""Tracebacks of a user's function, without the frames that only lead up to it."""
+"""Tracebacks of a user's function, without Forebay's frames."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def with_traceback(message: str, error: BaseException) -> str:
-    """Return a message for a user, with the frames of their function and its error below."""
+    """Return a message, followed by frames of the user's function and its error."""
     lines = traceback_of(error).splitlines()
     return "\n".join([message, "", *(line for line in lines if not line.startswith("Traceback (most recent"))])
 

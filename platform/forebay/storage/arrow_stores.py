@@ -112,7 +112,7 @@ def _azure(scheme: str, netloc: str, query: str, credentials: Credentials) -> tu
 
 
 def _without_retries(filesystem: fs.FileSystem, query: str) -> fs.FileSystem:
-    """Return the file system without retries of its own.
+    """Return the file system without its own retries.
 
     For reads that `storage.retry` repeats: a client that retries too would make one read sixteen.
 

@@ -43,7 +43,7 @@ def let_go(folder: Location) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Create `folder` and its parents, as far as they are missing.
+    """Create `folder` and its missing parents.
 
     Raises `FileNotFoundError` where a held folder is missing, below which `folder` lies.
     """
@@ -145,7 +145,7 @@ def read_small(location: Location) -> bytes:
 
 
 def find_small(location: Location) -> bytes | None:
-    """Return the whole content of a file, or None if there is none.
+    """Return the whole content of a file, or None without one.
 
     Raises `OSError`.
     """

@@ -40,7 +40,10 @@ _FREE_OPTIONS = {
 
 
 class _Named(NamedTuple):
-    """A file or folder by the identity of its store, and its decoded name there, which begins with a slash."""
+    """A file or folder, by store and decoded name.
+
+    The name begins with a slash.
+    """
 
     scheme: str
     host: str
@@ -114,7 +117,7 @@ class Boundary:
         return named
 
     def refusal(self, path: str, why: str) -> InvalidOption:
-        """Error that names the table, the path and the remedy. `why` begins with "which"."""
+        """Error with table, path and remedy. `why` begins with "which"."""
         folder = path.partition("?")[0].rpartition("/")[0]
         return InvalidOption(
             f"{self.table} names the file {path!r:.300}, {why}. The author of a table must not choose which files of "
@@ -256,7 +259,7 @@ def _scheme_and_host(name: str) -> tuple[str, str]:
 
 
 def _has_known_host(name: str, own: Location | None) -> bool:
-    """Whether requests for a URI without options go to a host that the user or the store has chosen."""
+    """Whether the user or the store chose the host of a URI without options."""
     scheme, host = _store(*_scheme_and_host(name))
     match scheme:
         case "memory":

@@ -78,7 +78,7 @@ class Credentials(NamedTuple):
 
 
 class _Storage(NamedTuple):
-    """Storage that credentials are valid for. `options` have no order."""
+    """Storage that credentials are valid for. `options` are unordered."""
 
     scheme: str
     host: str

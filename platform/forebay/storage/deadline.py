@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 class Cancellation(threading.Event):
-    """An event that sets other events when it is set.
+    """An event whose `set` sets other events too.
 
     So a thread can wait for it and for something else without polling.
 

@@ -113,7 +113,7 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
 
 
 def _refuse_odd_name(public: str, full: str) -> None:
-    """Refuse a URI of one of Arrow's stores that would name something else than it seems to."""
+    """Refuse a URI of Arrow's stores that would name something else."""
     name = split_options(public)[0].partition("://")[2].partition("/")[2]
     if "#" in public:
         found = "has a #, behind which nothing would count. In a name, write it %23"
@@ -196,7 +196,7 @@ def below(uri: str, name: str) -> str:
 
 
 def uri_below(folder: Location, name: str) -> str:
-    """URI of the file that a listing or a table names `name` below `folder`.
+    """URI of the file `name` below `folder`, in a listing or table.
 
     Raises `InvalidOption` for a name that fsspec would read as options.
 
@@ -218,14 +218,14 @@ def uri_below(folder: Location, name: str) -> str:
 
 
 def _has_options(scheme: str, name: str) -> bool:
-    """Whether fsspec would read options in a name, or they would be taken for credentials."""
+    """Whether fsspec would read options or credentials in a name."""
     keys = [option.partition("=")[0] for option in name.partition("?")[2].split("&") if option]
     is_option = bool(keys) and all(key.isidentifier() for key in keys)
     return scheme == HUB or is_option or any(is_secret(scheme, key) for key in keys)
 
 
 def name_in_storage(uri: str, skip: int = 0) -> str:
-    """Path of a file as its storage has it, without the first `skip` characters of `uri`.
+    """Path of a file in its storage, without `uri`'s first `skip` characters.
 
     Arrow's stores decode the paths of URIs. All others use them as they are.
 

@@ -104,7 +104,7 @@ def walk(filesystem: fs.FileSystem, folder: str) -> Iterator[fs.FileInfo]:
 
 
 def visible(infos: Iterable[fs.FileInfo], folder: str) -> Iterator[fs.FileInfo]:
-    """Entries whose path below `folder` has no hidden name."""
+    """Entries whose path below `folder` is without hidden names."""
     skip = len(folder.rstrip("/")) + 1
     return (
         info

@@ -12,7 +12,7 @@ _MOST_LINKS = 40
 
 
 def unsafe_path(path: Path) -> str:
-    """Reason why another user could replace `path` with a folder of their own. Empty if none can.
+    """Reason why another user could replace `path`. Empty if none can.
 
     Raises `OSError`.
     """
@@ -30,7 +30,7 @@ def unsafe_path(path: Path) -> str:
 
 
 def unsafe_folder(found: os.stat_result) -> str:
-    """Reason why another user could change the entries of a folder. Empty if none can."""
+    """Reason why another user could change a folder's entries, or empty."""
     if not stat.S_ISDIR(found.st_mode):
         return "is a link or a file, not a folder"
     if found.st_uid != os.geteuid():
@@ -41,7 +41,10 @@ def unsafe_folder(found: os.stat_result) -> str:
 
 
 def _path_steps(path: Path) -> Iterator[Path]:
-    """Every folder and symbolic link on the way to `path`, and `path` itself, up to the first that does not exist."""
+    """Folders and symbolic links on the way to `path`, and `path` itself.
+
+    Up to the first that does not exist.
+    """
     at, ahead, num_links = Path("/"), list(path.parts[1:]), 0
     while ahead:
         at /= ahead.pop(0)

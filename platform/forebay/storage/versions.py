@@ -50,7 +50,7 @@ class FoundFile:
 
     @property
     def without_stamp(self) -> str:
-        """Text of the version, which a copy that keeps the time has, too."""
+        """Text of the version, equal for a copy that keeps the time."""
         return f"{self.size} {self.mtime_ns} {self.etag}"
 
     @property
@@ -74,7 +74,7 @@ def stat(uri: str | os.PathLike[str]) -> FoundFile:
 
 
 def settled_version(file: FoundFile) -> str:
-    """Return a name for this version of a file that no later content can have.
+    """Return a version that no later content of a file can have.
 
     Empty if the file has no such name: it changed a moment ago, so that a later change could get the same time. Or its
     store keeps no time, or lets its users set it. A local name also holds the time of the last change of the inode,
@@ -169,7 +169,7 @@ def _stamp(status: os.stat_result) -> str:
 
 @lru_cache(maxsize=64)
 def _keeps_inodes(device: int) -> bool:
-    """Whether a file keeps its inode number while nobody changes it.
+    """Whether an unchanged file keeps its inode number.
 
     FUSE and file systems of hosts make numbers up, and other ones after the kernel has forgotten a file.
     """

@@ -193,7 +193,7 @@ def _example(domains: Mapping[str, Domain]) -> dict[str, Any]:
 
 
 def title_of(recipe: Recipe) -> str:
-    """Name a sweep that has no name.
+    """Name a sweep without a name.
 
     By the job function's module or name, and the time.
     """

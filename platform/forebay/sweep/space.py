@@ -161,7 +161,7 @@ def example_value(domain: Domain) -> Any:
 
 
 def listed_values(domain: Domain) -> list[Any]:
-    """Values of a domain that lists them, else none."""
+    """Values of a domain that lists them. Empty for others."""
     match domain:
         case Choice() | Grid():
             return list(domain.values)

@@ -66,7 +66,7 @@ class TrialSpec:
         return self.on_gpus(replace(job, parameters={**defaults, **given, **job.parameters}))
 
     def on_gpus(self, job: Job) -> Job:
-        """Return `job` with the GPUs of the sweep, unless it names its own."""
+        """Return `job` with the sweep's GPUs, unless it names some."""
         if self.gpus is None or job.resources.gpus is not None:
             return job
         return replace(job, resources=replace(job.resources, gpus=self.gpus))

@@ -64,7 +64,7 @@ class PlacedRun:
         return replace(job, workers=1, elastic=Elastic(min_workers=least, max_workers=most))
 
     def _with_gpus(self, job: Job) -> Job:
-        """Give each worker the GPUs of a worker of the task, unless the job names its own."""
+        """Give each worker the task's GPUs, unless the job names some."""
         if self.gpus is None or job.resources.gpus is not None:
             return job
         return replace(job, resources=replace(job.resources, gpus=self.gpus))

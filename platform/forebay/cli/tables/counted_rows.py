@@ -94,7 +94,7 @@ class CountedRows(SharedRows):
         return torch.empty(0, dtype=torch.int64), torch.empty(0, self.facts.dim)
 
     def scale(self, factor: Tensor) -> None:
-        """Do nothing: there is no gradient."""
+        """Do nothing: rows that are counted have no gradient."""
 
     def update(self, step: int, lr: float) -> None:  # noqa: ARG002 - there are no rows
         self.use.steps += 1

@@ -92,7 +92,7 @@ class _NoDriver:
 
 
 class CountingWorker(Worker):
-    """Worker whose tables count lookups and have no rows.
+    """Worker whose tables count lookups and hold no rows.
 
     Its train function ends after `steps` steps, or an epoch.
     """

@@ -49,7 +49,7 @@ def masked(
     make_reader: Callable[[Manifest], RowGroupReader],
     progress: Progress | None,
 ) -> Manifest:
-    """Manifest of the live rows that match `where`.
+    """Manifest of the rows that match `where` and are not deleted.
 
     Reads the filter's columns once.
 

@@ -30,7 +30,7 @@ RowName = FileRow | RowSpan | FileWindow | str
 
 
 def named_spans(name: RowName) -> tuple[RowSpan, ...]:
-    """Rows with this name. Raises `InvalidOption` if it names none.
+    """Rows with this name. Raises `InvalidOption` for an unknown name.
 
     >>> named_spans("s3://lake/day=1/a.parquet:3:128, b.parquet:0:0..7")[1]
     RowSpan(file='b.parquet', row_group=0, first=0, last=7, source='')

@@ -58,7 +58,7 @@ class Where:
         self.columns = tuple(sorted(found))
 
     def expression(self, kinds: ColumnKinds, uri: str) -> pc.Expression:
-        """Expression that is true for rows that are kept.
+        """Expression that is true for rows to keep.
 
         For a file with these columns.
 

@@ -93,7 +93,7 @@ def _serve(state: Any) -> None:
 
 
 def _take_part(state: Any) -> None:
-    """Copy the next part, under the mutex but for the copy."""
+    """Take the next part under the mutex, and copy it outside."""
     at, part = uint64(state.ctypes.data), state[_NEXT]
     state[_NEXT] += 1
     state[_RUNNING] += 1

@@ -32,7 +32,7 @@ class Kernel:
 
 
 def load(kernels: Sequence[Kernel]) -> None:
-    """Load kernels, and compile those that no process of this machine has compiled.
+    """Load kernels, and compile the ones missing on this machine.
 
     Several are compiled by several processes. Prints a line to stderr if that takes more than a second. Safe in any
     thread: a fork in another one waits for the end.

@@ -63,7 +63,10 @@ class KernelFiles:
         return None
 
     def write(self, name: str, save: Callable[[Path], None]) -> None:
-        """Keep a kernel, if there is room. `save` writes Numba's files of this name into a folder."""
+        """Keep a kernel if the disk has space.
+
+        `save` writes Numba's files of this name into a folder.
+        """
         if self.target is None:
             return
         try:

@@ -33,7 +33,7 @@ os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_i
 
 
 def load_functions(places: Sequence[Place]) -> list[Callable[..., Any]]:
-    """Load functions of modules, and compile those that no process of this machine has compiled."""
+    """Load functions of modules, and compile the ones missing on this machine."""
     with _lock, ExitStack() as undo:
         return _Loading(kernel_files(), places, undo).run()
 
@@ -86,7 +86,7 @@ class _Loading:
         return True
 
     def _begin(self, is_compiling: bool) -> None:
-        """Before the first compilation or wait: call helpers, and see to the line of progress.
+        """Start helpers and the progress line, before the first compilation or wait.
 
         Many processes start at once, on the cores of one machine and often on one terminal: the first one does so.
         """

@@ -306,7 +306,7 @@ def _next_value(values: NDArray[Any]) -> Any:
 
 
 def _has_nan(values: NDArray[Any]) -> bool:
-    """Whether one of `values` is NaN.
+    """Whether `values` has a NaN.
 
     Looks at all of them, which the compiler does with vector instructions.
 

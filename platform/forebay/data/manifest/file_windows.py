@@ -47,7 +47,7 @@ class FileWindow:
 
     @property
     def source(self) -> str:
-        """Name of the dataset in a mixture, else empty."""
+        """Name of the dataset in a mixture. Empty without one."""
         return self.spans[0].source
 
     def __str__(self) -> str:
@@ -72,7 +72,7 @@ class FileWindows(Sequence[FileWindow]):
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of the datasets of a mixture, else empty."""
+        """Names of the datasets of a mixture. Empty without one."""
         return self.firsts.names
 
     def take(self, numbers: NDArray[np.int64]) -> FileWindows:

@@ -253,7 +253,7 @@ class Manifest:
 
     @cached_property
     def version(self) -> str:
-        """Name of the exact files: the `id`, and the inodes of local files."""
+        """Name of the exact files: `id` and inodes of local files."""
         stamps = [file.stamp for file in self.files]
         if not any(stamps):
             return self.id

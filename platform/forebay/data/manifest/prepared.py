@@ -66,7 +66,7 @@ class PreparedOrigin:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def differences(self, other: PreparedOrigin) -> list[str]:
-        """Phrases for the changes from `other` to this.
+        """Phrases for the changes from `other` to this dataset.
 
         Such as `the function`, `argument days`, `input a.csv`.
         """
@@ -110,7 +110,7 @@ class FittedColumn:
 # Without slots: `cached_property` needs the instance's __dict__.
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Prepared:
-    """Sealed dataset, with what was fitted on it.
+    """Sealed dataset, with vocabularies and statistics fitted on it.
 
     Made by `fb.prepare` and `from_ray_data`, or loaded.
 

@@ -175,7 +175,7 @@ def _read_struct(at: Int, end: Int, last: Int, work: Work) -> Int:
 
 
 def _field(wanted: Int, kind: Int, missing: Int, work: Work) -> Int:
-    """Value or address of a field that was read, if it has a type."""
+    """Value or address of a field, if it has a type."""
     return work[_FIELD + wanted] if work[_KIND + wanted] == kind else missing
 
 

@@ -66,7 +66,7 @@ def load_all() -> None:
 
 
 def is_loaded() -> bool:
-    """Whether this process has loaded those of `load`."""
+    """Whether this process has loaded the kernels of `load`."""
     return _decode_columns.is_loaded
 
 

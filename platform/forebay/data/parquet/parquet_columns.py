@@ -277,7 +277,7 @@ class ParquetColumns:
         return TextColumn(column.path, arrow, bool(column.max_definition_level))
 
     def _flat_type(self, column: pq.ColumnSchema) -> pa.DataType | None:
-        """Arrow type of a flat column, else None.
+        """Arrow type of a flat column. None for a nested one.
 
         Lists and parts of structs are not flat.
         """
@@ -353,7 +353,7 @@ def _paths_of(metadata: pq.FileMetaData) -> tuple[str, ...]:
 
 
 def _least_bits(kind: pa.DataType) -> int:
-    """Least bits of a decoded value. Fields of a struct count as one."""
+    """Least bits of a decoded value. A struct counts as one."""
     try:
         return int(kind.bit_width)
     except ValueError:  # no fixed width

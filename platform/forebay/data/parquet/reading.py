@@ -193,7 +193,7 @@ class RowGroupReader:
             ) from error
 
     def check_unchanged(self, index: int) -> None:
-        """Check that a file whose pages were mapped is still the version of the manifest.
+        """Check that a mapped file still has the manifest's version.
 
         Raises `SourceChanged`.
         """

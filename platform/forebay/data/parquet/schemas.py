@@ -197,7 +197,7 @@ def selected_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn:
-    """Error that `where` has no column `name`.
+    """Error for a missing column `name` of `where`.
 
     It lists the columns and suggests similar names.
     """

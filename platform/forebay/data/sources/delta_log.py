@@ -60,7 +60,7 @@ def check_log(location: Location, version: int | None, boundary: Boundary, polic
 
 
 def _check_files(files: Sequence[Location], boundary: Boundary, policy: ReadPolicy) -> list[str]:
-    """Check files of the log side by side, and return the sidecars that they name."""
+    """Check files of the log in parallel. Returns the sidecars that they name."""
     check = partial(_check_file, boundary=boundary, policy=policy)
     return [
         name for _, names in each_in_threads(check, files, most=_MOST_THREADS, name="forebay-log") for name in names
@@ -82,7 +82,7 @@ def _read_for(infos: list[fs.FileInfo], version: int | None) -> Iterator[str]:
 
 
 def _check_file(file: Location, boundary: Boundary, policy: ReadPolicy) -> list[str]:
-    """Check one file of the log, and return the sidecars that it names."""
+    """Check one file of the log. Returns the sidecars that it names."""
     is_parquet = file.path.endswith(".parquet")
     try:
         rows = read(file.uri, partial(_of_parquet if is_parquet else _of_json, file), policy)

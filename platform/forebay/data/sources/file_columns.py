@@ -79,7 +79,7 @@ class Scanned:
         return bool(self.groups.shape[1])
 
     def live(self) -> Iterator[NDArray[np.bool_] | None]:
-        """Mask of the live rows of each row group.
+        """Mask of the rows of each row group that are not deleted.
 
         bool [rows], or None for all. Raises `CorruptFile`.
         """

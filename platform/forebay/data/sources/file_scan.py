@@ -137,7 +137,7 @@ class FileScan:
         )
 
     def _is_retyped(self, columns: FileColumns) -> bool:
-        """Whether the table has other types than this file."""
+        """Whether the table's types differ from this file's."""
         types = {field.name: field.type for field in self.sources.table or ()}
         is_other = any(types.get(field.name, field.type) != field.type for field in columns.schema.fields)
         return is_other or bool(columns.stored)

@@ -25,7 +25,7 @@ from forebay.storage.filesystem import has_local_name, resolve_source
 
 
 def static_table(metadata: str, boundary: Boundary) -> Table:
-    """Table of a metadata file, which is a URI that the user named."""
+    """Table of a metadata file, at a URI that the user named."""
     file = StoredInput(metadata)
     return StaticTable(
         identifier=("static-table", metadata),
@@ -37,7 +37,7 @@ def static_table(metadata: str, boundary: Boundary) -> Table:
 
 
 def table_of_catalog(catalog: Catalog, name: str) -> Table:
-    """Table of a catalog, whose files are opened with the settings of the catalog alone.
+    """Table of a catalog. Only the catalog's settings open its files.
 
     Raises `InvalidOption` for a catalog that does not open its files by pyiceberg.
     """

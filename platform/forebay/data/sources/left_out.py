@@ -1,4 +1,4 @@
-"""Files that a listing left out, and the links that it followed."""
+"""Files left out by a listing, and the links it followed."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class LeftOut:
                 self.others.add(info.path)
 
     def update(self, other: LeftOut, taken: Iterable[str]) -> None:
-        """Add what another listing left out, but for what was `taken`."""
+        """Add files left out by another listing, except `taken` ones."""
         for name in ("others", "hidden", "odd"):
             getattr(self, name).update(getattr(other, name).difference(taken))
         self.twins.update(other.twins)

@@ -115,7 +115,7 @@ def _find_one(location: Location, tables: TableSearch, policy: ReadPolicy, suffi
 
 
 def _remove_twins(files: dict[str, FoundFile], root: str, left_out: LeftOut) -> None:
-    """Keep one of the local paths that lead to one file.
+    """Keep one path for each local file.
 
     The path without a link, or else the first.
     """
@@ -291,7 +291,7 @@ def _nothing_at(location: Location, suffixes: tuple[str, ...]) -> str:
 
 
 def _encoding_hint(location: Location) -> str:
-    """How a name with a percent sign is written, if it may be meant."""
+    """Hint for a name with a percent sign that may be encoded."""
     if location.is_local or isinstance(location.fs, fs.PyFileSystem) or "%" not in split_options(location.uri)[0]:
         return ""
     return f" Its %XX are decoded, to {location.path}: write a percent sign itself as %25."

@@ -201,7 +201,7 @@ def _read_all(
 
 
 def _say(promoted: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> None:
-    """Name the columns that some files hold with a narrower type, or with another zone.
+    """Warn of columns with narrower types or other zones in some files.
 
     Other hints of Arrow say nothing about values.
     """

@@ -59,7 +59,7 @@ class Augment:
             object.__setattr__(self, name, value)
 
     def validate_unchanged(self) -> None:
-        """Raise `Unfingerprintable` if `fn` is no longer what it was.
+        """Raise `Unfingerprintable` if `fn` has changed.
 
         The record of a run would name another function.
         """

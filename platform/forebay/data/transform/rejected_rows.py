@@ -88,7 +88,7 @@ def usable(block: Block | None, manifest: Manifest, index: int) -> Block | None:
 
 
 def placed(error: ForebayError, manifest: Manifest, index: int, keeps: NDArray[np.bool_]) -> ForebayError:
-    """Return `error` with its place: file, row group, and the row if it is about one.
+    """Return `error` with its file, row group and, if known, row.
 
     Its row counts those that are kept, and the place all rows of the row group.
     """

@@ -74,7 +74,7 @@ class Transform:
             object.__setattr__(self, name, value)
 
     def validate_unchanged(self) -> None:
-        """Raise `Unfingerprintable` if `fn` or a feature is no longer what it was.
+        """Raise `Unfingerprintable` if `fn` or a feature has changed.
 
         Something that it reads was changed since, or is another in this process.
         """

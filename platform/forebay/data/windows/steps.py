@@ -331,7 +331,7 @@ def _is_exact(kind: pa.DataType, dtype: str) -> bool:
 
 
 def _refuse_too_large(names: Sequence[str], packed: BlockArray, exact: NDArray[np.float64], dtype: str) -> bool:
-    """Whether `packed` rounds one of the `exact` values.
+    """Whether `packed` rounds any of the `exact` values.
 
     Raises `BadSeries` for a finite value that became infinite.
     """

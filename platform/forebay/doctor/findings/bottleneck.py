@@ -130,7 +130,7 @@ def _making_bottleneck(found: Measurements, parts: list[LoopPart]) -> Bottleneck
 
 
 def _slowed(found: Measurements, cached: Bottleneck) -> Bottleneck:
-    """Return the loop's bottleneck, at the speed beside making blocks."""
+    """Return the loop's bottleneck, at its speed while blocks are made."""
     slower, spread = ratio_of(found, Way.NETWORK, Way.GATHER)
     bottleneck = replace(cached, step_s=step_s_of(found, Way.NETWORK))
     if not 1 + TIE < slower <= 1 + max(LEAST_GAP, 2 * spread):

@@ -1,4 +1,4 @@
-"""Rounds that an examination had no time for, estimated from its first steps and blocks. Pure."""
+"""Estimates of rounds that an examination had no time for. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LEAST_S = 1e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimates:
-    """Seconds of a step, as far as they are known. 0 where nothing was measured.
+    """Known seconds of a step. 0 where nothing was measured.
 
     Attributes:
         step_s: The train function.

@@ -75,7 +75,7 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFacts:
-    """Facts of the job that a verdict needs.
+    """Facts of the job that name the bottleneck.
 
     Attributes:
         rows: Rows of a step of one rank. `small_rows` are the rows of a small batch.
@@ -108,7 +108,7 @@ class JobFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
-    """All rounds, and what was measured beside them.
+    """All rounds, and other measurements.
 
     `making` has the share of each step of making blocks, of pages in the page cache. `gpu_idle` is the share of time
     in which the GPU did nothing, by way. `cut_off` says where an examination was when its time ended, if it was not
@@ -129,7 +129,7 @@ class Measurements:
 
     @property
     def usable_data_workers(self) -> int:
-        """Cores that training leaves free on this machine, for each of its workers."""
+        """Cores that training leaves free here, for each worker."""
         free = self.facts.cores / self.facts.workers - self.training_cores
         return max(1, int(free + 0.5))
 
@@ -156,7 +156,7 @@ class Measurements:
         return found
 
     def median_of(self, stage: RoundKind, name: str) -> float:
-        """Median over the rounds of one of their numbers."""
+        """Median of a number over the rounds."""
         values: list[float] = [getattr(each, name) for each in self.of(stage).values()]
         return median(values)
 

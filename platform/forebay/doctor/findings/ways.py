@@ -65,12 +65,12 @@ def stages_of(*, copies: bool, resizes: bool) -> tuple[RoundKind, ...]:
 
 
 def essential(stages: tuple[RoundKind, ...]) -> tuple[RoundKind, ...]:
-    """Return the stages without which no bottleneck can be named: one for each way."""
+    """Return the stages needed to name a bottleneck: one for each way."""
     return tuple(each for each in stages if each == RoundKind(way=each.way))
 
 
 def without_making(stages: tuple[RoundKind, ...]) -> tuple[RoundKind, ...]:
-    """Return the stages that make no blocks beside the training, and run no transform there."""
+    """Return the stages that neither make blocks nor run transforms during training."""
     return tuple(each for each in stages if each.way not in (Way.TRANSFORM, Way.NETWORK) and not each.probes)
 
 

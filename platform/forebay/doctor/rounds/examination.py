@@ -122,7 +122,10 @@ class Examination:
         self.is_over = True
 
     def _pass(self, number: int, stages: tuple[RoundKind, ...]) -> Generator[Batch, None, tuple[float, float]]:
-        """Run a round of each stage. Returns the seconds of those that make blocks, and of the others."""
+        """Run a round of each stage.
+
+        Returns the seconds of stages that make blocks, and of the others.
+        """
         made_s = other_s = 0.0
         for place, stage in enumerate(in_pass(number, stages)):
             if self._deadline.is_over:
@@ -143,11 +146,17 @@ class Examination:
         return NUM_ROUNDS * len(self._stages)
 
     def _part_s(self) -> float:
-        """Time of a round, where all take as long. The transform alone takes two, and loaders need a start."""
+        """Time of a round, where all take equally long.
+
+        The transform alone takes two, and loaders need a start.
+        """
         return _ROUNDS_SHARE * self._deadline.left_s / NUM_ROUNDS / (len(self._stages) + 2)
 
     def _affordable(self) -> tuple[RoundKind, ...]:
-        """Return the stages that a pass has time for, with a step in each: all, or one for each way, or the first."""
+        """Return the stages that a pass has time for, with a step in each.
+
+        All, or one for each way, or the first.
+        """
         for stages in (self._stages, essential(self._stages)):
             if len(stages) * self.found.step_s < self._deadline.left_s:
                 return stages
@@ -182,7 +191,7 @@ class Examination:
         self.found.begin(Activity.WAIT, now)
 
     def _round(self, number: int, stage: RoundKind, limit_s: float) -> Iterator[Batch]:
-        """Take the steps of a round, in at most `limit_s` if one step takes less."""
+        """Take a round's steps, for `limit_s` or at least one step."""
         counters, steps, ends = Counters(), 0, self._deadline.now() + limit_s
         with closing(self._batches(stage, counters)) as batches, self._beside(stage, ends) as is_enough:
             if stage.way not in (Way.COMPUTE, Way.COPY):
@@ -231,7 +240,7 @@ class Examination:
 
     @contextmanager
     def _beside(self, stage: RoundKind, ends: float) -> Iterator[Callable[[], bool]]:
-        """Make blocks beside the training of a round.
+        """Make blocks during the training of a round.
 
         Yields a function that returns whether there was enough of it. Work that has not ended when the round `ends` is
         left behind.

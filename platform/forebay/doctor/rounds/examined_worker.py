@@ -91,17 +91,17 @@ class NoCheckpoints:
         """Make nothing."""
 
     def raise_failed(self, *, wait: bool = False) -> None:
-        """Nothing fails."""
+        """Do nothing: no write can fail."""
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Save nothing."""
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:  # noqa: ARG002 - as in the protocol
-        """Not called: one rank has no parts."""
+        """Not called: a single rank saves no parts."""
         raise AssertionError
 
     def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:  # noqa: ARG002 - as in the protocol
-        """Not called: there is no checkpoint."""
+        """Not called: an examination starts without a checkpoint."""
         raise AssertionError
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:  # noqa: ARG002 - as in the protocol

@@ -65,7 +65,7 @@ class KeptBatches:
         return (copy(batch) for batch in cycle(self.in_memory))
 
     def endless_fed(self, device: torch.device) -> Generator[Batch]:
-        """Yield batches in memory, copied ahead in the stream of a loader, by a thread beside the trainer.
+        """Yield batches in memory, copied ahead by a thread as a loader does.
 
         Close the iterator to end the thread.
         """
@@ -142,7 +142,7 @@ class GatheredBatches:
 
 
 def _within_epoch(batch: Batch) -> Batch:
-    """Return the batch as if amid the first epoch.
+    """Return the batch as if within the first epoch.
 
     An examination ends no epoch.
     """

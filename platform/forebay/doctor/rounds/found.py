@@ -1,4 +1,4 @@
-"""Results of an examination so far, which are judged also where its time ends early."""
+"""Results of an examination so far, judged even if it ends early."""
 
 from __future__ import annotations
 
@@ -61,6 +61,6 @@ class Found:
 
     @property
     def compute_s(self) -> float:
-        """Seconds of a step on batches of the device, by the rounds or by an earlier step."""
+        """Seconds of a step on the device, by rounds or an earlier step."""
         rounds = [each.step_s for each in self.rounds if each.stage == RoundKind(way=Way.COMPUTE)]
         return median(rounds) if rounds else self.step_s

@@ -74,7 +74,7 @@ class HeldBlocks:
 
 
 class _HeldSource:
-    """`BlockSource` that maps one of the held blocks."""
+    """`BlockSource` that maps a held block."""
 
     def __init__(self, cache: DiskCache, keys: list[str], dataset: Dataset, counters: Counters) -> None:
         self._cache, self._keys, self._dataset, self._counters = cache, keys, dataset, counters

@@ -164,7 +164,10 @@ class BlockProduction:
         )
 
     def _count_unfinished(self) -> None:
-        """Count the blocks at work as if they ended now, each like the one that has got furthest."""
+        """Count unfinished blocks as if they ended now.
+
+        Each counts like the one that has got furthest.
+        """
         at_work = dict(self._at_work)
         if not at_work:
             return

@@ -85,7 +85,7 @@ class FleetBackend:
         """Do nothing: `forebay fleet controller` reads the submissions."""
 
     def is_alive(self, submission: Submission) -> bool | None:  # noqa: ARG002 - of the protocol
-        """Return true: it waits or runs until it ends."""
+        """Return true: a job waits or runs until it ends."""
         return True
 
     def end(self, submission: Submission) -> None:

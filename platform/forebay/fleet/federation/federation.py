@@ -185,7 +185,7 @@ class Federation:
         return found
 
     def _failures(self, entry: JournalEntry, claim: SeenClaim | None) -> int:
-        """Count failed attempts that the journal does not know.
+        """Count failed attempts missing in the journal.
 
         Another controller made them, or this one before it lost its journal.
         """
@@ -233,7 +233,7 @@ class Federation:
         return FleetView(clusters=self._fleet.cluster, capacities=round_.left, held=self._holds)
 
     def _reserve(self, entries: list[JournalEntry], round_: _Round) -> None:
-        """Reserve room for placed attempts without counted pods."""
+        """Reserve capacity for placed attempts without counted pods."""
         for entry in entries:
             state = entry.state
             if isinstance(state, AttemptPlacing | AttemptStarting):

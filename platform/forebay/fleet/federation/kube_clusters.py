@@ -220,7 +220,7 @@ def api_of(cluster: Cluster) -> KubeApi:
 
 
 def seen_job(job: Object, pods: tuple[Object, ...] = ()) -> SeenRayJob:
-    """Return a RayJob as the lifecycle sees it.
+    """Return a RayJob in the terms of the lifecycle.
 
     While it starts, its words are what the scheduler says about its own `pods`.
     """

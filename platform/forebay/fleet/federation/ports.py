@@ -1,4 +1,4 @@
-"""Clusters and storage, as the federation sees them."""
+"""Interfaces of clusters and storage for the federation."""
 
 from __future__ import annotations
 

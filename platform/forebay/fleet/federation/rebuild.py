@@ -28,7 +28,7 @@ from forebay.storage.filesystem import resolve
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredJob:
-    """A job, as its submissions in storage show it.
+    """A job, read from its submissions in storage.
 
     `end` belongs to the newest one, None while it has none. `after` has the newest attempt of each run when that
     submission was made.

@@ -120,7 +120,7 @@ class KubeApi:
         return self._json(_Request("PUT", path, body=body, query=_checked(dry_run=False)))
 
     def delete(self, path: str, *, at_once: bool = False, uid: str | None = None) -> None:
-        """Delete an object, after what it owns.
+        """Delete an object, after the objects that it owns.
 
         With `at_once`, without the time that a pod has to end. With `uid`, only the object that has it. Raises
         `ObjectChanged` for another one.

@@ -139,7 +139,7 @@ FleetAction: TypeAlias = ClaimAttempt | CreateRayJob | DeleteRayJob | RecordEnd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRules:
-    """AttemptRules of a job for its attempts, from its specification."""
+    """Rules of a job for its attempts, from its specification."""
 
     start_within_s: float
     retries: int
@@ -206,7 +206,7 @@ def _by_state(state: JobQueued | LiveAttempt, seen: JobObservation, rules: Attem
 def _adopted(
     state: JobQueued | LiveAttempt, claim: SeenClaim, failures: int, rules: AttemptRules, now: float
 ) -> FleetDecision:
-    """Follow an attempt that the journal does not know.
+    """Follow an attempt that is missing in the journal.
 
     Another process claimed it, or this one before it lost its journal.
     """

@@ -28,7 +28,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobQueued:
-    """The job waits for room.
+    """The job waits for capacity.
 
     `number` is its last attempt, 0 without one.
     """

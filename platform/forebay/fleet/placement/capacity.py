@@ -28,7 +28,7 @@ class Shape(NamedTuple):
     gpus: int = 0
 
     def holds(self, pod: Shape) -> bool:
-        """Whether a pod fits into this room."""
+        """Whether a pod fits into these resources."""
         return self.slots(pod) > 0
 
     def slots(self, pod: Shape) -> int:
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True, order=True)
 class NodeGroup:
-    """Nodes with the same free room and pools."""
+    """Nodes with the same free resources and pools."""
 
     free: Shape
     pools: tuple[str, ...]
@@ -55,7 +55,7 @@ class NodeGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Capacity:
-    """Free room of a cluster at one time.
+    """Free resources of a cluster at one time.
 
     Attributes:
         cluster: Name of the cluster.
@@ -212,7 +212,7 @@ class Gang:
         return 0 if least_lost is None else slots - least_lost
 
     def remainder(self, nodes: Iterable[NodeGroup], machine: Shape) -> PoolRemainder:
-        """Return the pool's room after packing the workers.
+        """Return the pool's free resources after packing the workers.
 
         `machine` is an empty node.
         """

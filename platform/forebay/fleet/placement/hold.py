@@ -24,7 +24,7 @@ Holds: TypeAlias = Mapping[tuple[str, str], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingTask:
-    """A task that waits for room."""
+    """A task that waits for capacity."""
 
     name: str
     spec: JobSpec

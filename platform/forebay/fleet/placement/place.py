@@ -114,7 +114,7 @@ class Placement:
 
     @property
     def best(self) -> PlacementChoice | None:
-        """The choice to take now, or None without room."""
+        """The choice to take now, or None without capacity."""
         return self.choices[0] if self.choices else None
 
 
@@ -326,7 +326,7 @@ class _Question:
 
 
 def _labels_tell(pool: PoolChoice) -> bool:
-    """Whether labels tell the heads' nodes from the workers'.
+    """Whether labels distinguish the heads' nodes from the workers'.
 
     Then a selector can keep the head off the workers' pool.
     """

@@ -73,7 +73,7 @@ _lock = threading.Lock()
 
 
 def ask_name_node(address: HadoopAddress, ask: Callable[[Any], T]) -> T:
-    """`ask(client)`, with the client of this process for `address`.
+    """Call `ask` with this process's client for `address`.
 
     Raises:
         MissingPackage: hdfs-native is missing or too old.

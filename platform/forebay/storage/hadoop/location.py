@@ -83,7 +83,7 @@ def _url(scheme: str, host: str) -> str:
 
 
 def configured_hosts() -> set[str]:
-    """Hosts that the configuration of this machine names: its name services, and the one of fs.defaultFS."""
+    """Hosts in this machine's configuration: name services and fs.defaultFS."""
     default = _configuration("core-site.xml").get("fs.defaultFS", "").partition("://")[2].partition("/")[0]
     return _name_services() | {default.lower().removesuffix(f":{_PORT}")}
 

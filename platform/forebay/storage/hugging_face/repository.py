@@ -47,7 +47,7 @@ class Repository:
         return f"/api/{self.kind}/{self.name}"
 
     def file(self, path: str) -> str:
-        """Path of one of its files below the endpoint."""
+        """Path of a file of the repository below the endpoint."""
         kind = "" if self.kind == "models" else f"{self.kind}/"
         return f"/{kind}{self.name}/resolve/{quote(self.revision, safe='')}/{quote(path)}"
 

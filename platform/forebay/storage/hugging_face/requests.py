@@ -83,7 +83,7 @@ def _error_of(answer: Any, path: str) -> OSError:
 
 
 def _retry_after_s(headers: Any) -> float:
-    """Seconds that an answer asks to wait.
+    """Seconds to wait before a retry, by an answer's headers.
 
     `RateLimit: "api";r=0;t=55` is the Hub's own form.
     """

@@ -293,7 +293,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
                 self._experience.history(trial_id).state = "over"
 
     def _end_given_up(self, tune_controller: Any, trials: Mapping[str, Trial]) -> None:
-        """Stop trials that were given up.
+        """Stop trials that the policy has ended.
 
         Running ones through `trials_to_stop` if there is an allocator, others through Tune.
 

@@ -92,7 +92,7 @@ class TrialStats:
             self._note_change(history, name, result.get(name))
 
     def note_cost(self, name: str, seconds: float) -> None:
-        """Add a measurement of one of `Costs`."""
+        """Add a measurement of a cost."""
         kept = self._costs[name]
         kept.append(seconds)
         del kept[:-KEPT]

@@ -57,7 +57,7 @@ class Display(Protocol):
 
 
 class LiveView:
-    """Display of a record that outlives failures of its output.
+    """Display of a record that tolerates failures of its output.
 
     Updated about once a second.
 

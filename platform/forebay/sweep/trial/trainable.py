@@ -256,11 +256,14 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
 
     @property
     def _worst(self) -> float:
-        """Value of the metric of a trial that has diverged: a searcher must not go there again."""
+        """Metric of a diverged trial, which searchers avoid."""
         return math.inf if self._spec.mode == "min" else -math.inf
 
     def _diverged(self, error: Diverged) -> dict[str, Any]:
-        """Return the result of a run that a monitor has ended, in the epoch after the last one."""
+        """Return the result of a run that a monitor has ended.
+
+        It is of the epoch after the last one.
+        """
         self._reported_epoch += 1
         return {
             "workers": 0,

@@ -60,7 +60,7 @@ class ResumedSearch(SearchAlgorithm):  # type: ignore[misc]
         return self._within.set_search_properties(metric, mode, config, **spec)  # type: ignore[no-any-return]
 
     def add_configurations(self, experiments: list[Experiment]) -> None:
-        """Receive the one experiment of the sweep, and tell the searcher of ended trials."""
+        """Receive the sweep's experiment, and report ended trials to the searcher."""
         (self._experiment,) = experiments
         self._within.add_configurations(experiments)
         if not self._is_random:

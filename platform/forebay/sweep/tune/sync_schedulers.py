@@ -17,7 +17,7 @@ from ray.tune.schedulers import HyperBandScheduler, PopulationBasedTraining, Tri
 
 
 def end_stalled_rounds(scheduler: TrialScheduler) -> None:
-    """Make `scheduler` end rounds without live trials.
+    """Make `scheduler` end rounds without running trials.
 
     A round ends as soon as no trial can still train in it.
     """

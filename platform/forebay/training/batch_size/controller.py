@@ -33,7 +33,7 @@ class BatchSizeController:
             self._scaled = LRScaling(setup.optimizer, self._rate, base_batch=self._base)
 
     def step(self, *, rows: int, size: int) -> None:
-        """Count one step: `size` rows, `rows` of them this rank's."""
+        """Count a step of `size` rows, with `rows` of this rank."""
         if self._live is not None:
             self._live.step(rows=rows, size=size)
 

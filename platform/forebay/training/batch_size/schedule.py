@@ -77,4 +77,4 @@ class BatchSchedule:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing: a schedule is stateless."""

@@ -1,4 +1,4 @@
-"""Checkpoints that are written to this machine's disk beside training.
+"""Checkpoints written to this machine's disk during training.
 
 Their state is copied into memory first. A second process has that memory too.
 """
@@ -58,7 +58,7 @@ class BackgroundWriter:
         self._is_closed = False
 
     def reserve(self, num_bytes: int) -> None:
-        """Make memory for checkpoints of `num_bytes`, beside training.
+        """Allocate memory for checkpoints of `num_bytes`, during training.
 
         Its first touch takes several times as long as the copy.
         """
@@ -107,7 +107,10 @@ class BackgroundWriter:
             raise error
 
     def close(self) -> None:
-        """Wait for all checkpoints, and release the memory. Logs an error that was not raised."""
+        """Wait for all checkpoints, and release the memory.
+
+        Logs an error that was not raised.
+        """
         if self._reserving is not None:
             self._reserving.join()
         with self._changed:
@@ -176,7 +179,10 @@ class BackgroundWriter:
         return True
 
     def _has_lock(self) -> bool:
-        """Whether the folder is locked. A process that waits for it has it for moments."""
+        """Whether the folder is locked.
+
+        A process that waits for it has it for moments.
+        """
         deadline = time.monotonic() + LOCK_S
         while True:
             try:
@@ -213,7 +219,7 @@ def _seal_and_write(draft: EncodedCheckpoint, write: Write) -> None:
 
 
 def _can_outlive() -> bool:
-    """Whether two processes may share memory that has no name in a file system."""
+    """Whether two processes may share memory without a file name."""
     return sys.platform == "linux" and bool(sys.executable)
 
 

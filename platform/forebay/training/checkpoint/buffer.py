@@ -44,7 +44,7 @@ class ReusableBuffer:
         return len(data)
 
     def seek(self, num_bytes: int, whence: int) -> int:
-        """Leave out `num_bytes` bytes, as `torch.save` does for the data of a tensor.
+        """Skip `num_bytes` bytes, as `torch.save` does for a tensor's data.
 
         They are written later, into their `window`.
         """
@@ -76,7 +76,7 @@ class ReusableBuffer:
         """Do nothing: no data is buffered. `torch.save` calls it."""
 
     def reset(self, num_bytes: int = 0) -> None:
-        """Go on after the first `num_bytes` bytes, and overwrite what is behind them."""
+        """Continue after the first `num_bytes` bytes, and overwrite the rest."""
         self._at = num_bytes
         self.holes.clear()
 

@@ -76,13 +76,13 @@ class CheckpointStore(Protocol):
         """
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
-        """Return once `checkpoint`, with `parts`, outlives this process.
+        """Return once `checkpoint` and `parts` would survive this process.
 
         Raises `BadJob` for a state that could not be read back.
         """
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
-        """Make this rank's part of `step` outlive this process.
+        """Save this rank's part of `step`, to survive this process.
 
         Args:
             step: Step of the checkpoint, later than the newest complete one.
@@ -215,7 +215,7 @@ class DirectoryStore:
         """Do nothing: `save` raises."""
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
-        """Write `checkpoint`, then delete those it supersedes.
+        """Write `checkpoint`, then delete the ones it supersedes.
 
         Raises `OSError` if storage refuses it.
         """

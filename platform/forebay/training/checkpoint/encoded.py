@@ -82,7 +82,7 @@ class EncodedCheckpoint:
         return cls(metadata={"version": VERSION, **metadata, "shards": table}, shards=shards)
 
     def sealed(self) -> EncodedCheckpoint:
-        """Return a draft with its checksums. Anything else stays as it is.
+        """Return a draft with its checksums, or another checkpoint unchanged.
 
         Takes as long as reading all shards. Releases the GIL.
         """

@@ -77,12 +77,12 @@ class DirectStore(DirectoryStore):
         self._background: BackgroundWriter | None = None
 
     def reserve(self, num_bytes: int) -> None:
-        """Make memory for checkpoints of this size, unless they are small."""
+        """Allocate memory for large checkpoints, during training."""
         if num_bytes >= LEAST_BYTES:
             self._writer().reserve(num_bytes)
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
-        """Return once `checkpoint` outlives this process.
+        """Return once `checkpoint` would survive this process.
 
         It is in storage, or in memory and on its way. Raises `WriteFailed`, also of an earlier one.
         """
@@ -179,12 +179,12 @@ class SpooledStore:
         self._opened: _Spool | None = None
 
     def reserve(self, num_bytes: int) -> None:
-        """Make memory for checkpoints of this size, unless they are small."""
+        """Allocate memory for large checkpoints, during training."""
         if num_bytes >= LEAST_BYTES:
             self._spool().background.reserve(num_bytes)
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
-        """Return once `checkpoint` outlives this process.
+        """Return once `checkpoint` would survive this process.
 
         It is on this machine's disk, or in memory and on its way.
         """
@@ -232,7 +232,7 @@ class SpooledStore:
         return newest_of(found, shards, before=before)
 
     def raise_failed(self, *, wait: bool = False) -> None:
-        """Raise the error of a checkpoint that could not be written to this machine's disk."""
+        """Raise the error of a checkpoint that could not be written."""
         if self._opened is not None:
             self._opened.background.raise_failed(wait=wait)
 

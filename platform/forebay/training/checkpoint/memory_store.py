@@ -255,7 +255,7 @@ class MemoryStore:
         return self._content.get(number, sealed) if number in (self._given, self._abandoned) else None
 
     def _abandon(self, number: int | None) -> None:
-        """Do not hand out buffer `number` again.
+        """Do not use buffer `number` again.
 
         A worker that should have ended may still write to it.
 

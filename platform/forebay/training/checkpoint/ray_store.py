@@ -125,7 +125,7 @@ class RayCheckpointStore:
         self._reserving: OutcomeThread[None] | None = None
 
     def reserve(self, num_bytes: int) -> None:
-        """Make memory in this node's store, beside training."""
+        """Allocate memory in this node's store, during training."""
         self._reserved()
         if num_bytes >= LEAST_TOUCHED and self._pending is not None:
             self._reserving = OutcomeThread(lambda: self._touch(num_bytes), "forebay-reserve")
@@ -215,7 +215,10 @@ class RayCheckpointStore:
         self._store = self._pending = self._handle = self._client = self._saved = self._stored = None
 
     def _reserved(self) -> None:
-        """Wait until no memory is being made: this store's state belongs to one thread at a time."""
+        """Wait until no thread allocates memory.
+
+        This store's state belongs to one thread at a time.
+        """
         if self._reserving is not None:
             self._reserving.join()
             self._reserving = None

@@ -108,7 +108,7 @@ class SharedBuffer:
         return EncodedCheckpoint(metadata=metadata, shards=self._shards(metadata))
 
     def view(self, num_bytes: int) -> memoryview:
-        """First `num_bytes` bytes after the room for metadata.
+        """First `num_bytes` bytes after the space for metadata.
 
         They were written before. Without a copy.
         """

@@ -130,7 +130,7 @@ class Uploader:
             self._changed.notify_all()
 
     def flush(self) -> None:
-        """Write what is not in storage, on this thread.
+        """Write missing checkpoints to storage, on this thread.
 
         Raises `WriteFailed`, and `Fenced`.
         """

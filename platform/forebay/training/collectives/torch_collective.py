@@ -1,4 +1,4 @@
-"""`Collective` over torch.distributed: gloo for CPU tensors, NCCL for those on GPUs."""
+"""`Collective` over torch.distributed: gloo on CPUs, NCCL on GPUs."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def backend_of(device_type: str) -> str:
 
 
 def set_nccl_defaults(timeout_s: float) -> None:
-    """Let a hanging rank raise in the others, instead of an abort of their processes.
+    """Let a hanging rank raise errors in others, not abort them.
 
     Called by a worker process before its process group is made. Variables that are set are kept. By default (torch
     2.13) the watchdog of NCCL ends its process at a timeout: a driver would take that for a lost worker, and replace

@@ -79,7 +79,7 @@ class WorkerError:
 
 
 def shortage_remedy(summary: str) -> str | None:
-    """What to do about an error of a process without memory or threads.
+    """Remedy for a process without memory or threads.
 
     None for another error. Libraries name theirs differently.
 

@@ -40,7 +40,7 @@ def work(
     reporter: Reporter,
     watch: Watch = _unwatched,
 ) -> Outcome:
-    """Train to the end as one of the workers.
+    """Train to the end as one worker.
 
     Raises `BadJob` for a train function that returns before the last epoch without a request to stop. Raises `Hung` if
     another rank did not answer within the job's `hang_timeout_s`.

@@ -1,4 +1,4 @@
-"""Share of a node that each worker needs, and the GPUs that it gets."""
+"""Share of a node for each worker, and its GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Monitors of training, and what they answer (`docs/monitors.md`)."""
+"""Monitors of training, and their verdicts (`docs/monitors.md`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Monitor of every job: a loss that is not finite, or far beyond the first losses, ends the run."""
+"""Default monitor: a non-finite or diverged loss ends the run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ OTHER_ROWS = ("val", "eval", "test", "held_out", "heldout")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossRange:
-    """First losses of a run, and which of the recent ones are beyond their limit.
+    """First losses of a run, and which recent ones exceed the limit.
 
     `first` are sizes. `beyond` are 1 or 0.
     """
@@ -143,7 +143,7 @@ class LiveLossGuard:
 
 
 def guarded(monitors: Sequence[Monitor], nan_guard: bool) -> tuple[Monitor, ...]:
-    """Return the monitors of a job, with the one that it has by default."""
+    """Return the monitors of a job, with the default one."""
     if not nan_guard:
         return tuple(monitors)
     return (*monitors, LossGuard(finite=not any(isinstance(each, NanGuard) for each in monitors)))

@@ -77,7 +77,7 @@ class LiveMonitor(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return tensors and plain values that must outlive the process."""
+        """Return tensors and plain values to save."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

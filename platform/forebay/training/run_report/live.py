@@ -167,4 +167,4 @@ class _Answer(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Log nothing: each open tab asks every few seconds."""
+        """Log nothing: each open tab sends requests every few seconds."""

@@ -104,7 +104,7 @@ def epoch_bars(run: RecordedRun) -> Markup:
 
 
 def stage_bars(run: RecordedRun) -> Markup | None:
-    """Draw a bar per epoch: work beside training.
+    """Draw a bar per epoch: work during training.
 
     The work of data workers and loaders. None if it was not counted.
     """
@@ -113,7 +113,7 @@ def stage_bars(run: RecordedRun) -> Markup | None:
 
 
 def run_stage_bars(runs: Sequence[RecordedRun]) -> Markup | None:
-    """Draw a bar per run: work beside training.
+    """Draw a bar per run: work during training.
 
     A mean over its epochs. None if no run has counted it.
     """

@@ -1,4 +1,4 @@
-"""Result of a run, made of its events, and its file."""
+"""Result of a run, from its events, and its file."""
 
 from __future__ import annotations
 

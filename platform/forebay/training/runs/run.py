@@ -1,4 +1,4 @@
-"""A run, as its driver sees it.
+"""A run, for its driver.
 
 Name and folder, events so far, and callbacks.
 """
@@ -307,7 +307,7 @@ class Run:
         self._save_now(is_result=is_result)
 
     def _save_steps(self, step: int) -> None:
-        """Save the steps up to a checkpoint, which a later attempt goes on from.
+        """Save the steps up to a checkpoint, for a later attempt.
 
         At most a twentieth of the time is spent on it.
         """

@@ -47,7 +47,7 @@ class RunFolder:
 
     @classmethod
     def at(cls, run: str | os.PathLike[str] | RunFolder) -> RunFolder:
-        """Folder at a path or URI. A `RunFolder` is returned as it is."""
+        """Folder at a path or URI, or the given `RunFolder`."""
         if isinstance(run, RunFolder):
             return run
         location = resolve(run)

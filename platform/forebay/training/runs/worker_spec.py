@@ -74,7 +74,7 @@ def title_of(train: object) -> str:
 
 
 def device_of(resources: Resources, position: int = 0) -> torch.device:
-    """Device of the worker at `position` among those that see the same GPUs.
+    """Device of the worker at `position` among workers with the same GPUs.
 
     The CPU without GPUs. Ray shows a worker its own GPUs only, so that each is the first there. Workers of the local
     driver see all of them, as NCCL needs to copy between GPUs directly, and each takes those at its own place.

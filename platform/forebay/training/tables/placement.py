@@ -82,7 +82,7 @@ class TableDemand:
 
     @property
     def may_be_replicated(self) -> bool:
-        """Whether no rank has to ask others for rows."""
+        """Whether ranks need no rows from others."""
         return "replicate" in self.known
 
     @property

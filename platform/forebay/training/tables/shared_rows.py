@@ -84,7 +84,7 @@ class SharedRows:
 
     @property
     def is_exchanged(self) -> bool:
-        """Whether ranks ask each other for rows."""
+        """Whether ranks request rows from each other."""
         return self.tensors.world_size > 1 and self.placement != "replicate"
 
     def refuse(self, ids: BeyondTable) -> None:

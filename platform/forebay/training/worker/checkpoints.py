@@ -37,7 +37,7 @@ class RankCheckpoints:
         """Strategy that lays out the tensors that are read."""
 
     def reserve(self, num_bytes: Callable[[], int]) -> None:
-        """Make memory for checkpoints of this size, beside training.
+        """Allocate memory for checkpoints of this size, during training.
 
         Only rank 0 saves what all ranks have.
         """
@@ -120,7 +120,7 @@ class RankCheckpoints:
         return [replace(each, contents=self._contents[each.number]) for each in found]
 
     def _read_tensors(self, step: int, table: PartsTable, found: dict[str, Tensor | FlatPart]) -> str:
-        """Add what this rank needs to `found`, by name.
+        """Add this rank's tensors to `found`, by name.
 
         Returns the reason if a part is corrupt, or an empty text.
         """

@@ -46,7 +46,7 @@ def evaluate_auc(worker: Worker, model: nn.Module) -> dict[str, float]:
 
 
 def _why_nan(area: RocArea) -> str:
-    """Reason of an area that is NaN. Empty if it is a number."""
+    """Reason that an area is NaN. Empty if it is finite."""
     rows = area.negatives + area.positives + area.num_nan
     if area.num_nan:
         return f"the logit or the label of {area.num_nan:,} of {rows:,} held-out rows is NaN"

@@ -89,13 +89,16 @@ class RocArea:
 
     @property
     def value(self) -> float:
-        """The area, rounded once. NaN without rows of both labels, and with a NaN among them."""
+        """The area, rounded once.
+
+        NaN without rows of both labels, and with a NaN among them.
+        """
         pairs = self.negatives * self.positives
         return self.won / (2 * pairs) if pairs and not self.num_nan else float("nan")
 
 
 def roc_areas(scores: Scores, world: World = ALONE, all_reduce: AllReduce = np.copy) -> list[RocArea]:
-    """Return the area of each dataset, and that of all rows last.
+    """Return the area of each dataset, then of all rows.
 
     All ranks call it together, and get the same. Sums of whole numbers: the result does not depend on how the rows are
     spread over ranks.

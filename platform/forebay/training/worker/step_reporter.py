@@ -15,7 +15,7 @@ from forebay.world import World
 
 
 class StepCuts:
-    """Steps of one world as its first rank sees them.
+    """Step numbers of one world, on its first rank.
 
     A step that follows from the one before needs no record.
     """

@@ -52,7 +52,10 @@ class TrainState:
 
     @property
     def num_bytes(self) -> int:
-        """About the size of a checkpoint: trained parameters, buffers, and the state of the optimizer."""
+        """Approximate size of a checkpoint.
+
+        Trained parameters, buffers, and the state of the optimizer.
+        """
         if self._setup is None:
             return 0
         model, optimizer = self._setup.model, self._setup.optimizer

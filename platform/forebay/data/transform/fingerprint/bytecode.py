@@ -54,7 +54,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class Imported:
-    """Import within a function, and what is used of it.
+    """Import within a function, and the names used of it.
 
     Relative ones begin with a dot. `attributes` is None for the import itself, and () for the module as a whole.
     """
@@ -100,7 +100,7 @@ def references(code: CodeType) -> tuple[Reference, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Attributes read from anything, variables, and text constants, of code and all code in it."""
+    """Attributes, variables and text constants of code and all code in it."""
 
     attributes: frozenset[str]
     variables: frozenset[str]
@@ -122,7 +122,7 @@ def names_of(code: CodeType) -> Names:
 
 
 def class_body(code: CodeType) -> list[tuple[str, object]] | None:
-    """Instructions of a class body with their constants, without what depends on its place in the source.
+    """Instructions and constants of a class body, without line numbers.
 
     None for other code, whose constants hold nothing of that kind.
     """
@@ -218,7 +218,7 @@ def _attributes(steps: Sequence[_Step], position: int) -> tuple[tuple[str, ...],
 
 
 def _chain(steps: Sequence[_Step], position: int) -> tuple[tuple[str, ...], int]:
-    """Attributes read from what `position` loads, and the place after them."""
+    """Attributes read from the value loaded at `position`, and the index after them."""
     place = position + 1
     while place < len(steps) and steps[place].operation in _ATTRIBUTE:
         place += 1

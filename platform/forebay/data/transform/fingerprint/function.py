@@ -56,7 +56,7 @@ def _innermost(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def validate_unchanged(made_by: str, name: str, known: Identity, found: Identity) -> None:
-    """Raise `Unfingerprintable` if an identity is no longer the one known.
+    """Raise `Unfingerprintable` if an identity has changed.
 
     `made_by` is the call that computed the known one, such as "fb.Transform".
     """

@@ -155,5 +155,5 @@ def hides_everything(module: str) -> bool:
 
 
 def has_hidden(module: str) -> bool:
-    """Whether a part of `module` is known to depend on more than its arguments."""
+    """Whether a part of `module` has known hidden state."""
     return any(module.partition(".")[0] in patterns for patterns in _PATTERNS.values())

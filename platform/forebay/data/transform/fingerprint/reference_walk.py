@@ -174,7 +174,7 @@ class ReferenceWalk:
         return {"method": value.__name__, "self": self.identity(owner, f"what {where} is bound to")}
 
     def _instance(self, value: Any, where: str) -> Identity:
-        """Identity of a dataclass object: its class, and all of its state."""
+        """Identity of a dataclass object: its class and all its state."""
         kind = type(value)
         for base in kind.__mro__:
             name = _released_name(base)
@@ -186,7 +186,10 @@ class ReferenceWalk:
         return {"class": self.identity(kind, where), "fields": fields}
 
     def _versioned_instance(self, value: Any) -> Identity:
-        """Identity of an own object that a version covers: its plain attributes, and the code of its methods."""
+        """Identity of an own object that a version covers.
+
+        Its plain attributes, and the code of its methods.
+        """
         state: dict[str, Identity] = {}
         for name, part in _attributes_of(value):
             with suppress(NotPlain, RecursionError):
@@ -296,7 +299,7 @@ class ReferenceWalk:
         return found
 
     def _loaded(self, value: Any, name: str, attributes: tuple[str, ...], use: Use, kind: str) -> Identity:  # noqa: PLR0911
-        """Identity of what `name.attributes` leads to, as far as modules and classes of packages go."""
+        """Identity of `name.attributes` in modules and classes of packages."""
         path, place, owner = name, 0, None
         while isinstance(value, ModuleType) and place < len(attributes):
             owner = value if package_of(value.__name__) is not None else None
@@ -323,7 +326,7 @@ class ReferenceWalk:
         return self.identity(value, where)
 
     def _leads_to_hidden(self, path: str, attributes: tuple[str, ...], use: Use) -> bool:
-        """Whether an attribute on the way, or the last one as it is used, depends on more than its arguments."""
+        """Whether an attribute on the way, or the last one, has hidden state."""
         ways = [".".join((path, *attributes[:end])) for end in range(1, len(attributes) + 1)]
         if not ways or (self._is_hidden(ways[-1], Use()) and not self._is_hidden(ways[-1], use)):
             return False  # it has a seed, or reads from memory
@@ -345,7 +348,7 @@ class ReferenceWalk:
         return identity
 
     def _part_of_package(self, owner: ModuleType, value: Any, where: str) -> Identity:
-        """Identity of an attribute of an installed module, which may be the user's."""
+        """Identity of an installed module's attribute, which a user may have set."""
         package = self._package(owner.__name__, where)
         if _is_own(value):
             return {"package": package, "own": self.identity(value, where)}
@@ -358,7 +361,7 @@ class ReferenceWalk:
         return {"package": package, "type": type(value).__qualname__, "name": _reduced(value)}
 
     def _added(self, names: frozenset[str]) -> dict[str, Identity]:
-        """Identities of the user's own methods and accessors on classes of packages, by the names that are used."""
+        """Identities of user methods on classes of packages, by name."""
         classes = [
             kind
             for module, kinds in _OPEN_CLASSES.items()
@@ -493,7 +496,7 @@ def _attributes_of(value: Any) -> list[tuple[str, Any]]:
 
 
 def _slots(value: Any) -> Iterator[tuple[str, Any]]:
-    """Values of slots, also those of bases, without a call of the user's code."""
+    """Values of all slots, read without running user code."""
     for base in reversed(type(value).__mro__):
         for name, slot in vars(base).items():
             if type(slot) is MemberDescriptorType:
@@ -535,7 +538,7 @@ def _is_own(value: Any) -> bool:
 
 
 def _is_set_by_user(owner: ModuleType, value: Any) -> bool:
-    """Whether an object looks as if the package `owner` did not make it."""
+    """Whether an object seems made outside of the package `owner`."""
     kind = type(value)
     if kind is BuiltinFunctionType:
         return type(value.__self__) in _MUTABLE
@@ -566,7 +569,7 @@ def _annotation(value: Any) -> str:
 
 
 def _reduced(value: Any) -> str | None:
-    """Name under which a constant of a package is pickled, such as "float32" of torch."""
+    """Pickled name of a package's constant, such as "float32" of torch."""
     try:
         reduced = value.__reduce__()
     except Exception:  # noqa: BLE001 - a foreign object may raise anything

@@ -38,7 +38,7 @@ _LONG_DOUBLE = np.dtype(np.longdouble), np.dtype(np.clongdouble)
 
 
 class NotPlain(TypeError):
-    """A value whose content has no identity."""
+    """A value without an identity by content."""
 
     def __init__(self, value: object, detail: str = "") -> None:
         super().__init__(f"{type(value).__module__}.{type(value).__qualname__}{detail}")
@@ -113,7 +113,7 @@ def _short(text: str) -> Identity:
 
 
 def _long_texts(value: Any) -> str | None:
-    """Digest of a long list, tuple or dict of plain texts and numbers.
+    """Digest of a long collection of plain texts and numbers.
 
     None for others. A vocabulary of 1,000,000 words takes 0.2 s, and 2 s item by item.
     """

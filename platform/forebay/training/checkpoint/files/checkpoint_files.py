@@ -131,7 +131,7 @@ class CheckpointFiles:
         return 1 if self._config.attempt is None else self._config.attempt
 
     def wait_until_written(self) -> None:
-        """Return once no process has a checkpoint in memory that it writes here.
+        """Wait until no process has an unwritten checkpoint in memory.
 
         Only a folder on this machine is written from memory without a store of its own.
         """
@@ -227,7 +227,7 @@ class CheckpointFiles:
         self._write(f"{folder}/{METADATA}", encoded.metadata_bytes)
 
     def read(self, step: int, shards: Collection[int] | None = None) -> EncodedCheckpoint:
-        """Read one of `steps()`, as `read_saved` does."""
+        """Read a step of `steps()`, as `read_saved` does."""
         return self.read_saved(self._saved(step), shards)
 
     def read_saved(self, name: SavedStep, shards: Collection[int] | None = None) -> EncodedCheckpoint:
@@ -364,7 +364,7 @@ class CheckpointFiles:
         return [step for step in self.steps() if self._is_complete(SavedStep(self._own, step))]
 
     def uri_of(self, step: int) -> str:
-        """URI of one of `steps()`, for messages."""
+        """URI of a step of `steps()`, for messages."""
         return self.uri_of_saved(self._saved(step))
 
     def uri_of_saved(self, name: SavedStep) -> str:

@@ -1,4 +1,4 @@
-"""Lock of a folder of checkpoints while one of them is in memory, and on its way there.
+"""Lock of a checkpoint folder while a checkpoint is in memory.
 
 Its holder may be killed: then the process that has the memory too holds the lock until it has written.
 """
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def wait_until_written(folder: str | os.PathLike[str]) -> None:
-    """Return once no process has a checkpoint in memory that it writes to `folder`.
+    """Wait until no process has an unwritten checkpoint of `folder`.
 
     The folder is on this machine. What a killed process left unwritten, and why, is a warning.
     """
@@ -44,7 +44,7 @@ def wait_until_written(folder: str | os.PathLike[str]) -> None:
 
 
 def _locked(path: Path) -> FileLock | None:
-    """Lock of a file that may be missing. None while another process has it."""
+    """Lock of a file that may be missing. None if taken."""
     with suppress(OSError):  # missing, or a file system without locks: then no process writes from memory
         return try_lock(path, flags=0)
     return FileLock(-1)

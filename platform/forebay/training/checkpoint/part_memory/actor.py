@@ -144,7 +144,7 @@ def end_part_stores(run: str) -> None:
 
 
 def is_alive(actor: ActorHandle) -> bool:
-    """Whether an actor is alive, or may be."""
+    """Whether an actor is alive, or its state is unknown."""
     try:
         actor.__ray_ready__.remote().future().result(ANSWER_S)
     except ActorDiedError:

@@ -28,7 +28,7 @@ PAUSE_S = 2.0
 
 
 class RunAborted(Exception):
-    """The run has ended. The coordinator knows the cause."""
+    """The run has ended. The coordinator has the cause."""
 
 
 @dataclass(frozen=True, slots=True)

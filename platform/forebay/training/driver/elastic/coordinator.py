@@ -37,7 +37,7 @@ DRIVER = "driver"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run as the controller of its workers sees it.
+    """View of a run for the controller of its workers.
 
     `world_size` is the size of the present world.
     """
@@ -120,7 +120,7 @@ class Coordinator:
         return self._request_to_world
 
     async def committed(self) -> None:
-        """Record that rank 0 commits and knows the request."""
+        """Record that rank 0 commits and has received the request."""
         self._committed_at = time.monotonic()
         self._status = replace(self._status, last_commit_step=self._status.step or None)
 

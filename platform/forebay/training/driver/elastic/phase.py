@@ -81,7 +81,7 @@ class TooManyFailures:
 
 @dataclass(frozen=True, slots=True)
 class Aborted:
-    """The driver has given up on the run."""
+    """The driver has aborted the run."""
 
 
 Cause: TypeAlias = Completed | Raised | TooManyFailures | Aborted

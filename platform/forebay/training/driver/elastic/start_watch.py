@@ -1,4 +1,4 @@
-"""Watch on the start of a world: it says why workers are late.
+"""Warnings that say why workers of a world start late.
 
 The cluster may be too small for them, or busy, or their processes are starting.
 """

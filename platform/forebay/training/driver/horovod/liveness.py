@@ -196,7 +196,7 @@ class _Lines:
 
 
 def _hello(line: bytes, token: str) -> _Hello | None:
-    """Return what a worker of this run has sent first, or None."""
+    """Return the first message of this run's worker, or None."""
     try:
         match json.loads(line):
             case {"token": str(given), "name": str(name), "node": str(node)}:

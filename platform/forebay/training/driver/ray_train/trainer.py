@@ -231,7 +231,7 @@ class PoolGroup(WorkerGroup):  # type: ignore[misc]
 
 
 class NoPlacementGroup(PlacementGroupHandle):  # type: ignore[misc]
-    """Empty handle: every worker has a placement group of its own."""
+    """Empty handle: each worker has its own placement group."""
 
     placement_group = None
 
@@ -242,7 +242,7 @@ class NoPlacementGroup(PlacementGroupHandle):  # type: ignore[misc]
         return True
 
     def shutdown(self) -> None:
-        """Do nothing: there is no group."""
+        """Do nothing: the handle is empty."""
 
 
 class ReplaceTheDead(DefaultFailurePolicy):  # type: ignore[misc]

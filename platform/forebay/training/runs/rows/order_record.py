@@ -83,7 +83,7 @@ def record_order(data: Data, folder: RunFolder) -> None:
 
 
 def _tell_of_other_files(earlier: bytes | None, facts: Mapping[str, Any], name: str) -> None:
-    """Warn if a run goes on with other files than at its last start."""
+    """Warn if a run's files changed since its last start."""
     with suppress(ValueError, AttributeError, RecursionError):  # damaged, and written again now
         before = json.loads(earlier or "{}")
         if before.get("plan") == facts["plan"] and before.get("order") != json.loads(to_json(facts))["order"]:

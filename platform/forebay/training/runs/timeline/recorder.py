@@ -71,7 +71,7 @@ class TimelineRecorder:
                 self._start = replace(self._start, how=how)
 
     def set_config(self, name: str, value: Fact) -> None:
-        """Set a fact of the job that is known only after its start."""
+        """Set a fact of the job that is known after its start."""
         with self._lock:
             origin = self._start.origin
             self._start = replace(self._start, origin=replace(origin, config={**origin.config, name: value}))

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """Further facts of a `Started`: what the change before it cost.
+    """Further facts of a `Started`: the cost of the change before.
 
     Seconds without a reported step, and steps that were trained again.
     """

@@ -1,4 +1,4 @@
-"""The optimizer that a train function sees under ZeRO.
+"""The optimizer that a train function gets under ZeRO.
 
 Its groups have the parameters of the model.
 """

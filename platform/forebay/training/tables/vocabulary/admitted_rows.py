@@ -189,7 +189,7 @@ class AdmittedRows:
         self.filled += torch.bincount(shards_of(mixed(ids)), minlength=NUM_SHARDS)
 
     def _reserve(self, rows: int) -> None:
-        """Have room for `rows` rows.
+        """Grow to hold `rows` rows.
 
         A quarter more is reserved, so that few rows are copied often.
         """

@@ -83,7 +83,7 @@ class OpenRows:
 
     @property
     def is_exchanged(self) -> bool:
-        """Whether ranks ask each other for rows."""
+        """Whether ranks request rows from each other."""
         return self.tensors.world_size > 1
 
     def route(self, ids: Tensor) -> RoutedIds:
