@@ -118,11 +118,9 @@ def rows(
     if as_json:
         print_json(_facts(shown, source, values))
         return
-    counted = f"{len(shown.located)} of {found.total} {found.located.noun}"
-    print_line(f"{found.whose}: {counted}")
+    print_line(f"{found.whose}: {len(shown.located)} of {found.total} {found.located.noun}")
     _print_rows(shown, values, is_chosen=columns is not None)
-    if len(shown.located) < len(found.located):
-        rest = len(found.located) - len(shown.located)
+    if rest := len(found.located) - len(shown.located):
         print_line(f"... and {rest} more: --rows shows them" + ("." if out else ", --out FILE writes their names."))
 
 

@@ -11,6 +11,7 @@ import typer
 from forebay.cli.arguments import AllowLocation, AsJson
 from forebay.cli.output import print_facts, print_json, print_table, progress_bar
 from forebay.data.filters.skipping import skip_list
+from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.saved import save_manifest
 from forebay.data.sources.scan import scan as scan_source
 from forebay.errors import InvalidOption
@@ -60,7 +61,19 @@ def scan(
         )
     path = out or Path(f"{_stem(uri)}.manifest.json")
     save_manifest(manifest, path)
-    facts = {
+    facts = _facts(manifest, path)
+    if as_json:
+        schema = [{"name": field.name, "type": field.type, "nullable": field.nullable} for field in manifest.fields]
+        print_json(facts | {"notes": manifest.notes, "schema": schema})
+        return
+    if manifest.notes:
+        facts["notes"] = "; ".join(manifest.notes)
+    print_facts(facts | {name: bytes_text(int(str(facts[name]))) for name in ("bytes", "source_bytes")})
+    print_table(("column", "type", "nullable"), [(field.name, field.type, field.nullable) for field in manifest.fields])
+
+
+def _facts(manifest: Manifest, path: Path) -> dict[str, object]:
+    facts: dict[str, object] = {
         "manifest": str(path),
         "id": manifest.id,
         "files": len(manifest.files),
@@ -74,15 +87,7 @@ def scan(
     if kept := manifest.kept:
         facts |= {"where": kept.where, "filtered_rows": kept.filtered_rows, "deleted_rows": kept.deleted_rows}
         facts |= {"skipped_rows": kept.skipped_rows}
-    if as_json:
-        facts |= {"notes": manifest.notes}
-        schema = [{"name": field.name, "type": field.type, "nullable": field.nullable} for field in manifest.fields]
-        print_json(facts | {"schema": schema})
-        return
-    if manifest.notes:
-        facts["notes"] = "; ".join(manifest.notes)
-    print_facts(facts | {name: bytes_text(int(str(facts[name]))) for name in ("bytes", "source_bytes")})
-    print_table(("column", "type", "nullable"), [(field.name, field.type, field.nullable) for field in manifest.fields])
+    return facts
 
 
 def _partition_type(text: str) -> tuple[str, str]:

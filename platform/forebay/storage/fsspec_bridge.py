@@ -153,3 +153,25 @@ def open_fsspec(uri: str) -> tuple[fs.FileSystem, str]:
 
 def _value(text: str) -> object:
     return {"true": True, "false": False}.get(text.lower(), unquote(text))
+
+
+class AnsweredFiles(fsspec.AbstractFileSystem):  # type: ignore[misc]
+    """An fsspec file system that raises where storage does not answer.
+
+    fsspec's own methods return False then: an outage would look like a deleted file.
+    """
+
+    def exists(self, path: str, **_options: object) -> bool:
+        return self._type(path) is not None
+
+    def isfile(self, path: str) -> bool:
+        return self._type(path) == "file"
+
+    def isdir(self, path: str) -> bool:
+        return self._type(path) == "directory"
+
+    def _type(self, path: str) -> str | None:
+        try:
+            return str(self.info(path)["type"])
+        except FileNotFoundError:
+            return None

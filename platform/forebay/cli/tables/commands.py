@@ -89,6 +89,12 @@ def _show(size: int, plans: list[TablePlan], global_batch: int) -> None:
             "memory of a rank": bytes_text(memory),
         }
     )
+    _print_demand(plans)
+    _print_open_tables(plans)
+    _print_costs(plans)
+
+
+def _print_demand(plans: list[TablePlan]) -> None:
     print_table(
         ("table", "rows", "dim", "with state", "lookups a step", "unique a rank", "hottest", "beyond"),
         [
@@ -105,6 +111,10 @@ def _show(size: int, plans: list[TablePlan], global_batch: int) -> None:
             for plan in plans
         ],
     )
+
+
+def _print_open_tables(plans: list[TablePlan]) -> None:
+    """Print the tables with open vocabularies, if any."""
     opened = [(plan.name, plan.demand.rows, plan.opened) for plan in plans if plan.opened is not None]
     if opened:
         print_table(
@@ -121,6 +131,10 @@ def _show(size: int, plans: list[TablePlan], global_batch: int) -> None:
                 for name, rows, each in opened
             ],
         )
+
+
+def _print_costs(plans: list[TablePlan]) -> None:
+    """Print the cost of each placement. The first of a table is the chosen one."""
     print_table(
         ("table", "placement", "bytes of a rank and step", "memory of a rank", "ms a step"),
         [

@@ -21,7 +21,7 @@ from forebay.data.parquet.footer import FooterCache
 from forebay.data.parquet.footer_facts import FooterFacts
 from forebay.data.parquet.footer_store import FooterStore
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.data.parquet.schemas import agree, selected_columns
+from forebay.data.parquet.schemas import Agreement, agree, selected_columns
 from forebay.data.parquet.type_promotion import is_same_parquet_type
 from forebay.data.sources.dataset_files import Sources, find_sources
 from forebay.data.sources.file_columns import Scanned, retyped, with_absent
@@ -116,14 +116,7 @@ def scan(  # noqa: PLR0913 - public options, all but three keyword-only
                 f"{sources.description}: none of the {len(scanned)} files has a row. Name files that have.",
                 files=len(scanned),
             )
-        schemas = [one.schema for one in with_rows]
-        table = {field.name: field for field in sources.table or () if sources.ids is None}
-        agreed = agree(schemas, selection, table)
-        names = {field.name for schema in schemas for field in schema.fields}
-        compared = agree(schemas, row_filter.tops(names) if row_filter else (), table)
-        if types := agreed.types | compared.types:
-            _say({**compared.promoted, **agreed.promoted}, types)
-            with_rows = [retyped(one, types) for one in with_rows]
+        agreed, compared, with_rows = _agreed(with_rows, sources, selection, row_filter)
         manifest, rows = _manifest(sources, with_rows, agreed.fields)
         filtered = masked(
             manifest,
@@ -198,6 +191,24 @@ def _read_all(
         # After an error or Ctrl-C: do not wait for the other footers.
         cancelled.set()
         file_scan.put_new()
+
+
+def _agreed(
+    scanned: list[Scanned], sources: Sources, selection: tuple[str, ...] | None, row_filter: Where | None
+) -> tuple[Agreement, Agreement, list[Scanned]]:
+    """Agree on the types of selected columns, and of columns that the filter compares.
+
+    Returns both, and the files with these types.
+    """
+    schemas = [one.schema for one in scanned]
+    table = {field.name: field for field in sources.table or () if sources.ids is None}
+    agreed = agree(schemas, selection, table)
+    names = {field.name for schema in schemas for field in schema.fields}
+    compared = agree(schemas, row_filter.tops(names) if row_filter else (), table)
+    if types := agreed.types | compared.types:
+        _say({**compared.promoted, **agreed.promoted}, types)
+        scanned = [retyped(one, types) for one in scanned]
+    return agreed, compared, scanned
 
 
 def _say(promoted: Mapping[str, Sequence[str]], types: Mapping[str, str]) -> None:

@@ -10,18 +10,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from forebay.data.transform.features.timestamps import NANOSECONDS
 from forebay.errors import InvalidOption
 
-_NANOSECONDS = {
-    "ns": 1,
-    "us": 10**3,
-    "ms": 10**6,
-    "s": 10**9,
-    "min": 60 * 10**9,
-    "h": 3600 * 10**9,
-    "d": 86_400 * 10**9,
-    "w": 7 * 86_400 * 10**9,
-}
+_NANOSECONDS = {**NANOSECONDS, "w": 7 * NANOSECONDS["d"]}
 _DURATION = re.compile(r"\s*(\d+)\s*(ns|us|ms|s|min|h|d|w)\s*")
 _ZONE = re.compile(r"(Z|[+-]\d\d(:?\d\d)?)$")
 _ISO = re.compile(r"\d{4}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d{1,9})?)?)?)?)?)?")

@@ -10,8 +10,7 @@ import secrets
 from contextlib import suppress
 from typing import Any
 
-from fsspec import AbstractFileSystem
-
+from forebay.storage.fsspec_bridge import AnsweredFiles
 from forebay.storage.hadoop.clients import HadoopAddress, ask_name_node, plain_errors
 from forebay.storage.hadoop.native import hdfs_native
 from forebay.storage.range_reader import RangeReader
@@ -19,7 +18,7 @@ from forebay.storage.range_reader import RangeReader
 Facts = dict[str, Any]
 
 
-class HadoopFiles(AbstractFileSystem):  # type: ignore[misc]
+class HadoopFiles(AnsweredFiles):
     """Files of one HDFS.
 
     A file that is written appears, whole, when it is closed.
@@ -51,23 +50,7 @@ class HadoopFiles(AbstractFileSystem):  # type: ignore[misc]
         found = ask_name_node(self._address, lambda client: list(client.list_status(name)))
         return [_facts(status) if detail else status.path for status in found]
 
-    # fsspec answers False to these, and omits folders from `find`, where storage does not answer: an outage would
-    # look like a deleted file.
-    def exists(self, path: str, **_options: object) -> bool:
-        return self._type(path) is not None
-
-    def isfile(self, path: str) -> bool:
-        return self._type(path) == "file"
-
-    def isdir(self, path: str) -> bool:
-        return self._type(path) == "directory"
-
-    def _type(self, path: str) -> str | None:
-        try:
-            return str(self.info(path)["type"])
-        except FileNotFoundError:
-            return None
-
+    # fsspec omits folders where storage does not answer.
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_options: object
     ) -> Any:

@@ -9,8 +9,7 @@ import os
 import threading
 from typing import Any
 
-from fsspec import AbstractFileSystem
-
+from forebay.storage.fsspec_bridge import AnsweredFiles
 from forebay.storage.hugging_face.repository import Repository, RepositoryPath, split_path
 from forebay.storage.hugging_face.requests import HubRequests
 from forebay.storage.range_reader import RangeReader
@@ -31,7 +30,7 @@ def open_hub(token: str = "") -> HubFiles:
     return _opened.get(key) or _opened.setdefault(key, HubFiles(token))
 
 
-class HubFiles(AbstractFileSystem):  # type: ignore[misc]
+class HubFiles(AnsweredFiles):
     """Files of the Hub.
 
     Folders of a commit are listed once: they never change.
@@ -75,22 +74,6 @@ class HubFiles(AbstractFileSystem):  # type: ignore[misc]
         target = _split(self._strip_protocol(path))
         found = self._listing(target)
         return list(found.values()) if detail else list(found)
-
-    # fsspec answers False to these where storage does not answer: an outage would look like a deleted file.
-    def exists(self, path: str, **_options: object) -> bool:
-        return self._type(path) is not None
-
-    def isfile(self, path: str) -> bool:
-        return self._type(path) == "file"
-
-    def isdir(self, path: str) -> bool:
-        return self._type(path) == "directory"
-
-    def _type(self, path: str) -> str | None:
-        try:
-            return str(self.info(path)["type"])
-        except FileNotFoundError:
-            return None
 
     def find(
         self, path: str, maxdepth: int | None = None, withdirs: bool = False, detail: bool = False, **_options: object

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from forebay.training.collectives.tensor_collectives import TensorCollectives
-from forebay.training.tables.exchange.pending_lookup import PendingLookup, RoutedIds
+from forebay.training.tables.exchange.pending_lookup import PendingLookup, PendingLookups, RoutedIds
 from forebay.training.tables.layout import TableLayout
 from forebay.training.tables.lookup.bad_ids import BeyondTable, raise_on_all_ranks
 from forebay.training.tables.owned_rows import OwnedRows, TableFacts
@@ -48,7 +48,7 @@ class TableUse:
     last_ids: Tensor | None = None
 
 
-class SharedRows:
+class SharedRows(PendingLookups[tuple[Tensor, Tensor]]):
     """One table in one world.
 
     All ranks call every method alike.
@@ -60,6 +60,7 @@ class SharedRows:
     def __init__(
         self, tensors: TensorCollectives, placement: PlacementName, owned_of: OwnedOf, *, home: int, wire: WireName
     ) -> None:
+        super().__init__()
         self.tensors, self.wire = tensors, wire
         self.placement = placement
         facts = owned_of((0, 0)).facts
@@ -69,8 +70,6 @@ class SharedRows:
         """First position, and the one after the last, of the rows that this rank saves: each row is saved once."""
         self.owned = owned_of((0, facts.rows) if placement == "replicate" else self.saved_span)
         self._edges = torch.tensor(self._bounds[1:-1])
-        self._pending: list[PendingLookup] = []
-        self._due: tuple[Tensor, Tensor] | None = None
         self._refused: BeyondTable | None = None
         self.use = TableUse()
 
@@ -126,15 +125,6 @@ class SharedRows:
             refused = self.tensors.all_reduce(self._refusals(asked.device))
             self._raise_if(bool(refused), asked.device)
         return self.owned.read(asked.long() - self.owned.begin)
-
-    def add_pending(self, lookup: PendingLookup) -> None:
-        """Have the next update use the gradient of a lookup."""
-        self._pending.append(lookup)
-
-    @property
-    def is_reduced(self) -> bool:
-        """Whether gradients since the last update are summed."""
-        return self._due is not None
 
     def sum_received(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> None:
         """Sum the gradients of lookups as owners got them.
@@ -200,24 +190,6 @@ class SharedRows:
         self.use.steps += 1
         self.use.touched += len(rows)
         self._due = None
-
-    def pop_pending(self) -> list[PendingLookup]:
-        """Return the lookups since the last update, and forget them."""
-        pending, self._pending = self._pending, []
-        return pending
-
-    def discard(self) -> None:
-        """Forget all lookups and gradients since the last update."""
-        self._pending, self._due = [], None
-
-    def zero_grad(self) -> None:
-        """Forget all gradients since the last update.
-
-        Lookups wait for another one: their backward may be to come.
-        """
-        self._due = None
-        for each in self._pending:
-            each.rows.grad = None
 
     def take(self, ids: Tensor, _seen: Tensor, tensors: Mapping[str, Tensor]) -> int:
         """Load rows of an earlier run with any ids [n].

@@ -11,7 +11,7 @@ LINK = re.compile(r'\[✓\]\((?P<path>[^ )]+)(?: "(?P<name>\w+)")?\)')
 
 def table() -> list[list[str]]:
     """Rows of the table without its rule, head first. A row is a list of cells."""
-    section = (REPOSITORY / "README.md").read_text().split("\n## Beside other loaders\n")[1].split("\n## ")[0]
+    section = (REPOSITORY / "README.md").read_text().split("\n## Compared with other loaders\n")[1].split("\n## ")[0]
     lines = [line for line in section.splitlines() if line.startswith("|")]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if "---" not in line]
 

@@ -18,7 +18,7 @@ from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption, TransformFailed
 from forebay.runtime.memory.pool import empty_array
 
-_NANOSECONDS = {
+NANOSECONDS = {
     "ns": 1,
     "us": 10**3,
     "ms": 10**6,
@@ -27,6 +27,7 @@ _NANOSECONDS = {
     "h": 3600 * 10**9,
     "d": 86_400 * 10**9,
 }
+"""Nanoseconds of each unit."""
 NULL_TIME = -(1 << 63)
 """Null in an array of int64, which is NumPy's NaT."""
 
@@ -53,8 +54,8 @@ class Time:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", column_names("Time", self.columns))
-        if self.unit not in _NANOSECONDS:
-            raise InvalidOption(f"Time(unit={self.unit!r}) is not known. Give one of {', '.join(_NANOSECONDS)}.")
+        if self.unit not in NANOSECONDS:
+            raise InvalidOption(f"Time(unit={self.unit!r}) is not known. Give one of {', '.join(NANOSECONDS)}.")
         if self.dtype not in ("int64", "float64"):
             raise InvalidOption(
                 f"Time(dtype={self.dtype!r}): give int64 (whole units) or float64 (with fractions). Cast a difference "
@@ -83,7 +84,7 @@ class Time:
 
     def _numbers(self, name: str, column: str, array: pa.Array) -> BlockArray:
         array = array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
-        tick, unit = _tick_ns(array.type), _NANOSECONDS[self.unit]
+        tick, unit = _tick_ns(array.type), NANOSECONDS[self.unit]
         assert tick is not None, "check() takes no other types"
         is_null = array.is_null().to_numpy(zero_copy_only=False)
         if pa.types.is_null(array.type):
@@ -124,9 +125,9 @@ def _tick_ns(found: pa.DataType) -> int | None:
     """
     types = pa.types
     if types.is_date32(found):
-        return _NANOSECONDS["d"]
+        return NANOSECONDS["d"]
     if types.is_date64(found):
-        return _NANOSECONDS["ms"]
+        return NANOSECONDS["ms"]
     if types.is_timestamp(found) or types.is_time(found) or types.is_duration(found):
-        return _NANOSECONDS[found.unit]
+        return NANOSECONDS[found.unit]
     return 1 if types.is_null(found) else None

@@ -1,15 +1,18 @@
-"""Lookup of one table on one rank.
+"""Lookups of one table on one rank.
 
-Its ids on their way to owners, and its rows that wait for a gradient.
+Their ids on the way to owners, and their rows that wait for a gradient.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
+
+GradientT = TypeVar("GradientT")
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +50,38 @@ class PendingLookup:
         It is 0 before a backward pass has reached them.
         """
         return torch.zeros_like(self.rows) if self.rows.grad is None else self.rows.grad
+
+
+class PendingLookups(Generic[GradientT]):
+    """Lookups of a table since its last update, and their gradient once it is summed."""
+
+    def __init__(self) -> None:
+        self._pending: list[PendingLookup] = []
+        self._due: GradientT | None = None
+
+    def add_pending(self, lookup: PendingLookup) -> None:
+        """Have the next update use the gradient of a lookup."""
+        self._pending.append(lookup)
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether gradients since the last update are summed."""
+        return self._due is not None
+
+    def pop_pending(self) -> list[PendingLookup]:
+        """Return the lookups since the last update, and forget them."""
+        pending, self._pending = self._pending, []
+        return pending
+
+    def discard(self) -> None:
+        """Forget all lookups and gradients since the last update."""
+        self._pending, self._due = [], None
+
+    def zero_grad(self) -> None:
+        """Forget all gradients since the last update.
+
+        Lookups wait for another one: their backward may be to come.
+        """
+        self._due = None
+        for each in self._pending:
+            each.rows.grad = None

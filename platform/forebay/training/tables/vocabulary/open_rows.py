@@ -12,7 +12,7 @@ from torch import Tensor
 from forebay.training.checkpoint.parts.contents import Region
 from forebay.training.collectives.tensor_collectives import TensorCollectives
 from forebay.training.strategies.flat_part import FlatPart
-from forebay.training.tables.exchange.pending_lookup import PendingLookup, RoutedIds
+from forebay.training.tables.exchange.pending_lookup import PendingLookup, PendingLookups, RoutedIds
 from forebay.training.tables.layout import NUM_SHARDS
 from forebay.training.tables.owned_rows import WEIGHT, OwnedRows, TableFacts
 from forebay.training.tables.placement import PlacementName
@@ -41,7 +41,7 @@ class _OpenGradient:
     is_own: Tensor
 
 
-class OpenRows:
+class OpenRows(PendingLookups[_OpenGradient]):
     """One table with an open vocabulary in one world.
 
     All ranks call every method alike.
@@ -61,6 +61,7 @@ class OpenRows:
         wire: WireName,
         rows_done: Callable[[], int],
     ) -> None:
+        super().__init__()
         self.tensors, self.wire = tensors, wire
         self._admission, self._rows_done = admission, rows_done
         self.rows, self.facts, self.use = rows, facts, TableUse()
@@ -72,8 +73,6 @@ class OpenRows:
         self._sketch = CountSketch(first, stop, facts.rows, device)
         self._saved = SavedRows(rows, self._sketch, shards, facts.rows)
         self._shard_rows = facts.rows // NUM_SHARDS
-        self._pending: list[PendingLookup] = []
-        self._due: _OpenGradient | None = None
         self._window = self._check = 0
 
     @property
@@ -118,15 +117,6 @@ class OpenRows:
             is_shared[starts] = False
         self.use.shared += int(is_shared.sum())
         return found
-
-    def add_pending(self, lookup: PendingLookup) -> None:
-        """Have the next update use the gradient of a lookup."""
-        self._pending.append(lookup)
-
-    @property
-    def is_reduced(self) -> bool:
-        """Whether gradients since the last update are summed."""
-        return self._due is not None
 
     def sum_received(self, pending: Sequence[PendingLookup], gradients: Sequence[Tensor]) -> None:
         """Sum the gradients of lookups as owners got them.
@@ -176,24 +166,6 @@ class OpenRows:
         if not self._admission.is_immediate:
             self._count(due.ids[~due.is_own], due.counts[~due.is_own], position)
         self._evict(position)
-
-    def pop_pending(self) -> list[PendingLookup]:
-        """Return the lookups since the last update, and forget them."""
-        pending, self._pending = self._pending, []
-        return pending
-
-    def discard(self) -> None:
-        """Forget all lookups and gradients since the last update."""
-        self._pending, self._due = [], None
-
-    def zero_grad(self) -> None:
-        """Forget all gradients since the last update.
-
-        Lookups wait for another one: their backward may be to come.
-        """
-        self._due = None
-        for each in self._pending:
-            each.rows.grad = None
 
     def parts(self) -> dict[str, FlatPart]:
         """Return this rank's parts of the rows, for a checkpoint."""
