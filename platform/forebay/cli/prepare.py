@@ -38,7 +38,8 @@ class _JobFirst(TyperGroup):
 
 app = typer.Typer(
     cls=_JobFirst,
-    help="Prepare the data of a job without training: `forebay prepare JOB.py [NAME=VALUE]...`. List and remove it.",
+    help="Prepare a job's data without training, or list and remove prepared data.\n\n"
+    "`forebay prepare JOB.py [NAME=VALUE]...`",
     no_args_is_help=True,
 )
 
