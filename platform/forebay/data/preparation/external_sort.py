@@ -30,15 +30,16 @@ _ARRIVAL, _RUN = "__forebay_arrival", "__forebay_run"
 
 
 def sorted_tables(
-    tables: Iterable[pa.Table], key: Sequence[str], folder: Path, run_bytes: int = RUN_BYTES
+    tables: Iterable[pa.Table], key: Sequence[str], folder: Path, run_bytes: int | None = None
 ) -> Iterator[pa.Table]:
     """Sort tables by `key`, ascending, nulls last.
 
-    Rows of equal key stay in order of arrival. Takes about six times `run_bytes` of memory, and as much disk in
-    `folder` as the data has, unless all of it fits into one run.
+    Rows of equal key stay in order of arrival. Takes about six times `run_bytes` of memory (`RUN_BYTES` by default),
+    and as much disk in `folder` as the data has, unless all of it fits into one run.
 
     Raises `InvalidOption` for a column of `key` that is missing or cannot be sorted, `WriteFailed` for a full disk.
     """
+    run_bytes = RUN_BYTES if run_bytes is None else run_bytes
     runs: list[_SortedRun] = []
     waiting: list[pa.Table] = []
     num_bytes = arrived = 0

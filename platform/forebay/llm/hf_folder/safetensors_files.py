@@ -49,11 +49,12 @@ class Weight:
         return prod(self.shape) * self.dtype.itemsize
 
 
-def split_files(weights: Sequence[Weight], stem: str, most_bytes: int = FILE_BYTES) -> dict[str, list[Weight]]:
+def split_files(weights: Sequence[Weight], stem: str, most_bytes: int | None = None) -> dict[str, list[Weight]]:
     """Group weights into files, in order.
 
     The names are `model.safetensors`, or `model-00001-of-00002.safetensors`, ...
     """
+    most_bytes = FILE_BYTES if most_bytes is None else most_bytes
     groups: list[list[Weight]] = [[]]
     for weight in weights:
         if groups[-1] and sum(each.num_bytes for each in groups[-1]) + weight.num_bytes > most_bytes:

@@ -86,7 +86,7 @@ def scan_parquet(found: TextFiles) -> Manifest:
     return scan([file.uri for file in found.files])
 
 
-def cut_spans(found: TextFiles, manifest: Manifest | None, span_bytes: int = SPAN_BYTES) -> list[TextSpan]:
+def cut_spans(found: TextFiles, manifest: Manifest | None, span_bytes: int | None = None) -> list[TextSpan]:
     """Cut files into spans of about `span_bytes` bytes.
 
     They depend on the files alone.
@@ -94,8 +94,10 @@ def cut_spans(found: TextFiles, manifest: Manifest | None, span_bytes: int = SPA
     Args:
         found: Files.
         manifest: Manifest of Parquet files, None for other formats.
-        span_bytes: Uncompressed bytes of a span. A row group and a compressed file are never divided.
+        span_bytes: Uncompressed bytes of a span, `SPAN_BYTES` by default. A row group and a compressed file are never
+            divided.
     """
+    span_bytes = SPAN_BYTES if span_bytes is None else span_bytes
     if manifest is not None:
         return list(_row_group_spans(manifest, span_bytes))
     if found.format != "jsonl":

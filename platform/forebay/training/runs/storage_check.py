@@ -24,13 +24,13 @@ WITHIN_S = 60.0
 AGAIN_S = 2.0
 
 
-def require_usable_storage(storage: str, within_s: float = WITHIN_S) -> None:
+def require_usable_storage(storage: str, within_s: float | None = None) -> None:
     """Check that `storage` can be used.
 
     Writes a small file below it and deletes it. Raises `UnusableStorage`. Credentials, networks and packages of the
     machines that train are not those of the submitter.
     """
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + (WITHIN_S if within_s is None else within_s)
     while True:
         try:
             return call_with_deadline(lambda: _probe(storage), ANSWER_S)

@@ -98,7 +98,7 @@ def test_files_are_those_of_local_processes_and_finished_spans_stay(
 def test_token_rows_are_the_same_on_ray(ray_session: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chats = tmp_path / "chats.jsonl"
     chats.write_text("".join(json.dumps({"messages": each}) + "\n" for each in unique_chats(120, 0)))
-    monkeypatch.setattr(text_files.cut_spans, "__defaults__", (4000,))
+    monkeypatch.setattr(text_files, "SPAN_BYTES", 4000)
     source = fb.llm.TokenSource(str(chats), fb.llm.tokenizer("tiny"), seq_len=128)
     made = fb.preparation.prepare_on_ray(source, into=str(tmp_path / "ray"))
     assert len(made.files) > 4

@@ -18,7 +18,7 @@ def test_the_first_act_of_a_placed_run_is_the_check(
     forebay: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(storage_check.require_usable_storage, "__defaults__", (0.0,))
+    monkeypatch.setattr(storage_check, "WITHIN_S", 0.0)
     monkeypatch.setenv("FOREBAY_RUN_STORAGE", str(tmp_path / "file" / "runs"))
     monkeypatch.setenv("FOREBAY_RUN_ATTEMPT", "1/token")
     # Its job file is not there either: that is found later.

@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tests.unit.runtime.counting_pool import CountingPool
+from tests.unit.runtime.memory.counting_pool import CountingPool
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet import fetch as fetch_module

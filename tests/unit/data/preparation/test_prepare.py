@@ -71,7 +71,7 @@ def test_files_depend_on_rows_only(
     clicks: Path, tmp_path: Path, bytes_of: Contents, monkeypatch: pytest.MonkeyPatch, key: str | tuple[str, ...]
 ) -> None:
     first = make(clicks, tmp_path / "a", key=key)
-    monkeypatch.setattr(external_sort.sorted_tables, "__defaults__", (3000,))
+    monkeypatch.setattr(external_sort, "RUN_BYTES", 3000)
     second = make(clicks, tmp_path / "b", key=key, rows=13)
     assert bytes_of(first.folder) == bytes_of(second.folder)
     assert first.manifest.id == second.manifest.id

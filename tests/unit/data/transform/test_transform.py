@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.runtime.counting_pool import CountingPool
+from tests.unit.runtime.memory.counting_pool import CountingPool
 
 import forebay as fb
 from forebay.data.parquet import page_kernels as kernels

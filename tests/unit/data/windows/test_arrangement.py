@@ -69,7 +69,7 @@ def interleaved(folder: Path, *, repeats: int = 1, is_shuffled: bool = True) -> 
 def test_rows_equal_a_stable_sort_of_pandas(
     by: tuple[str | None, str | None], run_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(external_sort.sorted_tables, "__defaults__", (run_bytes,))
+    monkeypatch.setattr(external_sort, "RUN_BYTES", run_bytes)
     manifest = interleaved(tmp_path / "data", repeats=3)
     entity, time = by
     found = arranged_manifest(manifest, columns_of(entity=entity, time=time), into=str(tmp_path), row_group_rows=50)
@@ -176,7 +176,7 @@ def test_a_full_disk_says_so(is_spilled: bool, tmp_path: Path, monkeypatch: pyte
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(external_sort.sorted_tables, "__defaults__", (2000,))
+    monkeypatch.setattr(external_sort, "RUN_BYTES", 2000)
     with monkeypatch.context() as patch:
         patch.setattr(*((pa, "OSFile") if is_spilled else (parts, "write_atomically")), full)
         series = fb.Sequences(interleaved(tmp_path / "data"), entity="meter", time="ts", past=PAST)
@@ -193,7 +193,7 @@ import forebay as fb
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.preparation import external_sort
 
-external_sort.sorted_tables.__defaults__ = (2000,)
+external_sort.RUN_BYTES = 2000
 # A profiler, since a function in place of another one would give the arrangement another fingerprint.
 def slow(frame, event, _):
     if event == "call" and frame.f_code is RowGroupReader.read.__code__ and frame.f_locals["index"] == 20:
@@ -208,7 +208,7 @@ print(series.arrange(sys.argv[2]).manifest.id, flush=True)
 def test_a_killed_arrangement_is_never_taken_for_finished(
     python: Callable[..., subprocess.Popen[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(external_sort.sorted_tables, "__defaults__", (2000,))  # counts in the fingerprint
+    monkeypatch.setattr(external_sort, "RUN_BYTES", 2000)  # counts in the fingerprint
     manifest = interleaved(tmp_path / "data")
     series = fb.Sequences(manifest, entity="meter", time="ts", past=PAST)
     killed = python(SLOW, tmp_path / "data", tmp_path / "prepared", 60)
@@ -229,7 +229,7 @@ import numpy as np, pyarrow as pa, pyarrow.parquet as pq
 import forebay as fb
 from forebay.data.preparation import external_sort
 
-external_sort.sorted_tables.__defaults__ = (4 << 20,)
+external_sort.RUN_BYTES = 4 << 20
 folder, days = Path(sys.argv[1]), int(sys.argv[2])
 folder.mkdir()
 entities = np.arange(20_000)

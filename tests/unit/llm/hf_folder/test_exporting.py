@@ -90,7 +90,7 @@ def test_model_of_a_folder_in_several_files_without_its_tied_output(
     train_run: TrainRun, tokens: llm.PreparedTokens, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loss = train_run(model=str(base))
-    monkeypatch.setattr(safetensors_files.split_files, "__defaults__", (100_000,))
+    monkeypatch.setattr(safetensors_files, "FILE_BYTES", 100_000)
     made = llm.export("mine", str(tmp_path / "out"), storage=str(tmp_path / "runs"), step=2)
     assert made.step == 2
     llm.export("mine", str(tmp_path / "last"), storage=str(tmp_path / "runs"))

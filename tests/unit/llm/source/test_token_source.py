@@ -116,7 +116,7 @@ def test_template_and_data_are_part_of_the_fingerprint(chats: Path, write: Calla
 def test_spans_decide_the_rows_and_not_the_processes(
     chats: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    monkeypatch.setattr(text_files.cut_spans, "__defaults__", (4000,))
+    monkeypatch.setattr(text_files, "SPAN_BYTES", 4000)
     prepared = fb.prepare(
         TokenSource(str(chats), TINY, seq_len=128), into=str(tmp_path / "into"), processes=processes, row_group_rows=4
     )

@@ -57,7 +57,11 @@ class ZeroOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
         """Step with the reduced gradients, and clear them."""
-        assert closure is None, "a closure would need another backward pass within the step"
+        if closure is not None:
+            raise BadJob(
+                "optimizer.step(closure) was called, and a step of ZeRO takes gradients that are reduced already: the "
+                "closure would compute others. Call worker.backward and optimizer.step(), or use strategy='ddp'."
+            )
         assert self._take_step is not None, "connect() comes first"
         self.update_base()
         self._take_step()

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from numpy.typing import NDArray
-from tests.unit.runtime.counting_pool import CountingPool
+from tests.unit.runtime.memory.counting_pool import CountingPool
 
 import forebay as fb
 from forebay.data.cache.builders.block_builder import BlockBuilder

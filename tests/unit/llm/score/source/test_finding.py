@@ -36,7 +36,7 @@ def write_lines(path: Path, lines: list[str]) -> str:
 
 @pytest.mark.parametrize("suffix", [".jsonl", pytest.param(".jsonl.gz", marks=pytest.mark.variation), ".jsonl.zst"])
 def test_rows_of_any_range(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
-    monkeypatch.setattr(text_files.cut_spans, "__defaults__", (300,))
+    monkeypatch.setattr(text_files, "SPAN_BYTES", 300)
     for name, rows in (("a", ROWS[:40]), ("b", ROWS[40:])):
         lines = [line for row in rows for line in (json.dumps(row), "")]
         write_lines(tmp_path / "data" / f"{name}{suffix}", lines)
