@@ -7,7 +7,7 @@ Needs pip, PyTorch, a C++ compiler and make, but nothing of Forebay. The wheel i
 or virtual environment with the same Python and PyTorch takes it from there.
 
 Horovod 0.28.1 sets C++14, but the headers of PyTorch 2.13 need C++20. So the compiler is called through a wrapper that
-swaps `-std`. Set `HOROVOD_GPU_OPERATIONS=NCCL` for GPUs, as in Horovod's own installation guide.
+swaps `-std`. Its gloo is patched. For GPUs set `HOROVOD_GPU_OPERATIONS=NCCL`, as Horovod's installation guide says.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import stat
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping
@@ -35,6 +36,53 @@ PASSED_ON = ("HOROVOD_GPU_OPERATIONS", "HOROVOD_GPU_ALLREDUCE", "HOROVOD_GPU_BRO
 GPU_OPERATIONS = ("nccl", "mpi", "ddl")
 LIBRARY = "horovod/torch/mpi_lib_v2"
 LINES_SHOWN = 40
+PATCHED = "third_party/gloo/gloo/transport/tcp/pair.cc"
+# Text of that file, and what stands after it in our build. When a worker dies, gloo wakes those who wait for a message
+# that was not begun. But most likely it dies in the middle of a large one: who waits for the rest waits for the whole
+# time limit. And a connection with a half-sent message whose buffer is gone, because another connection has failed, is
+# never read or written again.
+PATCHES = [
+    (
+        """
+      if (!write(op)) {""",
+        """
+        if (op.getOpcode() == Op::SEND_UNBOUND_BUFFER && !NonOwningPtr<UnboundBuffer>(op.ubuf)) {
+          signalException(GLOO_ERROR_MSG("buffer of a half-sent message is gone ", peer_.str()));
+          return;
+        }""",
+    ),
+    (
+        """
+    // which is destructed upon that function returning.
+    buf = NonOwningPtr<UnboundBuffer>(op.ubuf);
+    if (!buf) {""",
+        """
+      signalException(GLOO_ERROR_MSG("buffer of a half-read message is gone ", peer_.str()));""",
+    ),
+    (
+        """
+    if (op.buf != nullptr) {
+      op.buf->signalException(ex);
+    }""",
+        """
+    NonOwningPtr<UnboundBuffer> half_sent(op.ubuf);
+    if (half_sent) {
+      half_sent->signalException(ex);
+    }""",
+    ),
+    (
+        """
+void Pair::signalException(std::exception_ptr ex) {
+  GLOO_ENFORCE(ex_ == nullptr);""",
+        """
+  {
+    NonOwningPtr<UnboundBuffer> half_read(rx_.ubuf);
+    if (half_read) {
+      half_read->signalException(ex);
+    }
+  }""",
+    ),
+]
 
 
 def main() -> int:
@@ -84,7 +132,7 @@ def compiler() -> str | None:
 def local_version() -> str:
     """Horovod's version with that of PyTorch after the `+`: no wheel of an index sorts above it."""
     torch = "".join(sign if sign.isalnum() else "." for sign in version("torch"))
-    return f"{HOROVOD}+torch{torch}{_gpu_text()}"
+    return f"{HOROVOD}+torch{torch}.patch1{_gpu_text()}"
 
 
 def is_served(found: str | None, *, any_gpu: bool) -> bool:
@@ -164,6 +212,11 @@ def _build_in(scratch: Path, log: Path) -> Path:
     source = scratch / "source"
     fetched = ["--no-binary", "horovod", "--dest", str(source), f"horovod=={HOROVOD}"]
     pip("download", *alone, *fetched, environment=environment)
+    [archive] = source.iterdir()
+    with tarfile.open(archive) as parts:
+        parts.extractall(source, filter="data")
+    folder = archive.with_name(archive.name.removesuffix(".tar.gz"))
+    patch(folder)
     with log.open("w") as lines:
         done = subprocess.run(  # noqa: S603 - our own interpreter
             [
@@ -175,7 +228,7 @@ def _build_in(scratch: Path, log: Path) -> Path:
                 *alone,
                 "--wheel-dir",
                 str(scratch),
-                *map(str, source.iterdir()),
+                str(folder),
             ],
             # Set only now: pip refuses a source whose version differs from the one it requested from the index.
             env=environment | {"HOROVOD_LOCAL_VERSION": local_version().partition("+")[2]},
@@ -188,6 +241,16 @@ def _build_in(scratch: Path, log: Path) -> Path:
         say("\n".join(log.read_text(errors="replace").splitlines()[-LINES_SHOWN:]))
         raise SystemExit(f"Horovod was not built; the last lines of {log} are above.")
     return wheel
+
+
+def patch(source: Path) -> None:
+    """Apply `PATCHES` to Horovod's source in a folder."""
+    text = (source / PATCHED).read_text()
+    for before, added in PATCHES:
+        if before not in text:
+            raise SystemExit(f"{PATCHED} is not that of Horovod {HOROVOD}: it has no {before!r}.")
+        text = text.replace(before, before + added)
+    (source / PATCHED).write_text(text)
 
 
 def has_library(wheel: Path) -> bool:

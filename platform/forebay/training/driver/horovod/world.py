@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import math
 import os
+import re
+import socket
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -65,7 +68,9 @@ def horovod_world(assignment: RankAssignment, device: torch.device, hang_timeout
     os.environ.update(_environment(assignment, hang_timeout_s))
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    watched = _watched_sockets()
     hvd.init()
+    connections = _new_connections(watched)
     # Same as `hvd.shutdown()`, but keeps the handles of operations, which the waiting thread still uses.
     patience = CollectiveWatchdog(hang_timeout_s, hvd.mpi_ops._basics.shutdown)  # noqa: SLF001 - no public way
     is_whole = False
@@ -74,23 +79,50 @@ def horovod_world(assignment: RankAssignment, device: torch.device, hang_timeout
         is_whole = True
     finally:
         patience.close()
-        hvd.shutdown()
         if not is_whole:
-            _close_connections(hvd)
+            _cut(connections)
+        hvd.shutdown()
 
 
-def _close_connections(hvd: Any) -> None:
-    """Close connections to the ranks of a left world.
+def _watched_sockets() -> list[dict[int, int]]:
+    """Sockets of each event loop (epoll) of this process: inode by descriptor."""
+    loops = []
+    for descriptor in Path("/proc/self/fdinfo").iterdir():
+        with suppress(FileNotFoundError):
+            found = re.findall(r"^tfd: *(\d+) .* ino:([0-9a-f]+)", descriptor.read_text(), re.MULTILINE)
+            inodes = {int(number): int(inode, 16) for number, inode in found}
+            loops.append({number: inode for number, inode in inodes.items() if _is_socket(number, inode)})
+    return loops
 
-    This takes a world of its own. Horovod 0.28.1 keeps them until another world replaces them:
-    `GlooContext::Finalize` of a process set does nothing, because only the global context is enabled. A rank that waits
-    for this one would not notice that it has left, and would wait for the whole time limit: so in 4 of 9 runs with
-    tables of which a worker was killed.
+
+def _is_socket(descriptor: int, inode: int) -> bool:
+    with suppress(OSError):
+        status = os.fstat(descriptor)
+        return stat.S_ISSOCK(status.st_mode) and status.st_ino == inode
+    return False
+
+
+def _new_connections(watched: Iterable[Mapping[int, int]]) -> dict[int, int]:
+    """Sockets of event loops that began after `watched` ones: gloo's, to other ranks. Inode by descriptor."""
+    known = {inode for sockets in watched for inode in sockets.values()}
+    new = [sockets for sockets in _watched_sockets() if known.isdisjoint(sockets.values())]
+    return {number: inode for sockets in new for number, inode in sockets.items()}
+
+
+def _cut(connections: Mapping[int, int]) -> None:
+    """Close connections to the ranks of a broken world.
+
+    Horovod 0.28.1 keeps them: its shutdown waits for its thread, which waits for the first rank, which may wait for a
+    rank that waits for this one. With one connection of four ranks cut in the middle of a reduction, two ranks stood in
+    the shutdown and two in the reduction, until the time limit. After a shutdown it keeps them until another world.
     """
-    os.environ.pop(_RENDEZVOUS, None)
-    os.environ.update({"HOROVOD_ELASTIC": "0", **_rank_variables(World(rank=0, size=1))})
-    hvd.init()
-    hvd.shutdown()
+    for number, inode in connections.items():
+        with suppress(OSError):
+            duplicate = os.dup(number)
+            with socket.socket(fileno=duplicate) as connection:
+                # The number may belong to another file by now.
+                if os.fstat(duplicate).st_ino == inode:
+                    connection.shutdown(socket.SHUT_RDWR)
 
 
 def _environment(assignment: RankAssignment, hang_timeout_s: float) -> dict[str, str]:
