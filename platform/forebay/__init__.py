@@ -62,6 +62,8 @@ if TYPE_CHECKING:
     from forebay.training.job.resources import workers_here as workers_here
     from forebay.training.runs.control import Control as Control
     from forebay.training.runs.result import Result as Result
+    from forebay.training.state.evaluations import Evaluation as Evaluation
+    from forebay.training.state.evaluations import KeepBest as KeepBest
     from forebay.training.tables.table import Table as Table
     from forebay.training.worker.evaluation import evaluate_auc as evaluate_auc
     from forebay.training.worker.fit import fit as fit
@@ -87,12 +89,14 @@ __getattr__, _names = lazy_names(
         "DiskCache": "forebay.data.cache.disk.disk_cache",
         "Driver": "forebay.training.driver.driver",
         "Elastic": "forebay.training.job.elastic",
+        "Evaluation": "forebay.training.state.evaluations",
         "ForebayError": "forebay.errors",
         "History": "forebay.data.windows.views",
         "Horizon": "forebay.data.windows.views",
         "Image": "forebay.data.transform.features.image",
         "Job": "forebay.training.job.job",
         "JobSpec": "forebay.fleet.spec.job_spec",
+        "KeepBest": "forebay.training.state.evaluations",
         "Label": "forebay.data.transform.features.groups",
         "Loader": "forebay.data.loader.loader",
         "Manifest": "forebay.data.manifest.manifest",

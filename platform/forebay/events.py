@@ -25,12 +25,14 @@ class Started:
 
     For the first time, after a failure, or in a world of another size. `world_size` is the number of workers until the
     next `Started`. `num_batches` is the number of steps of a full epoch at the global batch that the job begins with.
+    `max_steps` is the job's.
     """
 
     name: str
     world_size: int
     epochs: int
     num_batches: int
+    max_steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,10 +74,46 @@ class Reported:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """Text of a model for a prompt.
+
+    `wanted` is the text of the data, if there is one.
+    """
+
+    prompt: str
+    text: str
+    wanted: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Evaluation after `step`, by the function of `worker.evaluate_with`.
+
+    Step 0 is the one before the first step. Each `metrics` value is over all ranks, and is part of the `Reported` of
+    the same step too. `epoch`, `position` and `rows` are as in `Reported`. With the job's `keep_best`, `is_best` is
+    True if no earlier evaluation was as good. `ends_epoch` is True at the end of an epoch, whose `EpochEnded` has the
+    same metrics.
+
+    A checkpoint of the same step follows. A worker that resumes reports all earlier ones again. An unchanged report is
+    not passed to callbacks.
+    """
+
+    step: int
+    epoch: int
+    position: int
+    metrics: Mapping[str, float]
+    rows: int
+    is_best: bool = False
+    ends_epoch: bool = False
+    samples: tuple[Sample, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EpochEnded:
     """Result and times of one full epoch.
 
-    Each metric is the mean over the times it was given in the epoch and over ranks. `rows` is the number of rows
+    Each metric is the mean over the times it was given in the epoch and over ranks, or of the last `Evaluated` of the
+    epoch. `rows` is the number of rows
     trained, over all ranks. It is smaller than the epoch if a batch was skipped. `seconds` is the wall time of the
     epoch. `wait_s` (for data), `eval_s` and `checkpoint_s` are the parts of it that were not training steps. They are
     means over ranks, except `checkpoint_s`: the time of the slowest rank, for which the others wait. The checkpoint
@@ -202,6 +240,7 @@ Event = (
     | Started
     | BatchesCut
     | Reported
+    | Evaluated
     | EpochEnded
     | Resized
     | Preempted

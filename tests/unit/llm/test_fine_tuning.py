@@ -15,7 +15,7 @@ import transformers
 
 import forebay as fb
 from forebay import llm
-from forebay.errors import BadJob
+from forebay.errors import BadJob, InvalidOption
 from forebay.events import Event, Request
 from forebay.testing.data.chats import write_chats
 from forebay.training.checkpoint.checkpoint import DirectoryStore
@@ -198,3 +198,47 @@ def test_bf16_has_the_losses_of_fp32(
     assert 0 < np.abs(rounded / exact - 1).max() < 2e-3
     said = caplog.text
     assert all(f"model tiny: {dtype} on cpu, gradient_checkpointing=false" in said for dtype in ("float32", "bfloat16"))
+
+
+def test_a_job_evaluates_answers_prompts_and_ends_as_its_options_say(tmp_path: Path) -> None:
+    chats = write_chats(tmp_path / "chats", chats=60, held_out=16)
+    options: dict[str, Any] = {
+        "data": str(chats.training),
+        "held_out": str(chats.held_out),
+        "seq_len": 96,
+        "overflow": "drop",
+        "global_batch": 8,
+        "epochs": 4,
+        "eval_every": 2,
+        "workers": 1,
+        "check_memory": False,
+        "storage": str(tmp_path / "runs"),
+        "cache": str(tmp_path / "cache"),
+        "name": "mine",
+        "samples": 2,
+    }
+    job = llm.job(llm.Options(**options, max_steps=5, patience=9))
+    first = fb.run(job, driver="local")
+    assert first.stopped == "max_steps=5"
+    assert [each.step for each in first.evaluations] == sorted({0, 2, 4, 5, *(each.step for each in first.epochs)})
+    assert all(len(each.samples) == 2 and each.samples[0].prompt for each in first.evaluations)
+    assert first.evaluations[0].metrics.keys() == {"validation_loss", "exact_match"}
+    assert first.best is not None
+    assert first.best.metrics["validation_loss"] == min(each.metrics["validation_loss"] for each in first.evaluations)
+    exported = llm.export("mine", str(tmp_path / "best"), storage=options["storage"], step="best")
+    assert exported.step == first.best.step
+    # A worse loss than that of the best step ends the run: the rate is far too high from here on.
+    again = fb.run(llm.job(llm.Options(**options, lr=0.5, patience=1)), driver="local")
+    assert again.stopped is not None
+    assert again.stopped.startswith("validation_loss was not better in ")
+    with pytest.raises(InvalidOption, match="patience=1 needs an evaluation, and there is no held-out data"):
+        llm.job(llm.Options(data=str(chats.training), patience=1))
+
+
+def test_columns_of_a_job_rename_those_of_the_data(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"body": "one two three"}\n' * 40)
+    options: dict[str, Any] = {"data": str(tmp_path / "a.jsonl"), "storage": str(tmp_path), "seq_len": 16}
+    with pytest.raises(InvalidOption, match=r"columns='\{\"text\": \"body\"\}' of a job"):
+        llm.job(llm.Options(**options))
+    job = llm.job(llm.Options(**options, columns={"text": "body"}, check_memory=False, global_batch=2))
+    assert job.identity["columns"] == {"text": "body"}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.llm.memory import memory
 from forebay.cli.output import print_facts, print_json
+from forebay.errors import InvalidOption
 from forebay.runtime.formatting import bytes_text
 
 app = typer.Typer(help="Export, size, score and evaluate language models.", no_args_is_help=True)
@@ -21,7 +22,8 @@ def export(
     name: Annotated[str, typer.Argument(help="Name of a run that trained a language model.", metavar="RUN")],
     to: Annotated[str, typer.Option(help="Folder for the model, on any storage: new or empty.")],
     step: Annotated[
-        int | None, typer.Option(help="Step of the checkpoint to export.", show_default="the newest")
+        str | None,
+        typer.Option(help="Step of the checkpoint, or best, of the best evaluation.", show_default="the newest"),
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Add the adapter to its base model.")] = False,
     dtype: Annotated[
@@ -37,7 +39,8 @@ def export(
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.llm.hf_folder.exporting import export as export_run  # noqa: PLC0415
 
-    made = export_run(name, to, storage=storage, step=step, merge=merge, dtype=dtype)
+    at = step_named(step)
+    made = export_run(name, to, storage=storage, step=at, merge=merge, dtype=dtype)
     facts = asdict(made)
     if as_json:
         print_json(facts)
@@ -52,6 +55,20 @@ def export(
             **({} if made.is_new else {"found": "it was there before"}),
         }
     )
+
+
+def step_named(text: str | None) -> int | Literal["best"] | None:
+    """Step of a text on the command line.
+
+    Raises `InvalidOption` for another text.
+    """
+    if text is None:
+        return None
+    if text == "best":
+        return "best"
+    if not text.isdecimal():
+        raise InvalidOption(f"--step={text!r} is no step. Give a number, or best.")
+    return int(text)
 
 
 Words = Annotated[

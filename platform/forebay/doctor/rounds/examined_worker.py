@@ -18,6 +18,7 @@ from forebay.training.checkpoint.encoded import PartFacts
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt
 from forebay.training.checkpoint.parts.verified_part import ReadBytes
 from forebay.training.collectives.collective import SingleProcessCollective
+from forebay.training.worker.evaluator import EvaluateNow
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.worker import TrainFunction, Worker
 
@@ -42,6 +43,9 @@ class ExaminedWorker(Worker):
         if not self._examination.is_over:
             yield from self._progress.batches(self._examination)
         self.stopped = "the examination is over"
+
+    def evaluate_with(self, evaluate: EvaluateNow) -> None:
+        """Do nothing: steps are measured, and no evaluation."""
 
     def examine(self, train: TrainFunction) -> None:
         """Run `train` until all rounds are over.

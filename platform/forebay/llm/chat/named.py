@@ -1,7 +1,8 @@
 """Chat templates by name, for base models and for tokenizers without one.
 
-Each writes what the family's own template writes, for system turns, several turns and thinking. Those without tools are
-refused where a row has some, as any template is that leaves out a part of a row.
+Each writes what the family's own template writes, for system turns, several turns and thinking. Tools are in the
+templates of Qwen, Llama 3.1 to 3.3 and GLM. The others are refused where a row has some, as any template is that leaves
+out a part of a row.
 """
 
 from __future__ import annotations
@@ -126,12 +127,28 @@ _LLAMA3 = r"""
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
 
 _LLAMA3_1 = r"""
-{{- bos_token + '<|start_header_id|>system<|end_header_id|>\n\nCutting Knowledge Date: December 2023\nToday Date: ' }}
+{%- set first = 1 if messages[0].role == 'system' else 0 %}
+{{- bos_token + '<|start_header_id|>system<|end_header_id|>\n\n' + ('Environment: ipython\n' if tools else '') }}
+{{- 'Cutting Knowledge Date: December 2023\nToday Date: ' }}
 {{- (date_string if date_string is defined else '26 Jul 2024') + '\n\n' }}
-{{- (messages[0].content | trim if messages[0].role == 'system' else '') + '<|eot_id|>' }}
+{{- (messages[0].content | trim if first else '') + '<|eot_id|>' }}
 {%- for m in messages %}
-{%- if not (m.role == 'system' and loop.first) %}
-{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' + m.content | trim + '<|eot_id|>' }}
+{%- if m.role == 'tool' %}
+{{- '<|start_header_id|>ipython<|end_header_id|>\n\n' + m.content | tojson + '<|eot_id|>' }}
+{%- elif m.tool_calls %}
+{%- if m.tool_calls | length > 1 or m.content %}
+{{- raise_exception('This model only supports single tool-calls at once, without a text!') }}{%- endif %}
+{{- '<|start_header_id|>assistant<|end_header_id|>\n\n{"name": "' + m.tool_calls[0].function.name + '", ' }}
+{{- '"parameters": ' + m.tool_calls[0].function.arguments | tojson + '}<|eot_id|>' }}
+{%- elif not (m.role == 'system' and loop.first) %}
+{{- '<|start_header_id|>' + m.role + '<|end_header_id|>\n\n' }}
+{%- if tools and loop.index0 == first %}
+{{- 'Given the following functions, please respond with a JSON for a function call with its proper arguments that ' }}
+{{- 'best answers the given prompt.\n\nRespond in the format {"name": function name, "parameters": dictionary of ' }}
+{{- 'argument name and its value}.Do not use variables.\n\n' }}
+{%- for tool in tools %}{{- tool | tojson(indent=4) + '\n\n' }}{%- endfor %}
+{%- endif %}
+{{- m.content | trim + '<|eot_id|>' }}
 {%- endif %}{%- endfor %}
 {%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"""
 
@@ -253,7 +270,15 @@ _GPT_OSS = r"""
 
 _GLM4_5 = (
     r"""
-{{- '[gMASK]<sop>' }}"""
+{{- '[gMASK]<sop>' }}
+{%- if tools %}
+{{- '<|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are provided ' }}
+{{- 'with function signatures within <tools></tools> XML tags:\n<tools>\n' }}
+{%- for tool in tools %}{{- tool | tojson + '\n' }}{%- endfor %}
+{{- '</tools>\n\nFor each function call, output the function name and arguments within the following XML format:\n' }}
+{{- '<tool_call>{function-name}\n<arg_key>{arg-key-1}</arg_key>\n<arg_value>{arg-value-1}</arg_value>\n' }}
+{{- '<arg_key>{arg-key-2}</arg_key>\n<arg_value>{arg-value-2}</arg_value>\n...\n</tool_call>' }}
+{%- endif %}"""
     + _LAST_QUESTION
     + r"""
 {%- for m in messages %}
@@ -262,7 +287,16 @@ _GLM4_5 = (
     + r"""
 {{- '<|assistant|>\n<think>' + (thinking.strip() if loop.index0 > ns.last else '') + '</think>' }}
 {%- if content.strip() %}{{- '\n' + content.strip() }}{%- endif %}
-{%- elif m.role != 'tool' %}{{- '<|' + m.role + '|>\n' + m.content }}
+{%- for call in m.tool_calls or [] %}
+{{- '\n<tool_call>' + call.function.name + '\n' }}
+{%- for name, value in call.function.arguments.items() %}
+{{- '<arg_key>' + name + '</arg_key>\n<arg_value>' }}
+{{- (value if value is string else value | tojson) + '</arg_value>\n' }}
+{%- endfor %}{{- '</tool_call>' }}{%- endfor %}
+{%- elif m.role == 'tool' %}
+{%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|observation|>' }}{%- endif %}
+{{- '\n<tool_response>\n' + m.content + '\n</tool_response>' }}
+{%- else %}{{- '<|' + m.role + '|>\n' + m.content }}
 {%- if m.role == 'user' and enable_thinking is defined and not enable_thinking and not m.content.endswith('/nothink') %}
 {{- '/nothink' }}{%- endif %}
 {%- endif %}{%- endfor %}

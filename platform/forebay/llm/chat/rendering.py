@@ -42,6 +42,25 @@ def render(tokenizer: Any, conversation: Conversation | Messages, train_on: Trai
     return _Rendering.of(template, conversation, end_texts(tokenizer)).rendered(train_on)
 
 
+def prompt_text(tokenizer: Any, conversation: Conversation) -> str:
+    """Text of a conversation that asks for the next answer.
+
+    Raises `InvalidConversation` for a conversation that the template refuses or shows in part.
+    """
+    template, options = chat_template(tokenizer, with_tools=bool(conversation.tools)), _options(conversation)
+    errors = list[InvalidConversation]()
+    for shown in _forms(conversation.messages):
+        try:
+            found = MarkedText(template.text(shown, **options), (), ())
+            made = _Rendering(template, conversation, shown, found, ())
+            made.check_calls()
+            made.check_all_shown()
+            return template.text(shown, **options, add_generation_prompt=True)
+        except InvalidConversation as error:
+            errors.append(error)
+    raise errors[0]
+
+
 def without_ends(tokenizer: Any, rendered: Rendered) -> Rendered:
     """Leave the end tokens of answers out of the targets."""
     targets = []

@@ -79,7 +79,7 @@ def export(
     to: str,
     *,
     storage: str = "runs",
-    step: int | None = None,
+    step: int | Literal["best"] | None = None,
     merge: bool = False,
     dtype: str | None = None,
 ) -> ExportedModel:
@@ -92,7 +92,7 @@ def export(
         name: Run that trained a language model.
         to: Folder on any storage: new, empty, or with the same export.
         storage: Storage of the run.
-        step: Step of a checkpoint. None: the newest.
+        step: Step of a checkpoint, or "best" for the one of the best evaluation. None: the newest.
         merge: Add an adapter to its base model, instead of writing the adapter alone.
         dtype: Type of the weights: "fp32", "bf16" or "fp16". None: the type of the base model, and fp32 for an adapter.
 
@@ -236,7 +236,7 @@ def stored_checkpoints(storage: Location, name: str) -> CheckpointFiles:
     return readable_checkpoints(folder)
 
 
-def found_step(files: CheckpointFiles, name: str, step: int | None) -> tuple[int, str]:
+def found_step(files: CheckpointFiles, name: str, step: int | Literal["best"] | None) -> tuple[int, str]:
     """Step to export, and the checksum of its checkpoint.
 
     Raises as `export`.
@@ -247,6 +247,13 @@ def found_step(files: CheckpointFiles, name: str, step: int | None) -> tuple[int
             f"run {name!r} has no checkpoint in {files.uri}. Export it after its first checkpoint has reached storage.",
             name=name,
         )
+    if step == "best":
+        step = files.read(steps[0], shards=()).best
+        if step is None:
+            raise InvalidOption(
+                f"run {name!r} has judged no evaluation, so that none of its checkpoints is the best. Leave step out "
+                "for the newest, or train with keep_best=fb.KeepBest(...) (patience= of a language model's job)."
+            )
     if step is not None and step not in steps:
         raise InvalidOption(
             f"run {name!r} has no checkpoint of step {step}. It has steps {', '.join(map(str, sorted(steps)))}. "

@@ -5,23 +5,32 @@ If it does not fit, copy it and change it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 
 import torch
 
 from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
-from forebay.llm.fine_tuning import set_up
+from forebay.llm.fine_tuning import evaluate_held_out, set_up
 from forebay.llm.preferences.answers import log_probabilities, rewards
 from forebay.llm.preferences.losses import AnswerScores, Preferences
 from forebay.llm.preferences.objective import LabelObjective, Objective, PairObjective
 from forebay.llm.preferences.reference import evaluating, reference_of
 from forebay.llm.recipe import Recipe
+from forebay.llm.samples import HeldOutPrompt
 from forebay.llm.tokens import PAIRS
 from forebay.training.worker.worker import Worker
 
 
-def prefer(recipe: Recipe, worker: Worker, *, preferences: Preferences | None = None) -> None:
+def prefer(
+    recipe: Recipe,
+    worker: Worker,
+    *,
+    preferences: Preferences | None = None,
+    prompts: Sequence[HeldOutPrompt] = (),
+) -> None:
     """Train the model of `recipe` on preferences.
 
     For all remaining epochs.
@@ -31,13 +40,14 @@ def prefer(recipe: Recipe, worker: Worker, *, preferences: Preferences | None = 
 
     The loss is the mean over all pairs of the global batch. `accuracy` is the share of pairs whose preferred answer
     gained more than the other one, `margin` the mean of the difference. Of answers with labels, `accuracy` is the share
-    on their side of `kl`, and `margin` the difference of the means. Each epoch ends with an evaluation of the held-out
+    on their side of `kl`, and `margin` the difference of the means. Evaluations are of the held-out
     pairs.
 
     Args:
         recipe: Recipe. A reward model has `ModelSpec(head="reward")`.
         worker: Worker of the job.
         preferences: Loss and reference. None: DPO.
+        prompts: Held-out prompts that the model answers at each evaluation.
 
     Raises as `llm.finetune`, and `InvalidOption` for a recipe that does not suit the loss.
     """
@@ -55,6 +65,7 @@ def prefer(recipe: Recipe, worker: Worker, *, preferences: Preferences | None = 
     if preferences.loss == "kto":
         assert reference is not None, "the loss has one"
         objective = LabelObjective(preferences, worker, scores_of, reference, micro_rows=recipe.per_device_batch)
+    evaluate_held_out(recipe, worker, model, partial(_held_out, worker, objective), prompts)
     for batch in worker.loader():
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(worker.progress)
@@ -63,10 +74,7 @@ def prefer(recipe: Recipe, worker: Worker, *, preferences: Preferences | None = 
         grad_norm = worker.clip_grad_norm(recipe.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-        metrics = objective.end()
-        if batch.ends_epoch:
-            metrics |= _held_out(worker, objective)
-        worker.commit(loss=loss, grad_norm=grad_norm, **metrics)
+        worker.commit(loss=loss, grad_norm=grad_norm, **objective.end())
 
 
 def check_recipe(recipe: Recipe, preferences: Preferences) -> Preferences:

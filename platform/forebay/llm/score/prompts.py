@@ -11,8 +11,9 @@ from forebay.data.parquet.schemas import missing_column
 from forebay.data.transform.fingerprint.function import function_identity
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption
-from forebay.llm.chat.messages import InvalidConversation, Messages, check_turns
+from forebay.llm.chat.messages import InvalidConversation, Messages, check_turns, short, tools_of, with_system
 from forebay.llm.score.engines.engine import Prompt
+from forebay.llm.source.columns import CHANGING, OF_TALKS, alpaca_history
 
 Row: TypeAlias = Mapping[str, Any]
 PromptFunction: TypeAlias = Callable[[dict[str, Any]], Any]
@@ -33,6 +34,7 @@ class PromptSource:
         is_chat: Whether a text is asked as the turn of a user, by the chat template.
         with_answer: Whether a conversation keeps its last turn if that is the assistant's.
         with_end: Whether the likelihood counts the end token.
+        beside: Columns of the data beside the prompt that change it, such as `system` and `tools`.
     """
 
     column: str | None = None
@@ -42,6 +44,7 @@ class PromptSource:
     is_chat: bool = False
     with_answer: bool = False
     with_end: bool = False
+    beside: tuple[str, ...] = ()
 
     def columns(self, present: Sequence[str]) -> tuple[str, ...]:
         """Columns that a prompt needs. A function may need all."""
@@ -50,7 +53,18 @@ class PromptSource:
         names: list[str | None] = [self.column] if self.template is None else [*_fields(self.template)]
         if self.column == "instruction" and "input" in present:
             names.append("input")
-        return tuple(dict.fromkeys(name for name in (*names, self.completion) if name is not None))
+        return tuple(dict.fromkeys(name for name in (*names, self.completion, *self.beside) if name is not None))
+
+    @property
+    def changing(self) -> tuple[str, ...]:
+        """Columns that change a prompt, and are read or refused.
+
+        A function gets all of a row, and a template names its columns. Text for completion is whole.
+        """
+        if self.function is not None or (self.template is not None and not self.is_chat) or self.column == "text":
+            return ()
+        others = CHANGING if self.column in KNOWN else OF_TALKS
+        return tuple(name for name in others if name not in (self.column, self.completion, "input"))
 
     def identity(self) -> Identity:
         """Everything that decides the prompts of given rows."""
@@ -61,6 +75,7 @@ class PromptSource:
             "completion": self.completion,
             "chat": self.is_chat,
             "with_answer": self.with_answer,
+            "beside": list(self.beside) or None,
             # Before this fact there was one rule: the end token counted.
             "end": "counts" if self.with_end else "left out" if self.with_answer else None,
         }
@@ -72,7 +87,32 @@ class PromptSource:
         Raises `InvalidConversation` for a row without a prompt.
         """
         completion = None if self.completion is None else _completion(row[self.completion], self.completion)
-        return Prompt(row=number, content=self._content(row), completion=completion, with_end=self.with_end)
+        content, given = self._content(row), {name: row[name] for name in self.beside if row[name]}
+        if isinstance(content, str):
+            if given:
+                name, value = next(iter(given.items()))
+                raise InvalidConversation(
+                    f"column {name!r} is {short(value)}, and the prompt is text, which no chat template writes. Set "
+                    "chat=true, or leave the column out of the data"
+                )
+            return Prompt(row=number, content=content, completion=completion, with_end=self.with_end)
+        unread = [name for name in given if name not in (*OF_TALKS, *self._history)]
+        if unread:
+            raise InvalidConversation(
+                f"column {unread[0]!r} is {short(given[unread[0]])}, which no prompt can have yet"
+            )
+        return Prompt(
+            row=number,
+            content=with_system(content, given.get("system") or given.get("system_prompt")),
+            tools=tools_of(given.get("tools") or given.get("functions")),
+            variables=_variables(given.get("chat_template_kwargs")),
+            completion=completion,
+            with_end=self.with_end,
+        )
+
+    @property
+    def _history(self) -> tuple[str, ...]:
+        return ("history",) if self.column == "instruction" else ()
 
     def question(self, row: Row) -> str | None:
         """Text of a row's prompt, or None.
@@ -97,7 +137,8 @@ class PromptSource:
         value = row[self.column]
         if self.column == "instruction" and row.get("input"):
             value = f"{value}\n\n{row['input']}"
-        return self._checked(value, f"column {self.column!r}")
+        found = self._checked(value, f"column {self.column!r}")
+        return [*alpaca_history(row), *found] if self._history and not isinstance(found, str) else found
 
     def _checked(self, value: object, what: str) -> str | Messages:
         is_chat = self.is_chat or self.column == "instruction"
@@ -129,6 +170,7 @@ def find_prompt(source: PromptSource, present: Sequence[str], where: str) -> Pro
                 columns=tuple(present),
             )
         source = replace(source, column=found[0])
+    source = replace(source, beside=tuple(name for name in source.changing if name in present))
     for name in source.columns(present):
         if name not in present:
             raise missing_column(name, present, where)
@@ -148,6 +190,12 @@ def _fields(template: str) -> list[str]:
             "a text: {{ and }}."
         )
     return list(dict.fromkeys(names))
+
+
+def _variables(value: object) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidConversation(f"column 'chat_template_kwargs' is {short(value)}, not an object")
+    return {name: each for name, each in (value or {}).items() if each is not None}
 
 
 def _completion(value: object, name: str) -> str:

@@ -9,10 +9,10 @@ from typing import Any, TypeAlias
 from forebay.errors import InvalidOption
 from forebay.llm.chat.messages import Conversation, InvalidConversation, conversation_of, short
 
-_OF_TALKS = ("system", "system_prompt", "tools", "functions", "chat_template_kwargs")
+OF_TALKS = ("system", "system_prompt", "tools", "functions", "chat_template_kwargs")
 """Columns beside messages that change what a template writes."""
 CHANGING = (
-    *_OF_TALKS,
+    *OF_TALKS,
     *("history", "input", "documents", "image", "images", "audio", "audios", "video", "videos"),
 )
 """Columns that change a prompt. One that a schema does not read is refused."""
@@ -122,7 +122,8 @@ def find_schema(columns: Sequence[str], names: Mapping[str, str]) -> Schema:
     known = ", ".join(schema.name for schema in SCHEMAS)
     raise InvalidOption(
         f"the data has the columns {', '.join(map(repr, columns)) or 'none'}, and needs one of: {known}. Rename them "
-        "with columns=, such as columns={'text': 'body'}.",
+        'with columns=, which maps these names to yours: columns=\'{"text": "body"}\' of a job, or of TokenSource '
+        "columns={'text': 'body'}.",
         columns=tuple(columns),
     )
 
@@ -175,7 +176,7 @@ def _prompt(row: Row) -> Conversation | Completion:
 
 
 def _refuse_beside_text(row: Row) -> None:
-    if beside := [name for name in _OF_TALKS if row.get(name)]:
+    if beside := [name for name in OF_TALKS if row.get(name)]:
         raise InvalidConversation(
             f"column {beside[0]!r} is {short(row[beside[0]])}, and the prompt is text, which no chat template writes. "
             "Give the prompt as messages"
@@ -186,11 +187,11 @@ def _instruction(row: Row) -> Example:
     question = _text(row, "instruction")
     if row.get("input"):
         question = f"{question}\n\n{_text(row, 'input')}"
-    turns = [*_history(row), {"role": "user", "content": question}]
+    turns = [*alpaca_history(row), {"role": "user", "content": question}]
     return _talk(row, [*turns, {"role": "assistant", "content": _text(row, "output")}])
 
 
-def _history(row: Row) -> list[dict[str, Any]]:
+def alpaca_history(row: Row) -> list[dict[str, Any]]:
     """Earlier turns of Alpaca: pairs of a question and its answer."""
     history = row.get("history") or []
     if not isinstance(history, list) or not all(isinstance(each, list | tuple) and len(each) == 2 for each in history):
@@ -257,15 +258,15 @@ def _text(row: Row, name: str) -> str:
     return value
 
 
-PREFERENCES = Schema(required=("chosen", "rejected"), build=_preference, others=("prompt", *_OF_TALKS))
-LABELS = Schema(required=("prompt", "completion", "label"), build=_labeled, others=_OF_TALKS)
+PREFERENCES = Schema(required=("chosen", "rejected"), build=_preference, others=("prompt", *OF_TALKS))
+LABELS = Schema(required=("prompt", "completion", "label"), build=_labeled, others=OF_TALKS)
 SCHEMAS = (
     PREFERENCES,
-    Schema(required=("messages",), build=_messages, others=_OF_TALKS),
+    Schema(required=("messages",), build=_messages, others=OF_TALKS),
     LABELS,
-    Schema(required=("prompt", "completion"), build=_prompt, others=_OF_TALKS),
-    Schema(required=("instruction", "output"), build=_instruction, others=("input", "history", *_OF_TALKS)),
-    Schema(required=("conversations",), build=_conversations, others=_OF_TALKS),
+    Schema(required=("prompt", "completion"), build=_prompt, others=OF_TALKS),
+    Schema(required=("instruction", "output"), build=_instruction, others=("input", "history", *OF_TALKS)),
+    Schema(required=("conversations",), build=_conversations, others=OF_TALKS),
     # Their text is whole: no other column changes it.
     Schema(required=("input_ids",), build=_ids, others=("labels", *CHANGING)),
     Schema(required=("text",), build=_plain, others=CHANGING),

@@ -248,7 +248,14 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
 
         Already finished, or stopped by its callbacks.
         """
-        last = result.epochs[-1] if result.epochs else None
+        last = _last_result(result, self._spec.metric)
+        if last is None and (result.stopped or "").startswith("max_steps"):
+            raise InvalidOption(
+                f"the run of this trial has ended ({result.stopped}) before its first epoch, and no evaluation of it "
+                f"has metric={self._spec.metric!r}. Raise max_steps, or let the train function evaluate it "
+                "(worker.evaluate_with).",
+                metric=self._spec.metric,
+            )
         if last is None or last.epoch <= self._reported_epoch:
             return dict(DUPLICATE)
         self._reported_epoch = last.epoch
@@ -298,3 +305,16 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
             "finished": is_finished and not diverged,
             "done": is_over or diverged,
         }
+
+
+def _last_result(result: Result, metric: str) -> EpochEnded | None:
+    """Last epoch of a run, or its last evaluation.
+
+    It counts if `max_steps` or `keep_best` has ended the run within an epoch.
+    """
+    last = result.epochs[-1] if result.epochs else None
+    newest = result.evaluations[-1] if result.evaluations else None
+    if newest is None or metric not in newest.metrics or (last is not None and newest.epoch <= last.epoch):
+        return last
+    parts: dict[str, Any] = dict.fromkeys(("seconds", "wait_s", "eval_s", "checkpoint_s"), 0.0)
+    return EpochEnded(epoch=newest.epoch, step=newest.step, metrics=newest.metrics, rows=newest.rows, **parts)

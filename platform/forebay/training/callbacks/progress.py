@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable
@@ -14,6 +15,7 @@ from rich.progress import Progress as Bars
 from forebay.events import (
     INTERRUPTED,
     EpochEnded,
+    Evaluated,
     Event,
     Failed,
     Finished,
@@ -33,6 +35,8 @@ from forebay.training.runs.control import Control
 FIRST_LINE_EVERY_S = 5.0
 LAST_LINE_EVERY_S = 60.0
 WINDOW_S = 10.0
+LONGEST_SAMPLE = 80
+"""Characters of a prompt or a text of the model on the console."""
 
 
 class Progress:
@@ -64,10 +68,8 @@ class Progress:
                 self._first_batch = self._first_batch or event.global_batch
                 self._pace.read(event, self._clock())
                 self._show(event)
-            case EpochEnded():
-                self._say(self._epoch_text(event))
-                if stages := stages_text(event):
-                    self._say(f"  by stage: {stages}")
+            case Evaluated() | EpochEnded():
+                self._say_result(event)
             case Resized() | Preempted() | RolledBack() | Warned():
                 self._say(_steering_text(event))
             case Failed(will_retry=True):
@@ -123,11 +125,28 @@ class Progress:
         """
         if self._started is None:
             return 0
-        steps = self._started.epochs * self._started.num_batches
+        left = self._steps_of_epochs_left(event, self._started)
+        return left if self._started.max_steps is None else max(min(left, self._started.max_steps - event.step), 0)
+
+    def _steps_of_epochs_left(self, event: Reported, started: Started) -> int:
+        steps = started.epochs * started.num_batches
         if event.global_batch == self._first_batch:
             return max(steps - event.step, 0)
-        passed = event.epoch * self._started.num_batches + event.position / self._first_batch
+        passed = event.epoch * started.num_batches + event.position / self._first_batch
         return max(round((steps - passed) * self._first_batch / event.global_batch), 0)
+
+    def _say_result(self, event: Evaluated | EpochEnded) -> None:
+        if isinstance(event, EpochEnded):
+            self._say(self._epoch_text(event))
+            if stages := stages_text(event):
+                self._say(f"  by stage: {stages}")
+            return
+        best = " (the best so far)" if event.is_best else ""
+        if not event.ends_epoch:  # the line of the epoch has them
+            self._say(f"step {event.step}: {metrics_text(event.metrics)}{best}")
+        for each in event.samples:
+            wanted = f" (wanted {_line(each.wanted)})" if each.wanted and each.wanted != each.text else ""
+            self._say(f"  {_line(each.prompt, is_end=True)} -> {_line(each.text)}{wanted}")
 
     def _epoch_text(self, event: EpochEnded) -> str:
         epochs = self._started.epochs if self._started else event.epoch + 1
@@ -154,6 +173,14 @@ def _steering_text(event: Resized | Preempted | RolledBack | Warned) -> str:
             return f"{event.reason}. Back from step {event.from_step} to step {event.to_step}, {again}."
         case Warned():
             return f"{event.reason} (step {event.step})."
+
+
+def _line(text: str, *, is_end: bool = False) -> str:
+    """One line of a text, in quotes, cut."""
+    words = " ".join(text.split())
+    if len(words) > LONGEST_SAMPLE:
+        words = f"...{words[-LONGEST_SAMPLE:]}" if is_end else f"{words[:LONGEST_SAMPLE]}..."
+    return json.dumps(words, ensure_ascii=False)
 
 
 def _workers(count: int) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
-from forebay.events import EpochEnded, Event, Failed, Finished, Reported, RolledBack, Started, Warned
+from forebay.events import EpochEnded, Evaluated, Event, Failed, Finished, Reported, RolledBack, Started, Warned
 from forebay.runtime.foreign_code import begin, error_of
 from forebay.storage.credentials import redact
 from forebay.training.job.job_facts import SWEEP_FACT, Fact
@@ -123,6 +123,9 @@ class Tracker(ABC):
             case EpochEnded():
                 rates = {"rows_per_s": event.rows_per_s, "wait_share": event.wait_share}
                 self._add_metrics(event.step, {"epoch": {**event.metrics, **rates}})
+            case Evaluated(samples=samples) if samples:  # its metrics are among those of its step
+                text = "\n\n".join(f"{each.prompt}\n-> {each.text}" for each in samples)
+                self._add(Note(name="samples", text=redact(text), step=event.step))
             case Warned():
                 self._add(Note(name="warned", text=redact(event.reason), step=event.step))
             case RolledBack():

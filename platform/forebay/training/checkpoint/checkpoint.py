@@ -37,7 +37,8 @@ class Checkpoint:
     `world` is the world that saved it. Any other may restore it. `shards` holds one state per shard, by number from 0:
     a model that every rank holds as a whole is one shard. A state holds tensors, numbers, strings, None, and tuples,
     lists and dicts of these. Of a checkpoint in parts, shard 0 holds what no other rank has, and the table of tensors
-    in the parts (`forebay.training.checkpoint.parts`). `parts` has the bytes of those that were read.
+    in the parts (`forebay.training.checkpoint.parts`). `parts` has the bytes of those that were read. `best` is the
+    step of the best evaluation so far, whose checkpoint is kept too.
     """
 
     step: int
@@ -45,6 +46,7 @@ class Checkpoint:
     world: World
     shards: Mapping[int, Mapping[str, Any]] = field(repr=False)
     parts: Mapping[int, Bytes] = field(default_factory=dict, repr=False)
+    best: int | None = None
 
 
 class CheckpointStore(Protocol):
@@ -160,9 +162,9 @@ class Encoder:
         shards = {number: written[span] for number, span in spans.items()}
         for number, content in shards.items():
             self._loadable.verify(checkpoint.shards[number], content)
-        world = asdict(checkpoint.world)
+        facts = {"step": checkpoint.step, "cursor": checkpoint.cursor.to_json(), "world": asdict(checkpoint.world)}
         return EncodedCheckpoint.draft(
-            {"step": checkpoint.step, "cursor": checkpoint.cursor.to_json(), "world": world},
+            facts if checkpoint.best is None else facts | {"best": checkpoint.best},
             shards,
             [part.facts for part in parts],
         )
@@ -184,7 +186,7 @@ def decode(encoded: EncodedCheckpoint, uri: str) -> Checkpoint:
         world = World(**encoded.metadata["world"])
         cursor = Cursor.from_json(encoded.metadata["cursor"])
         step = encoded.step
-    return Checkpoint(step=step, cursor=cursor, world=world, shards=shards, parts=parts)
+    return Checkpoint(step=step, cursor=cursor, world=world, shards=shards, parts=parts, best=encoded.best)
 
 
 def _unreadable(uri: str, error: Exception) -> CursorMismatch:

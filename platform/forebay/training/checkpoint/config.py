@@ -69,10 +69,10 @@ class CheckpointConfig:
         """Whether the checkpoint of `step` is never deleted."""
         return self.keep_every is not None and step % self.keep_every == 0
 
-    def superseded(self, complete: Sequence[int], newest: int) -> set[int]:
+    def superseded(self, complete: Sequence[int], newest: int, best: int | None = None) -> set[int]:
         """Complete steps that may be deleted once `newest` is written.
 
-        They are the steps of checkpoints in storage.
+        They are the steps of checkpoints in storage. The one of the step `best` is kept.
 
         This includes later steps: they belong to a future that the run abandoned by going back.
 
@@ -80,4 +80,5 @@ class CheckpointConfig:
         [17, 25]
         """
         past = sorted((step for step in complete if step <= newest), reverse=True)
-        return set(complete) - set(past[: self.keep_last]) - {step for step in past if self.is_permanent(step)}
+        kept = {step for step in past if self.is_permanent(step) or step == best}
+        return set(complete) - set(past[: self.keep_last]) - kept

@@ -98,6 +98,17 @@ class EncodedCheckpoint:
         return int(self.metadata["step"])
 
     @property
+    def best(self) -> int | None:
+        """Step of the best evaluation so far."""
+        found = self.metadata.get("best")
+        return None if found is None else int(found)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether it is the checkpoint of the best evaluation."""
+        return self.best == self.step
+
+    @property
     def num_bytes(self) -> int:
         """Size of the shards in `shards`."""
         return sum(map(len, self.shards.values()))

@@ -357,8 +357,8 @@ class RayCheckpointStore:
         self._files.write(encoded.sealed())
 
     def _is_owed(self, before: EncodedCheckpoint) -> bool:
-        is_permanent = self._owner.config.is_permanent(before.step) and before is not self._stored
-        return is_permanent and before.step not in self._files.complete_steps()
+        is_kept = self._owner.config.is_permanent(before.step) or before.is_best
+        return is_kept and before is not self._stored and before.step not in self._files.complete_steps()
 
     def _in_memory(self, stores: Stores, held: dict[str, StoredStep]) -> Iterator[FoundCheckpoint]:
         for node, stored in held.items():

@@ -99,7 +99,7 @@ class Uploader:
             if any(other.step >= encoded.step for other in (*self._in_progress, *filter(None, [self._stored]))):
                 self._going_back, self._due_at = encoded, 0.0
             # Before any wait: another may be offered meanwhile, or this one discarded.
-            if self._config.is_permanent(encoded.step):
+            if self._config.is_permanent(encoded.step) or encoded.is_best:
                 self._waiting.append(encoded)
             self._newest = encoded
             self._changed.notify_all()

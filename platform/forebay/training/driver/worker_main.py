@@ -53,6 +53,7 @@ def work(
                 world_size=world.size,
                 epochs=spec.train_spec.epochs,
                 num_batches=spec.train_spec.data.num_batches,
+                max_steps=spec.train_spec.max_steps,
             )
         )
     with named_user(spec.name), watch(worker.counted), _hang_named(spec, world.rank):

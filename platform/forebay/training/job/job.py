@@ -22,6 +22,7 @@ from forebay.training.job.resources import Resources
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.monitors.loss_guard import guarded
 from forebay.training.monitors.monitor import Monitor
+from forebay.training.state.evaluations import KeepBest
 from forebay.training.strategies.choice import Offload, StrategyName, require_package
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.worker import Worker
@@ -36,6 +37,7 @@ KINDS: Mapping[str, tuple[type | UnionType, str]] = {
     "resources": (Resources, "fb.Resources(cpus=..., gpus=...)"),
     "elastic": (Elastic | None, "fb.Elastic(min_workers=..., max_workers=...), or None for a fixed number"),
     "monitors": (Sequence, "a tuple of monitors"),
+    "keep_best": (KeepBest | None, 'fb.KeepBest("validation_loss", patience=...), or None'),
     "nan_guard": (bool, "True, or False to train on whatever the loss is"),
 }
 """Option -> its type, and what to give."""
@@ -60,6 +62,11 @@ class Job:
         storage: Path, or any URI that `forebay.storage` supports.
         seed: Seed of the random numbers of each rank, at least 0.
         checkpoint_every: Steps between checkpoints. The world and the global batch change only at a checkpoint.
+        eval_every: Steps between evaluations (`worker.evaluate_with`, `fb.fit(evaluate=)`). There is one before the
+            first step too. None: only at the end of each epoch. A checkpoint follows each evaluation.
+        max_steps: Number of steps after which the run ends, if its epochs have more.
+        keep_best: Metric of the evaluations whose best checkpoint is kept, and a number of evaluations that are not
+            better after which the run ends.
         max_failures: Number of times that lost workers are replaced.
         monitors: Monitors of the model, the gradients or the loss. A step they reject never reaches a checkpoint.
         nan_guard: End the run with `Diverged` if a committed loss or a parameter is not finite, or a loss stays a
@@ -98,6 +105,9 @@ class Job:
     storage: str = "runs"
     seed: int = 0
     checkpoint_every: int = 100
+    eval_every: int | None = None
+    max_steps: int | None = None
+    keep_best: KeepBest | None = None
     max_failures: int = 3
     monitors: tuple[Monitor, ...] = ()
     nan_guard: bool = True
@@ -122,8 +132,9 @@ class Job:
             validate_type(option, getattr(self, option), kind, give)
         for option, least in COUNTS.items():
             _check_count(option, getattr(self, option), least)
-        if self.keep_every is not None:
-            _check_count("keep_every", self.keep_every, 1)
+        for option in ("keep_every", "eval_every", "max_steps"):
+            if getattr(self, option) is not None:
+                _check_count(option, getattr(self, option), 1)
         self._check_steering()
         if self.name is not None and not NAME_FORM.fullmatch(self.name):
             raise InvalidOption(
@@ -202,6 +213,9 @@ class Job:
             epochs=self.epochs,
             seed=self.seed,
             checkpoint_every=self.checkpoint_every,
+            eval_every=self.eval_every,
+            max_steps=self.max_steps,
+            keep_best=self.keep_best,
             monitors=guarded(self.monitors, self.nan_guard),
             batch=self.batch,
             rate=self.rate,

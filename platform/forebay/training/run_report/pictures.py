@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from markupsafe import Markup
 
-from forebay.events import EpochEnded
+from forebay.events import EpochEnded, Evaluated
 from forebay.report.axes import tick_text
 from forebay.report.bars import MAX_BARS, Bar, bars
 from forebay.report.curves import Curve, Mark, Plot, curves
@@ -40,7 +40,9 @@ THROUGHPUT = frozenset(name for _, names in PANELS for name in names)
 
 def learning_pictures(runs: Sequence[RecordedRun]) -> list[Markup]:
     """Draw the loss by step, other metrics by epoch."""
-    named = dict.fromkeys(name for run in runs for epoch in run.epochs for name in epoch.metrics)
+    reports = [each.metrics for run in runs for each in run.epochs]
+    reports += [each.metrics for run in runs for each in _evaluations(run)]
+    named = dict.fromkeys(name for metrics in reports for name in metrics)
     # A model may have dozens of embedding tables, with ten metrics each.
     others = [name for name in named if name != "loss" and name not in THROUGHPUT and not name.startswith(PREFIX)]
     return [picture for picture in (_loss(runs), *(_metric(runs, name) for name in others)) if picture is not None]
@@ -69,7 +71,13 @@ def _loss(runs: Sequence[RecordedRun]) -> Markup | None:
     return curves(Plot(title="loss", x_label="step", curves=found, marks=shown, y_range=(low - margin, high + margin)))
 
 
+def _evaluations(run: RecordedRun) -> Sequence[Evaluated]:
+    return run.result.evaluations if run.result else ()
+
+
 def _metric(runs: Sequence[RecordedRun], name: str) -> Markup:
+    if any(name in each.metrics and not each.ends_epoch for run in runs for each in _evaluations(run)):
+        return _metric_by_step(runs, name)
     found = [
         Curve(
             label=run.name if len(runs) > 1 else name,
@@ -79,6 +87,19 @@ def _metric(runs: Sequence[RecordedRun], name: str) -> Markup:
         for number, run in enumerate(runs)
     ]
     return curves(Plot(title=f"{name}, at the end of each epoch", x_label="epoch", curves=found, whole_x=True))
+
+
+def _metric_by_step(runs: Sequence[RecordedRun], name: str) -> Markup:
+    found = []
+    for number, run in enumerate(runs):
+        values = {each.step: each.metrics[name] for each in run.epochs if name in each.metrics}
+        values |= {each.step: each.metrics[name] for each in _evaluations(run) if name in each.metrics}
+        several = len(runs) > 1
+        curve = Curve(
+            label=run.name if several else name, points=sorted(values.items()), series=number if several else 2
+        )
+        found.append(curve)
+    return curves(Plot(title=f"{name}, of each evaluation", x_label="step", curves=found, whole_x=True))
 
 
 def epoch_bars(run: RecordedRun) -> Markup:

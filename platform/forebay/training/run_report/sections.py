@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from forebay.events import EpochEnded
+from forebay.events import EpochEnded, Evaluated
 from forebay.report.columns import Column
 from forebay.report.elements import element, facts, joined, row, section, table
-from forebay.runtime.formatting import bytes_text, count_text, time_text
+from forebay.runtime.formatting import bytes_text, count_text, metric_text_of, time_text
 from forebay.training.run_report.embedding_tables import PREFIX, tables_section
 from forebay.training.run_report.epoch_columns import epoch_columns, stage_columns
 from forebay.training.run_report.incidents import Incident, incident_table, incidents_of, marks_of
@@ -70,6 +70,31 @@ def curves_section(runs: Sequence[RecordedRun]) -> Markup:
     """Loss and other metrics."""
     pictures = learning_pictures(runs)
     return section("Curves", element("div", *pictures or [_NO_METRIC], class_="pair"))
+
+
+def evaluations_section(run: RecordedRun) -> Markup:
+    """Table of the evaluations, and texts of the model."""
+    found = run.result.evaluations if run.result else ()
+    if len(found) <= len(run.epochs) and not any(each.samples or each.is_best for each in found):
+        return joined(())  # the table of epochs has them
+    names = [*dict.fromkeys(name for each in found for name in each.metrics)]
+    best = run.result.best if run.result else None
+    rows = [row(_evaluation_texts(each, names, is_best=each is best)) for each in found[-MOST_EPOCHS:]]
+    titles = ["step", "epoch", *names, *(["best"] if best else [])]
+    parts = [table(titles, rows, class_="numbers", label="Evaluations")]
+    sampled = [each for each in found if each.samples][-1:]
+    for each in sampled:
+        texts = [row([sample.prompt, sample.text, sample.wanted]) for sample in each.samples]
+        parts += [
+            element("h3", f"Samples after step {each.step}"),
+            table(["prompt", "text of the model", "text of the data"], texts, label="Samples"),
+        ]
+    return section("Evaluations", *parts)
+
+
+def _evaluation_texts(each: Evaluated, names: Sequence[str], *, is_best: bool) -> list[str]:
+    values = [metric_text_of(name, each.metrics[name]) if name in each.metrics else "-" for name in names]
+    return [str(each.step), str(each.epoch + 1), *values, *(["best"] if is_best else [])]
 
 
 def time_section(run: RecordedRun) -> Markup:
@@ -136,6 +161,7 @@ def run_sections(run: RecordedRun) -> list[Markup]:
         notices(run),
         tiles(run),
         curves_section([run]),
+        evaluations_section(run),
         time_section(run),
         events_section(run, incidents),
         tables_section(run.metrics),

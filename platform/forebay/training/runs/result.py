@@ -6,18 +6,20 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from forebay.events import EpochEnded, Event, Failed, Finished, Reported
+from forebay.events import EpochEnded, Evaluated, Event, Failed, Finished, Reported
 from forebay.runtime.declared_types import require_types
 from forebay.runtime.late_import import late
 from forebay.storage.atomic import ADVICE
 from forebay.storage.json_file import from_json, numbers, to_json
 from forebay.training.runs.attempts.files import AttemptFiles
 from forebay.training.runs.run_folder import RunFolder
+from forebay.training.state.evaluations import best_of, is_same, loaded, with_evaluation
 
 FILE_NAME = "result.json"
 REPORT_FILE = "report.html"
 VERSION = 1
 MAX_STEPS = 4096
+MOST_SAMPLED = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,8 @@ class Result:
     It has every completed epoch, and some of the steps. `path` is the folder of the run. `plan_id` is the hash that
     names the order of its rows. `num_epochs` is the number of epochs of the job, and `stopped` the reason for an
     earlier end. `failures` is the number of times that workers were lost and replaced. `steps` are at most 4,096
-    reported steps, spread over the run. `statistics` are those that values were scaled and filled by, as a checkpoint
+    reported steps, spread over the run. `evaluations` has each of them, with the samples of the last 16 and of the best
+    one. `statistics` are those that values were scaled and filled by, as a checkpoint
     holds them: `id`, `scale`, `fill`, and `columns` by name. Empty without such.
     """
 
@@ -37,6 +40,7 @@ class Result:
     num_epochs: int
     epochs: tuple[EpochEnded, ...] = ()
     steps: tuple[Reported, ...] = ()
+    evaluations: tuple[Evaluated, ...] = ()
     failures: int = 0
     stopped: str | None = None
     statistics: Mapping[str, Any] = field(default_factory=dict)
@@ -58,6 +62,14 @@ class Result:
         Empty before the first one.
         """
         return self.epochs[-1].metrics if self.epochs else {}
+
+    @property
+    def best(self) -> Evaluated | None:
+        """Best evaluation, whose checkpoint is kept.
+
+        None without the job's `keep_best`.
+        """
+        return best_of(self.evaluations)
 
     def show(self) -> None:
         """Print the result, and write the run's report.
@@ -94,11 +106,14 @@ class Result:
     def _of_facts(cls, facts: dict[str, Any]) -> Result:
         epochs = tuple(EpochEnded(**numbers(epoch)) for epoch in facts.pop("epochs"))
         steps = tuple(Reported(**numbers(step)) for step in facts.pop("steps"))
+        # A result of an earlier release has no evaluations.
+        evaluations = loaded([numbers(each) for each in facts.pop("evaluations", ())])
         statistics = facts.pop("statistics", {})
         columns = {name: numbers(column) for name, column in statistics.get("columns", {}).items()}
         if statistics:
             statistics = statistics | {"columns": columns}
-        return require_types(cls(epochs=epochs, steps=steps, statistics=statistics, **facts))
+        made = cls(epochs=epochs, steps=steps, evaluations=evaluations, statistics=statistics, **facts)
+        return require_types(made)
 
 
 class RunHistory:
@@ -112,6 +127,7 @@ class RunHistory:
         self._start = start
         self._epochs = list(start.epochs)
         self._steps = list(start.steps)
+        self._evaluations = start.evaluations
         self._failures = start.failures
         self._stopped: str | None = None
 
@@ -120,6 +136,8 @@ class RunHistory:
         match event:
             case Reported():
                 self._record_step(event)
+            case Evaluated() if not self.knows(event):
+                self._evaluations = _with_few_samples(with_evaluation(self._evaluations, event))
             case EpochEnded():
                 self._epochs = [*(epoch for epoch in self._epochs if epoch.epoch < event.epoch), event]
             case Failed(will_retry=True):
@@ -127,8 +145,10 @@ class RunHistory:
             case Finished():
                 self._stopped = event.stopped
 
-    def knows(self, event: EpochEnded) -> bool:
-        """Whether an equal report of an epoch was recorded before."""
+    def knows(self, event: EpochEnded | Evaluated) -> bool:
+        """Whether an equal report of an epoch or an evaluation was recorded before."""
+        if isinstance(event, Evaluated):
+            return any(is_same(event, each) for each in self._evaluations)
         # Compares texts: a loss that is NaN does not equal itself.
         return repr(event) in map(repr, self._epochs)
 
@@ -150,9 +170,20 @@ class RunHistory:
             self._start,
             epochs=tuple(self._epochs),
             steps=tuple(self._steps),
+            evaluations=self._evaluations,
             failures=self._failures,
             stopped=self._stopped,
         )
+
+
+def _with_few_samples(evaluations: tuple[Evaluated, ...]) -> tuple[Evaluated, ...]:
+    """Drop the samples of old evaluations, but the best.
+
+    The file is written often.
+    """
+    best = best_of(evaluations)
+    old = [each if each is best else replace(each, samples=()) for each in evaluations[:-MOST_SAMPLED]]
+    return (*old, *evaluations[-MOST_SAMPLED:])
 
 
 def save_result(result: Result) -> None:

@@ -15,7 +15,18 @@ from datetime import datetime
 from typing import Self
 
 from forebay.errors import CursorMismatch, Fenced, RunFailed, WriteFailed
-from forebay.events import INTERRUPTED, EpochEnded, Event, Failed, Finished, Preparing, Reported, Resized, Started
+from forebay.events import (
+    INTERRUPTED,
+    EpochEnded,
+    Evaluated,
+    Event,
+    Failed,
+    Finished,
+    Preparing,
+    Reported,
+    Resized,
+    Started,
+)
 from forebay.runtime.gpus import GpuSupply
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import Access, redact, redacted
@@ -231,7 +242,7 @@ class Run:
         report is not passed on. Raises `Fenced` if a later attempt has taken over.
         """
         self._fence.check()
-        if isinstance(event, EpochEnded) and self._history.knows(event):
+        if isinstance(event, EpochEnded | Evaluated) and self._history.knows(event):
             return
         match event:
             case Started():
@@ -246,8 +257,8 @@ class Run:
         self._record(event)
         if isinstance(event, EpochEnded | Started):
             self._save(is_result=isinstance(event, EpochEnded))
-        elif isinstance(event, Reported):
-            self._save_steps(event.step)
+        elif isinstance(event, Reported | Evaluated):
+            self._save_steps(event.step, has_checkpoint=isinstance(event, Evaluated))
         elif isinstance(event, Finished):
             self._fence.confirm()
             self._save_now()
@@ -306,13 +317,14 @@ class Run:
             return
         self._save_now(is_result=is_result)
 
-    def _save_steps(self, step: int) -> None:
+    def _save_steps(self, step: int, *, has_checkpoint: bool) -> None:
         """Save the steps up to a checkpoint, for a later attempt.
 
         At most a twentieth of the time is spent on it.
         """
         began, every = time.monotonic(), self.job.checkpoint_every
-        if step // every <= self._saved_step // every or began < self._next_save:
+        is_due = has_checkpoint or step // every > self._saved_step // every
+        if not is_due or began < self._next_save:
             return
         self._saved_step = step
         try:

@@ -80,6 +80,11 @@ class DataProgress:
         self._steps[step] = drawn.spans
         return drawn
 
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the uncommitted batches end their epoch."""
+        return self._pending is not None and self._pending.cursor.epoch > self._pending.epoch
+
     def share_of(self, epochs: int) -> float:
         """Share of the rows of `epochs` epochs before the cursor."""
         return (self.cursor.epoch + self.cursor.position / self.data.plan.num_rows) / epochs

@@ -88,6 +88,7 @@ class EpochTotals:
         self._before = train.as_dict(), held_out.as_dict()
         self._start = start
         self._rows = start.rows
+        self._timed: set[str] = set()
         self._spent = {"seconds": 0.0, "wait_s": 0.0, "eval_s": 0.0, "checkpoint_s": 0.0} | dict(start.spent)
         self._sums: dict[str, Scalar] = dict(start.metric_sums)
         self._times: dict[str, Scalar] = dict(start.metric_times)
@@ -110,11 +111,19 @@ class EpochTotals:
 
     @contextmanager
     def timed(self, what: str) -> Iterator[None]:
-        """Add the time of a block, as `add_time` does."""
+        """Add the time of a block, as `add_time` does.
+
+        A block within another one counts once.
+        """
+        if what in self._timed:
+            yield
+            return
+        self._timed.add(what)
         began = time.perf_counter()
         try:
             yield
         finally:
+            self._timed.discard(what)
             self.add_time(what, time.perf_counter() - began)
 
     def add_metrics(self, metrics: Mapping[str, Metric]) -> None:

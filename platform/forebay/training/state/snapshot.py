@@ -7,11 +7,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from forebay.data.plan.cursor import Cursor
-from forebay.events import EpochEnded
+from forebay.events import EpochEnded, Evaluated
 from forebay.training.checkpoint.checkpoint import Checkpoint
 from forebay.training.checkpoint.parts.table import whole_state
 from forebay.training.state.data_progress import Span
 from forebay.training.state.epoch_totals import EpochFacts
+from forebay.training.state.evaluations import best_of, loaded, saved
 from forebay.world import World
 
 WHOLE = 0
@@ -27,6 +28,7 @@ class Snapshot:
     - `rows`: global rows trained since the start of the run
     - `facts`: totals of the current epoch
     - `ended`: every ended epoch, in order, because a follower of the run may have missed any of them
+    - `evaluations`: all of them, in order, for the same reason
     - `monitors`, `batching`: states of monitors and batch policy
     - `skipped`: rows to skip from here on
     - `statistics`: statistics that values are scaled and filled by, if any
@@ -39,6 +41,7 @@ class Snapshot:
     rows: int
     facts: EpochFacts
     ended: Sequence[EpochEnded]
+    evaluations: Sequence[Evaluated] = ()
     monitors: Mapping[str, dict[str, Any]] = field(default_factory=dict)
     batching: Mapping[str, Any] = field(default_factory=dict)
     skipped: tuple[Span, ...] = ()
@@ -59,9 +62,13 @@ class Snapshot:
             "batching": dict(self.batching),
             "skipped": list(self.skipped),
         }
+        if self.evaluations:
+            state["evaluations"] = saved(self.evaluations)
         if self.statistics:
             state["statistics"] = dict(self.statistics)
-        return Checkpoint(step=self.step, cursor=self.cursor, world=world, shards={WHOLE: state})
+        best = best_of(self.evaluations) if self.evaluations else None
+        at = None if best is None else best.step
+        return Checkpoint(step=self.step, cursor=self.cursor, world=world, shards={WHOLE: state}, best=at)
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Snapshot:
@@ -76,6 +83,7 @@ class Snapshot:
             facts=EpochFacts(**state["facts"]),
             ended=tuple(EpochEnded(**epoch) for epoch in state["ended"]),
             # Checkpoints of a run that started without these do not contain them.
+            evaluations=loaded(state["evaluations"]) if "evaluations" in state else (),
             monitors=state.get("monitors", {}),
             batching=state.get("batching", {}),
             skipped=tuple(tuple(span) for span in state.get("skipped", ())),

@@ -14,6 +14,7 @@ from forebay.training.checkpoint.encoded import CorruptCheckpoint
 from forebay.training.checkpoint.parts.part import PartReceipt, read_region
 from forebay.training.checkpoint.parts.table import TABLE, PartsTable, filled, table_text
 from forebay.training.collectives.collective import Collective
+from forebay.training.state.evaluations import best_of
 from forebay.training.state.snapshot import WHOLE, Snapshot
 from forebay.training.strategies.flat_part import FlatPart
 from forebay.training.strategies.sharded_state import split_shards
@@ -73,6 +74,9 @@ class RankCheckpoints:
             checkpoint = replace(snapshot, objects=rest).to_checkpoint(world)
             state = {**checkpoint.shards[WHOLE], TABLE: table_text(receipts)}
             self._store.save(replace(checkpoint, shards={WHOLE: state}), receipts)
+        best = best_of(snapshot.evaluations)
+        if best is not None and best.step == snapshot.step:
+            self.flush()  # the memory of nodes has parts of the newest steps only
 
     def newest(self) -> Checkpoint | None:
         """Return the newest complete checkpoint, or None.

@@ -6,6 +6,7 @@ If it does not fit, copy it and change it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +36,8 @@ def fit(
         optimizer: Called with the model's parameters, e.g. `partial(torch.optim.Adam, lr=1e-3)`.
         criterion: Mean loss, a scalar, of (model output, `batch["label"]`), e.g. `nn.BCEWithLogitsLoss()`.
         tables: Optimizer of the rows of the model's `fb.Table` modules: see `Worker.setup`.
-        evaluate: Called after the last step of each epoch, in eval mode and without gradients. Returns name -> float.
+        evaluate: Called after the last step of each epoch, and as the job's `eval_every` says, in eval mode and without
+            gradients. Returns name -> float.
 
     Over a mixture, the run also has the loss of each dataset (`SourceLosses`).
 
@@ -48,13 +50,14 @@ def fit(
         Diverged: A monitor rejects the same steps several times in a row, or ends the run (`Job.nan_guard`).
     """
     model, opt = worker.setup(model, optimizer, tables=tables)
+    if evaluate is not None:
+        worker.evaluate_with(partial(_evaluated, worker, model, evaluate))
     loss_of = SourceLosses(model, criterion)
     for batch in worker.loader():
         loss = worker.backward(batch, loss_of)
         opt.step()
         opt.zero_grad()
-        metrics = _evaluated(worker, model, evaluate) if evaluate is not None and batch.ends_epoch else {}
-        worker.commit(loss=loss, **loss_of.pop(), **metrics)
+        worker.commit(loss=loss, **loss_of.pop())
     return model
 
 

@@ -9,6 +9,7 @@ from forebay.data.loader.data import Data
 from forebay.training.batch_size.policy import BatchPolicy, RateScaling
 from forebay.training.collectives.collective import Reduction
 from forebay.training.monitors.monitor import Monitor
+from forebay.training.state.evaluations import KeepBest
 from forebay.training.strategies.choice import Offload, StrategyName, validate_choice
 from forebay.training.strategies.strategy import StrategyOptions
 
@@ -18,6 +19,7 @@ class TrainSpec:
     """The part of a job that a worker needs.
 
     `checkpoint_every` counts steps between checkpoints. The end of an epoch is saved too. `monitors` observe training.
+    `eval_every` counts steps between evaluations, `max_steps` is the last step, `keep_best` judges evaluations.
     `strategy` names the way in which ranks train together, and `offload` what it keeps in main memory.
     `batch` decides on the rows per step, which begin with `data`'s. `rate` makes the learning rate follow them.
     `run` is the folder of the run, for texts.
@@ -28,6 +30,9 @@ class TrainSpec:
     epochs: int = 1
     seed: int = 0
     checkpoint_every: int = 100
+    eval_every: int | None = None
+    max_steps: int | None = None
+    keep_best: KeepBest | None = None
     monitors: tuple[Monitor, ...] = ()
     batch: BatchPolicy | None = None
     rate: RateScaling | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from forebay.events import EpochEnded
+from forebay.events import EpochEnded, Evaluated
 from forebay.runtime.metrics import Counters
 from forebay.training.batch_size.controller import BatchSizeController
 from forebay.training.batch_size.policy import TrainPosition
@@ -17,6 +17,7 @@ from forebay.training.monitors.monitor import Verdict
 from forebay.training.monitors.monitor_set import MonitorSet
 from forebay.training.state.data_progress import DataProgress, PendingBatches
 from forebay.training.state.epoch_totals import EpochFacts, EpochTotals
+from forebay.training.state.evaluations import with_evaluation
 from forebay.training.state.metric import Metric
 from forebay.training.state.setup import LocalParts, TrainSetup
 from forebay.training.state.snapshot import Snapshot
@@ -41,8 +42,9 @@ class TrainState:
         self.counters, self.held_out_counters = Counters(), Counters()
         self.step, self.rows = 0, 0
         self.ended: tuple[EpochEnded, ...] = ()
+        self.evaluations: tuple[Evaluated, ...] = ()
         self.restored: Snapshot | None = None
-        self._parts = LocalParts()
+        self._spec, self._parts = spec, LocalParts()
         self._setup: TrainSetup | None = None
         self.totals = self._new_totals(EpochFacts())
 
@@ -79,8 +81,10 @@ class TrainState:
         self.batch_size.attach(setup)
         self._parts, self._setup = setup.parts, setup
 
-    def count_step(self, metrics: Mapping[str, Metric]) -> PendingBatches:
+    def count_step(self, metrics: Mapping[str, Metric], evaluated: Mapping[str, float]) -> PendingBatches:
         """Count one step, and return its batches.
+
+        Metrics of an evaluation are not averaged over the epoch.
 
         Raises `BadJob` if there are none.
         """
@@ -89,9 +93,29 @@ class TrainState:
         self.restored = None
         self.totals.add_rows(drawn.size)
         self.totals.add_metrics(metrics)
-        self.monitors.step(self.step, metrics)
+        self.monitors.step(self.step, {**metrics, **evaluated})
         self.batch_size.step(rows=drawn.rows, size=drawn.size)
         return drawn
+
+    def add_evaluation(self, evaluation: Evaluated) -> Evaluated:
+        """Add an evaluation of this step.
+
+        Returns it as `keep_best` judges it.
+        """
+        rule = self._spec.keep_best
+        judged = evaluation if rule is None else rule.judged(evaluation, self.evaluations)
+        self.evaluations = with_evaluation(self.evaluations, judged)
+        return judged
+
+    @property
+    def end(self) -> str | None:
+        """Reason of an end before the last epoch, or None."""
+        last, rule = self._spec.max_steps, self._spec.keep_best
+        if self.progress.cursor.epoch >= self._spec.epochs:
+            return None
+        if last is not None and self.step >= last:
+            return f"max_steps={last}"
+        return None if rule is None else rule.end(self.evaluations)
 
     def evaluate_monitors(self) -> tuple[Verdict, dict[str, Metric]]:
         """Return the verdict of this rank's monitors on the steps since the last checkpoint, their metrics, and those
@@ -127,6 +151,9 @@ class TrainState:
         """
         dropped = self.progress.data.plan.num_rows - position
         ended = facts.epoch_ended(epoch=epoch, step=self.step, dropped_rows=dropped)
+        newest = self.evaluations[-1:]
+        if newest and newest[0].epoch == epoch:
+            ended = replace(ended, metrics={**ended.metrics, **newest[0].metrics})
         self.ended = (*self.ended, ended)
         self.totals = self._new_totals(EpochFacts())
         return ended
@@ -151,6 +178,7 @@ class TrainState:
             rows=self.rows,
             facts=facts,
             ended=self.ended,
+            evaluations=self.evaluations,
             monitors=self.monitors.state(),
             batching=self.batch_size.state(),
             skipped=self.progress.skipped,
@@ -170,7 +198,7 @@ class TrainState:
         self.progress.restore(snapshot.cursor, snapshot.skipped)
         self.progress.set_global_batch(self.batch_size.restore(snapshot.batching))
         self.totals = self._new_totals(snapshot.facts.for_rank(rank))
-        self.ended = tuple(snapshot.ended)
+        self.ended, self.evaluations = tuple(snapshot.ended), tuple(snapshot.evaluations)
         self.restored = snapshot
 
     def _new_totals(self, start: EpochFacts) -> EpochTotals:

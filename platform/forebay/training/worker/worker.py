@@ -18,7 +18,7 @@ from forebay.data.loader.data import Data
 from forebay.data.loader.loader import Loader
 from forebay.data.loader.worker_loaders import WorkerLoaders
 from forebay.errors import BadJob
-from forebay.events import Reporter, Request, RolledBack, Warned
+from forebay.events import Evaluated, Reporter, Request, RolledBack, Warned
 from forebay.training.checkpoint.checkpoint import CheckpointStore
 from forebay.training.collectives.collective import Collective
 from forebay.training.collectives.micro_batches import LossOf, MicroBatches
@@ -35,6 +35,7 @@ from forebay.training.strategies.torch_strategies import TORCH_STRATEGIES
 from forebay.training.tables.strategy import TablesOption, with_tables
 from forebay.training.worker.checkpoints import RankCheckpoints
 from forebay.training.worker.commit_vote import CommitDecision, CommitVote
+from forebay.training.worker.evaluator import EvaluateNow, Evaluator, FoundEvaluation, without_evaluation
 from forebay.training.worker.rank_zero import synced_request
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.step_reporter import StepReports
@@ -77,6 +78,7 @@ class Worker:
         self._step_reports = StepReports(reporter, collective.world)
         self._state = TrainState(spec)
         self._progress = self._state.progress
+        self._evaluator: Evaluator | None = None
         self._is_displaced, self._strategies = True, strategies
         self._has_reserved = False
         self._strategy: Strategy | None = None
@@ -129,11 +131,12 @@ class Worker:
 
     @property
     def progress(self) -> float:
-        """Trained share of the rows of all epochs, 0 to 1.
+        """Trained share of the run, 0 to 1.
 
-        The same in every world.
+        Of the rows of all epochs, or of `max_steps` if that is more. The same in every world.
         """
-        return self._progress.share_of(self.epochs)
+        rows, last = self._progress.share_of(self.epochs), self._spec.max_steps
+        return rows if last is None else min(max(rows, self.step / last), 1.0)
 
     @property
     def is_finished(self) -> bool:
@@ -197,6 +200,16 @@ class Worker:
             # Restore everything again: building a scheduler changes the learning rates of the optimizer.
             self._restore(self._state.restored)
 
+    def evaluate_with(self, evaluate: EvaluateNow) -> None:
+        """Evaluate the model by `evaluate()`, which all ranks call together.
+
+        At the end of each epoch and after the last step, and with the job's `eval_every` before the first step and
+        every so many steps. It returns metrics, or an `fb.Evaluation` with texts of the model. They are
+        reported as `Evaluated`, and with the metrics of `commit`. Call it between `setup` and `loader`. The model must
+        be in training mode again afterwards.
+        """
+        self._evaluator = Evaluator(self._spec, self._collective, evaluate)
+
     def loader(self) -> Iterator[Batch]:
         """Yield this rank's batches of all remaining epochs.
 
@@ -206,7 +219,10 @@ class Worker:
         continue with another world size. Raises `BadJob` if an epoch ends uncommitted.
         """
         self._progress.discard_pending()
+        if self._evaluator is None and (self._spec.eval_every is not None or self._spec.keep_best is not None):
+            raise without_evaluation(self._spec)
         self._state.monitors.attach_without_model(self.device, self.world.size)
+        self.stopped = self.stopped or self._state.end
         while self._goes_on:
             data = self._progress.data
             with self._loaders.loader(data, self._state.counters, self.epochs) as loader:
@@ -268,16 +284,21 @@ class Worker:
         number, `Diverged` if a monitor rejects the steps after the newest checkpoint several times in a row, or ends
         the run, as the one of `Job.nan_guard` does for a loss that is not finite.
         """
-        drawn = self._state.count_step(metrics)
+        evaluator, found = self._evaluator, None
+        if evaluator is not None and evaluator.is_due(self.step + 1, ends_epoch=self._progress.ends_epoch):
+            found = self._evaluation_by(evaluator)
+        evaluated = {} if found is None else found.metrics
+        drawn = self._state.count_step(metrics, evaluated)
+        metrics = {**metrics, **evaluated}
         self._checkpoints.raise_failed()
         if not self._has_reserved:
             self._has_reserved = True
             self._checkpoints.reserve(lambda: self._state.num_bytes)
         self._step_reports.count(self.step, drawn, self.global_batch)
         if self.epoch > drawn.epoch:
-            self._end_epoch(drawn.epoch, drawn.position, metrics)
-        elif self.step % self._spec.checkpoint_every == 0:
-            self._save(drawn, metrics)
+            self._end_epoch(drawn.epoch, drawn.position, metrics, found)
+        elif self.step % self._spec.checkpoint_every == 0 or found is not None or self.step == self._spec.max_steps:
+            self._save(drawn, metrics, found)
         else:
             self._report(drawn.epoch, drawn.position, metrics, due=False)
         self._state.scale_rate()
@@ -325,6 +346,8 @@ class Worker:
         snapshot = Snapshot.from_checkpoint(checkpoint)
         self._restore(snapshot)
         # Report them again: the driver may have died before it received them, and the workers trained on.
+        for evaluation in snapshot.evaluations:
+            self._step_reports.emit(evaluation)
         for ended in snapshot.ended:
             self._step_reports.emit(ended)
         return True
@@ -363,9 +386,16 @@ class Worker:
 
         They continue as in an undisturbed run.
         """
-        if self._state.monitors.may_go_back and self.step == 0 and self._state.restored is None:
+        if self.step == 0 and self._state.restored is None:
+            evaluator = self._evaluator if self._evaluator is not None and self._evaluator.begins else None
+            if evaluator is not None:
+                found = self._evaluation_by(evaluator)
+                self._state.totals.add_time("seconds", found.seconds)
+                self._report(0, 0, found.metrics, due=True)
+                self._record(found, epoch=0, position=0)
             # A monitor that rejects the very first steps needs a checkpoint to return to.
-            self._save_checkpoint(EpochFacts(), ())
+            if self._state.monitors.may_go_back or evaluator is not None:
+                self._save_checkpoint(EpochFacts(), ())
         loader.seek(self._progress.cursor)
         states = self._state.restored.rng if self._state.restored else ()
         if len(states) == self.world.size:
@@ -375,18 +405,23 @@ class Worker:
         self._state.totals.start_clock()
         self._is_displaced = False
 
-    def _save(self, drawn: PendingBatches, metrics: Mapping[str, Metric]) -> None:
+    def _save(self, drawn: PendingBatches, metrics: Mapping[str, Metric], found: FoundEvaluation | None) -> None:
         verdict, measured = self._state.evaluate_monitors()
         began = time.perf_counter()
         decision = self._exchange_votes(verdict, self._reporter.request() if self.world.is_first else Request())
         if self._is_rejected(decision.verdict):
             return
         self._apply(decision, decision.request)
-        self._report(drawn.epoch, drawn.position, {**metrics, **measured}, due=not self._goes_on)
+        is_due = found is not None or self.step == self._spec.max_steps or not self._goes_on
+        self._report(drawn.epoch, drawn.position, {**metrics, **measured}, due=is_due)
+        self._record(found, epoch=drawn.epoch, position=drawn.position)
+        self._end_early()
         self._save_checkpoint(decision.facts, decision.rng)
         self._state.totals.add_time("checkpoint_s", time.perf_counter() - began)
 
-    def _end_epoch(self, epoch: int, position: int, metrics: Mapping[str, Metric]) -> None:
+    def _end_epoch(
+        self, epoch: int, position: int, metrics: Mapping[str, Metric], found: FoundEvaluation | None = None
+    ) -> None:
         """Save a checkpoint after the callbacks.
 
         Their requests take effect here.
@@ -397,6 +432,8 @@ class Worker:
         if self._is_rejected(decision.verdict):
             return
         self._report(epoch, position, {**metrics, **measured}, due=True)
+        self._record(found, epoch=epoch, position=position, ends_epoch=True)
+        self._end_early()
         self._state.close_epoch(epoch, position, decision.facts)
         if not self._goes_on:
             # A run whose end is known to callbacks must be complete in storage.
@@ -408,6 +445,23 @@ class Worker:
             self._apply(decision, synced_request(self._reporter, self._collective))
             self._save_checkpoint(EpochFacts(), decision.rng)
             self._state.totals.add_time("checkpoint_s", time.perf_counter() - closed)
+
+    def _evaluation_by(self, evaluator: Evaluator) -> FoundEvaluation:
+        with self._state.totals.timed("eval_s"):
+            return evaluator.found()
+
+    def _record(self, found: FoundEvaluation | None, *, epoch: int, position: int, ends_epoch: bool = False) -> None:
+        """Record and report an evaluation. A checkpoint follows."""
+        if found is None:
+            return
+        place: dict[str, Any] = {"step": self.step, "epoch": epoch, "position": position, "rows": self._state.rows}
+        made = Evaluated(metrics=found.metrics, samples=found.samples, ends_epoch=ends_epoch, **place)
+        self._step_reports.emit(self._state.add_evaluation(made))
+
+    def _end_early(self) -> None:
+        """Stop at the job's last step, or as `keep_best` says."""
+        if self.stopped is None and (reason := self._state.end) is not None:
+            self.stopped, self.resize_to = reason, None
 
     def _exchange_votes(self, verdict: Verdict, request: Request) -> CommitDecision:
         """Run the one exchange of a checkpoint."""

@@ -119,7 +119,63 @@ def test_tools_are_shown_and_calls_are_targets(tokenizer_for: Make, name: str) -
     assert '"name": "weather"' in render(tokenizer, conversation_of(turns, tools=tools), "all").text
 
 
-@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - {"qwen2.5", "qwen3"}))
+LLAMA_TOOLS = (
+    "Given the following functions, please respond with a JSON for a function call with its proper arguments that best "
+    'answers the given prompt.\n\nRespond in the format {"name": function name, "parameters": dictionary of argument '
+    'name and its value}.Do not use variables.\n\n{\n    "type": "function",\n    "function": {\n        "name": '
+    '"weather"\n    }\n}\n\na<|eot_id|>'
+)
+GLM_TOOLS = (
+    "[gMASK]<sop><|system|>\n# Tools\n\nYou may call one or more functions to assist with the user query.\n\nYou are "
+    "provided with function signatures within <tools></tools> XML tags:\n<tools>\n"
+    '{"type": "function", "function": {"name": "weather"}}\n</tools>\n\n'
+)
+
+
+GLM_TARGETS = (
+    "\n<think></think>\n<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"
+    "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call><|observation|>\n<think></think>\nd<|user|>"
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "expected"),
+    [
+        (
+            "llama3.1",
+            ("ipython\nCutting", LLAMA_TOOLS, '<|start_header_id|>ipython<|end_header_id|>\n\n"rain"<|eot_id|>'),
+            '{"name": "weather", "parameters": {"city": "Paris", "days": 2}}<|eot_id|>d<|eot_id|>',
+        ),
+        (
+            "glm4.5",
+            (GLM_TOOLS, "\n</tool_call><|observation|>\n<tool_response>\nrain\n</tool_response><|assistant|>\n"),
+            GLM_TARGETS,
+        ),
+    ],
+)
+@pytest.mark.parametrize("has_system", [True, False])
+def test_tools_are_shown_as_the_family_does(
+    tokenizer_for: Make, name: str, shown: tuple[str, ...], expected: str, has_system: bool
+) -> None:
+    call = {"function": {"name": "weather", "arguments": {"city": "Paris", "days": 2}}}
+    turns = [ASK, answer("", tool_calls=[call]), {"role": "tool", "content": "rain"}, answer("d")]
+    turns = [SYSTEM, *turns] if has_system else turns
+    tools = [{"type": "function", "function": {"name": "weather"}}]
+    assert targets(tokenizer_for(name), turns, tools=tools) == expected
+    text = render(tokenizer_for(name), conversation_of(turns, tools=tools), "all").text
+    assert all(each in text for each in shown)
+
+
+def test_llama_refuses_several_calls_at_once(tokenizer_for: Make) -> None:
+    calls = [{"function": {"name": "weather", "arguments": {}}}] * 2
+    with pytest.raises(InvalidConversation, match="single tool-calls at once"):
+        targets(tokenizer_for("llama3.1"), [ASK, answer("", tool_calls=calls)])
+
+
+WITH_TOOLS = {"qwen2.5", "qwen3", "llama3.1", "llama3.2", "llama3.3", "glm4.5"}
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES.keys() - WITH_TOOLS))
 def test_a_template_without_tools_refuses_them(tokenizer_for: Make, name: str) -> None:
     with pytest.raises(InvalidConversation, match="does not show the tools of the row, such as 'weather'"):
         targets(tokenizer_for(name), [ASK, answer("b")], tools=[{"name": "weather"}])

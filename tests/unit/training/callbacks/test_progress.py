@@ -9,6 +9,7 @@ from rich.console import Console
 
 from forebay.events import (
     EpochEnded,
+    Evaluated,
     Event,
     Failed,
     Finished,
@@ -16,6 +17,7 @@ from forebay.events import (
     Reported,
     Resized,
     RolledBack,
+    Sample,
     Started,
     Warned,
 )
@@ -148,3 +150,24 @@ def test_steps_left_follow_the_global_batch() -> None:
     show.now = 6.0
     lines = show.tell(replace(first, step=1010, epoch=1, position=400, rows=10_400, global_batch=40))
     assert "step 1010/1500, " in lines[-1]
+
+
+def test_evaluations_have_a_line_each_and_samples_are_cut() -> None:
+    show = Show(terminal=False)
+    sample = Sample(prompt="a " * 100 + "question?", text="an\nanswer", wanted="another")
+    shown = Evaluated(
+        step=0, epoch=0, position=0, rows=0, metrics={"validation_loss": 2.5}, is_best=True, samples=(sample,)
+    )
+    lines = show.tell(STARTED, shown, replace(shown, step=1000, ends_epoch=True, is_best=False))
+    assert lines[1] == "step 0: validation_loss 2.5000 (the best so far)"
+    assert lines[2].startswith('  "...') and lines[2].endswith(' a question?" -> "an answer" (wanted "another")')
+    assert lines[3:] == [lines[2]], "an epoch's line has the metrics of its evaluation"
+
+
+def test_steps_left_end_at_max_steps() -> None:
+    show = Show(terminal=False)
+    show.tell(replace(STARTED, max_steps=60))
+    for step in range(1, 101):
+        show.now = step * 0.1
+        lines = show.tell(reported(step))
+    assert lines[1].startswith("epoch 1/3, step 51/60, ") and lines[1].endswith(" 0:01 left")

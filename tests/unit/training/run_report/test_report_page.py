@@ -10,13 +10,14 @@ import pytest
 from tests.unit.training.run_report.made import EVIL, write_run
 
 from forebay.errors import InvalidOption
+from forebay.events import Evaluated, Sample
 from forebay.report.bars import MAX_BARS
 from forebay.training.run_report.incidents import incidents_of
 from forebay.training.run_report.pictures import rate_points
 from forebay.training.run_report.recorded_run import RecordedRun, load_run, recorded
 from forebay.training.run_report.report_page import MAX_RUNS, report_of, write_report
 from forebay.training.run_report.summary import differences, facts_of
-from forebay.training.runs.result import Result, load_result
+from forebay.training.runs.result import Result, load_result, save_result
 from forebay.training.runs.timeline.timeline import FILE_NAME, load_timeline
 
 SECTIONS = ["Curves", "Where the time went", "Throughput and events", "Cache, reads and retries", "What was run"]
@@ -160,3 +161,25 @@ def test_a_notebook_shows_the_report_of_a_result(tmp_path: Path) -> None:
     shown = result._repr_html_()
     assert shown is not None and shown.startswith("<style>") and shown.endswith("</div>") and "<body" not in shown
     assert titles(shown) == SECTIONS
+
+
+def test_evaluations_have_a_table_and_a_curve_by_step_and_samples_are_escaped(tmp_path: Path) -> None:
+    sample = Sample(prompt=f"question {EVIL}", text=f"answer {EVIL}")
+    found = tuple(
+        Evaluated(
+            step=step,
+            epoch=0,
+            position=0,
+            rows=step,
+            metrics={"validation_loss": 2.0 - step / 100},
+            is_best=True,
+            samples=(sample,),
+        )
+        for step in (0, 50, 100)
+    )
+    result = Result(name="mine", path=str(tmp_path / "mine"), plan_id="p", num_epochs=1, evaluations=found)
+    save_result(result)
+    page = report_of([load_run(result.path)])
+    assert "validation_loss, of each evaluation" in page
+    assert "Samples after step 100" in page and "Samples after step 50" not in page
+    assert "question &lt;script&gt;" in page and EVIL not in page

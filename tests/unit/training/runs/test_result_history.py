@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from forebay.events import EpochEnded, Failed, Finished, Reported
-from forebay.training.runs.result import MAX_STEPS, Result, RunHistory
+import math
+from typing import Any
+
+from forebay.events import EpochEnded, Evaluated, Failed, Finished, Reported, Sample
+from forebay.training.runs.result import MAX_STEPS, MOST_SAMPLED, Result, RunHistory
 
 START = Result(name="a", path="/runs/a", plan_id="p", num_epochs=2)
 
@@ -71,3 +74,36 @@ def test_earlier_part_of_a_run_is_continued_and_its_stop_forgotten() -> None:
     second.record(ended(1, 2.0))
     assert second.result.is_finished
     assert second.result.stopped is None
+
+
+def evaluated(step: int, loss: float, **more: Any) -> Evaluated:
+    return Evaluated(step=step, epoch=0, position=0, rows=step, metrics={"validation_loss": loss}, **more)
+
+
+SAMPLES = (Sample(prompt="p", text="t"),)
+
+
+def test_evaluations_told_again_are_kept_once_with_their_samples() -> None:
+    history = RunHistory(START)
+    told = [evaluated(0, 3.0, samples=SAMPLES), evaluated(5, math.nan, samples=SAMPLES), evaluated(10, 2.0)]
+    for event in told:
+        history.record(event)
+    assert history.knows(evaluated(5, math.nan))
+    for event in (evaluated(0, 3.0), evaluated(5, math.nan)):
+        history.record(event)
+    assert repr(list(history.result.evaluations)) == repr(told)
+    history.record(evaluated(5, 2.5))
+    assert [each.step for each in history.result.evaluations] == [0, 5], "what is trained again replaces what was lost"
+    restored = Result.from_json(history.result.to_json())
+    assert restored == history.result
+
+
+def test_old_samples_are_dropped_but_those_of_the_best() -> None:
+    history = RunHistory(START)
+    for step in range(100):
+        history.record(evaluated(step, 1.0, samples=SAMPLES, is_best=step == 7))
+    kept = [each.step for each in history.result.evaluations if each.samples]
+    assert kept == [7, *range(100 - MOST_SAMPLED, 100)]
+    assert len(history.result.evaluations) == 100
+    assert history.result.best is not None
+    assert history.result.best.step == 7

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from forebay.errors import InvalidOption, whole_number
-from forebay.llm.chat.messages import Messages
+from forebay.llm.chat.messages import Conversation, Message, Messages
 
 Pooling = Literal["mean", "last"]
 """Vector of a text: the mean over its tokens, or its last token's."""
@@ -20,14 +20,23 @@ class Prompt:
     Attributes:
         row: Number of the row in the source.
         content: Text, which is continued as it is, or a conversation, which is rendered by the chat template.
+        tools: Tools of a conversation.
+        variables: Variables of the chat template.
         completion: Text whose log-likelihood is asked for. None: the content itself.
         with_end: Whether the end token behind that text counts.
     """
 
     row: int
     content: str | Messages
+    tools: Sequence[Mapping[str, Any]] = ()
+    variables: Mapping[str, Any] = field(default_factory=dict)
     completion: str | None = None
     with_end: bool = False
+
+    def conversation(self, *more: Message) -> Conversation:
+        """The prompt as a conversation, with more turns."""
+        assert not isinstance(self.content, str)
+        return Conversation([*self.content, *more], self.tools, self.variables)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,6 +5,7 @@ vLLM, SGLang, llama.cpp, or a hosted model.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from forebay.errors import EngineFailed, InvalidOption, whole_number
+from forebay.llm.chat.messages import REASONING, Messages
 from forebay.llm.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling
 from forebay.runtime.extras import extra_package
 
@@ -128,9 +130,15 @@ class OpenAiEngine:
             found = self._client.completions.create(prompt=prompt.content, **options)
             text = found.choices[0].text
         else:
-            turns = [{"role": "user", "content": prompt.content}] if isinstance(prompt.content, str) else prompt.content
+            asked = prompt.content
+            turns = [{"role": "user", "content": asked}] if isinstance(asked, str) else as_openai(asked)
+            if prompt.tools:
+                options["tools"] = [dict(each) for each in prompt.tools]
+            if prompt.variables:
+                more = options.get("extra_body", {})
+                options["extra_body"] = {**more, "chat_template_kwargs": dict(prompt.variables)}
             found = self._client.chat.completions.create(messages=turns, **options)
-            text = found.choices[0].message.content or ""
+            text = _text_of(found.choices[0].message)
         usage = found.usage
         return RowAnswer(
             text=text,
@@ -144,6 +152,38 @@ class OpenAiEngine:
             return RowAnswer(error="a server embeds texts, and the prompt is a conversation")
         found = self._client.embeddings.create(model=self._model, input=prompt.content)
         return RowAnswer(embedding=tuple(found.data[0].embedding), input_tokens=found.usage.prompt_tokens)
+
+
+def as_openai(messages: Messages) -> list[dict[str, Any]]:
+    """Turns as the API wants them.
+
+    Arguments of tool calls are JSON texts, and calls have ids, which the results name in their order.
+    """
+    turns, waiting, number = [], list[str](), 0
+    for message in messages:
+        turn = {name: value for name, value in message.items() if name not in REASONING[1:]}
+        calls = []
+        for call in turn.get("tool_calls", ()):
+            function = {**call["function"], "arguments": json.dumps(call["function"]["arguments"])}
+            calls.append({"id": f"call_{number}", **call, "function": function})
+            number += 1
+        if calls:
+            turn["tool_calls"], waiting = calls, [str(call["id"]) for call in calls]
+        elif turn["role"] == "tool" and waiting:
+            first = waiting.pop(0)
+            turn.setdefault("tool_call_id", first)
+        turns.append(turn)
+    return turns
+
+
+def _text_of(message: Any) -> str:
+    """Text of an answer, with tool calls as Qwen's."""
+    calls = [
+        f'<tool_call>\n{{"name": {json.dumps(call.function.name)}, "arguments": {call.function.arguments}}}'
+        "\n</tool_call>"
+        for call in getattr(message, "tool_calls", None) or ()
+    ]
+    return "\n".join([*([message.content] if message.content else []), *calls])
 
 
 def _import_openai() -> Any:

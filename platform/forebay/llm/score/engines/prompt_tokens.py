@@ -12,7 +12,7 @@ from typing import Any
 from forebay.errors import InvalidOption
 from forebay.llm.chat.documents import Document, Rendered, TrainOn, encode, prompt_and_completion
 from forebay.llm.chat.messages import InvalidConversation
-from forebay.llm.chat.rendering import render, without_ends
+from forebay.llm.chat.rendering import prompt_text, render, without_ends
 from forebay.llm.score.engines.engine import Prompt, RowAnswer
 
 
@@ -34,15 +34,19 @@ class PromptTokens:
 
         A prompt without tokens and one that is too long are errors.
         """
-        texts, kinds = [self._text(prompt) for prompt in prompts], [isinstance(each.content, str) for each in prompts]
-        ids: list[list[int]] = [[] for _ in prompts]
+        texts = [self._text_or_error(prompt) for prompt in prompts]
+        ids: list[list[int] | RowAnswer] = [each if isinstance(each, RowAnswer) else [] for each in texts]
         for is_plain in (True, False):
-            chosen = [number for number, kind in enumerate(kinds) if kind == is_plain]
+            chosen = {
+                number: text
+                for number, text in enumerate(texts)
+                if isinstance(text, str) and isinstance(prompts[number].content, str) == is_plain
+            }
             if chosen:
-                found = self.tokenizer([texts[number] for number in chosen], add_special_tokens=is_plain)["input_ids"]
+                found = self.tokenizer([*chosen.values()], add_special_tokens=is_plain)["input_ids"]
                 for number, each in zip(chosen, found, strict=True):
                     ids[number] = self._without_end(list(each))
-        return [self._refusal(len(each), room=1) or each for each in ids]
+        return [each if isinstance(each, RowAnswer) else self._refusal(len(each), room=1) or each for each in ids]
 
     def documents(self, prompts: Sequence[Prompt]) -> list[Document | RowAnswer]:
         """Token ids and targets of each prompt with its completion.
@@ -54,11 +58,17 @@ class PromptTokens:
         found = [next(encoded) if isinstance(each, Rendered) else each for each in ready]
         return [each if isinstance(each, RowAnswer) else self._checked(each) for each in found]
 
+    def _text_or_error(self, prompt: Prompt) -> str | RowAnswer:
+        try:
+            return self._text(prompt)
+        except InvalidConversation as error:
+            return RowAnswer(error=str(error))
+
     def _text(self, prompt: Prompt) -> str:
         if isinstance(prompt.content, str):
             return prompt.content
         self._need_template()
-        return str(self.tokenizer.apply_chat_template(prompt.content, tokenize=False, add_generation_prompt=True))
+        return prompt_text(self.tokenizer, prompt.conversation())
 
     def _ready(self, prompt: Prompt) -> Rendered | RowAnswer:
         content, begin = prompt.content, self._begin()
@@ -68,13 +78,12 @@ class PromptTokens:
                 return Rendered(begin + content + end, None)
             return prompt_and_completion(begin + content, prompt.completion + end)
         self._need_template()
-        if prompt.completion is not None and not prompt.with_end:
-            return prompt_and_completion(self._text(prompt), prompt.completion)
-        if prompt.completion is not None:
-            content = [*content, {"role": "assistant", "content": prompt.completion}]
-        train_on: TrainOn = "assistant" if prompt.completion is None else "last"
         try:
-            rendered = render(self.tokenizer, content, train_on)
+            if prompt.completion is not None and not prompt.with_end:
+                return prompt_and_completion(self._text(prompt), prompt.completion)
+            answer = () if prompt.completion is None else ({"role": "assistant", "content": prompt.completion},)
+            train_on: TrainOn = "last" if answer else "assistant"
+            rendered = render(self.tokenizer, prompt.conversation(*answer), train_on)
             return rendered if prompt.with_end else without_ends(self.tokenizer, rendered)
         except InvalidConversation as error:
             return RowAnswer(error=str(error))

@@ -172,7 +172,7 @@ class CheckpointFiles:
             self._delete(SavedStep(self._own, encoded.step))
         self._create(folder)
         self._write_shards(encoded)
-        self._retain(encoded.step, there_before)
+        self._retain(encoded, there_before)
 
     def write_part(self, step: int, number: int, content: Bytes) -> None:
         """Write part `number` of a checkpoint. Raises `OSError`.
@@ -200,7 +200,7 @@ class CheckpointFiles:
             if info.base_name not in names:  # a part of an earlier, larger world
                 self._fs.delete_file(info.path)
         self._write_shards(encoded)
-        self._retain(encoded.step, there_before)
+        self._retain(encoded, there_before)
 
     def part_readers(self, step: int, number: int) -> list[Callable[[int, int], bytes]]:
         """Readers of spans of part `number`, newest attempt first.
@@ -380,14 +380,15 @@ class CheckpointFiles:
     def _is_complete(self, name: SavedStep) -> bool:
         return self._exists(f"{self._location.path}/{title_of(name)}/{METADATA}")
 
-    def _retain(self, newest: int, there_before: set[SavedStep]) -> None:
+    def _retain(self, encoded: EncodedCheckpoint, there_before: set[SavedStep]) -> None:
         # After the write: a later attempt restores what was there when it claimed the run.
         self.check_fence()
+        newest = encoded.step
         # Delete later steps first: as long as they exist, they would be taken for the newest.
         names = [name for name in self._all_names() if name.attempt <= self._own]
         ours = set(self._restorable(names))
         past = lineage([name for name in names if name in ours and name.step <= newest and self._is_complete(name)])
-        steps = self._config.superseded([name.step for name in past], newest)
+        steps = self._config.superseded([name.step for name in past], newest, encoded.best)
         superseded = {name for name in past if name.step in steps} | (set(names) - set(past)) & there_before
         for name in sorted(superseded, reverse=True):
             self._delete(name)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from forebay.events import BatchesCut, Event, Failed, Finished, Reported, Started
+from forebay.events import BatchesCut, Evaluated, Event, Failed, Finished, Reported, Started
 from forebay.storage.credentials import redact
 from forebay.training.job.job_facts import Fact
 from forebay.training.runs.run_folder import RunFolder
@@ -59,6 +59,8 @@ class TimelineRecorder:
             at_s = self._clock() - self._began
             if isinstance(event, Reported):
                 self._record_step(event, at_s)
+                return
+            if isinstance(event, Evaluated):  # the result has it
                 return
             if isinstance(event, BatchesCut):
                 self._record_cut(event)
