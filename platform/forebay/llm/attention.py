@@ -6,46 +6,129 @@ A dense mask makes sdpa compute the scores of all pairs of tokens of a row. Here
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from forebay.errors import InvalidOption, MissingPackage
+from forebay.llm.packing import START, PackedRows
 
 Attention = Literal["auto", "documents", "sdpa", "eager", "flash_attention_2", "flex_attention"]
 """Implementation of attention. "auto": on a GPU "flash_attention_2" where it is installed, and else "flex_attention",
 which leaves out what packed documents do not see of each other; without a GPU "documents", which computes each document
-by itself, and "sdpa" for models with an attention of their own.
+by itself, and "sdpa" for models with an attention of their own. "documents" is refused on a GPU: its kernels are too
+small there.
 """
+FLASH, FLEX = "flash_attention_2", "flex_attention"
 INSTALL_FLASH = "Install it: pip install flash-attn --no-build-isolation."
 DOCUMENTS = "documents"
 """Name of this attention in transformers."""
+_IS_PACKED: ContextVar[bool | None] = ContextVar("is_packed", default=None)
+"""Whether the rows of the pass of this thread hold several documents. None: it is not known."""
 
 
-def chosen_attention(attn: Attention, device: torch.device) -> str:
+def chosen_attention(attn: Attention, device: torch.device, *, is_compiled: bool = False) -> str:
     """Name of the implementation for transformers, on `device`.
+
+    Compiled layers cannot go document by document.
 
     Raises `InvalidOption` for flash attention that is not installed, and for what needs a GPU, without one.
     """
     has_gpu = device.type == "cuda"
+    if attn == DOCUMENTS and has_gpu:
+        raise InvalidOption(
+            f"attn={attn!r} computes each document by a kernel of its own, which is for CPUs: on an H200, 17 steps of "
+            "a model of a billion parameters did not end in 50 s that take 13 with others. Set attn='auto'.",
+            attn=attn,
+        )
     has_flash = importlib.util.find_spec("flash_attn") is not None
     if attn == "auto":
-        return ("flash_attention_2" if has_flash else "flex_attention") if has_gpu else DOCUMENTS
-    if attn == "flash_attention_2" and not has_flash:
+        without_gpu = "sdpa" if is_compiled else DOCUMENTS
+        return (FLASH if has_flash else FLEX) if has_gpu else without_gpu
+    if attn == DOCUMENTS and is_compiled:
+        raise InvalidOption(
+            f"attn={attn!r} calls a kernel for each document, which would be compiled again for each batch. Set "
+            "attn='auto', or compile=False.",
+            attn=attn,
+        )
+    if attn == FLASH and not has_flash:
         raise MissingPackage(
             f"attn={attn!r} needs the package flash_attn, which is missing. {INSTALL_FLASH}", attn=attn
         )
-    if attn in {"flash_attention_2", "flex_attention"} and not has_gpu:
-        why = "runs on GPUs only" if attn == "flash_attention_2" else "has no backward pass on a CPU"
+    if attn in {FLASH, FLEX} and not has_gpu:
+        why = "runs on GPUs only" if attn == FLASH else "has no backward pass on a CPU"
         raise InvalidOption(
             f"attn={attn!r} {why}, and this worker trains on {device.type}. Set attn='auto', or give it a GPU.",
             attn=attn,
         )
     return attn
+
+
+@contextmanager
+def known_packing(words: PackedRows) -> Iterator[None]:
+    """Let transformers know whether rows hold several documents.
+
+    `words` are packed tokens in main memory.
+
+    It asks the device otherwise, in each pass, and waits for all that the device computes.
+    """
+    _tell_transformers()
+    before = _IS_PACKED.set(bool((words[:, 1:] & START).any()))
+    try:
+        yield
+    finally:
+        _IS_PACKED.reset(before)
+
+
+@cache
+def _tell_transformers() -> None:
+    """Replace the function of transformers that asks the device.
+
+    Versions 5.16 to 5.19 have no option for it.
+    """
+    from transformers import masking_utils  # noqa: PLC0415 - an extra, which takes seconds to import
+
+    ask = masking_utils.find_packed_sequence_indices
+
+    def find(position_ids: Tensor) -> Tensor | None:
+        is_packed = _IS_PACKED.get()
+        if is_packed is None:
+            asked: Tensor | None = ask(position_ids)
+            return asked
+        return _document_indices(position_ids) if is_packed else None
+
+    masking_utils.find_packed_sequence_indices = find
+
+
+def _document_indices(position_ids: Tensor) -> Tensor:
+    """Number of each token's document, as transformers counts it."""
+    first = position_ids[:, :1] - 1
+    return (torch.diff(position_ids, prepend=first, dim=-1) != 1).cumsum(-1)
+
+
+def flash_documents(words: PackedRows, device: torch.device) -> dict[str, Any]:
+    """Ends of documents for flash attention, over all rows.
+
+    `words` are packed tokens in main memory. Without them, each layer asks the device for the longest document.
+    """
+    begins = np.flatnonzero(words & START)
+    ends = np.append(begins, words.size).astype(np.int32)
+    cumulated = torch.from_numpy(ends).to(device, non_blocking=True)
+    longest = int(np.diff(ends).max())
+    return {
+        "cu_seq_lens_q": cumulated,
+        "cu_seq_lens_k": cumulated,
+        "max_length_q": longest,
+        "max_length_k": longest,
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forebay.data.loader.batch import Batch
-from forebay.llm.cost.meter import Meter
+from forebay.llm.cost.meter import Meter, reset_peak_memory
 from forebay.llm.evaluation import evaluate_tokens
 from forebay.llm.quantization import FrozenWeights
 from forebay.llm.recipe import Recipe
@@ -79,7 +79,8 @@ def evaluate_held_out(
     sampler = PromptSampler(recipe, prompts, worker.device) if prompts else None
 
     def found() -> Evaluation:
-        made = Evaluation(metrics=evaluate(), samples=() if sampler is None else sampler.samples(model))
+        with recipe.evaluating(worker.device):
+            made = Evaluation(metrics=evaluate(), samples=() if sampler is None else sampler.samples(model))
         done()
         return made
 
@@ -98,15 +99,17 @@ def set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optimi
 
 
 def _set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optimizer]:
+    reset_peak_memory(worker.device)
     # Before the model is restored: a checkpoint of another adapter is refused by its name.
     worker.track(model_origin=recipe.origin(worker.seed))
     built = recipe.build_model(worker.device)
     if worker.world.is_first:
         _LOGGER.info("%s", _summary(recipe, built, worker.device))
+    build_optimizer = partial(recipe.optimizer, seed=worker.seed)
     if recipe.model.quantization is None:
-        return built, *worker.setup(built, recipe.optimizer)
+        return built, *worker.setup(built, build_optimizer)
     worker.track(frozen_weights=(frozen := FrozenWeights(built)))
-    model, optimizer = worker.setup(built, recipe.optimizer)
+    model, optimizer = worker.setup(built, build_optimizer)
     frozen.watch(model)
     return built, model, optimizer
 

@@ -42,6 +42,7 @@ def run_identity(
     return {
         "model": _model(recipe),
         "adapter": _adapter(recipe.adapter),
+        **({} if recipe.algorithm == "adamw" else {"optimizer": recipe.algorithm}),
         "seq_len": first.seq_len,
         "tokenizer": arguments["tokenizer"][:_DIGITS],
         "template": arguments["template"][:_DIGITS],
@@ -53,6 +54,8 @@ def run_identity(
 def _model(recipe: Recipe) -> str:
     name, bits = recipe.model.name, recipe.model.quantization
     base = name if name == TINY else f"{PurePosixPath(name).name} ({folder_digest(name)[:_DIGITS]})"
+    if recipe.adapter is None and recipe.weights == "bf16":
+        return f"{base} in bf16"
     return f"{base} in {bits}" if bits else base
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -15,8 +16,16 @@ import torch
 from pyarrow import fs
 from torch import nn
 
+from forebay.data.kernels.kernel_files import kernel_files
 from forebay.errors import InvalidOption
-from forebay.llm.attention import DOCUMENTS, Attention, attend_by_documents, can_attend_by_documents, chosen_attention
+from forebay.llm.attention import (
+    DOCUMENTS,
+    FLEX,
+    Attention,
+    attend_by_documents,
+    can_attend_by_documents,
+    chosen_attention,
+)
 from forebay.llm.quantization import NF4, quantized, quantized_copy, require_bitsandbytes
 from forebay.llm.reward_head import put_reward_head
 from forebay.llm.source.folders import copy_headers, local_copy, small_files_of
@@ -65,8 +74,9 @@ class ModelSpec:
         attn: Implementation of attention.
         gradient_checkpointing: Whether activations are computed again in the backward pass, which saves memory.
             None: on a GPU.
-        quantization: "nf4" holds the linear layers in 4 bits, frozen. None holds float32.
+        quantization: "nf4" holds the linear layers in 4 bits, frozen. None holds whole numbers of the weights' type.
         head: "tokens" gives logits, "reward" one number for each token.
+        compile: Whether the layers are compiled, which takes a minute at the first start on a machine.
     """
 
     name: str
@@ -75,6 +85,7 @@ class ModelSpec:
     gradient_checkpointing: bool | None = None
     quantization: Quantization | None = None
     head: Head = "tokens"
+    compile: bool = False
 
     def __post_init__(self) -> None:
         if self.head not in get_args(Head):
@@ -87,17 +98,19 @@ class ModelSpec:
             known = ", ".join(map(repr, get_args(Attention)))
             raise InvalidOption(f"attn={self.attn!r} is unknown. Choose one of {known}.", attn=self.attn)
 
-    def build(self, device: torch.device | str = "cpu") -> nn.Module:
+    def build(self, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> nn.Module:
         """Build the model in training mode, on the CPU, to be trained on `device`.
 
-        Weights are float32 or quantized. The tiny model draws them from torch's generator.
+        Weights are of `dtype` or quantized. The tiny model draws them from torch's generator.
 
         Raises `InvalidOption` for a folder that cannot be loaded.
         """
         transformers, device = import_transformers(), torch.device(device)
-        attn = chosen_attention(self.attn, device)
+        attn = chosen_attention(self.attn, device, is_compiled=self.compile)
+        if self.compile or attn == FLEX:
+            _keep_compiled_code()
         # Attention by documents is sdpa with another mask, and can be set where a model is known only.
-        model = self._made(transformers, "sdpa" if attn == DOCUMENTS else attn)
+        model = self._made(transformers, "sdpa" if attn == DOCUMENTS else attn, dtype)
         if self.attn == DOCUMENTS or (attn == DOCUMENTS and can_attend_by_documents(model)):
             attend_by_documents(model)
         model.config.use_cache = False
@@ -105,24 +118,26 @@ class ModelSpec:
             put_reward_head(model)
         if recomputes_activations(self.gradient_checkpointing, device):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        if self.compile:
+            _compile_layers(model)
         # A loaded model is in evaluation mode.
         trained: nn.Module = model.train()
         return trained
 
-    def _made(self, transformers: Any, attn: str) -> Any:
+    def _made(self, transformers: Any, attn: str, dtype: torch.dtype) -> Any:
         """Model of transformers, whose weights are drawn or loaded."""
         if self.name == TINY:
             config = transformers.LlamaConfig(**tiny_sizes(self.vocab_size))
             model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn)
             if self.quantization is None:
-                return model
-            return quantized_copy(transformers, model, attn_implementation=attn)
+                return model.to(dtype)
+            return quantized_copy(transformers, model, dtype=dtype, attn_implementation=attn)
         plain = transformers.AutoModelForCausalLM.from_pretrained
         load = plain if self.quantization is None else partial(quantized, transformers)
         with replaced_errors(partial(_unloadable, self.name)):
             model, found = load(
                 local_copy(self.name),
-                dtype="float32",
+                dtype=dtype,
                 attn_implementation=attn,
                 local_files_only=True,
                 use_safetensors=True,
@@ -130,6 +145,27 @@ class ModelSpec:
             )
         _check_names(self.name, found)
         return model
+
+
+def _compile_layers(model: nn.Module) -> None:
+    """Let torch compile each layer at its first call.
+
+    All layers share one compilation. Names and states of the model stay as they are.
+    """
+    layers: Any = max((each for each in model.modules() if isinstance(each, nn.ModuleList)), key=len)
+    for layer in layers:
+        layer.compile()
+
+
+def _keep_compiled_code() -> None:
+    """Keep what torch compiles beside Forebay's kernels.
+
+    Its own folder is a temporary one, so that a new container would compile FlexAttention again (23 s on an H200). It
+    is named by TORCHINDUCTOR_CACHE_DIR, which is left alone where it is set.
+    """
+    folder = kernel_files().target
+    if folder is not None:
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
 
 
 def recomputes_activations(wanted: bool | None, device: torch.device) -> bool:

@@ -13,8 +13,9 @@ from forebay.llm.adapters import ALL_LINEAR
 from forebay.llm.attention import Attention
 from forebay.llm.chat.documents import TrainOn
 from forebay.llm.hf_folder.smollm2 import SMOLLM2, gguf_file
+from forebay.llm.optimizers import OptimizerName
 from forebay.llm.packing import Overflow, Packing, Truncate
-from forebay.llm.recipe import ComputeType, Schedule
+from forebay.llm.recipe import ComputeType, Schedule, Weights
 from forebay.llm.source.token_reader import OnBadRows
 from forebay.llm.token_loss import LOSS_CHUNK
 from forebay.training.collectives.collective import Reduction
@@ -67,6 +68,10 @@ class Options:
         weight_decay: Decay of matrices.
         max_grad_norm: Norm to which the gradient is clipped.
         dtype: Type of the computation: "fp32", "bf16", or "auto" for bf16 on a GPU.
+        weights: Type of the weights: "float32", "bf16", or "auto" for frozen ones in bf16 where `dtype` is. With "bf16"
+            and finetuning="full", trained ones are bf16, and rounded at random.
+        optimizer: "adamw", or "adamw8bit" with moments in 8 bits, by bitsandbytes on GPUs.
+        compile: Compile the layers of the model: a minute at the first start on a machine.
         attn: Implementation of attention.
         gradient_checkpointing: Recompute activations in the backward pass. Defaults to True on a GPU.
         loss_chunk: Positions whose logits exist at a time. 0: all rows of a pass.
@@ -118,6 +123,9 @@ class Options:
     weight_decay: float = 0.0
     max_grad_norm: float = 1.0
     dtype: ComputeType = "auto"
+    weights: Weights = "auto"
+    optimizer: OptimizerName = "adamw"
+    compile: bool = False
     attn: Attention = "auto"
     gradient_checkpointing: bool | None = None
     loss_chunk: int = LOSS_CHUNK

@@ -44,13 +44,15 @@ def quantized(transformers: Any, folder: str, **options: Any) -> Any:
 
 
 def quantized_copy(transformers: Any, model: Any, **options: Any) -> Any:
-    """Quantized copy of `model`, which has weights in float32."""
+    """Quantized copy of `model`, which has weights in float32.
+
+    `options` go to `from_pretrained`: `dtype` is the type of the other weights.
+    """
     return _prepared(
         type(model).from_pretrained(
             None,
             config=model.config,
             state_dict=model.state_dict(),
-            dtype="float32",
             quantization_config=_config(transformers),
             **options,
         )

@@ -15,15 +15,20 @@ from forebay.errors import InvalidOption, whole_number
 from forebay.llm.adapters import Lora
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.models import ModelSpec
+from forebay.llm.optimizers import OptimizerName, build_optimizer, in_float32
 from forebay.llm.quantization import compute_in
 from forebay.llm.reward_head import output_name
 from forebay.llm.source.tokenizers import TokenizerSpec
 from forebay.llm.token_loss import LOSS_CHUNK
+from forebay.runtime.extras import require_package
 
 Schedule = Literal["cosine", "linear", "constant"]
 """Course of the learning rate after its warm-up: down to 0 along a cosine or a line, or constant."""
 ComputeType = Literal["auto", "fp32", "bf16"]
-"""Type of the computation. Weights and gradients are float32. "auto" is bf16 on a GPU, and fp32 elsewhere."""
+"""Type of the computation. "auto" is bf16 on a GPU and for weights in bf16, and fp32 elsewhere."""
+
+Weights = Literal["auto", "float32", "bf16"]
+"""Type of the weights. "auto": bf16 for frozen ones where the computation is in bf16, and else float32."""
 
 LORA_RATE, FULL_RATE = 2e-4, 2e-5
 
@@ -43,6 +48,9 @@ class Recipe:
         max_grad_norm: Norm to which the gradient is clipped.
         per_device_batch: Rows of one pass through the model. It changes memory and speed, not the result.
         dtype: Type of the computation.
+        weights: Type of the weights. Those that are trained are float32, unless it is "bf16" without an adapter: then
+            they are rounded at random, beside moments in float32 (`RoundedAdamW`).
+        algorithm: Optimizer: "adamw", or "adamw8bit".
         tokenizer: Tokenizer of the data, for an export of what was trained.
         loss_chunk: Targets whose logits exist at a time. 0: the logits of all positions of a pass.
 
@@ -59,13 +67,20 @@ class Recipe:
     max_grad_norm: float = 1.0
     per_device_batch: int = 1
     dtype: ComputeType = "auto"
+    weights: Weights = "auto"
+    algorithm: OptimizerName = "adamw"
     tokenizer: TokenizerSpec | None = None
     loss_chunk: int = LOSS_CHUNK
 
     def __post_init__(self) -> None:
         whole_number("per_device_batch", self.per_device_batch, least=1)
         whole_number("loss_chunk", self.loss_chunk, least=0)
-        for option, known in (("schedule", Schedule), ("dtype", ComputeType)):
+        for option, known in (
+            ("schedule", Schedule),
+            ("dtype", ComputeType),
+            ("weights", Weights),
+            ("algorithm", OptimizerName),
+        ):
             value = getattr(self, option)
             if value not in get_args(known):
                 choices = ", ".join(map(repr, get_args(known)))
@@ -79,6 +94,15 @@ class Recipe:
                 f"quantization={self.model.quantization!r} without an adapter trains nothing: 4-bit weights are "
                 "frozen. Give adapter=llm.Lora(...) (finetuning=qlora), or leave quantization out (finetuning=full)."
             )
+        if self.weights == "bf16" and self.dtype == "fp32":
+            raise InvalidOption("weights='bf16' cannot compute in dtype='fp32'. Set dtype='bf16', or leave it out.")
+        if self.weights == "bf16" and self.adapter is None and self.algorithm != "adamw":
+            raise InvalidOption(
+                f"optimizer={self.algorithm!r} rounds weights in bf16 to the nearest, which loses small steps. Set "
+                "optimizer='adamw', or weights='float32'."
+            )
+        if self.algorithm == "adamw8bit":
+            require_package("bitsandbytes", "bitsandbytes", f"optimizer={self.algorithm!r}")
         if not 0 <= self.warmup <= 1:
             raise InvalidOption(f"warmup={self.warmup} is not a share of the rows. Give 0 to 1.", option="warmup")
 
@@ -100,7 +124,7 @@ class Recipe:
         Its attention and its checkpointing suit a training on `device`: `worker.device`.
         """
         model = self.build_base(device)
-        return model if self.adapter is None else self.adapter_of(model).add_to(model)
+        return model if self.adapter is None else in_float32(self.adapter_of(model).add_to(model))
 
     def adapter_of(self, model: Any) -> Lora:
         """Adapter of a base: beside a reward head, which is trained whole."""
@@ -128,19 +152,23 @@ class Recipe:
     def build_base(self, device: torch.device | str) -> nn.Module:
         """The same without its adapter."""
         device = torch.device(device)
-        model = self.model.build(device)
+        model = self.model.build(device, self.weight_type(device))
         if self.model.quantization is not None:
             compute_in(model, self.compute_type(device))
         return model
 
-    def optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:
-        """AdamW over the trained parameters. Only matrices decay."""
+    def optimizer(self, parameters: Iterable[nn.Parameter], *, seed: int = 0) -> torch.optim.Optimizer:
+        """Optimizer of the trained parameters. Only matrices decay.
+
+        `seed` is of the noise that rounds weights in bf16. Raises as `build_optimizer`.
+        """
         trained = [each for each in parameters if each.requires_grad]
         groups = [
             {"params": [each for each in trained if each.dim() >= 2], "weight_decay": self.weight_decay},
             {"params": [each for each in trained if each.dim() < 2], "weight_decay": 0.0},
         ]
-        return torch.optim.AdamW([each for each in groups if each["params"]], lr=self.highest_rate, betas=self.betas)
+        used = [each for each in groups if each["params"]]
+        return build_optimizer(self.algorithm, used, lr=self.highest_rate, betas=self.betas, seed=seed)
 
     def rate(self, share: float) -> float:
         """Learning rate after `share` of the training."""
@@ -148,8 +176,25 @@ class Recipe:
 
     def compute_type(self, device: torch.device) -> torch.dtype:
         """Type in which the model computes on `device`."""
-        is_bf16 = self.dtype == "bf16" or (self.dtype == "auto" and device.type == "cuda")
+        is_bf16 = self.dtype == "bf16" or (self.dtype == "auto" and (device.type == "cuda" or self.weights == "bf16"))
         return torch.bfloat16 if is_bf16 else torch.float32
+
+    def weight_type(self, device: torch.device) -> torch.dtype:
+        """Type in which the model is loaded.
+
+        An adapter is float32 beside it.
+        """
+        is_bf16 = self.weights == "bf16" or (
+            self.weights == "auto" and self.adapter is not None and self.compute_type(device) == torch.bfloat16
+        )
+        return torch.bfloat16 if is_bf16 else torch.float32
+
+    def evaluating(self, device: torch.device) -> AbstractContextManager[object]:
+        """Block in which the model is evaluated.
+
+        In float32 if its weights are, and else in the recipe's type.
+        """
+        return nullcontext() if self.weight_type(device) == torch.float32 else self.autocast(device)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
         """Block in which the model computes in the recipe's type."""

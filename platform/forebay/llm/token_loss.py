@@ -14,12 +14,13 @@ from torch.utils.checkpoint import checkpoint
 
 from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
+from forebay.llm.attention import FLASH, flash_documents, known_packing
+from forebay.llm.packing import TARGET, PackedRows
 from forebay.llm.token_batch import IGNORED, TokenBatch, unpack
 from forebay.llm.tokens import TOKENS
 
 LOSS_CHUNK = 1024
 """Targets whose logits exist at a time."""
-FLASH = "flash_attention_2"
 
 OfLogits = Callable[[Tensor, Tensor], Tensor]
 """Function of logits [targets, entries] in float32 and labels [targets], which returns [targets, ...]."""
@@ -56,14 +57,16 @@ def of_targets(model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = LO
         logits, labels = next_tokens(model, batch)
         is_target = labels != IGNORED
         return of_logits(logits[is_target].float(), labels[is_target]), labels
-    causal, tokens = causal_model(model), unpack(batch[TOKENS])
-    inputs = _inputs(causal, tokens)
+    causal, tokens, words = causal_model(model), unpack(batch[TOKENS]), batch.on_host(TOKENS)
     labels = tokens.labels[:, 1:]
+    # Counted in main memory: a shape that the device decides would let the host wait for all that it computes.
+    count = int(((words[:, 1:] & TARGET) != 0).sum())
     # The last position of a row has no next token. Flash attention is given all rows as one, with the same positions.
-    targets = functional.pad(labels != IGNORED, (0, 1)).flatten().nonzero().flatten()
+    targets = torch.nonzero_static(functional.pad(labels != IGNORED, (0, 1)).flatten(), size=count).flatten()
+    its_labels = functional.pad(labels, (0, 1)).flatten().index_select(0, targets)
     head: nn.Module = causal.get_output_embeddings()
-    with _in_chunks(head, targets, labels[labels != IGNORED], of_logits, chunk) as computed:
-        found: Tensor = model(**inputs).logits
+    with known_packing(words), in_chunks(head, targets, its_labels, of_logits, chunk) as computed:
+        found: Tensor = model(**_inputs(causal, tokens, words)).logits
     if head not in _CHECKED and len(targets):
         if not torch.equal(found.detach(), computed[0].detach()):
             raise InvalidOption(
@@ -79,14 +82,15 @@ def next_tokens(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
 
     Labels are int64 [rows, seq_len - 1].
     """
-    tokens = unpack(batch[TOKENS])
-    logits: Tensor = model(**model_inputs(model, batch[TOKENS])).logits
+    tokens, words = unpack(batch[TOKENS]), batch.on_host(TOKENS)
+    with known_packing(words):
+        logits: Tensor = model(**_inputs(causal_model(model), tokens, words)).logits
     return logits.view(*tokens.labels.shape, -1)[:, :-1], tokens.labels[:, 1:]
 
 
 def model_inputs(model: Any, packed: Tensor) -> dict[str, Any]:
     """Arguments of a forward pass over packed tokens."""
-    return _inputs(causal_model(model), unpack(packed))
+    return _inputs(causal_model(model), unpack(packed), packed.cpu().numpy())
 
 
 def causal_model(model: Any) -> Any:
@@ -95,16 +99,17 @@ def causal_model(model: Any) -> Any:
     return next(each for each in model.modules() if hasattr(getattr(each, "config", None), "_attn_implementation"))
 
 
-def _inputs(causal: Any, tokens: TokenBatch) -> dict[str, Any]:
+def _inputs(causal: Any, tokens: TokenBatch, words: PackedRows) -> dict[str, Any]:
     ids, positions = tokens.input_ids, tokens.position_ids
-    if causal.config._attn_implementation == FLASH:  # noqa: SLF001 - transformers has no public name for it
-        # Flash attention keeps documents apart in one row only. Every row begins with a document.
-        ids, positions = ids.reshape(1, -1), positions.reshape(1, -1)
-    return {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    if causal.config._attn_implementation != FLASH:  # noqa: SLF001 - transformers has no public name for it
+        return {"input_ids": ids, "position_ids": positions, "use_cache": False}
+    # Flash attention keeps documents apart in one row only. Every row begins with a document.
+    inputs = {"input_ids": ids.reshape(1, -1), "position_ids": positions.reshape(1, -1), "use_cache": False}
+    return inputs | flash_documents(words, ids.device)
 
 
 @contextmanager
-def _in_chunks(head: Any, targets: Tensor, labels: Tensor, of_logits: OfLogits, chunk: int) -> Iterator[list[Tensor]]:
+def in_chunks(head: Any, targets: Tensor, labels: Tensor, of_logits: OfLogits, chunk: int) -> Iterator[list[Tensor]]:
     """Let the output layer return `of_logits`, chunk by chunk.
 
     For `targets`, positions over all rows.

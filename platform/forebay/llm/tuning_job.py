@@ -30,7 +30,7 @@ from forebay.llm.options import Options
 from forebay.llm.preferences.losses import Preferences
 from forebay.llm.preferences.reference_rows import with_reference
 from forebay.llm.preferences.tuning import check_recipe, prefer
-from forebay.llm.recipe import Recipe
+from forebay.llm.recipe import Recipe, Weights
 from forebay.llm.reward_head import OF_LOGITS, check_reward_head, put_reward_head
 from forebay.llm.samples import held_out_prompts
 from forebay.llm.source.hub_model import pinned_model
@@ -263,6 +263,7 @@ def _recipe(options: Options, tokens: PreparedTokens, spec: TokenizerSpec, *, he
         gradient_checkpointing=options.gradient_checkpointing,
         quantization="nf4" if options.finetuning == "qlora" else None,
         head=head,
+        compile=options.compile,
     )
     adapter = Lora(
         r=options.lora_r,
@@ -283,9 +284,31 @@ def _recipe(options: Options, tokens: PreparedTokens, spec: TokenizerSpec, *, he
         max_grad_norm=options.max_grad_norm,
         per_device_batch=_filled(options.per_device_batch),
         dtype=options.dtype,
+        weights=_weights(options),
+        algorithm=options.optimizer,
         tokenizer=tokens.spec(spec),
         loss_chunk=options.loss_chunk,
     )
+
+
+def _weights(options: Options) -> Weights:
+    """Type of the weights. DeepSpeed holds one type.
+
+    Raises `InvalidOption` for weights or an optimizer that a strategy does not have.
+    """
+    if options.optimizer != "adamw" and options.strategy != "ddp":
+        raise InvalidOption(
+            f"optimizer={options.optimizer!r} needs strategy='ddp', which holds whole weights, and strategy is "
+            f"{options.strategy!r}. Set one of them."
+        )
+    if not options.strategy.startswith("zero"):
+        return options.weights
+    if options.weights == "bf16":
+        raise InvalidOption(
+            f"weights='bf16' needs strategy='ddp' or 'fsdp2', and strategy is {options.strategy!r}: DeepSpeed holds "
+            "float32 here. Set one of them."
+        )
+    return "float32"
 
 
 def _check_memory(options: Options, recipe: Recipe, seq_len: int, *, has_copy: bool) -> None:
@@ -297,7 +320,9 @@ def _check_memory(options: Options, recipe: Recipe, seq_len: int, *, has_copy: b
         strategy=options.strategy,
         offload=options.offload,
     )
-    check_memory(replace(plan, reference="copy") if has_copy else plan, options.device_memory, gpus=options.gpus)
+    if has_copy:
+        plan = replace(plan, reference="copy")
+    check_memory(replace(plan, global_batch=options.global_batch), options.device_memory, gpus=options.gpus)
 
 
 def _run_options(options: Options) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import importlib.util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -19,8 +20,12 @@ from forebay.llm.attention import (
     chosen_attention,
     document_attention,
     document_mask,
+    flash_documents,
+    known_packing,
 )
 from forebay.llm.models import ModelSpec
+from forebay.llm.packing import START
+from forebay.llm.token_batch import unpack
 
 POSITIONS = torch.tensor([[*range(5), *range(1), *range(10)], [*range(16)]])
 SIZES = {
@@ -155,3 +160,35 @@ def test_choice_with_flash_attention(flash: None) -> None:
     assert chosen_attention("auto", CPU) == "documents"
     with pytest.raises(InvalidOption, match="runs on GPUs only"):
         chosen_attention("flash_attention_2", CPU)
+
+
+WORDS = np.where(POSITIONS.numpy() == 0, START | 5, 5).astype(np.int32)
+
+
+def test_documents_of_flash_attention_are_those_that_transformers_finds() -> None:
+    from transformers.modeling_flash_attention_utils import prepare_fa_kwargs_from_position_ids
+
+    positions = unpack(torch.from_numpy(WORDS)).position_ids
+    assert torch.equal(positions, POSITIONS)
+    (ends, _), (longest, _) = prepare_fa_kwargs_from_position_ids(positions.reshape(1, -1))
+    found = flash_documents(WORDS, CPU)
+    assert torch.equal(found["cu_seq_lens_q"], ends) and found["cu_seq_lens_k"].dtype == torch.int32
+    assert found["max_length_q"] == found["max_length_k"] == int(longest)
+
+
+def test_packing_that_is_known_is_what_transformers_would_ask_the_device() -> None:
+    for rows in (WORDS, WORDS[1:]):
+        positions = unpack(torch.from_numpy(rows)).position_ids
+        expected = transformers.masking_utils.find_packed_sequence_indices(positions)
+        with known_packing(rows):
+            found = transformers.masking_utils.find_packed_sequence_indices(positions)
+            with known_packing(WORDS[:1]):
+                assert transformers.masking_utils.find_packed_sequence_indices(positions) is not None
+        assert (found is None) == (expected is None) == (len(rows) == 1)
+        assert expected is None or torch.equal(found, expected)
+        assert "ask" in transformers.masking_utils.find_packed_sequence_indices.__code__.co_freevars
+
+
+def test_documents_are_for_cpus() -> None:
+    with pytest.raises(InvalidOption, match="which is for CPUs: on an H200, 17 steps of .* Set attn='auto'"):
+        chosen_attention("documents", GPU)

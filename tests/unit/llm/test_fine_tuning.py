@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import forebay as fb
 from forebay import llm
@@ -242,3 +245,96 @@ def test_columns_of_a_job_rename_those_of_the_data(tmp_path: Path) -> None:
         llm.job(llm.Options(**options))
     job = llm.job(llm.Options(**options, columns={"text": "body"}, check_memory=False, global_batch=2))
     assert job.identity["columns"] == {"text": "body"}
+
+
+class Reads(TorchDispatchMode):
+    """Operators whose result the host needs: on a GPU each waits for all that was started there."""
+
+    WAITS = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "is_nonzero", "unique", "repeat_interleave")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        by_mask = name in {"index", "index_put", "index_put_"} and any(
+            each is not None and each.dtype in (torch.bool, torch.uint8) for each in args[1]
+        )
+        if name in self.WAITS or by_mask:
+            self.found.append(f"{name}: {traceback.format_stack(limit=12)}")
+        return func(*args, **(kwargs or {}))
+
+
+class WatchedWorker(RecordingWorker):
+    """Worker that watches its passes, behind the first step, in which layers are looked at once."""
+
+    reads: Reads
+
+    def backward(self, *args: Any, **options: Any) -> torch.Tensor:
+        with self.reads if self.step else nullcontext():
+            return super().backward(*args, **options)
+
+    def clip_grad_norm(self, max_norm: float) -> torch.Tensor:
+        with self.reads:
+            return super().clip_grad_norm(max_norm)
+
+
+@pytest.mark.parametrize("adapter", [None, llm.Lora(r=2, alpha=4)], ids=["full", "lora"])
+@pytest.mark.parametrize("attn", ["sdpa", pytest.param("eager", marks=pytest.mark.variation)])
+def test_no_pass_waits_for_the_device(
+    prepared: llm.PreparedTokens, make_data: Callable[..., fb.Data], tmp_path: Path, attn: Any, adapter: Any
+) -> None:
+    model = llm.ModelSpec(name="tiny", vocab_size=prepared.vocab_size, attn=attn, gradient_checkpointing=True)
+    recipe = llm.Recipe(model=model, adapter=adapter, per_device_batch=3, loss_chunk=50)
+    data = replace(make_data(), global_batch=24)
+    worker = WatchedWorker(
+        TrainSpec(data=data, seed=3), SingleProcessCollective(), None, DirectoryStore(str(tmp_path)), StepLog()
+    )
+    worker.steps, worker.reads = [], Reads()
+    worker.run(partial(llm.finetune, recipe))
+    assert len(worker.steps) >= 2
+    assert worker.reads.found == []
+
+
+LORA = {"adapter": llm.Lora(r=8)}
+QLORA = {"adapter": llm.Lora(r=8), "quantization": "nf4"}
+
+
+@pytest.mark.variation("200 steps, several times")
+@pytest.mark.parametrize(
+    ("options", "most"),
+    [
+        pytest.param({"weights": "bf16"}, 0.02, id="full, bf16"),
+        pytest.param({"weights": "float32", "dtype": "bf16"}, 0.02, id="full, computed in bf16"),
+        pytest.param({"weights": "bf16", **LORA}, 0.02, id="lora, bf16"),
+        pytest.param({"weights": "bf16", **QLORA}, 0.02, id="qlora, bf16"),
+        pytest.param({"compile": True}, 1e-4, id="compiled"),
+        pytest.param({"loss_chunk": 0}, 1e-4, id="all logits at once"),
+    ],
+)
+def test_losses_of_200_steps_beside_float32(
+    prepared: llm.PreparedTokens,
+    make_data: Callable[..., fb.Data],
+    tmp_path: Path,
+    options: dict[str, Any],
+    most: float,
+) -> None:
+    """The mean of the last 20 losses, and the largest difference of the mean of 20 steps."""
+    curves = []
+    model_options = {name: options[name] for name in ("quantization", "compile") if name in options}
+    own = {name: value for name, value in options.items() if name not in model_options}
+    plain = {"adapter": own.get("adapter"), "dtype": "fp32"}
+    for number, given in enumerate((plain, own)):
+        recipe = recipe_of(prepared, per_device_batch=8, **given)
+        kept = model_options if number else {name: model_options[name] for name in model_options if name != "compile"}
+        recipe = replace(recipe, model=replace(recipe.model, **kept))
+        data = make_data()
+        spec = TrainSpec(data=data, seed=3, epochs=-(-200 // data.num_batches))
+        worker, _ = train(recipe, spec, tmp_path / str(number))
+        curves.append(np.array([step["loss"] for step in worker.steps[:200]]).reshape(-1, 20).mean(axis=1))
+    exact, other = curves
+    worst = float(np.abs(other / exact - 1).max())
+    print(f"figures: {options} last {exact[-1]:.4f} {other[-1]:.4f} worst {worst:.5f}")
+    assert len(exact) == 10 and exact[-1] < exact[0]
+    assert worst < most

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,9 @@ class Batch(dict[str, Any]):
         self.copied: Any = None
         self.memory: Any = None  # what keeps the memory of a batch that only a copy reads
         self._windows: Any = None
+        self._on_host: dict[str, _HostArray] = {}
+        self._copies: dict[str, torch.Tensor] = {}
+        self._version = 0
         self._file_rows: FileRows | FileWindows | Callable[[], FileRows | FileWindows] | None = None
 
     def rows(self) -> FileRows | FileWindows:
@@ -120,7 +123,22 @@ class Batch(dict[str, Any]):
             "_file_rows": self.rows() if is_known else None,
             "copied": None,
             "memory": None,
+            "_on_host": {},
+            "_copies": {},
         }
+
+    def on_host(self, name: str) -> NDArray[Any]:
+        """Array `name` in main memory, not to be changed.
+
+        Of a batch on a GPU, this waits for the copy of the batch alone, and for no kernel that computes: so a training
+        loop can ask for counts without draining the GPU.
+        """
+        values, known = self[name], self._on_host.get(name)
+        if known is None or not known.is_of(values):
+            is_copy = self._copies.get(name) is values and _version(values) == self._version
+            read = partial(_copied_numpy, values, self.copied) if is_copy else partial(_numpy, values)
+            known = self._on_host[name] = _HostArray(values, read)
+        return known.read()
 
     def to(self, device: torch.device | str) -> Batch:
         """Copy of the batch on a device.
@@ -143,6 +161,8 @@ class Batch(dict[str, Any]):
         # Always a fresh contiguous copy: kernels also choose their algorithm by strides and alignment.
         part = self.with_arrays({name: self._taken_array(name, rows) for name in self})
         part.num_rows, part.weight = len(rows), weight
+        read = {name: partial(self._host_rows, name, rows) for name in part if name not in self.lists}
+        part._on_host = {name: _HostArray(part[name], each) for name, each in read.items()}  # noqa: SLF001 - of this class
         if self._file_rows is not None:
             part.set_file_rows(partial(_taken, self._file_rows, rows))
         if self.source is not None:
@@ -157,10 +177,15 @@ class Batch(dict[str, Any]):
         batch.epoch, batch.ends_epoch, batch.names, batch.lists = self.epoch, self.ends_epoch, self.names, self.lists
         return batch
 
+    def _host_rows(self, name: str, rows: NDArray[np.int64]) -> NDArray[Any]:
+        found: NDArray[Any] = self.on_host(name)[rows]
+        return found
+
     def _taken_array(self, name: str, rows: NDArray[np.int64]) -> torch.Tensor:
         values: torch.Tensor = self[name]
         if name not in self.lists:
-            return values[_index(rows, values)]
+            # An index would be copied to the device first, which waits for it.
+            return values[rows[0] : rows[-1] + 1].clone() if _is_run(rows) else values[_index(rows, values)]
         lengths = self[f"{name}_lengths"].long()
         starts, index = lengths.cumsum(0) - lengths, _index(rows, values)
         kept = lengths[index]
@@ -209,6 +234,8 @@ def _finished(batch: Batch, arrays: dict[str, torch.Tensor], device: torch.devic
     if torch.device(device).type == "cuda":
         moved.copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
         moved.copied.record(torch.cuda.current_stream(device))
+        # All arrays have been written equally often.
+        moved._copies, moved._version = arrays, _version(next(iter(arrays.values()), None))  # noqa: SLF001 - a new batch
     return moved
 
 
@@ -224,4 +251,46 @@ def _taken(
 
 
 def _index(rows: NDArray[np.int64], values: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(rows).to(values.device)
+    return torch.from_numpy(rows).to(values.device, non_blocking=True)
+
+
+def _is_run(rows: NDArray[np.int64]) -> bool:
+    return bool(len(rows) and np.array_equal(rows, np.arange(rows[0], rows[0] + len(rows))))
+
+
+class _HostArray:
+    """Values of an array in main memory, read once."""
+
+    def __init__(self, values: Any, read: Callable[[], NDArray[Any]]) -> None:
+        self._values, self._version, self._read = values, _version(values), read
+        self._found: NDArray[Any] | None = None
+
+    def is_of(self, values: Any) -> bool:
+        """Whether `values` are those that it was made of, unchanged."""
+        return values is self._values and _version(values) == self._version
+
+    def read(self) -> NDArray[Any]:
+        if self._found is None:
+            self._found = self._read()
+        return self._found
+
+
+def _version(values: Any) -> int:
+    return values._version if isinstance(values, torch.Tensor) else 0  # noqa: SLF001 - torch has no public count of writes
+
+
+def _numpy(values: Any) -> NDArray[Any]:
+    return values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+
+
+def _copied_numpy(values: torch.Tensor, copied: Any) -> NDArray[Any]:
+    stream = _host_stream(values.device)
+    stream.wait_event(copied)
+    with torch.cuda.stream(stream):
+        return _numpy(values)
+
+
+@cache
+def _host_stream(device: torch.device) -> Any:
+    """Stream that reads batches, beside the one that computes."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

@@ -9,25 +9,42 @@ from dataclasses import asdict, dataclass, fields
 from functools import cache
 from typing import Any, Literal, TypeAlias, get_args
 
+import torch
 from torch import nn
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.llm.adapters import ALL_LINEAR, Lora
-from forebay.llm.cost.activations import Activations, count_activations
+from forebay.llm.cost.activations import PassOptions, Peak, count_pass
 from forebay.llm.cost.known_models import TINY_VOCABULARY, model_config
 from forebay.llm.cost.skeleton import num_parameters, over_layers, skeleton
+from forebay.llm.optimizers import BLOCK, OptimizerName
 from forebay.llm.options import Options, Tuning, with_options
+from forebay.llm.recipe import Weights
 from forebay.training.strategies.choice import Offload, StrategyName
 
 Precision: TypeAlias = Literal["bf16", "fp32"]
 HeldReference: TypeAlias = Literal["none", "adapter", "copy", "stored"]
-_CHOICES = {"strategy": StrategyName, "offload": Offload, "finetuning": Tuning, "dtype": Precision, "stored": Precision}
-_CHOICES["reference"] = HeldReference
+_CHOICES = {
+    "strategy": StrategyName,
+    "offload": Offload,
+    "finetuning": Tuning,
+    "dtype": Precision,
+    "stored": Precision,
+    "weights": Weights,
+    "optimizer": OptimizerName,
+    "reference": HeldReference,
+}
 
 FLOAT, HALF = 4, 2
 MOMENTS = 2 * FLOAT
+MOMENTS_IN_8_BITS = 2 * (1 + 4 / 256)
+"""A byte, and a scale of 32 bits for each block of 256."""
 NF4_BYTES = 0.5 + 4 / 64
 """Bytes of a weight in NF4: 4 bits, and a scale of 32 bits for each block of 64."""
+ROUNDING = 0.02
+"""Share of all others that the allocator's blocks are larger than what is asked for, at most."""
+WORKSPACE = 64 << 20
+"""Bytes that cuBLAS and cuBLASLt take of a GPU's memory for themselves (32 MiB each on an H200)."""
 BUCKET = 50_000_000
 """Elements of DeepSpeed's buffers, as the strategies set them."""
 
@@ -36,15 +53,19 @@ BUCKET = 50_000_000
 class MemoryPlan:
     """Options that decide the memory of a fine-tuning.
 
-    They have the names of `llm.Options`, with values for GPUs.
+    They have the names of `llm.Options`.
 
     Attributes:
         model: "tiny", a known model such as "Llama-2-70B", or a model's folder.
         workers: Number of ranks.
         dtype: Type of the computation.
+        weights: Type of the weights, as in `Recipe`.
+        optimizer: Optimizer, as in `Options`.
         stored: Type of the weights and gradients that DeepSpeed holds. Forebay's strategies hold float32; with "bf16"
             these are the figures of DeepSpeed's own bf16 mode.
         loss_chunk: Positions whose logits exist at a time. 0: all rows of a pass.
+        global_batch: Rows of a step. None: several passes, whose gradients are added up.
+        on_gpu: Whether it trains on GPUs, or on CPUs.
         vocab_size: Entries of the tokenizer, for the tiny model.
         reference: "copy" for preferences beside a frozen copy of the model. Others take no memory.
         modules_to_save: Names of layers that are trained whole beside an adapter.
@@ -63,8 +84,12 @@ class MemoryPlan:
     gradient_checkpointing: bool = True
     attn: str = "auto"
     dtype: Precision = "bf16"
+    weights: Weights = "auto"
+    optimizer: OptimizerName = "adamw"
     stored: Precision = "fp32"
     loss_chunk: int = 1024
+    global_batch: int | None = None
+    on_gpu: bool = True
     vocab_size: int = TINY_VOCABULARY
     reference: HeldReference = "none"
     modules_to_save: str = ""
@@ -83,6 +108,26 @@ class MemoryPlan:
                 f"offload={self.offload!r} needs strategy='zero1', 'zero2' or 'zero3', and strategy is "
                 f"{self.strategy!r}. Set one of them, or offload='none'."
             )
+
+    @property
+    def trained_bytes(self) -> int:
+        """Bytes of a trained weight."""
+        return HALF if self.weights == "bf16" and self.finetuning == "full" else FLOAT
+
+    @property
+    def frozen_bytes(self) -> int:
+        """Bytes of a frozen weight that is not quantized."""
+        is_zero = self.strategy.startswith("zero")
+        return (
+            HALF
+            if self.weights == "bf16" or (self.weights == "auto" and self.dtype == "bf16" and not is_zero)
+            else FLOAT
+        )
+
+    @property
+    def accumulates(self) -> bool:
+        """Whether a step has several passes."""
+        return self.global_batch is None or self.global_batch > self.workers * self.per_device_batch
 
     @property
     def adapter(self) -> Lora | None:
@@ -119,31 +164,29 @@ class MemoryEstimate:
     Attributes:
         parameters: Number of the model's parameters, with its adapter.
         trained: Number of those that are trained.
-        device: Bytes on the device by part: "weights", "gradients", "optimizer", "buffers", "activations", "logits".
+        device: Bytes on the device by part, at the moment of a step that has most: "weights", "gradients", "optimizer",
+            "buffers", and "activations": these with logits, copies, and what operators need for a moment.
         host: Bytes in main memory.
+        states: Bytes of weights, gradients and optimizer states on the device, between a pass and the optimizer's step.
     """
 
     parameters: int
     trained: int
     device: dict[str, int]
     host: int
+    states: int
 
     @property
     def total(self) -> int:
         """Bytes on the device."""
         return sum(self.device.values())
 
-    @property
-    def states(self) -> int:
-        """Bytes of weights, gradients and optimizer states on the device."""
-        return sum(self.device[part] for part in ("weights", "gradients", "optimizer"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSizes:
     """Parameter counts of a model.
 
-    All, trained, of one layer, outside of layers, and of the linear layers that can be NF4.
+    All, trained, of one layer, outside of layers, of the linear layers that can be NF4, and of the largest trained one.
     """
 
     total: int
@@ -151,6 +194,7 @@ class ModelSizes:
     layer: int
     outside: int
     linear: int
+    largest: int
 
     @property
     def frozen(self) -> int:
@@ -159,27 +203,38 @@ class ModelSizes:
 
 
 def estimate_memory(plan: MemoryPlan) -> MemoryEstimate:
-    """Estimate the bytes of a rank.
+    """Estimate the most bytes of a rank in a step.
 
-    Weights, gradients and optimizer by formula, activations counted.
+    Weights, gradients and optimizer by formula. A pass is counted operator by operator.
 
     Not in it: the CUDA context and NCCL (1 to 2 GB), and gaps of the allocator. Raises `InvalidOption` for a model that
     cannot be read.
     """
     sizes = _sizes(plan.model, plan.vocab_size, plan.adapter)
-    kept = _activations(plan)
     weights, gradients, optimizer = _states(plan, sizes)
-    is_offloaded = plan.offload == "optimizer"
+    weights += _reference(plan, sizes) if plan.reference == "copy" else 0
+    held = 0 if plan.offload == "optimizer" else optimizer
+    # A strategy that splits gradients does so as they come. `peak.gradients` are of a whole model.
+    split = gradients / max(plan.trained_bytes * sizes.trained, 1)
+    others = _of_attention(plan)
+    moments = [(round(peak.gradients * split), peak.others + others) for peak in _passes(plan)]
+    moments.append((gradients, _of_optimizer(plan, sizes)))
+    alive, others = max(moments, key=sum)
+    own = _buffers(plan, sizes) + (WORKSPACE if plan.on_gpu else 0)
     device = {
-        "weights": weights + (_reference(plan, sizes) if plan.reference == "copy" else 0),
-        "gradients": gradients,
-        "optimizer": 0 if is_offloaded else optimizer,
-        "buffers": _buffers(plan, sizes) + kept.copies,
-        "activations": kept.kept,
-        "logits": _logits(plan, model_config(plan.model, plan.vocab_size).vocab_size),
+        "weights": weights,
+        "gradients": alive,
+        "optimizer": held,
+        "buffers": own + round(ROUNDING * (weights + alive + held + own + others)),
+        "activations": others,
     }
-    host = optimizer if is_offloaded else 0
-    return MemoryEstimate(parameters=sizes.total, trained=sizes.trained, device=device, host=host)
+    return MemoryEstimate(
+        parameters=sizes.total,
+        trained=sizes.trained,
+        device=device,
+        host=optimizer - held,
+        states=weights + gradients + held,
+    )
 
 
 def _reference(plan: MemoryPlan, sizes: ModelSizes) -> int:
@@ -195,13 +250,15 @@ def _reference(plan: MemoryPlan, sizes: ModelSizes) -> int:
 def _states(plan: MemoryPlan, sizes: ModelSizes) -> tuple[int, int, int]:
     """Bytes of weights, gradients and optimizer of a rank."""
     is_zero = plan.strategy.startswith("zero") and (plan.workers > 1 or plan.offload != "none")
-    held = HALF if is_zero and plan.stored == "bf16" else FLOAT
+    is_half = is_zero and plan.stored == "bf16"
+    held, held_frozen = (HALF, HALF) if is_half else (plan.trained_bytes, plan.frozen_bytes)
     # DeepSpeed keeps a float32 copy of what the optimizer changes, also beside weights in float32.
-    per_trained = MOMENTS + (FLOAT if is_zero else 0)
-    frozen = held * sizes.frozen
+    per_trained = (MOMENTS if plan.optimizer == "adamw" else MOMENTS_IN_8_BITS) + (FLOAT if is_zero else 0)
+    frozen = held_frozen * sizes.frozen
     if plan.finetuning == "qlora":
-        frozen = held * (sizes.frozen - sizes.linear) + round(NF4_BYTES * sizes.linear)
-    weights, gradients, optimizer = held * sizes.trained + frozen, held * sizes.trained, per_trained * sizes.trained
+        frozen = held_frozen * (sizes.frozen - sizes.linear) + round(NF4_BYTES * sizes.linear)
+    weights, gradients = held * sizes.trained + frozen, held * sizes.trained
+    optimizer = round(per_trained * sizes.trained)
     # Weights, gradients and optimizer: which of them each strategy splits over ranks.
     split = {"ddp": 0, "zero1": 1, "zero2": 2, "zero3": 3, "fsdp2": 3}[plan.strategy]
     shares = [plan.workers if split >= least else 1 for least in (3, 2, 1)]
@@ -215,25 +272,39 @@ def _buffers(plan: MemoryPlan, sizes: ModelSizes) -> int:
     held = HALF if plan.stored == "bf16" and plan.strategy.startswith("zero") else FLOAT
     match plan.strategy:
         case "ddp":
-            return FLOAT * sizes.trained
+            return plan.trained_bytes * sizes.trained
         case "fsdp2":
             # Two layers, the one that computes and the next one, what is outside of layers, and a layer's gradients.
             gradients = sizes.layer if plan.finetuning == "full" else 0
-            return FLOAT * (2 * sizes.layer + sizes.outside + gradients)
+            held = plan.trained_bytes if plan.finetuning == "full" else plan.frozen_bytes
+            return held * (2 * sizes.layer + sizes.outside + gradients)
         case "zero3":
             return held * (2 * sizes.layer + min(BUCKET, sizes.trained))
     return held * min(BUCKET, sizes.trained) * 2
 
 
-def _logits(plan: MemoryPlan, entries: int) -> int:
-    """Bytes of the logits.
+def _of_attention(plan: MemoryPlan) -> int:
+    """Bytes that kernels of attention need for a moment.
 
-    In the type of the computation, in float32, and their gradient.
+    They are not seen from outside. By documents: queries, keys and values, and their gradients, in parts beside the
+    whole. "eager": scores of a layer.
     """
-    positions = plan.per_device_batch * plan.seq_len
-    if plan.loss_chunk:
-        positions = min(positions, plan.loss_chunk)
-    return positions * entries * ((HALF if plan.dtype == "bf16" else FLOAT) + FLOAT + FLOAT)
+    config, size = model_config(plan.model, plan.vocab_size), HALF if plan.dtype == "bf16" else FLOAT
+    tokens = plan.per_device_batch * plan.seq_len
+    if plan.attn == "eager":
+        return size * tokens * plan.seq_len * int(config.num_attention_heads)
+    return 0 if plan.on_gpu or plan.attn == "sdpa" else 6 * size * tokens * int(config.hidden_size)
+
+
+def _of_optimizer(plan: MemoryPlan, sizes: ModelSizes) -> int:
+    """Bytes that the optimizer needs for a moment.
+
+    AdamW is fused on a GPU, and goes tensor by tensor on a CPU: the root of a moment, and the quotient. With weights in
+    bf16 it goes block by block: gradient, weight, root, and noise of float32 and int64.
+    """
+    if plan.trained_bytes == HALF:
+        return 8 * FLOAT * min(BLOCK, sizes.largest)
+    return 0 if plan.on_gpu or plan.strategy.startswith("zero") else 2 * FLOAT * sizes.largest
 
 
 @cache
@@ -247,6 +318,7 @@ def _sizes(name: str, vocab_size: int, adapter: Lora | None) -> ModelSizes:
         layer=num_parameters(layers[0]),
         outside=num_parameters(model) - num_parameters(layers),
         linear=over_layers(config, _linear_weights),
+        largest=max(each.numel() for each in model.parameters() if each.requires_grad),
     )
 
 
@@ -257,13 +329,22 @@ def _linear_weights(config: Any) -> int:
     return sum(each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear) and each is not head)
 
 
-def _activations(plan: MemoryPlan) -> Activations:
-    # All implementations that are fused keep as much as sdpa.
-    attn = "eager" if plan.attn == "eager" else "sdpa"
-    shape = (plan.per_device_batch, plan.seq_len)
-    options = (plan.dtype == "bf16", plan.gradient_checkpointing)
+def _passes(plan: MemoryPlan) -> list[Peak]:
+    # Without a dense mask, all implementations that are fused keep as much.
+    options = PassOptions(
+        rows=plan.per_device_batch,
+        seq_len=plan.seq_len,
+        attn=plan.attn if plan.attn in {"eager", "sdpa"} else "fused",
+        is_bf16=plan.dtype == "bf16",
+        checkpointing=plan.gradient_checkpointing,
+        loss_chunk=plan.loss_chunk,
+        accumulates=plan.accumulates,
+        is_quantized=plan.finetuning == "qlora",
+        frozen=torch.bfloat16 if plan.frozen_bytes == HALF else torch.float32,
+        trained=torch.bfloat16 if plan.trained_bytes == HALF else torch.float32,
+    )
     try:
-        return _counted(plan.model, plan.vocab_size, plan.adapter, shape, attn, *options)
+        return _counted(plan.model, plan.vocab_size, plan.adapter, options)
     except (AttributeError, NotImplementedError, RuntimeError) as error:
         raise InvalidOption(
             f"activations of model={plan.model!r} cannot be counted without data ({type(error).__name__}: {error}). "
@@ -272,10 +353,5 @@ def _activations(plan: MemoryPlan) -> Activations:
 
 
 @cache
-def _counted(
-    model: str, vocab_size: int, adapter: Lora | None, shape: tuple[int, int], attn: str, *options: bool
-) -> Activations:
-    is_bf16, checkpointing = options
-    return count_activations(
-        model_config(model, vocab_size), adapter, shape, attn=attn, is_bf16=is_bf16, checkpointing=checkpointing
-    )
+def _counted(model: str, vocab_size: int, adapter: Lora | None, options: PassOptions) -> list[Peak]:
+    return count_pass(model_config(model, vocab_size), adapter, options)

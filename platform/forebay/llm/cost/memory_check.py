@@ -109,9 +109,12 @@ def memory_plan(
         attn=recipe.model.attn,
         loss_chunk=recipe.loss_chunk,
         dtype="bf16" if recipe.compute_type(device) == torch.bfloat16 else "fp32",
+        weights=recipe.weights,
+        optimizer=recipe.algorithm,
         vocab_size=recipe.model.vocab_size,
         modules_to_save=",".join(recipe.adapter.modules_to_save) if recipe.adapter else "",
         dora=recipe.adapter is not None and recipe.adapter.dora,
+        on_gpu=device.type == "cuda",
     )
 
 

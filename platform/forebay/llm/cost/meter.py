@@ -7,7 +7,9 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -72,7 +74,7 @@ class Meter:
     - `tflops_per_s`: FLOPs of the documents, by `count_flops`, per device. With `targets_only`, the output layer
       counts for targets alone, as `token_loss` computes it.
     - `mfu`: their share of the device's peak. Left out for an unknown device.
-    - `peak_memory_bytes`: most memory that was allocated on the GPU, or that the process had without one.
+    - `peak_memory_bytes`: most memory that was allocated on the GPU, or that the process had without one, in this run.
 
     The time of a step begins at the end of the step before, with its wait for data and its checkpoint. The mean of a
     rate over an epoch is over all its tokens and seconds. The first step of a process is not measured: kernels are
@@ -155,8 +157,20 @@ def step_cost(batch: Batch, flops: TokenFlops | None, *, targets_only: bool = Fa
     return StepCost(tokens=float(packed.numel()), document_tokens=documents, flops=total)
 
 
+def reset_peak_memory(device: torch.device) -> None:
+    """Forget the peak of earlier runs of this process."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        return
+    with suppress(OSError):  # Linux only
+        Path("/proc/self/clear_refs").write_text("5")
+
+
 def peak_memory(device: torch.device) -> int:
-    """Peak bytes on the GPU, or of the process."""
+    """Peak bytes on the GPU, or of the process.
+
+    Since `reset_peak_memory`.
+    """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     # Kibibytes on Linux, bytes on macOS.

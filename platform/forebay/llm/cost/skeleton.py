@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -30,14 +32,20 @@ def skeleton(config: Any, adapter: Lora | None = None, *, attn: str = "eager") -
     transformers = import_transformers()
     with torch.device("meta"):
         try:
-            model: nn.Module = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn).train()
+            # In the type that training loads, which need not be the files' type.
+            found = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn, dtype=torch.float32)
         except ValueError as error:
             raise InvalidOption(f"{type(config).__name__} is not of a causal language model ({error}).") from error
+        model: nn.Module = found.train()
         return model if adapter is None else adapter.add_to(model).train()
 
 
-def on_fake_cpu(model: nn.Module) -> nn.Module:
+def on_fake_cpu(
+    model: nn.Module, *, frozen: torch.dtype = torch.float32, trained: torch.dtype = torch.float32
+) -> nn.Module:
     """Replace the tensors of `model` by fake CPU tensors.
+
+    Its frozen and its trained parameters get these types.
 
     Call it, and the model, within a `FakeTensorMode`.
 
@@ -48,14 +56,15 @@ def on_fake_cpu(model: nn.Module) -> nn.Module:
         for tensors in (module._parameters, module._buffers):  # noqa: SLF001 - shared ones must stay shared
             for name, tensor in tensors.items():
                 if tensor is not None:
-                    fakes.setdefault(tensor, _fake(tensor))
+                    fakes.setdefault(tensor, _fake(tensor, trained if tensor.requires_grad else frozen))
                     tensors[name] = fakes[tensor]  # type: ignore[assignment]
     return model
 
 
-def _fake(tensor: Tensor) -> Tensor:
-    fake = torch.empty(tensor.shape, dtype=tensor.dtype)
-    return nn.Parameter(fake, requires_grad=tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
+def _fake(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if not isinstance(tensor, nn.Parameter):
+        return torch.empty(tensor.shape, dtype=tensor.dtype)
+    return nn.Parameter(torch.empty(tensor.shape, dtype=dtype), requires_grad=tensor.requires_grad)
 
 
 def with_layers(config: Any, layers: int) -> Any:
@@ -80,7 +89,7 @@ def over_layers(config: Any, count: Callable[[Any], Counted]) -> Counted:
     The first layer may differ from the others: without a trained embedding, it has no gradient of its input.
     """
     layers = num_layers(config)
-    if layers <= 2 or not _has_equal_layers(config):
+    if layers <= 2 or not has_equal_layers(config):
         return count(config)
     one, two = count(with_layers(config, 1)), count(with_layers(config, 2))
     return one + (layers - 1) * (two - one)
@@ -91,8 +100,14 @@ def num_parameters(model: nn.Module, *, trained_only: bool = False) -> int:
     return sum(each.numel() for each in model.parameters() if each.requires_grad or not trained_only)
 
 
-def _has_equal_layers(config: Any) -> bool:
+def has_equal_layers(config: Any) -> bool:
     """Whether each layer has as many parameters as the second."""
+    return _has_equal_layers(type(config), config.to_json_string(use_diff=False))  # type: ignore[arg-type]
+
+
+@cache
+def _has_equal_layers(kind: Any, config_json: str) -> bool:
+    config = kind.from_dict(json.loads(config_json))
     one, two, whole = (
         num_parameters(skeleton(each)) for each in (with_layers(config, 1), with_layers(config, 2), config)
     )

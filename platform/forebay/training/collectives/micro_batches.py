@@ -61,7 +61,7 @@ class MicroBatches:
                 "Name an array with one number per row.",
                 weigh_by=self.weigh_by,
             )
-        own = float(batch[self.weigh_by].sum()) if batch.weight else 0.0
+        own = float(batch.on_host(self.weigh_by).sum()) if batch.weight else 0.0
         total = float(collective.all_reduce(np.array([own]))[0])
         return replace(self, scale=ranks / total if total else 0.0)
 

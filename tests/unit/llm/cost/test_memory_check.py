@@ -53,4 +53,4 @@ def test_memory_of_gpus_elsewhere_is_not_guessed(
         check_memory(plan, gpus=1)
     assert "is not checked: its workers have GPUs, and this machine has none" in caplog.text
     with pytest.raises(InvalidOption, match="A device has"):
-        check_memory(plan, "8GB", gpus=1)
+        check_memory(plan, "60GB", gpus=1)

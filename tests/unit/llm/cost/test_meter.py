@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 
 import numpy as np
@@ -12,7 +13,15 @@ from forebay.data.loader.batch import Batch
 from forebay.llm.adapters import Lora
 from forebay.llm.chat.documents import Document
 from forebay.llm.cost.flops import TokenFlops
-from forebay.llm.cost.meter import PEAK_FLOPS, Meter, device_peak, published_peak, step_cost
+from forebay.llm.cost.meter import (
+    PEAK_FLOPS,
+    Meter,
+    device_peak,
+    peak_memory,
+    published_peak,
+    reset_peak_memory,
+    step_cost,
+)
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import RowLayout, arrange, num_targets
 from forebay.llm.recipe import Recipe
@@ -119,3 +128,14 @@ def test_peak_of_a_cpu_is_measured() -> None:
     peak = device_peak(CPU, torch.float32)
     assert peak is not None and 1e8 < peak < 1e15
     assert device_peak(torch.device("meta"), torch.float32) is None
+
+
+@pytest.mark.skipif(
+    not os.access("/proc/self/clear_refs", os.W_OK), reason="the peak of a process can be reset on Linux"
+)
+def test_peak_memory_is_that_of_the_run() -> None:
+    earlier = torch.ones(64 << 20)
+    peak = peak_memory(CPU)
+    del earlier
+    reset_peak_memory(CPU)
+    assert peak_memory(CPU) < peak - (128 << 20)

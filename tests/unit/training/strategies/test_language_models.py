@@ -75,3 +75,25 @@ def test_loss_in_chunks_is_the_plain_loss(
         assert len(plain) > STEPS
         for step, its_step in zip(plain, in_chunks, strict=True):
             assert its_step == pytest.approx(step, rel=CLOSE)
+
+
+@pytest.mark.variation("two trainings of a language model for each adapter")
+@pytest.mark.parametrize("adapter", [None, llm.Lora(r=4)], ids=["full", "lora"])
+def test_weights_in_bf16_train_alike_whole_and_in_parts(
+    ranks: Ranks, tmp_path: Path, make_recorder: Any, adapter: llm.Lora | None
+) -> None:
+    """A part of a weight is rounded by the noise of its own elements."""
+    chats = write_chats(tmp_path, chats=24, held_out=5)
+    source = llm.TokenSource(str(chats.training), llm.tokenizer("tiny"), seq_len=96, overflow="split")
+    tokens = llm.prepared_tokens(fb.prepare(source, into=str(tmp_path / "into")))
+    data = fb.Data(
+        plan=fb.build_plan(tokens.prepared.manifest, seed=1, lanes=2), transform=llm.token_rows(), global_batch=4
+    )
+    model = llm.ModelSpec(name="tiny", vocab_size=tokens.vocab_size)
+    recipe = llm.Recipe(model=model, lr=1e-3, adapter=adapter, weights="bf16", per_device_batch=2)
+    whole, parts = (
+        ranks(2, trained, data, tmp_path / name, make_recorder, name, recipe)[0] for name in ("ddp", "fsdp2")
+    )
+    assert len(whole) > STEPS
+    for step, its_step in zip(whole, parts, strict=True):
+        assert its_step == pytest.approx(step, rel=5e-3, abs=5e-3)

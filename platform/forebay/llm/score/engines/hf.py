@@ -95,7 +95,9 @@ class HfEngine:
         tokenizer = load_folder(spec.model, template)
         check_sizes(len(tokenizer), config.get("vocab_size", len(tokenizer)), spec.model)
         self._device = spec.device
-        model: Any = ModelSpec(name=spec.model, vocab_size=0).build(self._device)
+        # Prompts of all lengths would compile flex attention again and again, and nothing is recomputed for a gradient.
+        form = ModelSpec(name=spec.model, vocab_size=0, attn="sdpa", gradient_checkpointing=False)
+        model: Any = form.build(self._device)
         self._model: Any = model.eval().to(device=self._device, dtype=getattr(torch, spec.dtype))
         self._batch = spec.batch
         self._positions: int | None = config.get("max_position_embeddings")
