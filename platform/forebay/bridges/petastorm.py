@@ -170,7 +170,7 @@ class BatchReader(AbstractContextManager["BatchReader"]):
         self._batches, self.last_row_consumed = None, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Place after the last batch, for `load_state_dict` with any number of shards."""
+        """Position after the last batch, for any number of shards."""
         return dict(self.loader.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -254,7 +254,7 @@ class ExaminationRun:
         return self._found.making if unfinished is None else unfinished.sums(is_read=False)
 
     def _estimates(self, lasted_s: float) -> Estimates:
-        """Seconds of a step, by the sample, the first blocks and the first steps.
+        """Seconds of a step, by sample, first blocks and first steps.
 
         Of a phase that has not ended, by its time so far.
         """

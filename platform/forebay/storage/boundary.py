@@ -259,7 +259,7 @@ def _scheme_and_host(name: str) -> tuple[str, str]:
 
 
 def _has_known_host(name: str, own: Location | None) -> bool:
-    """Whether the user or the store chose the host of a URI without options."""
+    """Whether the host of a URI was chosen by the user or the store."""
     scheme, host = _store(*_scheme_and_host(name))
     match scheme:
         case "memory":

@@ -134,7 +134,7 @@ def _print_open_tables(plans: list[TablePlan]) -> None:
 
 
 def _print_costs(plans: list[TablePlan]) -> None:
-    """Print the cost of each placement. The first of a table is the chosen one."""
+    """Print the cost of each placement, the chosen one first."""
     print_table(
         ("table", "placement", "bytes of a rank and step", "memory of a rank", "ms a step"),
         [

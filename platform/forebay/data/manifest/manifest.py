@@ -282,8 +282,9 @@ class Manifest:
         return with_options(f"{root}/{file.path}", options)
 
     def take(self, indices: Sequence[int] | ArrayLike) -> Manifest:
-        """Manifest of the row groups at `indices` (in any order, or a boolean mask), with only the files that hold
-        them.
+        """Manifest of the row groups at `indices`, with their files only.
+
+        The indices are in any order, or a boolean mask.
 
         Raises:
             InvalidOption: An index is out of range or given twice.

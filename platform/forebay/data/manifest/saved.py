@@ -90,7 +90,7 @@ def load_manifest(path: str | os.PathLike[str], allow_locations: Uri | Sequence[
 
 
 def _check_locations(manifest: Manifest, own: Location, allowed: Sequence[Location]) -> None:
-    """Refuse files outside of the root, and stores that only the user may choose."""
+    """Refuse files outside of the root, and stores left to the user."""
     what = f"The manifest {own.uri}"
     for file in manifest.files:
         if not manifest.root:

@@ -130,7 +130,10 @@ def _read(file: pa.NativeFile, run: _Run, *, local: bool) -> pa.Buffer:
 
 
 def _map(path: str, run: _Run) -> pa.Buffer | None:
-    """Map the bytes of `run`, and read those that are not in memory. None where files cannot be mapped."""
+    """Map the bytes of `run`, and read the missing ones into memory.
+
+    None where files cannot be mapped.
+    """
     begin = run.start // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
     with Path(path).open("rb") as file, suppress(OSError, ValueError):
         # Filled at once: a page at a time, by faults while it decodes, a cold disk would be slow and hold a core.

@@ -125,9 +125,9 @@ class ParquetColumns:
 
     @cached_property
     def is_shareable(self) -> bool:
-        """Whether `are_of` compares all there is: no column is in a group, which Arrow does not compare.
+        """Whether `are_of` compares everything.
 
-        A large footer is not kept for others.
+        Arrow does not compare groups, so no column may be in one. A large footer is not kept for others.
         """
         return self._metadata.serialized_size <= _MOST_KEPT_BYTES and not any("." in path for path in self._paths)
 

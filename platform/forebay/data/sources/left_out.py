@@ -106,7 +106,7 @@ def _one_link(links: dict[str, str]) -> str:
 
 
 class RealPaths:
-    """Real paths of local files below a root, and the links on the way.
+    """Real paths and links of local files below a root.
 
     Computed once a folder.
     """

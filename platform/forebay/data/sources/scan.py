@@ -196,7 +196,7 @@ def _read_all(
 def _agreed(
     scanned: list[Scanned], sources: Sources, selection: tuple[str, ...] | None, row_filter: Where | None
 ) -> tuple[Agreement, Agreement, list[Scanned]]:
-    """Agree on the types of selected columns, and of columns that the filter compares.
+    """Agree on the types of selected and compared columns.
 
     Returns both, and the files with these types.
     """

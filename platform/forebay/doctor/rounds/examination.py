@@ -153,7 +153,7 @@ class Examination:
         return _ROUNDS_SHARE * self._deadline.left_s / NUM_ROUNDS / (len(self._stages) + 2)
 
     def _affordable(self) -> tuple[RoundKind, ...]:
-        """Return the stages that a pass has time for, with a step in each.
+        """Return the stages that a pass has time for, a step each.
 
         All, or one for each way, or the first.
         """

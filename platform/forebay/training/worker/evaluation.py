@@ -10,8 +10,9 @@ from forebay.training.worker.worker import Worker
 
 
 def evaluate_auc(worker: Worker, model: nn.Module) -> dict[str, float]:
-    """`{"auc": ...}` of the model's logits for `batch["label"]` (0 or 1) on the job's held-out data, for
-    `fit(evaluate=)`.
+    """Area under the ROC curve on held-out data, for `fit(evaluate=)`.
+
+    Returns `{"auc": ...}` of the model's logits for `batch["label"]` (0 or 1) on the job's held-out data.
 
     The area is exact for logits of any size and dtype. Equal logits count half. The result is the same on every rank,
     and the same bits for every world size, if the logits are. A rank keeps 6 bytes of each of its rows (10 with float64

@@ -118,8 +118,9 @@ class TrainState:
         return None if rule is None else rule.end(self.evaluations)
 
     def evaluate_monitors(self) -> tuple[Verdict, dict[str, Metric]]:
-        """Return the verdict of this rank's monitors on the steps since the last checkpoint, their metrics, and those
-        of the strategy.
+        """Return this rank's verdict and metrics since the last checkpoint.
+
+        The metrics are of its monitors and of the strategy.
         """
         began = time.perf_counter()
         verdict, measured = self.monitors.verdict(), {**self.monitors.metrics(), **self._parts.metrics()}

@@ -53,7 +53,7 @@ class PendingLookup:
 
 
 class PendingLookups(Generic[GradientT]):
-    """Lookups of a table since its last update, and their gradient once it is summed."""
+    """Lookups of a table since its last update, with their gradient."""
 
     def __init__(self) -> None:
         self._pending: list[PendingLookup] = []
