@@ -28,7 +28,7 @@ METRICS: dict[str, str] = {
     "quarantined": "cache files whose checksum or form was wrong; each is fetched again",
     "parquet_opens": "Parquet files opened to read a row group",
     "source_bytes": "compressed bytes of the row groups read from the source",
-    "reads_allowed": "row groups that might be read at once, added up over those that were read",
+    "reads_allowed": "row groups that might be read at once, added up over all that were read",
     "retries": "reads that were tried again",
     "remote_read_s": "seconds spent reading the pages of row groups from storage, over all data workers",
     "decode_s": "seconds spent decoding Parquet pages, over all data workers",
