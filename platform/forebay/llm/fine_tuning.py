@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -18,10 +19,11 @@ from forebay.llm.cost.meter import Meter, reset_peak_memory
 from forebay.llm.evaluation import evaluate_tokens
 from forebay.llm.quantization import FrozenWeights
 from forebay.llm.recipe import Recipe
+from forebay.llm.router_loss import router_losses
 from forebay.llm.samples import HeldOutPrompt, PromptSampler
 from forebay.llm.source.hub_model import hub_access
-from forebay.llm.token_loss import token_loss
-from forebay.llm.tokens import TARGETS
+from forebay.llm.token_loss import cross_entropy, of_targets, token_loss
+from forebay.llm.tokens import TARGETS, TOKENS
 from forebay.training.state.evaluations import Evaluation
 from forebay.training.worker.worker import Worker
 
@@ -36,8 +38,9 @@ def finetune(recipe: Recipe, worker: Worker, *, prompts: Sequence[HeldOutPrompt]
     In a job: `fb.Job(train=partial(llm.finetune, recipe), ...)`.
 
     The loss is the mean over all targets of the global batch, whatever the number of workers and the rows of a pass.
-    Evaluations have the held-out loss and exact match, if the job has held-out rows, and the model's answers to
-    `prompts`. Rates are measured by `Meter`.
+    With `recipe.router_aux_loss_coef`, a target's loss is its cross entropy plus that share of its row's router loss,
+    which is shown as `router_loss`. Evaluations have the held-out loss and exact match, if the job has held-out rows,
+    and the model's answers to `prompts`. Rates are measured by `Meter`.
 
     Raises as `worker.setup`, and `InvalidOption` for a model that cannot be loaded.
     """
@@ -45,10 +48,11 @@ def finetune(recipe: Recipe, worker: Worker, *, prompts: Sequence[HeldOutPrompt]
     meter = Meter.of(recipe, worker.device)
     evaluate = partial(evaluate_tokens, worker, model, chunk=recipe.loss_chunk)
     evaluate_held_out(recipe, worker, model, evaluate, prompts, meter.restart)
+    seen: list[Tensor] = []
 
     def loss_of(part: Batch) -> Tensor:
         with recipe.autocast(worker.device):
-            return token_loss(model, part, chunk=recipe.loss_chunk)
+            return _loss(recipe, model, part, seen)
 
     for batch in worker.loader():
         for group in optimizer.param_groups:
@@ -57,7 +61,8 @@ def finetune(recipe: Recipe, worker: Worker, *, prompts: Sequence[HeldOutPrompt]
         grad_norm = worker.clip_grad_norm(recipe.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
-        worker.commit(loss=loss, grad_norm=grad_norm, **meter.step(batch))
+        rates = meter.step(batch)
+        worker.commit(loss=loss, grad_norm=grad_norm, **_router_loss(recipe, worker, seen), **rates)
         if batch.ends_epoch:
             meter.restart()
 
@@ -85,6 +90,36 @@ def evaluate_held_out(
         return made
 
     worker.evaluate_with(found)
+
+
+def _loss(recipe: Recipe, model: nn.Module, part: Batch, seen: list[Tensor]) -> Tensor:
+    """Sum of the loss over the targets of a pass.
+
+    Appends the router loss of its targets and their number to `seen`, float64 [2], if it has one.
+    """
+    if not recipe.router_aux_loss_coef:
+        return token_loss(model, part, chunk=recipe.loss_chunk)
+    routers: list[Tensor] = []
+    losses, _ = of_targets(model, part, cross_entropy, chunk=recipe.loss_chunk, routers=routers)
+    targets = part[TARGETS]
+    balance = (router_losses(model, part[TOKENS], routers) * targets).sum()
+    if part.weight > 0:  # a row that a rank repeats is not counted
+        seen.append(torch.stack([balance.detach().double(), targets.sum().double()]))
+    total: Tensor = losses.sum() + recipe.router_aux_loss_coef * balance
+    return total
+
+
+def _router_loss(recipe: Recipe, worker: Worker, seen: list[Tensor]) -> dict[str, float]:
+    """Mean router loss over the targets of the global batch, as a metric.
+
+    Empties `seen`, which waits for the device.
+    """
+    if not recipe.router_aux_loss_coef:
+        return {}
+    own = torch.stack(seen).sum(dim=0).cpu().numpy() if seen else np.zeros(2)
+    seen.clear()
+    total, targets = worker.all_reduce(own)
+    return {"router_loss": float(total / max(targets, 1))}
 
 
 def set_up(recipe: Recipe, worker: Worker) -> tuple[nn.Module, nn.Module, Optimizer]:

@@ -26,6 +26,7 @@ from forebay.llm.attention import (
     can_attend_by_documents,
     chosen_attention,
 )
+from forebay.llm.experts import group_experts
 from forebay.llm.quantization import NF4, quantized, quantized_copy, require_bitsandbytes
 from forebay.llm.reward_head import put_reward_head
 from forebay.llm.source.folders import copy_headers, local_copy, small_files_of
@@ -110,12 +111,15 @@ class ModelSpec:
         if self.compile or attn == FLEX:
             _keep_compiled_code()
         # Attention by documents is sdpa with another mask, and can be set where a model is known only.
-        model = self._made(transformers, "sdpa" if attn == DOCUMENTS else attn, dtype)
+        # None: sdpa, and eager for models without it, such as gpt-oss.
+        usual = None if self.attn == "auto" else "sdpa"
+        model = self._made(transformers, usual if attn == DOCUMENTS else attn, dtype)
         if self.attn == DOCUMENTS or (attn == DOCUMENTS and can_attend_by_documents(model)):
             attend_by_documents(model)
         model.config.use_cache = False
         if self.head == "reward":
             put_reward_head(model)
+        group_experts(model)
         if recomputes_activations(self.gradient_checkpointing, device):
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         if self.compile:
@@ -124,7 +128,7 @@ class ModelSpec:
         trained: nn.Module = model.train()
         return trained
 
-    def _made(self, transformers: Any, attn: str, dtype: torch.dtype) -> Any:
+    def _made(self, transformers: Any, attn: str | None, dtype: torch.dtype) -> Any:
         """Model of transformers, whose weights are drawn or loaded."""
         if self.name == TINY:
             config = transformers.LlamaConfig(**tiny_sizes(self.vocab_size))
@@ -200,12 +204,21 @@ def check_model(name: str, tokens: PreparedTokens, *, answers: Answers = "one") 
 
     Raises `InvalidOption` for a folder without a configuration or safetensors, with code of its own, for a tokenizer
     that is larger than the embedding, for rows that are longer than the model's positions, and for rows whose `answers`
-    are others: "one", "pairs", or "labels" for one that is desired or not.
+    are others: "one", "pairs", or "labels" for one that is desired or not. And for weights that are
+    quantized already.
     """
     found: Answers = "pairs" if tokens.has_pairs else "labels" if tokens.has_labels else "one"
     if found != answers:
         raise InvalidOption(f"the data has {_HAVE[found]}. {_NEED[answers]} {_USE[found]}", answers=found)
     config: Mapping[str, Any] = tiny_sizes(tokens.vocab_size) if name == TINY else read_config(name)
+    if quantized_by := config.get("quantization_config"):
+        how = quantized_by.get("quant_method", "quantized") if isinstance(quantized_by, Mapping) else quantized_by
+        raise InvalidOption(
+            f"the weights of the model {name} are quantized already ({how}), and training needs plain ones. Give a "
+            "copy in bf16: load it with transformers, dequantize() it and save_pretrained() it. finetuning=qlora "
+            "quantizes such a copy to 4 bits.",
+            path=name,
+        )
     if "vocab_size" in config:
         check_sizes(tokens.vocab_size, config["vocab_size"], name)
     positions = config.get("max_position_embeddings")
@@ -293,8 +306,11 @@ def check_weights(spec: ModelSpec) -> nn.Module:
                 local_files_only=True,
                 use_safetensors=True,
                 output_loading_info=True,
+                attn_implementation={DOCUMENTS: "sdpa", "sdpa": "sdpa"}.get(spec.attn),
             )
         _check_names(spec.name, found)
+        if spec.attn == DOCUMENTS:
+            attend_by_documents(model)
         checked: nn.Module = model
         return checked
 

@@ -75,6 +75,8 @@ class Options:
         attn: Implementation of attention.
         gradient_checkpointing: Recompute activations in the backward pass. Defaults to True on a GPU.
         loss_chunk: Positions whose logits exist at a time. 0: all rows of a pass.
+        router_aux_loss_coef: Weight of the loss that balances the experts of a mixture. None: as config.json has it
+            beside output_router_logits, and else 0.
         check_memory: Refuse a run that does not fit into the memory of a worker's device.
         device_memory: Memory of that device, such as "80GB". Defaults to the device of this machine.
         workers: Number of workers. None: one for each GPU of this machine, and 2 on CPUs.
@@ -129,6 +131,7 @@ class Options:
     attn: Attention = "auto"
     gradient_checkpointing: bool | None = None
     loss_chunk: int = LOSS_CHUNK
+    router_aux_loss_coef: float | None = None
     check_memory: bool = True
     device_memory: str | None = None
     workers: int | None = None

@@ -5,7 +5,7 @@ NF4: Dettmers et al. 2023, arXiv 2305.14314.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ import xxhash
 from torch import Tensor, nn
 
 from forebay.errors import BadJob
+from forebay.llm.experts import check_packable, expert_weights, pack, packed_shapes
 from forebay.runtime.extras import require_package
 from forebay.training.state.setup import local_part
 
@@ -73,6 +74,11 @@ def quantized_layers(model: nn.Module) -> Iterator[tuple[str, Any]]:
     import bitsandbytes  # noqa: PLC0415 - an extra, which takes seconds to import
 
     return ((name, each) for name, each in model.named_modules() if isinstance(each, bitsandbytes.nn.Linear4bit))
+
+
+def packed_experts(model: nn.Module) -> dict[str, nn.Module]:
+    """Modules of experts with 4-bit weights, by name."""
+    return {name: module for name, module, own in expert_weights(model) if own in packed_shapes(module)}
 
 
 def dequantized(weight: Tensor) -> Tensor:
@@ -138,8 +144,15 @@ def _config(transformers: Any) -> Any:
 def _prepared(model: Any) -> Any:
     """Freeze the quantized weights, and keep them out of checkpoints.
 
-    They follow from the model's folder. Returns the same model.
+    They follow from the model's folder. Quantizes the experts of a mixture too. Returns the same model.
     """
+    check_packable(model)
+    for _, module, own in list(expert_weights(model)):
+        pack(module, own, NF4)
+    experts: Any
+    for experts in packed_experts(model).values():
+        experts.register_state_dict_post_hook(_leave_out)
+        experts.register_load_state_dict_pre_hook(_keep_own)
     for layer in dict(quantized_layers(model)).values():
         # In evaluation mode on a CPU, bitsandbytes (0.50) repacks a weight in place and leaves it so.
         layer.support_avx512bf16_for_cpu = False
@@ -148,21 +161,29 @@ def _prepared(model: Any) -> Any:
     return model
 
 
-def _leave_out(_module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
-    for name in [each for each in state if each.startswith(f"{prefix}weight")]:
-        del state[name]
+def _leave_out(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    for own in _quantized_names(module):
+        for name in [each for each in state if f"{each}.".startswith(f"{prefix}{own}.")]:
+            del state[name]
 
 
 def _keep_own(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    state[f"{prefix}weight"] = module.weight
+    for own in _quantized_names(module):
+        state[f"{prefix}{own}"] = getattr(module, own)
+
+
+def _quantized_names(module: nn.Module) -> Iterable[str]:
+    return packed_shapes(module) or ("weight",)
 
 
 def _checksum(model: nn.Module) -> str:
     sums = xxhash.xxh3_128()
-    for name, layer in quantized_layers(model):
-        sums.update(name.encode())
-        # Under ZeRO-3 the rank's part is beside the parameter, which is gathered for some of the time (deepspeed 0.19).
-        own = getattr(layer.weight, "ds_tensor", layer.weight.data)
-        values = local_part(own).detach().contiguous().reshape(-1).view(torch.uint8)
-        sums.update(values.cpu().numpy().data)
+    for name, layer in [*quantized_layers(model), *packed_experts(model).items()]:
+        for own in _quantized_names(layer):
+            weight = getattr(layer, own)
+            sums.update(name.encode())
+            # Under ZeRO-3 the rank's part is beside the parameter, gathered for some of the time (deepspeed 0.19).
+            part = getattr(weight, "ds_tensor", weight.data)
+            values = local_part(part).detach().contiguous().reshape(-1).view(torch.uint8)
+            sums.update(values.cpu().numpy().data)
     return sums.hexdigest()

@@ -53,6 +53,7 @@ class Recipe:
         algorithm: Optimizer: "adamw", or "adamw8bit".
         tokenizer: Tokenizer of the data, for an export of what was trained.
         loss_chunk: Targets whose logits exist at a time. 0: the logits of all positions of a pass.
+        router_aux_loss_coef: Weight of the loss that balances the experts of a mixture. 0: there is none.
 
     Raises `InvalidOption` for values that can never work.
     """
@@ -71,6 +72,7 @@ class Recipe:
     algorithm: OptimizerName = "adamw"
     tokenizer: TokenizerSpec | None = None
     loss_chunk: int = LOSS_CHUNK
+    router_aux_loss_coef: float = 0.0
 
     def __post_init__(self) -> None:
         whole_number("per_device_batch", self.per_device_batch, least=1)

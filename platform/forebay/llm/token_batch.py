@@ -65,3 +65,16 @@ def unpack(packed: Tensor) -> TokenBatch:
 def document_numbers(packed: Tensor) -> Tensor:
     """Index of each token's document, int64 [rows, seq_len]."""
     return ((packed & START) != 0).cumsum(dim=1) - 1
+
+
+def document_tokens(packed: Tensor) -> Tensor:
+    """Tokens of documents, bool [rows, n]. The others are the empty ends of rows.
+
+    The end of a row is empty if it is a document without targets, all of whose tokens are the same.
+    """
+    index = torch.arange(packed.shape[1], device=packed.device)
+    start = index - unpack(packed).position_ids
+    is_last = start == start[:, -1:]
+    ids = packed & ID_BITS
+    is_empty = ~(is_last & (((packed & TARGET) != 0) | (ids != ids[:, -1:]))).any(dim=1, keepdim=True)
+    return ~(is_last & is_empty)

@@ -45,16 +45,19 @@ def token_loss(model: Any, batch: Batch, *, chunk: int = LOSS_CHUNK) -> Tensor:
     return losses.sum()
 
 
-def of_targets(model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = LOSS_CHUNK) -> tuple[Tensor, Tensor]:
+def of_targets(
+    model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = LOSS_CHUNK, routers: list[Tensor] | None = None
+) -> tuple[Tensor, Tensor]:
     """Apply `of_logits` to the logits of all targets.
 
     Returns [targets, ...] row by row, and the labels of the next tokens, int64 [rows, n].
 
     Where a label is not -100, there is a target. The pass goes through `model` itself, as wrappers that shard or reduce
-    need. Its output layer computes `of_logits` instead of the logits. Raises as `token_loss`.
+    need. Its output layer computes `of_logits` instead of the logits. `routers` is filled with the logits of a
+    mixture's routers, layer by layer [tokens of all rows, experts]. Raises as `token_loss`.
     """
     if not chunk:
-        logits, labels = next_tokens(model, batch)
+        logits, labels = next_tokens(model, batch, routers=routers)
         is_target = labels != IGNORED
         return of_logits(logits[is_target].float(), labels[is_target]), labels
     causal, tokens, words = causal_model(model), unpack(batch[TOKENS]), batch.on_host(TOKENS)
@@ -66,7 +69,7 @@ def of_targets(model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = LO
     its_labels = functional.pad(labels, (0, 1)).flatten().index_select(0, targets)
     head: nn.Module = causal.get_output_embeddings()
     with known_packing(words), in_chunks(head, targets, its_labels, of_logits, chunk) as computed:
-        found: Tensor = model(**_inputs(causal, tokens, words)).logits
+        found = _logits(model, _inputs(causal, tokens, words), routers)
     if head not in _CHECKED and len(targets):
         if not torch.equal(found.detach(), computed[0].detach()):
             raise InvalidOption(
@@ -77,20 +80,28 @@ def of_targets(model: Any, batch: Batch, of_logits: OfLogits, *, chunk: int = LO
     return found, labels
 
 
-def next_tokens(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+def next_tokens(model: Any, batch: Batch, *, routers: list[Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Compute logits [rows, seq_len - 1, entries] and their labels.
 
     Labels are int64 [rows, seq_len - 1].
     """
     tokens, words = unpack(batch[TOKENS]), batch.on_host(TOKENS)
     with known_packing(words):
-        logits: Tensor = model(**_inputs(causal_model(model), tokens, words)).logits
+        logits = _logits(model, _inputs(causal_model(model), tokens, words), routers)
     return logits.view(*tokens.labels.shape, -1)[:, :-1], tokens.labels[:, 1:]
 
 
 def model_inputs(model: Any, packed: Tensor) -> dict[str, Any]:
     """Arguments of a forward pass over packed tokens."""
     return _inputs(causal_model(model), unpack(packed), packed.cpu().numpy())
+
+
+def _logits(model: Any, inputs: dict[str, Any], routers: list[Tensor] | None) -> Tensor:
+    found = model(**inputs) if routers is None else model(**inputs, output_router_logits=True)
+    if routers is not None:
+        routers.extend(found.router_logits)
+    logits: Tensor = found.logits
+    return logits
 
 
 def causal_model(model: Any) -> Any:

@@ -22,6 +22,7 @@ from forebay.data.transform.transform import Transform
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.cost.memory_check import check_memory, memory_plan
+from forebay.llm.experts import check_packable, has_experts
 from forebay.llm.fine_tuning import finetune
 from forebay.llm.hf_folder.smollm2 import SMOLLM2, smollm2
 from forebay.llm.identity import run_identity
@@ -32,6 +33,7 @@ from forebay.llm.preferences.reference_rows import with_reference
 from forebay.llm.preferences.tuning import check_recipe, prefer
 from forebay.llm.recipe import Recipe, Weights
 from forebay.llm.reward_head import OF_LOGITS, check_reward_head, put_reward_head
+from forebay.llm.router_loss import check_router_loss
 from forebay.llm.samples import held_out_prompts
 from forebay.llm.source.hub_model import pinned_model
 from forebay.llm.source.prepared_tokens import PreparedTokens, prepared_tokens
@@ -88,7 +90,7 @@ def job(options: Options, *, preferences: Preferences | None = None, prepare: Pr
     recipe = _recipe(options, tokens, spec, head="reward" if _is_reward(preferences) else "tokens")
     if preferences is not None:
         preferences = check_recipe(recipe, preferences)
-    _check_layers(recipe)
+    recipe = _balanced(options, recipe, _check_layers(options, recipe), preferences)
     if options.check_memory:
         _check_memory(options, recipe, tokens.seq_len, has_copy=preferences is not None and preferences.has_copy)
     rows = parts
@@ -139,10 +141,10 @@ def _is_reward(preferences: Preferences | None) -> bool:
     return preferences is not None and preferences.loss == "reward"
 
 
-def _check_layers(recipe: Recipe) -> None:
+def _check_layers(options: Options, recipe: Recipe) -> Any:
     """Check the files of the model, and that its adapter and its head fit.
 
-    Raises `InvalidOption`.
+    Returns the model without memory. Raises `InvalidOption`.
     """
     whole = check_weights(recipe.model)
     if recipe.model.head == "reward":
@@ -151,7 +153,8 @@ def _check_layers(recipe: Recipe) -> None:
         check_reward_head(whole, config)
         put_reward_head(whole)
     if recipe.adapter is not None:
-        recipe.adapter_of(whole).add_to(whole)  # raises for layers that match none
+        _check_targets(options, recipe, recipe.adapter_of(whole), whole)
+    return whole
 
 
 def _completed(options: Options, preferences: Preferences | None) -> Options:
@@ -223,6 +226,40 @@ def _loss_chunk(options: Options) -> int:
         )
     tell(f"loss_chunk=0: the model changes its logits behind the last layer ({changed[0]}={config[changed[0]]})")
     return 0
+
+
+def _balanced(options: Options, recipe: Recipe, model: Any, preferences: Preferences | None) -> Recipe:
+    """Recipe with the weight of the router loss. Raises as `check_router_loss`."""
+    given = options.router_aux_loss_coef
+    if given and preferences is not None:
+        raise InvalidOption(
+            f"router_aux_loss_coef={given}: a training on preferences has no router loss. Leave it out, or fine-tune."
+        )
+    is_usual = preferences is None and getattr(model.config, "output_router_logits", False)
+    weight = (getattr(model.config, "router_aux_loss_coef", 0.0) if is_usual else 0.0) if given is None else given
+    check_router_loss(getattr(model, "get_base_model", lambda: model)(), weight)
+    return replace(recipe, router_aux_loss_coef=weight)
+
+
+def _check_targets(options: Options, recipe: Recipe, adapter: Lora, whole: Any) -> None:
+    """Add the adapter to a model without memory.
+
+    Tells what of a mixture of experts is trained. Raises `InvalidOption` for targets that match no layer, or that
+    cannot be adapted.
+    """
+    is_quantized = recipe.model.quantization is not None
+    if is_quantized:
+        check_packable(whole)
+    targets = adapter.targets_in(whole, is_quantized=is_quantized)
+    if targets.weights and options.strategy == "zero3" and _filled(options.workers) > 1:
+        raise InvalidOption(
+            f"lora_targets={options.lora_targets}: peft adds the adapter of {targets.weights[0]!r} to the whole weight,"
+            " of which a rank has a part with strategy='zero3'. Choose 'fsdp2', 'zero2' or 'ddp'."
+        )
+    if has_experts(whole) and not isinstance(targets.layers, str):
+        others = "" if targets.weights else " Experts and routers stay as they are: lora_targets=all-linear,experts"
+        tell(f"adapter of {', '.join((*targets.layers, *targets.weights))}.{others}")
+    adapter.add_to(whole)
 
 
 def _filled(value: int | None) -> int:

@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers
 
 from forebay import llm
 from forebay.cli.app import main
 from forebay.testing.data.chats import write_chats
+from forebay.testing.data.mixtures import mixture
 from forebay.training.driver.local.driver import LocalDriver
 from forebay.training.runs import run as run_module
 
@@ -97,6 +99,44 @@ BAD_ROWS: Mapping[str, tuple[object, str]] = {
     "not UTF-8": (b'{"messages": "\xff"}', "line 2: the line is not UTF-8"),
     "two schemas": ({"text": "abc"}, "line 2: the row has the columns 'text', without 'messages'"),
 }
+
+
+@pytest.fixture(scope="module")
+def mixtures(made: Path) -> Path:
+    """Folder of two mixtures of experts, with the tokenizer of the model."""
+    for kind in ("mixtral", "glm4_moe"):
+        shutil.copytree(made / "model", made / kind, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+        size = json.loads((made / "model" / "config.json").read_text())["vocab_size"]
+        config = mixture(kind, vocab_size=size, max_position_embeddings=512)
+        transformers.AutoModelForCausalLM.from_config(config).save_pretrained(made / kind)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "text"),
+    [
+        (
+            "mixtral",
+            {"finetuning": "qlora", "lora_targets": "all-linear,experts"},
+            "'experts.gate_up_proj' is held in 4",
+        ),
+        ("mixtral", {"finetuning": "lora", "lora_targets": "experts", "lora_dropout": 0.1}, "peft has no dropout"),
+        (
+            "mixtral",
+            {"finetuning": "lora", "lora_targets": "experts", "strategy": "zero3", "workers": 2},
+            "a rank has a part with strategy='zero3'",
+        ),
+        ("glm4_moe", {"finetuning": "lora", "lora_targets": "gate_proj"}, "Name the layer's weight"),
+        ("glm4_moe", {"router_aux_loss_coef": 0.01}, "transformers has no such loss for Glm4MoeForCausalLM"),
+        ("mixtral", {"router_aux_loss_coef": -1}, "router_aux_loss_coef=-1.0 is below 0"),
+        ("mixtral", {"router_aux_loss_coef": 0.01, "finetuning": "lora"}, None),
+    ],
+)
+def test_mixtures_that_cannot_be_trained_so(
+    refusal: Callable[..., Any], mixtures: Path, kind: str, options: dict[str, Any], text: str | None
+) -> None:
+    found = refusal(model=mixtures / kind, data=mixtures / "chats.jsonl", **options)
+    assert found is None if text is None else text in found
 
 
 @pytest.mark.parametrize("kind", BAD_ROWS)

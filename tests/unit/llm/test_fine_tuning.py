@@ -21,6 +21,7 @@ from forebay import llm
 from forebay.errors import BadJob, InvalidOption
 from forebay.events import Event, Request
 from forebay.testing.data.chats import write_chats
+from forebay.testing.data.mixtures import mixture
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.state.metric import scalar
@@ -338,3 +339,58 @@ def test_losses_of_200_steps_beside_float32(
     print(f"figures: {options} last {exact[-1]:.4f} {other[-1]:.4f} worst {worst:.5f}")
     assert len(exact) == 10 and exact[-1] < exact[0]
     assert worst < most
+
+
+@pytest.fixture
+def mixture_folder(prepared: llm.PreparedTokens, tmp_path: Path) -> str:
+    torch.manual_seed(2)
+    config = mixture("qwen3_moe", vocab_size=prepared.vocab_size)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "mixture")
+    return str(tmp_path / "mixture")
+
+
+def test_router_loss_is_the_same_in_passes_of_any_size(
+    prepared: llm.PreparedTokens, make_data: Callable[..., fb.Data], tmp_path: Path, mixture_folder: str
+) -> None:
+    model = llm.ModelSpec(name=mixture_folder, vocab_size=prepared.vocab_size)
+    found = {}
+    for rows, coefficient in ((8, 0.5), (2, 0.5), (8, 0.0)):
+        recipe = replace(recipe_of(prepared, per_device_batch=rows, router_aux_loss_coef=coefficient), model=model)
+        worker, _ = train(recipe, TrainSpec(data=make_data(), seed=3), tmp_path / f"{rows} {coefficient}")
+        found[rows, coefficient] = worker.steps[:STEPS]
+    for whole, parts in zip(found[8, 0.5], found[2, 0.5], strict=True):
+        for name in ("loss", "router_loss", "grad_norm"):
+            assert parts[name] == pytest.approx(whole[name], abs=1e-5)
+    first, plain = found[8, 0.5][0], found[8, 0.0][0]
+    assert "router_loss" not in plain
+    assert first["loss"] == pytest.approx(plain["loss"] + 0.5 * first["router_loss"], abs=1e-5)
+    # Each token goes to 2 experts: 2 is balanced.
+    assert 2 < found[8, 0.5][-1]["router_loss"] < first["router_loss"] + 0.1
+
+
+@pytest.mark.variation("processes")
+@pytest.mark.parametrize(
+    ("strategy", "adapter"),
+    [("ddp", None), ("fsdp2", None), ("fsdp2", llm.Lora(r=4, targets="all-linear,experts,gate"))],
+)
+def test_mixtures_train_alike_on_one_rank_and_two(
+    prepared: llm.PreparedTokens, tmp_path: Path, mixture_folder: str, strategy: Any, adapter: llm.Lora | None
+) -> None:
+    model = llm.ModelSpec(name=mixture_folder, vocab_size=prepared.vocab_size, gradient_checkpointing=True)
+    recipe = recipe_of(prepared, adapter=adapter, per_device_batch=2, router_aux_loss_coef=0.1)
+    recipe = replace(recipe, model=model)
+    data = fb.Data(plan=fb.build_plan(prepared.prepared.manifest), transform=llm.token_rows(), global_batch=8)
+    found = []
+    for workers in (1, 2):
+        job = fb.Job(
+            train=partial(llm.finetune, recipe),
+            data=data,
+            workers=workers,
+            strategy=strategy if workers > 1 else "ddp",
+            storage=str(tmp_path / f"runs{workers}"),
+            cache=None,
+        )
+        found.append(fb.run(job, driver="local").epochs[0].metrics)
+    one, two = found
+    for name in ("loss", "router_loss", "grad_norm"):
+        assert two[name] == pytest.approx(one[name], rel=1e-5), name

@@ -78,6 +78,14 @@ def test_model_must_have_an_entry_for_each_token_and_a_position_for_each_of_a_ro
         check_model("tiny", tokens_of(seq_len=8192))
 
 
+def test_weights_that_are_quantized_already(folder: Path) -> None:
+    config = folder / "config.json"
+    quantized_by = {"quantization_config": {"quant_method": "mxfp4"}}
+    config.write_text(json.dumps(json.loads(config.read_text()) | quantized_by))
+    with pytest.raises(InvalidOption, match=r"quantized already \(mxfp4\), and training needs plain ones"):
+        check_model(str(folder), tokens_of())
+
+
 def test_folders_that_are_refused(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidOption, match=r"is not the folder of a model: it holds no files. It needs config.json"):

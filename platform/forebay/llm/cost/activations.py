@@ -22,9 +22,11 @@ from torch.utils._pytree import tree_leaves
 from forebay.llm.adapters import Lora
 from forebay.llm.attention import known_packing
 from forebay.llm.cost.skeleton import has_equal_layers, num_layers, on_fake_cpu, skeleton, with_layers
+from forebay.llm.experts import expert_weights
 from forebay.llm.packing import START
 from forebay.llm.token_loss import cross_entropy, in_chunks
 
+_GROUPED = torch.ops.aten._grouped_mm.default  # noqa: SLF001 - no public name
 FEW = 2
 """Least layers that are counted: the last one and the first."""
 
@@ -78,6 +80,8 @@ def count_pass(config: Any, adapter: Lora | None, options: PassOptions) -> list[
     grows by the same bytes with every further layer, so few layers are counted: whatever is between the last and the
     first layer lies between their peaks. A model of unequal layers is counted as a whole.
     """
+    if adapter is not None:
+        adapter = adapter.explicit(skeleton(config))
     layers = num_layers(config)
     if layers <= FEW + 1 or not has_equal_layers(config):
         return [*_peaks(config, adapter, options).values()]
@@ -155,7 +159,7 @@ class _LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = func(*args, **(kwargs or {}))
+        found = _grouped(*args) if func is _GROUPED else func(*args, **(kwargs or {}))
         for each in tree_leaves(found):
             if isinstance(each, Tensor):
                 self._add(each.untyped_storage())
@@ -208,8 +212,11 @@ def _phases(causal: Any, live: _LiveBytes) -> Iterator[None]:
 
 
 def _unpack_weights(causal: Any) -> None:
-    """Let linear layers but the last compute as bitsandbytes does."""
+    """Let linear layers but the last, and experts, compute as 4-bit ones do."""
     head = causal.get_output_embeddings()
+    for _, experts, own in list(expert_weights(causal)):
+        # Of a type that nothing is computed in: each read is a copy, as it is from 4 bits.
+        experts.register_parameter(own, nn.Parameter(getattr(experts, own).double(), requires_grad=False))
     for module in causal.modules():
         if type(module) is nn.Linear and module is not head and not module.weight.requires_grad:
             module.forward = partial(_quantized_linear, module)  # type: ignore[method-assign]
@@ -237,3 +244,10 @@ class _Unpacked(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         unpacked = torch.empty(ctx.weight.shape, dtype=ctx.weight.dtype).to(gradient.dtype)
         return gradient @ unpacked, None
+
+
+def _grouped(first: Tensor, second: Tensor, ends: Tensor, *_: Any) -> Tensor:
+    """Grouped product of fake tensors. torch (2.13) has one of bf16 alone."""
+    if second.dim() == 3:
+        return first.new_empty(first.shape[0], second.shape[-1])
+    return first.new_empty(ends.shape[0], first.shape[0], second.shape[-1])

@@ -54,8 +54,10 @@ def count_flops(config: Any, adapter: Lora | None = None) -> TokenFlops:
     Two counts give both coefficients. Models of equal layers are counted with one and two of them, which is exact.
     Recomputed activations are not counted, and attention has no discount for the half that is masked.
 
-    Raises `InvalidOption` for a model that looks at its data, as peft's adapters of fused experts do.
+    A token costs the experts that it is routed to. Raises `InvalidOption` for a model that looks at its data.
     """
+    if adapter is not None:
+        adapter = adapter.explicit(skeleton(config))
     short, long = (over_layers(config, partial(_counted, adapter, length)) for length in (SHORT, LONG))
     squared = (long / LONG - short / SHORT) / (LONG - SHORT)
     return TokenFlops(linear=short / SHORT - squared * SHORT, squared=squared, output=_of_output_layer(adapter, config))
@@ -64,7 +66,7 @@ def count_flops(config: Any, adapter: Lora | None = None) -> TokenFlops:
 def _counted(adapter: Lora | None, length: int, config: Any) -> int:
     """FLOPs of one document of `length` tokens."""
     # Fused attention is counted wrongly: not at all on the CPU, with its recomputation on GPUs.
-    model = skeleton(config, adapter, attn="eager")
+    model = skeleton(config, adapter, attn="eager", by_pairs=True)
     with torch.device("meta"):
         inputs = one_document(model, length)
     try:
@@ -82,7 +84,7 @@ def _of_output_layer(adapter: Lora | None, config: Any) -> float:
 
     Its result, the gradient of its input, and the gradient of its weight if that is trained.
     """
-    model: Any = skeleton(with_layers(config, 1), adapter)
+    model: Any = skeleton(with_layers(config, 1), adapter, by_pairs=True)
     weight: torch.Tensor = model.get_output_embeddings().weight
     return 2.0 * weight.numel() * (3 if weight.requires_grad else 2)
 

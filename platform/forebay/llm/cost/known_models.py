@@ -51,6 +51,31 @@ KNOWN_MODELS: Mapping[str, Mapping[str, Any]] = {
     "Qwen2.5-7B": _llama(
         3584, 18_944, 28, (28, 4), model_type="qwen2", vocab_size=152_064, max_position_embeddings=131_072
     ),
+    "Qwen3-30B-A3B": _llama(
+        2048,
+        6144,
+        48,
+        (32, 4),
+        model_type="qwen3_moe",
+        head_dim=128,
+        num_experts=128,
+        num_experts_per_tok=8,
+        moe_intermediate_size=768,
+        vocab_size=151_936,
+        max_position_embeddings=40_960,
+    ),
+    "gpt-oss-20b": _llama(
+        2880,
+        2880,
+        24,
+        (64, 8),
+        model_type="gpt_oss",
+        head_dim=64,
+        num_local_experts=32,
+        num_experts_per_tok=4,
+        vocab_size=201_088,
+        max_position_embeddings=131_072,
+    ),
 }
 """Sizes from the published config.json of each model."""
 

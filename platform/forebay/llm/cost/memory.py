@@ -16,7 +16,8 @@ from forebay.errors import InvalidOption, whole_number
 from forebay.llm.adapters import ALL_LINEAR, Lora
 from forebay.llm.cost.activations import PassOptions, Peak, count_pass
 from forebay.llm.cost.known_models import TINY_VOCABULARY, model_config
-from forebay.llm.cost.skeleton import num_parameters, over_layers, skeleton
+from forebay.llm.cost.skeleton import decoder_layers, num_parameters, over_layers, skeleton
+from forebay.llm.experts import expert_weights
 from forebay.llm.optimizers import BLOCK, OptimizerName
 from forebay.llm.options import Options, Tuning, with_options
 from forebay.llm.recipe import Weights
@@ -310,12 +311,12 @@ def _of_optimizer(plan: MemoryPlan, sizes: ModelSizes) -> int:
 @cache
 def _sizes(name: str, vocab_size: int, adapter: Lora | None) -> ModelSizes:
     config = model_config(name, vocab_size)
-    model = skeleton(config, adapter)
-    layers: Any = max((each for each in model.modules() if isinstance(each, nn.ModuleList)), key=num_parameters)
+    model = skeleton(config, adapter and adapter.explicit(skeleton(config)))
+    layers = decoder_layers(model)
     return ModelSizes(
         total=num_parameters(model),
         trained=num_parameters(model, trained_only=True),
-        layer=num_parameters(layers[0]),
+        layer=max(map(num_parameters, layers)),
         outside=num_parameters(model) - num_parameters(layers),
         linear=over_layers(config, _linear_weights),
         largest=max(each.numel() for each in model.parameters() if each.requires_grad),
@@ -323,10 +324,12 @@ def _sizes(name: str, vocab_size: int, adapter: Lora | None) -> ModelSizes:
 
 
 def _linear_weights(config: Any) -> int:
-    """Number of weights in linear layers, without the output layer."""
+    """Number of weights in linear layers and experts, without the output layer."""
     model: Any = skeleton(config)
     head = model.get_output_embeddings()
-    return sum(each.weight.numel() for each in model.modules() if isinstance(each, nn.Linear) and each is not head)
+    layers = [each.weight for each in model.modules() if isinstance(each, nn.Linear) and each is not head]
+    stacks = [module.get_parameter(own) for _, module, own in expert_weights(model)]
+    return sum(each.numel() for each in (*layers, *stacks))
 
 
 def _passes(plan: MemoryPlan) -> list[Peak]:

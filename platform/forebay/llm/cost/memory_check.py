@@ -92,7 +92,7 @@ def memory_plan(
     Raises `InvalidOption` for unknown options, and for an adapter whose targets match no layer.
     """
     if recipe.adapter is not None and recipe.adapter.targets != ALL_LINEAR:
-        skeleton(model_config(recipe.model.name, recipe.model.vocab_size), recipe.adapter)
+        recipe.adapter.explicit(skeleton(model_config(recipe.model.name, recipe.model.vocab_size)))
     device = torch.device("cuda" if _has_gpus(gpus) else "cpu")
     tuning = "full" if recipe.adapter is None else "lora" if recipe.model.quantization is None else "qlora"
     return MemoryPlan(

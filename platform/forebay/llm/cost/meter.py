@@ -18,9 +18,9 @@ from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.cost.flops import TokenFlops, count_flops
 from forebay.llm.cost.known_models import model_config
-from forebay.llm.packing import ID_BITS, TARGET
+from forebay.llm.packing import TARGET
 from forebay.llm.recipe import Recipe
-from forebay.llm.token_batch import unpack
+from forebay.llm.token_batch import document_tokens, unpack
 from forebay.llm.tokens import TOKENS
 from forebay.training.state.metric import Metric, WeightedMean
 
@@ -135,19 +135,11 @@ def step_cost(batch: Batch, flops: TokenFlops | None, *, targets_only: bool = Fa
     A dummy row costs nothing.
 
     With `targets_only`, the output layer is charged for targets, and else for all tokens of documents.
-
-    The end of a row is empty if it is a document without targets, all of whose tokens are the same.
     """
     packed: Tensor = batch[TOKENS]
     if batch.weight == 0:
         return StepCost(tokens=0.0, document_tokens=0.0, flops=0.0)
-    position = unpack(packed).position_ids
-    index = torch.arange(packed.shape[1], device=packed.device)
-    start = index - position
-    is_last = start == start[:, -1:]
-    ids = packed & ID_BITS
-    is_empty = ~(is_last & (((packed & TARGET) != 0) | (ids != ids[:, -1:]))).any(dim=1, keepdim=True)
-    counts = ~(is_last & is_empty)
+    position, counts = unpack(packed).position_ids, document_tokens(packed)
     documents = counts.sum().double()
     # 1 + 3 + 5 + ... to n numbers is the square of n.
     squares = ((2 * position + 1) * counts).sum().double()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from typing import Any, TypeVar
 
 import torch
@@ -13,31 +14,65 @@ from torch import Tensor, nn
 
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
+from forebay.llm.experts import group_experts, has_experts
 from forebay.llm.source.tokenizers import import_transformers
 
 Counted = TypeVar("Counted", int, float)
+_FUSED = "forebay_fused"
+"""Fused attention for counts, under a name that transformers asks no model about."""
 
 
-def skeleton(config: Any, adapter: Lora | None = None, *, attn: str = "eager") -> nn.Module:
+def skeleton(config: Any, adapter: Lora | None = None, *, attn: str = "eager", by_pairs: bool = False) -> nn.Module:
     """Model of `config` with its adapter, on device "meta".
 
-    It is in training mode.
-
-    Experts are computed by one batched product, which has the FLOPs of the experts that a token uses. Other
-    implementations look at the data, which is not there.
+    It is in training mode, and experts are computed as a training does. Targets of the adapter may match none of its
+    layers: give an adapter that is `explicit`. `by_pairs` computes experts for each pair of a token and an expert: that
+    has the same FLOPs, and torch can count them.
     """
-    config = copy.deepcopy(config)
-    if hasattr(config, "_experts_implementation"):
-        config._experts_implementation = "batched_mm"  # noqa: SLF001 - from_config hands no such option on to models
     transformers = import_transformers()
     with torch.device("meta"):
-        try:
-            # In the type that training loads, which need not be the files' type.
-            found = transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attn, dtype=torch.float32)
-        except ValueError as error:
+        model = _made(transformers, config, attn).train()
+        if not has_experts(model) or not by_pairs:
+            group_experts(model)
+            adapted: nn.Module = model if adapter is None else adapter.add_to(model, is_part=True).train()
+            return adapted
+        model.set_experts_implementation("batched_mm")
+        return model if adapter is None else _with_trained_weights(model, adapter).train()
+
+
+def _made(transformers: Any, config: Any, attn: str) -> Any:
+    # In the type that training loads, which need not be the files' type.
+    make = partial(transformers.AutoModelForCausalLM.from_config, dtype=torch.float32)
+    try:
+        return make(copy.deepcopy(config), attn_implementation=attn)
+    except ValueError as error:
+        if "scaled_dot_product_attention" not in str(error):
             raise InvalidOption(f"{type(config).__name__} is not of a causal language model ({error}).") from error
-        model: nn.Module = found.train()
-        return model if adapter is None else adapter.add_to(model).train()
+    from transformers.integrations.sdpa_attention import (  # noqa: PLC0415 - an extra, which takes seconds to import
+        sdpa_attention_forward,
+    )
+
+    # A model without sdpa, such as gpt-oss, has other fused ones, which keep as much.
+    transformers.AttentionInterface.register(_FUSED, sdpa_attention_forward)
+    return make(copy.deepcopy(config), attn_implementation=_FUSED)
+
+
+def _with_trained_weights(model: nn.Module, adapter: Lora) -> nn.Module:
+    """Model with the adapter, whose weights without a layer are trained themselves.
+
+    peft adds the adapter to such a weight and needs the gradient of the sum: the weight costs as much.
+    """
+    targets = adapter.targets_in(model, is_part=True)
+    adapted = replace(adapter, targets=targets.layers).add_to(model) if targets.layers else model.requires_grad_(False)
+    for name, weight in adapted.named_parameters():
+        if name.endswith(tuple(f".{each}" for each in targets.weights)):
+            weight.requires_grad_()
+    return adapted
+
+
+def decoder_layers(model: nn.Module) -> nn.ModuleList:
+    """Layers of a model's decoder."""
+    return max((each for each in model.modules() if isinstance(each, nn.ModuleList)), key=num_parameters)
 
 
 def on_fake_cpu(

@@ -15,6 +15,7 @@ import torch
 from pyarrow import fs
 
 from forebay.errors import CorruptFile, InvalidOption
+from forebay.llm.hf_folder.base_names import BaseNames, file_names
 from forebay.llm.hf_folder.model_origin import TRACKED, ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight, index_text, split_files, write_safetensors
 from forebay.llm.hf_folder.sealed_folder import SealedFolder
@@ -200,10 +201,11 @@ def _weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, Any]) -
 
 def _causal_weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, Any]) -> list[Weight]:
     adapter = plan.origin.adapter
-    if adapter is None:
-        return trained_weights(state, config)
-    if not plan.merge:
+    if adapter is not None and not plan.merge:
         return adapter_weights(state, tied_outputs(plan.origin, config))
+    names = BaseNames(config, file_names(plan.origin.model.name))
+    if adapter is None:
+        return trained_weights(state, config, names)
     base = base_weights(plan.origin)
     if plan.origin.model.quantization is not None:
         log.warning(
@@ -211,8 +213,8 @@ def _causal_weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, 
             "differs from the base model by the rounding to 4 bits.",
             plan.run,
         )
-        base = dequantized_weights(base, config)
-    return merged_weights(base, state, adapter)
+        base = dequantized_weights(base, names)
+    return merged_weights(base, state, adapter, names)
 
 
 def stored_checkpoints(storage: Location, name: str) -> CheckpointFiles:

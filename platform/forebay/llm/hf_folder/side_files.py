@@ -12,10 +12,10 @@ from typing import Any
 from pyarrow import fs
 
 from forebay.errors import InvalidOption
-from forebay.llm.adapters import ALL_LINEAR
 from forebay.llm.chat.documents import encode
 from forebay.llm.chat.messages import InvalidConversation
 from forebay.llm.chat.rendering import render
+from forebay.llm.hf_folder.base_names import skeleton_of
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
 from forebay.llm.hf_folder.weights import tied_outputs
@@ -49,13 +49,15 @@ def adapter_config(origin: ModelOrigin, weights: Sequence[Weight]) -> dict[str, 
     """Configuration of an adapter, as the peft library writes it."""
     adapter = origin.adapter
     assert adapter is not None, "there are weights of an adapter"
-    # Other libraries do not know "all-linear": name the layers that it stands for.
-    layers = sorted({each.name.split(".lora_")[0].rpartition(".")[2] for each in weights if ".lora_" in each.name})
-    targets = layers if adapter.targets == ALL_LINEAR else adapter.targets
+    targets = adapter.targets_in(skeleton_of(model_config(origin)))
+    if isinstance(targets.layers, str):
+        # Other libraries do not know "all-linear": name the layers that it stands for.
+        adapted = {each.name.split(".lora_")[0].rpartition(".")[2] for each in weights if ".lora_" in each.name}
+        targets = replace(targets, layers=tuple(sorted(adapted)))
     is_tied, task = bool(tied_outputs(origin, model_config(origin))), "CAUSAL_LM"
     if origin.model.head == "reward":
         adapter, task = replace(adapter, modules_to_save=(*adapter.modules_to_save, SCORE)), "SEQ_CLS"
-    config = adapter.peft_config(targets if isinstance(targets, str) else tuple(targets), is_tied=is_tied, task=task)
+    config = adapter.peft_config(targets, is_tied=is_tied, task=task)
     if hub := hub_model(origin.model.name):
         config.base_model_name_or_path, config.revision = hub.repo, hub.revision
     else:

@@ -5,8 +5,8 @@ The whole model, its adapter, or the base with the adapter merged.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,15 @@ import torch
 from torch import Tensor, nn
 
 from forebay.errors import InvalidOption
-from forebay.llm.adapters import Lora
+from forebay.llm.adapters import Lora, StackForm, adapted_weights
+from forebay.llm.experts import expert_weights
+from forebay.llm.hf_folder.base_names import BaseNames, skeleton_of
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
 from forebay.llm.models import TINY
 from forebay.llm.quantization import dequantized
 from forebay.llm.reward_head import SCORE, output_name
 from forebay.llm.source.folders import local_copy
-from forebay.llm.source.tokenizers import import_transformers
 from forebay.runtime.extras import extra_package
 from forebay.training.checkpoint.parts.stored_state import StoredState
 from forebay.training.state.rng import seed_everything
@@ -33,14 +34,15 @@ _MAGNITUDE, _SAVED = ".lora_magnitude_vector.default.weight", ".modules_to_save.
 _OUTPUT = "lm_head.weight"
 
 
-def trained_weights(state: StoredState, config: Mapping[str, Any]) -> list[Weight]:
-    """All weights of a fully trained model.
+def trained_weights(state: StoredState, config: Mapping[str, Any], names: BaseNames) -> list[Weight]:
+    """All weights of a fully trained model, by the names of its base.
 
     A tied output layer is left out.
     """
     is_tied = bool(config.get("tie_word_embeddings"))
     leaves = state.head["objects"]["model"]
-    return [each for each in _weights(state, leaves) if not (is_tied and each.name == _OUTPUT)]
+    kept = (each for each in _weights(state, leaves) if not (is_tied and each.name == _OUTPUT))
+    return [part for each in kept for part in names.split(each)]
 
 
 def adapter_weights(state: StoredState, tied: Mapping[str, str]) -> list[Weight]:
@@ -63,35 +65,78 @@ def adapter_weights(state: StoredState, tied: Mapping[str, str]) -> list[Weight]
     return [*found, *outputs]
 
 
-def merged_weights(base: list[Weight], state: StoredState, adapter: Lora) -> list[Weight]:
+def merged_weights(base: list[Weight], state: StoredState, adapter: Lora, names: BaseNames) -> list[Weight]:
     """Weights of the base with the adapter merged.
 
     Raises `InvalidOption` for an adapter of another base.
     """
     parts = {each.name.removeprefix(_ADAPTED): each for each in _weights(state, state.head["objects"]["model"])}
     layers = {name.removesuffix(_A) for name in parts if name.endswith(_A)}
-    if missing := layers - {each.name.removesuffix(".weight") for each in base}:
-        raise InvalidOption(
-            f"the adapter belongs to the layer {min(missing)}, which the files of the base model do not name. Export "
-            "without merge, and merge with the peft library.",
-            layers=sorted(missing),
+    adapted = adapted_weights(names.model, adapter)
+    if missing := layers - adapted.keys():
+        raise _unnamed(min(missing), layers)
+    changes = [
+        _Change(
+            name=name,
+            a=parts[layer + _A].read,
+            b=parts[layer + _B].read,
+            scale=adapter.scale,
+            form=form,
+            magnitude=parts[layer + _MAGNITUDE].read if adapter.dora else None,
         )
-    saved = {
-        name.replace(_SAVED, "."): replace(each, name=name.replace(_SAVED, "."))
-        for name, each in parts.items()
-        if _SAVED in name
-    }
+        for layer, (name, form) in adapted.items()
+    ]
+    of_parts = {part: (each, names) for each in changes for part in names.of_modules(frozenset({each.name}))}
+    if unnamed := of_parts.keys() - {each.name for each in base}:
+        raise _unnamed(min(unnamed), layers)
+    whole = [replace(each, name=name.replace(_SAVED, ".")) for name, each in parts.items() if _SAVED in name]
+    saved = {part.name: part for each in whole for part in names.split(each)}
     merged = []
     for weight in base:
-        layer = weight.name.removesuffix(".weight")
-        if layer in layers:
-            factors = parts[layer + _A].read, parts[layer + _B].read
-            read = partial(_with_adapter, weight.read, *factors, adapter.scale)
-            if adapter.dora:
-                read = partial(_of_magnitude, read, parts[layer + _MAGNITUDE].read)
+        if weight.name in of_parts:
+            read = partial(_with_change, weight, *of_parts[weight.name])
             weight = replace(weight, read=read)  # noqa: PLW2901 - the same weight, read in another way
         merged.append(saved.pop(weight.name, weight))
     return [*merged, *saved.values()]
+
+
+def _unnamed(name: str, layers: set[str]) -> InvalidOption:
+    return InvalidOption(
+        f"the adapter belongs to {name}, which the files of the base model do not name. Export without merge, and "
+        "merge with the peft library.",
+        layers=sorted(layers),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """Sum that an adapter adds to a weight of the model.
+
+    Attributes:
+        name: Name of the weight in the model.
+        a: Reads the first factor.
+        b: Reads the second factor.
+        scale: Factor of their product.
+        form: Form of the weight.
+        magnitude: Reads the lengths of rows of DoRA. None: the sum has its own.
+    """
+
+    name: str
+    a: Callable[[], Tensor]
+    b: Callable[[], Tensor]
+    scale: float
+    form: StackForm
+    magnitude: Callable[[], Tensor] | None = None
+
+    def values(self) -> Tensor:
+        """The change, in float32, in which the adapter was trained."""
+        a, b = self.a().float(), self.b().float()
+        if self.form.experts == 1:
+            return self.scale * (b @ a)
+        # The order of peft: rows of A by experts, and columns of B by ranks.
+        a, b = a.reshape(self.form.experts, -1, a.shape[-1]), b.reshape(b.shape[0], -1, self.form.experts)
+        order = "ore,eri->eio" if self.form.is_transposed else "ore,eri->eoi"
+        return self.scale * torch.einsum(order, b, a)
 
 
 def base_weights(origin: ModelOrigin) -> list[Weight]:
@@ -119,16 +164,21 @@ def base_weights(origin: ModelOrigin) -> list[Weight]:
     return weights
 
 
-def dequantized_weights(base: list[Weight], config: Mapping[str, Any]) -> list[Weight]:
+def dequantized_weights(base: list[Weight], names: BaseNames) -> list[Weight]:
     """Weights of the base as a 4-bit run had them.
 
-    Weights of linear layers are quantized and dequantized.
+    Weights of linear layers and experts are quantized and dequantized.
     """
-    model = skeleton_of(config)
+    model = names.model
     layers = {name for name, each in model.named_modules() if isinstance(each, nn.Linear)}
-    quantized = {f"{name}.weight" for name in layers if model.get_submodule(name) is not model.get_output_embeddings()}
+    own = {f"{name}.weight" for name in layers if model.get_submodule(name) is not model.get_output_embeddings()}
+    stacks = {f"{name}.{weight}" for name, _, weight in expert_weights(model)}
+    layers_of, stacks_of = names.of_modules(frozenset(own)), names.of_modules(frozenset(stacks))
     return [
-        replace(each, read=partial(_through_4_bits, each.read)) if each.name in quantized else each for each in base
+        replace(each, read=partial(_through_4_bits, each.read, as_row=each.name in stacks_of))
+        if each.name in layers_of | stacks_of
+        else each
+        for each in base
     ]
 
 
@@ -142,15 +192,6 @@ def tied_outputs(origin: ModelOrigin, config: Mapping[str, Any]) -> dict[str, st
         return {}
     embedding = next(name for name, each in model.named_modules() if each is model.get_input_embeddings())
     return {f"{output_name(model)}.weight": f"{embedding}.weight"}
-
-
-def skeleton_of(config: Mapping[str, Any]) -> Any:
-    """Causal model of a configuration, without memory."""
-    transformers = import_transformers()
-    facts = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
-    with torch.device("meta"):
-        found = transformers.AutoConfig.for_model(config["model_type"], **facts)
-        return transformers.AutoModelForCausalLM.from_config(found)
 
 
 def as_classifier(weights: list[Weight], config: Mapping[str, Any]) -> list[Weight]:
@@ -183,19 +224,19 @@ def _read(path: Path, name: str) -> Tensor:
     return found
 
 
-def _through_4_bits(read: Any) -> Tensor:
-    return dequantized(read())
+def _through_4_bits(read: Callable[[], Tensor], *, as_row: bool) -> Tensor:
+    """Weight as a 4-bit run had it. Experts are quantized as one row."""
+    weight = read()
+    return dequantized(weight.reshape(-1)).view(weight.shape) if as_row else dequantized(weight)
 
 
-def _with_adapter(base: Any, a: Any, b: Any, scale: float) -> Tensor:
+def _with_change(base: Weight, change: _Change, names: BaseNames) -> Tensor:
     """Sum in float32, in which the adapter was trained."""
-    change: Tensor = b().float() @ a().float()
-    total: Tensor = base().float() + scale * change
-    return total
+    total: Tensor = base.read().float() + names.parts(change.name, change.values())[base.name]
+    return total if change.magnitude is None else _of_magnitude(total, change.magnitude())
 
 
-def _of_magnitude(direction: Any, magnitude: Any) -> Tensor:
+def _of_magnitude(direction: Tensor, magnitude: Tensor) -> Tensor:
     """Weight with rows in one direction, of the lengths of DoRA."""
-    found: Tensor = direction()
-    lengths: Tensor = magnitude().float() / torch.linalg.norm(found, dim=1)
-    return found * lengths[:, None]
+    lengths: Tensor = magnitude.float() / torch.linalg.norm(direction, dim=1)
+    return direction * lengths[:, None]

@@ -14,7 +14,9 @@ from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.cost.flops import TokenFlops, _counted, count_flops, one_document
 from forebay.llm.cost.known_models import KNOWN_MODELS, model_config
-from forebay.llm.cost.skeleton import num_layers, num_parameters, skeleton
+from forebay.llm.cost.skeleton import decoder_layers, num_layers, num_parameters, skeleton
+from forebay.llm.experts import has_experts
+from forebay.testing.data.mixtures import mixture
 
 H100 = 989e12
 VARIATION = pytest.mark.variation("another model of the same count")
@@ -172,10 +174,22 @@ def test_experts_count_as_often_as_a_token_uses_them() -> None:
     assert flops_of("Mixtral-8x7B").per_token(4096) == pytest.approx(expected, rel=1e-3)
 
 
-@pytest.mark.variation("experts of peft look at their data")
-def test_models_that_cannot_be_counted_say_so() -> None:
-    with pytest.raises(InvalidOption, match="MixtralConfig cannot be counted without data"):
-        flops_of("Mixtral-8x7B", 4)
+@pytest.mark.parametrize("kind", ["glm4_moe", *(pytest.param(k, marks=VARIATION) for k in ("gpt_oss", "deepseek_v3"))])
+def test_router_and_shared_experts_count_and_idle_experts_do_not(kind: str) -> None:
+    few, many = (mixture(kind, num_hidden_layers=4, **{_experts(kind): number}) for number in (4, 16))
+    routers = 6 * 64 * (16 - 4) * sum(has_experts(each) for each in decoder_layers(skeleton(few)))
+    assert count_flops(many).linear - count_flops(few).linear == pytest.approx(routers)
+
+
+def _experts(kind: str) -> str:
+    return "num_local_experts" if kind == "gpt_oss" else "n_routed_experts"
+
+
+def test_adapted_experts_cost_what_trained_ones_do() -> None:
+    """peft adds the adapter to all of a weight, and needs the gradient of the sum."""
+    config = mixture("mixtral")
+    usual, adapted = (count_flops(config, Lora(r=2, targets=each)) for each in ("all-linear", "all-linear,experts"))
+    assert adapted.linear - usual.linear == pytest.approx(2 * 2 * 2 * 3 * 64 * 128)
 
 
 def test_names_that_are_no_model() -> None:

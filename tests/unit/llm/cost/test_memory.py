@@ -17,7 +17,7 @@ from forebay.llm.cost.activations import PassOptions, _peaks, count_pass
 from forebay.llm.cost.known_models import model_config
 from forebay.llm.cost.memory import MemoryPlan, estimate_memory, plan_of
 from forebay.llm.cost.memory_check import USABLE, check_memory, largest_batch, parse_bytes, smallest_change
-from forebay.llm.cost.skeleton import with_layers
+from forebay.llm.cost.skeleton import num_parameters, skeleton, with_layers
 from forebay.testing.data.chats import write_chats
 from forebay.training.worker.worker import Worker
 
@@ -231,3 +231,18 @@ def test_layers_trained_whole_beside_an_adapter_are_counted() -> None:
     before = estimate_memory(plain)
     assert with_embedding.trained - before.trained == embedding
     assert with_embedding.total - before.total >= (4 + 4 + 8) * embedding
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("Qwen3-30B-A3B", 30.53), ("gpt-oss-20b", 20.91), ("Mixtral-8x7B", 46.70)]
+)
+def test_parameters_of_known_mixtures(name: str, billions: float) -> None:
+    assert num_parameters(skeleton(model_config(name))) / 1e9 == pytest.approx(billions, abs=0.01)
+
+
+def test_experts_are_not_copied_for_each_token() -> None:
+    """Mixtral-8x7B by hand: 46.7 billion weights, and one layer's experts in bf16 beside the activations of a row."""
+    plan = MemoryPlan(model="Mixtral-8x7B", workers=8, seq_len=4096, finetuning="qlora")
+    found = estimate_memory(plan)
+    assert found.device["weights"] / GB == pytest.approx(46.4 * 0.5625 + 0.26 * 2, rel=0.05)
+    assert 30 * GB < found.total < 50 * GB
