@@ -7,6 +7,7 @@ import statistics
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 from tests.house.prose import CODE_ROOTS, PAGES, TEST_ROOTS, files_below, prose_of
@@ -28,6 +29,12 @@ def trees_of(repository: Path, *roots: str) -> dict[str, ast.Module]:
     }
 
 
+@cache
+def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """All nodes of a syntax tree, walked once for all tests."""
+    return tuple(ast.walk(tree))
+
+
 def lines_of(repository: Path, *roots: str) -> dict[str, int]:
     """Number of lines per Python file that is not empty."""
     counts = {
@@ -40,7 +47,7 @@ def lines_of(repository: Path, *roots: str) -> dict[str, int]:
 def functions_of(trees: Trees) -> Iterator[tuple[str, Function]]:
     """Every function and method, with its file."""
     for file, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, Function):
                 yield file, node
 
@@ -67,7 +74,7 @@ def classes_by_name(trees: Trees) -> dict[str, list[str]]:
     """Files that define a class of each name, once per definition."""
     found = defaultdict(list)
     for file, tree in trees.items():
-        for node in ast.walk(tree):
+        for node in nodes_of(tree):
             if isinstance(node, ast.ClassDef):
                 found[node.name].append(file)
     return dict(found)
@@ -78,7 +85,7 @@ def broad_excepts(trees: Trees) -> list[str]:
     return [
         f"{file}:{node.lineno}"
         for file, tree in trees.items()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if (isinstance(node, ast.ExceptHandler) and _is_broad(node.type))
         or (isinstance(node, ast.Call) and _catches_all(node))
     ]
@@ -127,7 +134,7 @@ def _module_name(file: str) -> str:
 
 def _imported(importer: str, tree: ast.Module, modules: Mapping[str, ast.Module]) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Import():
                 names |= {alias.name for alias in node.names}

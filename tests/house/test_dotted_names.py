@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.house.figures import nodes_of
 from tests.house.prose import files_below
 
 DOTTED = re.compile(r"(?<![\w./-])forebay(?:\.[A-Za-z_]\w*)+")
@@ -61,7 +62,7 @@ def test_the_check_sees(modules: Trees, name: str) -> None:
 
 def _in_strings(trees: Trees) -> Iterator[tuple[str, str]]:
     for file, tree in trees.items():
-        for node in ast.walk(tree) if Path(file).name != Path(__file__).name else ():
+        for node in nodes_of(tree) if Path(file).name != Path(__file__).name else ():
             match node:
                 case ast.Constant(value=str(text)):
                     yield from ((f"{file}:{node.lineno}", name) for name in DOTTED.findall(text))

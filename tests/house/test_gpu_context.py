@@ -6,6 +6,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 import pytest
+from tests.house.figures import nodes_of
 
 # Each uses the device that it was given, or asks for a GPU first.
 MAY_USE_A_GPU = {
@@ -28,7 +29,7 @@ OPENS_NONE = {"torch.cuda.is_available", "torch.cuda.device_count", "torch.cuda.
 
 
 def _uses(file: str, tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch.cuda"):
             yield f"{file}:{node.lineno} imports from {node.module}"
         elif isinstance(node, ast.Attribute):

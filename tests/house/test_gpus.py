@@ -9,6 +9,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 import pytest
+from tests.house.figures import nodes_of
 
 QUESTIONS = {"is_available", "device_count", "current_device", "get_device_properties", "is_initialized"}
 MAY_ASK = {
@@ -35,7 +36,7 @@ def of_package(trees: Mapping[str, ast.Module]) -> Iterator[tuple[str, ast.Modul
 
 def asks(tree: ast.Module) -> bool:
     """Whether a module asks `torch.cuda`, or `cuda` imported from torch, or moves tensors by `.cuda()`."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Attribute(value=ast.Attribute(attr="cuda") | ast.Name(id="cuda"), attr=name) if name in QUESTIONS:
                 return True
@@ -45,7 +46,7 @@ def asks(tree: ast.Module) -> bool:
 
 
 def reserves(tree: ast.Module) -> bool:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.keyword(arg="num_gpus") | ast.keyword(arg="use_gpu"):
                 return True

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -85,23 +86,27 @@ def copy(repository: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    ("file", "line", "contract"),
-    [
-        ("data/transform/transform.py", "import forebay.data.loader.loader", "Inside data"),
-        ("data/plan/plan.py", "import forebay.data.cache.disk.disk_cache", "Inside data"),
-        ("data/plan/plan.py", "import time", "The plan is pure"),
-        ("training/worker/worker.py", "import ray", "Ray is met only by its adapters"),
-        ("cli/run.py", "import ray", "Ray is met only by its adapters"),
-        ("data/loader/loader.py", "import forebay.data.cache.node.client", "works without Ray"),
-    ],
+WRONG = (
+    ("data.transform.transform", "forebay.data.loader.loader", "Inside data"),
+    ("data.plan.plan", "forebay.data.cache.disk.disk_cache", "Inside data"),
+    ("data.plan.plan", "time", "The plan is pure"),
+    ("training.worker.worker", "ray", "Ray is met only by its adapters"),
+    ("cli.run", "ray", "Ray is met only by its adapters"),
+    ("data.loader.loader", "forebay.data.cache.node.client", "works without Ray"),
 )
-def test_a_wrong_import_is_caught(copy: Path, file: str, line: str, contract: str) -> None:
-    with (copy / "forebay" / file).open("a") as source:
-        source.write(f"\n{line}\n")
+
+
+def test_wrong_imports_are_caught(copy: Path) -> None:
+    for module, imported, _ in WRONG:
+        with (copy / "forebay" / f"{module.replace('.', '/')}.py").open("a") as source:
+            source.write(f"\nimport {imported}\n")
     done = _lint(copy)
     assert done.returncode != 0
-    assert any(contract in found and "BROKEN" in found for found in done.stdout.splitlines()), done.stdout
+    # Name and chains of each broken contract.
+    chains = re.findall(r"^(\S[^\n]*)\n-{9,}\n(.*?)(?=^\S[^\n]*\n-{9,}\n|\Z)", done.stdout, re.MULTILINE | re.DOTALL)
+    for module, imported, contract in WRONG:
+        chain = f"forebay.{module} -> {imported} (l."
+        assert any(contract in name and chain in text for name, text in chains), f"{chain}\n{done.stdout}"
 
 
 def test_a_new_package_must_be_given_its_floor(copy: Path) -> None:

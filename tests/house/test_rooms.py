@@ -6,7 +6,7 @@ import ast
 from collections.abc import Mapping
 
 import pytest
-from tests.house.figures import CLASS_ROOTS, PACKAGE, circles, classes_by_name
+from tests.house.figures import CLASS_ROOTS, PACKAGE, circles, classes_by_name, nodes_of
 
 Trees = Mapping[str, ast.Module]
 
@@ -31,7 +31,7 @@ def test_no_module_of_ours_is_imported_by_its_name(sources: Trees) -> None:
     by_name = {
         file
         for file, tree in sources.items()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.Call) and _imports_ours(node)
     }
     assert by_name == MAY_IMPORT_BY_NAME

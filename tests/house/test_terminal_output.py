@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+from collections.abc import Mapping
 
-import forebay
+from tests.house.figures import nodes_of
 
-PACKAGE = Path(forebay.__file__).parent
 HOMES = {"cli/output.py", "report/console.py"}
 OWN_TEXT = {
     "data/kernels/loading.py": "counts of kernels, and a folder of this user",
@@ -21,7 +20,7 @@ OWN_TEXT = {
 
 def _writes(tree: ast.Module) -> list[int]:
     found = []
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.Call(func=ast.Name(id="print" | "Console")) | ast.Call(func=ast.Attribute(attr="echo" | "secho")):
                 found.append(node.lineno)
@@ -30,12 +29,11 @@ def _writes(tree: ast.Module) -> list[int]:
     return found
 
 
-def test_only_the_homes_write_to_a_terminal() -> None:
+def test_only_the_homes_write_to_a_terminal(sources: Mapping[str, ast.Module]) -> None:
     found = {
         name: lines
-        for path in sorted(PACKAGE.rglob("*.py"))
-        if (name := path.relative_to(PACKAGE).as_posix()) not in HOMES and not name.startswith("testing/")
-        if (lines := _writes(ast.parse(path.read_text())))
+        for name, tree in sources.items()
+        if name not in HOMES and not name.startswith("testing/") and (lines := _writes(tree))
     }
-    asked = {name for name in found if "isatty" in (PACKAGE / name).read_text()}  # whether it is a terminal
+    asked = {name for name in found if "isatty" in ast.unparse(sources[name])}  # whether it is a terminal
     assert set(found) - asked == set(OWN_TEXT) - asked, found
