@@ -37,15 +37,20 @@ def trained(
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
     spec = TrainSpec(data=data, held_out=data, seed=SEED, strategy=strategy, checkpoint_every=1000)
     found: list[dict[str, float]] = []
-    commit = Worker.commit
+    evaluated: list[Any] = []
+    commit, evaluate_with = Worker.commit, Worker.evaluate_with
 
     class PreferenceLog(Worker):
         def commit(self, **metrics: Any) -> None:
             found.append({name: float(value) for name, value in metrics.items()})
             commit(self, **metrics)
 
+        def evaluate_with(self, evaluate: Any) -> None:
+            evaluate_with(self, lambda: evaluated.append(evaluate()) or evaluated[-1])
+
     worker = PreferenceLog(spec, collective, None, DirectoryStore(folder), recorder())
     worker.run(partial(llm.prefer, recipe, preferences=options))
+    found[-1] |= dict(getattr(evaluated[-1], "metrics", evaluated[-1]))
     return found
 
 
