@@ -53,6 +53,8 @@ PACKAGES = {
     "jsonschema": ExtraPackage("score", "4.20"),
     "kubernetes": ExtraPackage("deploy", "31"),
     "lightning": ExtraPackage("lightning", "2.5"),
+    "llguidance": ExtraPackage("score", "1.3"),
+    "lm_eval": ExtraPackage("lm-eval", "0.4.13"),
     "mlflow-skinny": ExtraPackage("mlflow", "3", ("mlflow",)),
     "openai": ExtraPackage("score", "1.60"),
     "optuna": ExtraPackage("sweep", "4"),

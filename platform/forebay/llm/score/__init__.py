@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from forebay.llm.score.engines.engine import Prompt as Prompt
     from forebay.llm.score.engines.engine import RowAnswer as RowAnswer
     from forebay.llm.score.engines.engine import Sampling as Sampling
+    from forebay.llm.score.engines.engine import TokenPrompt as TokenPrompt
     from forebay.llm.score.engines.hf import HfEngineSpec as HfEngineSpec
     from forebay.llm.score.request import ScoreRequest as ScoreRequest
     from forebay.llm.score.result import ScoreResult as ScoreResult
@@ -31,6 +32,7 @@ __getattr__, __all__ = lazy_names(
         "Sampling": "forebay.llm.score.engines.engine",
         "ScoreRequest": "forebay.llm.score.request",
         "ScoreResult": "forebay.llm.score.result",
+        "TokenPrompt": "forebay.llm.score.engines.engine",
         "score_rows": "forebay.llm.score.scoring",
     },
 )

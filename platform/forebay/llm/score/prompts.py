@@ -12,12 +12,12 @@ from forebay.data.transform.fingerprint.function import function_identity
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption
 from forebay.llm.chat.messages import InvalidConversation, Messages, check_turns, short, tools_of, with_system
-from forebay.llm.score.engines.engine import Prompt
+from forebay.llm.score.engines.engine import Prompt, TokenPrompt
 from forebay.llm.source.columns import CHANGING, OF_TALKS, alpaca_history
 
 Row: TypeAlias = Mapping[str, Any]
 PromptFunction: TypeAlias = Callable[[dict[str, Any]], Any]
-"""Function of a row, as a dictionary, that returns a text or a conversation."""
+"""Function of a row, as a dictionary, that returns a text, a conversation or a `TokenPrompt`."""
 KNOWN = ("messages", "conversations", "prompt", "instruction", "text")
 """Columns that are looked for, in this order."""
 
@@ -88,7 +88,7 @@ class PromptSource:
         """
         completion = None if self.completion is None else _completion(row[self.completion], self.completion)
         content, given = self._content(row), {name: row[name] for name in self.beside if row[name]}
-        if isinstance(content, str):
+        if isinstance(content, str | TokenPrompt):
             if given:
                 name, value = next(iter(given.items()))
                 raise InvalidConversation(
@@ -117,15 +117,17 @@ class PromptSource:
     def question(self, row: Row) -> str | None:
         """Text of a row's prompt, or None.
 
-        The last turn of a conversation.
+        The last turn of a conversation. Tokens have none.
         """
         try:
             content = self._content(row)
         except InvalidConversation:
             return None
+        if isinstance(content, TokenPrompt):
+            return None
         return content if isinstance(content, str) else str(content[-1]["content"])
 
-    def _content(self, row: Row) -> str | Messages:
+    def _content(self, row: Row) -> str | Messages | TokenPrompt:
         if self.function is not None:
             return self._checked(self.function(dict(row)), "the prompt function's result")
         if self.template is not None:
@@ -138,9 +140,11 @@ class PromptSource:
         if self.column == "instruction" and row.get("input"):
             value = f"{value}\n\n{row['input']}"
         found = self._checked(value, f"column {self.column!r}")
-        return [*alpaca_history(row), *found] if self._history and not isinstance(found, str) else found
+        return [*alpaca_history(row), *found] if self._history and not isinstance(found, str | TokenPrompt) else found
 
-    def _checked(self, value: object, what: str) -> str | Messages:
+    def _checked(self, value: object, what: str) -> str | Messages | TokenPrompt:
+        if isinstance(value, TokenPrompt):
+            return value
         is_chat = self.is_chat or self.column == "instruction"
         if isinstance(value, str):
             if not value.strip():

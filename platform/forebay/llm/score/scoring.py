@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from forebay.data.parquet.schemas import missing_column
 from forebay.errors import InvalidOption
 from forebay.llm.score.answer_folder import AnswerFolder
-from forebay.llm.score.engines.engine import EngineSpec
+from forebay.llm.score.engines.engine import EngineSpec, SchemaEngineSpec
 from forebay.llm.score.plan import ScorePlan, keep_plan
 from forebay.llm.score.pool.counters import ProgressListener, RunCounters, ScoreProgress
 from forebay.llm.score.pool.local_pool import score_here
@@ -106,6 +106,8 @@ def set_up(request: ScoreRequest, prompt: PromptFunction | None = None, engine: 
         if name not in source.columns:
             raise missing_column(name, source.columns, source.name)
     spec.check()
+    if task.sampling.schema is not None and isinstance(spec, SchemaEngineSpec):
+        spec.check_schema(task.sampling.schema)
     folder = resolve(request.to).uri
     layout = ShardLayout(rows=source.num_rows, shard_rows=request.shard_rows)
     identity = spec.identity()

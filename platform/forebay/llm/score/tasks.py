@@ -85,7 +85,7 @@ class ScoreTask:
         made = {name: pa.array([_field(each, name) for each in answers], kind) for name, kind in kinds.items()}
         errors = [each.error for each in answers]
         if self.sampling.schema is not None:
-            verdicts, errors = _verdicts(answers, self.sampling.schema)
+            verdicts, errors = _verdicts(answers, self.sampling.schema, self.sampling.max_tokens)
             made[VERDICT] = pa.array(verdicts, pa.string())
         return {**made, ERROR: pa.array(errors, pa.string())}
 
@@ -99,7 +99,9 @@ def _field(answer: RowAnswer, name: str) -> Any:
     return None if answer.error is not None and name != "input_tokens" else getattr(answer, name)
 
 
-def _verdicts(answers: Sequence[RowAnswer], schema: Mapping[str, Any]) -> tuple[list[str | None], list[str | None]]:
+def _verdicts(
+    answers: Sequence[RowAnswer], schema: Mapping[str, Any], max_tokens: int
+) -> tuple[list[str | None], list[str | None]]:
     """Verdicts as JSON texts, and the errors.
 
     Errors of the answers, and of texts that are not a verdict.
@@ -112,7 +114,8 @@ def _verdicts(answers: Sequence[RowAnswer], schema: Mapping[str, Any]) -> tuple[
             try:
                 verdict = json.dumps(verdict_of(answer.text or "", schema), ensure_ascii=False)
             except InvalidVerdict as found:
-                error = str(found)
+                is_cut = answer.finish_reason == "length"
+                error = f"{found}. The answer was cut at max_tokens={max_tokens}: raise it." if is_cut else str(found)
         verdicts.append(verdict)
         errors.append(error)
     return verdicts, errors

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from forebay.errors import InvalidOption
 from forebay.runtime.extras import extra_package
 
+_REFERENCES, _VALUES = ("$ref", "$dynamicRef", "$recursiveRef"), ("const", "default", "enum", "examples")
 _FENCED = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL)
 
 
@@ -20,13 +21,33 @@ class InvalidVerdict(ValueError):
 def check_schema(schema: Mapping[str, Any]) -> None:
     """Check a JSON schema.
 
-    Raises `InvalidOption` if it is invalid, or if the package that checks it is missing.
+    Raises `InvalidOption` if it is invalid, if it refers to another file or address, which would be fetched, or if the
+    package that checks it is missing.
     """
+    if (outside := next(_outside(schema), None)) is not None:
+        raise InvalidOption(
+            f"schema= refers to {outside!r}, which is not in it, and nothing is fetched. Copy it into $defs, and refer "
+            'to "#/$defs/NAME".',
+            reference=outside,
+        )
     checker, errors = _import_jsonschema()
     try:
         checker.check_schema(schema)
     except errors.SchemaError as error:
         raise InvalidOption(f"schema= is not a JSON schema: {error.message}.") from error
+
+
+def _outside(part: object) -> Iterator[str]:
+    """References of a schema that do not begin with #."""
+    if isinstance(part, Mapping):
+        for name, value in part.items():
+            if name in _REFERENCES and isinstance(value, str) and not value.startswith("#"):
+                yield value
+            if name not in _VALUES:
+                yield from _outside(value)
+    elif isinstance(part, list):
+        for each in part:
+            yield from _outside(each)
 
 
 def verdict_of(text: str, schema: Mapping[str, Any]) -> Any:

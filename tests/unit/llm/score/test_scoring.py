@@ -237,6 +237,7 @@ def test_interrupt_leaves_whole_shards(request_of: Requests) -> None:
         ({"task": "judge"}, "needs schema="),
         ({"schema": "{}"}, "has no schema="),
         ({"task": "judge", "schema": '{"type": "nothing"}'}, "is not a JSON schema"),
+        ({"task": "judge", "schema": '{"items": [{"$ref": "http://127.0.0.1:1/s.json"}]}'}, "nothing is fetched"),
         ({"completion": "id"}, "is for task=.log_likelihood"),
         ({"workers": 0}, "workers=0"),
         ({"base_url": "http://here"}, "is not an option of engine='hf'"),
@@ -259,4 +260,4 @@ def test_plan_is_read_by_people(request_of: Requests) -> None:
     score_rows(request_of(max_tokens=1))
     plan = json.loads(Path(request_of().to, "plan.json").read_text())
     assert plan["facts"]["sampling"]["max_tokens"] == 1
-    assert plan["facts"]["engine"].startswith("hf 3, transformers 5.")
+    assert plan["facts"]["engine"].startswith("hf 4, transformers 5.")

@@ -16,6 +16,18 @@ class AnswerText:
     tokenizer: Any
     stop: tuple[str, ...]
 
+    @property
+    def end_tokens(self) -> frozenset[int]:
+        """Stop texts that are one special token.
+
+        The text of an answer has no special tokens, so only the token itself can be found.
+        """
+        if not self.stop:
+            return frozenset()
+        added = self.tokenizer.added_tokens_decoder.values()
+        special = {*self.tokenizer.all_special_tokens, *(str(token) for token in added if token.special)}
+        return frozenset(self.tokenizer.convert_tokens_to_ids(stop) for stop in self.stop if stop in special)
+
     def answer(self, input_tokens: int, ids: Sequence[int], *, is_ended: bool) -> RowAnswer:
         """Make the answer of generated tokens.
 

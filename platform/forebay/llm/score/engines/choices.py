@@ -34,12 +34,18 @@ def choices_of(schema: Mapping[str, Any], tokenizer: Any) -> Choices | None:
 
     None if it has more than `MOST_CHOICES` values, or if they cannot be listed.
     """
-    values = list(itertools.islice(_values(schema) or (), MOST_CHOICES + 1))
-    if not values or len(values) > MOST_CHOICES:
+    values = few_values(schema)
+    if values is None:
         return None
     texts = [json.dumps(value, ensure_ascii=False) for value in values]
     encoded = tokenizer(texts, add_special_tokens=False)["input_ids"]
     return Choices(tuple((*ids, tokenizer.eos_token_id) for ids in encoded))
+
+
+def few_values(schema: Mapping[str, Any]) -> list[Any] | None:
+    """All values of a schema. None if there are too many, or if they cannot be listed."""
+    values = list(itertools.islice(_values(schema) or (), MOST_CHOICES + 1))
+    return values if 0 < len(values) <= MOST_CHOICES else None
 
 
 def _values(schema: Mapping[str, Any]) -> list[Any] | None:

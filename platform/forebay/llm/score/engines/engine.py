@@ -13,13 +13,24 @@ Pooling = Literal["mean", "last"]
 """Vector of a text: the mean over its tokens, or its last token's."""
 
 
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Prompt as token ids of the model's own tokenizer.
+
+    `targets`: tokens at its end whose log-likelihood is asked for.
+    """
+
+    ids: tuple[int, ...]
+    targets: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """Question of one row.
 
     Attributes:
         row: Number of the row in the source.
-        content: Text, which is continued as it is, or a conversation, which is rendered by the chat template.
+        content: Text, which is continued as it is, a conversation, which is rendered by the chat template, or tokens.
         tools: Tools of a conversation.
         variables: Variables of the chat template.
         completion: Text whose log-likelihood is asked for. None: the content itself.
@@ -27,7 +38,7 @@ class Prompt:
     """
 
     row: int
-    content: str | Messages
+    content: str | Messages | TokenPrompt
     tools: Sequence[Mapping[str, Any]] = ()
     variables: Mapping[str, Any] = field(default_factory=dict)
     completion: str | None = None
@@ -35,7 +46,7 @@ class Prompt:
 
     def conversation(self, *more: Message) -> Conversation:
         """The prompt as a conversation, with more turns."""
-        assert not isinstance(self.content, str)
+        assert not isinstance(self.content, str | TokenPrompt)
         return Conversation([*self.content, *more], self.tools, self.variables)
 
 
@@ -143,6 +154,15 @@ class EngineSpec(Protocol):
 
         Raises `InvalidOption` if it can never be opened.
         """
+        ...
+
+
+@runtime_checkable
+class SchemaEngineSpec(Protocol):
+    """`EngineSpec` that knows to which schemas it can hold answers."""
+
+    def check_schema(self, schema: Mapping[str, Any]) -> None:
+        """Raise `InvalidOption` for a schema to which answers cannot be held."""
         ...
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from forebay.llm.score.engines.answer_text import AnswerText
 from forebay.llm.score.engines.choices import Choices
 from forebay.llm.score.engines.engine import RowAnswer, Sampling
+from forebay.llm.score.engines.grammar import SchemaTokens
 from forebay.llm.source.tokenizers import import_transformers
 
 Ids = NDArray[np.int64]
@@ -32,6 +33,7 @@ class Generator:
         positions: Most tokens of a prompt with its answer. None: no limit.
         sampling: Rules by which tokens are chosen.
         choices: The only texts that may be generated. None: any text.
+        grammar: Tokens and grammar to which texts are held. None: any text.
     """
 
     model: Any
@@ -40,6 +42,7 @@ class Generator:
     positions: int | None
     sampling: Sampling
     choices: Choices | None = None
+    grammar: tuple[SchemaTokens, str] | None = None
 
     def answers(self, questions: list[list[int]], rows: list[int]) -> list[RowAnswer]:
         """Answer questions of at least one token each.
@@ -51,6 +54,8 @@ class Generator:
         end = _EndOfAnswers(text=text, ends=self.ends, limits=self._limits(lengths).tolist())
         tokens, mask = _left_padded(questions, lengths, self.model.device)
         width = tokens.shape[1]
+        held = [] if self.grammar is None else [self.grammar[0].held(self.grammar[1], len(questions), width)]
+        draws = [] if self.sampling.temperature == 0 else [_RowDraws(self.sampling, rows, width)]
         self.model.generate(
             input_ids=tokens,
             attention_mask=mask,
@@ -58,7 +63,7 @@ class Generator:
             generation_config=import_transformers().GenerationConfig(
                 max_new_tokens=max(end.limits), do_sample=False, use_cache=True
             ),
-            logits_processor=[] if self.sampling.temperature == 0 else [_RowDraws(self.sampling, rows, width)],
+            logits_processor=[*held, *draws],
             prefix_allowed_tokens_fn=None if self.choices is None else _Allowed(self.choices, width),
             stopping_criteria=[end],
         )

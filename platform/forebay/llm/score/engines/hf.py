@@ -14,16 +14,18 @@ from torch.nn import functional
 from forebay.errors import EngineFailed, InvalidOption, whole_number
 from forebay.llm.chat.documents import Document
 from forebay.llm.models import ModelSpec, read_config
-from forebay.llm.score.engines.choices import choices_of
+from forebay.llm.score.engines.answer_text import AnswerText
+from forebay.llm.score.engines.choices import choices_of, few_values
 from forebay.llm.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling
 from forebay.llm.score.engines.generation import Generator
+from forebay.llm.score.engines.grammar import SchemaTokens, grammar_of
 from forebay.llm.score.engines.model_files import model_identity
 from forebay.llm.score.engines.prompt_tokens import PromptTokens
 from forebay.llm.source.hub_model import hub_access
 from forebay.llm.source.tokenizers import TokenizerSpec, check_sizes, import_transformers, load_folder
 from forebay.runtime.gpus import num_gpus
 
-VERSION = 3
+VERSION = 4
 """Part of every plan. Raised when equal prompts would get other answers."""
 DTYPES = ("float32", "bfloat16", "float16")
 _LOGIT_TOKENS = 4096
@@ -64,6 +66,10 @@ class HfEngineSpec:
     def check(self) -> None:
         read_config(self.model)
 
+    def check_schema(self, schema: Mapping[str, Any]) -> None:
+        if few_values(schema) is None:
+            grammar_of(schema, "hf")
+
     @property
     def device(self) -> torch.device:
         """Device of the engine in this process.
@@ -100,8 +106,10 @@ class HfEngine:
         model: Any = form.build(self._device)
         self._model: Any = model.eval().to(device=self._device, dtype=getattr(torch, spec.dtype))
         self._batch = spec.batch
-        self._positions: int | None = config.get("max_position_embeddings")
+        # Not from config.json: save_pretrained leaves out what is the default of the architecture.
+        self._positions: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
         self._tokens = PromptTokens(tokenizer=tokenizer, name=spec.model, positions=self._positions)
+        self._schema_tokens: SchemaTokens | None = None
         self._ends = frozenset({tokenizer.eos_token_id, *_ends_of(self._model)})
         # Its temperature, penalties and other defaults would count in every answer.
         self._model.generation_config = type(self._model.generation_config)()
@@ -109,20 +117,32 @@ class HfEngine:
     def generate(self, prompts: Sequence[Prompt], sampling: Sampling) -> list[RowAnswer]:
         tokenizer = self._tokens.tokenizer
         choices = None if sampling.schema is None else choices_of(sampling.schema, tokenizer)
+        ends = self._ends | AnswerText(tokenizer=tokenizer, stop=sampling.stop).end_tokens
         generator = Generator(
             model=self._model,
             tokenizer=tokenizer,
-            ends=self._ends,
+            ends=ends,
             positions=self._positions,
             sampling=sampling,
             choices=choices,
+            grammar=None if choices is not None or sampling.schema is None else self._grammar(sampling.schema),
         )
         rows = [prompt.row for prompt in prompts]
         return self._each(self._tokens.questions(prompts), rows, len, generator.answers)
 
+    def _grammar(self, schema: Mapping[str, Any]) -> tuple[SchemaTokens, str]:
+        grammar = grammar_of(schema, "hf")
+        if self._schema_tokens is None:
+            entries = self._model.get_output_embeddings().out_features
+            self._schema_tokens = SchemaTokens.of(self._tokens.tokenizer, entries, self._ends)
+        return self._schema_tokens, grammar
+
     def log_likelihood(self, prompts: Sequence[Prompt]) -> list[RowAnswer]:
         rows = [prompt.row for prompt in prompts]
-        return self._each(self._tokens.documents(prompts), rows, _length, self._likelihoods, most=_LOGIT_TOKENS)
+        # The last token is predicted, and needs no position.
+        return self._each(
+            self._tokens.documents(prompts, room=-1), rows, _length, self._likelihoods, most=_LOGIT_TOKENS
+        )
 
     def embed(self, prompts: Sequence[Prompt], pooling: Pooling) -> list[RowAnswer]:
         rows = [prompt.row for prompt in prompts]
@@ -165,7 +185,7 @@ class HfEngine:
 
     def _likelihoods(self, documents: list[Document], rows: list[int]) -> list[RowAnswer]:  # noqa: ARG002 - as `generate`
         ids, mask = self._padded([each.ids for each in documents])
-        logits = self._model(input_ids=ids, attention_mask=mask, use_cache=False).logits[:, :-1].float()
+        logits = self._model(input_ids=ids[:, :-1], attention_mask=mask[:, :-1], use_cache=False).logits.float()
         is_target = np.zeros((len(documents), ids.shape[1]), bool)
         for line, each in zip(is_target, documents, strict=True):
             line[: len(each.ids)] = each.is_target

@@ -15,7 +15,7 @@ from typing import Any
 
 from forebay.errors import EngineFailed, InvalidOption, whole_number
 from forebay.llm.chat.messages import REASONING, Messages
-from forebay.llm.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling
+from forebay.llm.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling, TokenPrompt
 from forebay.runtime.extras import extra_package
 
 _RETRIES = 8
@@ -112,6 +112,8 @@ class OpenAiEngine:
             raise EngineFailed(f"the server does not answer after {_RETRIES} retries: {error}") from error
 
     def _generated(self, prompt: Prompt, sampling: Sampling) -> RowAnswer:
+        if isinstance(prompt.content, TokenPrompt):
+            return RowAnswer(error="a server takes texts and conversations, and the prompt is tokens")
         options: dict[str, Any] = {
             "model": self._model,
             "max_tokens": sampling.max_tokens,
@@ -149,7 +151,7 @@ class OpenAiEngine:
 
     def _embedded(self, prompt: Prompt) -> RowAnswer:
         if not isinstance(prompt.content, str):
-            return RowAnswer(error="a server embeds texts, and the prompt is a conversation")
+            return RowAnswer(error="a server embeds texts, and the prompt is a conversation or tokens")
         found = self._client.embeddings.create(model=self._model, input=prompt.content)
         return RowAnswer(embedding=tuple(found.data[0].embedding), input_tokens=found.usage.prompt_tokens)
 

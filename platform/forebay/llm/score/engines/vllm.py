@@ -14,6 +14,7 @@ from forebay.errors import EngineFailed, InvalidOption, MissingPackage, whole_nu
 from forebay.llm.models import read_config
 from forebay.llm.score.engines.answer_text import AnswerText
 from forebay.llm.score.engines.engine import Pooling, Prompt, RowAnswer, Sampling
+from forebay.llm.score.engines.grammar import grammar_of
 from forebay.llm.score.engines.model_files import model_identity
 from forebay.llm.score.engines.prompt_tokens import PromptTokens
 from forebay.llm.source.folders import local_copy
@@ -65,6 +66,11 @@ class VllmEngineSpec:
         import_vllm()
         read_config(self.model)
 
+    def check_schema(self, schema: Mapping[str, Any]) -> None:
+        _import_schema_params()
+        if "structured_outputs_config" not in self.engine_options:
+            grammar_of(schema, "vllm")
+
     def open(self) -> VllmEngine:
         with hub_access(self.model):
             return VllmEngine(self)
@@ -113,7 +119,8 @@ class VllmEngine:
         return [each if isinstance(each, RowAnswer) else answers[n] for n, each in enumerate(questions)]
 
     def log_likelihood(self, prompts: Sequence[Prompt]) -> list[RowAnswer]:
-        documents = self._tokens.documents(prompts)
+        # vLLM generates a token behind the text.
+        documents = self._tokens.documents(prompts, room=1)
         asked = [number for number, each in enumerate(documents) if not isinstance(each, RowAnswer)]
         params = self._vllm.SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=1)
         lines = [document.ids.tolist() for document in documents if not isinstance(document, RowAnswer)]
@@ -148,10 +155,10 @@ class VllmEngine:
 
     def _params(self, sampling: Sampling, row: int) -> Any:
         options = sampling_options(sampling, row)
+        if ends := AnswerText(tokenizer=self._tokens.tokenizer, stop=sampling.stop).end_tokens:
+            options["stop_token_ids"] = sorted(ends)
         if "structured_outputs" in options:
-            from vllm.sampling_params import StructuredOutputsParams  # noqa: PLC0415 - an extra
-
-            options["structured_outputs"] = StructuredOutputsParams(**options["structured_outputs"])
+            options["structured_outputs"] = _import_schema_params()(**options["structured_outputs"])
         return self._vllm.SamplingParams(**options)
 
     def _run(self, lines: Sequence[Any], params: Sequence[Any]) -> list[Any]:
@@ -193,6 +200,17 @@ def import_vllm() -> Any:
     except ImportError as error:
         raise MissingPackage(f"{INSTALL} ({error})") from error
     return vllm
+
+
+def _import_schema_params() -> Any:
+    """VLLM's class for schemas. Raises `InvalidOption` for a version that calls it something else."""
+    try:
+        from vllm.sampling_params import StructuredOutputsParams  # noqa: PLC0415 - an extra
+    except ImportError as error:
+        raise InvalidOption(
+            f"schema= with vLLM {import_vllm().__version__}: it has no StructuredOutputsParams. {INSTALL}"
+        ) from error
+    return StructuredOutputsParams
 
 
 def _answer(found: Any, text: AnswerText) -> RowAnswer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import string
 from collections import Counter
@@ -11,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from forebay.errors import InvalidOption, ScoringFailed
 from forebay.llm.score.engines.engine import EngineSpec
 from forebay.llm.score.evaluation.answer_files import plan_facts, read_answers
+from forebay.llm.score.evaluation.given_rows import ROWS_AT_A_TIME, write_once
 from forebay.llm.score.evaluation.interval import wilson_interval
 from forebay.llm.score.pool.counters import ProgressListener
 from forebay.llm.score.prompts import PromptSource, find_prompt
@@ -24,7 +23,6 @@ from forebay.llm.score.scoring import score_rows
 from forebay.llm.score.source.finding import find_source
 from forebay.llm.score.source.row_source import RowSource
 from forebay.llm.score.tasks import VERDICT
-from forebay.storage.atomic import read_small, write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
 
 TEMPLATE = """Compare two answers to one question.
@@ -107,7 +105,6 @@ class WinRateRequest:
         )
 
 
-_ROWS_AT_A_TIME = 1024
 _SCHEMA = pa.schema([("pair", pa.int64()), ("prompt", pa.string()), ("by", pa.string())])
 
 
@@ -136,25 +133,6 @@ def judged_pairs(request: WinRateRequest) -> tuple[pa.Table, int]:
     return pa.Table.from_pylist(made, _SCHEMA), unanswered
 
 
-def write_pairs(pairs: pa.Table, uri: str) -> None:
-    """Write the pairs, unless equal ones exist.
-
-    A rewritten file would count as other data.
-
-    Raises `WriteFailed`.
-    """
-    location, content = resolve(uri), io.BytesIO()
-    pq.write_table(pairs, content, row_group_size=_ROWS_AT_A_TIME, compression="zstd")
-    try:
-        if location.fs.get_file_info(location.path).type and read_small(location) == content.getvalue():
-            return
-        if not location.is_local:
-            location.fs.create_dir(location.path.rpartition("/")[0], recursive=True)
-        write_atomically(uri, content.getvalue())
-    except OSError as error:
-        raise write_failed("The pairs of the judge", uri, error) from error
-
-
 def _questions(request: WinRateRequest, data: RowSource) -> list[str | None]:
     """Text of each question, or None.
 
@@ -163,8 +141,8 @@ def _questions(request: WinRateRequest, data: RowSource) -> list[str | None]:
     source = find_prompt(PromptSource(column=request.prompt), data.columns, data.name)
     reader = data.open(source.columns(data.columns), ())
     found: list[str | None] = []
-    for start in range(0, data.num_rows, _ROWS_AT_A_TIME):
-        block = reader.read(start, min(start + _ROWS_AT_A_TIME, data.num_rows))
+    for start in range(0, data.num_rows, ROWS_AT_A_TIME):
+        block = reader.read(start, min(start + ROWS_AT_A_TIME, data.num_rows))
         found += [None if at in block.errors else source.question(row) for at, row in enumerate(block.rows)]
     return found
 
@@ -238,7 +216,7 @@ def measure_win_rate(
     pairs, unanswered = judged_pairs(request)
     if not pairs.num_rows:
         raise ScoringFailed(f"no row has an answer in both {request.answers} and {request.against}.")
-    write_pairs(pairs, request.pairs)
+    write_once(pairs, request.pairs, "The pairs of the judge")
     verdicts = score_rows(request.verdicts_request(), engine=engine, listener=listener).read()
     assert verdicts["pair"].to_pylist() == pairs["pair"].to_pylist(), "verdicts are in the order of the pairs"
     winners = [None if text is None else str(json.loads(text)["winner"]) for text in verdicts[VERDICT].to_pylist()]

@@ -120,14 +120,15 @@ def test_exact_match_with_a_column_and_with_the_last_turn(
 def test_judge_with_a_schema_counts_what_is_no_verdict(
     request_of: Requests, write_rows: Callable[..., str], model_folder: Path
 ) -> None:
-    """The hf engine holds itself to a schema of few values. One of many values is checked afterwards."""
+    """The hf engine holds itself to a schema of few values. What is cut has an error."""
     data = write_rows({"question": ["good?", "bad?"]})
     few = {"type": "object", "properties": {"score": {"enum": [1, 2, 3]}}, "required": ["score"]}
-    free = {"type": "object", "properties": {"score": {"type": "number"}}, "required": ["score"]}
     base = {"data": data, "task": "judge", "max_tokens": 20}
     found = score_rows(request_of(**base, schema=json.dumps(few)))
     assert {json.loads(each)["score"] for each in found.read()["verdict"].to_pylist()} <= {1, 2, 3}
     assert found.errors == 0
-    other = score_rows(request_of(**base, schema=json.dumps(free), to=f"{request_of().to}-free"))
+    cut = base | {"max_tokens": 2, "schema": json.dumps(few), "to": f"{request_of().to}-cut"}
+    other = score_rows(request_of(**cut))
     assert other.errors == 2
-    assert all(each.startswith("the answer is not JSON") for each in other.read()["error"].to_pylist())
+    for error in other.read()["error"].to_pylist():
+        assert error.startswith("the answer is not JSON") and error.endswith("cut at max_tokens=2: raise it.")
