@@ -27,7 +27,7 @@ from forebay.runtime.gpus import gpu_memory, num_gpus
 
 USABLE = 0.9
 """Share of a device's memory that an estimate may fill: the rest is for the CUDA context, NCCL and gaps."""
-MOST_WORKERS = 1024
+MOST_WORKERS, MOST_ROWS = 1024, 2048
 _UNITS = {"": 1, "MB": 10**6, "MiB": 1 << 20, "GB": 10**9, "GiB": 1 << 30, "TB": 10**12, "TiB": 1 << 40}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(" + "|".join(_UNITS) + ")")
 _LOGGER = logging.getLogger(__name__)
@@ -167,10 +167,18 @@ def largest_batch(plan: MemoryPlan, device_bytes: int) -> int:
 
     0 if one row does not fit.
     """
+
+    def does(rows: int) -> bool:
+        return fits(estimate_memory(replace(plan, per_device_batch=rows)), device_bytes)
+
+    # From below: counting a pass of thousands of rows takes minutes.
     rows = 0
-    for step in (1 << power for power in reversed(range(12))):
-        if fits(estimate_memory(replace(plan, per_device_batch=rows + step)), device_bytes):
-            rows += step
+    while rows < MOST_ROWS and does(2 * rows or 1):
+        rows = 2 * rows or 1
+    step = rows // 2
+    while step:
+        rows += step if does(rows + step) else 0
+        step //= 2
     return rows
 
 
