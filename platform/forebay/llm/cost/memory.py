@@ -116,6 +116,11 @@ class MemoryPlan:
         return HALF if self.weights == "bf16" and self.finetuning == "full" else FLOAT
 
     @property
+    def pass_bytes(self) -> int:
+        """Bytes of a trained weight and its gradient in a pass, also in DeepSpeed's own bf16 mode."""
+        return HALF if self.stored == "bf16" and self.strategy.startswith("zero") else self.trained_bytes
+
+    @property
     def frozen_bytes(self) -> int:
         """Bytes of a frozen weight that is not quantized."""
         is_zero = self.strategy.startswith("zero")
@@ -216,7 +221,7 @@ def estimate_memory(plan: MemoryPlan) -> MemoryEstimate:
     weights += _reference(plan, sizes) if plan.reference == "copy" else 0
     held = 0 if plan.offload == "optimizer" else optimizer
     # A strategy that splits gradients does so as they come. `peak.gradients` are of a whole model.
-    split = gradients / max(plan.trained_bytes * sizes.trained, 1)
+    split = gradients / max(plan.pass_bytes * sizes.trained, 1)
     others = _of_attention(plan)
     moments = [(round(peak.gradients * split), peak.others + others) for peak in _passes(plan)]
     moments.append((gradients, _of_optimizer(plan, sizes)))
@@ -344,7 +349,7 @@ def _passes(plan: MemoryPlan) -> list[Peak]:
         accumulates=plan.accumulates,
         is_quantized=plan.finetuning == "qlora",
         frozen=torch.bfloat16 if plan.frozen_bytes == HALF else torch.float32,
-        trained=torch.bfloat16 if plan.trained_bytes == HALF else torch.float32,
+        trained=torch.bfloat16 if plan.pass_bytes == HALF else torch.float32,
     )
     try:
         return _counted(plan.model, plan.vocab_size, plan.adapter, options)
