@@ -116,7 +116,7 @@ def _defined(scope: ast.AST) -> Iterator[tuple[str, ast.AST | None]]:
 
 
 def _stored(statement: ast.AST) -> Iterator[tuple[str, None]]:
-    """Targets of an train_spec: variables, and members of `self`."""
+    """Targets of an assignment: variables, and members of `self`."""
     for node in ast.walk(statement):
         match node:
             case ast.Name(id=name, ctx=ast.Store()) | ast.Attribute(attr=name, ctx=ast.Store()):
