@@ -33,8 +33,8 @@ from forebay.llm.cost.flops import count_flops
 from forebay.llm.cost.known_models import model_config
 from forebay.llm.cost.memory import estimate_memory
 from forebay.llm.cost.meter import device_peak, peak_memory, reset_peak_memory, step_cost
+from forebay.llm.loss import token_loss
 from forebay.llm.packing import RowLayout, arrange, num_targets
-from forebay.llm.token_loss import token_loss
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.collectives.micro_batches import MicroBatches
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Mapping
+
 import typer
 
 import forebay
@@ -139,3 +142,20 @@ def _verbs(command: object) -> list[str]:
 def test_commands_are_few() -> None:
     groups = getattr(typer.main.get_command(app), "commands", {})
     assert 10 < len(groups) <= MOST_COMMANDS
+
+
+def test_no_lazy_name_is_that_of_a_module_beside_it(trees: Mapping[str, ast.Module]) -> None:
+    """An import of the module, from anywhere, would put it in place of the function."""
+    seen = 0
+    for file, tree in trees.items():
+        if not file.startswith("platform/forebay/") or not file.endswith("/__init__.py"):
+            continue
+        package = file.removeprefix("platform/").removesuffix("/__init__.py").replace("/", ".")
+        calls = [
+            each for each in ast.walk(tree) if isinstance(each, ast.Call) and ast.unparse(each.func) == "lazy_names"
+        ]
+        for call in calls:
+            homes: dict[str, str] = ast.literal_eval(call.args[1])
+            seen += len(homes)
+            assert not [name for name, home in homes.items() if home == f"{package}.{name}"], file
+    assert seen > 100

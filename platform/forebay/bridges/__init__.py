@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from forebay.bridges import petastorm as petastorm
     from forebay.bridges import ray_train as ray_train
     from forebay.bridges import torch as torch
-    from forebay.bridges.jagged import jagged as jagged
-    from forebay.bridges.jagged import keyed_jagged as keyed_jagged
+    from forebay.bridges.jagged_tensors import jagged as jagged
+    from forebay.bridges.jagged_tensors import keyed_jagged as keyed_jagged
 
 __getattr__, __all__ = lazy_names(
     __name__,
     {
         "hf": "forebay.bridges.hf:",
-        "jagged": "forebay.bridges.jagged",
-        "keyed_jagged": "forebay.bridges.jagged",
+        "jagged": "forebay.bridges.jagged_tensors",
+        "keyed_jagged": "forebay.bridges.jagged_tensors",
         "lightning": "forebay.bridges.lightning:",
         "petastorm": "forebay.bridges.petastorm:",
         "ray_train": "forebay.bridges.ray_train:",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from forebay.llm.hf_folder.model_origin import ModelOrigin as ModelOrigin
     from forebay.llm.hf_folder.smollm2 import smollm2 as smollm2
     from forebay.llm.identity import run_identity as run_identity
+    from forebay.llm.loss import token_loss as token_loss
     from forebay.llm.models import ModelSpec as ModelSpec
     from forebay.llm.models import check_model as check_model
     from forebay.llm.options import Options as Options
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
     from forebay.llm.token_batch import pair_rows as pair_rows
     from forebay.llm.token_batch import token_rows as token_rows
     from forebay.llm.token_batch import unpack as unpack
-    from forebay.llm.token_loss import token_loss as token_loss
     from forebay.llm.tuning_job import job as job
 
 __getattr__, __all__ = lazy_names(
@@ -77,7 +77,7 @@ __getattr__, __all__ = lazy_names(
         "run_identity": "forebay.llm.identity",
         "score": "forebay.llm.score:",
         "smollm2": "forebay.llm.hf_folder.smollm2",
-        "token_loss": "forebay.llm.token_loss",
+        "token_loss": "forebay.llm.loss",
         "token_rows": "forebay.llm.token_batch",
         "tokenizer": "forebay.llm.source.tokenizers",
         "unpack": "forebay.llm.token_batch",

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from forebay.llm.loss import LOSS_CHUNK, cross_entropy, of_targets
 from forebay.llm.token_batch import IGNORED
-from forebay.llm.token_loss import LOSS_CHUNK, cross_entropy, of_targets
 from forebay.training.worker.worker import Worker
 
 

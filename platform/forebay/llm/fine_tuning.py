@@ -17,12 +17,12 @@ from torch.optim import Optimizer
 from forebay.data.loader.batch import Batch
 from forebay.llm.cost.meter import Meter, reset_peak_memory
 from forebay.llm.evaluation import evaluate_tokens
+from forebay.llm.loss import cross_entropy, of_targets, token_loss
 from forebay.llm.quantization import FrozenWeights
 from forebay.llm.recipe import Recipe
 from forebay.llm.router_loss import router_losses
 from forebay.llm.samples import HeldOutPrompt, PromptSampler
 from forebay.llm.source.hub_model import hub_access
-from forebay.llm.token_loss import cross_entropy, of_targets, token_loss
 from forebay.llm.tokens import TARGETS, TOKENS
 from forebay.training.state.evaluations import Evaluation
 from forebay.training.worker.worker import Worker

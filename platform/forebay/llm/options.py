@@ -13,11 +13,11 @@ from forebay.llm.adapters import ALL_LINEAR
 from forebay.llm.attention import Attention
 from forebay.llm.chat.documents import TrainOn
 from forebay.llm.hf_folder.smollm2 import SMOLLM2, gguf_file
+from forebay.llm.loss import LOSS_CHUNK
 from forebay.llm.optimizers import OptimizerName
 from forebay.llm.packing import Overflow, Packing, Truncate
 from forebay.llm.recipe import ComputeType, Schedule, Weights
 from forebay.llm.source.token_reader import OnBadRows
-from forebay.llm.token_loss import LOSS_CHUNK
 from forebay.training.collectives.collective import Reduction
 from forebay.training.strategies.choice import Offload, StrategyName
 

@@ -14,12 +14,12 @@ from torch import nn
 from forebay.errors import InvalidOption, whole_number
 from forebay.llm.adapters import Lora
 from forebay.llm.hf_folder.model_origin import ModelOrigin
-from forebay.llm.models import ModelSpec
+from forebay.llm.loss import LOSS_CHUNK
+from forebay.llm.models import ModelSpec, recomputes_activations
 from forebay.llm.optimizers import OptimizerName, build_optimizer, in_float32
 from forebay.llm.quantization import compute_in
 from forebay.llm.reward_head import output_name
 from forebay.llm.source.tokenizers import TokenizerSpec
-from forebay.llm.token_loss import LOSS_CHUNK
 from forebay.runtime.extras import require_package
 
 Schedule = Literal["cosine", "linear", "constant"]
@@ -199,9 +199,16 @@ class Recipe:
         return nullcontext() if self.weight_type(device) == torch.float32 else self.autocast(device)
 
     def autocast(self, device: torch.device) -> AbstractContextManager[object]:
-        """Block in which the model computes in the recipe's type."""
+        """Block in which the model computes in the recipe's type.
+
+        Layers that are computed again get their copies of weights again: kept until the end of the forward pass, they
+        would take 2 bytes a parameter on each rank, 128 GiB of a Llama 2 70B that fsdp2 or zero3 splits.
+        """
         dtype = self.compute_type(device)
-        return nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
+        keeps_copies = not recomputes_activations(self.model.gradient_checkpointing, device)
+        return (
+            nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype, cache_enabled=keeps_copies)
+        )
 
 
 def rate_factor(share: float, *, warmup: float, schedule: Schedule) -> float:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from forebay.errors import InvalidOption
+from forebay.llm.loss import causal_model
 from forebay.llm.token_batch import document_tokens
-from forebay.llm.token_loss import causal_model
 
 Balance = Callable[[tuple[Tensor, ...], int, int, Tensor], Tensor]
 _NAME = "load_balancing_loss_func"

@@ -18,12 +18,12 @@ from forebay.data.loader.batch import Batch
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.preparation.progress import tell
 from forebay.events import Sample
+from forebay.llm.loss import of_targets
 from forebay.llm.packing import ID_BITS, START, TARGET
 from forebay.llm.recipe import Recipe
 from forebay.llm.source.hub_model import hub_access
 from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.source.tokenizers import load_tokenizer
-from forebay.llm.token_loss import of_targets
 from forebay.llm.tokens import TOKENS, token_arrays
 
 NEW_TOKENS = 48

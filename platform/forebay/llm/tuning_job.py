@@ -26,6 +26,7 @@ from forebay.llm.experts import check_packable, has_experts
 from forebay.llm.fine_tuning import finetune
 from forebay.llm.hf_folder.smollm2 import SMOLLM2, smollm2
 from forebay.llm.identity import run_identity
+from forebay.llm.loss import LOSS_CHUNK
 from forebay.llm.models import TINY, Answers, Head, ModelSpec, check_model, check_weights, read_config, tiny_sizes
 from forebay.llm.options import Options
 from forebay.llm.preferences.losses import Preferences
@@ -40,7 +41,6 @@ from forebay.llm.source.prepared_tokens import PreparedTokens, prepared_tokens
 from forebay.llm.source.token_source import TokenSource
 from forebay.llm.source.tokenizers import TokenizerSpec, tokenizer
 from forebay.llm.token_batch import pair_rows, token_rows
-from forebay.llm.token_loss import LOSS_CHUNK
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
 from forebay.training.job.resources import Resources, workers_here

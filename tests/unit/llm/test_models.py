@@ -11,10 +11,10 @@ from safetensors.torch import load_file, save_file
 from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
+from forebay.llm.loss import token_loss
 from forebay.llm.models import ModelSpec, check_model, check_weights, read_config, recomputes_activations
 from forebay.llm.recipe import Recipe
 from forebay.llm.source.prepared_tokens import PreparedTokens
-from forebay.llm.token_loss import token_loss
 from forebay.llm.tokens import TokenCounts
 
 

@@ -23,8 +23,8 @@ from forebay.llm.adapters import Lora
 from forebay.llm.attention import known_packing
 from forebay.llm.cost.skeleton import has_equal_layers, num_layers, on_fake_cpu, skeleton, with_layers
 from forebay.llm.experts import expert_weights
+from forebay.llm.loss import cross_entropy, in_chunks
 from forebay.llm.packing import START
-from forebay.llm.token_loss import cross_entropy, in_chunks
 
 _GROUPED = torch.ops.aten._grouped_mm.default  # noqa: SLF001 - no public name
 FEW = 2
@@ -126,7 +126,9 @@ def _loss(causal: Any, options: PassOptions) -> Tensor:
     ids = torch.zeros(shape, dtype=torch.long)
     inputs = {"input_ids": ids, "position_ids": torch.arange(shape[1]).expand(shape), "use_cache": False}
     labels = torch.zeros(ids.numel(), dtype=torch.long)
-    with torch.autocast("cpu", torch.bfloat16) if options.is_bf16 else nullcontext():
+    # As `Recipe.autocast`.
+    keeps_copies = not options.checkpointing
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=keeps_copies) if options.is_bf16 else nullcontext():
         if options.loss_chunk:
             head = causal.get_output_embeddings()
             with in_chunks(head, torch.arange(ids.numel()), labels, cross_entropy, options.loss_chunk):

@@ -9,10 +9,10 @@ from torch import Tensor
 from torch.nn import functional
 
 from forebay.data.loader.batch import Batch
+from forebay.llm.loss import LOSS_CHUNK, cross_entropy, model_inputs, of_targets
 from forebay.llm.packing import DESIRED, START
 from forebay.llm.preferences.losses import AnswerScores
 from forebay.llm.token_batch import IGNORED, document_numbers
-from forebay.llm.token_loss import LOSS_CHUNK, cross_entropy, model_inputs, of_targets
 from forebay.llm.tokens import PAIRS, REFERENCE, TOKENS
 
 

@@ -19,8 +19,8 @@ from forebay import llm
 from forebay.data.loader.batch import Batch
 from forebay.llm.chat.documents import Document
 from forebay.llm.cost.memory import estimate_memory
+from forebay.llm.loss import token_loss
 from forebay.llm.packing import RowLayout, arrange, num_targets
-from forebay.llm.token_loss import token_loss
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.collectives.micro_batches import MicroBatches
 

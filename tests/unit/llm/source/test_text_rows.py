@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from forebay.errors import CorruptFile, InvalidDocument
-from forebay.llm.source.columns import SCHEMAS
+from forebay.llm.source.columns import find_schema
 from forebay.llm.source.text_files import cut_spans, find_text_files, scan_parquet
 from forebay.llm.source.text_rows import count_rows
 from forebay.llm.source.token_reader import ExampleRows, OnBadRows
@@ -70,7 +70,7 @@ def examples(path: Path, column: str, on_bad_rows: OnBadRows) -> tuple[list[Any]
     """Examples of a file, and how many rows were skipped."""
     found = find_text_files(str(path))
     manifest = scan_parquet(found) if found.format == "parquet" else None
-    schema = next(schema for schema in SCHEMAS if column in schema.required)
+    schema = find_schema(list(GOOD[column]), {})
     rows = ExampleRows(
         format=found.format, schema=schema, names={}, on_bad_rows=on_bad_rows, manifest=manifest, access=Access([])
     )

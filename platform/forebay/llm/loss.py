@@ -136,10 +136,11 @@ def in_chunks(head: Any, targets: Tensor, labels: Tensor, of_logits: OfLogits, c
         needed = hidden.flatten(0, 1).index_select(0, targets)
         # Also without targets there is one piece: all ranks use the weights of the layer equally often.
         pieces = zip(torch.split(needed, chunk), torch.split(labels, chunk), strict=True)
-        if len(targets) <= chunk or not torch.is_grad_enabled():
-            parts = [of_chunk(*each) for each in pieces]
-        else:
-            parts = [checkpoint(of_chunk, *each, use_reentrant=False) for each in pieces]
+        with _one_copy():
+            if len(targets) <= chunk or not torch.is_grad_enabled():
+                parts = [of_chunk(*each) for each in pieces]
+            else:
+                parts = [checkpoint(of_chunk, *each, use_reentrant=False) for each in pieces]
         computed.append(torch.cat(parts))
         return computed[-1]
 
@@ -151,6 +152,17 @@ def in_chunks(head: Any, targets: Tensor, labels: Tensor, of_logits: OfLogits, c
             del head.forward
         else:
             head.forward = own
+
+
+@contextmanager
+def _one_copy() -> Iterator[None]:
+    """Let autocast keep its copy of the output layer for all chunks."""
+    before = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(True)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(before)
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:

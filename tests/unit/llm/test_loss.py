@@ -15,10 +15,10 @@ from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.chat.documents import Document
+from forebay.llm.loss import token_loss
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import ID_BITS, START, RowLayout, arrange, num_targets
 from forebay.llm.token_batch import document_numbers, unpack
-from forebay.llm.token_loss import token_loss
 
 VOCABULARY = 300
 ATTENTION = ["documents", *(pytest.param(each, marks=pytest.mark.variation) for each in ("sdpa", "eager"))]
