@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -10,6 +13,17 @@ from torch.nn import functional
 from forebay.llm.loss import LOSS_CHUNK, cross_entropy, of_targets
 from forebay.llm.token_batch import IGNORED
 from forebay.training.worker.worker import Worker
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Switch dropout off within the block."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
 
 
 def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK) -> dict[str, float]:
@@ -27,16 +41,13 @@ def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK
     if batches is None:
         return {}
     sums = np.zeros(4)
-    was_training = model.training
-    model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), evaluating(model):
         for batch in batches:
             # Also for a dummy row: all ranks call a model equally often.
             found, labels = of_targets(model, batch, _loss_and_fault, chunk=chunk)
             if batch.weight > 0:
                 is_fault = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORED, found[:, 1] > 0)
                 sums += [float(found[:, 0].double().sum()), len(found), *right_answers(is_fault, labels)]
-    model.train(was_training)
     loss, targets, right, answers = worker.all_reduce(sums)
     return {"validation_loss": float(loss / max(targets, 1)), "exact_match": float(right / max(answers, 1))}
 

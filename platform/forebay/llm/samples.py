@@ -18,6 +18,7 @@ from forebay.data.loader.batch import Batch
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.preparation.progress import tell
 from forebay.events import Sample
+from forebay.llm.evaluation import evaluating
 from forebay.llm.loss import of_targets
 from forebay.llm.packing import ID_BITS, START, TARGET
 from forebay.llm.recipe import Recipe
@@ -80,7 +81,7 @@ def documents_of(row: NDArray[np.int32]) -> list[NDArray[np.int32]]:
 
 
 def prompt_of(document: NDArray[np.int32]) -> HeldOutPrompt | None:
-    """HeldOutPrompt before the first answer of a document.
+    """Prompt before the first answer of a document.
 
     Of text, which is all answer, its beginning. None if nothing of it is a target.
     """
@@ -148,15 +149,13 @@ def greedy(
         row[: len(prompt)] = torch.tensor(prompt, dtype=torch.int32, device=device)
     packed[:, 0] |= START
     rows = torch.arange(len(prompts), device=device)
-    was_training = model.training
-    model.eval()
-    for place in range(new_tokens):
-        batch = Batch({TOKENS: packed.clone()})
-        batch[TOKENS][rows, lengths + place] |= TARGET
-        with torch.no_grad(), recipe.autocast(device):
-            best, _ = of_targets(model, batch, _likeliest, chunk=recipe.loss_chunk)
-        packed[rows, lengths + place] = best.to(torch.int32)
-    model.train(was_training)
+    with torch.no_grad(), evaluating(model):
+        for place in range(new_tokens):
+            batch = Batch({TOKENS: packed.clone()})
+            batch[TOKENS][rows, lengths + place] |= TARGET
+            with recipe.autocast(device):
+                best, _ = of_targets(model, batch, _likeliest, chunk=recipe.loss_chunk)
+            packed[rows, lengths + place] = best.to(torch.int32)
     return [row[length : length + new_tokens].tolist() for row, length in zip(packed, lengths.tolist(), strict=True)]
 
 

@@ -336,9 +336,8 @@ def test_losses_of_200_steps_beside_float32(
         curves.append(np.array([step["loss"] for step in worker.steps[:200]]).reshape(-1, 20).mean(axis=1))
     exact, other = curves
     worst = float(np.abs(other / exact - 1).max())
-    print(f"figures: {options} last {exact[-1]:.4f} {other[-1]:.4f} worst {worst:.5f}")
     assert len(exact) == 10 and exact[-1] < exact[0]
-    assert worst < most
+    assert worst < most, f"{options} last {exact[-1]:.4f} {other[-1]:.4f}"
 
 
 @pytest.fixture

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
@@ -13,6 +12,7 @@ from torch.distributed.tensor import DTensor
 
 from forebay.data.loader.batch import Batch
 from forebay.llm.adapters import without_adapter
+from forebay.llm.evaluation import evaluating
 from forebay.llm.preferences.answers import log_probabilities, stored_log_probabilities
 from forebay.llm.preferences.losses import Preferences
 from forebay.llm.recipe import Recipe
@@ -48,17 +48,6 @@ def reference_of(
                 return log_probabilities(model, part, chunk=recipe.loss_chunk).values
 
     return of_part
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off within the block."""
-    was_training = model.training
-    model.eval()
-    try:
-        yield
-    finally:
-        model.train(was_training)
 
 
 def base_model(recipe: Recipe, seed: int, device: torch.device) -> nn.Module:

@@ -80,13 +80,14 @@ class ReferenceSource:
         return max(rows for file in self._tokens.prepared.files for rows in file.rows)
 
     def origin(self) -> PreparedOrigin:
-        """Rows, model and type of the computation."""
+        """Rows, model, and types of its weights and of the computation."""
         model, rows = self._recipe.model, self._tokens.prepared
         facts: Mapping[str, Any] = {
             "rows": rows.fingerprint,
             "model": f"{model.vocab_size} {self._seed}" if model.name == TINY else folder_digest(model.name),
             "quantization": str(model.quantization),
             "dtype": str(self._recipe.compute_type(self._device)),
+            "weights": str(self._recipe.weight_type(self._device)),
         }
         return PreparedOrigin(
             name="reference",

@@ -160,5 +160,4 @@ def test_estimate_is_at_most_a_tenth_above_what_is_allocated(
     plan = llm.memory_plan(recipe, workers=1, seq_len=case.seq_len, gpus=0)
     estimate = estimate_memory(replace(plan, global_batch=ROWS))
     taken = measured(recipe, case.seq_len)
-    print(f"ratio {estimate.total / taken:.3f} {case}")
     assert taken <= estimate.total <= 1.1 * taken, f"{estimate.total / taken:.3f} {estimate.device}"

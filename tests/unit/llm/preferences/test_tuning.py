@@ -23,7 +23,7 @@ from forebay.llm.adapters import without_adapter
 from forebay.llm.packing import DESIRED, ID_BITS, START, TARGET
 from forebay.llm.preferences.answers import log_probabilities
 from forebay.llm.preferences.losses import Preferences, gains, pair_losses
-from forebay.llm.preferences.reference_rows import ReferenceReader
+from forebay.llm.preferences.reference_rows import ReferenceReader, ReferenceSource
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.worker.spec import TrainSpec
@@ -224,7 +224,7 @@ def test_answers_with_labels_stand_beside_answers_to_other_prompts(tmp_path: Pat
             fb.prepare(source, into=str(tmp_path / "other"))
 
 
-def test_stored_reference_is_computed_once_and_goes_on_after_a_kill(
+def test_stored_reference_is_computed_once(
     pairs: llm.PreparedTokens, recipe: llm.Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = pairs.prepared.manifest.num_rows
@@ -236,3 +236,6 @@ def test_stored_reference_is_computed_once_and_goes_on_after_a_kill(
         options = {"recipe": recipe, "seed": 0} | other
         with pytest.raises(BaseException, match="computed again"):
             llm.with_reference(pairs, into=str(tmp_path), **options)
+    half = [replace(recipe, dtype="bf16", weights=each) for each in ("float32", "bf16")]
+    one, other = (ReferenceSource(pairs, each, seed=0, device=torch.device("cpu")).origin() for each in half)
+    assert one.arguments["dtype"] == other.arguments["dtype"] and one != other

@@ -106,8 +106,9 @@ class Rewards:
         self.__name__ = "forebay"  # by which TRL names its metrics
         self.counts = RewardCounts()
         self._spec, self._task, self._ask, self._value = engine, task, ask, value
-        code = digest(canonical(function_identity(ask, None)).encode())
-        self._identity = canonical(value_identity({**engine.identity(), **task.identity(), "ask": code}))
+        own: Mapping[str, Callable[..., Any]] = {"ask": ask, "value": value}
+        code = {name: digest(canonical(function_identity(each, None)).encode()) for name, each in own.items()}
+        self._identity = canonical(value_identity({**engine.identity(), **task.identity(), **code}))
         self._engine: Engine | None = None
         folder = Path(location.path)
         folder.mkdir(parents=True, exist_ok=True)
@@ -172,9 +173,10 @@ class Rewards:
 
 def _read(path: Path) -> Iterator[tuple[str, float]]:
     """Rewards of a file. A line may be torn by a kill."""
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().splitlines():
         try:
             key, reward = json.loads(line)
-        except ValueError:
+            found = str(key), float(reward)
+        except (ValueError, TypeError):
             continue
-        yield key, reward
+        yield found

@@ -85,9 +85,9 @@ def horovod_world(assignment: RankAssignment, device: torch.device, hang_timeout
 
 
 def _watched_sockets() -> list[dict[int, int]]:
-    """Sockets of each event loop (epoll) of this process: inode by descriptor."""
+    """Sockets of each event loop (epoll) of this process: inode by descriptor. None where there is no /proc."""
     loops = []
-    for descriptor in Path("/proc/self/fdinfo").iterdir():
+    for descriptor in Path("/proc/self/fdinfo").glob("*"):
         with suppress(FileNotFoundError):
             found = re.findall(r"^tfd: *(\d+) .* ino:([0-9a-f]+)", descriptor.read_text(), re.MULTILINE)
             inodes = {int(number): int(inode, 16) for number, inode in found}

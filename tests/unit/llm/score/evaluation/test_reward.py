@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import runpy
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from forebay.errors import InvalidOption
 from forebay.llm.score.engines.engine import Prompt, RowAnswer, Sampling
-from forebay.llm.score.evaluation.reward import RewardCounts, Rewards, prompt_rows
+from forebay.llm.score.evaluation.reward import RewardCounts, Rewards, _read, prompt_rows
 from forebay.llm.score.tasks import ScoreTask
 
 SCRIPT = Path(__file__).parents[5] / "jobs" / "grpo_trl.py"
@@ -45,9 +46,16 @@ def joined(prompt: Any, completion: str, row: Any) -> str:
     return f"{prompt}{completion}{row.get('hint', '')}"
 
 
-def rewards_in(folder: Path, rank: int = 0) -> Rewards:
+def as_number(answer: RowAnswer) -> float:
+    return float(answer.text or 0)
+
+
+def as_cost(answer: RowAnswer) -> float:
+    return -float(answer.text or 0)
+
+
+def rewards_in(folder: Path, rank: int = 0, value: Callable[[Any], float] = as_number) -> Rewards:
     task = ScoreTask(kind="generate")
-    value = lambda answer: float(answer.text)  # noqa: E731
     return Rewards(engine=LengthEngine(), task=task, ask=joined, value=value, to=str(folder), rank=rank)  # type: ignore[arg-type]
 
 
@@ -65,6 +73,11 @@ def test_each_reward_is_asked_for_once(tmp_path: Path) -> None:
     assert again(["bb", "a", "c"], ["2", "1", "x"], hint=["h", "h", "h"]) == [4, 3, None]
     assert again.counts == RewardCounts(asked=1, known=2, errors=1)
     assert again(["d"], ["1"], hint=["h"]) == [3] == rewards_in(tmp_path)(["d"], ["1"], hint=["h"])
+
+
+def test_another_value_of_the_answer_is_another_reward(tmp_path: Path) -> None:
+    assert rewards_in(tmp_path)(["a"], ["1"]) == [2]
+    assert rewards_in(tmp_path, value=as_cost)(["a"], ["1"]) == [-2]
 
 
 def test_a_torn_line_does_not_swallow_the_next(tmp_path: Path) -> None:
@@ -102,3 +115,10 @@ def test_missing_trainer_is_named(model_folder: Path, questions: Path, tmp_path:
     words = ["--model", "m", "--judge", str(model_folder), "--data", str(questions), "--to", str(tmp_path)]
     with pytest.raises(InvalidOption, match="GRPO needs the packages trl and datasets"):
         runpy.run_path(str(SCRIPT))["main"](words)
+
+
+@pytest.mark.parametrize("line", [b'["a", 0.', b"3", b'["a"]', b'["a", null]', b'{"a": 1}', b"\xff\xfe", b""])
+def test_lines_that_are_no_rewards_are_passed_over(line: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "rewards-0.jsonl"
+    path.write_bytes(line + b'\n["b", 0.5]\n')
+    assert [*_read(path)] == [("b", 0.5)]
