@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import functools
 import importlib.util
 import itertools
@@ -417,6 +418,15 @@ EVERYDAY = {
 def test_everyday_code_is_not_refused(load: Load, kind: str) -> None:
     source = EVERYDAY[kind]
     assert function_identity(load(source).fn, None) == function_identity(load(source).fn, None)
+
+
+def test_print_is_the_same_where_a_library_has_replaced_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray does in a process that shows its progress bars."""
+    fn = load(EVERYDAY["builtins"]).fn
+    before = function_identity(fn, None)
+    safe_print = pytest.importorskip("ray.experimental.tqdm_ray").safe_print
+    monkeypatch.setattr(builtins, "print", safe_print)
+    assert function_identity(fn, None) == before
 
 
 def test_a_version_stands_for_what_is_not_seen(load: Load) -> None:
