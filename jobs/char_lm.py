@@ -76,6 +76,7 @@ def job(
 
 def train(worker: fb.Worker, sizes: tuple[int, int, int, int, int], rate: Callable[[int, int], float]) -> None:
     model, opt = worker.setup(CharacterModel(*sizes), adam)
+    worker.evaluate_with(partial(evaluate, worker, model))
     for batch in worker.loader():
         for group in opt.param_groups:
             group["lr"] = rate(batch.epoch, batch.position)
@@ -83,8 +84,7 @@ def train(worker: fb.Worker, sizes: tuple[int, int, int, int, int], rate: Callab
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         opt.step()
         opt.zero_grad()
-        metrics = evaluate(worker, model) if batch.ends_epoch else {}
-        worker.commit(loss=loss, **metrics)
+        worker.commit(loss=loss)
 
 
 def adam(parameters: Iterable[nn.Parameter]) -> torch.optim.AdamW:

@@ -89,14 +89,14 @@ def job(
 def train(worker: fb.Worker, model: str, past: int, horizon: int, lr: float) -> None:
     network = {"nlinear": NLinear, "dlinear": DLinear}[model](past, horizon)
     net, optimizer = worker.setup(network, partial(torch.optim.Adam, lr=lr))
+    worker.evaluate_with(partial(evaluate, worker, net))
     for batch in worker.loader():
         for group in optimizer.param_groups:
             group["lr"] = lr * 0.5 ** max(batch.epoch - 1, 0)
         loss = worker.backward(batch, lambda each: functional.mse_loss(net(each["past"]), each["future"]))
         optimizer.step()
         optimizer.zero_grad()
-        metrics = evaluate(worker, net) if batch.ends_epoch else {}
-        worker.commit(loss=loss, **metrics)
+        worker.commit(loss=loss)
 
 
 @torch.no_grad()

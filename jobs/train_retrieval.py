@@ -99,12 +99,12 @@ def train(worker: fb.Worker, options: dict[str, Any], lr: float, table_lr: float
     towers = TwoTowers(**options)
     tables = fb.tables.RowWiseAdagrad(lr=table_lr)
     model, optimizer = worker.setup(towers, partial(torch.optim.Adam, lr=lr), tables=tables)
+    worker.evaluate_with(partial(recall, worker, towers, k, index))
     for batch in worker.loader():
         loss = worker.backward(batch, lambda part: in_batch_loss(*model(part["user"], part["item"]), part["item"]))
         optimizer.step()
         optimizer.zero_grad()
-        metrics = recall(worker, towers, k, index) if batch.ends_epoch else {}
-        worker.commit(loss=loss, **metrics)
+        worker.commit(loss=loss)
 
 
 def in_batch_loss(users: Tensor, items: Tensor, ids: Tensor) -> Tensor:

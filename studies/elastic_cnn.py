@@ -73,13 +73,14 @@ def job(
 
 def train(worker: fb.Worker, lr: float) -> None:
     model, optimizer = worker.setup(SmallResNet(), partial(torch.optim.AdamW, lr=lr, weight_decay=1e-2))
+    worker.evaluate_with(partial(accuracy, worker, model))
     for batch in worker.loader():
         logits = model(moved(batch["image"]))
         loss = functional.cross_entropy(logits, batch["label"]) * batch.weight
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        worker.commit(loss=loss, **(accuracy(worker, model) if batch.ends_epoch else {}))
+        worker.commit(loss=loss)
 
 
 def accuracy(worker: fb.Worker, model: nn.Module) -> dict[str, float]:

@@ -12,8 +12,6 @@ OWN_TEXT = {
     "data/kernels/loading.py": "counts of kernels, and a folder of this user",
     "cli/llm/score.py": "counts and rates of this process",
     "fleet/client/runner.py": "the output of a program as it is, into its own log",
-    "training/tables/strategy.py": "counts of tables",
-    "training/tables/model_tables.py": "names by repr",
 }
 """Modules that write to a stream themselves, with the reason."""
 

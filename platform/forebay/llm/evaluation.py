@@ -8,7 +8,6 @@ from contextlib import contextmanager
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from forebay.llm.loss import LOSS_CHUNK, cross_entropy, of_targets
 from forebay.llm.token_batch import IGNORED
@@ -52,30 +51,12 @@ def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK
     return {"validation_loss": float(loss / max(targets, 1)), "exact_match": float(right / max(answers, 1))}
 
 
-def total_loss(logits: Tensor, labels: Tensor) -> float:
-    """Sum of the cross entropy over all targets, in float64."""
-    each = functional.cross_entropy(
-        logits.flatten(0, 1).float(), labels.flatten(), ignore_index=IGNORED, reduction="none"
-    )
-    return float(each.double().sum())
-
-
-def exact_answers(logits: Tensor, labels: Tensor) -> tuple[int, int]:
-    """Count the exact answers, and all answers.
-
-    An exact answer has the largest logit at each of its tokens.
-
-    Args:
-        logits: Float [rows, n, entries].
-        labels: Next tokens, int64 [rows, n], -100 without a target. An answer is a run of targets in a row.
-    """
-    return right_answers(logits.argmax(dim=-1) != labels, labels)
-
-
 def right_answers(is_fault: Tensor, labels: Tensor) -> tuple[int, int]:
     """Count the answers without a fault, and all answers.
 
-    `is_fault` is bool [rows, n], `labels` as in `exact_answers`.
+    Args:
+        is_fault: Bool [rows, n], whether the label does not have the largest logit.
+        labels: Next tokens, int64 [rows, n], -100 without a target. An answer is a run of targets in a row.
     """
     is_target = labels != IGNORED
     begins = is_target.clone()

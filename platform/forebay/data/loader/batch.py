@@ -213,7 +213,7 @@ def start_copy(batch: Batch, device: torch.device | str) -> Batch:
 
 
 def start_plain_copy(batch: Batch, device: torch.device) -> Batch:
-    """Start the copy of a loader's own batch from main memory.
+    """Start the copy of a loader's own host batch.
 
     Same as `start_copy`, for new contiguous tensors without gradients. `Tensor.to` hands the GIL over three times for
     each array, two of them to keep the Python object of its source. This does so once, and once for all.
@@ -240,7 +240,8 @@ def _finished(batch: Batch, arrays: dict[str, torch.Tensor], device: torch.devic
 
 
 def _tensor_of(array: Any) -> torch.Tensor:
-    """The tensor itself: `as_tensor` would hand the GIL over once more for each array."""
+    """Return a tensor of `array`."""
+    # `as_tensor` would hand the GIL over once more for each array.
     return array if isinstance(array, torch.Tensor) else torch.as_tensor(array)
 
 

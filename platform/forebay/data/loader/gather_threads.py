@@ -50,7 +50,9 @@ class GatherThreads:
 
     @classmethod
     def of_machine(cls, world_size: int = 1) -> GatherThreads:
-        """As many as the cores allow: half of them, divided among the ranks of this node, at most eight.
+        """Threads for half of the cores, at most eight.
+
+        Divided among the ranks of this node.
 
         Or FOREBAY_GATHER_THREADS, for batches of any size.
 

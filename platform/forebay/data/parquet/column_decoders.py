@@ -42,8 +42,6 @@ def readable_chunk(pages: Pages, index: int) -> Chunk | None:
 
     `index` is its index. None if it was not fetched as a whole, or has another codec.
 
-    None if it was not fetched as a whole, or has another codec.
-
     None also in a process that has not loaded the kernels: loading takes longer than a few row groups do.
     """
     if pages.footer.codecs is None:

@@ -6,10 +6,9 @@ Right for adapters, packed rows and any architecture.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +18,7 @@ from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.cost.skeleton import over_layers, skeleton, with_layers
 
+Count = TypeVar("Count", float, torch.Tensor)
 SHORT, LONG = 256, 512
 """Lengths of the two documents that are counted."""
 
@@ -37,13 +37,12 @@ class TokenFlops:
     squared: float
     output: float = 0.0
 
-    def of_documents(self, lengths: Iterable[int]) -> float:
-        """FLOPs of documents of these lengths, packed or not."""
-        return sum(self.linear * length + self.squared * length * length for length in lengths)
+    def of(self, tokens: Count, squares: Count) -> Count:
+        """FLOPs of documents, packed or not.
 
-    def per_token(self, length: int) -> float:
-        """FLOPs of each token of a document of this length."""
-        return self.linear + self.squared * length
+        `tokens` is the sum of their lengths, `squares` the sum of their squares.
+        """
+        return self.linear * tokens + self.squared * squares
 
 
 def count_flops(config: Any, adapter: Lora | None = None) -> TokenFlops:

@@ -143,7 +143,7 @@ def step_cost(batch: Batch, flops: TokenFlops | None, *, targets_only: bool = Fa
     documents = counts.sum().double()
     # 1 + 3 + 5 + ... to n numbers is the square of n.
     squares = ((2 * position + 1) * counts).sum().double()
-    total = 0.0 if flops is None else flops.linear * documents + flops.squared * squares
+    total = 0.0 if flops is None else flops.of(documents, squares)
     if flops is not None and targets_only:
         total = total - flops.output * (documents - ((packed & TARGET) != 0).sum())
     return StepCost(tokens=float(packed.numel()), document_tokens=documents, flops=total)

@@ -35,7 +35,7 @@ _OUTPUT = "lm_head.weight"
 
 
 def trained_weights(state: StoredState, config: Mapping[str, Any], names: BaseNames) -> list[Weight]:
-    """All weights of a fully trained model, by the names of its base.
+    """Weights of a fully trained model, named as its base.
 
     A tied output layer is left out.
     """
@@ -46,7 +46,7 @@ def trained_weights(state: StoredState, config: Mapping[str, Any], names: BaseNa
 
 
 def adapter_weights(state: StoredState, tied: Mapping[str, str]) -> list[Weight]:
-    """Weights of an adapter, and of layers trained whole beside it, by the names of peft.
+    """Weights of an adapter and of whole layers, named by peft.
 
     `tied` is from `tied_outputs`: peft reads such an output layer too, though it is the embedding.
     """
@@ -183,7 +183,7 @@ def dequantized_weights(base: list[Weight], names: BaseNames) -> list[Weight]:
 
 
 def tied_outputs(origin: ModelOrigin, config: Mapping[str, Any]) -> dict[str, str]:
-    """Weight of the output layer, and of the embedding that it is, if that is trained whole beside an adapter."""
+    """Names of a tied, trained output layer and its embedding."""
     assert origin.adapter is not None, "a run without one has no such layers"
     if origin.model.head == "reward" or not config.get("tie_word_embeddings"):
         return {}
@@ -195,7 +195,7 @@ def tied_outputs(origin: ModelOrigin, config: Mapping[str, Any]) -> dict[str, st
 
 
 def as_classifier(weights: list[Weight], config: Mapping[str, Any]) -> list[Weight]:
-    """Weights of a reward model, by the names of sequence classification."""
+    """Weights of a reward model, named for sequence classification."""
     output = f"{output_name(skeleton_of(config))}.weight"
     return [
         replace(each, name=each.name.removesuffix(output) + f"{SCORE}.weight") if each.name.endswith(output) else each
@@ -225,7 +225,10 @@ def _read(path: Path, name: str) -> Tensor:
 
 
 def _through_4_bits(read: Callable[[], Tensor], *, as_row: bool) -> Tensor:
-    """Weight as a 4-bit run had it. Experts are quantized as one row."""
+    """Weight as a 4-bit run had it.
+
+    Experts are quantized as one row.
+    """
     weight = read()
     return dequantized(weight.reshape(-1)).view(weight.shape) if as_row else dequantized(weight)
 
@@ -237,6 +240,6 @@ def _with_change(base: Weight, change: _Change, names: BaseNames) -> Tensor:
 
 
 def _of_magnitude(direction: Tensor, magnitude: Tensor) -> Tensor:
-    """Weight with rows in one direction, of the lengths of DoRA."""
+    """Weight with the row lengths of DoRA."""
     lengths: Tensor = magnitude.float() / torch.linalg.norm(direction, dim=1)
     return direction * lengths[:, None]

@@ -95,7 +95,10 @@ def hub_names(hub: HubModel) -> set[str]:
 
 
 def _asking(hub: HubModel) -> AbstractContextManager[None]:
-    """Raise the errors of the library as `InvalidOption`. Errors of its HTTP client have no type of its own."""
+    """Raise the errors of the library as `InvalidOption`.
+
+    Errors of its HTTP client have no type of their own.
+    """
     return replaced_errors(partial(_unreachable, hub))
 
 

@@ -5,7 +5,7 @@ They are placed, trained and saved together.
 
 from __future__ import annotations
 
-import sys
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -41,6 +41,8 @@ from forebay.training.tables.vocabulary.admitted_rows import AdmittedRows
 from forebay.training.tables.vocabulary.open_rows import OpenRows
 from forebay.training.tables.warm_start.saved_tables import earlier_tables
 from forebay.training.tables.warm_start.started_tables import StartedTables
+
+log = logging.getLogger(__name__)
 
 _Counts = tuple[float, ...]
 
@@ -311,7 +313,7 @@ class ModelTables:
         for name in names:
             if self._collective.world.is_first:
                 reason = reason_of(demands[name], costs[name])
-                print(f"table {name!r} is placed as {reason}", file=sys.stderr, flush=True)
+                log.info("table %r is placed as %s", name, reason)
             if costs[name][0].placement != self._fixed[name].placement:
                 self._move(name, costs[name][0].placement)
 

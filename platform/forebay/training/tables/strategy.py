@@ -5,8 +5,8 @@ Any other strategy trains the parameters.
 
 from __future__ import annotations
 
+import logging
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -29,6 +29,8 @@ from forebay.training.tables.optimizers import RowOptimizer
 from forebay.training.tables.options import Tables
 from forebay.training.tables.table import Table
 from forebay.training.tables.table_metrics import TableMetrics
+
+log = logging.getLogger(__name__)
 
 TablesOption = Tables | RowOptimizer | None
 """Options of tables, or their optimizer alone. None for a model without tables."""
@@ -121,7 +123,9 @@ class TableStrategy:
     def wrap(self, model: nn.Module) -> nn.Module:
         started = self._live.start()
         if self._collective.world.is_first:
-            print(*self._live.lines(), *started, sep="\n", file=sys.stderr, flush=True)
+            log.info("%s", "\n".join(self._live.lines()))
+            for line in started:
+                log.warning("%s", line)  # A table that starts new must be seen, whatever the level of the log.
         return self._inner.wrap(model)
 
     def backward(self, batch: Batch, loss_of: LossOf, passes: MicroBatches) -> Tensor:

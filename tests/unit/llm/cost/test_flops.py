@@ -62,13 +62,13 @@ def small(**options: Any) -> Any:
     ],
 )
 def test_published_runs_are_reproduced(name: str, length: int, tokens_per_s: float, published: float) -> None:
-    assert flops_of(name).per_token(length) * tokens_per_s == pytest.approx(published, rel=0.01)
+    assert flops_of(name).of(1, length) * tokens_per_s == pytest.approx(published, rel=0.01)
 
 
 @pytest.mark.parametrize(("tokens_per_s", "published"), [(5_762, 0.337), (6_667, 0.390)])
 def test_published_runs_of_torchtitan_are_reproduced(tokens_per_s: float, published: float) -> None:
     """Llama-3-8B on H100 at 8192 tokens, which the page rounds to 33 % and 39 %."""
-    assert flops_of("Llama-3-8B").per_token(8192) * tokens_per_s / H100 == pytest.approx(published, rel=0.01)
+    assert flops_of("Llama-3-8B").of(1, 8192) * tokens_per_s / H100 == pytest.approx(published, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -82,7 +82,7 @@ def test_published_runs_of_torchtitan_are_reproduced(tokens_per_s: float, publis
 def test_count_is_the_usual_formula(name: str) -> None:
     """The formula leaves out products of norms and positions, which the counter does not count either."""
     for length in (256, 4096):
-        ratio = flops_of(name).per_token(length) / formula_flops(config_of(name)).per_token(length)
+        ratio = flops_of(name).of(1, length) / formula_flops(config_of(name)).of(1, length)
         assert ratio == pytest.approx(1, abs=2e-4)
 
 
@@ -97,7 +97,7 @@ def test_count_is_the_usual_formula(name: str) -> None:
 )
 def test_lora_costs_less_than_full_training(name: str, length: int, ratio: float) -> None:
     """Weights that are frozen have no gradient: about 4 N instead of 6 N, but attention costs the same."""
-    adapted, full = (flops_of(name, rank).per_token(length) for rank in (16, None))
+    adapted, full = (flops_of(name, rank).of(1, length) for rank in (16, None))
     assert adapted / full == pytest.approx(ratio, rel=0.005)
     config = config_of(name)
     by_hand = formula_flops(config)
@@ -117,21 +117,23 @@ def _lora_parameters(config: Any, rank: int) -> int:
 @pytest.mark.parametrize(("name", "ratio"), [("Llama-2-7B", 0.878), ("Llama-2-70B", 0.937)])
 def test_packed_rows_cost_less_than_one_document_of_their_length(name: str, ratio: float) -> None:
     flops = flops_of(name)
-    assert flops.of_documents([512] * 8) / flops.of_documents([4096]) == pytest.approx(ratio, abs=0.001)
+    assert flops.of(4096, 8 * 512**2) / flops.of(4096, 4096**2) == pytest.approx(ratio, abs=0.001)
 
 
 @pytest.mark.parametrize("adapter", [pytest.param(None, marks=pytest.mark.variation), Lora(r=2)])
 def test_packed_row_is_the_sum_of_counts_of_each_document(adapter: Lora | None) -> None:
     lengths, config = [7, 300, 129], small(num_hidden_layers=2)
     each = sum(_counted(adapter, length, config) for length in lengths)
-    assert count_flops(config, adapter).of_documents(lengths) == pytest.approx(each, rel=1e-3)
+    assert count_flops(config, adapter).of(sum(lengths), sum(length**2 for length in lengths)) == pytest.approx(
+        each, rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("adapter", [None, pytest.param(Lora(r=2), marks=pytest.mark.variation)])
 def test_counts_of_two_layers_are_those_of_all(adapter: Lora | None) -> None:
     config = small(num_hidden_layers=5)
     whole = _counted(adapter, 512, config)
-    assert count_flops(config, adapter).of_documents([512]) == pytest.approx(whole, rel=1e-12)
+    assert count_flops(config, adapter).of(512, 512**2) == pytest.approx(whole, rel=1e-12)
 
 
 @pytest.mark.parametrize("adapter", [None, Lora(r=4)])
@@ -162,7 +164,7 @@ def test_models_of_unequal_layers_are_counted_whole() -> None:
         vocab_size=100,
         mlp_only_layers=[0],
     )
-    assert count_flops(config).of_documents([512]) == pytest.approx(_counted(None, 512, config), rel=1e-12)
+    assert count_flops(config).of(512, 512**2) == pytest.approx(_counted(None, 512, config), rel=1e-12)
 
 
 @pytest.mark.variation
@@ -170,8 +172,8 @@ def test_experts_count_as_often_as_a_token_uses_them() -> None:
     config = config_of("Mixtral-8x7B")
     layers, width, inner = config.num_hidden_layers, config.hidden_size, config.intermediate_size
     unused = 6 * layers * 3 * width * inner * (config.num_local_experts - config.num_experts_per_tok)
-    expected = formula_flops(config).per_token(4096) - unused
-    assert flops_of("Mixtral-8x7B").per_token(4096) == pytest.approx(expected, rel=1e-3)
+    expected = formula_flops(config).of(1, 4096) - unused
+    assert flops_of("Mixtral-8x7B").of(1, 4096) == pytest.approx(expected, rel=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["glm4_moe", *(pytest.param(k, marks=VARIATION) for k in ("gpt_oss", "deepseek_v3"))])

@@ -50,7 +50,7 @@ def test_flops_of_packed_rows_are_those_of_each_document(packing) -> None:
     cost = step_cost(batch_of(rows), FLOPS)
     assert cost.tokens == rows.size
     assert cost.document_tokens == sum(lengths)
-    assert float(cost.flops) == FLOPS.of_documents(lengths)
+    assert float(cost.flops) == FLOPS.of(sum(lengths), sum(length**2 for length in lengths))
     of_targets = step_cost(batch_of(rows), replace(FLOPS, output=10.0), targets_only=True)
     assert float(of_targets.flops) == float(cost.flops) - 10.0 * (sum(lengths) - len(lengths))
 
@@ -76,7 +76,7 @@ def test_rates_are_means_over_time(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(first["mfu"], WeightedMean) and first["mfu"].weight == 0
     rates = [float(scalar("tokens_per_s", each["tokens_per_s"])) for each in (second, third, fourth)]
     assert rates == [8.0, 32.0, 64.0]
-    flops = FLOPS.of_documents([8, 6])
+    flops = FLOPS.of(8 + 6, 8**2 + 6**2)
     assert float(scalar("mfu", third["mfu"])) == pytest.approx(flops / 0.5 / 1e6)
     assert float(scalar("tflops_per_s", third["tflops_per_s"])) == pytest.approx(flops / 0.5 / 1e12)
     assert float(scalar("document_tokens_per_s", third["document_tokens_per_s"])) == 28.0

@@ -43,7 +43,10 @@ class Allowance:
     finished: list[tuple[str, Reservation]] = field(default_factory=list)
 
     def take(self, name: str, reservation: Reservation) -> bool:
-        """Take the bytes of the part file `name`, if they are left. The caller holds `lock`."""
+        """Take the bytes of a part file, if they are left.
+
+        The caller holds `lock`.
+        """
         nbytes = charge(reservation.bytes)
         if nbytes > self.left or len(self.finished) >= MOST_FINISHED:
             return False
@@ -52,7 +55,10 @@ class Allowance:
         return True
 
     def finish(self, name: str, reservation: Reservation) -> bool:
-        """Note a finished block, to be recorded later. False if its bytes are not of this allowance."""
+        """Note a finished block, to be recorded later.
+
+        False if its bytes are not of this allowance.
+        """
         with self.lock:
             if self.writing.pop(name, None) is None:
                 return False
@@ -60,7 +66,10 @@ class Allowance:
             return True
 
     def give_back(self, name: str) -> bool:
-        """Take back the bytes of a removed part file. False if they are not of this allowance."""
+        """Take back the bytes of a removed part file.
+
+        False if they are not of this allowance.
+        """
         with self.lock:
             nbytes = self.writing.pop(name, None)
             self.left += nbytes or 0

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import cross_entropy
 
 from forebay.errors import InvalidOption, ScoringFailed
 from forebay.llm.chat.documents import Document
-from forebay.llm.evaluation import total_loss
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import RowLayout
 from forebay.llm.score.engines.engine import Prompt, RowAnswer
@@ -33,7 +33,9 @@ def packed_loss(folder: Path, documents: list[Document], packing: Any) -> float:
         tokens = unpack(torch.from_numpy(token_arrays(batch)["tokens"]))
         with torch.no_grad():
             logits = model(input_ids=tokens.input_ids, position_ids=tokens.position_ids, use_cache=False).logits
-        loss += total_loss(logits[:, :-1], tokens.labels[:, 1:])
+        loss += float(
+            cross_entropy(logits[:, :-1].flatten(0, 1).double(), tokens.labels[:, 1:].flatten(), reduction="sum")
+        )
     return loss / counts.targets
 
 

@@ -95,7 +95,7 @@ def earlier(make_data: Callable[..., Data], make_recorder: Any, tmp_path: Path) 
     return monday, begin
 
 
-def test_rows_and_their_state_go_on(earlier: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rows_and_their_state_go_on(earlier: Any, caplog: pytest.LogCaptureFixture) -> None:
     monday, begin = earlier
     grown = {
         "user": {"rows": 60, "dim": 3},
@@ -107,13 +107,13 @@ def test_rows_and_their_state_go_on(earlier: Any, capsys: pytest.CaptureFixture[
     torch.testing.assert_close(tuesday["item"], monday["item"])  # Also those that share a row.
     for name in ("user", "item"):
         assert torch.equal(tuesday[f"{name}/sum"].sort()[0][-20:], monday[f"{name}/sum"].sort()[0][-20:])
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "table 'tables.user' has 43 of 43 rows of 'tables.user'" in said and "step 14" in said
     assert "table 'tables.new' starts new: " in said and "has no table 'tables.new'" in said
     assert "table 'tables.old' of " in said and "is not in this model" in said
 
 
-def test_tables_and_ids_may_have_other_names(earlier: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_and_ids_may_have_other_names(earlier: Any, caplog: pytest.LogCaptureFixture) -> None:
     monday, begin = earlier
     pairs = np.array([[5, 7], [7, 40], [0, 1], [42, 500]])
     tables = {"tables.member": "tables.user", "tables.item": "tables.item"}
@@ -123,7 +123,7 @@ def test_tables_and_ids_may_have_other_names(earlier: Any, capsys: pytest.Captur
     torch.testing.assert_close(found["member"][[5, 7, 0]], monday["user"][[7, 40, 1]])
     rest = [each for each in range(43) if each not in (5, 7, 0)]
     assert torch.equal(found["member"][rest], fresh["member"][rest])
-    said = capsys.readouterr().err
+    said = caplog.text
     assert "table 'tables.member' has 3 of 43 rows of 'tables.user'" in said
     assert "table 'tables.old' starts new: its rows have 2 numbers, and 1 in the earlier run" in said
 
@@ -137,11 +137,11 @@ def test_a_table_may_be_opened_and_closed(earlier: Any) -> None:
     torch.testing.assert_close(found["item"][~shared], monday["item"][~shared])
 
 
-def test_other_state_starts_from_zero(earlier: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_state_starts_from_zero(earlier: Any, caplog: pytest.LogCaptureFixture) -> None:
     monday, begin = earlier
     found = begin({"user": {"rows": 43, "dim": 3}}, optimizer=LazyAdam(lr=0.1))
     torch.testing.assert_close(found["user"], monday["user"])
-    assert "; exp_avg, exp_avg_sq of its optimizer starts from 0" in capsys.readouterr().err
+    assert "; exp_avg, exp_avg_sq of its optimizer starts from 0" in caplog.text
 
 
 def test_wrong_starts_are_refused(earlier: Any) -> None:
