@@ -18,6 +18,7 @@ from forebay.training.worker.worker import Worker
 
 ATTEMPTS = "attempts"
 HAPPENED = "happened"
+TRAINED_ROWS = "trained_rows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +84,11 @@ class StepRecord:
 def recording_train(worker: Worker, *, num_rows: int, log: str, disturbance: Disturbance, step_s: float) -> None:
     """Train by least squares.
 
-    Writes per step and rank one file with the ids of its rows, and one line.
+    Writes per step and rank one file with the ids of its rows, and one line. Evaluations count the trained rows.
     """
-    model, optimizer = worker.setup(CountingModel(num_rows), build_optimizer)
+    counting = CountingModel(num_rows)
+    model, optimizer = worker.setup(counting, build_optimizer)
+    worker.evaluate_with(lambda: {TRAINED_ROWS: float(counting.counts.detach().sum())})
     steps = StepRecord(worker, log, disturbance, step_s)
     for batch in worker.loader():
         loss = train_step(model, optimizer, batch, worker.world.size)

@@ -10,16 +10,19 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import ClassVar, NoReturn, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from forebay.errors import Hung, InvalidOption, NullLabel, RunFailed
-from forebay.events import EpochEnded, Event, Failed, Finished, Preparing, Reported, Started
+from forebay.events import EpochEnded, Evaluated, Event, Failed, Finished, Preparing, Reported, Started
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, BenchOrder, DriverBench, weights
+from forebay.testing.drivers.events import TRAINED_ROWS
 from forebay.training.driver.driver import Driver
 from forebay.training.runs.control import Callback, Control
 from forebay.training.runs.result import Result, load_result
+from forebay.training.state.evaluations import KeepBest
 from forebay.training.worker.worker import Worker
 
 PROMPT_S = 60.0
@@ -218,6 +221,25 @@ class FixedSuite:
         job = replace(bench.job("calm", workers=WORKERS), train=train)
         assert self.make_driver().run(job, [heard]) == calm
         assert heard == []
+
+    def test_evaluations_and_the_end_that_they_ask_for_outlive_a_death(self, bench: DriverBench) -> None:
+        """Each has the model after its step, and none is told twice.
+
+        The number of trained rows grows, so no evaluation is better than the one before the first step.
+        """
+        steps, heard = [0, 3, 6, STEPS_PER_EPOCH, 9, 12], Heard()
+        best = KeepBest(TRAINED_ROWS, mode="min", patience=len(steps) - 1)
+        options = {"eval_every": 3, "keep_best": best, "max_failures": 0}
+        with pytest.raises(RunFailed):
+            self.run(bench, "evaluated", heard, at_step=10, event="kill always", **options)
+        result = self.run(bench, "evaluated", heard, workers=1, **options)
+        rows = np.cumsum([0, *(len(each) for each in bench.planned(2).values())])
+        found = {each.step: each.metrics[TRAINED_ROWS] for each in result.evaluations}
+        assert found == {step: rows[step] for step in steps}
+        assert [event.step for event in heard if isinstance(event, Evaluated)] == steps
+        assert result.stopped == "trained_rows was not better in 5 evaluations since step 0 (0)"
+        assert result.best is not None
+        assert result.best.step == 0
 
     def test_interrupt_leaves_nothing(self, bench: DriverBench) -> None:
         heard = Heard()
