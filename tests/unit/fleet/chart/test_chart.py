@@ -13,7 +13,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
-from tests.unit.fleet.chart.conftest import CHART, VALUES, HelmFailed, Objects, helm, render_with
+from tests.unit.fleet.chart.conftest import CHART, VALUES, HelmFailed, Objects, helm, named, render_with
 from tests.unit.fleet.rayjob.made import attempt, cluster
 
 from forebay.fleet.rayjob.render import render as ray_job
@@ -119,15 +119,33 @@ def test_image_by_digest_wins_and_a_tag_alone_is_said(helms: list[str], render: 
 
 
 def test_dashboard_is_for_submitters_and_the_operator(render: Render) -> None:
-    (policy,) = (each["spec"] for each in render("defaults") if each["kind"] == "NetworkPolicy")
+    policy = policies(render("defaults"))["forebay-ray"]
     assert policy["policyTypes"] == ["Ingress", "Egress"]
     by_port = {rule["ports"][0]["port"] if "ports" in rule else None: rule for rule in policy["ingress"]}
     assert set(by_port) == {None, 8265, 8080}
     submitters, operator = by_port[8265]["from"]
     # KubeRay reads the state of a job at the dashboard, from its own namespace.
     assert operator["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "kuberay-operator"}
+    assert operator["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "kuberay"}
     submitter = ray_job(attempt(), cluster())["spec"]["submitterPodTemplate"]["metadata"]["labels"]
     assert submitters["podSelector"]["matchLabels"].items() <= submitter.items()
+
+
+def test_agent_controller_and_notebook_are_asked_for_metrics_only(render: Render, tmp_path: Path) -> None:
+    for name, pod in ((each["metadata"]["name"], each["spec"]["template"]) for each in deployments(render)):
+        selector = policies(render("controller"))["forebay-own"]["podSelector"]["matchExpressions"]
+        labels = pod["metadata"]["labels"]
+        assert all(labels[each["key"]] in each["values"] for each in selector), name
+    own = policies(render("controller"))["forebay-own"]
+    assert [rule["ports"] for rule in own["ingress"]] == [[{"protocol": "TCP", "port": 8081}]]
+    values = {"networkPolicy": {"metricsNamespace": "watch", "operatorNamespace": ""}}
+    text = render_with(values, tmp_path)
+    watch = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "watch"}}}
+    for name in ("forebay-ray", "forebay-own"):
+        spec = named(text, "NetworkPolicy", name)["spec"]
+        assert [watch] in [each.get("from") for each in spec["ingress"]]
+    operators = named(text, "NetworkPolicy", "forebay-ray")["spec"]["ingress"][1]["from"][1]
+    assert operators["namespaceSelector"] == {}, "any namespace"
 
 
 WRONG: dict[str, dict[str, Any]] = {
@@ -173,6 +191,14 @@ WRONG: dict[str, dict[str, Any]] = {
     "relative storage": {"controller": {"storages": ["runs"]}},
     "list as a quota": {"quota": ["pods"]},
     "memory of the notebook": {"notebook": {"memory": "much"}},
+    "no CPUs": {"head": {"cpu": 0}},
+    "memory as a number": {"head": {"memory": 16}},
+    "pods of an unknown kind": {"pods": {"ray": {}}},
+    "setting of pods with a typo": {"pods": {"all": {"nodeSelectors": {}}}},
+    "policy of images": {"pods": {"agent": {"imagePullPolicy": "Sometimes"}}},
+    "variable from a Secret without a key": {"pods": {"all": {"secretEnv": {"A": "lake"}}}},
+    "account that is none of the chart's": {"accounts": {"agent": {"annotations": {}}}},
+    "namespace in upper case": {"networkPolicy": {"operatorNamespace": "KubeRay"}},
 }
 
 
@@ -182,6 +208,14 @@ def test_wrong_value_fails_the_install(helms: list[str], tmp_path: Path, what: s
         render_with(WRONG[what], tmp_path)
     words = re.findall(r"\w+", json.dumps(WRONG[what]))
     assert any(word in str(caught.value) for word in words)
+
+
+def policies(objects: Objects) -> dict[str, dict[str, Any]]:
+    return {each["metadata"]["name"]: each["spec"] for each in objects if each["kind"] == "NetworkPolicy"}
+
+
+def deployments(render: Render) -> Objects:
+    return [each for values in VALUES for each in render(values) if each["kind"] == "Deployment"]
 
 
 def pods(objects: Objects) -> Iterator[tuple[str, dict[str, Any]]]:

@@ -119,8 +119,9 @@ def test_ray_asks_for_a_token_and_its_dashboard_is_no_ingress(render: Render) ->
 
 
 def egress(objects: Objects) -> list[dict[str, Any]]:
-    (policy,) = (each["spec"] for each in objects if each["kind"] == "NetworkPolicy")
+    policy, own = (each["spec"] for each in objects if each["kind"] == "NetworkPolicy")
     assert policy["podSelector"] == {"matchLabels": {"ray.io/is-ray-node": "yes"}}
+    assert own["egress"] == policy["egress"], "agent, controller and notebook reach the same"
     rules: list[dict[str, Any]] = policy["egress"]
     return rules
 

@@ -194,6 +194,17 @@ def test_hdfs_brings_configuration_and_tickets() -> None:
         assert not [each for each in container_of(group)["volumeMounts"] if each["name"] == "krb-keytab"]
 
 
+def test_before_kubernetes_1_29_tickets_are_renewed_by_a_plain_container() -> None:
+    hdfs = Hdfs(config_map="conf", keytab_secret="krb", principal="train@CORP", renew_every="4h")
+    for group in groups_of(render(attempt(), cluster(hdfs=hdfs, native_sidecars=False))):
+        (first,) = group["template"]["spec"]["initContainers"]
+        assert "restartPolicy" not in first and "startupProbe" not in first
+        assert "while" not in first["command"][-1], "it ends, or nothing would start"
+        ray, again = group["template"]["spec"]["containers"]
+        assert ray["name"] == "ray" and "sleep 14400" in again["command"][-1]
+        assert first["volumeMounts"] == again["volumeMounts"]
+
+
 def test_a_shared_cluster_is_selected() -> None:
     job = render(attempt(scheduling={"cluster": "shared"}), cluster(shared_cluster="forebay"))
     spec = job["spec"]
