@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all test-ray-range test-python lint ruff types mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables k8s soak horovod deepspeed clean
+.PHONY: help demo check test test-all test-ray-range test-python lint ruff types mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables docs k8s soak horovod deepspeed clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -32,6 +32,7 @@ help:
 	@echo "make bench-preparation  a job that prepares and trains, run twice, beside Ray Data into Ray Train; BENCH_ARGS='--repeats 1' for less"
 	@echo "make bench-score  batch sizes of the scorer, and 10,000 rows under kills of workers, driver and nodes; BENCH_ARGS='--kills 6' for less"
 	@echo "make bench-tables  a table of 10 million rows on 2 and 4 ranks, beside dense gradients: bytes, CPU time, memory; needs root"
+	@echo "make docs    the site, into build/site: every link, page and public name is checked"
 	@echo "make dist    wheel and source archive: built, checked by twine, and tried in an empty environment"
 	@echo "make k8s     deployment on real API servers of Kubernetes, from binaries in ~/.cache/forebay/control-plane"
 	@echo "make bench-llm  fine-tuning beside HF Trainer, TRL, torchtune, LLaMA-Factory and axolotl; BENCH_ARGS='--rounds 1' for less"
@@ -169,6 +170,11 @@ bench-tables: $(INSTALLED)
 k8s: $(INSTALLED_TEST)
 	@echo "== pytest, on a control plane"
 	@$(BIN)/python -m pytest -m k8s tests/k8s
+
+docs: $(INSTALLED)
+	@echo "== the site: scripts/build_docs.py"
+	@$(PIP_INSTALL) -e '.[docs]' $(STEPS)
+	@$(BIN)/python scripts/build_docs.py
 
 dist: $(INSTALLED_TEST)
 	@echo "== wheel and source archive: built, checked, and tried in an empty environment"
