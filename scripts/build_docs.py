@@ -80,7 +80,7 @@ def copy_page(file: Path, to: Path) -> Iterator[str]:
     def relinked(found: re.Match[str]) -> str:
         target = found["target"] or found["source"]
         is_code = any(start <= found.start() < stop for start, stop in code)
-        if is_code or re.match(r"[a-z]+:|#", target):
+        if is_code or re.match(r"[a-z][a-z0-9+.-]*:|#", target):
             return found.group()
         path, _, anchor = target.partition("#")
         named = (file.parent / path).resolve()

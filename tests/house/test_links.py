@@ -9,13 +9,13 @@ from pathlib import Path
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```", re.DOTALL)
 HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
-IGNORED = {".venv", "node_modules"}
+IGNORED = {".venv", "build", "node_modules"}
 
 
 def broken_links(page: Path) -> Iterator[str]:
     """Links of `page` to files or headings that do not exist."""
     for link in LINK.findall(CODE.sub("", page.read_text())):
-        if re.match("[a-z]+:", link):
+        if re.match(r"[a-z][a-z0-9+.-]*:", link):
             continue
         name, _, heading = link.partition("#")
         target = page.parent / name if name else page
