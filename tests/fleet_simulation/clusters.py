@@ -135,6 +135,8 @@ class SimulatedFleet:
         self.now = 0.0
         self.requests = 0
         self.effect: Callable[[str], None] = lambda _: None
+        self.changes: list[tuple[str, str, str]] = []
+        """Changes: "started" or "deleted", the cluster, the RayJob."""
 
     def look_all(self, now: float) -> dict[str, ClusterView]:
         """Views of all clusters."""
@@ -157,6 +159,7 @@ class SimulatedFleet:
         found = self._reach(cluster, "create")
         if attempt.name not in found.jobs:
             found.jobs[attempt.name] = SimulatedRayJob(attempt=attempt, created_at=self.now)
+            self.changes.append(("started", cluster, attempt.name))
         self._answer(found, "created")
 
     def delete(self, cluster: str, name: str, *, key: str | None = None) -> None:
@@ -165,6 +168,7 @@ class SimulatedFleet:
         job = found.jobs.pop(name, None)
         if job is not None:
             found.end(job, "stopped", "deleted", self.now)
+            self.changes.append(("deleted", cluster, name))
         self._answer(found, "deleted")
 
     def _reach(self, cluster: str, effect: str) -> SimulatedCluster:

@@ -13,6 +13,9 @@ from statistics import fmean, quantiles
 from tests.fleet_simulation.clusters import SimulatedFleet
 from tests.fleet_simulation.storage import SimulatedStorage
 
+from forebay.errors import WriteFailed
+from forebay.fleet.federation.acceptance import Oversight
+from forebay.fleet.federation.audit import AuditLine
 from forebay.fleet.federation.federation import Federation, Placer
 from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.lifecycle.journal import JobJournal
@@ -114,8 +117,12 @@ class SimulatedDay:
         self.faults, self.placer = faults or FaultRates(), placer
         self.num_controllers, self.crash_chance, self.keeps_journal = 1, 0.0, True
         self.step_s = 30.0
+        self.audit_chance = 0.0
+        self.lines: list[AuditLine] = []
         # Of their own each, so that the same clusters fail at the same times under every rule of placement.
         self._random, self._losses, self._ends = (random.Random(seed + n) for n in range(3))
+        self._refusals = random.Random(seed + 3)
+        self._checked = 0
         self._work = {job.spec.run_name(job.spec.task[0]): job.work for job in jobs}
         self._submitted: list[SimulatedJob] = []
         self._started: dict[str, float] = {}
@@ -142,15 +149,33 @@ class SimulatedDay:
             for found in self.clusters.clusters.values():
                 found.advance(self.storage, self._work.__getitem__, now, self.step_s)
             self._step_controllers(now)
+            self._check_audit()
             self._measure(now, in_day=now < seconds)
         return self._summary()
 
     def _new_controller(self) -> tuple[Federation, JobJournal]:
         journal = JobJournal(":memory:")
-        controller = Federation(self.fleet, self.clusters, self.storage, journal, placer=self.placer)
+        controller = self._federation(journal)
         for job in self._submitted:
             controller.submit(job.spec, job.submitted_at)
         return controller, journal
+
+    def _federation(self, journal: JobJournal) -> Federation:
+        oversight = Oversight(note=self._note)
+        return Federation(self.fleet, self.clusters, self.storage, journal, placer=self.placer, oversight=oversight)
+
+    def _note(self, line: AuditLine) -> None:
+        if self.audit_chance and self._refusals.random() < self.audit_chance:
+            raise WriteFailed("the audit takes no line")
+        self.lines.append(line)
+        self.clusters.effect("audit")
+
+    def _check_audit(self) -> None:
+        """Every change in a cluster has a line of before."""
+        told = {(line.action, line.cluster, line.object) for line in self.lines}
+        new = self.clusters.changes[self._checked :]
+        assert told.issuperset(new), f"a change without a line: {set(new) - told}"
+        self._checked += len(new)
 
     def _submit(self, now: float) -> None:
         while len(self._submitted) < len(self.jobs) and self.jobs[len(self._submitted)].submitted_at <= now:
@@ -166,8 +191,7 @@ class SimulatedDay:
             except ControllerEnded:
                 self.report.controllers_ended += 1
                 if self.keeps_journal:
-                    again = Federation(self.fleet, self.clusters, self.storage, journal, placer=self.placer)
-                    self._controllers[number] = (again, journal)
+                    self._controllers[number] = (self._federation(journal), journal)
                 else:
                     journal.close()
                     self._controllers[number] = self._new_controller()

@@ -26,13 +26,17 @@ TROUBLES: dict[str, tuple[FaultRates, int, float, bool]] = {
 }
 
 
-def day(seed: int, trouble: str, *, jobs: int = 12, hours: float = 2.0) -> DayReport:
+def day(seed: int, trouble: str, *, jobs: int = 12, hours: float = 2.0, silent_audit: float = 0.0) -> DayReport:
     faults, controllers, crashes, keeps_journal = TROUBLES[trouble]
     fleet = made_fleet(3, seed)
     made = made_jobs(jobs, hours * HOUR / 2, largest=4, seed=seed, mean_s=1200.0)
     simulation = SimulatedDay(fleet, simulated(fleet, 8), made, seed=seed, faults=faults)
     simulation.num_controllers, simulation.crash_chance, simulation.keeps_journal = controllers, crashes, keeps_journal
-    return simulation.run(hours * HOUR)
+    simulation.audit_chance = silent_audit
+    report = simulation.run(hours * HOUR)
+    assert simulation.clusters.changes
+    assert all(line.run or line.action == "deleted" for line in simulation.lines)
+    return report
 
 
 @pytest.mark.parametrize("trouble", TROUBLES)
@@ -41,6 +45,19 @@ def test_no_job_is_lost_and_none_trains_twice(trouble: str) -> None:
     assert (report.ended, report.succeeded) == (12, 12)
     if "crashes" in trouble:
         assert report.controllers_ended > 3
+
+
+@pytest.mark.parametrize("trouble", ["nothing", "crashes-without-journal", "two-controllers"])
+def test_without_a_line_nothing_changes_in_a_cluster(trouble: str) -> None:
+    """The audit takes one line of three: all jobs end, later, and the law holds at every step."""
+    report = day(1, trouble, silent_audit=0.67)
+    assert (report.ended, report.succeeded) == (12, 12)
+
+
+def test_a_change_without_a_line_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(SimulatedDay, "_note", lambda *_: None)
+    with pytest.raises(AssertionError, match="a change without a line"):
+        day(0, "nothing")
 
 
 @pytest.mark.variation("more seeds of the test above")

@@ -19,6 +19,7 @@ from forebay.fleet.cluster import Cluster
 from forebay.fleet.spec.fields import fault, first_fault, settle_fields
 from forebay.fleet.spec.job_spec import JobSpec
 from forebay.fleet.spec.job_toml import line_of, refuse_unknown_keys
+from forebay.fleet.submitter import Submitter, require_distinct
 
 _RAY_IMAGE = re.compile(r"(?:^|/)ray[\w-]*:(\d+\.\d+\.\d+)")
 """Images of Ray's own repositories, such as `rayproject/ray-ml:2.60.0-py311`, name their version."""
@@ -42,9 +43,16 @@ class Fleet:
 
     cluster: tuple[Cluster, ...]
     """Clusters of the fleet."""
+    submitter: tuple[Submitter, ...] = ()
+    """Submitters, and what their jobs may use. Without one, all that a storage holds is run."""
+    ask: str = "the administrator of the fleet"
+    """Whom a refused submitter asks."""
+    audit: str | None = None
+    """Folder of the audit, which no submitter should be able to write. By default `.audit` in the first storage."""
 
     def __post_init__(self) -> None:
         settle_fields(self)
+        require_distinct(self.submitter)
         if not self.cluster:
             raise fault("a fleet has at least one cluster. Add [[cluster]].", "cluster")
         seen: dict[object, str] = {}
@@ -90,6 +98,18 @@ class Fleet:
             _one_of(scheduling.priority, known, "priority class", "scheduling", "priority")
         if scheduling.cluster == "shared" and not any(each.shared_cluster for each in allowed):
             raise fault('no allowed cluster has a shared Ray cluster. Write cluster = "own".', "scheduling", "cluster")
+
+    def refusal(self, submitter: Submitter | None, spec: JobSpec) -> str | None:
+        """Reason why a submitter's job is refused, or None.
+
+        It says what was asked, what is allowed, and whom to ask. A submitter of None is not in the fleet file.
+        """
+        if not self.submitter:
+            return None
+        if submitter is None:
+            return f"no [[submitter]] of the fleet is the one who wrote it, and none is for all others. Ask {self.ask}."
+        found = list(submitter.refusals(spec, self.cluster))
+        return f"{submitter.name} may not use {'; '.join(found)}. Ask {self.ask}." if found else None
 
     def images_without_digest(self, spec: JobSpec) -> tuple[str, ...]:
         """Return images of a job without a digest.

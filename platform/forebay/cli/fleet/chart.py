@@ -64,7 +64,10 @@ def publish_capacity(catalogue: Catalogue, namespace: Namespace, context: Contex
 
 def controller(
     fleet: Annotated[str, typer.Option(help="TOML file of the clusters.")],
-    storage: Annotated[list[str], typer.Option(help="Storage of jobs. May be given several times.")],
+    storage: Annotated[
+        list[str] | None,
+        typer.Option(help="Storage of jobs. May be given several times. Those of [[submitter]] are followed, too."),
+    ] = None,
     journal: Annotated[str, typer.Option(help="File of what is known. It may be lost.")] = ":memory:",
     job: Annotated[str | None, typer.Option(help="Name of the only job to follow. Ends with it.")] = None,
 ) -> None:
@@ -81,7 +84,9 @@ def controller(
     from forebay.storage.credentials import redact  # noqa: PLC0415
 
     known = JobJournal(journal)
-    found = FleetController(load_fleet(fleet), storage, known, only=job)
+    found = FleetController(load_fleet(fleet), storage or (), known, only=job, log=print_line)
+    for note in found.notes():
+        print_line(note, err=True)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
@@ -90,7 +95,7 @@ def controller(
         try:
             is_left = found.step()
         except OSError as error:
-            print_line(f"a storage does not answer ({redact(str(error))}); the next round tries again", err=True)
+            print_line(f"not all jobs had their round ({redact(str(error))}); the next one tries again", err=True)
             is_left = True
         for entry in known.entries():
             reasons = known.reasons(entry.name)

@@ -37,6 +37,7 @@ def explain(
     not called. With `--json`, the rendered RayJobs are part of the document.
     """
     # Imported here: they take seconds, and the other commands do not need them.
+    from forebay.fleet.federation.acceptance import Acceptance  # noqa: PLC0415
     from forebay.fleet.federation.dry_run import dry_run  # noqa: PLC0415
     from forebay.fleet.federation.survey import figures_for, survey  # noqa: PLC0415
     from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
@@ -50,10 +51,17 @@ def explain(
     found = load_fleet(fleet)
     warn_of_tags(found.images_without_digest(spec))
     plans = dry_run(spec, found, figures_for(spec, found, survey(found)) if live else None)
+    verdict = Acceptance(found).foresee(spec)
+    submitter = None if verdict.submitter is None else verdict.submitter.name
     if as_json:
-        print_json({"name": spec.name, "key": key_of(spec), "tasks": [_facts(plan) for plan in plans]})
+        whose = {"submitter": submitter, "refused": verdict.refusal}
+        print_json({"name": spec.name, "key": key_of(spec), **whose, "tasks": [_facts(plan) for plan in plans]})
         return
     print_line(f"{spec.name}: key {key_of(spec)[:12]}, storage {spec.storage}")
+    if verdict.refusal is not None or submitter is not None:
+        text = f"submitter {submitter or 'unknown'}{f', by {verdict.by}' if verdict.by else ''}: "
+        for line in wrapped(text + (f"refused: {verdict.refusal}" if verdict.refusal else "may run it"), 0):
+            print_line(line)
     for plan in plans:
         for line in _lines(spec, plan):
             print_line(line)

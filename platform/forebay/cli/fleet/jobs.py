@@ -64,6 +64,8 @@ def jobs(
         for status in found:
             if status.state == "preparing":
                 print_line("\n".join(wrapped(f"{status.name} prepares {status.why}", 0)))
+            if status.state == "refused":
+                print_line("\n".join(wrapped(f"{status.name} is refused: {status.why}", 0)))
 
 
 def _rebuild(storages: list[str], journal: Path | None, fleet: Path, *, as_json: bool) -> None:

@@ -12,6 +12,7 @@ import typer
 from forebay.cli.arguments import AsJson
 from forebay.cli.fleet.explain import FleetFile, explain, warn_of_tags
 from forebay.cli.output import print_json, print_line
+from forebay.errors import InvalidJobSpec
 
 Backend = Annotated[
     str, typer.Option(help="local (this machine), ray (a dashboard) or fleet (Kubernetes, by a controller).")
@@ -85,11 +86,14 @@ def _require_room(job: Path, fleet: Path) -> None:
 
     Without a fleet file here, only the controller can tell.
     """
+    from forebay.fleet.federation.acceptance import Acceptance  # noqa: PLC0415
     from forebay.fleet.federation.survey import figures_for, require_room, survey  # noqa: PLC0415
     from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
     from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
 
     spec, found = load_job_spec(job), load_fleet(fleet)
+    if (refusal := Acceptance(found).foresee(spec).refusal) is not None:
+        raise InvalidJobSpec(f"{spec.name} is refused: {refusal}")
     warn_of_tags(found.images_without_digest(spec))
     require_room(spec, found, figures_for(spec, found, survey(found)))
 

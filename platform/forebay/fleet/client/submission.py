@@ -6,15 +6,20 @@ They outlive every cluster.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, TypeVar
 
+from forebay.errors import InvalidJobSpec, InvalidOption
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.spec.canonical import facts_of, key_of
 from forebay.fleet.spec.job_spec import JobSpec, ordered
 from forebay.fleet.spec.job_toml import spec_of
+from forebay.fleet.submitter import FileOwner
+from forebay.runtime.declared_types import require_facts, require_types
 from forebay.storage.atomic import find_small, write_atomically
 from forebay.storage.exclusive import create_exclusively
 from forebay.storage.filesystem import below, resolve, resolve_source
@@ -30,7 +35,17 @@ VARIABLE = "FOREBAY_SUBMISSION"
 
 _TIME = re.compile(rb"^\d{4}-\d\d-\d\dT\S+ ?", re.MULTILINE)
 
-How = Literal["succeeded", "failed", "stopped", "fenced"]
+T = TypeVar("T")
+How = Literal["succeeded", "failed", "stopped", "fenced", "refused"]
+
+LARGEST_BYTES = 1 << 20
+"""Largest submission: a controller reads the newest one of each job in each round."""
+
+
+class DamagedSubmission(InvalidOption):
+    """A file in the place of a submission that is not one."""
+
+    number: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +53,8 @@ class Submission:
     """Submission `number` of a job.
 
     `address` is the backend's, `folder` holds the code, or `code` its digest. `after` has the newest attempt of
-    each run that earlier submissions made: those attempts are not part of this one.
+    each run that earlier submissions made: those attempts are not part of this one. `says` is the user and the machine
+    that it names itself: anybody may write any name there.
     """
 
     spec: JobSpec
@@ -49,6 +65,7 @@ class Submission:
     folder: str = ""
     code: str | None = None
     after: Mapping[str, int] = field(default_factory=dict)
+    says: str = ""
 
     @property
     def id(self) -> str:
@@ -69,7 +86,29 @@ class Submission:
     def from_json(cls, text: str | bytes) -> Submission:
         """Decode the text."""
         facts: dict[str, Any] = json.loads(text)
-        return cls(spec=spec_of(facts.pop("spec")), **facts)
+        spec = spec_of(facts.pop("spec"))
+        require_facts(facts, cls, [name for name in cls.__dataclass_fields__ if name != "spec"])
+        return cls(spec=spec, **facts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredSubmission:
+    """A submission, and the number and owner of its file.
+
+    `owner` is None on a store whose files have none.
+    """
+
+    submission: Submission
+    number: int
+    owner: FileOwner | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedBy:
+    """Submitter of an accepted submission, and what vouches for that."""
+
+    submitter: str
+    by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +123,8 @@ class SubmissionEnd:
 class JobFiles:
     """Files of a job, below `<storage>/<name>`.
 
-    They are `submissions/000001.json`, `.started.json`, `.ended.json`, `logs/<id>.log`, and in a fleet a log for each
-    attempt.
+    They are `submissions/000001.json`, `.accepted.json`, `.started.json`, `.ended.json`, `logs/<id>.log`, and in a
+    fleet a log for each attempt.
     """
 
     storage: str
@@ -98,16 +137,39 @@ class JobFiles:
     def newest(self) -> Submission | None:
         """Return the newest submission of the job, or None.
 
-        Raises `OSError` if storage does not answer.
+        Raises `OSError` if storage does not answer, and `InvalidOption` for a file that is not a submission.
+        """
+        found = self.newest_stored()
+        return None if found is None else found.submission
+
+    def newest_stored(self) -> StoredSubmission | None:
+        """Return the newest submission with the owner of its file.
+
+        Raises as `newest`.
         """
         location = resolve(below(self.folder, FOLDER))
         try:
-            names = [info.base_name for info in children(location.fs, location.path)]
+            sizes = {info.base_name: info.size for info in children(location.fs, location.path)}
         except (FileNotFoundError, NotADirectoryError):
             return None
-        numbers = [int(name[:6]) for name in names if len(name) == len("000001.json") and name[:6].isdecimal()]
-        content = self._read(f"{max(numbers):06d}.json") if numbers else None
-        return None if content is None else Submission.from_json(content)
+        numbers = [int(name[:6]) for name in sizes if len(name) == len("000001.json") and name[:6].isdecimal()]
+        if not numbers:
+            return None
+        name = f"{max(numbers):06d}.json"
+        try:
+            if (sizes[name] or 0) > LARGEST_BYTES:
+                raise ValueError(f"{sizes[name]} bytes")
+            content, owner = self._read_owned(name)
+            if content is None:
+                return None
+            return StoredSubmission(submission=Submission.from_json(content), number=max(numbers), owner=owner)
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, InvalidJobSpec) as error:
+            uri = self._uri(name)
+            raise DamagedSubmission(
+                f"{uri} is not a submission ({error}). Remove the file, and submit the job again.",
+                uri=uri,
+                number=max(numbers),
+            ) from error
 
     def create(self, submission: Submission) -> bool:
         """Record a submission.
@@ -130,9 +192,19 @@ class JobFiles:
         self._write(f"{number:06d}.ended.json", json.dumps(asdict(end)).encode())
 
     def ended(self, number: int) -> SubmissionEnd | None:
-        """End of a submission, or None."""
-        content = self._read(f"{number:06d}.ended.json")
-        return None if content is None else SubmissionEnd(**json.loads(content))
+        """Return the end of a submission, or None.
+
+        Raises `OSError`, and `InvalidOption` for a damaged file.
+        """
+        return self._fact(f"{number:06d}.ended.json", SubmissionEnd)
+
+    def accept(self, number: int, accepted: AcceptedBy) -> None:
+        """Record whose submission this is, for tables."""
+        self._write(f"{number:06d}.accepted.json", json.dumps(asdict(accepted)).encode())
+
+    def accepted(self, number: int) -> AcceptedBy | None:
+        """Return whose submission this is, as its controller found. Raises as `ended`."""
+        return self._fact(f"{number:06d}.accepted.json", AcceptedBy)
 
     def uri(self, number: int) -> str:
         """URI of the record of submission `number`."""
@@ -172,6 +244,30 @@ class JobFiles:
 
     def _uri(self, name: str) -> str:
         return below(below(self.folder, FOLDER), name)
+
+    def _fact(self, name: str, kind: Callable[..., T]) -> T | None:
+        content = self._read(name)
+        if content is None:
+            return None
+        try:
+            return require_types(kind(**json.loads(content)))
+        except (ValueError, TypeError, RecursionError) as error:
+            uri = self._uri(name)
+            raise InvalidOption(
+                f"{uri} was not written by Forebay, or is damaged ({error}). Remove the file.", uri=uri
+            ) from error
+
+    def _read_owned(self, name: str) -> tuple[bytes | None, FileOwner | None]:
+        location = resolve_source(self._uri(name))
+        if not location.is_local:
+            return self._read(name), None
+        try:
+            with Path(location.path).open("rb") as file:
+                # Of the open file: another one may have its name a moment later.
+                found = os.fstat(file.fileno())
+                return file.read(), FileOwner(uid=found.st_uid, mode=found.st_mode)
+        except FileNotFoundError:
+            return None, None
 
     def _read(self, name: str) -> bytes | None:
         try:

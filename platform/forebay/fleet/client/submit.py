@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import secrets
+import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -59,7 +61,7 @@ def submit(
     job = SubmittedJob(spec.storage, spec.name, chosen)
     try:
         earlier = files.newest()
-        if earlier is not None and not replace_spec:
+        if earlier is not None and not replace_spec and not _never_ran(files, earlier):
             require_same(earlier.spec, spec)
         if earlier is not None and not _needs_start(state := job.status().state, earlier, chosen):
             if state == "unreachable" and files.started(earlier.number) is None:
@@ -73,13 +75,19 @@ def submit(
     return job
 
 
+def _never_ran(files: JobFiles, earlier: Submission) -> bool:
+    """Whether a submission was refused, and none before it ran."""
+    ended = files.ended(earlier.number)
+    return ended is not None and ended.how == "refused" and not earlier.after
+
+
 def _needs_start(state: JobState, earlier: Submission, backend: JobBackend) -> bool:
     """Whether the job has to be started again.
 
     Its newest submission ended without success, never began, or is on another, silent backend.
     """
     is_elsewhere = (earlier.backend, earlier.address) != (backend.name, backend.address)
-    return state in ("failed", "stopped", "lost") or (state == "unreachable" and is_elsewhere)
+    return state in ("failed", "stopped", "lost", "refused") or (state == "unreachable" and is_elsewhere)
 
 
 def _next(spec: JobSpec, backend: JobBackend, root: str, earlier: Submission | None) -> Submission:
@@ -97,7 +105,20 @@ def _next(spec: JobSpec, backend: JobBackend, root: str, earlier: Submission | N
         folder=root,
         code=code,
         after={} if earlier is None else _attempts(spec),
+        says=says(),
     )
+
+
+def says() -> str:
+    """Return the user and machine of this process.
+
+    A submission says it of itself: it proves nothing.
+    """
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a uid without a name
+        user = f"uid {os.getuid()}"
+    return f"{user}@{socket.gethostname()}"
 
 
 def _attempts(spec: JobSpec) -> dict[str, int]:

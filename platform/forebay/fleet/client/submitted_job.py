@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,9 +24,9 @@ POLL_S = 0.5
 STARTS_WITHIN_S = 60.0
 
 JobState = Literal[
-    "starting", "preparing", "running", "unreachable", "lost", "succeeded", "failed", "stopped", "fenced"
+    "starting", "preparing", "running", "unreachable", "lost", "succeeded", "failed", "stopped", "fenced", "refused"
 ]
-OVER = ("succeeded", "failed", "stopped", "fenced", "lost")
+OVER = ("succeeded", "failed", "stopped", "fenced", "refused", "lost")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +34,9 @@ class JobStatus:
     """State of a job at one moment.
 
     Epochs count from 0. preparing: the job function prepares data before training, and `why` says what. unreachable:
-    the backend does not answer, which says nothing about the job. lost: its process left no record.
+    the backend does not answer, which says nothing about the job. lost: its process left no record. refused: its
+    submitter may not have what it asks for, and `why` says what.
+    `submitter` is the one that a controller found, or what the submission says of itself.
     """
 
     name: str
@@ -48,6 +51,7 @@ class JobStatus:
     step: int = 0
     workers: int = 0
     why: str = ""
+    submitter: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -127,6 +131,7 @@ class SubmittedJob:
             step=max(0 if heartbeat is None else heartbeat.step, _last_step(result)),
             workers=0 if heartbeat is None else heartbeat.world_size,
             why=why,
+            submitter=self._submitter(submission),
         )
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
@@ -170,6 +175,8 @@ class SubmittedJob:
             time.sleep(POLL_S)
         if status.state in ("succeeded", "stopped"):
             return self.result()
+        if status.state == "refused":
+            raise RunFailed(f"job {self.name!r} was refused: {status.why}", name=self.name)
         raise RunFailed(
             f"job {self.name!r}: {status.state}{': ' + status.why if status.why else ''}. `forebay fleet logs "
             f"{self.name}` shows what it wrote. Submit it again to continue from its newest checkpoint.",
@@ -209,6 +216,13 @@ class SubmittedJob:
         spec, storage = submission.spec, self._files.storage
         runs = (RunFolder.below(storage, spec.run_name(task)) for task in ordered(spec.task) if task.run is not None)
         return next((text for run in runs if (text := preparing_text(run)) is not None), None)
+
+    def _submitter(self, submission: Submission) -> str:
+        with suppress(InvalidOption):
+            accepted = self._files.accepted(submission.number) if submission.backend == FLEET else None
+            if accepted is not None and accepted.submitter:
+                return accepted.submitter
+        return f"says {submission.says}" if submission.says else ""
 
     def _live_state(self, submission: Submission) -> JobState:
         has_started = self._files.started(submission.number) is not None

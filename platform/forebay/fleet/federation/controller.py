@@ -7,16 +7,28 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
-from forebay.errors import InvalidOption, ReadFailed
-from forebay.fleet.client.submission import FLEET, JobFiles, Submission, SubmissionEnd, folders_below, jobs_below
+from forebay.errors import InvalidOption, ReadFailed, WriteFailed
+from forebay.fleet.client.submission import (
+    FLEET,
+    AcceptedBy,
+    DamagedSubmission,
+    JobFiles,
+    StoredSubmission,
+    Submission,
+    SubmissionEnd,
+    folders_below,
+)
+from forebay.fleet.federation.acceptance import Acceptance, GpuShares, Oversight, job_folder
+from forebay.fleet.federation.audit import AuditLine, AuditLog
 from forebay.fleet.federation.federation import Federation
 from forebay.fleet.federation.kube_clusters import KubeClusters
 from forebay.fleet.federation.pod_logs import FleetLogs
-from forebay.fleet.federation.run_storage import RunStorage
+from forebay.fleet.federation.run_storage import RunStorage, run_folder
 from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.lifecycle.decide import SeenClaim
 from forebay.fleet.lifecycle.journal import JobJournal, JournalEntry
@@ -30,6 +42,10 @@ from forebay.fleet.lifecycle.states import (
     JobStopped,
 )
 from forebay.fleet.rayjob.attempt import PlacedAttempt
+from forebay.fleet.spec.canonical import key_of
+from forebay.fleet.submitter import Submitter
+from forebay.runtime.formatting import printable
+from forebay.storage.filesystem import below, resolve
 
 ROUND_S = 5.0
 """Time between two rounds."""
@@ -37,8 +53,19 @@ POLL_S = 1.0
 """Time between two looks for new jobs."""
 SOON_S = 0.1
 """Time until the round that creates what was claimed."""
+AUDIT = ".audit"
+"""Folder of the audit in the first storage, where the fleet file names none."""
 LAST_LINES_S = 30.0
 """Longest time that the end of a job waits for the last lines of its logs."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accepted:
+    """A submission that may run, and whose it is."""
+
+    submission: Submission
+    submitter: Submitter | None
+    by: str
 
 
 class FleetController:
@@ -52,6 +79,10 @@ class FleetController:
         journal: What this controller knows. A new one is filled from storage and the clusters.
         clusters: Requests to the clusters. By default to all of `fleet`.
         only: Name of the only job to follow. By default all.
+        log: Called with each line of the audit.
+
+    Attributes:
+        storages: Storages that are followed: the given ones, and the submitters' of the fleet file.
     """
 
     def __init__(
@@ -62,33 +93,74 @@ class FleetController:
         *,
         clusters: KubeClusters | None = None,
         only: str | None = None,
+        log: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._storages, self._journal, self._only = tuple(storages), journal, only
+        self._acceptance = Acceptance(fleet)
+        self.storages = self._acceptance.followed(storages)
+        self._fleet, self._journal, self._only = fleet, journal, only
+        self._audit = AuditLog(fleet.audit or below(self.storages[0], AUDIT), log, time.time)
         self._storage = RunStorage()
-        self._submissions: dict[str, Submission] = {}
+        self._accepted: dict[str, Accepted] = {}
+        self._targets: dict[str, tuple[int, int]] = {}
+        self._faults: dict[str, Exception] = {}
         self._folders: set[tuple[str, str]] = set()
         ports = clusters or KubeClusters(fleet)
         ports.complete = self._complete
         self._clusters = ports
         self._logs = FleetLogs()
         self._ended_at: dict[str, float] = {}
-        self._federation = Federation(fleet, ports, self._storage, journal)
+        self._federation = Federation(
+            fleet,
+            ports,
+            self._storage,
+            journal,
+            oversight=Oversight(note=self._note, shares=lambda entries: GpuShares(entries, self._owners())),
+        )
+
+    def notes(self) -> Iterator[str]:
+        """Yield warnings about submitters, for the controller's start."""
+        if not self._fleet.submitter:
+            yield (
+                "the fleet file has no [[submitter]]: whoever may write into "
+                f"{', '.join(self.storages)} runs any image with any Secret of the namespaces"
+            )
+            return
+        yield from self._acceptance.shared_accounts()
+        if self._fleet.audit is None:
+            yield f"the audit lies in {self.storages[0]}: who may write there may change it. Give `audit` a folder."
 
     def step(self, now: float | None = None) -> bool:
         """Make one round.
 
-        Returns whether a job is left to follow. Raises `OSError` if a storage does not answer. `now` is in seconds, by
-        default of this machine's clock, which the journal keeps.
+        Returns whether a job is left to follow. Raises `OSError` if a storage does not answer, when the jobs of all
+        others have had their round. `now` is in seconds, by default of this machine's clock, which the journal keeps.
         """
         now = time.time() if now is None else now
-        followed = list(self._open())
-        for _, submission in followed:
-            self._add(submission, now)
+        self._faults.clear()
+        followed = [pair for pair in self._open() if self._admit(*pair)]
+        for _, found in followed:
+            self._add(found.submission, now)
+        self._end_unaccepted({files.folder for files, _ in followed}, now)
         self._federation.step(now)
-        for files, submission in followed:
-            is_logged = self._follow_logs(files, submission)
-            self._record(files, submission, now, is_logged=is_logged)
+        self._note_targets(followed)
+        for files, found in followed:
+            with self._answering(files.folder):
+                is_logged = self._follow_logs(files, found.submission)
+                self._record(files, found.submission, now, is_logged=is_logged)
+        if self._faults:
+            raise OSError("; ".join(dict.fromkeys(str(error) for error in self._faults.values())))
         return bool(followed)
+
+    @contextmanager
+    def _answering(self, place: str) -> Iterator[None]:
+        """Keep the fault of a storage or a job's folder.
+
+        The jobs of all others go on.
+        """
+        try:
+            yield
+        except (OSError, WriteFailed, InvalidOption) as error:
+            self._faults[place] = error
 
     def wait(self, ended: threading.Event) -> None:
         """Wait for the next round.
@@ -111,7 +183,7 @@ class FleetController:
         It takes one request per storage, however many jobs there are.
         """
         try:
-            found = {(storage, name) for storage in self._storages for name in folders_below(storage)}
+            found = {(storage, name) for storage in self.storages for name in folders_below(storage)}
         except OSError:
             return False  # the round tells
         is_new = not found <= self._folders
@@ -122,18 +194,111 @@ class FleetController:
         """Reasons for which a run waits, one per cluster."""
         return self._federation.reasons(name)
 
-    def _open(self) -> Iterator[tuple[JobFiles, Submission]]:
+    def _open(self) -> Iterator[tuple[JobFiles, StoredSubmission]]:
         """Submissions to the fleet that have not ended."""
-        for storage in self._storages:
-            for files in jobs_below(storage):
-                if self._only not in (None, files.name):
-                    continue
-                submission = files.newest()
-                if submission is not None and submission.backend == FLEET and files.ended(submission.number) is None:
-                    yield files, submission
+        for storage in self.storages:
+            names: list[str] = []
+            with self._answering(resolve(storage).uri):
+                names = folders_below(storage)
+            for name in names:
+                files = JobFiles(storage=storage, name=name)
+                with self._answering(files.folder):
+                    found = self._newest(files) if self._only in (None, name) else None
+                    if found is not None and files.ended(found.number) is None:
+                        yield files, found
+
+    def _newest(self, files: JobFiles) -> StoredSubmission | None:
+        try:
+            found = files.newest_stored()
+        except DamagedSubmission as error:
+            self._refuse(files, error.number, str(error), AuditLine(action="refused"))
+            return None
+        return found if found is not None and found.submission.backend == FLEET else None
+
+    def _admit(self, files: JobFiles, found: StoredSubmission) -> bool:
+        """Accept a submission, or refuse it.
+
+        Returns whether it may run.
+        """
+        submission, verdict = found.submission, self._acceptance.judge(files, found)
+        refusal = verdict.refusal or self._name_taken(submission)
+        name = "" if verdict.submitter is None else verdict.submitter.name
+        line = AuditLine(action="accepted", submitter=name, by=verdict.by, says=submission.says)
+        is_accepted = False
+        with self._answering(files.folder):
+            if refusal is not None:
+                self._accepted.pop(files.folder, None)
+                self._refuse(files, found.number, refusal, line)
+            else:
+                accepted = Accepted(submission=submission, submitter=verdict.submitter, by=verdict.by)
+                if accepted != self._accepted.get(files.folder):
+                    self._accept(files, accepted, line)
+                is_accepted = True
+        return is_accepted
+
+    def _accept(self, files: JobFiles, accepted: Accepted, line: AuditLine) -> None:
+        submission = accepted.submission
+        before = self._journal.entry(submission.spec.run_name(submission.spec.task[0]))
+        is_other = before is not None and key_of(before.spec) != submission.key
+        line = replace(line, action="replaced" if is_other else "accepted")
+        self._audit.note(_of_job(line, files, submission.number))
+        # The submitter may have written this file: it is for tables, and decides nothing.
+        files.accept(submission.number, AcceptedBy(submitter=line.submitter, by=line.by))
+        self._accepted[files.folder] = accepted
+
+    def _refuse(self, files: JobFiles, number: int, why: str, line: AuditLine) -> None:
+        if files.ended(number) is None:
+            self._audit.note(_of_job(replace(line, action="refused", why=why), files, number))
+            files.end(number, SubmissionEnd(how="refused", why=printable(why)))
+
+    def _name_taken(self, submission: Submission) -> str | None:
+        """Reason why the name cannot be used here, or None.
+
+        Names are the fleet's.
+        """
+        folder = job_folder(submission.spec.storage, submission.spec.name)
+        for task in submission.spec.task:
+            known = self._journal.entry(submission.spec.run_name(task))
+            if known is not None and job_folder(known.spec.storage, known.spec.name) != folder:
+                return f"another storage of the fleet has a job {submission.spec.name!r}. Give this one another name."
+        return None
+
+    def _end_unaccepted(self, followed: set[str], now: float) -> None:
+        """End queued tasks of submissions that are not accepted any more."""
+        for entry in self._journal.entries(live=True) if self._fleet.submitter else ():
+            folder = job_folder(entry.spec.storage, entry.spec.name)
+            is_known = folder in followed or {folder, resolve(entry.spec.storage).uri} & self._faults.keys()
+            if not is_known and isinstance(entry.state, JobQueued) and self._only in (None, entry.spec.name):
+                why = "its submission is refused, or not there any more"
+                self._journal.record(entry.name, JobFailed(number=entry.state.number, why=why), now, why)
+
+    def _owners(self) -> dict[str, Submitter]:
+        found = self._accepted.items()
+        return {folder: each.submitter for folder, each in found if each.submitter is not None}
+
+    def _note(self, line: AuditLine) -> None:
+        """Note a line of the federation, with whose job it is about."""
+        folder = job_folder(line.storage, line.job) if line.job else ""
+        if (accepted := self._accepted.get(folder)) is not None:
+            name = "" if accepted.submitter is None else accepted.submitter.name
+            submission = accepted.submission
+            line = replace(line, submitter=name, by=accepted.by, says=submission.says, submission=submission.number)
+        self._audit.note(line)
+
+    def _note_targets(self, followed: list[tuple[JobFiles, StoredSubmission]]) -> None:
+        """Note the numbers of workers that users have asked for."""
+        for files, found in followed:
+            for entry in self._entries(found.submission):
+                uri = run_folder(entry.spec, entry.task).uri
+                asked = self._storage.targets.get(uri)
+                if asked is not None and asked != self._targets.get(uri):
+                    self._targets[uri] = asked
+                    why = f"{asked[1]} workers were asked for"
+                    line = AuditLine(action="scaled", run=entry.name, attempt=asked[0], why=why)
+                    with suppress(WriteFailed):  # the run obeys by itself
+                        self._note(_of_job(line, files, found.number))
 
     def _add(self, submission: Submission, now: float) -> None:
-        self._submissions[submission.spec.name] = submission
         self._federation.submit(submission.spec, now)
         for entry in self._entries(submission):
             # It was submitted again after its end, and continues from its newest checkpoint.
@@ -205,6 +370,14 @@ class FleetController:
 
         Its process adopts the claim by the token.
         """
+        accepted = self._accepted.get(job_folder(attempt.spec.storage, attempt.spec.name))
+        if accepted is None and self._fleet.submitter:
+            raise InvalidOption(f"no submission of {attempt.spec.name!r} is accepted: nothing of it starts.")
         token = self._storage.token(attempt.spec, attempt.task, attempt.number)
-        submission = self._submissions.get(attempt.spec.name)
-        return replace(attempt, token=token, code=None if submission is None else submission.code)
+        if accepted is None:
+            return replace(attempt, token=token)
+        return replace(attempt, token=token, code=accepted.submission.code, submitter=accepted.submitter)
+
+
+def _of_job(line: AuditLine, files: JobFiles, number: int) -> AuditLine:
+    return replace(line, job=files.name, storage=files.storage, submission=number)

@@ -10,6 +10,8 @@ from typing import TypeAlias
 
 from forebay.errors import InvalidOption, ReadFailed, WriteFailed
 from forebay.fleet.cluster import Cluster
+from forebay.fleet.federation.acceptance import ANYBODY, GpuShares, Oversight
+from forebay.fleet.federation.audit import Action, AuditLine
 from forebay.fleet.federation.ports import ClusterPort, ClusterView, StoragePort
 from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.kube.api_errors import KubeError, NamespaceEnds, ObjectInvalid, QuotaExceeded
@@ -30,6 +32,7 @@ from forebay.fleet.lifecycle.decide import (
 )
 from forebay.fleet.lifecycle.journal import JobJournal, JournalEntry
 from forebay.fleet.lifecycle.states import (
+    AttemptLost,
     AttemptPlacing,
     AttemptRunning,
     AttemptStarting,
@@ -37,6 +40,8 @@ from forebay.fleet.lifecycle.states import (
     JobEnd,
     JobFailed,
     JobQueued,
+    JobState,
+    JobStopped,
     JobSucceeded,
     LiveAttempt,
     Target,
@@ -70,6 +75,7 @@ class _Round:
     now: float
     views: Mapping[str, ClusterView]
     left: dict[str, Capacity]
+    shares: GpuShares
     full: dict[object, Placement] = field(default_factory=dict)
 
 
@@ -88,9 +94,10 @@ class Federation:
         journal: JobJournal,
         *,
         placer: Placer = place,
+        oversight: Oversight = ANYBODY,
     ) -> None:
         self._fleet, self._clusters, self._storage, self._journal = fleet, clusters, storage, journal
-        self._placer = placer
+        self._placer, self._audit, self._shares = placer, oversight.note, oversight.shares
         self._history: dict[str, PlacementHistory] = {}
         self._holds: Holds = {}
         self._waits: dict[str, tuple[str, ...]] = {}
@@ -116,7 +123,7 @@ class Federation:
         """Make a round over live jobs, by submission."""
         views = self._clusters.look_all(now)
         entries = list(self._journal.entries(live=True))
-        round_ = _Round(now, views, {name: view.capacity for name, view in views.items()})
+        round_ = _Round(now, views, {name: view.capacity for name, view in views.items()}, self._shares(entries))
         self._reserve(entries, round_)
         self._hold(entries, round_)
         for entry in entries:
@@ -203,6 +210,8 @@ class Federation:
             return False
 
     def _best(self, entry: JournalEntry, round_: _Round) -> tuple[Target | None, tuple[str, ...]]:
+        if (share := round_.shares.refusal(entry)) is not None:
+            return None, (share,)
         history = self._history.get(entry.name, PlacementHistory())
         key = (repr(entry.task.workers), repr(entry.spec.scheduling), entry.name in self._holds.values())
         is_usual = history == PlacementHistory() and not key[-1]
@@ -214,6 +223,7 @@ class Federation:
             if is_usual:
                 round_.full[key] = placement
             return None, self._why(placement)
+        round_.shares.take(entry)
         left = round_.left[best.cluster]
         round_.left[best.cluster] = replace(left, nodes=taken(left.nodes, best.gang))
         target = Target(
@@ -268,6 +278,9 @@ class Federation:
             self._history[entry.name] = replace(history, ran={**history.ran, decision.state.target.cluster: now})
         if decision.state != entry.state and _is_news(decision, entry):
             self._journal.record(entry.name, decision.state, now, decision.why)
+            if (action := _audited(entry.state, decision.state)) is not None:
+                with suppress(WriteFailed):  # it changes no cluster
+                    self._audit(_line(entry, action, decision.state.number, decision.why))
 
     def _remember(self, name: str, target: Target, now: float) -> None:
         history = self._history.get(name, PlacementHistory())
@@ -281,6 +294,10 @@ class Federation:
         """
         attempt = self._attempt(entry, action.number, action.target)
         try:
+            if isinstance(action, CreateRayJob | DeleteRayJob):
+                kind: Action = "started" if isinstance(action, CreateRayJob) else "deleted"
+                line = _line(entry, kind, action.number, getattr(entry.state, "why", ""))
+                self._audit(replace(line, cluster=action.target.cluster, object=attempt.name))
             match action:
                 case ClaimAttempt():
                     self._storage.claim(entry.spec, entry.task, action.number, action.target)
@@ -313,7 +330,9 @@ class Federation:
         due = [each for each, at in self._ended_at.items() if round_.now - at >= KEEP_ENDED_S]
         for cluster, name in sorted(due)[:MOST_DELETED]:
             self._ended_at[cluster, name] = round_.now
-            with suppress(KubeError):
+            with suppress(KubeError, WriteFailed):
+                why = f"it ended {KEEP_ENDED_S / 60:.0f} minutes ago"
+                self._audit(AuditLine(action="deleted", cluster=cluster, object=name, why=why))
                 self._clusters.delete(cluster, name)
 
     def _cluster(self, target: Target) -> Cluster:
@@ -340,6 +359,35 @@ class Federation:
             workers=target.workers,
             is_head_apart=target.is_head_apart,
         )
+
+
+def _line(entry: JournalEntry, action: Action, number: int, why: str) -> AuditLine:
+    state = entry.state
+    return AuditLine(
+        action=action,
+        job=entry.spec.name,
+        storage=entry.spec.storage,
+        run=entry.name,
+        attempt=number,
+        cluster="" if isinstance(state, JobQueued | JobEnd) else state.target.cluster,
+        why=why,
+    )
+
+
+def _audited(before: JobState, after: JobState) -> Action | None:
+    """Action that a change of state stands for, None for the course of things."""
+    match after:
+        case AttemptWithdrawing(is_final=True) | JobStopped():
+            was_told = isinstance(before, AttemptWithdrawing) and before.is_final
+            return None if was_told else "stopped"
+        case JobSucceeded():
+            return "succeeded"
+        case JobFailed():
+            return "failed"
+        case JobQueued() if isinstance(before, AttemptLost):
+            return "taken over"
+        case _:
+            return None
 
 
 def _live_attempt(entry: JournalEntry) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from forebay.errors import InvalidOption, ReadFailed, WriteFailed
+from forebay.events import Request
 from forebay.fleet.cluster import Market
 from forebay.fleet.lifecycle.decide import SeenClaim
 from forebay.fleet.lifecycle.states import Target
@@ -28,18 +29,22 @@ class RunStorage:
 
     A claim names the target of its attempt, for the next controller. A request to stop counts after `stop_s` seconds:
     until then the run may end by itself.
+
+    Attributes:
+        targets: Attempts and workers that users asked for, by the URI of the run.
     """
 
     def __init__(self, *, stop_s: float = STOP_S) -> None:
         self._stop_s = stop_s
         self._requested_at: dict[str, float] = {}
+        self.targets: dict[str, tuple[int, int]] = {}
 
     def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None:
         """Return the newest claim of a run, with its end.
 
         Raises `ReadFailed`.
         """
-        files = AttemptFiles(_run(spec, task))
+        files = AttemptFiles(run_folder(spec, task))
         try:
             claim = files.newest()
             end = None if claim is None else files.ended(claim.number)
@@ -57,7 +62,7 @@ class RunStorage:
 
         Raises `ReadFailed`.
         """
-        files = AttemptFiles(_run(spec, task))
+        files = AttemptFiles(run_folder(spec, task))
         try:
             ends = [files.ended(number) for number in range(max(since, 1), before)]
         except OSError as error:
@@ -70,11 +75,14 @@ class RunStorage:
         Raises `ReadFailed`. A request that its attempt has obeyed counts only if that is the attempt `live`, whose
         RayJob is still there.
         """
-        run = _run(spec, task)
+        run = run_folder(spec, task)
         files = AttemptFiles(run)
         try:
             newest = files.newest()
-            if newest is None or load_request(run, newest.number).stop is None:
+            request = Request() if newest is None else load_request(run, newest.number)
+            if newest is not None and request.target is not None:
+                self.targets[run.uri] = (newest.number, request.target)
+            if newest is None or request.stop is None:
                 is_requested = False
             else:
                 # A queued job whose attempt has obeyed was submitted again since.
@@ -95,7 +103,7 @@ class RunStorage:
         decide.
         """
         try:
-            made = create_attempt(_run(spec, task), number, key=key_of(spec), cluster=text_of(target))
+            made = create_attempt(run_folder(spec, task), number, key=key_of(spec), cluster=text_of(target))
         except OSError as error:
             raise WriteFailed(
                 f"attempt {number} of {spec.name} could not be claimed in {spec.storage} ({redact(str(error))}). Check "
@@ -109,7 +117,7 @@ class RunStorage:
 
         Raises `WriteFailed`.
         """
-        files = AttemptFiles(_run(spec, task))
+        files = AttemptFiles(run_folder(spec, task))
         try:
             if files.ended(number) is None:
                 files.end(number, AttemptEnd(how=how, why=why))
@@ -126,7 +134,7 @@ class RunStorage:
         Its process shows it to adopt the claim. Raises `ReadFailed`.
         """
         try:
-            claim = AttemptFiles(_run(spec, task)).newest()
+            claim = AttemptFiles(run_folder(spec, task)).newest()
         except OSError as error:
             raise _unread(spec, task, error) from redacted(error)
         if claim is None or claim.number != number:
@@ -158,7 +166,8 @@ def target_of(text: str) -> Target:
     return Target(cluster=parts[0], sku=parts[1], market=_MARKETS[parts[2]], workers=int(parts[3]))
 
 
-def _run(spec: JobSpec, task: Task) -> RunFolder:
+def run_folder(spec: JobSpec, task: Task) -> RunFolder:
+    """Folder of the run of a task."""
     return RunFolder.below(spec.storage, spec.run_name(task))
 
 

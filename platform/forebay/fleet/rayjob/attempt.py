@@ -12,6 +12,7 @@ from forebay.fleet.cluster import Market
 from forebay.fleet.spec.canonical import key_of
 from forebay.fleet.spec.job_spec import JobSpec, Task
 from forebay.fleet.spec.quantity import quantity
+from forebay.fleet.submitter import Submitter
 
 MAX_OBJECT_NAME = 47
 """Longest name of a RayJob: KubeRay accepts longer ones and fails them later."""
@@ -25,6 +26,7 @@ class PlacedAttempt:
 
     `workers` is the number that start at once, by default the smallest. `token` belongs to the attempt's claim in
     storage. `code` is the SHA-256 of the packed code. With `is_head_apart` the head keeps off the workers' nodes.
+    `submitter` may have an account and Secrets of its own.
     """
 
     spec: JobSpec
@@ -36,6 +38,7 @@ class PlacedAttempt:
     token: str = ""
     code: str | None = None
     is_head_apart: bool = False
+    submitter: Submitter | None = None
 
     @property
     def world_size(self) -> int:
@@ -70,12 +73,13 @@ class PlacedAttempt:
     @property
     def annotations(self) -> dict[str, str]:
         """Annotations that identify the attempt after a lost answer."""
-        return {
+        found = {
             f"{DOMAIN}/key": self.key,
             f"{DOMAIN}/attempt": str(self.number),
             f"{DOMAIN}/fence": f"{self.number}/{self.token}" if self.token else str(self.number),
             f"{DOMAIN}/sku": self.sku,
         }
+        return found if self.submitter is None else {**found, f"{DOMAIN}/submitted-by": self.submitter.name}
 
     @property
     def fetch_code(self) -> tuple[str, ...]:

@@ -58,8 +58,8 @@ def pod_spec(attempt: PlacedAttempt, cluster: Cluster, container: KubeObject, *,
         "securityContext": pod_security(),
         "enableServiceLinks": False,
     }
-    if cluster.service_account:
-        spec["serviceAccountName"] = cluster.service_account
+    if account := (attempt.submitter and attempt.submitter.service_account) or cluster.service_account:
+        spec["serviceAccountName"] = account
     if cluster.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in cluster.pull_secrets]
     if cluster.hdfs and cluster.hdfs.keytab_secret:
@@ -112,7 +112,8 @@ def _env(attempt: PlacedAttempt, cluster: Cluster, cache: CacheVolume | None) ->
         if cluster.hdfs.keytab_secret:
             plain["KRB5CCNAME"] = f"FILE:{_TICKET}/ccache"
     plain |= attempt.spec.launch.env
-    secret = {**cluster.secret_env, **attempt.spec.launch.secret_env}
+    own = None if attempt.submitter is None else attempt.submitter.secret_env
+    secret = {**(cluster.secret_env if own is None else own), **attempt.spec.launch.secret_env}
     return [
         *({"name": name, "value": escaped(value)} for name, value in plain.items() if name not in secret),
         *({"name": name, "valueFrom": {"secretKeyRef": _key_of_secret(where)}} for name, where in secret.items()),

@@ -53,7 +53,7 @@ def check_label(name: str, value: str) -> None:
     prefix, slash, short = name.rpartition("/")
     if not _LABEL.fullmatch(short) or (slash and not re.fullmatch(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?", prefix)):
         raise fault(f"{name!r} cannot name a label of Kubernetes.", "labels")
-    if prefix.endswith(("forebay.dev", "ray.io", "kubernetes.io", "k8s.io")):
+    if prefix.endswith(("forebay.dev", "ray.io", "kubernetes.io", "k8s.io", "volcano.sh")):
         raise fault(f"labels of {prefix} are set by Forebay and its operators. Choose another prefix.", "labels", name)
     if value and not _LABEL.fullmatch(value):
         raise fault(
