@@ -73,8 +73,8 @@ def test_the_front_door_has_few_names() -> None:
 
 def test_an_unknown_name_is_an_attribute_error(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as raised:
-        _loaded_by("import forebay; forebay.PetaLoader", tmp_path)
-    assert "AttributeError: module 'forebay' has no attribute 'PetaLoader'" in raised.value.stderr
+        _loaded_by("import forebay; forebay.Lodaer", tmp_path)
+    assert "AttributeError: module 'forebay' has no attribute 'Lodaer'. Did you mean: 'Loader'?" in raised.value.stderr
 
 
 @pytest.fixture

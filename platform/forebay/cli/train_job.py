@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from difflib import get_close_matches
 
 from forebay.cli.fleet.placed_run import PlacedRun
 from forebay.cli.job_file import job_or_sweep_of
@@ -13,7 +12,7 @@ from forebay.cli.output import only_the_document, print_facts, print_json
 from forebay.cli.preparation_display import shown_preparations
 from forebay.errors import InvalidOption
 from forebay.fleet.client.preparing import PreparingFile
-from forebay.runtime.formatting import metric_text
+from forebay.runtime.formatting import did_you_mean, metric_text
 from forebay.runtime.late_import import late
 from forebay.storage.filesystem import below
 from forebay.sweep.report.text import blocks_text, config_text, states_text
@@ -80,8 +79,7 @@ def tracker_named(text: str) -> Callback:
     name, _, project = text.partition(":")
     project = project.removeprefix("//")
     if name not in TRACKERS:
-        near = get_close_matches(name, TRACKERS, n=1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
+        meant = did_you_mean(name, TRACKERS)
         raise InvalidOption(f"--track={text!r} is unknown.{meant} Choose one of {', '.join(TRACKERS)}.")
     made: Callback = late(TRACKERS[name])(*([project] if project else []))
     return made

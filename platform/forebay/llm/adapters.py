@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from torch import nn
@@ -15,6 +14,7 @@ from torch import nn
 from forebay.errors import InvalidOption, whole_number
 from forebay.llm.experts import expert_weights, has_experts
 from forebay.runtime.extras import extra_package
+from forebay.runtime.formatting import did_you_mean
 
 _FLAG = "_disable_adapters"
 ALL_LINEAR = "all-linear"
@@ -177,8 +177,7 @@ class Lora:
         for name, found in saved.items():
             if not found:
                 leaves = sorted({path.rpartition(".")[2] for path, each in modules.items() if not [*each.children()]})
-                near = get_close_matches(name, leaves, n=1)
-                meant = f" Did you mean {near[0]!r}?" if near else ""
+                meant = did_you_mean(name, leaves)
                 raise InvalidOption(
                     f"modules_to_save={','.join(self.modules_to_save)}: {name!r} matches no layer of the model.{meant} "
                     f"It has {', '.join(filter(None, leaves))}.",
@@ -214,8 +213,7 @@ class Lora:
 
     def _unmatched(self, model: nn.Module, target: object, why: str) -> InvalidOption:
         layers = sorted({name.rpartition(".")[2] for name, each in model.named_modules() if _is_linear(each)})
-        near = get_close_matches(str(target), layers, n=1)
-        meant = f" Did you mean {near[0]!r}?" if near else ""
+        meant = did_you_mean(str(target), layers)
         return InvalidOption(
             f"lora_targets={targets_text(self)}: {target!r} matches no layer of the model ({why}).{meant} Its linear "
             f"layers are {', '.join(layers)}; {ALL_LINEAR!r} takes all but the last.",

@@ -5,7 +5,6 @@ Any process of the cluster finds them. Checked with Ray 2.60.
 
 from __future__ import annotations
 
-import difflib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -16,6 +15,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.errors import InvalidOption
+from forebay.runtime.formatting import did_you_mean
 
 NAMESPACE = "forebay"
 """Ray namespace of all named actors of Forebay."""
@@ -92,8 +92,7 @@ def find_or_refuse(prefix: str, name: str, kind: str) -> ActorHandle:
     if found is not None:
         return found
     there = names_of(prefix)
-    near = difflib.get_close_matches(name, there, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(name, there)
     known = f"Under way: {', '.join(there)}." if there else "None is under way."
     raise InvalidOption(f"no {kind} named {name!r} is under way on this cluster.{hint} {known}", name=name, there=there)
 

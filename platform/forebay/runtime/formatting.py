@@ -1,14 +1,26 @@
-"""Numbers as text for people.
+"""Numbers, and names that are meant, as text for people.
 
-The same in the progress bar, the tables and the plots.
+The same in the progress bar, the tables, the plots and errors.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 _LAYOUT = "\n\t"
+
+
+def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str:
+    """Question after an unknown name, or nothing.
+
+    >>> did_you_mean("epocs", ["data", "epochs"]), did_you_mean("x", ["data"])
+    (" Did you mean 'epochs'?", '')
+    """
+    from difflib import get_close_matches  # noqa: PLC0415 - for errors only
+
+    near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 def metric_text(value: float) -> str:

@@ -24,7 +24,9 @@ def lazy_names(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], 
     def get(name: str) -> object:
         home = homes.get(name)
         if home is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            # With the module, Python adds the name that is meant to the traceback.
+            module = sys.modules[package]
+            raise AttributeError(f"module {package!r} has no attribute {name!r}", name=name, obj=module)
         try:
             module = importlib.import_module(home.removesuffix(":"))
         except ImportError as error:

@@ -5,7 +5,6 @@ Plain ranges and lists, or domains of Ray Tune.
 
 from __future__ import annotations
 
-import difflib
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from forebay.errors import BadJob, InvalidOption
+from forebay.runtime.formatting import did_you_mean
 from forebay.training.job.coercion import coerce, name_of_type
 from forebay.training.job.recipe import Parameter, Recipe, parameters
 
@@ -97,9 +97,8 @@ class SweepParameters:
         known = {**self.job, **self.callbacks}
         if name in known:
             return
-        close = difflib.get_close_matches(name, known, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
-        raise BadJob(f"{where} names {name!r}, which is not a parameter.{hint}{self.listing}", parameter=name)
+        listing = f"{did_you_mean(name, known)}{self.listing}"
+        raise BadJob(f"{where} names {name!r}, which is not a parameter.{listing}", parameter=name)
 
     @property
     def listing(self) -> str:

@@ -5,7 +5,6 @@ They are loaded by path and called with texts as arguments.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.machinery
 import importlib.util
@@ -20,6 +19,7 @@ from typing import Any
 
 from forebay.errors import BadJob, ForebayError
 from forebay.runtime.foreign_code import message_of
+from forebay.runtime.formatting import did_you_mean
 from forebay.training.job.coercion import coerce, name_of_type
 from forebay.training.job.job import Job
 
@@ -130,11 +130,8 @@ def checked(taken: Sequence[Parameter], values: Mapping[str, object], *, called:
     known = {parameter.name: parameter for parameter in taken}
     for name in values:
         if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise BadJob(
-                f"{called} has no parameter {name!r}.{hint} It takes:{_listing(known.values())}", parameter=name
-            )
+            takes = f"{did_you_mean(name, known)} It takes:{_listing(known.values())}"
+            raise BadJob(f"{called} has no parameter {name!r}.{takes}", parameter=name)
     missing = [name for name, parameter in known.items() if parameter.required and name not in values]
     if missing:
         raise BadJob(

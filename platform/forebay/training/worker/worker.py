@@ -91,6 +91,11 @@ class Worker:
         return self._collective.world
 
     @property
+    def rank(self) -> int:
+        """Rank of this worker, from 0: `world.rank`."""
+        return self.world.rank
+
+    @property
     def device(self) -> torch.device:
         """Device of this rank's model and batches."""
         return self._collective.device
