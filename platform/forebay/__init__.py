@@ -62,8 +62,8 @@ if TYPE_CHECKING:
     from forebay.training.job.resources import workers_here as workers_here
     from forebay.training.runs.control import Control as Control
     from forebay.training.runs.result import Result as Result
-    from forebay.training.state.evaluations import Evaluation as Evaluation
     from forebay.training.state.evaluations import KeepBest as KeepBest
+    from forebay.training.state.metric import Evaluation as Evaluation
     from forebay.training.tables.table import Table as Table
     from forebay.training.worker.evaluation import evaluate_auc as evaluate_auc
     from forebay.training.worker.fit import fit as fit
@@ -89,7 +89,7 @@ __getattr__, _names = lazy_names(
         "DiskCache": "forebay.data.cache.disk.disk_cache",
         "Driver": "forebay.training.driver.driver",
         "Elastic": "forebay.training.job.elastic",
-        "Evaluation": "forebay.training.state.evaluations",
+        "Evaluation": "forebay.training.state.metric",
         "ForebayError": "forebay.errors",
         "History": "forebay.data.windows.views",
         "Horizon": "forebay.data.windows.views",

@@ -17,8 +17,6 @@ SMALL_FOLDERS = {
     "data/provenance": "names of rows lie below plans and windows, these two files above them",
 }
 SHORT_MODULES = {
-    **dict.fromkeys(("cli/run.py", "cli/warm.py"), "a command: each has a file of its own"),
-    "cli/fleet/group.py": "the group's commands are imported with it, and the command line must import none of them",
     "data/loader/device/host_tensors.py": "memory of host batches, beside their copies",
     "data/loader/worker_loaders.py": "two loaders of a worker are an idea of the loader's room",
     "data/transform/features/hashing.py": "part of the layout of cached blocks: it changes with a version alone",

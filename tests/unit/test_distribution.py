@@ -60,7 +60,7 @@ def test_the_data_plane_needs_no_package_of_the_platform(tmp_path: Path) -> None
         "import forebay.cli.app, forebay.training.driver.driver\n"
         "try: forebay.training.driver.driver.named_driver('ray')\n"
         "except fb.errors.MissingPackage as error: print(error)\n"
-        "forebay.cli.app.main(['ps'])\n"
+        "forebay.cli.app.main(['jobs', '--ray'])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", without_platform() + SMOKE_OF_LOADER + names],

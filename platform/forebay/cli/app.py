@@ -14,19 +14,33 @@ import typer
 from typer.core import TyperGroup
 
 from forebay import __version__
-from forebay.cli import cache, plan, prepare, run, scan, series, warm
-from forebay.cli import runs as steering
-from forebay.cli.doctor import doctor
-from forebay.cli.fleet import group as fleet
-from forebay.cli.fleet.submit import submit
-from forebay.cli.llm import group as llm
 from forebay.cli.output import print_error, print_line
-from forebay.cli.report import report
-from forebay.cli.rows import rows
-from forebay.cli.tables import commands as tables
 from forebay.errors import ForebayError
 from forebay.runtime.extras import missing_package
 from forebay.runtime.formatting import printable
+from forebay.runtime.late_import import late
+
+COMMANDS = {
+    "scan": ("Data", "forebay.cli.scan:scan"),
+    "plan": ("Data", "forebay.cli.plan:plan"),
+    "rows": ("Data", "forebay.cli.rows:rows"),
+    "series": ("Data", "forebay.cli.series:series"),
+    "prepare": ("Data", "forebay.cli.prepare:app"),
+    "warm": ("Cache", "forebay.cli.warm:warm"),
+    "cache": ("Cache", "forebay.cli.cache:app"),
+    "run": ("Training", "forebay.cli.run:run"),
+    "tables": ("Training", "forebay.cli.tables.commands:app"),
+    "doctor": ("Training", "forebay.cli.doctor:doctor"),
+    "report": ("Training", "forebay.cli.report:report"),
+    "submit": ("Jobs", "forebay.cli.fleet.submit:submit"),
+    "jobs": ("Jobs", "forebay.cli.fleet.jobs:jobs"),
+    "logs": ("Jobs", "forebay.cli.fleet.jobs:logs"),
+    "scale": ("Jobs", "forebay.cli.runs:scale"),
+    "stop": ("Jobs", "forebay.cli.runs:stop"),
+    "fleet": ("Clusters", "forebay.cli.fleet.group:app"),
+    "llm": ("Language models", "forebay.cli.llm.group:app"),
+}
+"""Panel and function, or group, of each command. Only the one that is called is imported: all take a second."""
 
 
 class _Root(TyperGroup):
@@ -55,34 +69,31 @@ def _printable_errors() -> Iterator[None]:
         raise
 
 
-app = typer.Typer(
-    cls=_Root,
-    name="forebay",
-    help="Keep accelerators fed: Parquet in a deterministic order, cached per node, into training on Ray.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    add_completion=False,
-)
-app.command(rich_help_panel="Data")(scan.scan)
-app.command(rich_help_panel="Data")(plan.plan)
-app.command(rich_help_panel="Data")(rows)
-app.command(rich_help_panel="Data")(series.series)
-app.add_typer(prepare.app, name="prepare", rich_help_panel="Data")
-app.command(rich_help_panel="Cache")(warm.warm)
-app.add_typer(cache.app, name="cache", rich_help_panel="Cache")
-app.command(rich_help_panel="Training")(run.run)
-app.add_typer(tables.app, name="tables", rich_help_panel="Training")
-app.command(rich_help_panel="Training")(doctor)
-app.command(rich_help_panel="Training")(report)
-app.command(rich_help_panel="Training")(steering.ps)
-app.command(rich_help_panel="Training")(steering.scale)
-app.command(rich_help_panel="Training")(steering.stop)
-app.command(rich_help_panel="Clusters")(submit)
-app.add_typer(fleet.app, name="fleet", rich_help_panel="Clusters")
-app.add_typer(llm.app, name="llm", rich_help_panel="Language models")
+def app_of(words: Sequence[str] = ()) -> typer.Typer:
+    """Application with the command that `words` call, or with all.
+
+    All are there where the words name none of them, for the help and for errors.
+    """
+    app = typer.Typer(
+        cls=_Root,
+        name="forebay",
+        help="Keep accelerators fed: Parquet in a deterministic order, cached per node, into training on Ray.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        add_completion=False,
+    )
+    app.callback(invoke_without_command=True)(root)
+    called = next((word for word in words if not word.startswith("-")), "")
+    for name in [called] if called in COMMANDS else COMMANDS:
+        panel, home = COMMANDS[name]
+        found: object = late(home)
+        if isinstance(found, typer.Typer):
+            app.add_typer(found, name=name, rich_help_panel=panel)
+        else:
+            app.command(name, rich_help_panel=panel)(late(home))
+    return app
 
 
-@app.callback(invoke_without_command=True)
 def root(
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Allowed anywhere.")] = False,  # noqa: ARG001
@@ -103,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if logging.lastResort is not None:
         logging.lastResort.setFormatter(_PrintableLines())
     try:
-        app([argument for argument in given if argument != "--debug"], prog_name="forebay")
+        words = [argument for argument in given if argument != "--debug"]
+        app_of(words)(words, prog_name="forebay")
     except (ForebayError, ImportError) as error:
         known = error if isinstance(error, ForebayError) else missing_package(error, "This command")
         if debug or known is None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
+from forebay.cli.ray_token import show_token
 from forebay.errors import InvalidOption
 from forebay.training.job.start_policy import StartPolicy
 
@@ -48,6 +49,7 @@ def run(
 
     A job file with a function `sweep(...) -> Sweep` trains many trials; ends with the best one and a page of all.
     """
+    show_token()
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.cli.train_job import train  # noqa: PLC0415
 

@@ -1,4 +1,4 @@
-"""`forebay ps`, `scale` and `stop`: control of runs and sweeps.
+"""`forebay scale`, `stop` and `jobs --ray`: control of runs and sweeps.
 
 The cluster is the one at `RAY_ADDRESS`, or the Ray that runs on this machine, including one that a run started for
 itself. Ray is imported only where it is used, because the other commands do not need it.
@@ -17,7 +17,10 @@ from rich.table import Table
 from rich.text import Text
 
 from forebay.cli.arguments import AsJson
+from forebay.cli.fleet.jobs import answering
 from forebay.cli.output import only_the_document, print_json, print_line, print_parts, print_table
+from forebay.cli.ray_token import show_token
+from forebay.cli.settings import NAMED, known_storage
 from forebay.report.columns import Column, column
 from forebay.runtime.formatting import age_text, time_text, workers_text
 from forebay.sweep.record.status import SweepStatus
@@ -28,20 +31,24 @@ from forebay.training.runs.status import RunStatus
 
 Storage = Annotated[
     str | None,
-    typer.Option(help="Storage of the run: leaves a request there for its driver. Needs no cluster."),
+    typer.Option(
+        help="Storage of the run or job: leaves a request there for its driver. Needs no cluster.",
+        metavar="URI",
+        show_default=f"{NAMED} where the run trains there, or else Ray is asked",
+    ),
 ]
-RunName = Annotated[str, typer.Argument(help="Name of the run, as `forebay ps` lists it.", metavar="RUN")]
+RunName = Annotated[str, typer.Argument(help="Name of the run or job, as `forebay jobs` lists it.", metavar="RUN")]
 
 
-def ps(as_json: AsJson = False) -> None:
-    """List the cluster's runs and sweeps.
+def print_live(*, as_json: bool) -> None:
+    """Print the cluster's runs and sweeps.
 
     Shows state, workers, epoch and rows per second, and the trials of each sweep.
     """
-    from forebay.sweep.record.status_actor import list_sweeps  # noqa: PLC0415
-    from forebay.training.driver.elastic.client import runs  # noqa: PLC0415
-
     with _cluster(as_json):
+        from forebay.sweep.record.status_actor import list_sweeps  # noqa: PLC0415
+        from forebay.training.driver.elastic.client import runs  # noqa: PLC0415
+
         found, swept = runs(), list_sweeps()
     if as_json:
         print_json({"runs": [asdict(status) for status in found], "sweeps": [asdict(sweep) for sweep in swept]})
@@ -68,12 +75,12 @@ def scale(
 
     Fewer train from the next checkpoint on, more as soon as they are warm.
     """
-    if storage is not None:
-        _order(storage, run, as_json, target=workers)
+    if (found := _storage_of(run, storage)) is not None:
+        _order(found, run, as_json, target=workers)
         return
-    from forebay.training.driver.elastic import client as remote_control  # noqa: PLC0415
-
     with _cluster(as_json):
+        from forebay.training.driver.elastic import client as remote_control  # noqa: PLC0415
+
         before = remote_control.scale(run, workers)
     if as_json:
         print_json({"run": run, "before": before.target, "target": workers, "world_size": before.world_size})
@@ -93,13 +100,13 @@ def stop(
 
     A trial that is stopped by the name of its run ends for good. Its sweep continues without it.
     """
-    if storage is not None:
-        _order(storage, run, as_json, stop=reason)
+    if (found := _storage_of(run, storage)) is not None:
+        _order(found, run, as_json, stop=reason)
         return
-    from forebay.sweep.record.status_actor import is_sweep, stop_sweep  # noqa: PLC0415
-    from forebay.training.driver.elastic import client as remote_control  # noqa: PLC0415
-
     with _cluster(as_json):
+        from forebay.sweep.record.status_actor import is_sweep, stop_sweep  # noqa: PLC0415
+        from forebay.training.driver.elastic import client as remote_control  # noqa: PLC0415
+
         asked = stop_sweep(run, reason) if is_sweep(run) else remote_control.stop(run, reason)
     if isinstance(asked, SweepStatus):
         _say_stopped(asked, reason, as_json)
@@ -111,15 +118,29 @@ def stop(
         print_line(f"{run}: ends at its next checkpoint, after step {before.step}. It stays in {before.path}.")
 
 
-def _order(storage: str, run: str, as_json: bool, *, stop: str | None = None, target: int | None = None) -> None:
-    from forebay.training.runs.attempts.stored_request import send_request  # noqa: PLC0415 - imports what only this needs
+def _storage_of(name: str, given: str | None) -> str | None:
+    """Return the storage by which a run is reached, or None for Ray.
 
-    attempt, request = send_request(storage, run, stop=stop, target=target)
+    The known storage counts where the run or job is under way there.
+    """
+    if given is not None or (known := known_storage()) is None:
+        return given
+    from forebay.fleet.client.submitted_job import is_under_way  # noqa: PLC0415 - imports what only this needs
+
+    with answering(known):
+        return known if is_under_way(known, name) else None
+
+
+def _order(storage: str, name: str, as_json: bool, *, stop: str | None = None, target: int | None = None) -> None:
+    from forebay.fleet.client.submitted_job import request_of  # noqa: PLC0415 - imports what only this needs
+
+    with answering(storage):
+        attempt, request = request_of(storage, name, stop=stop, target=target)
     if as_json:
-        print_json({"run": run, "attempt": attempt, "stop": request.stop, "target": request.target})
+        print_json({"run": name, "attempt": attempt, "stop": request.stop, "target": request.target})
         return
     what = f"ends at its next checkpoint ({stop})" if stop is not None else f"target {target} workers"
-    print_line(f"{run}: {what}, requested in its storage. Attempt {attempt} reads it within 15 s.")
+    print_line(f"{name}: {what}, requested in its storage. Attempt {attempt} reads it within 15 s.")
 
 
 def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:
@@ -135,7 +156,8 @@ def _cluster(as_json: bool) -> Iterator[None]:
 
     With `as_json`, Ray's output avoids standard output.
     """
-    from forebay.training.driver.elastic.client import reach_cluster  # noqa: PLC0415
+    show_token()
+    from forebay.training.driver.elastic.client import reach_cluster  # noqa: PLC0415 - Ray is imported with the token
 
     with only_the_document(as_json), reach_cluster():
         yield

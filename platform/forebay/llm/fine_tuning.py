@@ -24,7 +24,7 @@ from forebay.llm.router_loss import router_losses
 from forebay.llm.samples import HeldOutPrompt, PromptSampler
 from forebay.llm.source.hub_model import hub_access
 from forebay.llm.tokens import TARGETS, TOKENS
-from forebay.training.state.evaluations import Evaluation
+from forebay.training.state.metric import Evaluation
 from forebay.training.worker.worker import Worker
 
 _LOGGER = logging.getLogger(__name__)

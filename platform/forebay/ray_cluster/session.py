@@ -41,11 +41,30 @@ def connect(address: str) -> None:
         ray.init(address=address, logging_level=logging.ERROR)
     except (OSError, OverflowError, ValueError, RuntimeError) as error:
         ray.shutdown()
-        raise InvalidOption(
-            f"{ADDRESS}={address} does not answer ({error}). Give the address of a cluster that is running (host:port, "
-            f"ray://host:port, or 'auto' on one of its nodes), or unset {ADDRESS} to start Ray on this machine.",
-            address=address,
-        ) from error
+        is_named = bool(os.environ.get(ADDRESS))
+        what = f"{ADDRESS}={address}" if is_named else f"the Ray of this machine at {address}"
+        if _asks_for_token(error):
+            raise InvalidOption(
+                f"{what} asks for a token, and does not take the one of this process. Set RAY_AUTH_MODE=token, and "
+                "RAY_AUTH_TOKEN_PATH to the file of its user (~/.ray/auth_token there).",
+                address=address,
+            ) from error
+        remedy = (
+            "Give the address of a cluster that is running (host:port, ray://host:port, or 'auto' on one of its "
+            f"nodes), or unset {ADDRESS} to start Ray on this machine."
+            if is_named
+            else "It is starting or ending: try again."
+        )
+        raise InvalidOption(f"{what} does not answer ({error}). {remedy}", address=address) from error
+
+
+def _asks_for_token(error: BaseException | None) -> bool:
+    """Whether Ray was refused for its token. Its words are in the causes of the error."""
+    while error is not None:
+        if "InvalidAuthToken" in str(error) or "Unauthenticated" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 # Defaults of Ray Train that do not suit a run (Ray 2.60). A variable that is already set is kept.

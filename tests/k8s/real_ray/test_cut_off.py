@@ -83,7 +83,7 @@ def test_job_runs_on_ray_and_its_log_outlives_the_cluster(
     (ray_job,) = fleet.ray_jobs()
     KubeRay(fleet.planes[fleet.place_of("calm")].api(), "default").delete_job(ray_job)
     capfd.readouterr()
-    call(["fleet", "logs", "calm", "--storage", STORAGE])
+    call(["logs", "calm", "--storage", STORAGE])
     shown = capfd.readouterr().out
     assert shown.startswith("== main, attempt 1 ==")
     assert "epoch 2" in shown

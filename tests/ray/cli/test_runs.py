@@ -1,4 +1,4 @@
-"""`forebay ps`, `scale` and `stop` on a live cluster: their output, and their effect on a run."""
+"""`forebay jobs --ray`, `scale` and `stop` on a live cluster: their output, and their effect on a run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ Make = Callable[..., ActorHandle]
 
 
 def test_ps_says_how_runs_stand(forebay: Call, under_way: Make) -> None:
-    assert forebay("ps") == (0, "No run is under way on this cluster.\n", "")
-    assert json.loads(forebay("ps", "--json")[1]) == {"runs": [], "sweeps": []}
+    assert forebay("jobs", "--ray") == (0, "No run is under way on this cluster.\n", "")
+    assert json.loads(forebay("jobs", "--ray", "--json")[1]) == {"runs": [], "sweeps": []}
     ctr, _ = under_way("ctr"), under_way("llm")
     ray.get(ctr.report.remote(Started(name="ctr", world_size=1, epochs=40, num_batches=8)))
     ray.get(ctr.report.remote(Reported(step=12, epoch=1, position=64, metrics={}, rows=184)))
-    code, table, _ = forebay("ps")
+    code, table, _ = forebay("jobs", "--ray")
     assert code == 0
     row = next(line for line in table.splitlines() if "ctr" in line)
     cells = re.split(r" {2,}", row.strip())[:6]
     assert cells == ["ctr", "ray", "training", "1 -> 2 (1 to 4)", "2 of 40", "12"]
-    runs = json.loads(forebay("ps", "--json")[1])["runs"]
+    runs = json.loads(forebay("jobs", "--ray", "--json")[1])["runs"]
     assert [(run["name"], run["world_size"], run["target"], run["step"]) for run in runs] == [
         ("ctr", 1, 2, 12),
         ("llm", 0, 2, 0),
@@ -74,7 +74,7 @@ def test_no_cluster(ray_off: None, tmp_path: Path) -> None:
     """The command runs in its own process, without a Ray and without one to find."""
 
     def ps(address: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "forebay", "ps"]
+        command = [sys.executable, "-m", "forebay", "jobs", "--ray"]
         environment = {**os.environ, "RAY_ADDRESS": address}
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 

@@ -30,7 +30,7 @@ def test_run_is_seen_scaled_and_stopped_from_another_process(ray_session: None, 
     def steer(event: Event, control: Control) -> None:
         heard.append(event)
         if isinstance(event, Reported) and event.step >= 3 and not asked:
-            asked.append(forebay("ps", "--json"))
+            asked.append(forebay("jobs", "--ray", "--json"))
             forebay("scale", "remote", "2")
         if isinstance(event, Started) and event.world_size == 2:
             asked.append(forebay("stop", "remote", "--reason", "from afar"))

@@ -80,7 +80,7 @@ def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(command: Command, t
 
     first = command.run()
     until(lambda: len(steps()) >= 2, first)
-    facts = json.loads(command.ask("ps", "--json"))
+    facts = json.loads(command.ask("jobs", "--ray", "--json"))
     assert [sweep["name"] for sweep in facts["sweeps"]] == ["ctr"]
     assert sorted(trial["state"] for trial in facts["sweeps"][0]["trials"]) == ["finished", "running"]
     first.send_signal(signal.SIGINT)

@@ -47,7 +47,7 @@ def opened() -> Iterator[SweepStatusClient]:
 def test_ps_shows_a_sweep_with_its_trials(forebay: Call, under_way: Call) -> None:
     under_way("ctr.a", epoch=2)
     with opened():
-        code, shown, _ = forebay("ps")
+        code, shown, _ = forebay("jobs", "--ray")
         assert code == 0
         assert "sweep ctr: best auc 0.7000 (a), 1 of 4 slots in use, 0:40 until the deadline" in shown
         lines = [line.split() for line in shown.splitlines()]
@@ -55,7 +55,7 @@ def test_ps_shows_a_sweep_with_its_trials(forebay: Call, under_way: Call) -> Non
             ["a", "running", "1", "->", "2", "2", "of", "40", "0.7000", "0.7000", "0", "1:00"],
             ["b", "stopped", "-", "1", "0.6500", "0.6500", "-", "0:11"],
         ]
-        facts = json.loads(forebay("ps", "--json")[1])
+        facts = json.loads(forebay("jobs", "--ray", "--json")[1])
         assert [run["name"] for run in facts["runs"]] == ["ctr.a"]
         sweep = facts["sweeps"][0]
         assert (sweep["name"], sweep["best"], sweep["deadline_left_s"], sweep["stopping"]) == ("ctr", 0.7, 40.0, None)
@@ -74,7 +74,7 @@ def test_stop_ends_a_sweep_by_its_name(forebay: Call) -> None:
         code, told, _ = forebay("stop", "ctr", "--reason", "seen enough")
         assert (code, told) == (0, "ctr: its trials end at their next checkpoints. It stays in runs/ctr.\n")
         assert until_told(board, shown) == "seen enough"
-        assert "stopping: seen enough" in forebay("ps")[1]
+        assert "stopping: seen enough" in forebay("jobs", "--ray")[1]
         assert json.loads(forebay("stop", "ctr", "--json")[1])["sweep"] == "ctr"
         assert until_told(board, shown) == "seen enough"
         code, _, error = forebay("stop", "ct")

@@ -1,4 +1,4 @@
-"""A run's line in `forebay ps`.
+"""A run's line in `forebay jobs --ray`.
 
 Asking a cluster is tested under Ray.
 """

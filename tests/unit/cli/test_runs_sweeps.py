@@ -1,4 +1,4 @@
-"""A sweep and its trials in `forebay ps`.
+"""A sweep and its trials in `forebay jobs --ray`.
 
 Asking a cluster is tested under Ray.
 """

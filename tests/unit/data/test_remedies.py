@@ -78,7 +78,7 @@ def test_command_of_a_remedy_is_one_of_as_many_words(
     monkeypatch.setattr(JobFiles, "newest", lambda _files: object())
     storage = str(tmp_path / folder)
     command = _after_interrupt(storage, "ctr").splitlines()[-1]
-    assert shlex.split(command) == ["forebay", "fleet", "watch", "ctr", "--storage", storage]
+    assert shlex.split(command) == ["forebay", "logs", "ctr", "--follow", "--storage", storage]
 
 
 def test_no_text_puts_a_name_between_quotes_of_code_itself() -> None:

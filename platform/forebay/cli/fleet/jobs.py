@@ -1,4 +1,4 @@
-"""`forebay fleet jobs`, `watch` and `logs`: submitted jobs."""
+"""`forebay jobs` and `logs`, and `fleet rebuild`."""
 
 from __future__ import annotations
 
@@ -13,47 +13,52 @@ import typer
 from forebay.cli.arguments import AsJson
 from forebay.cli.fleet.explain import FleetFile, wrapped
 from forebay.cli.output import print_json, print_line, print_table
+from forebay.cli.settings import NAMED, storage_or_known, storages_or_known
 from forebay.errors import InvalidOption, ReadFailed
+from forebay.runtime.late_import import late
 from forebay.storage.credentials import redact
 
 if TYPE_CHECKING:
     from forebay.fleet.client.submitted_job import JobStatus, SubmittedJob
 
 JobName = Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")]
-Storage = Annotated[str, typer.Option(help="Storage of the job, as in its file.", metavar="URI")]
+Storage = Annotated[
+    str | None, typer.Option(help="Storage of the job, as in its file.", metavar="URI", show_default=NAMED)
+]
 AsJsonLines = Annotated[
-    bool, typer.Option("--json", help="Print a JSON document per line, and at the end of watch the state.")
+    bool, typer.Option("--json", help="Print a JSON document per line, and with --follow the state at the end.")
 ]
 Storages = Annotated[
-    list[str],
-    typer.Option("--storage", help="Storage of jobs, as in their files. May be given several times.", metavar="URI"),
+    list[str] | None,
+    typer.Option(
+        "--storage",
+        help="Storage of jobs, as in their files. May be given several times.",
+        metavar="URI",
+        show_default=NAMED,
+    ),
 ]
-Rebuild = Annotated[
-    bool, typer.Option("--rebuild", help="Make a controller's journal again, from storage and the clusters.")
+OnRay = Annotated[
+    bool, typer.Option("--ray", help="List the runs and sweeps of a Ray cluster: at RAY_ADDRESS, or of this machine.")
 ]
-Journal = Annotated[Path | None, typer.Option(help="File of the new journal, with --rebuild. It must not exist.")]
+Journal = Annotated[Path, typer.Option(help="File of the new journal. It must not exist.")]
 
 
-def jobs(
-    storage: Storages,
-    rebuild: Rebuild = False,
-    journal: Journal = None,
-    fleet: FleetFile = Path("fleet.toml"),
-    as_json: AsJson = False,
-) -> None:
+def jobs(storage: Storages = None, ray: OnRay = False, as_json: AsJson = False) -> None:
     """List submitted jobs, from their storage.
 
-    With `--rebuild`, the tasks of the jobs of a fleet, as a controller that starts with the new journal finds them.
+    With `--ray`, the live runs and sweeps of a Ray cluster, also those that were not submitted.
     """
-    if rebuild:
-        _rebuild(storage, journal, fleet, as_json=as_json)
+    if ray:
+        if storage:
+            raise InvalidOption("--ray and --storage exclude each other. Leave out one of them.")
+        late("forebay.cli.runs:print_live")(as_json=as_json)
         return
     from forebay.fleet.client.submission import jobs_below  # noqa: PLC0415 - imports what only this needs
     from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415
 
     found: list[JobStatus] = []
-    for each in storage:
-        with _answering(each):
+    for each in storages_or_known(storage, " With --ray, a Ray cluster is asked."):
+        with answering(each):
             found += [SubmittedJob(files.storage, files.name).status() for files in jobs_below(each)]
     if as_json:
         print_json({"jobs": [asdict(status) for status in found]})
@@ -68,14 +73,22 @@ def jobs(
                 print_line("\n".join(wrapped(f"{status.name} is refused: {status.why}", 0)))
 
 
-def _rebuild(storages: list[str], journal: Path | None, fleet: Path, *, as_json: bool) -> None:
+def rebuild(
+    journal: Journal,
+    storage: Storages = None,
+    fleet: FleetFile = Path("fleet.toml"),
+    as_json: AsJson = False,
+) -> None:
+    """Make a controller's journal again, from storage and the clusters.
+
+    Lists the tasks of the fleet's jobs, as a controller that starts with the new journal finds them.
+    """
     # Imported here: they take a second, and the other commands do not need them.
     from forebay.fleet.federation.rebuild import rebuild_file  # noqa: PLC0415
     from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
 
-    if journal is None:
-        raise InvalidOption("--rebuild needs the file of the new journal. Give --journal FILE.")
-    with _answering(", ".join(storages)):
+    storages = storages_or_known(storage)
+    with answering(", ".join(storages)):
         entries, report = rebuild_file(journal, storages, load_fleet(fleet))
     rows = [
         (each.name, type(each.state).__name__, target.cluster if target else "-", each.state.number or "-")
@@ -96,39 +109,41 @@ def _rebuild(storages: list[str], journal: Path | None, fleet: Path, *, as_json:
     print_line(f"journal: {journal}, {len(rows)} tasks")
 
 
-def watch(job: JobName, storage: Storage, as_json: AsJsonLines = False) -> None:
-    """Follow a job's log, then print its state.
-
-    Ctrl-C ends this command, and never the job.
-    """
-    from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
-
-    with _answering(storage):
-        found = SubmittedJob(storage, job)
-        _print_log(found, follow=True, as_json=as_json)
-        status = found.status()
-    if as_json:
-        print_json({"status": asdict(status)})
-    else:
-        print_line(f"{job}: {status.state}{': ' + status.why if status.why else ''}")
-    if status.state not in ("succeeded", "stopped"):
-        raise typer.Exit(1)
-
-
 def logs(
     job: JobName,
-    storage: Storage,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Until the job ends.")] = False,
+    storage: Storage = None,
+    follow: Annotated[
+        bool,
+        typer.Option("--follow", "-f", help="Until the job ends. Then print its state; code 1 unless it succeeded."),
+    ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Print a job's log, from its storage.
 
-    It is there also when the cluster is gone.
+    It is there also when the cluster is gone. Ctrl-C ends this command, and never the job.
     """
     from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
 
-    with _answering(storage):
-        _print_log(SubmittedJob(storage, job), follow=follow, as_json=as_json)
+    found = storage_or_known(storage)
+    with answering(found):
+        show_log(SubmittedJob(found, job), follow=follow, as_json=as_json)
+
+
+def show_log(job: SubmittedJob, *, follow: bool, as_json: bool = False) -> None:
+    """Print a job's log, and with `follow` its state at the end.
+
+    Raises `typer.Exit` for a followed job without success.
+    """
+    _print_log(job, follow=follow, as_json=as_json)
+    if not follow:
+        return
+    status = job.status()
+    if as_json:
+        print_json({"status": asdict(status)})
+    else:
+        print_line(f"{job.name}: {status.state}{': ' + status.why if status.why else ''}")
+    if status.state not in ("succeeded", "stopped"):
+        raise typer.Exit(1)
 
 
 def _print_log(job: SubmittedJob, *, follow: bool, as_json: bool) -> None:
@@ -141,7 +156,8 @@ def _print_log(job: SubmittedJob, *, follow: bool, as_json: bool) -> None:
 
 
 @contextmanager
-def _answering(storage: str) -> Iterator[None]:
+def answering(storage: str) -> Iterator[None]:
+    """Raise `ReadFailed` where the storage does not answer."""
     try:
         yield
     except OSError as error:

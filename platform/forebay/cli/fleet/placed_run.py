@@ -17,12 +17,14 @@ PREFIX = "FOREBAY_RUN_"
 class PlacedRun:
     """Values of the variables `FOREBAY_RUN_*`.
 
-    None: not set. `workers` are bounds, written `2..8`. `cpus` and `gpus` are per worker. `attempt` is `NUMBER/TOKEN`.
+    None: not set. `workers` are bounds, written `2..8`, and `start` the first number of workers. `cpus` and `gpus` are
+    per worker. `attempt` is `NUMBER/TOKEN`.
     """
 
     name: str | None = None
     storage: str | None = None
     workers: tuple[int, int] | None = None
+    start: int | None = None
     cpus: float | None = None
     gpus: float | None = None
     attempt: str | None = None
@@ -33,13 +35,14 @@ class PlacedRun:
 
         Raises `InvalidOption` for bounds that are not two numbers.
         """
-        names = ("name", "storage", "workers", "cpus", "gpus", "attempt")
+        names = ("name", "storage", "workers", "start", "cpus", "gpus", "attempt")
         given = {name: environment.get(PREFIX + name.upper()) for name in names}
-        bounds, attempt = given["workers"], given["attempt"]
+        bounds, start, attempt = given["workers"], given["start"], given["attempt"]
         return cls(
             name=given["name"],
             storage=given["storage"],
             workers=None if bounds is None else _bounds(bounds),
+            start=None if start is None else _count("START", start),
             cpus=_number(given["cpus"]),
             gpus=_number(given["gpus"]),
             # A number alone: no other process has created the attempt, so this one does.
@@ -61,7 +64,7 @@ class PlacedRun:
         least, most = self.workers
         if least == most:
             return replace(job, workers=least, elastic=None)
-        return replace(job, workers=1, elastic=Elastic(min_workers=least, max_workers=most))
+        return replace(job, workers=1, elastic=Elastic(min_workers=least, max_workers=most, start=self.start))
 
     def _with_gpus(self, job: Job) -> Job:
         """Give each worker the task's GPUs, unless the job names some."""
@@ -80,6 +83,12 @@ class PlacedRun:
 
 def _number(text: str | None) -> float | None:
     return None if text is None else float(text)
+
+
+def _count(name: str, text: str) -> int:
+    if not text.isdecimal():
+        raise InvalidOption(f"{PREFIX}{name}={text!r} is not a number. Write for example 2.")
+    return int(text)
 
 
 def _bounds(text: str) -> tuple[int, int]:

@@ -11,8 +11,11 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.fleet.explain import FleetFile, explain, warn_of_tags
+from forebay.cli.fleet.jobs import show_log
 from forebay.cli.output import print_json, print_line
+from forebay.cli.settings import known_storage
 from forebay.errors import InvalidJobSpec
+from forebay.storage.filesystem import resolve
 
 Backend = Annotated[
     str, typer.Option(help="local (this machine), ray (a dashboard) or fleet (Kubernetes, by a controller).")
@@ -26,8 +29,12 @@ def submit(
     ],
     backend: Backend = "local",
     address: Address = "",
-    watch: Annotated[bool, typer.Option("--watch", help="Show what the job writes, until it ends.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Accept changes of a job that was submitted.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Show what the job writes, until it ends, as `forebay logs -f`.")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Accept changes of a job of this name that has ended.")
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Start nothing: as `forebay fleet explain` with --fleet.")
     ] = False,
@@ -47,6 +54,7 @@ def submit(
 
     if backend == "fleet" and fleet.is_file():
         _require_room(Path(job), fleet)
+    known_storage()  # a fault of the user's file is found before the job starts
     try:
         made = submit_job(job, backend, address=address, replace_spec=replace)
         status = made.status()
@@ -59,15 +67,14 @@ def submit(
         return
     print_line(f"{made.name}: {status.state} on {status.backend} {status.address}".rstrip())
     print_line(f"folder: {made.path}")
-    if not watch:
+    if not follow:
+        print_line(f"next: {_next_line(made.submission.spec.storage, made.name)}")
         return
     try:
-        for line in made.logs(follow=True):
-            print_line(line)
+        show_log(made, follow=True)
     except KeyboardInterrupt:
         print_line(f"{made.name} was placed and goes on.", err=True)
         raise typer.Exit(130) from None
-    made.wait()
 
 
 def schema() -> None:
@@ -104,4 +111,11 @@ def _after_interrupt(storage: str, name: str) -> str:
 
     if JobFiles(storage=storage, name=name).newest() is None:
         return f"{name} was not placed. Submit it again."
-    return f"{name} was placed and goes on.\nforebay fleet watch {name} --storage {shlex.quote(storage)}"
+    return f"{name} was placed and goes on.\n{_next_line(storage, name)}"
+
+
+def _next_line(storage: str, name: str) -> str:
+    """Return the command that follows the job."""
+    known = known_storage()
+    is_known = known is not None and resolve(known).uri == resolve(storage).uri
+    return f"forebay logs {name} --follow{'' if is_known else f' --storage {shlex.quote(storage)}'}"

@@ -91,8 +91,8 @@ class FleetBackend:
     def end(self, submission: Submission) -> None:
         """Refuse. Raises `InvalidOption`: pods of a fleet are the controller's."""
         raise InvalidOption(
-            f"job {submission.spec.name!r} runs in a fleet: leave out --now. Its controller deletes the pods when the "
-            "run has not ended by itself after 2 minutes.",
+            f"job {submission.spec.name!r} runs in a fleet, and this process cannot end its pods. Call stop() without "
+            "now=True: its controller deletes the pods when the run has not ended by itself after 2 minutes.",
             name=submission.spec.name,
         )
 

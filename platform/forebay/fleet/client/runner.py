@@ -22,6 +22,10 @@ from forebay.fleet.client.submission import VARIABLE, JobFiles, Submission, Subm
 from forebay.fleet.code import fetch_code
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.spec.job_spec import Task, ordered
+from forebay.training.runs.attempts.files import AttemptFiles
+from forebay.training.runs.attempts.stored_request import awaited_stop, load_request
+from forebay.training.runs.result import load_result
+from forebay.training.runs.run_folder import RunFolder
 
 FENCED_CODE = Fenced.exit_status
 FINAL_CODES = (ForebayError.exit_status, FENCED_CODE)
@@ -49,21 +53,56 @@ def run_tasks(submission: Submission) -> SubmissionEnd:
     """
     tee = LogTee(JobFiles(storage=submission.spec.storage, name=submission.spec.name).log_uri(submission))
     try:
-        for line in submission.spec.launch.setup:
-            code = _run(["sh", "-c", line], {}, tee, limit_s=submission.spec.scheduling.start_within)
-            if code == LATE_CODE:
-                return SubmissionEnd(how="failed", why=f"setup {line!r} did not end within scheduling.start_within")
-            if code != 0:
-                return SubmissionEnd(how="failed", why=f"setup {line!r} ended with code {code}")
-        for task in ordered(submission.spec.task):
-            code = _run_task(submission, task, tee)
-            if code == FENCED_CODE:
-                return SubmissionEnd(how="fenced", why=f"another attempt has taken over the task {task.name!r}")
-            if code != 0:
-                return SubmissionEnd(how="failed", why=f"the task {task.name!r} ended with code {code}")
+        return _set_up(submission, tee) or _run_all(submission, tee)
     finally:
         tee.flush()
+
+
+def _set_up(submission: Submission, tee: LogTee) -> SubmissionEnd | None:
+    """Run the lines of `launch.setup`. Returns the end of a job whose setup fails."""
+    for line in submission.spec.launch.setup:
+        code = _run(["sh", "-c", line], {}, tee, limit_s=submission.spec.scheduling.start_within)
+        if code == LATE_CODE:
+            return SubmissionEnd(how="failed", why=f"setup {line!r} did not end within scheduling.start_within")
+        if code != 0:
+            return SubmissionEnd(how="failed", why=f"setup {line!r} ended with code {code}")
+    return None
+
+
+def _run_all(submission: Submission, tee: LogTee) -> SubmissionEnd:
+    tasks = ordered(submission.spec.task)
+    for task in tasks:
+        if (why := _awaited_stop(submission, task)) is not None:
+            return SubmissionEnd(how="stopped", why=why)
+        code = _run_task(submission, task, tee)
+        if code == FENCED_CODE:
+            return SubmissionEnd(how="fenced", why=f"another attempt has taken over the task {task.name!r}")
+        if code != 0:
+            return SubmissionEnd(how="failed", why=f"the task {task.name!r} ended with code {code}")
+        if (why := _stop_reason(submission, task, is_last=task == tasks[-1])) is not None:
+            return SubmissionEnd(how="stopped", why=why)
     return SubmissionEnd(how="succeeded")
+
+
+def _awaited_stop(submission: Submission, task: Task) -> str | None:
+    """Return the reason to stop of a task that has not begun, or None."""
+    return None if task.run is None else awaited_stop(_run_folder(submission, task))
+
+
+def _stop_reason(submission: Submission, task: Task, *, is_last: bool) -> str | None:
+    """Return why the job ends with a task that has returned, or None.
+
+    A run that its own rule ended early, such as a patience, is followed by the next task.
+    """
+    if task.run is None or (result := load_result(run := _run_folder(submission, task))) is None:
+        return None
+    newest = AttemptFiles(run).newest()
+    is_asked = newest is not None and load_request(run, newest.number).stop is not None
+    return result.stopped if is_asked or is_last else None
+
+
+def _run_folder(submission: Submission, task: Task) -> RunFolder:
+    return RunFolder.below(submission.spec.storage, submission.spec.run_name(task))
 
 
 def _run_task(submission: Submission, task: Task, tee: LogTee) -> int:
@@ -71,6 +110,9 @@ def _run_task(submission: Submission, task: Task, tee: LogTee) -> int:
     attempt = PlacedAttempt(spec=submission.spec, task=task, number=submission.number, sku="")
     environment = attempt.environment
     environment.pop("FOREBAY_RUN_ATTEMPT")  # the run claims its own attempts
+    if submission.backend == "local":
+        # All workers share this machine, and its user works on it. `forebay scale` adds some.
+        environment["FOREBAY_RUN_START"] = str(task.workers.min)
     code = 0
     for _ in range(task.retries + 1):
         code = _run(_words(submission, attempt), environment, tee)

@@ -153,23 +153,45 @@ class JobFiles:
         except (FileNotFoundError, NotADirectoryError):
             return None
         numbers = [int(name[:6]) for name in sizes if len(name) == len("000001.json") and name[:6].isdecimal()]
-        if not numbers:
-            return None
-        name = f"{max(numbers):06d}.json"
+        return self._stored(max(numbers), sizes[f"{max(numbers):06d}.json"] or 0) if numbers else None
+
+    def _stored(self, number: int, size: int = 0) -> StoredSubmission | None:
+        name = f"{number:06d}.json"
         try:
-            if (sizes[name] or 0) > LARGEST_BYTES:
-                raise ValueError(f"{sizes[name]} bytes")
+            if size > LARGEST_BYTES:
+                raise ValueError(f"{size} bytes")
             content, owner = self._read_owned(name)
             if content is None:
                 return None
-            return StoredSubmission(submission=Submission.from_json(content), number=max(numbers), owner=owner)
+            return StoredSubmission(submission=Submission.from_json(content), number=number, owner=owner)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError, InvalidJobSpec) as error:
             uri = self._uri(name)
             raise DamagedSubmission(
                 f"{uri} is not a submission ({error}). Remove the file, and submit the job again.",
                 uri=uri,
-                number=max(numbers),
+                number=number,
             ) from error
+
+    def _before(self, number: int) -> Submission | None:
+        """Return an earlier submission, or None. A damaged one says nothing."""
+        try:
+            found = self._stored(number)
+        except DamagedSubmission:
+            return None
+        return None if found is None else found.submission
+
+    def replaced(self, submission: Submission) -> Mapping[str, int]:
+        """Return the newest attempt of each run under an earlier specification.
+
+        What those attempts have finished is not the result of this one. Raises `OSError` if storage does not answer.
+        """
+        first = submission
+        for number in range(submission.number - 1, 0, -1):
+            before = self._before(number)
+            if before is None or key_of(before.spec) != key_of(submission.spec):
+                return {} if before is None else first.after
+            first = before
+        return {}
 
     def create(self, submission: Submission) -> bool:
         """Record a submission.

@@ -9,12 +9,12 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, UnderWay
 from forebay.fleet.client.backend import JobBackend, backend_of
 from forebay.fleet.client.submission import JobFiles, Submission
 from forebay.fleet.client.submitted_job import JobState, SubmittedJob
 from forebay.fleet.code import pack, store_code
-from forebay.fleet.spec.canonical import require_same
+from forebay.fleet.spec.canonical import key_of, require_same
 from forebay.fleet.spec.job_spec import JobSpec
 from forebay.fleet.spec.job_toml import load_job_spec
 from forebay.fleet.spec.program import check_program
@@ -22,6 +22,7 @@ from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import resolve
 from forebay.training.runs.attempts.start import newest_attempt
+from forebay.training.runs.attempts.stored_request import forget_request
 
 
 def submit(
@@ -39,15 +40,17 @@ def submit(
         backend: `"local"` (a process of this machine) or `"ray"` (job submission of a Ray cluster).
         address: Dashboard of the Ray cluster, such as `http://head:8265`.
         folder: Folder with the code. By default the TOML file's, or the working directory.
-        replace_spec: Accept another specification under the same name.
+        replace_spec: Accept another specification under the same name, once the job has ended.
 
     A second submission of the same name and specification starts nothing while the first runs or has succeeded. One
-    that has failed, was stopped or lost starts again, and continues from its newest checkpoint. So does one at another
-    address that does not answer: its run trains once (`scheduling.unreachable`).
+    that has failed, was stopped or lost starts again, and continues from its newest checkpoint. So does one with
+    another specification, and one at another address that does not answer: its run trains once
+    (`scheduling.unreachable`).
 
     Raises:
         InvalidJobSpec: The specification or its program cannot work.
         SpecChanged: A job of this name exists with another specification.
+        UnderWay: `replace_spec`, while the job runs with another specification.
         NoExclusiveCreation: The storage cannot decide between two submissions.
         WriteFailed: The storage refuses.
     """
@@ -63,12 +66,15 @@ def submit(
         earlier = files.newest()
         if earlier is not None and not replace_spec and not _never_ran(files, earlier):
             require_same(earlier.spec, spec)
-        if earlier is not None and not _needs_start(state := job.status().state, earlier, chosen):
+        if earlier is not None and not _needs_start(state := job.status().state, job, chosen, spec):
             if state == "unreachable" and files.started(earlier.number) is None:
                 chosen.start(earlier)  # the backend may not have answered before
             return job
         for task in spec.task:
             check_program(spec, task, root)
+        if earlier is not None:
+            for task in spec.task:
+                forget_request(spec.storage, spec.run_name(task))  # it was made to the submission before
         _start(files, chosen, _next(spec, chosen, root, earlier))
     except OSError as error:
         raise write_failed(f"the job {spec.name!r}", files.folder, error) from redacted(error)
@@ -81,13 +87,28 @@ def _never_ran(files: JobFiles, earlier: Submission) -> bool:
     return ended is not None and ended.how == "refused" and not earlier.after
 
 
-def _needs_start(state: JobState, earlier: Submission, backend: JobBackend) -> bool:
+def _needs_start(state: JobState, job: SubmittedJob, backend: JobBackend, spec: JobSpec) -> bool:
     """Whether the job has to be started again.
 
-    Its newest submission ended without success, never began, or is on another, silent backend.
+    Its newest submission ended without success or with another specification, never began, or is on another, silent
+    backend. Raises `UnderWay` for another specification of a job that may run.
     """
+    earlier = job.submission
     is_elsewhere = (earlier.backend, earlier.address) != (backend.name, backend.address)
-    return state in ("failed", "stopped", "lost", "refused") or (state == "unreachable" and is_elsewhere)
+    if state in ("failed", "stopped", "lost", "refused") or (state == "unreachable" and is_elsewhere):
+        return True
+    if key_of(earlier.spec) == key_of(spec):
+        return False
+    live = job.live_attempt if state == "fenced" else None
+    if state not in ("succeeded", "fenced") or live is not None:
+        where = f": {live.title} trains it" if live is not None else ""
+        raise UnderWay(
+            f"the job {spec.name!r} is {state}{where}. Its specification cannot be replaced now, and nothing was "
+            f"changed. Stop it (`forebay stop {spec.name}`), wait for its end, and submit it with --replace again.",
+            name=spec.name,
+            state=state,
+        )
+    return True
 
 
 def _next(spec: JobSpec, backend: JobBackend, root: str, earlier: Submission | None) -> Submission:

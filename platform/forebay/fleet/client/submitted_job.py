@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 from forebay.errors import InvalidOption, RunFailed
+from forebay.events import Request
 from forebay.fleet.client.backend import JobBackend, backend_of
 from forebay.fleet.client.preparing import preparing_text
 from forebay.fleet.client.submission import FLEET, JobFiles, Submission
 from forebay.fleet.spec.job_spec import ordered
 from forebay.storage.filesystem import resolve
+from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.runs.attempts.files import AttemptFiles
 from forebay.training.runs.attempts.stored_request import send_request
 from forebay.training.runs.result import Result, load_result
@@ -96,7 +98,7 @@ class SubmittedJob:
         if newest is None:
             raise InvalidOption(
                 f"no job {self.name!r} was submitted with the storage {resolve(self._files.storage).uri}. Check the "
-                "name and the storage: `forebay fleet jobs --storage URI` lists them.",
+                "name and the storage: `forebay jobs --storage URI` lists them.",
                 name=self.name,
             )
         return newest
@@ -115,9 +117,10 @@ class SubmittedJob:
         run = AttemptFiles(self._run)
         claim = run.newest()
         heartbeat = None if claim is None else run.heartbeat(claim.number)
-        result = load_result(self._run) if ended is not None and ended.how == "succeeded" else None
-        if result is not None:
-            state = "stopped" if result.stopped else "succeeded"
+        # A heartbeat comes every few seconds: a short run ends before its second one.
+        result = None if ended is None else load_result(self._run)
+        if result is not None and state == "succeeded" and result.stopped:
+            state = "stopped"
         return JobStatus(
             name=self.name,
             state=state,
@@ -126,8 +129,8 @@ class SubmittedJob:
             submission=submission.number,
             attempt=0 if claim is None else claim.number,
             host="" if claim is None else claim.host,
-            epoch=0 if heartbeat is None else heartbeat.epoch,
-            epochs=0 if heartbeat is None else heartbeat.epochs,
+            epoch=max(0 if heartbeat is None else heartbeat.epoch, _last_epoch(result)),
+            epochs=result.num_epochs if result is not None else 0 if heartbeat is None else heartbeat.epochs,
             step=max(0 if heartbeat is None else heartbeat.step, _last_step(result)),
             workers=0 if heartbeat is None else heartbeat.world_size,
             why=why,
@@ -138,7 +141,7 @@ class SubmittedJob:
         """Yield the lines of the newest submission.
 
         With `follow`, until it ends. A submission to a fleet has the lines of each attempt behind a line with its
-        number. What a job writes may have control characters in it: `forebay fleet logs` replaces them.
+        number. What a job writes may have control characters in it: `forebay logs` replaces them.
         """
         is_of_fleet, last = self.submission.backend == FLEET, ""
         for each in self.log_lines(follow=follow):
@@ -178,7 +181,7 @@ class SubmittedJob:
         if status.state == "refused":
             raise RunFailed(f"job {self.name!r} was refused: {status.why}", name=self.name)
         raise RunFailed(
-            f"job {self.name!r}: {status.state}{': ' + status.why if status.why else ''}. `forebay fleet logs "
+            f"job {self.name!r}: {status.state}{': ' + status.why if status.why else ''}. `forebay logs "
             f"{self.name}` shows what it wrote. Submit it again to continue from its newest checkpoint.",
             name=self.name,
         )
@@ -188,11 +191,42 @@ class SubmittedJob:
 
         The request is a file in its storage. With `now`, end its process.
         """
-        submission = self.submission
         if now:
+            submission = self.submission
             self._backend_of(submission).end(submission)
             return
-        send_request(self._files.storage, self._run_name, stop=reason)
+        self.request(stop=reason)
+
+    def request(self, *, stop: str | None = None, target: int | None = None) -> tuple[int, Request]:
+        """Add to the stored request to the run that trains, or comes next.
+
+        Returns the number of its attempt, and all that is requested of it. Raises `InvalidOption` for a job that has
+        ended, and for one of commands, which obey no request.
+        """
+        submission, storage = self.submission, self._files.storage
+        names = [submission.spec.run_name(task) for task in ordered(submission.spec.task) if task.run is not None]
+        if not names:
+            raise InvalidOption(
+                f"the tasks of job {self.name!r} are commands, which obey no request: nothing was changed. "
+                "`fb.fleet.SubmittedJob.stop(now=True)` ends its process.",
+                name=self.name,
+            )
+        for name in names:
+            if live_attempt(storage, name) is not None:
+                return send_request(storage, name, stop=stop, target=target)
+        if self.status().is_over:
+            return send_request(storage, self._run_name, stop=stop, target=target)
+        newest = {name: AttemptFiles(RunFolder.below(storage, name)).newest() for name in names}
+        after = submission.after
+        waits = (name for name, claim in newest.items() if claim is None or claim.number <= after.get(name, 0))
+        return send_request(storage, next(waits, self._run_name), stop=stop, target=target, is_awaited=True)
+
+    @property
+    def live_attempt(self) -> Claim | None:
+        """Newest attempt of a run of the job that may still train."""
+        spec = self.submission.spec
+        found = (live_attempt(self._files.storage, spec.run_name(task)) for task in spec.task)
+        return next((claim for claim in found if claim is not None), None)
 
     def result(self) -> Result | None:
         """Return the result so far of the last training task.
@@ -255,11 +289,43 @@ class SubmittedJob:
         return f"<table><caption>{html.escape(self.name)}</caption>{rows}</table>"
 
 
-def _last_step(result: Result | None) -> int:
-    """Return the newest step of a result.
+def live_attempt(storage: str, run: str) -> Claim | None:
+    """Return the newest attempt of a run, if it may still train.
 
-    A heartbeat comes every few seconds: a short run ends before its second one.
+    Raises `OSError` if storage does not answer.
     """
+    files = AttemptFiles(RunFolder.below(storage, run))
+    claim = files.newest()
+    has_ended = claim is None or files.ended(claim.number) is not None or claim.is_dead()
+    return None if has_ended else claim
+
+
+def is_under_way(storage: str, name: str) -> bool:
+    """Whether a job or run of this name may still train there."""
+    files = JobFiles(storage=storage, name=name)
+    newest = files.newest()
+    if newest is None:
+        return live_attempt(storage, name) is not None
+    return files.ended(newest.number) is None or SubmittedJob(storage, name).live_attempt is not None
+
+
+def request_of(storage: str, name: str, *, stop: str | None = None, target: int | None = None) -> tuple[int, Request]:
+    """Add to the stored request to a job or run. Raises as `SubmittedJob.request`."""
+    if JobFiles(storage=storage, name=name).newest() is None:
+        return send_request(storage, name, stop=stop, target=target)
+    return SubmittedJob(storage, name).request(stop=stop, target=target)
+
+
+def _last_epoch(result: Result | None) -> int:
+    """Return the newest epoch of a result, from 0."""
+    if result is None:
+        return 0
+    reported = [each.epoch for each in result.steps[-1:]]
+    return max([*reported, *(each.epoch for each in result.epochs[-1:])], default=0)
+
+
+def _last_step(result: Result | None) -> int:
+    """Return the newest step of a result."""
     if result is None:
         return 0
     reported = [each.step for each in result.steps[-1:]]

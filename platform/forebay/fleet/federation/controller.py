@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -40,6 +40,7 @@ from forebay.fleet.lifecycle.states import (
     JobFailed,
     JobQueued,
     JobStopped,
+    JobSucceeded,
 )
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.spec.canonical import key_of
@@ -101,6 +102,7 @@ class FleetController:
         self._audit = AuditLog(fleet.audit or below(self.storages[0], AUDIT), log, time.time)
         self._storage = RunStorage()
         self._accepted: dict[str, Accepted] = {}
+        self._replaced: dict[str, tuple[int, Mapping[str, int]]] = {}
         self._targets: dict[str, tuple[int, int]] = {}
         self._faults: dict[str, Exception] = {}
         self._folders: set[tuple[str, str]] = set()
@@ -138,8 +140,9 @@ class FleetController:
         now = time.time() if now is None else now
         self._faults.clear()
         followed = [pair for pair in self._open() if self._admit(*pair)]
-        for _, found in followed:
-            self._add(found.submission, now)
+        for files, found in followed:
+            with self._answering(files.folder):
+                self._add(files, found.submission, now)
         self._end_unaccepted({files.folder for files, _ in followed}, now)
         self._federation.step(now)
         self._note_targets(followed)
@@ -298,15 +301,28 @@ class FleetController:
                     with suppress(WriteFailed):  # the run obeys by itself
                         self._note(_of_job(line, files, found.number))
 
-    def _add(self, submission: Submission, now: float) -> None:
+    def _add(self, files: JobFiles, submission: Submission, now: float) -> None:
+        replaced = self._attempts_replaced(files, submission)
         self._federation.submit(submission.spec, now)
         for entry in self._entries(submission):
             # It was submitted again after its end, and continues from its newest checkpoint.
-            after = submission.after.get(entry.name, 0)
-            is_new = isinstance(entry.state, JobQueued) and entry.state.number < after
-            if is_new or (isinstance(entry.state, JobFailed | JobStopped) and entry.state.number <= after):
+            after, state = submission.after.get(entry.name, 0), entry.state
+            is_new = isinstance(state, JobQueued) and state.number < after
+            has_ended = isinstance(state, JobFailed | JobStopped) and state.number <= after
+            is_replaced = isinstance(state, JobSucceeded) and state.number <= replaced.get(entry.name, -1)
+            if is_new or has_ended or is_replaced:
                 again = JobQueued(since=now, number=after)
                 self._journal.record(entry.name, again, now, "it was submitted again")
+
+    def _attempts_replaced(self, files: JobFiles, submission: Submission) -> Mapping[str, int]:
+        """Return the newest attempt of each run under an earlier specification."""
+        number, replaced = self._replaced.get(files.folder, (0, {}))
+        if number != submission.number:
+            replaced = files.replaced(submission)
+            for task in submission.spec.task:
+                self._storage.begin_after(submission.spec, task, replaced.get(submission.spec.run_name(task), 0))
+            self._replaced[files.folder] = (submission.number, replaced)
+        return replaced
 
     def _follow_logs(self, files: JobFiles, submission: Submission) -> bool:
         """Copy the logs of a submission's attempts.

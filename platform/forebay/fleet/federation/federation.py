@@ -111,8 +111,17 @@ class Federation:
     def submit(self, spec: JobSpec, now: float | None = None) -> None:
         """Add a job.
 
-        One of the same name stays as it is.
+        One of the same name stays as it is, unless it has another specification and no attempt.
         """
+        entries = [self._journal.entry(spec.run_name(task)) for task in spec.task]
+        known = [entry for entry in entries if entry is not None and entry.spec != spec]
+        # A job of the same name in another storage is somebody else's.
+        if known and all(
+            entry.spec.storage == spec.storage and isinstance(entry.state, JobEnd | JobQueued) for entry in known
+        ):
+            self._journal.replace(spec)
+            for entry in known:
+                self._prefixes.pop(entry.name, None)
         self._journal.add(spec, time.time() if now is None else now)
 
     def reasons(self, name: str) -> tuple[str, ...]:

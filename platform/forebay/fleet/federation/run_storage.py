@@ -38,16 +38,23 @@ class RunStorage:
         self._stop_s = stop_s
         self._requested_at: dict[str, float] = {}
         self.targets: dict[str, tuple[int, int]] = {}
+        self._replaced: dict[str, int] = {}
+
+    def begin_after(self, spec: JobSpec, task: Task, number: int) -> None:
+        """Take the ends of attempts up to `number` for those of an earlier specification."""
+        self._replaced[run_folder(spec, task).uri] = number
 
     def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None:
         """Return the newest claim of a run, with its end.
 
         Raises `ReadFailed`.
         """
-        files = AttemptFiles(run_folder(spec, task))
+        run = run_folder(spec, task)
+        files = AttemptFiles(run)
         try:
             claim = files.newest()
-            end = None if claim is None else files.ended(claim.number)
+            is_replaced = claim is None or claim.number <= self._replaced.get(run.uri, 0)
+            end = None if claim is None or is_replaced else files.ended(claim.number)
         except OSError as error:
             raise _unread(spec, task, error) from redacted(error)
         if claim is None:
@@ -73,21 +80,23 @@ class RunStorage:
         """Whether a request to stop is old enough.
 
         Raises `ReadFailed`. A request that its attempt has obeyed counts only if that is the attempt `live`, whose
-        RayJob is still there.
+        RayJob is still there. One to an attempt that is not placed yet counts at once.
         """
         run = run_folder(spec, task)
         files = AttemptFiles(run)
         try:
             newest = files.newest()
-            request = Request() if newest is None else load_request(run, newest.number)
-            if newest is not None and request.target is not None:
-                self.targets[run.uri] = (newest.number, request.target)
-            if newest is None or request.stop is None:
-                is_requested = False
-            else:
+            number = 0 if newest is None else newest.number
+            if not live and load_request(run, number + 1).stop is not None:
+                return True
+            request = load_request(run, number) if number else Request()
+            if request.target is not None:
+                self.targets[run.uri] = (number, request.target)
+            is_requested = request.stop is not None
+            if is_requested:
                 # A queued job whose attempt has obeyed was submitted again since.
-                end = files.ended(newest.number)
-                is_requested = end is None or end.how != "stopped" or newest.number == live
+                end = files.ended(number)
+                is_requested = end is None or end.how != "stopped" or number == live
         except OSError as error:
             raise _unread(spec, task, error) from redacted(error)
         if not is_requested:

@@ -178,8 +178,9 @@ def _by_storage(
     state: JobQueued | LiveAttempt, seen: JobObservation, rules: AttemptRules, now: float
 ) -> FleetDecision | None:
     """Decision that storage or the user made."""
-    if seen.is_finished:
-        return FleetDecision(state=JobSucceeded(number=state.number), why="its result is in storage")
+    if seen.claim is not None and seen.is_finished:
+        number = max(state.number, seen.claim.number)
+        return FleetDecision(state=JobSucceeded(number=number), why="its result is in storage")
     if seen.claim is not None and seen.claim.number > state.number:
         return _adopted(state, seen.claim, seen.failures, rules, now)
     if seen.is_stopped and not isinstance(state, AttemptWithdrawing):

@@ -76,6 +76,13 @@ class JobJournal:
             values = (spec.run_name(task), text, task.name, state, 0, at)
             self._write("INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", values)
 
+    def replace(self, spec: JobSpec) -> None:
+        """Give the known tasks of a job another specification."""
+        text = json.dumps(facts_of(spec), sort_keys=True)
+        for task in spec.task:
+            values = (text, task.name, spec.run_name(task))
+            self._write("UPDATE jobs SET spec = ?, task = ? WHERE name = ?", values)
+
     def record(self, name: str, state: JobState, at: float, why: str) -> None:
         """Write the new state of a job, and why."""
         text = json.dumps(state_to_facts(state))

@@ -1,4 +1,4 @@
-"""Status of a running sweep, for `forebay ps`."""
+"""Status of a running sweep, for `forebay jobs --ray`."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def stop_sweep(name: str, reason: str) -> SweepStatus:
         ray.get(actor.request_stop.remote(reason), timeout=ANSWER_S)
     except RayError as error:
         raise InvalidOption(
-            f"sweep {name!r} has just ended, or its driver does not answer; no request was made. `forebay ps` "
+            f"sweep {name!r} has just ended, or its driver does not answer; no request was made. `forebay jobs --ray` "
             "lists running sweeps.",
             name=name,
         ) from error

@@ -1,6 +1,6 @@
 """Columns of all tables of trials.
 
-The live table, the page, `forebay ps`, and `SweepResult.table`.
+The live table, the page, `forebay jobs --ray`, and `SweepResult.table`.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def live_columns(metric: str) -> tuple[TrialColumn, ...]:
 
 
 def status_columns(metric: str) -> tuple[TrialColumn, ...]:
-    """Columns of `forebay ps`."""
+    """Columns of `forebay jobs --ray`."""
     return (TRIAL, STATE, WORKERS, EPOCHS, LAST.titled(metric), BEST, RATE, TIME)
 
 

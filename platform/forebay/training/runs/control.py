@@ -16,6 +16,8 @@ from forebay.runtime.user_frames import with_traceback
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
 from forebay.training.job.job_facts import Fact, job_facts
+from forebay.training.runs.attempts.stored_request import load_request
+from forebay.training.runs.run_folder import RunFolder
 
 
 class Control:
@@ -268,3 +270,31 @@ def _failure_of(callback: Callback, event: Event, control: Control) -> RunFailed
 def name_of(callback: Callback) -> str:
     """Name of a callback for a message."""
     return getattr(callback, "__qualname__", None) or type(callback).__qualname__
+
+
+class RequestReader:
+    """Passes stored requests on to a run's control."""
+
+    def __init__(self, run: str | RunFolder, attempt: int | None, control: Control) -> None:
+        self._run, self._attempt, self._control = RunFolder.at(run), 0 if attempt is None else attempt, control
+        self._known = Request()
+        self._is_damaged = False
+
+    def obey(self) -> None:
+        """Read the file, and request what is new.
+
+        A damaged file is reported once, and requests nothing. Raises `OSError` if storage does not answer.
+        """
+        try:
+            request = load_request(self._run, self._attempt)
+        except InvalidOption as error:
+            if not self._is_damaged:
+                log.warning("The request to this run cannot be obeyed: %s", error)
+            self._is_damaged = True
+            return
+        self._is_damaged = False
+        if request.stop is not None and self._known.stop is None:
+            self._control.stop(request.stop)
+        if request.target not in (None, self._known.target) and self._control.is_elastic:
+            self._control.resize(request.target)
+        self._known = request

@@ -1,4 +1,4 @@
-"""Status of a run, as `forebay ps` shows it."""
+"""Status of a run, as `forebay jobs --ray` shows it."""
 
 from __future__ import annotations
 

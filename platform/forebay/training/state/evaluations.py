@@ -9,20 +9,6 @@ from typing import Any, Literal, get_args
 
 from forebay.errors import BadJob, InvalidOption, whole_number
 from forebay.events import Evaluated, Sample
-from forebay.training.state.metric import Metric
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
-    """Result of a function for `worker.evaluate_with`.
-
-    Attributes:
-        metrics: Metrics of the model. A tensor or number is the mean of its ranks' values.
-        samples: Texts of the model. Only rank 0's count.
-    """
-
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-    samples: Sequence[Sample] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,13 +1,15 @@
-"""Metrics that a train function reports."""
+"""Metrics and evaluations that a train function reports."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import torch
 
 from forebay.errors import InvalidOption
+from forebay.events import Sample
 
 Scalar: TypeAlias = torch.Tensor | float
 
@@ -26,6 +28,19 @@ class WeightedMean:
 
 
 Metric: TypeAlias = torch.Tensor | float | WeightedMean
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Result of a function for `worker.evaluate_with`.
+
+    Attributes:
+        metrics: Metrics of the model. A tensor or number is the mean of its ranks' values.
+        samples: Texts of the model. Only rank 0's count.
+    """
+
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    samples: Sequence[Sample] = ()
 
 
 def scalar(name: str, value: Metric) -> Scalar:

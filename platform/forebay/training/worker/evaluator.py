@@ -10,8 +10,7 @@ from forebay.errors import BadJob
 from forebay.events import Sample
 from forebay.training.collectives.collective import Collective
 from forebay.training.state import rng
-from forebay.training.state.evaluations import Evaluation
-from forebay.training.state.metric import Metric, weighted
+from forebay.training.state.metric import Evaluation, Metric, weighted
 from forebay.training.worker.spec import TrainSpec
 
 EvaluateNow = Callable[[], Mapping[str, Metric] | Evaluation]

@@ -42,6 +42,10 @@ def test_a_placed_run_has_the_name_storage_and_workers_of_its_submitter(
     job = placed.applied_to(make_job(fb.Resources(cpus=0.5, gpus=1)))
     assert isinstance(job, fb.Job)
     assert (job.name, job.storage, job.elastic) == ("ctr", "s3://lake/runs", fb.Elastic(min_workers=2, max_workers=4))
+    first = PlacedRun.of({"FOREBAY_RUN_WORKERS": "2..4", "FOREBAY_RUN_START": "2"}).applied_to(make_job(fb.Resources()))
+    assert isinstance(first, fb.Job) and first.elastic == fb.Elastic(min_workers=2, max_workers=4, start=2)
+    with pytest.raises(InvalidOption, match="FOREBAY_RUN_START='two' is not a number"):
+        PlacedRun.of({"FOREBAY_RUN_START": "two"})
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Submitted twice they are one job, and their logs and results are in storage.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,13 +17,16 @@ import pytest
 
 import forebay as fb
 from forebay.cli.app import main
-from forebay.errors import InvalidOption, RunFailed, SpecChanged
+from forebay.errors import InvalidOption, RunFailed, SpecChanged, UnderWay
 from forebay.events import EpochEnded
 from forebay.fleet.client import runner
 from forebay.fleet.client.backend import LocalBackend, backend_of
-from forebay.fleet.client.submission import JobFiles, Submission, SubmissionEnd
+from forebay.fleet.client.submission import How, JobFiles, Submission, SubmissionEnd
 from forebay.fleet.client.submitted_job import SubmittedJob
 from forebay.testing.data.click_log import write_click_log
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, AttemptHeartbeat
+from forebay.training.runs.attempts.start import create_attempt
+from forebay.training.runs.attempts.stored_request import load_request
 from forebay.training.runs.result import Result, save_result
 
 ROOT = Path(__file__).parents[4]
@@ -94,21 +98,55 @@ def test_submitted_twice_is_one_job(
     capfd.readouterr()
     storage = str(tmp_path / "runs")
     with pytest.raises(SystemExit) as ended:
-        main(["fleet", "logs", "words", "--storage", storage])
+        main(["logs", "words", "--storage", storage])
     assert ended.value.code == 0
     assert capfd.readouterr().out == "one\n\\x1b[31mtwo\n", "a job steers the terminal"
     with pytest.raises(SystemExit) as ended:
-        main(["fleet", "watch", "words", "--storage", storage, "--json"])
+        main(["logs", "words", "-f", "--storage", storage, "--json"])
     *lines, last = [json.loads(line) for line in capfd.readouterr().out.splitlines()]
     assert lines == [{"part": first.submission.id, "line": line} for line in ("one", "\x1b[31mtwo")]
     assert (last["status"]["name"], last["status"]["state"], ended.value.code) == ("words", "succeeded", 0)
     with pytest.raises(SystemExit):
-        main(["fleet", "jobs", "--storage", storage])
+        main(["jobs", "--storage", storage])
     table = capfd.readouterr().out
     assert "words" in table and "succeeded" in table and all(len(line) <= 80 for line in table.splitlines())
 
 
+def test_another_specification_replaces_one_that_has_ended_and_none_that_runs(
+    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+
+    def job(word: str) -> str:
+        return write_job(f"open({str(out)!r}, 'a').write({word!r})")
+
+    first = fb.submit(job("a"))
+    for state in ("starting", "running"):
+        assert first.status().state == state
+        with pytest.raises(UnderWay, match=rf"'words' is {state}.* nothing was changed"):
+            fb.submit(job("b"), replace_spec=True)
+        assert fb.submit(job("a"), replace_spec=True).submission == first.submission, "the same one is no change"
+        JobFiles(storage=first.submission.spec.storage, name="words").start(1)
+    quiet.run()
+    for word, number in (("a", 1), ("b", 2), ("b", 2), ("a", 3)):
+        replaced = fb.submit(job(word), replace_spec=True)
+        assert replaced.submission.number == number and word in replaced.submission.spec.task[1].command[2]
+        if replaced.status().state == "starting":
+            assert quiet.run().how == "succeeded"
+    assert out.read_text() == "aba"
+    run = AttemptFiles(f"{first.submission.spec.storage}/words.second")
+    files = JobFiles(storage=first.submission.spec.storage, name="words")
+    files.end(3, SubmissionEnd(how="fenced"))
+    claim = create_attempt(run.run, 1)
+    assert claim is not None
+    with pytest.raises(UnderWay, match="'words' is fenced: attempt 1 trains it"):
+        fb.submit(job("c"), replace_spec=True)
+    run.end(1, AttemptEnd(how="finished"))
+    assert fb.submit(job("c"), replace_spec=True).submission.number == 4
+
+
 PREPARES = """
+import sys
 import time
 from pathlib import Path
 from forebay.data.preparation.progress import tell
@@ -140,7 +178,7 @@ def test_the_job_function_is_called_where_the_run_starts_and_shows_what_it_prepa
                 time.sleep(0.1)
             status = job.status()
             with pytest.raises(SystemExit):
-                main(["fleet", "jobs", "--storage", str(tmp_path / "runs")])
+                main(["jobs", "--storage", str(tmp_path / "runs")])
         finally:
             (tmp_path / "go").touch()
         assert end.result().how == "failed"
@@ -160,6 +198,110 @@ def test_a_job_that_ended_between_two_signs_of_life_shows_its_last_step(
     path = str(tmp_path / "runs" / spec.run_name(spec.task[-1]))
     save_result(Result(name="words", path=path, plan_id="", num_epochs=1, epochs=(epoch,)))
     assert job.status().step == 12
+
+
+@pytest.mark.parametrize("how", ["succeeded", "stopped", "failed"])
+def test_a_job_that_has_ended_shows_the_epoch_that_it_trained(
+    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path, how: How
+) -> None:
+    """Its last heartbeat is from before."""
+    job = fb.submit(write_job())
+    files, run = JobFiles(storage=str(tmp_path / "runs"), name="words"), tmp_path / "runs" / "words.second"
+    attempts = AttemptFiles(str(run))
+    assert create_attempt(str(run), 1) is not None
+    attempts.beat(1, AttemptHeartbeat(number=1, epoch=0, epochs=2, step=4, world_size=1))
+    done = [
+        EpochEnded(epoch=n, step=12 * n, metrics={}, rows=96, seconds=1.0, wait_s=0.0, eval_s=0.0, checkpoint_s=0.0)
+        for n in range(2)
+    ]
+    save_result(Result(name="words", path=str(run), plan_id="", num_epochs=2, epochs=tuple(done)))
+    assert job.status().epoch == 0
+    files.end(1, SubmissionEnd(how=how))
+    status = job.status()
+    assert (status.state, status.epoch, status.epochs, status.step) == (how, 1, 2, 12)
+
+
+TRAINS = """
+import os, pathlib
+from forebay.training.runs.result import Result, save_result
+
+pathlib.Path({marker!r}).open("a").write("x")
+name, storage = os.environ["FOREBAY_RUN_NAME"], os.environ["FOREBAY_RUN_STORAGE"]
+save_result(Result(name=name, path=storage + "/" + name, plan_id="", num_epochs=2, stopped={stopped!r}))
+"""
+
+
+@pytest.mark.parametrize(
+    ("stopped", "asked", "how", "ran"),
+    [
+        (None, None, "succeeded", True),
+        ("no better", None, "succeeded", True),
+        ("enough", "attempt", "stopped", False),
+        ("enough", "awaited", "stopped", False),
+    ],
+)
+def test_a_stop_is_recorded_as_one_and_later_tasks_do_not_begin(
+    quiet: Quiet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    stopped: str | None,
+    asked: str | None,
+    how: str,
+    ran: bool,
+) -> None:
+    """Also before the first step: a request to a job without an attempt. A run's own early end is followed."""
+    trains = [sys.executable, "-c", TRAINS.format(marker=str(tmp_path / "trained"), stopped=stopped)]
+    words = runner._words
+    monkeypatch.setattr(runner, "_words", lambda made, each: trains if each.task.run else words(made, each))
+    (tmp_path / "train.py").write_text("def job(): ...")
+    after = fb.fleet.Task(name="after", after=("train",), command=("touch", str(tmp_path / "after")))
+    spec = fb.JobSpec(
+        name="demo", storage=str(tmp_path / "runs"), task=(fb.fleet.Task(name="train", run="train.py"), after)
+    )
+    job = fb.submit(spec, folder=tmp_path)
+    run = AttemptFiles(f"{tmp_path}/runs/demo.train")
+    if asked == "attempt":
+        assert create_attempt(run.run, 1) is not None
+    if asked is not None:
+        job.stop("enough")
+    end = quiet.run()
+    assert (end.how, (tmp_path / "after").exists()) == (how, ran)
+    assert (tmp_path / "trained").exists() == (asked != "awaited")
+    again = fb.submit(spec, folder=tmp_path)
+    assert again.submission.number == (1 if how == "succeeded" and stopped is None else 2)
+    if asked == "awaited":
+        assert load_request(run.run, 1).stop is None, "the next submission obeys the stop of this one"
+
+
+def test_commands_obey_no_request(write_job: Callable[..., str], quiet: Quiet) -> None:
+    job = fb.submit(write_job())
+    with pytest.raises(InvalidOption, match=r"commands, which obey no request.*stop\(now=True\)"):
+        job.stop()
+
+
+def test_submit_ends_with_the_line_to_type_next(
+    write_job: Callable[..., str],
+    quiet: Quiet,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+    def last_line() -> str:
+        with pytest.raises(SystemExit):
+            main(["submit", write_job()])
+        return capsys.readouterr().out.splitlines()[-1]
+
+    storage = str(tmp_path / "runs")
+    monkeypatch.delenv("FOREBAY_STORAGE", raising=False)
+    assert last_line() == f"next: forebay logs words --follow --storage {storage}"
+    monkeypatch.setenv("FOREBAY_STORAGE", f"{storage}/")
+    assert last_line() == "next: forebay logs words --follow"
+    quiet.run()
+    with pytest.raises(SystemExit) as ended:
+        main(last_line().split()[2:])
+    assert ended.value.code == 0 and "words: succeeded" in capsys.readouterr().out
 
 
 def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
@@ -248,7 +390,7 @@ def test_job_that_its_place_did_not_take_is_started_there(
 
 @pytest.mark.parametrize(
     ("is_placed", "says"),
-    [(True, "words was placed and goes on.\nforebay fleet watch words --storage"), (False, "not placed")],
+    [(True, "words was placed and goes on.\nforebay logs words --follow --storage"), (False, "not placed")],
 )
 def test_ctrl_c_says_whether_the_job_was_placed(
     write_job: Callable[..., str],

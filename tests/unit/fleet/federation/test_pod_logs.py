@@ -96,10 +96,10 @@ def test_logs_of_a_fleet_are_read_by_attempt(tmp_path: Path, capfd: pytest.Captu
     read = [heads[0], "first", heads[1], "\x1b[31msecond", "and more", heads[2], "third"]
     assert list(SubmittedJob(str(tmp_path), "job").logs()) == read
     with pytest.raises(SystemExit):
-        main(["fleet", "logs", "job", "--storage", str(tmp_path)])
+        main(["logs", "job", "--storage", str(tmp_path)])
     assert capfd.readouterr().out.splitlines() == [line.replace("\x1b", "\\x1b") for line in read]
     with pytest.raises(SystemExit):
-        main(["fleet", "logs", "job", "--storage", str(tmp_path), "--json"])
+        main(["logs", "job", "--storage", str(tmp_path), "--json"])
     printed = capfd.readouterr().out
     assert printed.isascii() and "\x1b" not in printed
     shown = [json.loads(line) for line in printed.splitlines()]

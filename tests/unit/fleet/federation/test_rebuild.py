@@ -201,8 +201,8 @@ def test_the_command_lists_what_it_rebuilt(
     fleet.write_text(
         '[[cluster]]\nname = "c00"\ncontext = "c"\nimage = "a@sha256:00"\n[cluster.sku.h100]\ncpu = 64\nmemory = "1Ti"'
     )
-    words = ("fleet", "jobs", "--storage", storage, "--rebuild", "--fleet", fleet)
-    assert "Give --journal FILE" in forebay(*words).err
+    words = ("fleet", "rebuild", "--storage", storage, "--fleet", fleet)
+    assert "--journal" in forebay(*words).err
     said = forebay(*words, "--journal", tmp_path / "a.db")
     assert said.code == 0, said.err
     assert max(map(len, said.out.splitlines()[:-1])) <= 80

@@ -18,8 +18,8 @@ from forebay.errors import BadJob
 from forebay.events import EpochEnded, Evaluated, Reported, Sample
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
-from forebay.training.state.evaluations import Evaluation, KeepBest, best_of
-from forebay.training.state.metric import WeightedMean
+from forebay.training.state.evaluations import KeepBest, best_of
+from forebay.training.state.metric import Evaluation, WeightedMean
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.worker import Worker
 

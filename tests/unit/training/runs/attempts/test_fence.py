@@ -15,8 +15,8 @@ from forebay.training.runs.attempts import fence as fence_module
 from forebay.training.runs.attempts.fence import Fence
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles
 from forebay.training.runs.attempts.start import create_attempt, start_attempt
-from forebay.training.runs.attempts.stored_request import RequestReader, load_request, send_request
-from forebay.training.runs.control import Control
+from forebay.training.runs.attempts.stored_request import load_request, send_request
+from forebay.training.runs.control import Control, RequestReader
 from forebay.training.runs.result import Result, load_result, save_result
 
 WAIT_S = 10.0

@@ -1,0 +1,90 @@
+"""Storage of a command: its option, a variable, or the user's file."""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from pathlib import Path
+
+from forebay.errors import InvalidOption
+
+VARIABLE = "FOREBAY_STORAGE"
+NAMED = f"{VARIABLE}, or storage in ~/.config/forebay/config.toml"
+"""Default of the option `--storage`, for its help."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Keys of the user's file.
+
+    `storage` is the storage of commands that name none.
+    """
+
+    storage: str | None = None
+
+
+def settings_file() -> Path:
+    """Path of the user's file, which need not exist."""
+    try:
+        folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser()
+    except RuntimeError:  # a user of a container, without a name and a HOME
+        folder = Path("/nonexistent")
+    return folder / "forebay" / "config.toml"
+
+
+def load_settings(path: Path) -> Settings:
+    """Return the settings of a file, which are empty without it.
+
+    Raises `InvalidOption` for a file that cannot be read, and for unknown keys and values of other types.
+    """
+    try:
+        facts = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return Settings()
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidOption(f"{path} cannot be read ({error}). Correct the file, or remove it.") from error
+    known = [each.name for each in fields(Settings)]
+    for name, value in facts.items():
+        if name not in known:
+            near = get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise InvalidOption(f"{path}: the key {name!r} is unknown.{hint} The file takes: {', '.join(known)}.")
+        if not isinstance(value, str) or not value.strip():
+            raise InvalidOption(
+                f'{path}: {name} = {value!r} is not a text. Write for example {name} = "s3://lake/runs".'
+            )
+    found = Settings(**facts)
+    if found.storage is not None and "://" not in found.storage and not found.storage.startswith(("/", "~")):
+        raise InvalidOption(
+            f"{path}: storage = {found.storage!r} depends on the working directory. Write an absolute path or a URI."
+        )
+    return found
+
+
+def known_storage() -> str | None:
+    """Return the storage of the variable, or of the user's file, or None.
+
+    Raises as `load_settings`.
+    """
+    return os.environ.get(VARIABLE) or load_settings(settings_file()).storage
+
+
+def storage_or_known(given: str | None, otherwise: str = "") -> str:
+    """Return `given`, or the known storage.
+
+    Raises `InvalidOption` without any. `otherwise` says what else the user may do.
+    """
+    found = given if given is not None else known_storage()
+    if found is None:
+        raise InvalidOption(
+            f'no storage is known. Give --storage URI, set {VARIABLE}, or write storage = "URI" into '
+            f"{settings_file()}.{otherwise}"
+        )
+    return found
+
+
+def storages_or_known(given: list[str] | None, otherwise: str = "") -> list[str]:
+    """Return `given`, or the known storage. Raises as `storage_or_known`."""
+    return given or [storage_or_known(None, otherwise)]
