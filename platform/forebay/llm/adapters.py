@@ -118,7 +118,7 @@ class Lora:
             if target == ALL_LINEAR:
                 layers |= dict.fromkeys(each for each in _linear_layers(model) if each not in taken)
                 continue
-            found = [each for name, each in model.named_modules() if _is_named(name, target)]
+            found = [each for name, each in model.named_modules() if is_named(name, target)]
             stacks = [own for _, module, own in expert_weights(model) if module in found]
             if stacks:
                 weights |= dict.fromkeys(f"{target}.{own}" for own in stacks)
@@ -132,7 +132,7 @@ class Lora:
                 )
             elif found:
                 layers[target] = None
-            elif any(_is_named(name, target) for name, _ in model.named_parameters()):
+            elif any(is_named(name, target) for name, _ in model.named_parameters()):
                 weights[target] = None
             elif not is_part:
                 raise self._unmatched(model, target, "no layer has that name")
@@ -158,7 +158,7 @@ class Lora:
                     f"lora_dropout={self.dropout}: peft has no dropout for {weight!r}, a weight that is no layer of "
                     f"its own. Set lora_dropout=0, or leave it out of {text}."
                 )
-            if any(_is_named(each, weight) for each in quantized):
+            if any(is_named(each, weight) for each in quantized):
                 raise InvalidOption(
                     f"{text}: {weight!r} is held in 4 bits, and peft adapts no such weight. Leave it out of "
                     "lora_targets, or set finetuning=lora."
@@ -338,7 +338,8 @@ def _is_router(module: nn.Module) -> bool:
     return is_plain and "weight" in own and own["weight"].dim() == 2
 
 
-def _is_named(name: str, target: str) -> bool:
+def is_named(name: str, target: str) -> bool:
+    """Whether `target` is a name, or the last parts of it."""
     return name == target or name.endswith(f".{target}")
 
 

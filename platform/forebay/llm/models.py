@@ -17,7 +17,7 @@ from pyarrow import fs
 from torch import nn
 
 from forebay.data.kernels.kernel_files import kernel_files
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, whole_number
 from forebay.llm.attention import (
     DOCUMENTS,
     FLEX,
@@ -27,6 +27,7 @@ from forebay.llm.attention import (
     chosen_attention,
 )
 from forebay.llm.experts import group_experts
+from forebay.llm.new_tokens import add_rows
 from forebay.llm.quantization import NF4, quantized, quantized_copy, require_bitsandbytes
 from forebay.llm.reward_head import put_reward_head
 from forebay.llm.source.folders import copy_headers, local_copy, small_files_of
@@ -78,6 +79,8 @@ class ModelSpec:
         quantization: "nf4" holds the linear layers in 4 bits, frozen. None holds whole numbers of the weights' type.
         head: "tokens" gives logits, "reward" one number for each token.
         compile: Whether the layers are compiled, which takes a minute at the first start on a machine.
+        new_tokens: Number of the tokenizer's last entries that are new to the model. Their rows begin as the mean of
+            the other ones. `vocab_size` counts them too.
     """
 
     name: str
@@ -87,8 +90,10 @@ class ModelSpec:
     quantization: Quantization | None = None
     head: Head = "tokens"
     compile: bool = False
+    new_tokens: int = 0
 
     def __post_init__(self) -> None:
+        whole_number("new_tokens", self.new_tokens, least=0)
         if self.head not in get_args(Head):
             raise InvalidOption(f"head={self.head!r} is unknown. Choose 'tokens' or 'reward'.")
         if self.quantization is not None:
@@ -117,6 +122,8 @@ class ModelSpec:
         if self.attn == DOCUMENTS or (attn == DOCUMENTS and can_attend_by_documents(model)):
             attend_by_documents(model)
         model.config.use_cache = False
+        if self.new_tokens:
+            add_rows(model, self.vocab_size, self.new_tokens)
         if self.head == "reward":
             put_reward_head(model)
         group_experts(model)
@@ -197,7 +204,7 @@ def tiny_sizes(vocab_size: int) -> dict[str, Any]:
     }
 
 
-def check_model(name: str, tokens: PreparedTokens, *, answers: Answers = "one") -> None:
+def check_model(name: str, tokens: PreparedTokens, *, answers: Answers = "one", new_tokens: int = 0) -> None:
     """Check that a model can be trained on `tokens`.
 
     The model is not loaded.
@@ -205,7 +212,7 @@ def check_model(name: str, tokens: PreparedTokens, *, answers: Answers = "one") 
     Raises `InvalidOption` for a folder without a configuration or safetensors, with code of its own, for a tokenizer
     that is larger than the embedding, for rows that are longer than the model's positions, and for rows whose `answers`
     are others: "one", "pairs", or "labels" for one that is desired or not. And for weights that are
-    quantized already.
+    quantized already. The last `new_tokens` entries of the tokenizer are new to the model.
     """
     found: Answers = "pairs" if tokens.has_pairs else "labels" if tokens.has_labels else "one"
     if found != answers:
@@ -220,7 +227,13 @@ def check_model(name: str, tokens: PreparedTokens, *, answers: Answers = "one") 
             path=name,
         )
     if "vocab_size" in config:
-        check_sizes(tokens.vocab_size, config["vocab_size"], name)
+        check_sizes(tokens.vocab_size - new_tokens, config["vocab_size"], name)
+    elif new_tokens:
+        raise InvalidOption(
+            f"new_tokens: config.json of the model {name} has no vocab_size that could grow. Give the language model "
+            "itself, or leave new_tokens out.",
+            option="new_tokens",
+        )
     positions = config.get("max_position_embeddings")
     if positions is not None and tokens.seq_len > positions:
         raise InvalidOption(

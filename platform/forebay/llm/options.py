@@ -38,6 +38,7 @@ class Options:
         columns: Names of the data's columns, by the names that are looked for: '{"text": "body"}'.
         mix: Weight of each of several datasets, instead of `data`: '{"s3://lake/chats": 0.8, "s3://lake/books": 0.2}'.
         template: Chat template instead of the tokenizer's own: a name such as "qwen3", or a Jinja text.
+        new_tokens: Special tokens of a chat format that the tokenizer and the model get, such as "<|tool|>,<|end|>".
         seq_len: Tokens of a row.
         packing: "bfd" fills rows up, "wrapped" puts documents end to end, "none" has one document a row.
         overflow: Rule for documents longer than a row: "truncate", "split", "drop" or "raise".
@@ -95,6 +96,7 @@ class Options:
     columns: dict[str, str] | None = None
     mix: dict[str, float] | None = None
     template: str | None = None
+    new_tokens: str = ""
     seq_len: int | None = None
     packing: Packing | None = None
     overflow: Overflow = "truncate"

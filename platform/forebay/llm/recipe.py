@@ -16,6 +16,7 @@ from forebay.llm.adapters import Lora
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.loss import LOSS_CHUNK
 from forebay.llm.models import ModelSpec, recomputes_activations
+from forebay.llm.new_tokens import check_trained
 from forebay.llm.optimizers import OptimizerName, build_optimizer, in_float32
 from forebay.llm.quantization import compute_in
 from forebay.llm.reward_head import output_name
@@ -133,10 +134,13 @@ class Recipe:
         assert self.adapter is not None, "the recipe has one"
         if self.model.quantization is not None:
             self._check_quantized(model)
-        if self.model.head == "tokens":
-            return self.adapter
-        saved = (*self.adapter.modules_to_save, output_name(model))
-        return replace(self.adapter, modules_to_save=tuple(dict.fromkeys(saved)))
+        adapter = self.adapter
+        if self.model.head == "reward":
+            saved = (*adapter.modules_to_save, output_name(model))
+            adapter = replace(adapter, modules_to_save=tuple(dict.fromkeys(saved)))
+        if self.model.new_tokens:
+            check_trained(adapter, model)
+        return adapter
 
     def _check_quantized(self, model: Any) -> None:
         """Raise `InvalidOption` for layers that are trained whole, and are frozen in 4 bits."""

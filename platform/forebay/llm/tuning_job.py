@@ -28,6 +28,7 @@ from forebay.llm.hf_folder.smollm2 import SMOLLM2, smollm2
 from forebay.llm.identity import run_identity
 from forebay.llm.loss import LOSS_CHUNK
 from forebay.llm.models import TINY, Answers, Head, ModelSpec, check_model, check_weights, read_config, tiny_sizes
+from forebay.llm.new_tokens import add_rows
 from forebay.llm.options import Options
 from forebay.llm.preferences.losses import Preferences
 from forebay.llm.preferences.reference_rows import with_reference
@@ -74,14 +75,14 @@ def job(options: Options, *, preferences: Preferences | None = None, prepare: Pr
     Raises `InvalidOption` for options that can never work, and as `fb.prepare`.
     """
     options = _completed(options, preferences)
-    spec = tokenizer(options.model, template=options.template)
+    spec = tokenizer(options.model, template=options.template, new_tokens=options.new_tokens)
     answers = _answers(preferences)
 
     def prepared(data: str, spec: TokenizerSpec) -> PreparedTokens:
         rows = {name: value for name, value in _row_options(options).items() if value is not None}
         source = TokenSource(data, spec, on_bad_rows=options.on_bad_rows, **rows)
         found = prepared_tokens(prepare(source, into=f"{options.storage}/prepared"))
-        check_model(options.model, found, answers=answers)
+        check_model(options.model, found, answers=answers, new_tokens=len(spec.new_tokens))
         return found
 
     parts = {data: prepared(data, spec) for data in _datasets(options)}
@@ -147,6 +148,8 @@ def _check_layers(options: Options, recipe: Recipe) -> Any:
     Returns the model without memory. Raises `InvalidOption`.
     """
     whole = check_weights(recipe.model)
+    if recipe.model.new_tokens:
+        add_rows(whole, recipe.model.vocab_size, recipe.model.new_tokens)
     if recipe.model.head == "reward":
         name = recipe.model.name
         config = {"model_type": "llama", **tiny_sizes(recipe.model.vocab_size)} if name == TINY else read_config(name)
@@ -301,6 +304,7 @@ def _recipe(options: Options, tokens: PreparedTokens, spec: TokenizerSpec, *, he
         quantization="nf4" if options.finetuning == "qlora" else None,
         head=head,
         compile=options.compile,
+        new_tokens=len(spec.new_tokens),
     )
     adapter = Lora(
         r=options.lora_r,

@@ -123,8 +123,19 @@ def read(
         if stop.wait(seconds):
             raise Cancelled(f"reading {what} was cancelled")
 
-    # Made after a failure only: it takes 28 us under the lock of Python.
-    retrying = tenacity.Retrying(
+    try:
+        # Made after a failure only: it takes 28 us under the lock of Python.
+        value: T = _retrying(policy, wait, on_retry)(again)
+    except tenacity.RetryError as failed:
+        last = failed.last_attempt.exception()
+        raise _read_failed(what, policy, last) from last
+    return value
+
+
+def _retrying(
+    policy: ReadPolicy, wait: Callable[[float], None], on_retry: Callable[[], None] | None
+) -> tenacity.Retrying:
+    return tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_pass),
         stop=tenacity.stop_after_attempt(policy.attempts),
         wait=tenacity.wait_exponential(multiplier=policy.first_wait_s, max=policy.max_wait_s - policy.first_wait_s)
@@ -133,12 +144,6 @@ def read(
         sleep=wait,
         before_sleep=(lambda _state: on_retry()) if on_retry else None,
     )
-    try:
-        value: T = retrying(again)
-    except tenacity.RetryError as failed:
-        last = failed.last_attempt.exception()
-        raise _read_failed(what, policy, last) from last
-    return value
 
 
 class _WaitAskedFor(wait_base):

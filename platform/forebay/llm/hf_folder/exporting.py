@@ -202,6 +202,13 @@ def _weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, Any]) -
 def _causal_weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, Any]) -> list[Weight]:
     adapter = plan.origin.adapter
     if adapter is not None and not plan.merge:
+        if plan.origin.model.new_tokens:
+            log.warning(
+                "The adapter of run %r has rows of new tokens. Before it is loaded, its base needs them too: "
+                "model.resize_token_embeddings(%d). Merged (--merge), it is a model of its own.",
+                plan.run,
+                config["vocab_size"],
+            )
         return adapter_weights(state, tied_outputs(plan.origin, config))
     names = BaseNames(config, file_names(plan.origin.model.name))
     if adapter is None:

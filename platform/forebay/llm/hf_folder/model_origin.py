@@ -37,10 +37,8 @@ class ModelOrigin:
 
     def state_dict(self) -> dict[str, Any]:
         """Plain values, which a checkpoint can hold."""
-        adapter = None if self.adapter is None else asdict(self.adapter)
-        if adapter is not None:
-            adapter = {name: list(value) if isinstance(value, tuple) else value for name, value in adapter.items()}
-        tokenizer = None if self.tokenizer is None else asdict(self.tokenizer)
+        adapter = None if self.adapter is None else _plain(asdict(self.adapter))
+        tokenizer = None if self.tokenizer is None else _plain(asdict(self.tokenizer))
         return {"model": asdict(self.model), "adapter": adapter, "tokenizer": tokenizer, "seed": self.seed}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -65,6 +63,10 @@ class ModelOrigin:
             tokenizer=None if tokenizer is None else TokenizerSpec(**tokenizer),
             seed=state["seed"],
         )
+
+
+def _plain(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in facts.items()}
 
 
 def _adapter_text(adapter: Mapping[str, Any] | None) -> str:

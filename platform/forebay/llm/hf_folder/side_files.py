@@ -23,7 +23,7 @@ from forebay.llm.models import TINY, read_config, tiny_sizes
 from forebay.llm.reward_head import SCORE
 from forebay.llm.source.folders import small_files_of
 from forebay.llm.source.hub_model import hub_model
-from forebay.llm.source.tokenizers import from_text, load_tokenizer, tokenizer_files
+from forebay.llm.source.tokenizers import load_tokenizer, tokenizer_files
 from forebay.storage.atomic import read_small
 from forebay.storage.filesystem import below, resolve
 
@@ -35,13 +35,18 @@ _NOT_COPIED = ("quantization_config", "torch_dtype")
 
 
 def model_config(origin: ModelOrigin) -> dict[str, Any]:
-    """Configuration of the run's base model, unchanged by training."""
+    """Configuration of the run's base model.
+
+    Training changes nothing of it but the number of entries, for new tokens.
+    """
     if origin.model.name == TINY:
         sizes = tiny_sizes(origin.model.vocab_size)
         return {"architectures": ["LlamaForCausalLM"], "model_type": "llama", **sizes, "use_cache": True}
     found = read_config(origin.model.name)
     if "dtype" not in found and "torch_dtype" in found:
         found["dtype"] = found["torch_dtype"]
+    if origin.model.new_tokens:
+        found["vocab_size"] = max(found["vocab_size"], origin.model.vocab_size)
     return {name: value for name, value in found.items() if name not in _NOT_COPIED}
 
 
@@ -84,9 +89,9 @@ def _tokenizer_files(origin: ModelOrigin) -> dict[str, bytes]:
     spec = origin.tokenizer
     if spec is None:
         return {}
-    if spec.trained is not None:
+    if spec.trained is not None or spec.new_tokens:
         with tempfile.TemporaryDirectory(prefix="forebay-") as folder:
-            from_text(spec.trained).save_pretrained(folder)
+            load_tokenizer(spec).save_pretrained(folder)
             return {path.name: path.read_bytes() for path in sorted(Path(folder).iterdir())}
     assert spec.folder is not None, "a tokenizer that was trained has a text"
     found = tokenizer_files(spec.folder)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,15 +42,19 @@ class TokenizerSpec:
         trained: Text of a tokenizer that was trained on other data, which is used instead (`PreparedTokens.spec`).
         template: Chat template: a name such as "qwen3", a Jinja text, or None for the tokenizer's own.
         vocab_size: Most entries of a tokenizer that is trained.
+        new_tokens: Special tokens that are added to the tokenizer of the folder, such as the marks of a chat format.
     """
 
     folder: str | None = None
     trained: str | None = None
     template: str | None = None
     vocab_size: int = 2048
+    new_tokens: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         whole_number("vocab_size", self.vocab_size, least=LEAST_VOCABULARY)
+        object.__setattr__(self, "new_tokens", tuple(self.new_tokens))
+        _check_new_tokens(self.new_tokens, self.folder)
         assert self.template_text is not None or self.template is None  # raises for an unknown name
 
     @property
@@ -70,18 +74,23 @@ class TokenizerSpec:
             return {**facts, "tokenizer": digest(self.trained.encode())}
         if self.folder is None:
             return {**facts, "tokenizer": f"trained {TRAINED_VERSION}, at most {self.vocab_size} entries"}
-        contents = tokenizer_files(self.folder)
-        return {**facts, "tokenizer": digest(repr([(name, digest(data)) for name, data in contents.items()]).encode())}
+        contents = [(name, digest(data)) for name, data in tokenizer_files(self.folder).items()]
+        return {**facts, "tokenizer": digest(repr([*contents, *self.new_tokens]).encode())}
 
 
-def tokenizer(model: str = "tiny", *, template: str | None = None) -> TokenizerSpec:
+def tokenizer(
+    model: str = "tiny", *, template: str | None = None, new_tokens: str | Sequence[str] = ()
+) -> TokenizerSpec:
     """Tokenizer of `model`.
 
-    A folder with `tokenizer.json`, or "tiny" for a tokenizer that is trained on the data.
+    A folder with `tokenizer.json`, or "tiny" for a tokenizer that is trained on the data. `new_tokens` are special
+    tokens that it gets, also as text: "<|tool|>,<|end|>".
 
-    Raises `InvalidOption` for a folder without a tokenizer, and for an unknown template.
+    Raises `InvalidOption` for a folder without a tokenizer, an unknown template, and new tokens that cannot be added.
     """
-    spec = TokenizerSpec(folder=None if model == "tiny" else model, template=template)
+    added = new_tokens.split(",") if isinstance(new_tokens, str) and new_tokens else new_tokens
+    folder = None if model == "tiny" else model
+    spec = TokenizerSpec(folder=folder, template=template, new_tokens=tuple(each.strip() for each in added))
     if spec.folder is not None:
         tokenizer_files(spec.folder)
     return spec
@@ -105,13 +114,14 @@ def tokenizer_files(folder: str) -> dict[str, bytes]:
     return {name: read_small(location.child(name)) for name in names}
 
 
-def load_folder(folder: str, template: str | None = None) -> Any:
+def load_folder(folder: str, template: str | None = None, new_tokens: Sequence[str] = ()) -> Any:
     """Load the tokenizer of a local folder or a copy.
 
     Uses no network, and runs no code of the folder.
 
-    Without a pad token, the end token pads. Raises `InvalidOption` for a tokenizer that cannot be loaded, has neither a
-    pad nor an end token, or does not give offsets.
+    Without a pad token, the end token pads. `new_tokens` become its last entries. Raises `InvalidOption` for a
+    tokenizer that cannot be loaded, has neither a pad nor an end token, or does not give offsets, and for a new token
+    that it has already.
     """
     transformers = import_transformers()
     refusal = partial(_unloadable, folder)
@@ -125,6 +135,10 @@ def load_folder(folder: str, template: str | None = None) -> Any:
             "tokenizer.json.",
             path=folder,
         )
+    if new_tokens:
+        _add_tokens(
+            found, folder, [transformers.AddedToken(each, special=True, normalized=False) for each in new_tokens]
+        )
     return with_pad_and_template(found, folder, template)
 
 
@@ -137,14 +151,14 @@ def load_tokenizer(spec: TokenizerSpec) -> Any:
         return from_text(spec.trained)
     if spec.folder is None:
         raise InvalidOption("this tokenizer is trained on data, and was not yet. Give PreparedTokens.spec(tokenizer).")
-    found = load_folder(spec.folder, spec.template_text)
+    found = load_folder(spec.folder, spec.template_text, spec.new_tokens)
     if spec.template is not None and "{" not in spec.template:
         missing = sorted(marks_of(found.chat_template) - found.get_vocab().keys())
         if missing:
             raise InvalidOption(
                 f"template={spec.template!r} writes {missing[0]!r}, which is no token of the tokenizer of "
-                f"{spec.folder}: the model would never stop there. Give the template of the model's family, or a "
-                "Jinja text that ends an answer with {{ eos_token }}.",
+                f"{spec.folder}: the model would never stop there. Give the template of the model's family, a Jinja "
+                f"text that ends an answer with {{{{ eos_token }}}}, or new_tokens={','.join(missing)}.",
                 template=spec.template,
             )
     return found
@@ -206,6 +220,36 @@ def from_text(text: str) -> Any:
     )
     made.chat_template = facts["template"]
     return made
+
+
+def _check_new_tokens(new_tokens: Sequence[str], folder: str | None) -> None:
+    given = f"new_tokens={','.join(new_tokens)}"
+    if new_tokens and folder is None:
+        raise InvalidOption(
+            f"{given}: the tokenizer of model='tiny' is trained on the data, and has no other tokens. Give a model in "
+            "a folder, or leave new_tokens out.",
+            option="new_tokens",
+        )
+    if wrong := [each for each in new_tokens if not each.strip() or new_tokens.count(each) > 1]:
+        why = f"names {wrong[0]!r} twice" if wrong[0].strip() else "has an empty name"
+        raise InvalidOption(f"{given} {why}. Give different texts, such as '<|tool|>,<|end|>'.", option="new_tokens")
+
+
+def _add_tokens(found: Any, folder: str, new_tokens: Sequence[Any]) -> None:
+    """Add special tokens behind the entries of a tokenizer."""
+    texts, first = [each.content for each in new_tokens], len(found)
+    if known := [each for each in texts if each in found.get_vocab()]:
+        raise InvalidOption(
+            f"new_tokens: {known[0]!r} is an entry of the tokenizer of {folder} already. Leave it out of new_tokens.",
+            option="new_tokens",
+        )
+    found.add_tokens(new_tokens, special_tokens=True)
+    if found.convert_tokens_to_ids(texts) != list(range(first, len(found))):
+        raise InvalidOption(
+            f"new_tokens: the tokenizer of {folder} has {count_text(first)} entries whose numbers have gaps, and would "
+            "number new ones beyond them. Use entries that it has for the chat format, or another model.",
+            option="new_tokens",
+        )
 
 
 def check_sizes(num_entries: int, num_embeddings: int, name: str) -> None:

@@ -117,25 +117,8 @@ class Mixture(Order):
             InvalidOption: `old` reads each row once per epoch, a name has another plan, or a stage starts earlier.
             CursorMismatch: The cursor belongs to another plan.
         """
-        if not old.accepts(cursor):
-            raise CursorMismatch(
-                f"continue_from() was given a cursor of plan {cursor.plan_id[:8]}, and {old}. Give the mixture of that "
-                "cursor.",
-                plan=old.id,
-            )
-        if old.until == "once":
-            raise InvalidOption(
-                'continue_from() was given a mixture with until="once", which starts over in each epoch. Use rows= or '
-                "another until= for a mixture whose weights will change, or start a new run at the end of an epoch."
-            )
+        _check_change(old, cursor, plans)
         kept = dict(zip(old.names, old.plans, strict=True))
-        for name, plan in plans.items():
-            if name in kept and kept[name].id != plan.id:
-                raise InvalidOption(
-                    f"{name!r} has plan {plan.id[:8]}, and had {kept[name].id[:8]} until now. Give the same plan, or a "
-                    "new name.",
-                    name=name,
-                )
         at = cursor.epoch * old.num_rows + cursor.position
         later = [(at, weights)] if isinstance(weights, Mapping) else list(weights)
         staged(sorted(plans), [(0 if number == 0 else start, each) for number, (start, each) in enumerate(later)])
@@ -411,3 +394,28 @@ def _rebuild(
     mixture = Mixture(plans, weights, until=until, rows=rows)
     mixture.continues = continues
     return mixture
+
+
+def _check_change(old: Mixture, cursor: Cursor, plans: Mapping[str, Order]) -> None:
+    """Check that the weights of `old` may change at `cursor`.
+
+    Raises as `Mixture.continue_from`.
+    """
+    if not old.accepts(cursor):
+        raise CursorMismatch(
+            f"continue_from() was given a cursor of plan {cursor.plan_id[:8]}, and {old}. Give the mixture of that "
+            "cursor.",
+            plan=old.id,
+        )
+    if old.until == "once":
+        raise InvalidOption(
+            'continue_from() was given a mixture with until="once", which starts over in each epoch. Use rows= or '
+            "another until= for a mixture whose weights will change, or start a new run at the end of an epoch."
+        )
+    for name, before in zip(old.names, old.plans, strict=True):
+        if name in plans and plans[name].id != before.id:
+            raise InvalidOption(
+                f"{name!r} has plan {plans[name].id[:8]}, and had {before.id[:8]} until now. Give the same plan, or a "
+                "new name.",
+                name=name,
+            )
