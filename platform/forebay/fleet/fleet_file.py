@@ -1,9 +1,12 @@
-"""The fleet: clusters from a TOML file, and checks."""
+"""The fleet: clusters from a TOML file, and checks.
+
+An entry names a cluster and says how it is reached. What it offers is read from the chart's catalogue there. Where the
+chart is not installed, an entry describes the cluster whole, by the same keys.
+"""
 
 from __future__ import annotations
 
 import difflib
-import json
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -15,6 +18,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from forebay.errors import InvalidJobSpec, InvalidOption
+from forebay.fleet.catalogue import CATALOGUE, DESCRIPTION, advice, described
 from forebay.fleet.cluster import Cluster
 from forebay.fleet.spec.fields import fault, first_fault, settle_fields
 from forebay.fleet.spec.job_spec import JobSpec
@@ -23,6 +27,10 @@ from forebay.fleet.submitter import Submitter, require_distinct
 
 _RAY_IMAGE = re.compile(r"(?:^|/)ray[\w-]*:(\d+\.\d+\.\d+)")
 """Images of Ray's own repositories, such as `rayproject/ray-ml:2.60.0-py311`, name their version."""
+
+
+ACCESS = ("name", "context", "server", "namespace", "labels", "kind")
+"""Keys of an entry that only the fleet file has: a catalogue chooses no host and no name."""
 
 
 class SameCluster(InvalidOption):
@@ -75,10 +83,10 @@ class Fleet:
     def check(self, spec: JobSpec) -> None:
         """Raise `InvalidJobSpec` if no cluster could ever run it.
 
-        Sends no request.
+        A cluster that is not described yet may have every SKU, queue and priority class. Sends no request.
         """
         for number, task in enumerate(spec.task):
-            for sku in task.workers.sku:
+            for sku in task.workers.sku if all(each.sku for each in self.cluster) else ():
                 _one_of(
                     sku, {name for each in self.cluster for name in each.sku}, "SKU", "task", number, "workers", "sku"
                 )
@@ -88,6 +96,8 @@ class Fleet:
         if not allowed:
             shown = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
             raise fault(f"no cluster of the fleet may be used ({shown}).", "scheduling", "clusters")
+        if not all(each.sku for each in allowed):
+            return
         _check_ray(spec, allowed)
         if scheduling.queue is not None:
             _one_of(
@@ -118,7 +128,7 @@ class Fleet:
         """
         scheduling = spec.scheduling
         allowed = [each for each in self.cluster if each.is_allowed(scheduling.clusters, scheduling.deny) is None]
-        images = [spec.launch.image] if spec.launch.image else [each.image for each in allowed]
+        images = [spec.launch.image] if spec.launch.image else [each.image for each in allowed if each.image]
         return tuple(dict.fromkeys(image for image in images if "@sha256:" not in image))
 
 
@@ -151,12 +161,41 @@ def parse_fleet(text: str, file: str = "fleet.toml") -> Fleet:
 
 
 def _fleet_of(facts: Mapping[str, Any]) -> Fleet:
-    refuse_unknown_keys(Fleet, facts)
+    refuse_unknown_keys(Fleet, {name: value for name, value in facts.items() if name != "cluster"})
+    entries = facts.get("cluster", [])
+    if not isinstance(entries, list) or not all(isinstance(each, Mapping) for each in entries):
+        raise fault("it must be a list of tables. Write [[cluster]].", "cluster")
+    clusters = [_entry(each, number) for number, each in enumerate(entries)]
     try:
-        return TypeAdapter(Fleet).validate_python(facts)
+        return TypeAdapter(Fleet).validate_python({**facts, "cluster": clusters})
     except ValidationError as error:
         own = error.errors()[0].get("ctx", {}).get("error")
         raise (own if isinstance(own, SameCluster) else first_fault(error)) from None
+
+
+def _entry(facts: Mapping[str, Any], number: int) -> Cluster:
+    """Return the cluster of an entry, undescribed if only its catalogue describes it."""
+    access = {name: value for name, value in facts.items() if name in ACCESS}
+    description = {name: value for name, value in facts.items() if name not in ACCESS}
+    try:
+        if "name" not in access:
+            raise fault("it is missing. Write it.", "name")
+        cluster = Cluster(**access)
+        if not description:
+            return cluster
+        for name in description:
+            if name not in DESCRIPTION:
+                raise fault(advice(name, [*ACCESS, *DESCRIPTION]), name)
+        if lacks := [name for name in ("image", "skus") if name not in description]:
+            raise fault(
+                f"the values of the chart say it, and {CATALOGUE} brings it here. Remove it. Without the chart, "
+                f"describe the cluster whole: {' and '.join(lacks)} {'is' if len(lacks) == 1 else 'are'} missing.",
+                next(iter(description)),
+            )
+        return described(cluster, description, "the fleet file")
+    except InvalidJobSpec as error:
+        path: Any = error.facts.get("path", ())
+        raise fault(str(error.facts.get("fault", error)), "cluster", number, *path) from None
 
 
 def _check_ray(spec: JobSpec, allowed: Iterable[Cluster]) -> None:
@@ -202,23 +241,3 @@ def _one_of(found: str, known: Iterable[str], what: str, *path: str | int) -> No
 
 def _listed(names: Iterable[str]) -> str:
     return ", ".join(sorted(names)) or "none"
-
-
-def parse_catalogue(text: str, where: str) -> Cluster:
-    """Cluster of a catalogue. Raises `InvalidOption`, which names `where`."""
-    try:
-        return TypeAdapter(Cluster).validate_python(json.loads(text))
-    except ValueError as error:
-        why = first_fault(error) if isinstance(error, ValidationError) else error
-        raise InvalidOption(f"{where} is not a catalogue of a cluster: {why} Install the chart again.") from None
-    except InvalidJobSpec as error:
-        raise InvalidOption(f"{where} is not a catalogue of a cluster: {error} Install the chart again.") from None
-
-
-def load_catalogue(path: str | Path) -> Cluster:
-    """Cluster of a catalogue in a file. Raises `InvalidOption`."""
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidOption(f"{path} cannot be read ({error}). Give the catalogue.json of the chart.") from error
-    return parse_catalogue(text, str(path))

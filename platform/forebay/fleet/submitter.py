@@ -120,7 +120,7 @@ class Submitter:
         if refused := [each.name for each in asked if each.is_allowed(self.clusters, ()) is not None]:
             allowed = ", ".join(self.clusters)
             yield f"the clusters {', '.join(refused)} (allowed: {allowed}; write [scheduling] clusters)"
-        if scheduling.queue is not None and any(scheduling.queue not in each.queues[:1] for each in asked):
+        if scheduling.queue is not None and any(each.sku and scheduling.queue not in each.queues[:1] for each in asked):
             yield from _outside("the queue", [scheduling.queue], self.queues)
         if scheduling.priority != "normal":
             yield from _outside("the priority class", [scheduling.priority], self.priorities)

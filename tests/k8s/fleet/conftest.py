@@ -62,7 +62,7 @@ def kubeconfigs(fleet: dict[str, ControlPlane]) -> str:
     return ":".join(plane.kubeconfig for plane in fleet.values())
 
 
-def fleet_file(folder: Path, clusters: list[str], namespace: str, more: str = "") -> str:
+def fleet_file(folder: Path, clusters: list[str], namespace: str, more: str = "", pull_secrets: str = "[]") -> str:
     """Write a fleet file, and return its path.
 
     Its SKUs are "small" and "storm".
@@ -72,21 +72,19 @@ def fleet_file(folder: Path, clusters: list[str], namespace: str, more: str = ""
 name = "NAME"
 context = "NAME"
 namespace = "{namespace}"
-image = "{IMAGE}"
-head_cpu = "100m"
-head_memory = "128Mi"
-head_node_selector = {{pool = "small"}}
+image = {{repository = "{IMAGE.partition("@")[0]}", digest = "{IMAGE.partition("@")[2]}", pullSecrets = {pull_secrets}}}
+head = {{cpu = "100m", memory = "128Mi", nodeSelector = {{pool = "small"}}}}
 cache = {{mode = "none"}}
 {more}
-[cluster.sku.small]
+[cluster.skus.small]
 cpu = 64
 memory = "256Gi"
-node_selector = {{pool = "small"}}
-[cluster.sku.storm]
+nodeSelector = {{pool = "small"}}
+[cluster.skus.storm]
 cpu = 32
 memory = "256Gi"
 gpus = 10
-node_selector = {{pool = "storm"}}
+nodeSelector = {{pool = "storm"}}
 """
     path = folder / "fleet.toml"
     path.write_text("".join(entry.replace("NAME", name) for name in clusters))

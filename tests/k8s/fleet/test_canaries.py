@@ -77,9 +77,9 @@ def test_no_secret_is_written_printed_or_sent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     plane, printed = fleet["west"], {}
-    more = 'pull_secrets = ["pull"]\nsecret_env = {AWS_SECRET_ACCESS_KEY = "s3/token"}'
+    more = 'storage = {secretEnv = {AWS_SECRET_ACCESS_KEY = "s3/token"}}'
     files = ControllerFiles(
-        fleet=fleet_file(tmp_path, ["west"], NAMESPACE, more),
+        fleet=fleet_file(tmp_path, ["west"], NAMESPACE, more, '["pull"]'),
         storage=str(tmp_path / "runs"),
         journal=str(tmp_path / "journal.sqlite"),
         trace="",

@@ -20,21 +20,21 @@ labels = {region = "eu"}
 queues = ["ads"]
 priorities = ["high"]
 image = "registry.example/forebay@sha256:00"
-shared_cluster = "forebay"
-[cluster.sku.h100]
+cluster = {enabled = true, name = "forebay"}
+[cluster.skus.h100]
 cpu = 96
 memory = "1Ti"
 gpus = 8
-price_per_hour = 30
-spot_price_per_hour = 10
-markets = ["spot", "on-demand"]
+pricePerHour = 30
+spotPricePerHour = 10
+markets = {spot = {enabled = true}}
 [cluster.hdfs]
-config_map = "hadoop-conf"
+configMap = "hadoop-conf"
 [[cluster]]
 name = "us-1"
 context = "eks-us-1"
 image = "registry.example/forebay@sha256:00"
-[cluster.sku.cpu]
+[cluster.skus.cpu]
 cpu = 16
 memory = "64Gi"
 """
@@ -62,14 +62,14 @@ def test_a_fleet_file_is_read(fleet: Fleet, tmp_path: Any) -> None:
         ("gpus = 8", "gpuss = 8", 13, "Did you mean 'gpus'?"),
         ('"1Ti"', '"1T i"', 12, "no unit of bytes"),
         (
-            'config_map = "hadoop-conf"',
-            'config_map = "c"\nprincipal = "a@B"',
+            'configMap = "hadoop-conf"',
+            'configMap = "c"\nprincipal = "a@B"',
             19,
-            "needs both keytab_secret and principal",
+            "needs both keytabSecret and principal",
         ),
-        ("[cluster.sku.cpu]", "[cluster.skuu.cpu]", 19, "Did you mean 'sku'?"),
-        ('markets = ["spot", "on-demand"]', "markets = []", 16, "at least one market"),
-        ('memory = "64Gi"', 'memory = "64Gi"\n[cluster.cache]\nmode = "claim"', 26, "needs a storage class"),
+        ("[cluster.skus.cpu]", "[cluster.skuss.cpu]", 19, "Did you mean 'skus'?"),
+        ("{spot = {enabled = true}}", "{onDemand = {enabled = false}}", 16, "at least one market"),
+        ('memory = "64Gi"', 'memory = "64Gi"\n[cluster.cache]\nmode = "ephemeralClaim"', 26, "needs a storage class"),
     ],
 )
 def test_a_wrong_fleet_file_is_refused_with_its_line(good: str, wrong: str, line: int, fault: str) -> None:

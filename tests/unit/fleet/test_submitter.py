@@ -161,7 +161,7 @@ def test_a_pattern_names_its_registry(pattern: str) -> None:
         replace(NOTHING, images=(pattern,))
 
 
-CLUSTER = '[[cluster]]\nname = "west"\nimage = "i"\nsku = {c = {cpu = 8, memory = "8Gi"}}\n'
+CLUSTER = '[[cluster]]\nname = "west"\nimage = "i"\nskus = {c = {cpu = 8, memory = "8Gi"}}\n'
 ENTRIES = {
     "one name": (["name = 'a'\nuids = [1]", "name = 'a'\nuids = [2]"], "two submitters are called 'a'"),
     "two defaults": (["name = 'a'", "name = 'b'"], "'a' and 'b' are both for everybody else"),

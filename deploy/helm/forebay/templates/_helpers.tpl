@@ -128,8 +128,10 @@ securityContext:
 {{- range $name, $sku := .Values.skus -}}
 {{- $markets := $sku.markets | default dict -}}
 {{- range $market, $default := dict "onDemand" true "spot" false -}}
-{{- $own := index $markets $market | default (dict "enabled" $default) -}}
-{{- if $own.enabled -}}
+{{- $own := index $markets $market -}}
+{{- $isUsed := ternary (ne (toString (default dict $own).enabled) "false") $default (kindIs "map" $own) -}}
+{{- if $isUsed -}}
+{{- $own = $own | default dict -}}
 {{- $tolerations = concat $tolerations ($sku.tolerations | default list) ($own.tolerations | default list) -}}
 {{- $expressions := list -}}
 {{- range $key, $value := merge (dict) ($own.nodeSelector | default dict) ($sku.nodeSelector | default dict) -}}
@@ -140,59 +142,4 @@ securityContext:
 {{- end -}}
 {{- end -}}
 {{- toJson (dict "tolerations" (uniq $tolerations) "terms" (ternary list (uniq $terms) $isAny)) -}}
-{{- end -}}
-
-{{/* What this cluster offers, as `forebay.fleet` reads it. */}}
-{{- define "fb.catalogue" -}}
-{{- $skus := dict -}}
-{{- range $name, $sku := .Values.skus -}}
-{{- $markets := list -}}
-{{- $own := $sku.markets | default dict -}}
-{{- $onDemand := $own.onDemand | default (dict "enabled" true) -}}
-{{- $spot := $own.spot | default (dict "enabled" false) -}}
-{{- if $spot.enabled }}{{ $markets = append $markets "spot" }}{{ end -}}
-{{- if $onDemand.enabled }}{{ $markets = append $markets "on-demand" }}{{ end -}}
-{{- $shape := dict
-  "cpu" (toString $sku.cpu)
-  "memory" $sku.memory
-  "gpus" ($sku.gpus | default 0)
-  "most_nodes" $sku.max
-  "markets" $markets
-  "node_selector" (merge (dict) ($onDemand.nodeSelector | default dict) ($sku.nodeSelector | default dict))
-  "tolerations" (concat ($sku.tolerations | default list) ($onDemand.tolerations | default list) | default list)
-  "spot_node_selector" ($spot.nodeSelector | default dict)
-  "spot_tolerations" ($spot.tolerations | default list) -}}
-{{- with $sku.pricePerHour }}{{ $_ := set $shape "price_per_hour" . }}{{ end -}}
-{{- with $sku.spotPricePerHour }}{{ $_ := set $shape "spot_price_per_hour" . }}{{ end -}}
-{{- $_ := set $skus $name $shape -}}
-{{- end -}}
-{{- $cache := dict "mode" .Values.cache.mode "path" .Values.cache.path "size" .Values.cache.sizeLimit -}}
-{{- if eq .Values.cache.mode "claim" -}}
-{{- $_ := set $cache "storage_class" (required "cache.mode=claim needs cache.storageClass: the class of local volumes." .Values.cache.storageClass) -}}
-{{- end -}}
-{{- $cluster := dict
-  "name" .Values.clusterName
-  "namespace" .Release.Namespace
-  "image" (include "fb.image" .)
-  "ray_version" .Values.ray.version
-  "pull_secrets" .Values.image.pullSecrets
-  "service_account" "forebay-ray"
-  "head_cpu" (toString .Values.head.cpu)
-  "head_memory" .Values.head.memory
-  "head_node_selector" .Values.head.nodeSelector
-  "head_tolerations" .Values.head.tolerations
-  "drain" .Values.drain.onDemand
-  "spot_drain" .Values.drain.spot
-  "cache" $cache
-  "native_sidecars" (semverCompare ">=1.29-0" .Capabilities.KubeVersion.Version)
-  "secret_env" .Values.storage.secretEnv
-  "sku" $skus -}}
-{{- if .Values.cluster.enabled }}{{ $_ := set $cluster "shared_cluster" .Values.cluster.name }}{{ end -}}
-{{- if .Values.hdfs.configMap -}}
-{{- $hdfs := dict "config_map" .Values.hdfs.configMap -}}
-{{- with .Values.hdfs.keytabSecret }}{{ $_ := set $hdfs "keytab_secret" . }}{{ $_ := set $hdfs "principal" $.Values.hdfs.principal }}{{ $_ := set $hdfs "renew_every" $.Values.hdfs.renewEvery }}{{ end -}}
-{{- $_ := set $cluster "hdfs" $hdfs -}}
-{{- end -}}
-{{- if .Values.kueue.clusterQueue }}{{ $_ := set $cluster "scheduler" "kueue" }}{{ $_ := set $cluster "queues" (list "forebay") }}{{ end -}}
-{{- toPrettyJson $cluster -}}
 {{- end -}}

@@ -28,7 +28,7 @@ def apply_cluster(catalogue: Catalogue, namespace: Namespace, context: Context =
     Workers that run go on.
     """
     # Imported here: they take a second, and the other commands do not need them.
-    from forebay.fleet.fleet_file import load_catalogue  # noqa: PLC0415
+    from forebay.fleet.catalogue import load_catalogue  # noqa: PLC0415
     from forebay.fleet.rayjob.shared_cluster import shared_cluster  # noqa: PLC0415
 
     cluster = load_catalogue(catalogue)
@@ -40,7 +40,7 @@ def apply_cluster(catalogue: Catalogue, namespace: Namespace, context: Context =
 
 def delete_cluster(catalogue: Catalogue, namespace: Namespace, context: Context = None) -> None:
     """Delete the shared Ray cluster with its pods."""
-    from forebay.fleet.fleet_file import load_catalogue  # noqa: PLC0415
+    from forebay.fleet.catalogue import load_catalogue  # noqa: PLC0415
 
     cluster = load_catalogue(catalogue)
     if cluster.shared_cluster:
@@ -53,7 +53,7 @@ def publish_capacity(catalogue: Catalogue, namespace: Namespace, context: Contex
     Runs until the process is ended.
     """
     from forebay.fleet.capacity_agent import CapacityAgent  # noqa: PLC0415
-    from forebay.fleet.fleet_file import load_catalogue  # noqa: PLC0415
+    from forebay.fleet.catalogue import load_catalogue  # noqa: PLC0415
 
     cluster = replace(load_catalogue(catalogue), namespace=namespace)
     ended = threading.Event()
@@ -84,12 +84,14 @@ def controller(
     from forebay.storage.credentials import redact  # noqa: PLC0415
 
     known = JobJournal(journal)
-    found = FleetController(load_fleet(fleet), storage or (), known, only=job, log=print_line)
+    fleet_file = load_fleet(fleet)
+    found = FleetController(fleet_file, storage or (), known, only=job, log=print_line)
     for note in found.notes():
         print_line(note, err=True)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
+    described = {each.name: each for each in fleet_file.cluster if each.sku}
     shown: dict[str, str] = {}
     while not ended.is_set():
         try:
@@ -97,6 +99,15 @@ def controller(
         except OSError as error:
             print_line(f"not all jobs had their round ({redact(str(error))}); the next one tries again", err=True)
             is_left = True
+        for cluster in found.fleet().cluster:
+            text = (
+                f"its catalogue is read: {', '.join(sorted(cluster.sku))}"
+                if cluster.sku
+                else "its catalogue is not read"
+            )
+            if described.get(cluster.name) != cluster:
+                described[cluster.name] = cluster
+                print_line(f"{cluster.name}: {text}")
         for entry in known.entries():
             reasons = known.reasons(entry.name)
             waits = found.reasons(entry.name) if isinstance(entry.state, JobQueued) else ()

@@ -32,14 +32,15 @@ def explain(
 ) -> None:
     """Check a job, rank the clusters, and render it.
 
-    All clusters count as empty. Sends no request. With `--live`, the clusters are asked for their free room, and for
-    the Secrets and ConfigMaps that the job names. The arguments are checked against the job file's function, which is
-    not called. With `--json`, the rendered RayJobs are part of the document.
+    All clusters count as empty. A cluster is asked for its catalogue, unless the fleet file describes it. With
+    `--live`, also for its free room, and for the Secrets and ConfigMaps that the job names. Says what the pods of each
+    task get, and from where. The arguments are checked against the job file's function, which is not called. With
+    `--json`, the rendered RayJobs are part of the document.
     """
     # Imported here: they take seconds, and the other commands do not need them.
     from forebay.fleet.federation.acceptance import Acceptance  # noqa: PLC0415
     from forebay.fleet.federation.dry_run import dry_run  # noqa: PLC0415
-    from forebay.fleet.federation.survey import figures_for, survey  # noqa: PLC0415
+    from forebay.fleet.federation.survey import as_seen, described_fleet, figures_for, survey  # noqa: PLC0415
     from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
     from forebay.fleet.spec.canonical import key_of  # noqa: PLC0415
     from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
@@ -48,11 +49,17 @@ def explain(
     spec = load_job_spec(job)
     for task in spec.task:
         check_program(spec, task, job.absolute().parent)
-    found = load_fleet(fleet)
+    known = load_fleet(fleet)
+    if live:
+        views = survey(known)
+        found = as_seen(known, views)
+        figures = figures_for(spec, found, views)
+    else:
+        found, figures = described_fleet(known)
     warn_of_tags(found.images_without_digest(spec))
-    plans = dry_run(spec, found, figures_for(spec, found, survey(found)) if live else None)
     verdict = Acceptance(found).foresee(spec)
     submitter = None if verdict.submitter is None else verdict.submitter.name
+    plans = dry_run(spec, found, figures, verdict.submitter)
     if as_json:
         whose = {"submitter": submitter, "refused": verdict.refusal}
         print_json({"name": spec.name, "key": key_of(spec), **whose, "tasks": [_facts(plan) for plan in plans]})
@@ -74,11 +81,12 @@ def clusters(fleet: FleetFile = Path("fleet.toml"), as_json: AsJson = False) -> 
     that start. A cluster without an answer is listed with the reason.
     """
     # Imported here: they take a second, and the other commands do not need them.
-    from forebay.fleet.federation.survey import rows, survey  # noqa: PLC0415
+    from forebay.fleet.federation.survey import as_seen, rows, survey  # noqa: PLC0415
     from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
 
     known = load_fleet(fleet)
-    found = list(rows(known, survey(known)))
+    views = survey(known)
+    found = list(rows(as_seen(known, views), views))
     if as_json:
         print_json({"clusters": [asdict(each) for each in found]})
         return
@@ -104,6 +112,7 @@ def _facts(plan: TaskPlan) -> dict[str, Any]:
         "refusals": [asdict(refusal) for refusal in plan.placement.refusals],
         "too_large": plan.too_large,
         "ray_job": plan.ray_job,
+        "pods": [asdict(fact) for fact in plan.pods],
     }
 
 
@@ -122,6 +131,11 @@ def _lines(spec: JobSpec, plan: TaskPlan) -> Iterator[str]:
     if plan.ray_job is not None:
         yield from wrapped(f"RayJob {plan.ray_job['metadata']['name']}", 2)
         yield from wrapped(f"entrypoint: {plan.ray_job['spec']['entrypoint']}", 4)
+    for by in dict.fromkeys(fact.by for fact in plan.pods):
+        yield from wrapped(f"its pods get by {by}:", 2)
+        for fact in plan.pods:
+            if fact.by == by:
+                yield from wrapped(f"{fact.what}: {fact.value}", 4)
 
 
 def _row_lines(row: ClusterRow) -> Iterator[tuple[object, ...]]:

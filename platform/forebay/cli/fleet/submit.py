@@ -94,15 +94,17 @@ def _require_room(job: Path, fleet: Path) -> None:
     Without a fleet file here, only the controller can tell.
     """
     from forebay.fleet.federation.acceptance import Acceptance  # noqa: PLC0415
-    from forebay.fleet.federation.survey import figures_for, require_room, survey  # noqa: PLC0415
+    from forebay.fleet.federation.survey import as_seen, figures_for, require_room, survey  # noqa: PLC0415
     from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
     from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
 
-    spec, found = load_job_spec(job), load_fleet(fleet)
+    spec, known = load_job_spec(job), load_fleet(fleet)
+    views = survey(known)
+    found = as_seen(known, views)
     if (refusal := Acceptance(found).foresee(spec).refusal) is not None:
         raise InvalidJobSpec(f"{spec.name} is refused: {refusal}")
     warn_of_tags(found.images_without_digest(spec))
-    require_room(spec, found, figures_for(spec, found, survey(found)))
+    require_room(spec, found, figures_for(spec, found, views))
 
 
 def _after_interrupt(storage: str, name: str) -> str:

@@ -33,10 +33,14 @@ class Judgement:
 
 
 class Acceptance:
-    """Judges submissions by a fleet file. Sends no request."""
+    """Judges submissions by a fleet file. Sends no request.
+
+    Attributes:
+        fleet: The fleet, with its clusters as they are described now.
+    """
 
     def __init__(self, fleet: Fleet) -> None:
-        self._fleet = fleet
+        self.fleet = fleet
         self._storages = {each.name: [resolve(uri).uri for uri in each.storage] for each in fleet.submitter}
 
     def followed(self, given: Sequence[str]) -> tuple[str, ...]:
@@ -48,7 +52,7 @@ class Acceptance:
         by_uri = {resolve(uri).uri: uri for uri in reversed(found)}
         if not by_uri:
             raise InvalidOption("no storage is followed. Give --storage, or storage of a [[submitter]].")
-        for one, other in combinations(by_uri if self._fleet.submitter else (), 2):
+        for one, other in combinations(by_uri if self.fleet.submitter else (), 2):
             if nested([one], [other]):
                 raise InvalidOption(
                     f"the storages {one} and {other} lie in each other: whoever may write the one could submit in "
@@ -58,7 +62,7 @@ class Acceptance:
 
     def judge(self, files: JobFiles, found: StoredSubmission) -> Judgement:
         """Decide on a submission."""
-        if not self._fleet.submitter:
+        if not self.fleet.submitter:
             return Judgement()
         spec, storage = found.submission.spec, resolve(files.storage).uri
         submitter, by = self._submitter(storage, found.owner)
@@ -69,27 +73,27 @@ class Acceptance:
             return Judgement(submitter=submitter, by=by, refusal=f"it says that it is {where}. Submit it there.")
         if submitter is None and by:
             return Judgement(refusal=by)
-        return Judgement(submitter=submitter, by=by, refusal=self._fleet.refusal(submitter, spec))
+        return Judgement(submitter=submitter, by=by, refusal=self.fleet.refusal(submitter, spec))
 
     def foresee(self, spec: JobSpec) -> Judgement:
         """Decide on a job that this user is about to submit."""
-        if not self._fleet.submitter:
+        if not self.fleet.submitter:
             return Judgement()
         location = resolve(spec.storage)
         owner = FileOwner(uid=os.getuid(), mode=0o666 & ~UMASK) if location.is_local else None
         submitter, by = self._submitter(location.uri, owner)
         if submitter is None and by:
             return Judgement(refusal=by)
-        return Judgement(submitter=submitter, by=by, refusal=self._fleet.refusal(submitter, spec))
+        return Judgement(submitter=submitter, by=by, refusal=self.fleet.refusal(submitter, spec))
 
     def shared_accounts(self) -> Iterator[str]:
         """Yield who could write the submissions of whom by the code of a job.
 
         Their pods have the same access to storage.
         """
-        for cluster in self._fleet.cluster:
+        for cluster in (each for each in self.fleet.cluster if each.sku):
             sharing: dict[tuple[str | None, str], list[str]] = {}
-            for each in self._fleet.submitter:
+            for each in self.fleet.submitter:
                 secrets = cluster.secret_env if each.secret_env is None else each.secret_env
                 access = (each.service_account or cluster.service_account, repr(sorted(secrets.items())))
                 sharing.setdefault(access, []).append(each.name)
@@ -103,7 +107,7 @@ class Acceptance:
 
     def _submitter(self, storage: str, owner: FileOwner | None) -> tuple[Submitter | None, str]:
         """Return the first entry that fits, and what vouches for it, or why none does."""
-        for each in self._fleet.submitter:
+        for each in self.fleet.submitter:
             if each.is_default or (each.storage and storage not in self._storages[each.name]):
                 continue
             if not each.uids:
@@ -114,7 +118,7 @@ class Acceptance:
                     why = f"others than its owner may write the file (mode {mode}). Submit with umask 022."
                     return None, why
                 return each, f"uid {owner.uid}"
-        return next((each for each in self._fleet.submitter if each.is_default), None), ""
+        return next((each for each in self.fleet.submitter if each.is_default), None), ""
 
 
 class GpuShares:

@@ -111,6 +111,7 @@ class FleetController:
         self._clusters = ports
         self._logs = FleetLogs()
         self._ended_at: dict[str, float] = {}
+        self._is_described = False
         self._federation = Federation(
             fleet,
             ports,
@@ -118,6 +119,18 @@ class FleetController:
             journal,
             oversight=Oversight(note=self._note, shares=lambda entries: GpuShares(entries, self._owners())),
         )
+
+    def fleet(self) -> Fleet:
+        """Return the fleet as its clusters are described now.
+
+        The catalogues are read at the first call, and then in each round.
+        """
+        if all(each.sku for each in self._fleet.cluster):
+            return self._fleet
+        if not self._is_described:
+            self._clusters.describe_all()
+            self._is_described = True
+        return self._clusters.fleet()
 
     def notes(self) -> Iterator[str]:
         """Yield warnings about submitters, for the controller's start."""
@@ -127,6 +140,7 @@ class FleetController:
                 f"{', '.join(self.storages)} runs any image with any Secret of the namespaces"
             )
             return
+        self._acceptance.fleet = self.fleet()
         yield from self._acceptance.shared_accounts()
         if self._fleet.audit is None:
             yield f"the audit lies in {self.storages[0]}: who may write there may change it. Give `audit` a folder."
@@ -139,6 +153,7 @@ class FleetController:
         """
         now = time.time() if now is None else now
         self._faults.clear()
+        self._acceptance.fleet = self.fleet()
         followed = [pair for pair in self._open() if self._admit(*pair)]
         for files, found in followed:
             with self._answering(files.folder):

@@ -76,6 +76,7 @@ class _Round:
     views: Mapping[str, ClusterView]
     left: dict[str, Capacity]
     shares: GpuShares
+    clusters: Mapping[str, Cluster]
     full: dict[object, Placement] = field(default_factory=dict)
 
 
@@ -132,7 +133,11 @@ class Federation:
         """Make a round over live jobs, by submission."""
         views = self._clusters.look_all(now)
         entries = list(self._journal.entries(live=True))
-        round_ = _Round(now, views, {name: view.capacity for name, view in views.items()}, self._shares(entries))
+        described = {each.name: each for each in self._fleet.cluster}
+        described |= {name: view.cluster for name, view in views.items() if view.cluster is not None}
+        round_ = _Round(
+            now, views, {name: view.capacity for name, view in views.items()}, self._shares(entries), described
+        )
         self._reserve(entries, round_)
         self._hold(entries, round_)
         for entry in entries:
@@ -249,7 +254,7 @@ class Federation:
         return tuple(f"{each.cluster}: {each.reason}" for each in placement.refusals)
 
     def _view(self, round_: _Round) -> FleetView:
-        return FleetView(clusters=self._fleet.cluster, capacities=round_.left, held=self._holds)
+        return FleetView(clusters=tuple(round_.clusters.values()), capacities=round_.left, held=self._holds)
 
     def _reserve(self, entries: list[JournalEntry], round_: _Round) -> None:
         """Reserve capacity for placed attempts without counted pods."""
@@ -259,10 +264,10 @@ class Federation:
                 view = round_.views.get(state.target.cluster)
                 if view is None or self._name(entry, state.number) in view.counted:
                     continue
-                left = round_.left[state.target.cluster]
-                gang = gang_of(
-                    entry.spec, entry.task, self._cluster(state.target), state.target.sku, state.target.market
-                )
+                left, cluster = round_.left[state.target.cluster], round_.clusters[state.target.cluster]
+                if state.target.sku not in cluster.sku:  # its catalogue was changed, or was not read yet
+                    continue
+                gang = gang_of(entry.spec, entry.task, cluster, state.target.sku, state.target.market)
                 gang = replace(gang, workers=state.target.workers)
                 round_.left[state.target.cluster] = replace(left, nodes=taken(left.nodes, gang))
 
@@ -343,9 +348,6 @@ class Federation:
                 why = f"it ended {KEEP_ENDED_S / 60:.0f} minutes ago"
                 self._audit(AuditLine(action="deleted", cluster=cluster, object=name, why=why))
                 self._clusters.delete(cluster, name)
-
-    def _cluster(self, target: Target) -> Cluster:
-        return self._fleet.named(target.cluster)
 
     def _name(self, entry: JournalEntry, number: int) -> str:
         """Return the name of an attempt's RayJob.

@@ -14,6 +14,7 @@ from typing import Any
 
 from forebay.errors import InvalidOption
 from forebay.fleet.capacity_agent import CAPACITY
+from forebay.fleet.catalogue import CATALOGUE, parse_catalogue
 from forebay.fleet.cluster import Cluster
 from forebay.fleet.federation.ports import ClusterView
 from forebay.fleet.fleet_file import Fleet
@@ -99,6 +100,67 @@ class KubeClusters:
         self._kuberays: dict[str, KubeRay] = {}
         self._figures = {each.name: _Figures() for each in fleet.cluster}
         self._silences: dict[str, _Silence] = {}
+        self._described = {each.name: each for each in fleet.cluster}
+        self._catalogues: dict[str, str] = {}
+
+    def fleet(self) -> Fleet:
+        """Return the fleet as its clusters are described now."""
+        return replace(self._fleet, cluster=tuple(self._described.values()))
+
+    def describe_all(self) -> dict[str, str]:
+        """Read the catalogues of clusters that are not described.
+
+        Returns the faults, by cluster.
+        """
+        names = [each.name for each in self._fleet.cluster if not each.sku]
+
+        def fault_of(cluster: str) -> str | None:
+            try:
+                return self._fault_of_catalogue(cluster)
+            except ApiUnreachable as error:
+                return str(error).splitlines()[0]
+
+        with ThreadPoolExecutor(MOST_THREADS) as pool:
+            faults = dict(zip(names, pool.map(fault_of, names), strict=True))
+        return {name: fault for name, fault in faults.items() if fault is not None}
+
+    def _fault_of_catalogue(self, cluster: str) -> str | None:
+        """Read the catalogue, and return why it cannot be used. Raises `ApiUnreachable`."""
+        try:
+            self._describe(cluster)
+        except ApiUnreachable:
+            raise
+        except (KubeError, InvalidOption) as error:
+            return str(error).splitlines()[0]
+        return None
+
+    def _describe(self, cluster: str) -> None:
+        """Read the catalogue of a cluster, which may have changed.
+
+        Raises `InvalidOption` for a cluster without one, and for one that the fleet file describes as well.
+        """
+        found = self._fleet.named(cluster)
+        path = f"/api/v1/namespaces/{found.namespace}/configmaps/{CATALOGUE}"
+        where = f"the ConfigMap {CATALOGUE} in namespace {found.namespace} of {cluster}"
+        if found.sku:
+            if self._kuberay(cluster).api.exists(path):
+                raise InvalidOption(
+                    f"{where} describes the cluster, and the fleet file does, too. Keep name, context, namespace and "
+                    "labels of it there, and remove the other keys."
+                )
+            return
+        try:
+            data = self._kuberay(cluster).api.get(path).get("data") or {}
+        except ObjectMissing:
+            raise InvalidOption(
+                f"{where} is missing. Install the chart deploy/helm/forebay there, or describe the cluster in the "
+                "fleet file by the keys of its values."
+            ) from None
+        text = data.get("catalogue.json", "")
+        if self._catalogues.get(cluster) != text:
+            # A catalogue that cannot be used is read again in the next round: nothing is placed until then.
+            self._described[cluster] = parse_catalogue(text, where, found)
+            self._catalogues[cluster] = text
 
     def look_all(self, now: float) -> dict[str, ClusterView]:
         """Return views of all clusters, asked in parallel."""
@@ -130,7 +192,11 @@ class KubeClusters:
                 kuberay.api.clock()
             jobs = {each["metadata"]["name"]: each for each in kuberay.jobs(OURS)}
             pods = _by_job(jobs, kuberay.pods(OURS)) if jobs else {}
-            capacity, counted = self._capacity(cluster, now, pods)
+            if (why := self._fault_of_catalogue(cluster)) is None:
+                capacity, counted = self._capacity(cluster, now, pods)
+            else:
+                # Its jobs are followed. Nothing new is placed there.
+                capacity, counted = _fault(cluster, now, why), frozenset()
         except ApiUnreachable:
             raise
         except AccessRefused as error:
@@ -138,7 +204,7 @@ class KubeClusters:
         except (KubeError, InvalidOption) as error:
             return ClusterView(capacity=_fault(cluster, now, str(error)), ray_jobs=None)
         seen = {name: seen_job(job, pods.get(name, ())) for name, job in jobs.items()}
-        return ClusterView(capacity=capacity, ray_jobs=seen, counted=counted)
+        return ClusterView(capacity=capacity, ray_jobs=seen, counted=counted, cluster=self._described[cluster])
 
     def create(self, cluster: str, attempt: PlacedAttempt) -> None:
         """Create the RayJob of an attempt, once.
@@ -146,7 +212,10 @@ class KubeClusters:
         Raises `KubeError`, and `InvalidOption` for a job that cannot run.
         """
         self._refuse_silent(cluster)
-        body = render(self.complete(attempt), self._fleet.named(cluster))
+        found = self._described[cluster]
+        if attempt.sku not in found.sku:
+            raise InvalidOption(f"{cluster} has no SKU {attempt.sku} now: {found.described_by} was changed.")
+        body = render(self.complete(attempt), found)
         preflight(body)
         self._kuberay(cluster).create_job(body)
 
@@ -191,7 +260,7 @@ class KubeClusters:
     def _capacity(
         self, cluster: str, now: float, pods: Mapping[str, tuple[Object, ...]]
     ) -> tuple[Capacity, frozenset[str]]:
-        api, found = self._kuberay(cluster).api, self._fleet.named(cluster)
+        api, found = self._kuberay(cluster).api, self._described[cluster]
         try:
             data = api.get(f"/api/v1/namespaces/{found.namespace}/configmaps/{CAPACITY}").get("data") or {}
         except ObjectMissing:

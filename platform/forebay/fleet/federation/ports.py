@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from forebay.fleet.cluster import Cluster
 from forebay.fleet.lifecycle.decide import SeenClaim, SeenRayJob
 from forebay.fleet.lifecycle.states import Target
 from forebay.fleet.placement.capacity import Capacity
@@ -23,12 +24,14 @@ class ClusterView:
         ray_jobs: RayJobs of Forebay, by name. None if the cluster gives no answer.
         counted: RayJobs whose pods are part of `capacity`.
         is_refused: Whether it refused our credentials.
+        cluster: The cluster as it is described now. None: as in the fleet.
     """
 
     capacity: Capacity
     ray_jobs: Mapping[str, SeenRayJob] | None = field(default_factory=dict)
     counted: frozenset[str] = frozenset()
     is_refused: bool = False
+    cluster: Cluster | None = None
 
 
 class ClusterPort(Protocol):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from forebay.errors import InvalidJobSpec
+from forebay.errors import InvalidJobSpec, InvalidOption
 from forebay.fleet.capacity_agent import CAPACITY
 from forebay.fleet.cluster import Cluster, Market
 from forebay.fleet.federation.kube_clusters import MOST_THREADS, KubeClusters, api_of
@@ -63,6 +63,26 @@ def survey(fleet: Fleet, connect: ConnectCluster | None = None) -> tuple[Cluster
     """
     found = KubeClusters(fleet, connect).look_all(0.0)
     return tuple(found[each.name] for each in fleet.cluster)
+
+
+def as_seen(fleet: Fleet, views: tuple[ClusterView, ...]) -> Fleet:
+    """Return the fleet as its clusters were described when they were seen."""
+    return replace(fleet, cluster=tuple(view.cluster or each for each, view in zip(fleet.cluster, views, strict=True)))
+
+
+def described_fleet(fleet: Fleet, connect: ConnectCluster | None = None) -> tuple[Fleet, dict[str, Capacity]]:
+    """Return the fleet with the catalogues of its clusters.
+
+    A cluster whose catalogue cannot be read has a capacity with the fault. No request is sent for clusters that the
+    fleet file describes. Raises `InvalidOption` if no cluster is described.
+    """
+    clusters = KubeClusters(fleet, connect)
+    faults = clusters.describe_all()
+    if len(faults) == len(fleet.cluster):
+        raise InvalidOption("\n".join(f"{name}: {fault}" for name, fault in faults.items()))
+    return clusters.fleet(), {
+        name: Capacity(cluster=name, observed_at=0.0, fault=fault) for name, fault in faults.items()
+    }
 
 
 def rows(fleet: Fleet, views: tuple[ClusterView, ...], connect: ConnectCluster | None = None) -> Iterator[ClusterRow]:

@@ -145,14 +145,16 @@ def _pools(cluster: Cluster, node: Facts) -> tuple[str, ...]:
     They are SKU and market by its labels, and the head's.
     """
     labels, taints = node["metadata"].get("labels") or {}, _taints(node)
+    is_spot = any(_fits(labels, each) for each in cluster.spot_selectors)
     pools = [
         f"{name}/{market}"
         for name, sku in cluster.sku.items()
         for market in sku.markets
-        if _fits(labels, {**sku.node_selector, **(sku.spot_node_selector if market == "spot" else {})})
-        and _tolerates((*sku.tolerations, *(sku.spot_tolerations if market == "spot" else ())), taints)
+        if _fits(labels, sku.selector(market))
+        and _tolerates(sku.tolerated(market), taints)
+        and not (market == "on-demand" and is_spot)
     ]
-    if _fits(labels, cluster.head_node_selector) and _tolerates(cluster.head_tolerations, taints):
+    if _fits(labels, cluster.head_node_selector) and _tolerates(cluster.head_tolerations, taints) and not is_spot:
         pools.append(HEAD_POOL)
     return tuple(sorted(pools))
 

@@ -24,7 +24,7 @@ PRICE_STEP = 1.25
 """Prices within this factor of the cheapest choice count as equal: filled nodes are worth more than the difference."""
 WARM_S = 3 * 86_400.0
 """Time for which a cluster that ran the job may still have its blocks."""
-_KEPT_CACHES = ("hostPath", "claim")
+_KEPT_CACHES = ("hostPath",)
 
 
 class Fit(IntEnum):
@@ -175,6 +175,8 @@ class _Question:
         reason = cluster.is_allowed(scheduling.clusters, scheduling.deny)
         if reason is not None:
             return reason
+        if not cluster.sku:
+            return self._unknown(self.view.capacities.get(cluster.name)) or "its catalogue was not read"
         if scheduling.queue is not None and scheduling.queue not in cluster.queues:
             return f"it has no queue {scheduling.queue}"
         if scheduling.priority != "normal" and scheduling.priority not in cluster.priorities:
@@ -331,7 +333,7 @@ def _labels_tell(pool: PoolChoice) -> bool:
     Then a selector can keep the head off the workers' pool.
     """
     sku = pool.cluster.sku[pool.sku]
-    tolerated = (*sku.tolerations, *(sku.spot_tolerations if pool.market == "spot" else ()))
+    tolerated = sku.tolerated(pool.market)
     return bool(sku.selector(pool.market)) and all(each in tolerated for each in pool.cluster.head_tolerations)
 
 

@@ -156,7 +156,7 @@ def _cache_volume(cache: CacheVolume, namespace: str) -> KubeObject:
     match cache.mode:
         case "hostPath":
             return {"hostPath": {"path": f"{cache.path}/{namespace}", "type": "Directory"}}
-        case "claim":
+        case "ephemeralClaim":
             claim = {
                 "accessModes": ["ReadWriteOnce"],
                 "storageClassName": cache.storage_class,

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from forebay.fleet.cluster import Cluster, Market, Sku
+from forebay.fleet.pod_template import patched
 from forebay.fleet.rayjob.attempt import CODE_FOLDER, DOMAIN, PlacedAttempt, escaped
 from forebay.fleet.rayjob.pod import (
     GRACE_AFTER_DRAIN_S,
@@ -19,7 +22,7 @@ from forebay.fleet.rayjob.pod import (
     pod_spec,
     ray_container,
 )
-from forebay.fleet.spec.quantity import nbytes
+from forebay.fleet.spec.quantity import millicpus, nbytes
 
 CLUSTER_TTL_S = 0
 """Time that KubeRay keeps the pods of a RayJob after its end. The RayJob and the log of its submitter stay."""
@@ -31,6 +34,11 @@ SUBMITTER = "ray-job-submitter"
 """Container that submits the entrypoint, and prints what it writes."""
 SUBMITTER_LABEL = f"{DOMAIN}/submitter"
 """Label of pods that the chart's NetworkPolicy lets reach the dashboard."""
+KEPT_PODS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+"""Annotations of pods whose loss ends the attempt: no node is emptied of them.
+
+The chart's PodDisruptionBudget says it of heads to everybody else who evicts.
+"""
 _PRIORITY_OF_MARKET: dict[Market, int] = {"spot": 10, "on-demand": 0}
 
 
@@ -100,6 +108,7 @@ def worker_resources(attempt: PlacedAttempt, cluster: Cluster) -> dict[str, str]
     resources = {"cpu": workers.cpu, "memory": workers.memory or sku.memory}
     if workers.gpus:
         resources[sku.gpu_resource] = str(workers.gpus)
+    resources |= sku.resources_of(millicpus(workers.cpu), workers.gpus)
     local = nbytes(workers.ephemeral) if workers.ephemeral else 0
     if cluster.cache.mode == "emptyDir":
         local += nbytes(cluster.cache.size)
@@ -119,12 +128,16 @@ def _head(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
     spec = pod_spec(attempt, cluster, container, has_cache=False)
     spec |= _nodes(cluster.head_node_selector, cluster.head_tolerations) | _priority(attempt, cluster)
     selector = cluster.sku[attempt.sku].selector(attempt.market)
-    if attempt.is_head_apart and selector:
-        spec["affinity"] = _nodes_without(selector)
+    spec |= _nodes_without((*cluster.spot_selectors, *([selector] if attempt.is_head_apart and selector else [])))
+    template = _patched(
+        {"metadata": {**_template_metadata(attempt), "annotations": KEPT_PODS}, "spec": spec},
+        attempt,
+        (cluster.pod_template, cluster.head_pod_template),
+    )
     return {
         # Nothing of a run is placed on the head: it is the pod whose loss ends the attempt.
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},  # noqa: S104 - inside the pod's network
-        "template": {"metadata": _template_metadata(attempt), "spec": spec},
+        "template": template,
     }
 
 
@@ -137,7 +150,9 @@ def _group(attempt: PlacedAttempt, cluster: Cluster, market: Market, *, is_first
     spec |= {"automountServiceAccountToken": False, **_priority(attempt, cluster)}
     drain_s = cluster.spot_drain if is_spot else cluster.drain
     spec["terminationGracePeriodSeconds"] = int(drain_s) + (3 if is_spot else GRACE_AFTER_DRAIN_S)
-    spec |= _nodes(sku.selector(market), (*sku.tolerations, *(sku.spot_tolerations if is_spot else ())))
+    spec |= _nodes(sku.selector(market), sku.tolerated(market))
+    if not is_spot:
+        spec |= _nodes_without(cluster.spot_selectors)
     group: KubeObject = {
         "groupName": market,
         "replicas": replicas,
@@ -145,7 +160,9 @@ def _group(attempt: PlacedAttempt, cluster: Cluster, market: Market, *, is_first
         "maxReplicas": attempt.task.workers.largest if is_elastic else replicas,
         "rayStartParams": {},
         "labels": {"ray.io/market-type": market, "ray.io/accelerator-type": sku.accelerator or attempt.sku},
-        "template": {"metadata": _template_metadata(attempt), "spec": spec},
+        "template": _patched(
+            {"metadata": _template_metadata(attempt), "spec": spec}, attempt, (cluster.pod_template, sku.pod_template)
+        ),
     }
     if is_elastic:
         group |= {"priority": _PRIORITY_OF_MARKET[market], "idleTimeoutSeconds": IDLE_S}
@@ -168,15 +185,28 @@ def _nodes(selector: Any, tolerations: Any) -> KubeObject:
     }
 
 
-def _nodes_without(labels: dict[str, str]) -> KubeObject:
-    """Return a selector of nodes without `labels`.
+def _nodes_without(selectors: Sequence[Mapping[str, str]]) -> KubeObject:
+    """Return the affinity to nodes that fit none of `selectors`.
 
-    At least one label has another value or is missing. Terms are joined by "or".
+    Of each, at least one label has another value or is missing. Terms are joined by "or", and their expressions by
+    "and".
     """
+    if not selectors:
+        return {}
     terms = [
-        {"matchExpressions": [{"key": name, "operator": "NotIn", "values": [value]}]} for name, value in labels.items()
+        {"matchExpressions": [{"key": name, "operator": "NotIn", "values": [value]} for name, value in each]}
+        for each in dict.fromkeys(tuple(dict.fromkeys(each)) for each in product(*(one.items() for one in selectors)))
     ]
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    rule = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    return {"affinity": {"nodeAffinity": rule}}
+
+
+def _patched(template: KubeObject, attempt: PlacedAttempt, patches: Sequence[Mapping[str, Any]]) -> KubeObject:
+    """Return a pod template with the patches of its cluster. Variables of the job stay."""
+    launch = attempt.spec.launch
+    for patch in patches:
+        template = patched(template, patch, {**launch.env, **launch.secret_env})
+    return template
 
 
 def _template_metadata(attempt: PlacedAttempt) -> KubeObject:
@@ -232,8 +262,9 @@ def _submitter(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
     }
     if cluster.pull_secrets:
         spec["imagePullSecrets"] = [{"name": name} for name in cluster.pull_secrets]
-    labels = _template_metadata(attempt)["labels"] | {SUBMITTER_LABEL: "true"}
-    return {"metadata": {"labels": labels}, "spec": spec}
+    spec |= _nodes_without(cluster.spot_selectors)
+    metadata = {"labels": _template_metadata(attempt)["labels"] | {SUBMITTER_LABEL: "true"}, "annotations": KEPT_PODS}
+    return _patched({"metadata": metadata, "spec": spec}, attempt, (cluster.pod_template,))
 
 
 def _queue_labels(attempt: PlacedAttempt, cluster: Cluster) -> dict[str, str]:

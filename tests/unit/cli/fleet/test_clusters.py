@@ -17,9 +17,13 @@ import pytest
 from tests.unit.fleet.spec.test_job_toml import JOB as WRONG_JOB
 from tests.unit.fleet.spec.test_job_toml import WRONG
 
+import forebay as fb
 from forebay.cli.fleet.submit import submit
-from forebay.errors import InvalidJobSpec
+from forebay.errors import InvalidJobSpec, InvalidOption
+from forebay.fleet.federation.kube_clusters import KubeClusters
+from forebay.fleet.fleet_file import load_fleet
 from forebay.fleet.placement.capacity import Capacity, NodeGroup, Shape
+from forebay.fleet.rayjob.attempt import PlacedAttempt
 
 pytest.importorskip("kubernetes")
 Call = Callable[..., Any]
@@ -30,16 +34,16 @@ name = "east"
 context = "east"
 namespace = "ml"
 image = "registry.example/forebay@sha256:00"
-[cluster.sku.h100]
+[cluster.skus.h100]
 cpu = 64
 memory = "512Gi"
 gpus = 8
-price_per_hour = 30
+pricePerHour = 30
 [[cluster]]
 name = "lost"
 context = "lost"
 image = "registry.example/forebay@sha256:00"
-[cluster.sku.h100]
+[cluster.skus.h100]
 cpu = 64
 memory = "512Gi"
 gpus = 8
@@ -167,3 +171,114 @@ def test_a_wrong_job_file_sends_no_request(fleet: Path, tmp_path: Path) -> None:
             submit(str(file), backend="fleet", fleet=fleet)
     assert len(WRONG) >= 40
     assert EastServer.asked == []
+
+
+CATALOGUE = f"{CORE}/configmaps/forebay-catalogue"
+SHORT = """
+[[cluster]]
+name = "east"
+context = "east"
+namespace = "ml"
+"""
+
+
+def catalogue(**changes: Any) -> dict[str, Any]:
+    sku = {"cpu": "64", "memory": "512Gi", "gpus": 8, "pricePerHour": 30, "nodeSelector": {"sku": "h100"}}
+    facts = {
+        "version": 2,
+        "namespace": "ml",
+        "image": {"repository": "registry.example/forebay", "digest": "sha256:" + "0" * 64, "pullSecrets": ["pull"]},
+        "skus": {"h100": sku},
+        "serviceAccount": "forebay-ray",
+        "cache": {"mode": "emptyDir", "path": "/cache", "sizeLimit": "5Ti"},
+        "storage": {"secretEnv": {"AWS_SECRET_ACCESS_KEY": "lake/key"}},
+    }
+    return {"metadata": {}, "data": {"catalogue.json": json.dumps({**facts, **changes})}}
+
+
+def test_explain_says_what_a_job_gets_and_from_where(forebay: Call, fleet: Path, tmp_path: Path) -> None:
+    fleet.write_text(SHORT)
+    EastServer.found[CATALOGUE] = catalogue()
+    file = tmp_path / "job.toml"
+    file.write_text(
+        JOB.replace("STORAGE", str(tmp_path / "runs")).replace("min = 3", "min = 1")
+        + '[launch]\nsecret_env = {HF_TOKEN = "hf/token"}\n'
+    )
+    said = forebay("fleet", "explain", file, "--fleet", fleet)
+    assert said.code == 0, said.err
+    assert max(map(len, said.out.splitlines()[1:])) <= 80
+    text = " ".join(said.out.split())
+    assert "its pods get by the ConfigMap forebay-catalogue in namespace ml of east: image: registry.example/" in text
+    for fact in (
+        "account: forebay-ray",
+        "pull secrets: pull",
+        "node selector, on-demand: sku=h100",
+        "cache: emptyDir, 5Ti at /cache",
+        "variable AWS_SECRET_ACCESS_KEY: Secret lake/key",
+        "its pods get by the job file: variable HF_TOKEN: Secret hf/token",
+    ):
+        assert fact in text, fact
+    assert [path for path, _ in EastServer.asked] == [CATALOGUE]
+    facts = json.loads(forebay("fleet", "explain", file, "--fleet", fleet, "--json").out)["tasks"][0]
+    pod = facts["ray_job"]["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["template"]["spec"]
+    shown = {each["what"]: each["value"] for each in facts["pods"]}
+    assert shown["account"] == pod["serviceAccountName"] == "forebay-ray"
+    said = forebay("fleet", "clusters", "--fleet", fleet, "--json")
+    (row,) = json.loads(said.out)["clusters"]
+    assert row["fault"] is None and row["pools"][0]["price_per_hour"] == 30
+
+
+@pytest.mark.parametrize(
+    ("found", "fault"),
+    [
+        (None, "forebay-catalogue in namespace ml of east is missing. Install the chart"),
+        ({"metadata": {}, "data": {"catalogue.json": '{"name": "here"}'}}, "was written by an older chart"),
+        ({"metadata": {}}, "is not a catalogue of a cluster"),
+        (catalogue(server="https://evil.example"), "server: this key is unknown"),
+    ],
+)
+def test_a_cluster_without_a_catalogue_is_refused_by_name(
+    forebay: Call, fleet: Path, tmp_path: Path, found: Any, fault: str
+) -> None:
+    fleet.write_text(SHORT)
+    if found is not None:
+        EastServer.found[CATALOGUE] = found
+    file = tmp_path / "job.toml"
+    file.write_text(JOB.replace("STORAGE", str(tmp_path / "runs")).replace("min = 3", "min = 1"))
+    for words in (("explain", file), ("explain", file, "--live"), ("clusters",)):
+        said = forebay("fleet", *words, "--fleet", fleet)
+        assert fault in " ".join((said.out + said.err).split()), words
+    assert forebay("fleet", "explain", file, "--fleet", fleet).code == 2
+    # Beside it, another cluster goes on.
+    fleet.write_text(SHORT + FLEET.replace("east", "west"))
+    said = forebay("fleet", "explain", file, "--fleet", fleet)
+    assert (said.code == 2 and "no cluster of the fleet may be used" not in said.err) or said.code == 0
+
+
+def test_a_cluster_that_is_described_twice_is_refused(forebay: Call, fleet: Path) -> None:
+    EastServer.found[CATALOGUE] = catalogue()
+    (row, _) = json.loads(forebay("fleet", "clusters", "--fleet", fleet, "--json").out)["clusters"]
+    assert "describes the cluster, and the fleet file does, too. Keep name, context" in row["fault"]
+
+
+def test_a_change_of_a_catalogue_is_noticed_by_the_next_round(fleet: Path) -> None:
+    fleet.write_text(SHORT)
+    clusters = KubeClusters(load_fleet(fleet))
+    assert "is missing" in (clusters.look_all(0.0)["east"].capacity.fault or "")
+    EastServer.found[CATALOGUE] = catalogue()
+    for account in ("forebay-ray", "another"):
+        EastServer.found[CATALOGUE] = catalogue(serviceAccount=account)
+        view = clusters.look_all(1.0)["east"]
+        assert view.capacity.fault is None and view.cluster is not None
+        assert (view.cluster.service_account, clusters.fleet().named("east").service_account) == (account, account)
+    # One that cannot be read places nothing, and the jobs there are followed.
+    EastServer.found[CATALOGUE] = catalogue(skus={})
+    view = clusters.look_all(2.0)["east"]
+    assert "skus: it is missing" in (view.capacity.fault or "") and view.ray_jobs
+    # Its SKU was removed: an attempt that was to be created there goes elsewhere.
+    EastServer.found[CATALOGUE] = catalogue(skus={"a100": {"cpu": "8", "memory": "8Gi"}})
+    clusters.look_all(3.0)
+    task = fb.fleet.Task(command=("true",))
+    spec = fb.JobSpec(name="ctr", storage="s3://a/b", task=(task,))
+    with pytest.raises(InvalidOption, match="east has no SKU h100 now: the ConfigMap forebay-catalogue"):
+        clusters.create("east", PlacedAttempt(spec=spec, task=task, number=1, sku="h100"))

@@ -9,8 +9,8 @@ import pytest
 from tests.unit.fleet.chart.conftest import CHART, VALUES, Objects, helm, named, render_with
 
 from forebay.errors import InvalidOption
+from forebay.fleet.catalogue import load_catalogue, parse_catalogue
 from forebay.fleet.cluster import Cluster
-from forebay.fleet.fleet_file import load_catalogue, parse_catalogue
 
 
 def catalogue(objects: Objects) -> Cluster:
@@ -34,7 +34,7 @@ def test_every_value_arrives(render: Callable[..., Objects]) -> None:
     hdfs = catalogue(render("hdfs")).hdfs
     assert hdfs is not None
     assert (hdfs.principal, hdfs.renew_every) == ("train@CORP", 4 * 3600)
-    assert catalogue(render("claim")).cache.storage_class == "local-ssd"
+    assert catalogue(render("ephemeral-claim")).cache.storage_class == "local-ssd"
     assert catalogue(render("shared")).shared_cluster == "shared"
     assert catalogue(render("shared")).secret_env == {"AWS_SECRET_ACCESS_KEY": "lake/secret-key"}
     assert catalogue(render("kueue-quota")).scheduler == "kueue"
@@ -58,9 +58,9 @@ def test_sidecars_follow_the_version_of_kubernetes(
     assert found.native_sidecars is is_native
 
 
-@pytest.mark.parametrize("text", ["no JSON", "{}", '{"name": "a", "imagee": ""}', "[]"])
+@pytest.mark.parametrize("text", ["no JSON", "{}", '{"name": "a", "imagee": ""}', "[]", "[" * 100_000])
 def test_other_texts_are_refused(text: str, tmp_path) -> None:
     path = tmp_path / "catalogue.json"
     path.write_text(text)
-    with pytest.raises(InvalidOption, match="is not a catalogue of a cluster: .*Install the chart again"):
+    with pytest.raises(InvalidOption, match="(is not a catalogue of a cluster|written by an older chart).*Upgrade it"):
         load_catalogue(path)

@@ -199,7 +199,7 @@ def test_the_command_lists_what_it_rebuilt(
     monkeypatch.setattr("forebay.fleet.federation.rebuild.KubeClusters", lambda _: ShownClusters(c00={}))
     fleet = tmp_path / "fleet.toml"
     fleet.write_text(
-        '[[cluster]]\nname = "c00"\ncontext = "c"\nimage = "a@sha256:00"\n[cluster.sku.h100]\ncpu = 64\nmemory = "1Ti"'
+        '[[cluster]]\nname = "c00"\ncontext = "c"\nimage = "a@sha256:00"\n[cluster.skus.h100]\ncpu = 64\nmemory = "1Ti"'
     )
     words = ("fleet", "rebuild", "--storage", storage, "--fleet", fleet)
     assert "--journal" in forebay(*words).err

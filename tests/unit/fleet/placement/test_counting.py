@@ -82,7 +82,8 @@ GPU_TAINT = {"key": "nvidia.com/gpu", "effect": "NoSchedule"}
     ("found", "pools"),
     [
         (node(), ("h100/on-demand",)),
-        (node(labels={"sku": "h100", "spot": "true"}), ("h100/on-demand", "h100/spot")),
+        # Pods for machines that stay keep off it.
+        (node(labels={"sku": "h100", "spot": "true"}), ("h100/spot",)),
         (node(labels={"sku": "h100", "head": "true"}), ("h100/on-demand", "head")),
         (node(taints=[GPU_TAINT]), ("h100/on-demand",)),
         (node(taints=[{"key": "spot", "value": "yes", "effect": "NoExecute"}]), None),

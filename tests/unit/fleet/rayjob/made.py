@@ -116,6 +116,8 @@ def _cluster(draw: st.DrawFn, *, is_shared: bool) -> Cluster:
         shared_cluster="forebay",
         service_account=draw(st.none() | NAMES),
         pull_secrets=draw(st.lists(NAMES, max_size=1)),
-        cache=CacheVolume(mode=draw(st.sampled_from(["emptyDir", "hostPath", "claim", "none"])), storage_class="local"),
+        cache=CacheVolume(
+            mode=draw(st.sampled_from(["emptyDir", "hostPath", "ephemeralClaim", "none"])), storage_class="local"
+        ),
         hdfs=draw(st.none() | st.just(Hdfs(config_map="conf", keytab_secret="krb", principal="a@B"))),
     )

@@ -152,7 +152,7 @@ def test_code_is_unpacked_before_the_setup() -> None:
     [
         ("emptyDir", {"emptyDir": {"sizeLimit": "100Gi"}}),
         ("hostPath", {"hostPath": {"path": "/cache/ml", "type": "Directory"}}),
-        ("claim", None),
+        ("ephemeralClaim", None),
         ("none", None),
     ],
 )
@@ -164,7 +164,7 @@ def test_the_cache_has_four_modes(mode: Any, volume: Any) -> None:
         assert "cache" not in volumes and "FOREBAY_CACHE_DIR" not in env_of(group)
         return
     assert volume is None or volumes["cache"] == volume
-    if mode == "claim":
+    if mode == "ephemeralClaim":
         claim = volumes["cache"]["ephemeral"]["volumeClaimTemplate"]["spec"]
         assert claim["storageClassName"] == "local" and claim["accessModes"] == ["ReadWriteOnce"]
     assert env_of(group)["FOREBAY_CACHE_DIR"] == "/cache"
