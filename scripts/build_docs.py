@@ -23,7 +23,7 @@ import click
 import typer
 
 import forebay as fb
-from forebay.cli.app import app
+from forebay.cli.app import app_of
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 CONFIG = REPOSITORY / "zensical.toml"
@@ -163,7 +163,7 @@ def write_names(page: str, title: str, intro: str, module: ModuleType, names: li
 def write_commands() -> Iterator[str]:
     """Write the page of the command line. Yields commands and options without help."""
     parts = ["# Command line\n\n`forebay COMMAND --help` shows the same.\n"]
-    root = typer.main.get_command(app)
+    root = typer.main.get_command(app_of())
     for context in commands(root.make_context("forebay", [], resilient_parsing=True)):
         command, name = context.command, context.command_path
         if not command.help:

@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperGroup
 
 from forebay import __version__
+from forebay.cli.job_command import JobCommand
 from forebay.cli.output import print_error, print_line
 from forebay.errors import ForebayError
 from forebay.runtime.extras import missing_package
@@ -41,6 +42,8 @@ COMMANDS = {
     "llm": ("Language models", "forebay.cli.llm.group:app"),
 }
 """Panel and function, or group, of each command. Only the one that is called is imported: all take a second."""
+OF_JOBS = ("plan", "rows", "warm", "run", "doctor")
+"""Commands that take the parameters of a job file."""
 
 
 class _Root(TyperGroup):
@@ -80,7 +83,6 @@ def app_of(words: Sequence[str] = ()) -> typer.Typer:
         help="Keep accelerators fed: Parquet in a deterministic order, cached per node, into training on Ray.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        add_completion=False,
     )
     app.callback(invoke_without_command=True)(root)
     called = next((word for word in words if not word.startswith("-")), "")
@@ -90,7 +92,8 @@ def app_of(words: Sequence[str] = ()) -> typer.Typer:
         if isinstance(found, typer.Typer):
             app.add_typer(found, name=name, rich_help_panel=panel)
         else:
-            app.command(name, rich_help_panel=panel)(late(home))
+            kind = JobCommand if name in OF_JOBS else None
+            app.command(name, cls=kind, rich_help_panel=panel)(late(home))
     return app
 
 

@@ -22,5 +22,8 @@ JobFile = Annotated[
 ]
 Parameters = Annotated[
     list[str] | None,
-    typer.Argument(help="Parameters of that function, as name=value.", metavar="[NAME=VALUE]..."),
+    typer.Argument(
+        help="Parameters of that function, as name=value or --name value. `JOB --help` lists them.",
+        metavar="[NAME=VALUE]...",
+    ),
 ]

@@ -10,7 +10,7 @@ from forebay.cli.preparation_display import shown_preparations
 from forebay.errors import BadJob
 from forebay.sweep.sweep import Sweep
 from forebay.training.job.job import Job
-from forebay.training.job.recipe import call_for, call_recipe, load_recipe
+from forebay.training.job.recipe import Parameter, call_for, call_recipe, load_recipe, parameters
 
 
 def job_of(path: str, words: Sequence[str]) -> Job:
@@ -36,6 +36,12 @@ def job_or_sweep_of(path: str, words: Sequence[str]) -> Job | Sweep:
     return made
 
 
+def parameters_of(path: str) -> tuple[Parameter, ...]:
+    """Return what the job file's `sweep`, or its `job` without one, takes. Raises `BadJob`."""
+    _import_beside(path)
+    return parameters(load_recipe(path, ("sweep", "job")))
+
+
 def values_of(words: Sequence[str]) -> dict[str, str]:
     """Values of `name=value` arguments, by name.
 
@@ -45,7 +51,9 @@ def values_of(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, sign, value = word.partition("=")
         if not sign or not name:
-            raise BadJob(f"{word!r} is not a parameter. Write name=value, for example epochs=3.", word=word)
+            raise BadJob(
+                f"{word!r} is not a parameter. Write name=value or --name value, for example epochs=3.", word=word
+            )
         if name in values:
             raise BadJob(f"{name} is given twice: {values[name]!r} and {value!r}. Give it once.", parameter=name)
         values[name] = value

@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
+from forebay.cli.job_command import JobCommand
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.cli.preparation_display import shown_preparations
 from forebay.data.manifest.prepared import Prepared, find_prepared, list_prepared, remove_prepared
@@ -44,7 +45,7 @@ app = typer.Typer(
 )
 
 
-@app.command("job")
+@app.command("job", cls=JobCommand)
 def job(job: JobFile, parameters: Parameters = None, as_json: AsJson = False) -> None:
     """Prepare the data of a job, and train nothing.
 

@@ -20,9 +20,11 @@ from forebay.runtime.formatting import bytes_text
 
 def scan(
     uri: Annotated[
-        str,
+        list[str],
         typer.Argument(
-            help="A Parquet file, folder or glob: a path, s3://, gs://, hdfs://, ... Or a Delta Lake or Iceberg table."
+            help="A Parquet file, folder or glob: a path, s3://, gs://, hdfs://, ... Or a Delta Lake or Iceberg table. "
+            "Several files are one dataset.",
+            metavar="URI...",
         ),
     ],
     columns: Annotated[str | None, typer.Option(help="Only these columns, separated by commas.")] = None,
@@ -50,7 +52,7 @@ def scan(
     with progress_bar(hidden=as_json) as bar:
         task = bar.add_task("reading footers", total=None)
         manifest = scan_source(
-            uri,
+            uri if len(uri) > 1 else uri[0],
             columns=columns.split(",") if columns else None,
             where=where,
             skip=() if skip is None else skip_list(skip),
@@ -59,7 +61,7 @@ def scan(
             allow_locations=allow_location or (),
             progress=lambda done, total: bar.update(task, completed=done, total=total),
         )
-    path = out or Path(f"{_stem(uri)}.manifest.json")
+    path = out or Path(f"{_stem(uri[0] if len(uri) == 1 else uri[0].rpartition('/')[0])}.manifest.json")
     save_manifest(manifest, path)
     facts = _facts(manifest, path)
     if as_json:

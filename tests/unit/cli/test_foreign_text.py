@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
         ["scan", "{data}", "--columns", "nope"],
         ["scan", "{corrupt}"],
         ["scan", "{data}/missing" + HOSTILE],
-        ["scan", "a.parquet", f"b{HOSTILE}.parquet"],
+        ["scan", f"b{HOSTILE}.parquet", "a.parquet"],
         ["scan", f"--a{HOSTILE}"],
         [f"scn{HOSTILE}"],
         ["rows", "{data}"],

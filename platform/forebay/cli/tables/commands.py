@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
+from forebay.cli.job_command import JobCommand
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.errors import InvalidOption
 from forebay.runtime.formatting import bytes_text, share_text
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Embedding tables: plan their placement, export them for serving.", no_args_is_help=True)
 
 
-@app.command("plan")
+@app.command("plan", cls=JobCommand)
 def plan_tables(
     job_file: JobFile,
     parameters: Parameters = None,
