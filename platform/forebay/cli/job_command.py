@@ -62,6 +62,6 @@ def _show_parameters(file: str) -> None:
     try:
         found = parameters_of(file)
     except ForebayError as error:
-        print_error(error)
+        print_error(error, as_json=False)
         sys.exit(error.exit_status)
     print_line(f"Parameters of {file}, as name=value or --name value:\n" + "\n".join(f"  {each}" for each in found))

@@ -78,3 +78,8 @@ def test_a_shell_completes_commands_and_options(monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setenv("COMP_WORDS", typed)
         monkeypatch.setenv("COMP_CWORD", str(len(typed.split()) - 1))
         assert meant in forebay().out.split()
+
+
+def test_help_of_a_missing_file_is_refused(files: Path, forebay: Forebay) -> None:
+    said = forebay("run", "missing.py", "--help")
+    assert said.code == 2 and "there is no job file 'missing.py'" in said.err
