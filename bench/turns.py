@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -91,7 +92,26 @@ def text_table(rows: Sequence[Sequence[str]]) -> str:
     )
 
 
-def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+def markdown_table(rows: Iterable[Sequence[str]]) -> str:
     """Table for a page. The first row is its head."""
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|" + "---|" * len(rows[0]), *lines[1:]])
+    head, *others = rows
+    lines = (head, ["---"] * len(head), *others)
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
+
+
+def spread(values: Sequence[float], form: str) -> str:
+    """Median in `form`, such as `{:.2f}`, with the range in brackets if there is one."""
+    if not values:
+        return "-"
+    low, middle, high = (form.format(value) for value in (min(values), statistics.median(values), max(values)))
+    return middle if low == high else f"{middle} [{low} to {high}]"
+
+
+def words_of(text: str) -> list[str]:
+    """Words of an option, separated by commas."""
+    return [each for each in text.split(",") if each]
+
+
+def numbers_of(text: str) -> list[int]:
+    """Numbers of an option, such as `1,65_536`."""
+    return [int(each.replace("_", "")) for each in words_of(text)]

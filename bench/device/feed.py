@@ -24,7 +24,17 @@ from typing import Any
 from bench.device import clicks
 from bench.device.report import feed_rows, model_rows
 from bench.machine import machine_and_code
-from bench.turns import Turns, end_turn, markdown_table, read_lines, say, text_table, working_folder
+from bench.turns import (
+    Turns,
+    end_turn,
+    markdown_table,
+    numbers_of,
+    read_lines,
+    say,
+    text_table,
+    words_of,
+    working_folder,
+)
 
 BATCHES = (8192, 65_536)
 _GROUP_ROWS = 31_250
@@ -95,8 +105,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each measurement, at most")
     parser.add_argument("--rows", type=int, help="of the data; by default 250,000 for each core, up to 4 million")
-    parser.add_argument("--batches", type=_numbers, default=BATCHES, help="sizes of a batch, by commas")
-    parser.add_argument("--data-workers", type=_words, default=["threads", "processes"], help="ways, by commas")
+    parser.add_argument("--batches", type=numbers_of, default=BATCHES, help="sizes of a batch, by commas")
+    parser.add_argument("--data-workers", type=words_of, default=["threads", "processes"], help="ways, by commas")
     parser.add_argument("--processes", type=int, help="of the DataLoader; by default half of the cores")
     parser.add_argument("--limit", type=float, default=_LIMIT_S, help="seconds after which no turn goes on")
     parser.add_argument("--folder", type=Path, help="for data and caches; by default in memory, if there is room")
@@ -115,14 +125,6 @@ def main() -> None:
     lines = read_lines(given.of) if given.of else run(given)
     rows = model_rows(lines) if given.model else feed_rows(lines)
     print(markdown_table(rows) if given.markdown else text_table(rows))
-
-
-def _words(text: str) -> list[str]:
-    return [each for each in text.split(",") if each]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(each.replace("_", "")) for each in _words(text)]
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from bench.elastic.director import LIMIT_S
+from bench.turns import markdown_table
 
 OURS = ("Forebay, Ray Train", "Forebay, Horovod")
 SHORTEST_S = 0.05
@@ -91,7 +92,7 @@ def table(systems: Mapping[str, Mapping[str, Any]], repeats: int) -> str:
     known = [name for name in (*STOCK, *OURS) if name in systems]
     head = ("event", *(f"{name} (target)" if name in OURS else name for name in known))
     rows = [(f"{row.title}, {row.unit}", *(_cell(row, name, systems[name], repeats) for name in known)) for row in ROWS]
-    return _markdown([head, *rows])
+    return markdown_table([head, *rows])
 
 
 def target_of(row: Row, name: str) -> float | None:
@@ -167,7 +168,7 @@ def _timelines(systems: Mapping[str, Mapping[str, Any]]) -> list[str]:
             nearest = min(phases, key=lambda found: abs(found[-1][0] - middle))
             parts.append(f"### {name}, {row.title}: phases")
             parts.append("Seconds after the last step before the change.")
-            parts.append(_markdown([("s", "what"), *((f"{seconds:+.2f}", what) for seconds, what in nearest)]))
+            parts.append(markdown_table([("s", "what"), *((f"{seconds:+.2f}", what) for seconds, what in nearest)]))
     return ["## Missed targets", *parts] if parts else []
 
 
@@ -178,9 +179,3 @@ def _spread(values: Sequence[float]) -> str:
 
 def _number(value: float) -> str:
     return f"{value:.0f}" if value >= 100 or value == round(value) else f"{value:.2g}"
-
-
-def _markdown(lines: Iterable[Sequence[str]]) -> str:
-    head, *rows = lines
-    rule = ["---"] * len(head)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.llm.figures import common_loss, fill, losses, median, preparation_rate, rate, ratios, seconds_to
 from bench.llm.resume import WORKERS
 from bench.llm.turn import FOREBAY, PADDED, ROWS, TORCHTUNE
+from bench.turns import markdown_table, spread
 
 _INTRODUCTION = """# Fine-tuning side by side
 
@@ -99,13 +100,13 @@ def _targets(turns: Sequence[Mapping[str, Any]], found: Mapping[str, Any]) -> st
     is_measured = bool(prepared) and "error" not in prepared
     scaled = [preparation_rate(prepared, 2) / preparation_rate(prepared, 1)] if is_measured else []
     lines.append(_target("preparation by 2 processes, over one", 1.6, scaled))
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _target(title: str, least: float, values: Sequence[float]) -> tuple[str, ...]:
     if not values:
         return title, f">= {least:g}", "not measured", ""
-    return title, f">= {least:g}", _spread(values, "{:.2f}"), "met" if median(values) >= least else "**missed**"
+    return title, f">= {least:g}", spread(values, "{:.2f}"), "met" if median(values) >= least else "**missed**"
 
 
 def _table(turns: Sequence[Mapping[str, Any]]) -> str:
@@ -119,14 +120,14 @@ def _table(turns: Sequence[Mapping[str, Any]]) -> str:
         lines.append(
             (
                 name,
-                _spread([rate(turn) for turn in own], "{:,.0f}"),
-                _spread([fill(turn) for turn in own], "{:.2f}"),
-                _spread([turn["peak_bytes"] / 1e6 for turn in own], "{:,.0f}"),
-                _spread([losses(turn)[last] for turn in own], "{:.3f}"),
-                _spread(seconds, "{:.1f}"),
+                spread([rate(turn) for turn in own], "{:,.0f}"),
+                spread([fill(turn) for turn in own], "{:.2f}"),
+                spread([turn["peak_bytes"] / 1e6 for turn in own], "{:,.0f}"),
+                spread([losses(turn)[last] for turn in own], "{:.3f}"),
+                spread(seconds, "{:.1f}"),
             )
         )
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _second(found: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> str:
@@ -134,8 +135,8 @@ def _second(found: Mapping[str, Any], turns: Sequence[Mapping[str, Any]]) -> str
     for each in found["second"]:
         first = [turn["steps"][0]["cpu_s"] for turn in turns if (turn["name"], turn["kind"]) == (each["name"], "usual")]
         again = "error" if "error" in each else f"{each['steps'][0]['cpu_s']:.1f}"
-        lines.append((each["name"], _spread(first, "{:.1f}"), again))
-    return _markdown(lines)
+        lines.append((each["name"], spread(first, "{:.1f}"), again))
+    return markdown_table(lines)
 
 
 def _resume(found: Mapping[str, Any]) -> str:
@@ -143,7 +144,7 @@ def _resume(found: Mapping[str, Any]) -> str:
     for name, each in found.items():
         cells = ["error"] * len(WORKERS) if "error" in each else [_share(each[f"with {n}"]) for n in WORKERS]
         lines.append((name, *cells))
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _share(each: Mapping[str, Any]) -> str:
@@ -161,7 +162,7 @@ def _preparation(found: Mapping[str, Any]) -> str:
             each = found[size][str(processes)]
             cells = (f"{each['tokens']:,}", f"{each['own_cpu_s']:.2f}", f"{each['children_cpu_s']:.2f}")
             lines.append((str(processes), *cells, f"{preparation_rate(found, processes):,.0f}" * (size == "large")))
-    return _markdown(lines)
+    return markdown_table(lines)
 
 
 def _failures(found: Mapping[str, Any]) -> Iterable[str]:
@@ -173,16 +174,3 @@ def _failures(found: Mapping[str, Any]) -> Iterable[str]:
     for name, each in found["resume"].items():
         errors = [each["error"]] if "error" in each else [each[f"with {number}"]["error"] for number in WORKERS]
         yield from (f"- {name}, after a kill: {error}" for error in errors if error)
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    if not values:
-        return "-"
-    order: Sequence[Callable[[Sequence[float]], float]] = (min, median, max)
-    low, middle, high = (form.format(each(values)) for each in order)
-    return middle if low == high else f"{middle} [{low} to {high}]"
-
-
-def _markdown(lines: Iterable[Sequence[str]]) -> str:
-    head, *rows = lines
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))

@@ -28,7 +28,17 @@ from bench.device import clicks
 from bench.device.report import cores_rows
 from bench.machine import machine_and_code
 from bench.process_usage import cpu_s, memory_in_use
-from bench.turns import Turns, end_turn, markdown_table, read_lines, say, text_table, working_folder
+from bench.turns import (
+    Turns,
+    end_turn,
+    markdown_table,
+    numbers_of,
+    read_lines,
+    say,
+    text_table,
+    words_of,
+    working_folder,
+)
 
 _BATCH = 8192
 _GROUP_ROWS = 15_625
@@ -174,8 +184,8 @@ def _counts(cores: int) -> list[int]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", type=int, help="of the data; by default 250,000 for each core, up to 2 million")
-    parser.add_argument("--cores", type=_numbers, help="numbers of cores, by commas")
-    parser.add_argument("--data-workers", type=_words, default=["threads", "processes"], help="ways, by commas")
+    parser.add_argument("--cores", type=numbers_of, help="numbers of cores, by commas")
+    parser.add_argument("--data-workers", type=words_of, default=["threads", "processes"], help="ways, by commas")
     parser.add_argument("--limit", type=float, default=_LIMIT_S, help="seconds after which no turn goes on")
     parser.add_argument("--seconds", type=float, dest="limit", help="the same")
     parser.add_argument("--folder", type=Path, help="for data and caches; by default in memory, if there is room")
@@ -189,14 +199,6 @@ def main() -> None:
         end_turn()
     rows = cores_rows(read_lines(given.of) if given.of else run(given))
     print(markdown_table(rows) if given.markdown else text_table(rows))
-
-
-def _words(text: str) -> list[str]:
-    return [each for each in text.split(",") if each]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(each.replace("_", "")) for each in _words(text)]
 
 
 if __name__ == "__main__":

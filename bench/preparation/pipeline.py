@@ -13,9 +13,9 @@ import pyarrow.parquet as pq
 import ray.data
 from ray.data.aggregate import Count, Sum
 
+from bench.notes import note
 from bench.preparation.data import FLOATS, USERS_FILE
 from bench.preparation.setting import PreparationSetting
-from bench.preparation.work import note
 
 NUMBERS = (*FLOATS, "age", "days", "item_clicks", "price")
 CATEGORY = "country"

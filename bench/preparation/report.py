@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from bench.turns import markdown_table, spread
+
 Result = Mapping[str, Any]
 
 OURS, PEER = "Forebay", "Ray Data into Ray Train"
@@ -63,7 +65,7 @@ def targets(results: Sequence[Result]) -> str:
         _later_epochs(peer[repeat]["first"]) / _later_epochs(own[repeat]["first"])
         for repeat in sorted(own.keys() & peer.keys())
     ]
-    return _markdown(
+    return markdown_table(
         [
             ("figure", "target", "measured", ""),
             _target(
@@ -95,15 +97,15 @@ def figures(results: Sequence[Result], data_bytes: int, rows: int) -> str:
                 (
                     name,
                     run,
-                    _spread([each["wall_s"] for each in runs], "{:.1f}"),
-                    _spread([each["cpu_s"] for each in runs], "{:.0f}"),
-                    _spread([each["prepare_s"] for each in runs], "{:.2f}"),
-                    _spread([each["sent_bytes"] / data_bytes for each in runs], "{:.2f}"),
-                    _spread([each["transformed"] / rows for each in runs], "{:.2f}"),
+                    spread([each["wall_s"] for each in runs], "{:.1f}"),
+                    spread([each["cpu_s"] for each in runs], "{:.0f}"),
+                    spread([each["prepare_s"] for each in runs], "{:.2f}"),
+                    spread([each["sent_bytes"] / data_bytes for each in runs], "{:.2f}"),
+                    spread([each["transformed"] / rows for each in runs], "{:.2f}"),
                     _integrity(runs),
                 )
             )
-    return _markdown([(*head, "rows transformed, times the data", "rows lost / repeated"), *lines])
+    return markdown_table([(*head, "rows transformed, times the data", "rows lost / repeated"), *lines])
 
 
 def epochs(results: Sequence[Result]) -> str:
@@ -113,13 +115,13 @@ def epochs(results: Sequence[Result]) -> str:
         for run in ("first", "second"):
             number = len(own[0][run]["epochs"])
             cells = [
-                f"{_spread([each[run]['epochs'][epoch]['seconds'] for each in own], '{:.2f}')}, waiting "
+                f"{spread([each[run]['epochs'][epoch]['seconds'] for each in own], '{:.2f}')}, waiting "
                 f"{statistics.median(each[run]['epochs'][epoch]['wait_s'] for each in own):.2f}"
                 for epoch in range(number)
             ]
             lines.append((name, run, *cells))
     count = max((len(line) - 2 for line in lines), default=0)
-    return _markdown([("system", "run", *(f"epoch {number + 1}, s" for number in range(count))), *lines])
+    return markdown_table([("system", "run", *(f"epoch {number + 1}, s" for number in range(count))), *lines])
 
 
 def deliveries(results: Sequence[Result]) -> str:
@@ -128,7 +130,7 @@ def deliveries(results: Sequence[Result]) -> str:
     for name, own in _measured(results).items():
         facts = own[0]["first"]["facts"]
         lines.append((name, facts["version"], facts["keeps"], facts["shuffled"], facts["resumes"], facts["note"]))
-    return _markdown([("system", "version", "keeps", "shuffled", "after a crash, goes on", "note"), *lines])
+    return markdown_table([("system", "version", "keeps", "shuffled", "after a crash, goes on", "note"), *lines])
 
 
 def summary(result: Result) -> str:
@@ -160,20 +162,10 @@ def _target(
 ) -> tuple[str, ...]:
     if not values:
         return title, target, "not measured", ""
-    return title, target, _spread(values, form), "met" if is_met(statistics.median(values)) else "**missed**"
+    return title, target, spread(values, form), "met" if is_met(statistics.median(values)) else "**missed**"
 
 
 def _integrity(runs: Iterable[Result]) -> str:
     found = [epoch for run in runs for epoch in run["epochs"]]
     lost, repeated = (sum(epoch[what] for epoch in found) for what in ("lost", "repeated"))
     return f"{lost} / {repeated} in {len(found)} epochs"
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    low, middle, high = (form.format(value) for value in (min(values), statistics.median(values), max(values)))
-    return middle if low == high else f"{middle} [{low} to {high}]"
-
-
-def _markdown(lines: Iterable[Sequence[str]]) -> str:
-    head, *rows = lines
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, ["---"] * len(head), *rows))

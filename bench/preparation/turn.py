@@ -10,8 +10,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from bench.notes import read_notes
 from bench.preparation.setting import PreparationSetting
-from bench.preparation.work import read_notes
 from bench.processes import command, environment, last_line, run_child
 from bench.sweep.source import Source
 

@@ -2,29 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-
-def note(path: str, facts: Mapping[str, Any]) -> None:
-    """Append a line to a log. A short line is one write, so lines of several processes are never mixed."""
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, (json.dumps(facts) + "\n").encode())
-    os.close(file)
-
-
-def read_notes(path: str) -> list[dict[str, Any]]:
-    """All lines of a log. Empty if the file does not exist."""
-    log = Path(path)
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+from bench.notes import note
 
 
 def click_model(num_numbers: int, num_ids: int) -> nn.Module:

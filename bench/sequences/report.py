@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bench.sequences.peers import (
@@ -21,6 +21,7 @@ from bench.sequences.peers import (
     SeriesSet,
 )
 from bench.sequences.setting import FUTURE, PAST, SERIES_STEPS
+from bench.turns import markdown_table, spread
 
 Result = Mapping[str, Any]
 
@@ -102,7 +103,7 @@ def targets(results: Sequence[Result]) -> str:
             continue
         verdict = "" if least is None else "met" if statistics.median(ratios) >= least else "**missed**"
         cpu = ratios_of(results, theirs, ours, "cpu_us_per_window")
-        rows.append((title, target, f"{spread(ratios, 2)} x", verdict, f"{spread(cpu, 2)} x"))
+        rows.append((title, target, f"{spread(ratios, '{:,.2f}')} x", verdict, f"{spread(cpu, '{:,.2f}')} x"))
     small, large = (_values(results, FOREBAY, each.name, "used_bytes") for each in (SMALL, LARGE))
     title = f"memory with {LARGE.windows:,} windows against {SMALL.windows:,}"
     if small and large:
@@ -111,7 +112,7 @@ def targets(results: Sequence[Result]) -> str:
         rows.append((title, f"<= {_MOST_GROWTH:g}", f"{growth:.2f} x", verdict, ""))
     else:
         rows.append((title, f"<= {_MOST_GROWTH:g}", "not measured", "", ""))
-    return _markdown([("figure", "target", "measured", "", "by CPU time per window"), *rows])
+    return markdown_table([("figure", "target", "measured", "", "by CPU time per window"), *rows])
 
 
 def table(results: Sequence[Result], name: str) -> str:
@@ -134,7 +135,7 @@ def table(results: Sequence[Result], name: str) -> str:
             continue
 
         def figures(key: str, scale: float = 1.0, digits: int = 0, own: Sequence[Result] = measured) -> str:
-            return spread([result[key] * scale for result in own], digits)
+            return spread([result[key] * scale for result in own], f"{{:,.{digits}f}}")
 
         rates = [result["windows_per_s"] * result["window_bytes"] / 1e9 for result in measured]
         workers = figures("worker_bytes", 1e-6) + " MB" if measured[0]["workers"] else "-"
@@ -143,7 +144,7 @@ def table(results: Sequence[Result], name: str) -> str:
             (
                 system,
                 figures("windows_per_s"),
-                spread(rates, 2),
+                spread(rates, "{:,.2f}"),
                 figures("cpu_us_per_window", 1, 1) + " us",
                 figures("first_batch_s", 1, 2) + " s",
                 figures("used_bytes", 1e-6) + " MB",
@@ -151,7 +152,7 @@ def table(results: Sequence[Result], name: str) -> str:
                 f"{prepared:,.0f} s" if prepared >= 0.1 else "-",
             )
         )
-    return _markdown([head, *rows])
+    return markdown_table([head, *rows])
 
 
 def kernels(figures: Sequence[Mapping[str, Any]]) -> str:
@@ -167,14 +168,14 @@ def kernels(figures: Sequence[Mapping[str, Any]]) -> str:
         )
         for each in figures
     ]
-    return _markdown([("figure", "target", "measured", "", "note"), *rows])
+    return markdown_table([("figure", "target", "measured", "", "note"), *rows])
 
 
 def deliveries(results: Sequence[Result]) -> str:
     """Properties that each system states."""
     seen = {result["name"]: result["facts"] for result in results if "facts" in result}
     rows = [(name, facts["version"], facts["shuffled"], facts["note"]) for name, facts in seen.items()]
-    return _markdown([("system", "version", "shuffled", "note"), *rows])
+    return markdown_table([("system", "version", "shuffled", "note"), *rows])
 
 
 def summary(result: Result) -> str:
@@ -194,12 +195,6 @@ def ratios_of(results: Sequence[Result], ours: str, theirs: str, key: str) -> li
     return [left[repeat] / right[repeat] for repeat in sorted(left.keys() & right.keys())]
 
 
-def spread(values: Sequence[float], digits: int) -> str:
-    """Median, with the range in brackets if there is one."""
-    low, middle, high = (f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
-    return middle if low == high else f"{middle} [{low} to {high}]"
-
-
 def _values(results: Sequence[Result], name: str, series_set: str, key: str) -> dict[int, float]:
     return {
         result["repeat"]: result[key]
@@ -214,9 +209,3 @@ def _by_name(results: Sequence[Result], series_set: str) -> dict[str, list[Resul
         if result["set"] == series_set:
             found.setdefault(result["name"], []).append(result)
     return found
-
-
-def _markdown(lines: Iterable[Sequence[str]]) -> str:
-    head, *rows = lines
-    rule = ["---"] * len(head)
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in (head, rule, *rows))

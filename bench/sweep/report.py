@@ -9,6 +9,8 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from bench.turns import markdown_table, spread
+
 Result = Mapping[str, Any]
 
 OURS = "Forebay"
@@ -87,8 +89,8 @@ def targets(results: Sequence[Result]) -> str:
                 rows.append((f"{title}, against {name}", f"<= {most:.3g}", "not measured", ""))
                 continue
             verdict = "met" if statistics.median(ratios) <= most else "**missed**"
-            rows.append((f"{title}, against {name}", f"<= {most:.3g}", _spread(ratios, 3), verdict))
-    return _markdown([("figure", "target", "measured", ""), *rows])
+            rows.append((f"{title}, against {name}", f"<= {most:.3g}", spread(ratios, "{:,.3f}"), verdict))
+    return markdown_table([("figure", "target", "measured", ""), *rows])
 
 
 def speeds(results: Sequence[Result], data_bytes: int) -> str:
@@ -99,15 +101,15 @@ def speeds(results: Sequence[Result], data_bytes: int) -> str:
         rows.append(
             (
                 name,
-                _spread([_sent(result) / 1e6 for result in own], 0),
-                _spread([_sent(result) / data_bytes for result in own], 2),
-                _spread([result["read"]["transform_passes"] for result in own], 2),
-                _spread([_wall(result) for result in own], 1),
-                _spread([result["wall_s"] - result["sweep_s"] for result in own], 1),
+                spread([_sent(result) / 1e6 for result in own], "{:,.0f}"),
+                spread([_sent(result) / data_bytes for result in own], "{:,.2f}"),
+                spread([result["read"]["transform_passes"] for result in own], "{:,.2f}"),
+                spread([_wall(result) for result in own], "{:,.1f}"),
+                spread([result["wall_s"] - result["sweep_s"] for result in own], "{:,.1f}"),
                 _integrity(own),
             )
         )
-    return _markdown([(*head, "of it before the sweep started, s", "rows lost / repeated"), *rows])
+    return markdown_table([(*head, "of it before the sweep started, s", "rows lost / repeated"), *rows])
 
 
 def deliveries(results: Sequence[Result]) -> str:
@@ -119,7 +121,7 @@ def deliveries(results: Sequence[Result]) -> str:
         shuffled = f"{facts['shuffled']} ({neighbours:.0%} of rows follow their neighbour)"
         rows.append((name, facts["version"], facts["shares"], shuffled, facts["resumes"], facts["note"]))
     head = ("system", "version", "trials share", "shuffled", "after a crash", "note")
-    return _markdown([head, *rows])
+    return markdown_table([head, *rows])
 
 
 def many(found: Sequence[Result]) -> str:
@@ -135,7 +137,7 @@ def many(found: Sequence[Result]) -> str:
         for result in found
         if "read" in result
     ]
-    return _markdown([("sweep", "trials that ended", "read, times", "transformed, times", "source"), *rows])
+    return markdown_table([("sweep", "trials that ended", "read, times", "transformed, times", "source"), *rows])
 
 
 def summary(result: Result) -> str:
@@ -208,14 +210,3 @@ def _integrity(own: Iterable[Result]) -> str:
 def _least_most(values: Sequence[float]) -> str:
     least, most = (f"{value:.3g}" for value in values)
     return least if least == most else f"{least} to {most}"
-
-
-def _spread(values: Sequence[float], digits: int) -> str:
-    low, middle, high = (f"{value:,.{digits}f}" for value in (min(values), statistics.median(values), max(values)))
-    return middle if low == high else f"{middle} [{low} to {high}]"
-
-
-def _markdown(lines: Iterable[Sequence[str]]) -> str:
-    head, *rows = lines
-    rule = ["---"] * len(head)
-    return "\n".join(f"| {' | '.join(line)} |" for line in (head, rule, *rows))

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from bench.notes import read_notes
 from bench.processes import command, environment, last_line, run_child
 from bench.sweep.counts import CountedRowGroup, counters
 from bench.sweep.setting import SweepSetting
 from bench.sweep.source import Source
-from bench.sweep.work import read_log
 
 _CHILD = "bench.sweep.child"
 _PATIENCE_S = 300.0
@@ -58,8 +58,8 @@ def turn(
         answer: dict[str, Any] = json.loads(files["answer"].read_text())
         if "error" in answer:
             return answer
-        counted = counters(groups, source.counts(), read_log(f"{folder}/transforms.jsonl"))
-        trials = read_log(f"{folder}/trials.jsonl")
+        counted = counters(groups, source.counts(), read_notes(f"{folder}/transforms.jsonl"))
+        trials = read_notes(f"{folder}/trials.jsonl")
         shutil.rmtree(folder, ignore_errors=True)
     whole = [trial for trial in trials if trial["epochs"] == setting.epochs]
     if len(whole) != setting.trials:

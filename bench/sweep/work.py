@@ -5,18 +5,17 @@ Needs only NumPy and torch, of any version that a system brings.
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
+
+from bench.notes import note
 
 NUM_COLUMNS = 100
 COLUMNS = [f"x{place:03d}" for place in range(NUM_COLUMNS)]
@@ -36,7 +35,7 @@ def arrays(rows: np.ndarray, label: np.ndarray, log: str, num_quantiles: int = N
     The arithmetic follows scikit-learn's `QuantileTransformer(output_distribution="normal")`: two interpolations,
     one from each side, and one back.
     """
-    _note(log, {"spans": spans(rows[:, 0].astype(np.int64))})
+    note(log, {"spans": spans(rows[:, 0].astype(np.int64))})
     ranks = np.linspace(0.0, 1.0, num_quantiles)
     normal = NormalDist()
     bounds = np.array([normal.inv_cdf(rank) for rank in ranks.clip(_EDGE, 1.0 - _EDGE)])
@@ -86,7 +85,7 @@ class WorkTotals:
     def write(self, log: str, loss: float) -> None:
         """Write the totals and the loss of the ended trial."""
         self.loss, self.ended = loss, time.time()
-        _note(log, asdict(self))
+        note(log, asdict(self))
 
 
 class BenchTrainer:
@@ -105,16 +104,3 @@ class BenchTrainer:
         self._optimizer.step()
         self._optimizer.zero_grad()
         return float(loss.detach())
-
-
-def read_log(path: str) -> list[dict[str, Any]]:
-    """All lines of a log. Empty if the file does not exist."""
-    log = Path(path)
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def _note(path: str, facts: Mapping[str, Any]) -> None:
-    # A short line is one write to a file opened for appending, so lines of several processes are never mixed.
-    file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
-    os.write(file, (json.dumps(facts) + "\n").encode())
-    os.close(file)

@@ -15,7 +15,7 @@ Bench = Callable[[str], ModuleType]
 
 
 def test_every_click_gets_its_user_and_its_item(bench: Bench, tmp_path: Path) -> None:
-    data, pipeline, work = (bench(f"preparation.{name}") for name in ("data", "pipeline", "work"))
+    data, pipeline = (bench(f"preparation.{name}") for name in ("data", "pipeline"))
     folder = data.make_tables(tmp_path, 2000)
     clicks = pa.concat_tables(pq.read_table(path) for path in sorted(folder.glob("clicks-*.parquet")))
     assert sorted(clicks["row"].to_pylist()) == list(range(2000))
@@ -24,7 +24,7 @@ def test_every_click_gets_its_user_and_its_item(bench: Bench, tmp_path: Path) ->
     items = counted.rename_columns(["item", "clicks", "cents"])
     log = str(tmp_path / "log")
     made = pipeline.transformed(clicks, users, items, log).to_pandas()
-    assert work.read_notes(log) == [{"transformed": 2000}]
+    assert bench("notes").read_notes(log) == [{"transformed": 2000}]
     frame = clicks.to_pandas()
     joined = frame.merge(users.to_pandas(), on="user", how="left", sort=False)
     assert made["age"].tolist() == joined["age"].tolist()
@@ -39,7 +39,7 @@ def test_an_epoch_checks_its_rows(bench: Bench, tmp_path: Path) -> None:
     for batch in epoch.timed(iter([np.array([0, 1]), np.array([1, 3])])):
         epoch.add(batch)
     epoch.end_epoch()
-    (facts,) = work.read_notes(log)
+    (facts,) = bench("notes").read_notes(log)
     assert (facts["epoch"]["rows"], facts["epoch"]["lost"], facts["epoch"]["repeated"]) == (4, 2, 1)
     assert 0 <= facts["epoch"]["wait_s"] <= facts["epoch"]["seconds"]
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 
 import numpy as np
+from tests.waiting import until
 
 Bench = Callable[[str], ModuleType]
 PARENT = """
@@ -31,13 +32,6 @@ with open(sys.argv[1], "wb", buffering=0) as file:
 print(flush=True)
 sys.stdin.read()
 """
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_running(pid: int) -> bool:

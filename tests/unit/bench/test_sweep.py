@@ -76,7 +76,7 @@ def test_transform_is_one_function_of_rows_and_trials_check_what_came(bench: Ben
     np.testing.assert_array_equal(made["x"], again["x"][::-1])
     # These values already belong to a normal variable.
     assert np.abs(made["x"] - rows[:, 1:])[np.abs(rows[:, 1:]) < 2].max() < 0.01
-    assert len(work.read_log(log)) == 2
+    assert len(bench("notes").read_notes(log)) == 2
     account = work.WorkTotals("0")
     account.take([np.array([0.0, 1.0]), np.array([1.0, 3.0])], 5)
     assert (account.rows, account.lost, account.repeated) == (4, 2, 1)

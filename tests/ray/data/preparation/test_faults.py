@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 import pytest
 import ray
 from ray.exceptions import RayError
+from tests.waiting import until
 
 import forebay as fb
 from forebay.data.manifest.prepared import list_prepared
@@ -75,13 +76,6 @@ def make(root: Path, into: Path, pause_s: float = 0.0, notes: str = "") -> fb.Pr
 
 def undisturbed(root: Path, into: Path) -> fb.Prepared:
     return fb.prepare(by_hand, root=root, into=str(into), key="row", row_group_rows=256, fit=FITS, inputs=[root])
-
-
-def until(is_so: Callable[[], object]) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 import ray
+from tests.waiting import until
 
 import forebay as fb
 from forebay.data.manifest.prepared import PreparedOrigin
@@ -21,8 +22,6 @@ from forebay.errors import InvalidOption, PreparationFailed
 from forebay.llm.source import text_files
 from forebay.testing.data.chats import unique_chats
 from forebay.testing.drivers.nodes import SmallNodes
-
-WAIT_S = 240.0
 
 
 @dataclass
@@ -115,12 +114,6 @@ def nodes(ray_off: None) -> Iterator[SmallNodes]:
 @pytest.mark.variation
 def test_spans_of_a_lost_node_are_prepared_again_and_no_others(nodes: SmallNodes, notes: Path, tmp_path: Path) -> None:
     (doomed,) = nodes.others
-
-    def until(is_so: Callable[[], object]) -> None:
-        deadline = time.monotonic() + WAIT_S
-        while not is_so():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
 
     def lose() -> None:
         until(lambda: len([path for path in notes.iterdir() if doomed in path.name]) > 0)

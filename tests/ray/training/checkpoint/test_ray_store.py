@@ -31,6 +31,7 @@ from tests.ray.ending import kill
 from tests.storage.conftest import free_port, s3_store, serving
 from tests.unit.training.checkpoint import store_laws
 from tests.unit.training.checkpoint.store_laws import CheckpointStoreLaws, chunk_of, in_parts, read_in_parts
+from tests.waiting import until
 
 from forebay.data.plan.cursor import Cursor
 from forebay.errors import WriteFailed
@@ -84,13 +85,6 @@ def save_one_and_keep_one(commits: RayCheckpointStore) -> None:
     commits.save(checkpoint_at(1))
     commits.flush()
     commits.save(checkpoint_at(2))
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.fixture(autouse=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.waiting import until
 
 from forebay.data.cache.builders.data_workers import NICENESS, DataWorkers
 from forebay.data.cache.disk.disk_cache import DiskCache
@@ -117,13 +118,6 @@ class Gate:
         with self._lock:
             self._inside -= 1
         return {"id": np.asarray(batch.column("id"))}
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 import forebay as fb
 from forebay.data.loader import pipeline
@@ -23,13 +24,6 @@ def gather_threads() -> int:
     return sum(thread.name == "forebay-gather" for thread in threading.enumerate())
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    give_up = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < give_up
-        time.sleep(0.01)
-
-
 def epoch_made(loader: fb.Loader) -> int:
     """Epoch of which the gathering thread makes batches."""
     return loader._pipeline._making.start[0]  # type: ignore[union-attr]
@@ -37,7 +31,7 @@ def epoch_made(loader: fb.Loader) -> int:
 
 def wait_until_prepared(loader: fb.Loader) -> None:
     """Wait for the first batch of the next epoch."""
-    wait_for(lambda: epoch_made(loader) == loader.epoch and bool(loader._pipeline._making.queue.held_bytes))  # type: ignore[union-attr]
+    until(lambda: epoch_made(loader) == loader.epoch and bool(loader._pipeline._making.queue.held_bytes))  # type: ignore[union-attr]
 
 
 def expected(small: Any, epoch_ids: Ids, epochs: int) -> list[list[list[int]]]:
@@ -52,7 +46,7 @@ def test_epochs_are_the_same_prepared_or_not(
 ) -> None:
     with small.loader(cache if cached else None, epochs=epochs) as loader:
         found = [epoch_ids(loader) for _ in range(3)]
-        wait_for(lambda: gather_threads() == (0 if epochs else 1))  # after the last one nothing is prepared
+        until(lambda: gather_threads() == (0 if epochs else 1))  # after the last one nothing is prepared
         assert loader.cursor().epoch == 3
         found += [epoch_ids(loader)]
     assert found == expected(small, epoch_ids, 4)
@@ -62,7 +56,7 @@ def test_the_next_epoch_begins_before_it_is_asked_for(small: Any, cache: fb.Disk
     with small.loader(cache, epochs=2) as loader:
         for _ in loader:
             # A trainer that takes longer than the loader: a faster one gets the next epoch when it asks for it.
-            wait_for(lambda: loader.counters["hits"] > 0)
+            until(lambda: loader.counters["hits"] > 0)
     assert gather_threads() == 0
 
 
@@ -71,7 +65,7 @@ def test_at_most_one_epoch_is_made_ahead(small: Any, cache: fb.DiskCache) -> Non
     with small.loader(cache, epochs=9) as loader:
         batches = iter(loader)
         next(batches)
-        wait_for(lambda: epoch_made(loader) == 1)
+        until(lambda: epoch_made(loader) == 1)
         time.sleep(0.3)
         assert epoch_made(loader) == 1
     assert gather_threads() == 0
@@ -112,7 +106,7 @@ def test_an_epoch_that_may_not_come_reads_no_source_and_calls_no_function(
         transform = fb.Transform(id=fb.Label("id", dtype="int64"))
         with fb.Loader(small.plan, transform, global_batch=16, **options) as loader:
             first, calls_before = epoch_ids(loader), len(calls)
-            wait_for(lambda loader=loader: epoch_made(loader) == 1)
+            until(lambda loader=loader: epoch_made(loader) == 1)
             time.sleep(0.3)
             assert len(calls) == calls_before
             assert loader.counters["parquet_opens"] == 8
@@ -130,8 +124,8 @@ def test_an_epoch_that_does_not_come_ends_by_itself(
     first = epoch_ids(loader)
     if ends == "dropped":
         del loader
-    wait_for(lambda: gather_threads() == 0)
-    wait_for(lambda: not cache.users())
+    until(lambda: gather_threads() == 0)
+    until(lambda: not cache.users())
     if ends == "late":
         assert [first, epoch_ids(loader)] == expected(small, epoch_ids, 2)
         loader.close()
@@ -181,7 +175,7 @@ def test_a_second_iteration_goes_on_at_the_cursor(small: Any, cache: fb.DiskCach
     with small.loader(cache, epochs=2) as loader:
         left = iter(loader)
         found = [next(left)]
-        wait_for(lambda: epoch_made(loader) == 1)
+        until(lambda: epoch_made(loader) == 1)
         found.append(next(left))
         assert epoch_ids(found) + epoch_ids(loader) == first
         assert epoch_ids(loader) == second
@@ -221,11 +215,11 @@ def test_the_cache_is_in_use_until_the_last_batch_is_taken(small: Any, cache: fb
         batches = iter(loader)
         next(batches)
         queue = loader._pipeline._making.queue  # type: ignore[union-attr]
-        wait_for(lambda: [item for item, _ in list(queue._items)[-1:]] == [None])
+        until(lambda: [item for item, _ in list(queue._items)[-1:]] == [None])
         time.sleep(0.05)
         assert [user.dataset for user in cache.users()] == [use.dataset for use in cache.datasets()]
         assert len(list(batches)) == len(loader) - 1
-        wait_for(lambda: cache.users() == [])
+        until(lambda: cache.users() == [])
 
 
 @pytest.mark.parametrize("epochs", [2, None])

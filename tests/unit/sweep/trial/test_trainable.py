@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.waiting import until
 
 from forebay.errors import Diverged, Hung
 from forebay.events import EpochEnded, Event, Finished
@@ -85,10 +84,3 @@ def test_a_checkpoint_that_is_asked_for_twice_is_the_same_though_the_run_has_gon
         until(lambda: nested.paused_at is not None or not nested.is_running)
         assert saved() == step
     assert made.step()["done"] and nested.join(60.0)
-
-
-def until(is_so: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not is_so() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert is_so()

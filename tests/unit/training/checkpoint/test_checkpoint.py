@@ -8,25 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.unit.training.checkpoint.store_laws import checkpoint_at
 
-from forebay.data.plan.cursor import Cursor
 from forebay.errors import BadJob, CursorMismatch, InvalidOption
-from forebay.training.checkpoint.checkpoint import Checkpoint, DirectoryStore
+from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import Bytes, metadata_checksum
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
-from forebay.world import World
-
-
-def checkpoint_at(step: int, **state: Any) -> Checkpoint:
-    cursor = Cursor(plan_id="9c02", epoch=1, position=10 * step, global_batch=10)
-    weight = torch.arange(8.0) + step
-    return Checkpoint(
-        step=step,
-        cursor=cursor,
-        world=World(rank=0, size=2),
-        shards={0: {"weight": weight, **state}, 1: {"part": step}},
-    )
 
 
 @pytest.fixture

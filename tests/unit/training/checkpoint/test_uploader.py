@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from forebay.errors import InvalidOption, WriteFailed
 from forebay.training.checkpoint.config import CheckpointConfig
@@ -19,13 +19,6 @@ PATIENCE_S = 60.0
 
 def encoded_at(step: int) -> EncodedCheckpoint:
     return EncodedCheckpoint.build({"step": step}, {0: b"state of %d" % step})
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def _holds(uploads: Uploader, step: int) -> bool:

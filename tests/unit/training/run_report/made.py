@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+from tests.waiting import SetClock
+
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Resized, RolledBack, Started, Warned
 from forebay.training.runs.result import Result, RunHistory, save_result
 from forebay.training.runs.timeline.origin import StartOrigin
@@ -13,15 +15,6 @@ from forebay.training.runs.timeline.timeline import RunStart, load_timeline
 
 EVIL = "<script>alert('x')</script>"
 STEPS, EPOCHS, ROWS = 100, 3, 20_000
-
-
-class MadeClock:
-    """Time that advances with the events."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def origin(**config: str | float) -> StartOrigin:
@@ -37,7 +30,7 @@ def origin(**config: str | float) -> StartOrigin:
 def write_run(folder: Path, name: str = "ctr", *, is_killed: bool = False, **config: str | float) -> str:
     """Folder of a run of 3 epochs that grew, lost a worker and was rolled back; or of one that was killed."""
     path = str(folder / name)
-    clock = MadeClock()
+    clock = SetClock()
     start = RunStart(at=1.79e9, attempt=1, origin=origin(**config))
     recorder = TimelineRecorder(path, start, load_timeline(path), clock)
     history = RunHistory(Result(name=name, path=path, plan_id="3fa1" * 16, num_epochs=EPOCHS))

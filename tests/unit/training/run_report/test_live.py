@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.unit.training.run_report.made import EVIL, MadeClock, write_run
+from tests.unit.training.run_report.made import EVIL, write_run
+from tests.waiting import SetClock
 
 from forebay.training.run_report.live import CachedPage, LivePage, live_page
 from forebay.training.run_report.recorded_run import RECENT_S
@@ -28,7 +29,7 @@ def counted() -> tuple[Callable[[], LivePage], list[int]]:
 
 
 def test_a_page_is_made_again_only_when_it_is_old(counted: tuple[Callable[[], LivePage], list[int]]) -> None:
-    clock = MadeClock()
+    clock = SetClock()
     page = CachedPage(counted[0], every_s=5.0, clock=clock)
     shown = []
     for clock.now in (0.0, 4.9, 5.0, 9.9, 10.0, 60.0):
@@ -37,7 +38,7 @@ def test_a_page_is_made_again_only_when_it_is_old(counted: tuple[Callable[[], Li
 
 
 def test_a_slow_storage_has_its_pause(counted: tuple[Callable[[], LivePage], list[int]]) -> None:
-    clock = MadeClock()
+    clock = SetClock()
 
     def slow() -> LivePage:
         clock.now += 20.0
@@ -57,7 +58,7 @@ def test_threads_that_ask_at_once_wait_for_one_page() -> None:
         made.append(LivePage(text="page"))
         return made[-1]
 
-    page, found = CachedPage(make, clock=MadeClock()), list[LivePage]()
+    page, found = CachedPage(make, clock=SetClock()), list[LivePage]()
     threads = [threading.Thread(target=lambda: found.append(page())) for _ in range(4)]
     for thread in threads:
         thread.start()

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pytest
 import ray
 from tests.ray.data.cache.node.cluster import kill_cache_actors, on_node, three_node_cluster
+from tests.waiting import until
 
 from forebay.data.cache.node.actor import NAMESPACE
 from forebay.data.cache.node.client import attach, attach_all
@@ -66,13 +67,6 @@ def read_all(
 def slow_ids(batch: pa.RecordBatch) -> dict[str, Any]:
     time.sleep(0.3)
     return {"id": np.asarray(batch.column("id"), dtype=np.float64)}
-
-
-def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 # --- one node ---

@@ -11,6 +11,7 @@ import torch
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 from tests.ray.ending import kill
+from tests.waiting import until
 
 from forebay.errors import Hung
 from forebay.events import Finished, Request, Started
@@ -134,12 +135,6 @@ def test_request_is_heard_when_it_changes(make_actors: Callable[[int], list[Acto
     ray.kill(coordinator)
     with pytest.raises(RayActorError):
         until(lambda: heard().stop)
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60.0
-    while not condition():
-        assert time.monotonic() < deadline
 
 
 def test_worker_ends_when_the_coordinator_is_gone(make_actors: Callable[[int], list[ActorHandle]]) -> None:

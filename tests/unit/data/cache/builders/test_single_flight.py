@@ -6,10 +6,11 @@ import gc
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, Future, wait
 
 import pytest
+from tests.waiting import until
 
 from forebay.data.cache.builders.single_flight import SingleFlightPool
 from forebay.errors import Cancelled, LimitReached, LoaderClosed
@@ -36,13 +37,6 @@ def work() -> Iterator[Work]:
     made = Work()
     yield made
     made.go.set()
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 def test_tasks_start_in_the_order_of_requests(work: Work) -> None:

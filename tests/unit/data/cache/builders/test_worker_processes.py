@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.waiting import until
 
 from forebay.data.cache.builders import worker_processes
 from forebay.data.cache.builders.data_workers import WORKERS_VARIABLE, DataWorkers, processes_for
@@ -56,13 +57,6 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 @pytest.fixture
 def manifest(parquet_folder: Callable[..., Path]) -> Manifest:
     return scan(parquet_folder({"a.parquet": [30, 20, 0], "b.parquet": [10, 40, 5]}))
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def left() -> list[int]:

@@ -7,25 +7,19 @@ from collections import Counter
 from contextlib import ExitStack
 
 import pytest
+from tests.waiting import SetClock
 
 from forebay.data.cache.data_nodes.dispatch import HERE, Dispatch
 from forebay.errors import Cancelled
 
 
-class GivenClock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
 
 
 @pytest.fixture
-def clock() -> GivenClock:
-    return GivenClock()
-
-
-@pytest.fixture
-def dispatch(clock: GivenClock) -> Dispatch:
+def dispatch(clock: SetClock) -> Dispatch:
     """Dispatch of a node with 1 core and data nodes with 2 and 4, 8 builds each."""
     made = Dispatch(cores=1, num_reads=8, clock=clock)
     made.set_data_nodes({"two": 2, "four": 4})
@@ -99,7 +93,7 @@ def test_new_data_node_takes_what_waits(dispatch: Dispatch) -> None:
     assert taken == ["new"]
 
 
-def test_failed_node_is_skipped_and_its_failures_outlive_its_actor(dispatch: Dispatch, clock: GivenClock) -> None:
+def test_failed_node_is_skipped_and_its_failures_outlive_its_actor(dispatch: Dispatch, clock: SetClock) -> None:
     assert dispatch.record_failure("four")
     assert not dispatch.record_failure("four"), "the other open builds of the same node"
     with ExitStack() as stack:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.waiting import until
 
 from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
 from forebay.data.cache.disk.disk_cache import DiskCache
@@ -59,13 +60,6 @@ class LookupLine:
 
     def num_asked(self, what: str) -> int:
         return sum(question == what for _, question in self.asked)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.001)
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tests.waiting import until
 
 from forebay.data.cache.block_key import BlockNames
 from forebay.data.cache.builders import registered_datasets
@@ -106,13 +107,6 @@ def read_all(
         ids = np.concatenate([future.result(30).arrays["id"] for future in futures]).ravel().tolist()
     names = ("hits", "stores", "bypasses", "parquet_opens", "quarantined")
     return ids, {name: counters[name] for name in names if counters[name]}
-
-
-def until(condition: Callable[[], object], within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_registers_once_and_asks_only_for_what_is_not_on_disk(line: ServiceLine, manifest: Manifest) -> None:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 from forebay.errors import Fenced, InvalidOption, WriteFailed
 from forebay.events import Request
@@ -19,8 +19,6 @@ from forebay.training.runs.attempts.stored_request import load_request, send_req
 from forebay.training.runs.control import Control, RequestReader
 from forebay.training.runs.result import Result, load_result, save_result
 
-WAIT_S = 10.0
-
 
 @pytest.fixture
 def run(tmp_path: Path) -> str:
@@ -32,13 +30,6 @@ def held(run: str) -> Fence:
     fence = start_attempt(run, StartPolicy(), print)
     assert isinstance(fence, Fence)
     return fence
-
-
-def until(is_so: object) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while not is_so():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def is_fenced(fence: Fence) -> bool:

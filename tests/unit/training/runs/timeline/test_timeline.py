@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
+from tests.waiting import SetClock
 
 from forebay.errors import InvalidOption
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Resized, Started, Warned
@@ -24,15 +25,6 @@ from forebay.training.runs.timeline.timeline import (
 
 ORIGIN = StartOrigin(config={"lr": 0.1, "bad": float("inf")}, code={"sha256": "12ab"}, packages={"torch": "2.13"})
 START = RunStart(at=1000.0, attempt=1, origin=StartOrigin())
-
-
-class SetClock:
-    """Time that a test sets."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def started(world_size: int) -> Started:
