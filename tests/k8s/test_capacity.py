@@ -88,8 +88,15 @@ def test_figures_of_a_frozen_server_are_not_renewed(
 ) -> None:
     plane = planes["east"]
     wait_for(lambda: published(plane))
+    assert agent.status.ready.is_fresh
     plane.freeze()
-    plane.thaw()
+    try:
+        # No figures, and no thread that hangs: a probe must not restart an agent whose server is away.
+        wait_for(lambda: not agent.status.ready.is_fresh)
+        assert agent.status.hung() == []
+    finally:
+        plane.thaw()
     last = published(plane)[1]
     wait_for(lambda: published(plane)[1] > last)
+    wait_for(lambda: agent.status.ready.is_fresh)
     assert json.loads(replace(agent.capacity(), observed_at=0.0).to_json())["cluster"] == "east"

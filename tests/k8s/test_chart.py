@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from itertools import product
@@ -20,6 +21,8 @@ from tests.k8s.control_plane import ControlPlane
 from tests.k8s.objects import ray_job, wait_for
 from tests.k8s.player import Player, add_nodes
 
+from forebay.fleet.capacity_agent import CapacityAgent
+from forebay.fleet.catalogue import parse_catalogue
 from forebay.fleet.kube.api import KubeApi, Object
 from forebay.fleet.kube.api_errors import AccessRefused, KubeError
 from forebay.fleet.kube.kuberay import KubeRay
@@ -175,6 +178,27 @@ def test_new_machines_roll_the_agent(planes: dict[str, ControlPlane]) -> None:
         generations.append(plane.api().get(path)["metadata"]["generation"])
     assert generations == [1, 2, 2]
     helm(plane, "uninstall", "fb", namespace=name)
+
+
+def test_helm_test_asks_for_new_figures(
+    planes: dict[str, ControlPlane], players: dict[str, Player], namespace: str, tmp_path: Path
+) -> None:
+    plane = planes["east"]
+    api = plane.api_of(token(plane.api(), namespace, "forebay-agent"))
+    catalogue = plane.api().get(f"/api/v1/namespaces/{namespace}/configmaps/forebay-catalogue")
+    cluster = parse_catalogue(catalogue["data"]["catalogue.json"], "the ConfigMap")
+    agent, ended = CapacityAgent(api, cluster, least_s=0.2, most_s=1.0, watch_s=1), threading.Event()
+    thread = threading.Thread(target=agent.run, args=(ended,))
+    players["east"].run_pod = lambda pod: run_hook(plane, pod, tmp_path)
+    thread.start()
+    try:
+        helm(plane, "test", "fb", namespace=namespace)
+    finally:
+        ended.set()
+        thread.join(5)
+        players["east"].run_pod = None
+        api.merge(f"/api/v1/namespaces/{namespace}/configmaps/forebay-capacity", {"data": None})
+    assert agent.status.metrics["capacity_writes_total", ""] > 0
 
 
 @pytest.mark.parametrize("version", WHEELS)

@@ -144,6 +144,40 @@ def load_fleet(path: str | Path) -> Fleet:
     return parse_fleet(text, str(path))
 
 
+class FleetFile:
+    """A fleet file that may change while it is used, such as a mounted Secret.
+
+    Raises `InvalidOption` as `load_fleet` does.
+
+    Attributes:
+        path: Path of the file.
+        fleet: Its clusters, as they were first read.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path)
+        self._text = self._bytes()
+        self.fleet = load_fleet(path)
+
+    def has_changed(self) -> bool:
+        """Whether the file has other clusters now.
+
+        Raises `InvalidOption` once for each text that is no fleet. A file that cannot be read has not changed: it is
+        being replaced.
+        """
+        text = self._bytes()
+        if text is None or text == self._text:
+            return False
+        self._text = text
+        return load_fleet(self.path) != self.fleet
+
+    def _bytes(self) -> bytes | None:
+        try:
+            return self.path.read_bytes()
+        except OSError:
+            return None
+
+
 def parse_fleet(text: str, file: str = "fleet.toml") -> Fleet:
     """Parse a fleet from TOML.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from forebay.fleet.status import FLEET_METRICS
 from forebay.runtime.metrics import GAUGES, METRICS, TAGS, exported_name
 
 PAGE = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -34,3 +35,7 @@ def test_every_label_is_documented() -> None:
     for name, meaning in TAGS.items():
         assert f"| `{name}` | {meaning} |" in text
     assert len(rows(2)) == len(TAGS)
+
+
+def test_every_metric_of_the_fleet_is_documented_as_it_is() -> None:
+    assert rows(3) == [(f"forebay_{name}", kind, meaning) for name, (kind, meaning) in FLEET_METRICS.items()]

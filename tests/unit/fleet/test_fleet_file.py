@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 import forebay as fb
 from forebay.errors import InvalidJobSpec, InvalidOption
-from forebay.fleet.fleet_file import Fleet, SameCluster, load_fleet, parse_fleet
+from forebay.fleet.fleet_file import Fleet, FleetFile, SameCluster, load_fleet, parse_fleet
 
 FLEET = """\
 [[cluster]]
@@ -139,3 +143,50 @@ def test_images_without_a_digest_are_named(fleet: Fleet) -> None:
     assert fleet.images_without_digest(spec) == ()
     tagged = dataclasses.replace(spec, launch=fb.fleet.Launch(image="registry.example/forebay:dev"))
     assert fleet.images_without_digest(tagged) == ("registry.example/forebay:dev",)
+
+
+def test_a_changed_file_is_known_and_a_wrong_one_said_once(tmp_path: Path) -> None:
+    path = tmp_path / "fleet.toml"
+    text = '[[cluster]]\nname = "west"\nimage = "i"\n[cluster.skus.cpu]\ncpu = 4\nmemory = "8Gi"\n'
+    path.write_text(text)
+    file = FleetFile(path)
+    assert not file.has_changed()
+    path.write_text(f"# a comment\n{text}")
+    assert not file.has_changed(), "the clusters are the same"
+    path.write_text(text.replace("cpu = 4", "cpuu = 4"))
+    with pytest.raises(InvalidOption, match="cpuu"):
+        file.has_changed()
+    assert not file.has_changed(), "it was said"
+    path.unlink()
+    assert not file.has_changed(), "it is being replaced"
+    path.write_text(text)
+    assert not file.has_changed(), "it is as it was"
+    path.write_text(text.replace("cpu = 4", "cpu = 8"))
+    assert file.has_changed()
+
+
+@pytest.mark.variation
+def test_a_controller_starts_again_with_a_changed_file(tmp_path: Path) -> None:
+    path, storage = tmp_path / "fleet.toml", tmp_path / "runs"
+    storage.mkdir()
+    text = '[[cluster]]\nname = "west"\ncontext = "none"\nimage = "i"\n[cluster.skus.cpu]\ncpu = 4\nmemory = "8Gi"\n'
+    path.write_text(text)
+    words = ["-u", "-m", "forebay", "fleet", "controller", "--fleet", str(path), "--storage", str(storage)]
+    with subprocess.Popen(
+        [sys.executable, *words, "--status-port", "0"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        try:
+            time.sleep(10)
+            path.write_text("[[cluster]]\n")
+            assert "the clusters stay as they were" in process.stdout.readline()
+            path.write_text(text.replace("cpu = 4", "cpu = 8"))
+            while "starts again with it" not in (line := process.stdout.readline()):
+                assert line
+            time.sleep(10)
+            path.write_text(text)
+            while "starts again with it" not in (line := process.stdout.readline()):
+                assert line, "the new one reads the file, too"
+            assert process.poll() is None
+        finally:
+            process.kill()

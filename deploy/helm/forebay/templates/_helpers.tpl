@@ -72,6 +72,24 @@ env:
 {{- end }}
 {{- end -}}
 
+{{/* Port and probes of agent and controller. A thread that hangs restarts them, a round that fails makes them not ready. */}}
+{{- define "fb.probes" -}}
+ports:
+  - {name: status, containerPort: 8081}
+startupProbe:
+  httpGet: {path: /livez, port: status}
+  periodSeconds: 2
+  failureThreshold: 60
+livenessProbe:
+  httpGet: {path: /livez, port: status}
+  periodSeconds: 20
+  timeoutSeconds: 5
+readinessProbe:
+  httpGet: {path: /readyz, port: status}
+  periodSeconds: 10
+  timeoutSeconds: 5
+{{- end -}}
+
 {{- define "fb.secretEnv" -}}
 {{- range $name, $where := . }}
   - name: {{ $name }}

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from forebay.cli.output import print_line
+from forebay.errors import InvalidOption
 
 if TYPE_CHECKING:
+    from forebay.fleet.federation.controller import FleetController
+    from forebay.fleet.fleet_file import FleetFile
     from forebay.fleet.kube.kuberay import KubeRay
+    from forebay.fleet.lifecycle.journal import JobJournal
+    from forebay.fleet.status import Status
 
 Catalogue = Annotated[str, typer.Option(help="File catalogue.json of the chart.")]
 Namespace = Annotated[str, typer.Option(help="Namespace of the chart.")]
+StatusPort = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="Port of /livez, /readyz and /metrics.", show_default="none")
+]
 Context = Annotated[
     str | None, typer.Option(help="Context of the kubeconfig.", show_default="this pod's, or the current")
 ]
@@ -47,29 +57,41 @@ def delete_cluster(catalogue: Catalogue, namespace: Namespace, context: Context 
         _kuberay(context, cluster.name, namespace).delete_cluster(cluster.shared_cluster)
 
 
-def publish_capacity(catalogue: Catalogue, namespace: Namespace, context: Context = None) -> None:
+def publish_capacity(
+    catalogue: Catalogue,
+    namespace: Namespace,
+    context: Context = None,
+    status_port: StatusPort = None,
+    check: Annotated[bool, typer.Option("--check", help="Only wait for new figures of the agent that runs.")] = False,
+) -> None:
     """Publish free machines in the ConfigMap forebay-capacity.
 
     Runs until the process is ended.
     """
-    from forebay.fleet.capacity_agent import CapacityAgent  # noqa: PLC0415
+    from forebay.fleet.capacity_agent import CapacityAgent, await_figures  # noqa: PLC0415
     from forebay.fleet.catalogue import load_catalogue  # noqa: PLC0415
 
     cluster = replace(load_catalogue(catalogue), namespace=namespace)
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    CapacityAgent(_kuberay(context, cluster.name, namespace).api, cluster).run(ended)
+    kuberay = _kuberay(context, cluster.name, namespace)
+    if check:
+        num_jobs = len(list(kuberay.jobs()))
+        nodes = sum(each.count for each in await_figures(kuberay.api, namespace).nodes)
+        print_line(f"{cluster.name}: {nodes} nodes with room for its SKUs, {num_jobs} RayJobs in {namespace}")
+        return
+    agent = CapacityAgent(kuberay.api, cluster)
+    _serve(agent.status, status_port)
+    agent.run(_until_signal())
 
 
 def controller(
-    fleet: Annotated[str, typer.Option(help="TOML file of the clusters.")],
+    fleet: Annotated[str, typer.Option(help="TOML file of the clusters. It is read again when it changes.")],
     storage: Annotated[
         list[str] | None,
         typer.Option(help="Storage of jobs. May be given several times. Those of [[submitter]] are followed, too."),
     ] = None,
     journal: Annotated[str, typer.Option(help="File of what is known. It may be lost.")] = ":memory:",
     job: Annotated[str | None, typer.Option(help="Name of the only job to follow. Ends with it.")] = None,
+    status_port: StatusPort = None,
 ) -> None:
     """Run jobs submitted with --backend fleet.
 
@@ -78,20 +100,17 @@ def controller(
     """
     # Imported here: they take a second, and the other commands do not need them.
     from forebay.fleet.federation.controller import FleetController  # noqa: PLC0415
-    from forebay.fleet.fleet_file import load_fleet  # noqa: PLC0415
+    from forebay.fleet.fleet_file import FleetFile  # noqa: PLC0415
     from forebay.fleet.lifecycle.journal import JobJournal  # noqa: PLC0415
-    from forebay.fleet.lifecycle.states import JobQueued  # noqa: PLC0415
     from forebay.storage.credentials import redact  # noqa: PLC0415
 
-    known = JobJournal(journal)
-    fleet_file = load_fleet(fleet)
-    found = FleetController(fleet_file, storage or (), known, only=job, log=print_line)
+    known, file = JobJournal(journal), FleetFile(fleet)
+    found = FleetController(file.fleet, storage or (), known, only=job, log=print_line)
     for note in found.notes():
         print_line(note, err=True)
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    described = {each.name: each for each in fleet_file.cluster if each.sku}
+    _serve(found.status, status_port)
+    ended = _until_signal()
+    described = {each.name: each for each in file.fleet.cluster if each.sku}
     shown: dict[str, str] = {}
     while not ended.is_set():
         try:
@@ -108,16 +127,55 @@ def controller(
             if described.get(cluster.name) != cluster:
                 described[cluster.name] = cluster
                 print_line(f"{cluster.name}: {text}")
-        for entry in known.entries():
-            reasons = known.reasons(entry.name)
-            waits = found.reasons(entry.name) if isinstance(entry.state, JobQueued) else ()
-            text = "; ".join(waits) or (reasons[-1].why if reasons else "it was submitted")
-            if shown.get(entry.name) != text:
-                shown[entry.name] = text
-                print_line(f"{entry.name}: {text}")
+        for name, text in _news(found, known):
+            if shown.get(name) != text:
+                shown[name] = text
+                print_line(f"{name}: {text}")
         if job is not None and not is_left:
             return
         found.wait(ended)
+        if not ended.is_set():
+            _start_again_if_changed(file)
+
+
+def _news(controller: FleetController, journal: JobJournal) -> Iterator[tuple[str, str]]:
+    """Yield what is to be said about each job."""
+    from forebay.fleet.lifecycle.states import JobQueued  # noqa: PLC0415
+
+    for entry in journal.entries():
+        reasons = journal.reasons(entry.name)
+        waits = controller.reasons(entry.name) if isinstance(entry.state, JobQueued) else ()
+        yield entry.name, "; ".join(waits) or (reasons[-1].why if reasons else "it was submitted")
+
+
+def _start_again_if_changed(file: FleetFile) -> None:
+    """Replace the process by one that has read the new file.
+
+    A controller may be ended at any point, and a new one follows logs where this one stopped. With a file that is
+    wrong, it goes on with the old clusters.
+    """
+    try:
+        is_changed = file.has_changed()
+    except InvalidOption as error:
+        print_line(f"the clusters stay as they were: {error}", err=True)
+        return
+    if is_changed:
+        print_line(f"{file.path} has changed: the controller starts again with it")
+        os.execv(sys.executable, [sys.executable, "-m", "forebay", *sys.argv[1:]])  # noqa: S606 - its own words
+
+
+def _serve(status: Status, port: int | None) -> None:
+    from forebay.fleet.status import StatusServer  # noqa: PLC0415
+
+    if port is not None:
+        StatusServer(status, port).start()
+
+
+def _until_signal() -> threading.Event:
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    return ended
 
 
 def _metadata(body: dict[str, dict[str, object]], namespace: str) -> dict[str, object]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -33,9 +34,11 @@ from forebay.fleet.fleet_file import Fleet
 from forebay.fleet.lifecycle.decide import SeenClaim
 from forebay.fleet.lifecycle.journal import JobJournal, JournalEntry
 from forebay.fleet.lifecycle.states import (
+    AttemptLost,
     AttemptPlacing,
     AttemptRunning,
     AttemptStarting,
+    AttemptWithdrawing,
     JobEnd,
     JobFailed,
     JobQueued,
@@ -44,6 +47,7 @@ from forebay.fleet.lifecycle.states import (
 )
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.spec.canonical import key_of
+from forebay.fleet.status import STALLED_S, LivenessTimer, Status
 from forebay.fleet.submitter import Submitter
 from forebay.runtime.formatting import printable
 from forebay.storage.filesystem import below, resolve
@@ -56,8 +60,19 @@ SOON_S = 0.1
 """Time until the round that creates what was claimed."""
 AUDIT = ".audit"
 """Folder of the audit in the first storage, where the fleet file names none."""
+READY_S = 120.0
+"""Age of the last good round from which on a controller is not ready: some 24 rounds."""
 LAST_LINES_S = 30.0
 """Longest time that the end of a job waits for the last lines of its logs."""
+
+_STATES = {
+    JobQueued: "queued",
+    AttemptPlacing: "placing",
+    AttemptStarting: "starting",
+    AttemptRunning: "running",
+    AttemptWithdrawing: "withdrawing",
+    AttemptLost: "lost",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +99,7 @@ class FleetController:
 
     Attributes:
         storages: Storages that are followed: the given ones, and the submitters' of the fleet file.
+        status: Health and metrics. Ready while the last round with an answer of a storage is 2 minutes old or less.
     """
 
     def __init__(
@@ -119,6 +135,9 @@ class FleetController:
             journal,
             oversight=Oversight(note=self._note, shares=lambda entries: GpuShares(entries, self._owners())),
         )
+        self._rounds = LivenessTimer(STALLED_S)
+        self.status = Status(live={"rounds": self._rounds}, ready=LivenessTimer(READY_S, is_beating=False))
+        self.status.set("controller_round_timestamp_seconds", 0)
 
     def fleet(self) -> Fleet:
         """Return the fleet as its clusters are described now.
@@ -151,7 +170,31 @@ class FleetController:
         Returns whether a job is left to follow. Raises `OSError` if a storage does not answer, when the jobs of all
         others have had their round. `now` is in seconds, by default of this machine's clock, which the journal keeps.
         """
-        now = time.time() if now is None else now
+        now, began = time.time() if now is None else now, time.monotonic()
+        is_left = self._step(now)
+        self._rounds.beat()
+        self.status.set("controller_round_seconds", time.monotonic() - began)
+        self._tell(now)
+        if self._faults:
+            raise OSError("; ".join(dict.fromkeys(str(error) for error in self._faults.values())))
+        return is_left
+
+    def _tell(self, now: float) -> None:
+        self.status.add("controller_rounds_total")
+        if self._faults:
+            self.status.add("controller_failed_rounds_total")
+            # One job's folder, or one storage of several, is no reason to call the controller stalled.
+            if self._faults.keys() >= {resolve(storage).uri for storage in self.storages}:
+                return
+        live = list(self._journal.entries(live=True))
+        self.status.replace("jobs", "state", Counter(_STATES[type(each.state)] for each in live))
+        held = [each.state.since for each in live if isinstance(each.state, JobQueued) and self.reasons(each.name)]
+        self.status.set("job_longest_wait_seconds", now - min(held, default=now))
+        self.status.set("attempts_failed_total", self._federation.failed_attempts)
+        self.status.set("controller_round_timestamp_seconds", time.time())
+        self.status.ready.beat()
+
+    def _step(self, now: float) -> bool:
         self._faults.clear()
         self._acceptance.fleet = self.fleet()
         followed = [pair for pair in self._open() if self._admit(*pair)]
@@ -162,11 +205,10 @@ class FleetController:
         self._federation.step(now)
         self._note_targets(followed)
         for files, found in followed:
+            self._rounds.beat()
             with self._answering(files.folder):
                 is_logged = self._follow_logs(files, found.submission)
                 self._record(files, found.submission, now, is_logged=is_logged)
-        if self._faults:
-            raise OSError("; ".join(dict.fromkeys(str(error) for error in self._faults.values())))
         return bool(followed)
 
     @contextmanager
@@ -190,6 +232,7 @@ class FleetController:
             return
         end = time.monotonic() + ROUND_S
         while time.monotonic() < end and not ended.wait(POLL_S):
+            self._rounds.beat()
             if self._has_new_folder():
                 # Its file is written after its folder.
                 ended.wait(SOON_S)

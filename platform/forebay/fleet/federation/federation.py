@@ -85,6 +85,9 @@ class Federation:
 
     Any number of them may run: claims in storage decide between them. It may be ended at any point and started again,
     with its journal or without.
+
+    Attributes:
+        failed_attempts: Number of attempts that this process saw fail.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Federation:
         self._refused: dict[str, SeenRayJob] = {}
         # Runs whose claims were read. Without a journal, attempts are followed also if they fill the fleet.
         self._read: set[str] = set()
+        self.failed_attempts = 0
 
     def submit(self, spec: JobSpec, now: float | None = None) -> None:
         """Add a job.
@@ -280,6 +284,9 @@ class Federation:
         self._holds = choose_holds(waiting, self._view(round_), self._holds, round_.now)
 
     def _record(self, entry: JournalEntry, decision: FleetDecision, now: float) -> None:
+        if isinstance(entry.state, LiveAttempt):
+            failures = getattr(decision.state, "failures", entry.state.failures)
+            self.failed_attempts += max(isinstance(decision.state, JobFailed), failures - entry.state.failures)
         if decision.turned_away is not None:
             self._remember(entry.name, decision.turned_away, now)
         if decision.failed_at is not None:

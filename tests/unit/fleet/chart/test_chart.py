@@ -226,3 +226,5 @@ def pods(objects: Objects) -> Iterator[tuple[str, dict[str, Any]]]:
     for each in objects:
         if "template" in each.get("spec", {}):
             yield each["metadata"]["name"], each["spec"]["template"]["spec"]
+        elif each["kind"] == "Pod":
+            yield each["metadata"]["name"], each["spec"]

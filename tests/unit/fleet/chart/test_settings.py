@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.fleet.chart.conftest import HelmFailed, named, render_with
+
+from forebay.fleet.status import FLEET_METRICS
 
 ALL: dict[str, Any] = {
     "nodeSelector": {"pool": "system"},
@@ -82,6 +85,7 @@ def test_accounts_have_their_own_identities(helms: list[str], tmp_path: Path) ->
 
 OPTIONAL = {
     "kueue.clusterQueue": ({"kueue": {"clusterQueue": "research"}}, "LocalQueue", "Install Kueue"),
+    "monitoring.alerts": ({"monitoring": {"alerts": True}}, "PrometheusRule", "Install the operator of Prometheus"),
     "monitoring.podMonitor": ({"monitoring": {"podMonitor": True}}, "PodMonitor", "Install the operator of Prometheus"),
 }
 
@@ -128,6 +132,32 @@ def test_monitors_have_the_labels_by_which_they_are_found(helms: list[str], tmp_
     text = render_with({"monitoring": {"podMonitor": True, "labels": {"release": "prometheus"}}}, tmp_path)
     found = [each for each in yaml.load_all(text, yaml.CSafeLoader) if each and "coreos" in each["apiVersion"]]
     assert found and all(each["metadata"]["labels"]["release"] == "prometheus" for each in found)
+
+
+def test_alerts_ask_for_exported_metrics_of_parts_that_are_there(helms: list[str], tmp_path: Path) -> None:
+    alerts = {"monitoring": {"alerts": True}}
+    rules = [named(render_with(values, tmp_path), "PrometheusRule", "forebay") for values in (alerts, EVERY | alerts)]
+    alone, both_parts = ([rule for group in each["spec"]["groups"] for rule in group["rules"]] for each in rules)
+    assert [each["alert"] for each in alone] == ["ForebayCapacityOld"]
+    assert len(both_parts) == 4
+    for each in both_parts:
+        names = set(re.findall(r"forebay_(\w+)", each["expr"]))
+        assert names and names <= FLEET_METRICS.keys(), each["expr"]
+        assert each["expr"].count('{namespace="ml"}') == len(re.findall("forebay_", each["expr"]))
+        assert each["annotations"].keys() == {"summary", "action"}
+
+
+def test_probes_and_monitors_ask_the_port_that_is_served(helms: list[str], tmp_path: Path) -> None:
+    text = render_with(EVERY | {"monitoring": {"podMonitor": True}}, tmp_path)
+    for name in ("forebay-agent", "forebay-controller"):
+        (container,) = templates(text)[name]["spec"]["containers"]
+        assert "8081" in " ".join(map(str, container["args"])) and "--status-port" in " ".join(container["args"])
+        assert container["ports"] == [{"name": "status", "containerPort": 8081}]
+        paths = {probe: container[f"{probe}Probe"]["httpGet"] for probe in ("startup", "liveness", "readiness")}
+        assert paths["readiness"] == {"path": "/readyz", "port": "status"}
+        assert paths["startup"] == paths["liveness"] == {"path": "/livez", "port": "status"}
+    monitor = named(text, "PodMonitor", "forebay-own")["spec"]
+    assert [each["port"] for each in monitor["podMetricsEndpoints"]] == ["status"]
 
 
 LABELS = st.dictionaries(st.sampled_from(["sku", "spot", "zone"]), st.sampled_from(["a", "b"]), max_size=2)
