@@ -103,7 +103,8 @@ def _serve(paths: Sequence[str], port: int, *, is_sweep: bool) -> None:
     used.
     """
     # Imported here because they take seconds to import and the other commands do not need them.
-    from forebay.training.run_report.live import CachedPage, PageServer, live_page  # noqa: PLC0415
+    from forebay.report.server import CachedPage, PageServer  # noqa: PLC0415
+    from forebay.training.run_report.live import live_page  # noqa: PLC0415
     from forebay.training.run_report.recorded_run import load_run  # noqa: PLC0415
     from forebay.training.run_report.report_page import report_of  # noqa: PLC0415
 

@@ -92,6 +92,9 @@ def controller(
     journal: Annotated[str, typer.Option(help="File of what is known. It may be lost.")] = ":memory:",
     job: Annotated[str | None, typer.Option(help="Name of the only job to follow. Ends with it.")] = None,
     status_port: StatusPort = None,
+    page: Annotated[
+        int | None, typer.Option(help="Port on 127.0.0.1 of a page of all jobs. 0: a free one.", min=0, max=65535)
+    ] = None,
 ) -> None:
     """Run jobs submitted with --backend fleet.
 
@@ -109,6 +112,7 @@ def controller(
     for note in found.notes():
         print_line(note, err=True)
     _serve(found.status, status_port)
+    _serve_page(found, page)
     ended = _until_signal()
     described = {each.name: each for each in file.fleet.cluster if each.sku}
     shown: dict[str, str] = {}
@@ -169,6 +173,16 @@ def _serve(status: Status, port: int | None) -> None:
 
     if port is not None:
         StatusServer(status, port).start()
+
+
+def _serve_page(controller: FleetController, port: int | None) -> None:
+    from forebay.fleet.client.job_rows import JobRows  # noqa: PLC0415
+    from forebay.fleet.client.jobs_page import jobs_server  # noqa: PLC0415
+
+    if port is not None:
+        server = jobs_server(JobRows(controller.storages, controller.reasons), port)
+        threading.Thread(target=server.serve_forever, name="forebay-page", daemon=True).start()
+        print_line(f"{server.url} shows all jobs.")
 
 
 def _until_signal() -> threading.Event:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -41,17 +42,22 @@ OnRay = Annotated[
     bool, typer.Option("--ray", help="List the runs and sweeps of a Ray cluster: at RAY_ADDRESS, or of this machine.")
 ]
 Journal = Annotated[Path, typer.Option(help="File of the new journal. It must not exist.")]
+Html = Annotated[str | None, typer.Option(help="Write one page of all jobs, for a browser.", metavar="FILE")]
 
 
-def jobs(storage: Storages = None, ray: OnRay = False, as_json: AsJson = False) -> None:
+def jobs(storage: Storages = None, ray: OnRay = False, html: Html = None, as_json: AsJson = False) -> None:
     """List submitted jobs, from their storage.
 
-    With `--ray`, the live runs and sweeps of a Ray cluster, also those that were not submitted.
+    With `--ray`, the live runs and sweeps of a Ray cluster, also those that were not submitted. With `--html`, one page
+    for a browser: first what needs a person.
     """
     if ray:
         if storage:
             raise InvalidOption("--ray and --storage exclude each other. Leave out one of them.")
         late("forebay.cli.runs:print_live")(as_json=as_json)
+        return
+    if html is not None:
+        _write_page(storages_or_known(storage), html)
         return
     from forebay.fleet.client.submission import jobs_below  # noqa: PLC0415 - imports what only this needs
     from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415
@@ -71,6 +77,17 @@ def jobs(storage: Storages = None, ray: OnRay = False, as_json: AsJson = False) 
                 print_line("\n".join(wrapped(f"{status.name} prepares {status.why}", 0)))
             if status.state == "refused":
                 print_line("\n".join(wrapped(f"{status.name} is refused: {status.why}", 0)))
+
+
+def _write_page(storages: Sequence[str], file: str) -> None:
+    # Imported here: only this needs them.
+    from forebay.fleet.client.job_rows import JobRows  # noqa: PLC0415
+    from forebay.fleet.client.jobs_page import jobs_page  # noqa: PLC0415
+    from forebay.report.page import write_page  # noqa: PLC0415
+
+    with answering(", ".join(storages)):
+        rows = JobRows(storages).read()
+    print_line(write_page(file, jobs_page(rows, time.time()), "the page of all jobs"))
 
 
 def rebuild(

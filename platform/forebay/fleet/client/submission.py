@@ -193,6 +193,44 @@ class JobFiles:
             first = before
         return {}
 
+    def changed_at(self) -> float | None:
+        """Return the time of the newest file of the job's submissions.
+
+        In seconds, by the clock of its storage. None without a submission.
+        """
+        location = resolve(below(self.folder, FOLDER))
+        try:
+            times = [info.mtime_ns or 0 for info in children(location.fs, location.path)]
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return max(times) / 1e9 if times else None
+
+    def last_lines(self, submission: Submission, most: int, tail: int) -> tuple[str, ...]:
+        """Return the last lines of the newest log, from its last `tail` bytes."""
+        location = resolve(self.log_uri(submission))
+        if submission.backend == FLEET:
+            location = resolve(below(self.folder, "logs"))
+            prefixes = tuple(
+                f"{PlacedAttempt(spec=submission.spec, task=task, number=0, sku='').prefix}-"
+                for task in submission.spec.task
+            )
+            try:
+                found = children(location.fs, location.path)
+            except (FileNotFoundError, NotADirectoryError):
+                return ()
+            times = {info.base_name: info.mtime_ns or 0 for info in found if info.base_name.startswith(prefixes)}
+            if not times:
+                return ()
+            location = resolve(self.attempt_log_uri(max(times, key=times.__getitem__).removesuffix(".log")))
+        try:
+            with location.fs.open_input_file(location.path) as file:
+                file.seek(max(0, file.size() - tail))
+                content = bytes(file.read())
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        lines = _TIME.sub(b"", content).decode(errors="replace").splitlines()
+        return tuple([line for line in lines if line.strip()][-most:])
+
     def create(self, submission: Submission) -> bool:
         """Record a submission.
 

@@ -38,7 +38,8 @@ class JobStatus:
     Epochs count from 0. preparing: the job function prepares data before training, and `why` says what. unreachable:
     the backend does not answer, which says nothing about the job. lost: its process left no record. refused: its
     submitter may not have what it asks for, and `why` says what.
-    `submitter` is the one that a controller found, or what the submission says of itself.
+    `submitter` is the one that a controller found, or what the submission says of itself. `cluster` is the place of the
+    newest attempt in a fleet: cluster, SKU, market and workers.
     """
 
     name: str
@@ -54,6 +55,7 @@ class JobStatus:
     workers: int = 0
     why: str = ""
     submitter: str = ""
+    cluster: str = ""
 
     @property
     def is_over(self) -> bool:
@@ -135,6 +137,7 @@ class SubmittedJob:
             workers=0 if heartbeat is None else heartbeat.world_size,
             why=why,
             submitter=self._submitter(submission),
+            cluster=claim.cluster if claim is not None and submission.backend == FLEET else "",
         )
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import re
 import tomllib
 import typing
@@ -79,11 +80,17 @@ def refuse_unknown_keys(kind: type, facts: object, path: tuple[str | int, ...] =
     """
     if not isinstance(facts, Mapping):
         return
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     for name, value in facts.items():
         if name not in hints:
             raise _unknown_key(name, sorted(hints), path)
         _refuse_inside(hints[name], value, (*path, name))
+
+
+@functools.cache
+def _hints(kind: type) -> Mapping[str, Any]:
+    # They are evaluated for a millisecond, and a page of jobs reads thousands of specifications.
+    return typing.get_type_hints(kind)
 
 
 def line_of(text: str, path: Sequence[str | int]) -> int:

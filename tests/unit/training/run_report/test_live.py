@@ -12,7 +12,8 @@ import pytest
 from tests.unit.training.run_report.made import EVIL, write_run
 from tests.waiting import SetClock
 
-from forebay.training.run_report.live import CachedPage, LivePage, live_page
+from forebay.report.server import CachedPage, LivePage
+from forebay.training.run_report.live import live_page
 from forebay.training.run_report.recorded_run import RECENT_S
 from forebay.training.runs.timeline.timeline import FILE_NAME, load_timeline, save_timeline
 

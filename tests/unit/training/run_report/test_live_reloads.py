@@ -10,11 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.report.test_server import serving
 from tests.unit.training.run_report.made import EPOCHS, write_run
 from tests.unit.training.run_report.test_in_browser import CHROMIUM, OPTIONS
-from tests.unit.training.run_report.test_live_server import serving
 
-from forebay.training.run_report.live import LivePage, live_page
+from forebay.report.server import LivePage
+from forebay.training.run_report.live import live_page
 from forebay.training.runs.result import load_result, save_result
 from forebay.training.runs.timeline.timeline import RunStart, Timeline, load_timeline, save_timeline
 

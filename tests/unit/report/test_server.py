@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 from forebay.errors import InvalidOption
-from forebay.training.run_report.live import LivePage, PageServer
+from forebay.report.server import LivePage, PageServer
 
 
 @contextmanager
@@ -45,6 +45,21 @@ def test_only_the_page_is_served_and_only_by_names_of_this_machine() -> None:
         status = {host: answer(server, host=host)[0].status for host in ("localhost:9", "localhost", "evil.example:80")}
         other = answer(server, "/../result.json")[0].status
     assert status == {"localhost:9": 200, "localhost": 200, "evil.example:80": 403} and other == 404
+
+
+def test_another_page_is_found_by_its_path_and_by_the_same_names() -> None:
+    def others(path: str) -> LivePage | None:
+        return LivePage(text="run") if path == "/run/a" else None
+
+    with PageServer(lambda: LivePage(text="jobs"), 0, others) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        found = {path: answer(server, path)[0].status for path in ("/", "/run/a", "/run/b", "/run/../a", "//evil/")}
+        refused = answer(server, "/run/a", host="evil.example")[0].status
+        server.shutdown()
+        thread.join()
+    assert found == {"/": 200, "/run/a": 200, "/run/b": 404, "/run/../a": 404, "//evil/": 404}
+    assert refused == 403
 
 
 def test_a_taken_port_names_the_option() -> None:
