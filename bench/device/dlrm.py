@@ -91,7 +91,7 @@ def clock(step: Trainer, batches: Iterable[Arrays], seconds: float, most: int = 
     _synchronize()
     rows, waited, first, marks = 0, 0.0, None, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
     steps, began, cpu = 0, time.perf_counter(), cpu_s()
-    while steps < most and time.perf_counter() - began < seconds:
+    while steps < most and (not steps or time.perf_counter() - began < seconds):
         asked = time.perf_counter()
         batch = next(iterator, None)
         now = time.perf_counter()

@@ -23,7 +23,6 @@ import forebay as fb
 
 NUM_CASES, NUM_USUAL = 300, 60
 LAYOUTS = ("entity", "day", "lists", "interleaved")
-NEUTRAL = np.array([[0.0, 0.0], [1.0, 1.0]], np.float32)
 
 
 def random_options(rng: np.random.Generator) -> dict[str, Any]:

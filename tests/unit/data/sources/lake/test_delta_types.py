@@ -22,7 +22,6 @@ from forebay.errors import InvalidOption, MixedSchemas
 deltalake = pytest.importorskip("deltalake")
 
 EPOCH = datetime.datetime(1970, 1, 1)
-NOON = datetime.datetime(2024, 1, 1, 12, tzinfo=datetime.UTC)
 COLUMNS: dict[str, tuple[pa.DataType, Callable[[random.Random], Any]]] = {
     "n": (pa.int64(), lambda draw: draw.randrange(-9, 9)),
     "f": (pa.float64(), lambda draw: draw.random()),
