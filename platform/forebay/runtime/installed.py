@@ -157,7 +157,7 @@ def _installed_content(distribution: importlib.metadata.Distribution, top: str) 
     is_released = distribution.read_text("direct_url.json") is None
     if is_released and "Root-Is-Purelib: true" not in (distribution.read_text("WHEEL") or ""):
         return None
-    # Scripts hold the path of an interpreter, metadata that of an installer.
+    # Scripts hold the path of an interpreter, metadata the path of an installer.
     lines = (line for line in record.splitlines() if ",sha" in line)
     return "\n".join(sorted(line for line in lines if ".dist-info/" not in line and not line.startswith("..")))
 

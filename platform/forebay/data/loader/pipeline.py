@@ -135,7 +135,7 @@ class Pipeline:
         self._lock = threading.Lock()
         self._closed = self._source_closed = False
         self._epochs: deque[EpochBatches] = deque(maxlen=2)
-        """That of the trainer, and the one that is made."""
+        """The trainer's epoch, and the one that is made."""
         self._making = self._add_epoch(*start, is_sure=True)
         self._gathered = self._gather(self._making)
         with ExitStack() as undo:

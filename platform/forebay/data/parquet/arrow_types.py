@@ -47,7 +47,7 @@ _ENTRY_NAME = re.compile(r" \('[^']*'\)$")
 def parse_type(text: str) -> pa.DataType:
     """Type whose `str()` is `text`.
 
-    Types that have no such text (unknown extensions, structs with names like `a: b, c`) become `pa.opaque`, which
+    Types without such a text (unknown extensions, structs with names like `a: b, c`) become `pa.opaque`, which
     carries the text. The nullability of the items of lists and the names of those of maps do not matter.
 
     >>> parse_type("list<element: decimal128(10, 2)>").value_type

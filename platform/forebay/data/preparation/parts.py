@@ -42,7 +42,7 @@ def plain_table(table: pa.Table) -> pa.Table:
 def agreeing(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Yield plain tables of one schema, without empty ones.
 
-    Types that differ in hints of Arrow alone become those of the first table.
+    Types that differ in hints of Arrow alone become as in the first table.
 
     Raises `MixedSchemas` for another schema than the first.
     """

@@ -96,7 +96,7 @@ class PreparationRequest:
     def check_inputs(self) -> None:
         """Raise `SourceChanged` if an input file was replaced or removed.
 
-        Its rows may then be those of both versions. A new file is only new for the next preparation.
+        Its rows may then be of both versions. A new file is only new for the next preparation.
         """
         present = self.list_inputs()
         for uri, version in self.inputs.items():

@@ -156,7 +156,7 @@ def _may_match(
 ) -> set[int] | None:
     """Row groups that may match, by their statistics.
 
-    None if the filter fits the types of a table and not those of this file.
+    None if the filter fits the types of a table and not of this file.
     """
     uri = columns.schema.uri
     check_types(uri, footer)

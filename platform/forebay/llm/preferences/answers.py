@@ -74,7 +74,7 @@ def _of_texts(batch: Batch, each: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _pairs(batch: Batch, of_rows: Tensor) -> Tensor:
-    """Those of [rows, most, 2] that are pairs, [pairs, 2]."""
+    """Pairs among [rows, most, 2], as [pairs, 2]."""
     pairs: Tensor = batch[PAIRS]
     is_pair = torch.arange(of_rows.shape[1], device=pairs.device) < pairs[:, None]
     return of_rows[is_pair]

@@ -123,7 +123,7 @@ class Tracker(ABC):
             case EpochEnded():
                 rates = {"rows_per_s": event.rows_per_s, "wait_share": event.wait_share}
                 self._add_metrics(event.step, {"epoch": {**event.metrics, **rates}})
-            case Evaluated(samples=samples) if samples:  # its metrics are among those of its step
+            case Evaluated(samples=samples) if samples:  # its metrics are in its step
                 text = "\n\n".join(f"{each.prompt}\n-> {each.text}" for each in samples)
                 self._add(Note(name="samples", text=redact(text), step=event.step))
             case Warned():

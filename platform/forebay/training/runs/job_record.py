@@ -21,7 +21,7 @@ VERSION = 1
 def check_identity(job: Job, folder: RunFolder) -> dict[str, Fact]:
     """Return the facts that a resumed run must share.
 
-    Those of the run in `folder`, and of `job`. Raises `JobMismatch` if the run was begun by a job with
+    Of the run in `folder`, and of `job`. Raises `JobMismatch` if the run was begun by a job with
     another value of one of `job.identity`.
     """
     identity = {each: public_fact(each, value) for each, value in job.identity.items()}

@@ -97,7 +97,7 @@ def _tell_of_other_files(earlier: bytes | None, facts: Mapping[str, Any], name: 
 def load_order(run: str | RunFolder, allow_locations: Uri | Sequence[Uri] = ()) -> RecordedOrder:
     """Return the row order in a run's folder.
 
-    Reads no data, except the column of a `Sampled`. `allow_locations` is that of `Manifest.load`.
+    Reads no data, except the column of a `Sampled`. `allow_locations` is as in `Manifest.load`.
 
     Raises:
         InvalidOption: None was recorded, or the order of something else than rows.
