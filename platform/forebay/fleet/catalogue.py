@@ -102,7 +102,7 @@ _OLD: Mapping[str, str] = {
     "keytab_secret": "keytabSecret",
     "renew_every": "renewEvery",
 }
-"""Keys that fleet files and catalogues had before they were those of the values."""
+"""Keys that fleet files and catalogues had before they took the names of the values."""
 
 
 def described(cluster: Cluster, facts: Mapping[str, Any], by: str) -> Cluster:

@@ -69,7 +69,7 @@ class Sku:
     spot_tolerations: tuple[Mapping[str, Any], ...] = ()
     """Further taints of its nodes that can be taken away."""
     resources: Mapping[str, EnvValue] = field(default_factory=dict)
-    """Devices and huge pages of a machine, such as those of a fast network. A worker gets its share."""
+    """Devices and huge pages of a machine, such as devices of a fast network. A worker gets its share."""
     pod_template: Mapping[str, Any] = field(default_factory=dict)
     """Patch of the pods of its workers."""
 

@@ -194,7 +194,7 @@ def _only(table: object, allowed: Collection[str], refused: Mapping[str, str], a
 
 @contextmanager
 def _below(*path: str | int) -> Iterator[None]:
-    """Put a path before that of a fault."""
+    """Put a path before the path of a fault."""
     try:
         yield
     except InvalidJobSpec as error:
@@ -226,8 +226,7 @@ def _check_whole(value: object, at: tuple[str | int, ...]) -> None:
 def patched(template: Mapping[str, Any], patch: Mapping[str, Any], kept_env: Collection[str] = ()) -> dict[str, Any]:
     """Return a pod template with a patch merged into it.
 
-    The first container is the one that the patch calls `ray`. Variables in `kept_env`, those of the job, stay as they
-    are.
+    The first container is the one that the patch calls `ray`. Variables in `kept_env` stay: the job set them.
     """
     if not patch:
         return dict(template)

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.unit.fleet.rayjob.kubernetes_schema import (
     CORE_VERSIONS,
     check_pods,
@@ -23,10 +24,10 @@ from tests.unit.fleet.rayjob.kubernetes_schema import (
 from tests.unit.fleet.rayjob.made import attempt, attempts, cluster
 
 import forebay as fb
-from forebay.fleet.cluster import CacheVolume, Cluster, Hdfs
+from forebay.fleet.cluster import CacheVolume, Cluster, Hdfs, Sku
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.rayjob.preflight import faults, preflight
-from forebay.fleet.rayjob.render import render
+from forebay.fleet.rayjob.render import _nodes_without, render
 
 
 def groups_of(job: dict[str, Any]) -> list[dict[str, Any]]:
@@ -89,6 +90,62 @@ def test_a_head_that_has_room_elsewhere_keeps_off_the_workers_nodes() -> None:
     ]
     assert all("affinity" not in group["template"]["spec"] for group in groups_of(job))
     check_pods(job, CORE_VERSIONS[-1])
+
+
+def test_labels_and_taints_of_a_market_are_asked_of_its_machines_alone() -> None:
+    sku = Sku(
+        cpu="96",
+        memory="1Ti",
+        gpus=8,
+        markets=("spot", "on-demand"),
+        node_selector={"sku": "h100"},
+        on_demand_node_selector={"pool": "reserved"},
+        spot_node_selector={"pool": "spot"},
+        tolerations=({"key": "gpu", "operator": "Exists"},),
+        on_demand_tolerations=({"key": "reserved", "operator": "Exists"},),
+        spot_tolerations=({"key": "spot", "operator": "Exists"},),
+    )
+    job = render(attempt(), cluster(sku={"h100": sku}))
+    spot, on_demand = (each["template"]["spec"] for each in groups_of(job))
+    assert (spot["nodeSelector"], on_demand["nodeSelector"]) == (
+        {"sku": "h100", "pool": "spot"},
+        {"sku": "h100", "pool": "reserved"},
+    )
+    assert [[each["key"] for each in spec["tolerations"]] for spec in (spot, on_demand)] == [
+        ["gpu", "spot"],
+        ["gpu", "reserved"],
+    ]
+    # Heads, submitters and machines that stay keep off spot machines, whose taints are not known here.
+    assert "affinity" not in spot
+    head = job["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]
+    submitter = job["spec"]["submitterPodTemplate"]
+    for spec in (on_demand, head["spec"], submitter["spec"]):
+        (rule,) = spec["affinity"]["nodeAffinity"].values()
+        assert [each["matchExpressions"] for each in rule["nodeSelectorTerms"]] == [
+            [{"key": "sku", "operator": "NotIn", "values": ["h100"]}],
+            [{"key": "pool", "operator": "NotIn", "values": ["spot"]}],
+        ]
+    for template in (head, submitter):
+        assert template["metadata"]["annotations"] == {
+            "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
+            "karpenter.sh/do-not-disrupt": "true",
+        }
+
+
+@settings(max_examples=30, deadline=None, derandomize=True)
+@given(
+    st.lists(st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy"), min_size=1), min_size=1, max_size=3),
+    st.dictionaries(st.sampled_from("abc"), st.sampled_from("xy")),
+)
+def test_an_affinity_admits_the_nodes_that_fit_no_selector(
+    selectors: list[dict[str, str]], labels: dict[str, str]
+) -> None:
+    (rule,) = _nodes_without(selectors)["affinity"]["nodeAffinity"].values()
+    is_admitted = any(
+        all(labels.get(one["key"]) not in one["values"] for one in term["matchExpressions"])
+        for term in rule["nodeSelectorTerms"]
+    )
+    assert is_admitted == (not any(each.items() <= labels.items() for each in selectors))
 
 
 def test_a_fixed_size_needs_no_autoscaler() -> None:
