@@ -19,6 +19,7 @@ import pytest
 import torch
 from scripts.build_horovod import what_is_missing
 from tests.ray.conftest import no_leaked_ray_state as no_leaked_ray_state
+from tests.ray.conftest import preloaded_workers as preloaded_workers
 from tests.ray.conftest import ray_ends_with_session as ray_ends_with_session
 from tests.ray.conftest import ray_off as ray_off
 from tests.ray.conftest import ray_session as ray_session

@@ -11,6 +11,7 @@ import ray
 from ray._private import state as ray_state
 from ray.actor import ActorHandle
 from ray.util.placement_group import placement_group_table
+from tests.preloaded.workers import forked_workers
 
 from forebay.cli.app import main
 from forebay.ray_cluster.actors import NAMESPACE, RUN_PREFIX
@@ -24,7 +25,14 @@ DETACHED_BY_DESIGN = ("forebay-cache-", "forebay-data-", "datasets_stats_actor",
 
 
 @pytest.fixture(scope="session", autouse=True)
-def ray_ends_with_session() -> Iterator[None]:
+def preloaded_workers() -> Iterator[None]:
+    """Workers of Ray fork from a process that has imported PyTorch: in `make test`."""
+    with forked_workers():
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_ends_with_session(preloaded_workers: None) -> Iterator[None]:
     """Shut Ray down after the last test, whichever test started it."""
     yield
     ray.shutdown()
