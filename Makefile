@@ -81,6 +81,7 @@ test-all: lint
 	@echo "== horovod"
 	@$(BIN)/python scripts/build_horovod.py --or-skip
 	@$(BIN)/python scripts/fetch_helm.py --or-skip
+	@$(BIN)/python scripts/fetch_nfs.py --or-skip
 	@$(MAKE) --no-print-directory deepspeed
 	@echo "== pytest, with all variations"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not soak"

@@ -56,6 +56,22 @@ def make_folder(folder: Path) -> None:
         each.mkdir(exist_ok=True)
 
 
+def look_again(folder: Path) -> None:
+    """Let the names in `folder` be those that its server has now. Raises `OSError`.
+
+    A client of NFS answers from its cache for up to a minute (`acdirmax`), also that a file or its folder is not there,
+    or what a file was before another machine replaced it. It asks its server when a folder is opened (close-to-open),
+    and forgets the names of one that has changed. On a local disk this takes 5 us.
+    """
+    try:
+        os.close(os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+    except (FileNotFoundError, NotADirectoryError):
+        if folder != folder.parent:
+            look_again(folder.parent)
+    except PermissionError:  # the read itself says so
+        pass
+
+
 ADVICE = "Check that the storage answers, has room, and that this user may write to it."
 UMASK = os.umask(0)
 """Read once at import: reading it requires setting it, for all threads."""
@@ -140,6 +156,8 @@ def read_small(location: Location) -> bytes:
 
     As stored: pyarrow would otherwise decompress a file whose name ends in `.gz` or alike.
     """
+    if location.is_local:
+        look_again(Path(location.path).parent)
     with location.fs.open_input_stream(location.path, compression=None) as stream:
         return bytes(stream.read())
 

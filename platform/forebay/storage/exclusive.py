@@ -26,12 +26,13 @@ from pyarrow import fs
 from forebay.errors import InvalidOption
 from forebay.runtime.extras import extra_package
 from forebay.storage.arrow_stores import arguments_of
-from forebay.storage.atomic import UMASK, find_small, make_folder
+from forebay.storage.atomic import UMASK, find_small, look_again, make_folder
 from forebay.storage.credentials import redact, redacting
 from forebay.storage.file_lock import NO_LOCKS, FileLock
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.fsspec_bridge import Bridge
 from forebay.storage.hadoop.files import HadoopFiles, neighbour
+from forebay.storage.mounts import mount_of
 
 ANSWER_S = 20.0
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -93,18 +94,38 @@ def _link(path: Path, content: bytes) -> FileLock | None:
         # Before the link: after a crash, a claim that is there but empty would be read.
         os.fsync(descriptor)
         _lock(descriptor)
-        os.link(draft, path)
+        _link_once(draft, path)
     except OSError as error:
         os.close(descriptor)
         if isinstance(error, FileExistsError):
             return None
         if error.errno in _NO_LINKS:
-            raise NoExclusiveCreation(f"{path.parent} has no hard links ({error}). {_ADVICE}", uri=str(path)) from error
+            on = f" is on {mount.title} and" if (mount := mount_of(path)) is not None else ""
+            raise NoExclusiveCreation(
+                f"{path.parent}{on} has no hard links ({error}). {_ADVICE}", uri=str(path)
+            ) from error
         raise
     finally:
         with suppress(FileNotFoundError):
             Path(draft).unlink()
     return lock
+
+
+def _link_once(draft: str, path: Path) -> None:
+    try:
+        os.link(draft, path)
+    except OSError as error:
+        if error.errno in _NO_LINKS:
+            raise
+        # A client of NFS repeats a request whose answer was lost, and is then told that the file exists. With `soft`
+        # it gives up, and the server may have done it.
+        look_again(path.parent)
+        try:
+            is_ours = path.samefile(draft)
+        except FileNotFoundError:
+            is_ours = False
+        if not is_ours:
+            raise
 
 
 def _lock(descriptor: int) -> None:

@@ -14,8 +14,10 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
+from forebay.storage.atomic import look_again
 from forebay.storage.filesystem import Location, has_local_name, resolve_source
 from forebay.storage.fsspec_bridge import ETAGS, Bridge
+from forebay.storage.mounts import mounts
 
 _STAMPED_BY_STORE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 """Schemes of stores that date every version by their own clock."""
@@ -108,6 +110,7 @@ def is_there(uri: str | Location) -> bool:
     """
     location = resolve_source(uri)
     if location.is_local:
+        look_again(Path(location.path).parent)
         return bool(location.fs.get_file_info(location.path).type == fs.FileType.File)
     try:
         # Opening is one HEAD request. `get_file_info` lists the folder, too.
@@ -173,13 +176,8 @@ def _keeps_inodes(device: int) -> bool:
 
     FUSE and file systems of hosts make numbers up, and other ones after the kernel has forgotten a file.
     """
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="replace").splitlines()
-    except OSError:  # not Linux
-        return True
     name = f"{os.major(device)}:{os.minor(device)}"
-    kinds = (line.partition(" - ")[2].partition(" ")[0] for line in mounts if line.split(" ", 3)[2] == name)
-    return not any(kind.startswith(_WITHOUT_INODES) for kind in kinds)
+    return not any(each.kind.startswith(_WITHOUT_INODES) for each in mounts() if each.device == name)
 
 
 def _bridged_etag(location: Location) -> str:

@@ -1,8 +1,8 @@
 """A lease on a folder, for one writer at a time.
 
-On a local disk it is a file lock, which ends with its process. An object store has no locks: there the lease is a file
-that its holder renews. It keeps two writers apart, except within the second in which both begin, so callers must stay
-correct with two of them.
+On a local disk it is a file lock, which ends with its process. An object store has no locks, and those of NFS with
+`nolock` reach no other machine: there the lease is a file that its holder renews. It keeps two writers apart, except
+within the second in which both begin, so callers must stay correct with two of them.
 
 Conditional creation (`forebay.storage.exclusive`) decides exactly who is first, and is what runs are claimed with. It
 does not serve here: Azure and most stores of fsspec have none, others need a package of their own, and a preparation
@@ -27,6 +27,7 @@ from forebay.runtime.foreign_code import begin
 from forebay.storage.atomic import find_small, write_atomically
 from forebay.storage.file_lock import NO_LOCKS, FileLock, try_lock
 from forebay.storage.filesystem import Location, below, resolve
+from forebay.storage.mounts import mount_of
 
 LEASE_NAME = "_lease"
 """Name of the file in the folder. Hidden from listings of data."""
@@ -81,7 +82,7 @@ def hold_lease(folder: str, on_wait: Callable[[str], None], times: LeaseTimes | 
     """
     location = resolve(folder)
     location.fs.create_dir(location.path, recursive=True)
-    if location.is_local:
+    if location.is_local and not ((mount := mount_of(location.path)) and mount.has_own_locks):
         try:
             lock = _wait_local(Path(location.path) / LEASE_NAME, on_wait)
         except OSError as error:

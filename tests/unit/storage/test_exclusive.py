@@ -85,3 +85,28 @@ def test_store_without_the_operation_is_named(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(NoExclusiveCreation, match="no hard links"):
         create_exclusively(str(tmp_path / "a"), b"1")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("is_done", [True, False])
+@pytest.mark.parametrize("error", [FileExistsError(errno.EEXIST, "exists"), OSError(errno.EIO, "timed out")])
+def test_link_whose_answer_was_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_done: bool, error: OSError
+) -> None:
+    """A client of NFS repeats the request, or gives up with `soft`: the file says who made it."""
+    path, link = tmp_path / "1.json", os.link
+
+    def lossy(source: str, target: str) -> None:
+        if is_done:
+            link(source, target)
+        elif isinstance(error, FileExistsError):
+            path.write_bytes(b"another's")
+        raise error
+
+    monkeypatch.setattr(os, "link", lossy)
+    if not is_done and not isinstance(error, FileExistsError):
+        with pytest.raises(OSError, match="timed out"):
+            create_exclusively(str(path), b"mine")
+        assert not path.exists()
+        return
+    assert create_exclusively(str(path), b"mine") is is_done
+    assert path.read_bytes() == (b"mine" if is_done else b"another's")

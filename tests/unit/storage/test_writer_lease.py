@@ -2,13 +2,17 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from forebay.errors import WriteFailed
+from forebay.storage import writer_lease
 from forebay.storage.atomic import write_atomically
+from forebay.storage.file_lock import try_lock
 from forebay.storage.filesystem import below, resolve
+from forebay.storage.mounts import Mount
 from forebay.storage.writer_lease import LEASE_NAME, LeaseTimes, hold_lease
 
 QUICK = LeaseTimes(renew_s=0.02, expires_s=0.3, settle_s=0.02)
@@ -70,3 +74,28 @@ def test_a_lease_in_a_store_expires_and_its_holder_notices() -> None:
             lease.check()
     with hold_lease(folder, ignore, slow) as lease:
         lease.check()
+
+
+def test_locks_that_reach_no_other_machine_are_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two writers of NFS with `nolock` would both get the lock."""
+    share = Mount(device="0:50", point="/share", kind="nfs", source="server:/x", options=("nolock",))
+    monkeypatch.setattr(writer_lease, "mount_of", lambda _: share)
+    folder, times = str(tmp_path), LeaseTimes(renew_s=0.02, expires_s=0.2, settle_s=0.01)
+    with hold_lease(folder, print, times):
+        name = tmp_path / LEASE_NAME
+        assert name.read_text().partition(" ")[2].startswith("pid ")
+        elsewhere = try_lock(name)  # of another machine, whose server knows of no lock
+        assert elsewhere is not None
+        elsewhere.release()
+        said: list[str] = []
+        with pytest.raises(TimeoutError), hold_lease(folder, _give_up(said), times):
+            pass
+    assert said
+
+
+def _give_up(said: list[str]) -> Callable[[str], None]:
+    def on_wait(holder: str) -> None:
+        said.append(holder)
+        raise TimeoutError
+
+    return on_wait

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from forebay.errors import WriteFailed
+from forebay.errors import InvalidOption, WriteFailed
 from forebay.fleet.lifecycle.states import JobEnd, JobQueued, JobState, state_from_facts, state_to_facts
 from forebay.fleet.spec.canonical import facts_of
 from forebay.fleet.spec.job_spec import JobSpec, Task, ordered
 from forebay.fleet.spec.job_toml import spec_of
+from forebay.storage.mounts import mount_of
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (
@@ -56,11 +57,19 @@ class Reason:
 class JobJournal:
     """Tasks of jobs, by the names of their runs.
 
-    Losing it loses no job: storage and the clusters make it again. Raises `WriteFailed` for a full or broken disk.
+    Losing it loses no job: storage and the clusters make it again. Raises `WriteFailed` for a full or broken disk, and
+    `InvalidOption` for one that machines share.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._path = str(path)
+        if (mount := mount_of(path)) is not None and mount.is_shared:
+            # Its write-ahead log is shared memory.
+            raise InvalidOption(
+                f"the journal {self._path} is on {mount.title}, a network file system. Name a file on a local disk: "
+                "losing it loses no job.",
+                path=self._path,
+            )
         self._database = sqlite3.connect(self._path, isolation_level=None)
         self._write("PRAGMA journal_mode=WAL")
         self._write("PRAGMA synchronous=NORMAL")

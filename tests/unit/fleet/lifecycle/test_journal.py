@@ -10,8 +10,10 @@ import pytest
 
 import forebay as fb
 from forebay.errors import InvalidOption, WriteFailed
+from forebay.fleet.lifecycle import journal
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.fleet.lifecycle.states import AttemptPlacing, JobQueued, JobSucceeded, Target, state_from_facts
+from forebay.storage.mounts import Mount
 
 
 def job(name: str) -> fb.JobSpec:
@@ -59,3 +61,12 @@ def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:
 def test_a_state_of_another_version_is_refused() -> None:
     with pytest.raises(InvalidOption, match="Rebuild the journal"):
         state_from_facts({"state": "Vanished"})
+
+
+def test_a_journal_that_machines_would_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a real server of NFS: tests/storage/nfs."""
+    share = Mount(device="0:50", point=str(tmp_path), kind="nfs4", source="server:/export", options=("rw",))
+    monkeypatch.setattr(journal, "mount_of", lambda _: share)
+    with pytest.raises(InvalidOption, match=r"jobs.db is on nfs4 \(server:/export on .*Name a file on a local disk"):
+        JobJournal(tmp_path / "jobs.db")
+    assert not any(tmp_path.iterdir())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from forebay.errors import CacheUnusable
 from forebay.storage.file_lock import FileLock, try_lock
+from forebay.storage.mounts import mount_of
 from forebay.storage.private_folder import unsafe_folder, unsafe_path
 
 PART = re.compile(r"(?P<key>[0-9a-f]{40})-(?P<nbytes>[0-9]{1,18})-[0-9a-f]{16}\.part")
@@ -108,6 +109,7 @@ class CacheDirectory:
         Raises `CacheUnusable` if the directory is not writable, or writable by others.
         """
         try:
+            self._refuse_shared_disk()
             self._refuse_unsafe_path()
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             self._refuse_unsafe_path()
@@ -127,6 +129,19 @@ class CacheDirectory:
                 "Name a directory of your own on a local disk, or set cache=None to train without a cache.",
                 path=str(self.root),
             ) from error
+
+    def _refuse_shared_disk(self) -> None:
+        """Raise `CacheUnusable` on a network file system.
+
+        Several machines would share one index, whose locks may not reach that far, and one quota. A mapped block whose
+        file is gone kills the process (SIGBUS).
+        """
+        if (mount := mount_of(self.root)) is not None and mount.is_shared:
+            raise CacheUnusable(
+                f"cache directory {self.root}: is on {mount.title}, a network file system, and a cache belongs to one "
+                "machine. Name a directory on a local disk, or set cache=None to train without a cache.",
+                path=str(self.root),
+            )
 
     def _refuse_unsafe_folder(self, folder: Path, found: os.stat_result) -> None:
         if problem := unsafe_folder(found):

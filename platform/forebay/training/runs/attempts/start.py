@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from forebay.errors import Fenced, InvalidOption, UnderWay
 from forebay.storage.exclusive import NoExclusiveCreation
 from forebay.storage.file_lock import FileLock
+from forebay.storage.mounts import mount_of
 from forebay.training.checkpoint.files.claim import Claim, fenced_error
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts.fence import ASK_S, Fence
@@ -42,10 +43,12 @@ def start_attempt(run: str | RunFolder, policy: StartPolicy, on_progress: OnProg
 
     Raises:
         UnderWay: Another attempt is alive, and `policy` does not follow.
+        InvalidOption: The storage shows heartbeats later than `policy` waits.
         Fenced: The attempt that `policy` names was taken over, or has been started before.
         OSError: Storage does not answer.
     """
     files = AttemptFiles(run)
+    _require_fresh_reads(files, policy)
     if policy.attempt is not None:
         return _adopt(files, policy.attempt)
     try:
@@ -53,6 +56,24 @@ def start_attempt(run: str | RunFolder, policy: StartPolicy, on_progress: OnProg
     except NoExclusiveCreation as error:
         log.warning("%s Start this run on one machine at a time.", error)
         return Fence(None, None)
+
+
+def _require_fresh_reads(files: AttemptFiles, policy: StartPolicy) -> None:
+    """Raise `InvalidOption` if this machine would see heartbeats too late.
+
+    A living attempt would be taken over.
+    """
+    mount = mount_of(files.run.location.path) if files.is_local else None
+    if mount is None or not mount.late_s:
+        return
+    least_s = mount.late_s + 3 * ASK_S
+    if policy.takeover_s < least_s:
+        raise InvalidOption(
+            f"takeover_s={policy.takeover_s:g}: {files.run.location.uri} is on {mount.title}, mounted with `nocto`, so "
+            f"that this machine may see a heartbeat {mount.late_s:g} s late, and take over an attempt that is alive. "
+            f"Mount it without `nocto`, or wait for {least_s:g} s (--takeover-after, StartPolicy(takeover_s=...)).",
+            takeover_s=policy.takeover_s,
+        )
 
 
 class _Starter:

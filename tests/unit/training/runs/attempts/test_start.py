@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import Fenced, InvalidOption, UnderWay
+from forebay.storage.mounts import Mount
 from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts import start
@@ -176,3 +177,16 @@ def test_takeover_needs_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     with pytest.raises(InvalidOption, match=r"takeover_s=0.5 would take over attempts that are alive"):
         StartPolicy(takeover_s=0.5)
+
+
+@pytest.mark.parametrize(("options", "least_s"), [("nocto", 105), ("nocto,acdirmax=120", 165), ("acdirmax=600", 0)])
+def test_a_limit_within_which_heartbeats_are_not_seen_is_refused(
+    run: str, monkeypatch: pytest.MonkeyPatch, options: str, least_s: float
+) -> None:
+    share = Mount(device="0:50", point="/share", kind="nfs4", source="server:/x", options=tuple(options.split(",")))
+    monkeypatch.setattr(start, "mount_of", lambda _: share)
+    if least_s:
+        with pytest.raises(InvalidOption, match=rf"mounted with `nocto`.* or wait for {least_s:g} s"):
+            begin(run, StartPolicy(takeover_s=least_s - 1))
+        assert newest_attempt(str(Path(run).parent), "ctr") is None
+    begin(run, StartPolicy(takeover_s=least_s or 60.0)).release(None)
