@@ -34,7 +34,7 @@ RANK = """
 import os, pickle, sys
 import torch
 torch.set_num_threads(1)
-from forebay.training.driver.horovod.world import use_interface_of
+from forebay.training.driver.warm_up import use_interface_of
 use_interface_of("127.0.0.1")
 place, work, args = pickle.load(sys.stdin.buffer)
 answers, sys.stdout = sys.stdout.buffer, sys.stderr

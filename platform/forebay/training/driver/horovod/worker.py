@@ -23,8 +23,8 @@ from forebay.training.driver.elastic.pool import Ready
 from forebay.training.driver.horovod.collective import is_broken
 from forebay.training.driver.horovod.gradients import HOROVOD_STRATEGIES
 from forebay.training.driver.horovod.liveness import LineAddress, LivenessClient
-from forebay.training.driver.horovod.world import RankAssignment, horovod_world, use_interface_of
-from forebay.training.driver.warm_up import make_a_step
+from forebay.training.driver.horovod.world import RankAssignment, horovod_world
+from forebay.training.driver.warm_up import make_a_step, use_interface_of
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
 from forebay.training.runs.worker_spec import device_of, unpack, use_device

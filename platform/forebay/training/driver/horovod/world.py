@@ -152,19 +152,6 @@ def _rank_variables(world: World) -> dict[str, str]:
     }
 
 
-def use_interface_of(address: str) -> None:
-    """Bind this process's gloo to a network interface.
-
-    The one that has `address`, the node's address in Ray. Otherwise gloo would look up the host name, which may resolve
-    to an address that no other node can reach.
-    """
-    import psutil  # noqa: PLC0415 - Horovod brings it
-
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
-            os.environ.setdefault("HOROVOD_GLOO_IFACE", name)
-
-
 class CollectiveWatchdog:
     """Time limit around every wait for other ranks.
 

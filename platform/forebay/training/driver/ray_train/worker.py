@@ -27,6 +27,7 @@ from forebay.training.collectives.collective import Collective, SingleProcessCol
 from forebay.training.collectives.torch_collective import TorchCollective, set_nccl_defaults
 from forebay.training.driver.elastic.coordinator_client import CoordinatorReporter
 from forebay.training.driver.ray_train.membership import PeerLost, membership
+from forebay.training.driver.warm_up import use_interface_of
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
 from forebay.training.runs.worker_spec import device_of, unpack, use_device
@@ -59,6 +60,7 @@ def take_device(payload: bytes) -> torch.device:
     """
     spec = unpack(payload)
     set_nccl_defaults(spec.hang_timeout_s)
+    use_interface_of(ray.util.get_node_ip_address())
     return use_device(device_of(spec.resources))
 
 
