@@ -32,7 +32,7 @@ from forebay.storage.file_lock import NO_LOCKS, FileLock
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.fsspec_bridge import Bridge
 from forebay.storage.hadoop.files import HadoopFiles, neighbour
-from forebay.storage.mounts import mount_of
+from forebay.storage.private_folder import mount_of
 
 ANSWER_S = 20.0
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)

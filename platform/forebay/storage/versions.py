@@ -17,7 +17,7 @@ from pyarrow import fs
 from forebay.storage.atomic import look_again
 from forebay.storage.filesystem import Location, has_local_name, resolve_source
 from forebay.storage.fsspec_bridge import ETAGS, Bridge
-from forebay.storage.mounts import mounts
+from forebay.storage.private_folder import mounts
 
 _STAMPED_BY_STORE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 """Schemes of stores that date every version by their own clock."""

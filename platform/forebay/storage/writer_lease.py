@@ -27,7 +27,7 @@ from forebay.runtime.foreign_code import begin
 from forebay.storage.atomic import find_small, write_atomically
 from forebay.storage.file_lock import NO_LOCKS, FileLock, try_lock
 from forebay.storage.filesystem import Location, below, resolve
-from forebay.storage.mounts import mount_of
+from forebay.storage.private_folder import mount_of
 
 LEASE_NAME = "_lease"
 """Name of the file in the folder. Hidden from listings of data."""

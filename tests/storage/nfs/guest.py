@@ -26,7 +26,7 @@ from forebay.errors import CacheUnusable, Fenced
 from forebay.storage.atomic import find_small, write_atomically
 from forebay.storage.file_lock import FileLock, try_lock
 from forebay.storage.filesystem import resolve
-from forebay.storage.mounts import mount_of
+from forebay.storage.private_folder import mount_of
 from forebay.training.checkpoint.files.claim import Claim, ClaimGone
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts import fence as fences
@@ -70,12 +70,12 @@ def silence() -> None:
     shell("rpc.nfsd 0")
 
 
-class Machine:
+class NfsClient:
     """A process with its own mount of the share. `call` runs a function there."""
 
     def __init__(self, name: str, options: str = "vers=4.2") -> None:
-        self.name, self.number = name, Machine.number
-        Machine.number += 1
+        self.name, self.number = name, NfsClient.number
+        NfsClient.number += 1
         self._end, theirs = multiprocessing.Pipe()
         ready, go = os.pipe(), os.pipe()
         self.pid = os.fork()
@@ -145,14 +145,14 @@ class Machine:
             raise TimeoutError(f"no answer of {self.name} within {within_s} s")
         is_good, found = self._end.recv()
         if not is_good:
-            raise Failed(found)
+            raise CallFailed(found)
         return found
 
     def has_answer(self) -> bool:
         return self._end.poll(0)
 
 
-class Failed(Exception):
+class CallFailed(Exception):
     pass
 
 
@@ -297,7 +297,7 @@ def tried(case: Callable[..., dict[str, Any]], *words: Any) -> None:
 def main() -> None:
     start_server()
     options = f"vers={os.environ['VERSION']}"
-    first, second = Machine("first", options), Machine("second", options)
+    first, second = NfsClient("first", options), NfsClient("second", options)
     report("mounted", first=first.call(mounted), second=second.call(mounted))
     for case in (one_wins, claim_is_seen, plain_look, heartbeats_are_heard, files_are_read, alive_is_not_taken):
         tried(case, first, second)
@@ -305,11 +305,11 @@ def main() -> None:
         tried(case, first, second)
     tried(cache_is_refused, first)
     tried(share_is_unmounted, second)
-    tried(nocto_is_refused, Machine("nocto", f"{options},nocto"))
-    tried(soft_is_silent, Machine("soft", f"{options},soft,timeo=10,retrans=1"))
+    tried(nocto_is_refused, NfsClient("nocto", f"{options},nocto"))
+    tried(soft_is_silent, NfsClient("soft", f"{options},soft,timeo=10,retrans=1"))
 
 
-def one_wins(a: Machine, b: Machine) -> dict[str, Any]:
+def one_wins(a: NfsClient, b: NfsClient) -> dict[str, Any]:
     a.begin(race, "race", ROUNDS)
     b.begin(race, "race", ROUNDS)
     first, second = set(a.answer(300)), set(b.answer(300))
@@ -322,7 +322,7 @@ def one_wins(a: Machine, b: Machine) -> dict[str, Any]:
     }
 
 
-def claim_is_seen(a: Machine, b: Machine) -> dict[str, Any]:
+def claim_is_seen(a: NfsClient, b: NfsClient) -> dict[str, Any]:
     a.call(own, "seen")
     time.sleep(0.2)
     asked = a.call(ask)
@@ -330,7 +330,7 @@ def claim_is_seen(a: Machine, b: Machine) -> dict[str, Any]:
     return {"before": asked, "created": created, "after": a.call(ask)}
 
 
-def plain_look(a: Machine, b: Machine) -> dict[str, Any]:
+def plain_look(a: NfsClient, b: NfsClient) -> dict[str, Any]:
     """How late a plain `stat` sees a file of another machine."""
     b.call(write, "raw/x", b"x")
     path = str(SHARE / "raw" / "y")
@@ -340,7 +340,7 @@ def plain_look(a: Machine, b: Machine) -> dict[str, Any]:
     return {"late_s": a.call(seen_after, path, 100.0)}
 
 
-def heartbeats_are_heard(a: Machine, b: Machine) -> dict[str, Any]:
+def heartbeats_are_heard(a: NfsClient, b: NfsClient) -> dict[str, Any]:
     a.call(claim, "beats", 1)
     wrong = []
     for number in range(1, 21):
@@ -350,7 +350,7 @@ def heartbeats_are_heard(a: Machine, b: Machine) -> dict[str, Any]:
     return {"wrong": wrong}
 
 
-def files_are_read(a: Machine, b: Machine) -> dict[str, Any]:
+def files_are_read(a: NfsClient, b: NfsClient) -> dict[str, Any]:
     missing = a.call(read, "files/request.json")
     b.call(write, "files/request.json", b"0")
     wrong = []
@@ -361,7 +361,7 @@ def files_are_read(a: Machine, b: Machine) -> dict[str, Any]:
     return {"missing": missing is None, "wrong": wrong}
 
 
-def alive_is_not_taken(a: Machine, b: Machine) -> dict[str, Any]:
+def alive_is_not_taken(a: NfsClient, b: NfsClient) -> dict[str, Any]:
     a.call(own, "alive")
     a.call(watch, 1.5)
     b.begin(follow, "alive", 8.0)
@@ -376,17 +376,17 @@ def alive_is_not_taken(a: Machine, b: Machine) -> dict[str, Any]:
     return {"taken": False, "then": found, "after_s": after_s, "first": a.call(ask)}
 
 
-def locks_reach(a: Machine, b: Machine) -> dict[str, Any]:
+def locks_reach(a: NfsClient, b: NfsClient) -> dict[str, Any]:
     a.call(write, "locks/x", b"")
     own = a.call(has_own_locks)
     return {"first": a.call(lock, "locks/x"), "second": b.call(lock, "locks/x"), "has_own_locks": own}
 
 
-def cache_is_refused(a: Machine) -> dict[str, Any]:
+def cache_is_refused(a: NfsClient) -> dict[str, Any]:
     return {"said": a.call(cache, str(SHARE / "cache"))}
 
 
-def server_restarts(a: Machine, b: Machine) -> dict[str, Any]:
+def server_restarts(a: NfsClient, b: NfsClient) -> dict[str, Any]:
     a.call(own, "restarts")
     silence()
     a.begin(ask)
@@ -398,7 +398,7 @@ def server_restarts(a: Machine, b: Machine) -> dict[str, Any]:
     return {"hung": hung, "answer": answer, "after_s": time.monotonic() - since, "second": b.call(claim, "restarts", 1)}
 
 
-def folder_is_remade(a: Machine, b: Machine) -> dict[str, Any]:
+def folder_is_remade(a: NfsClient, b: NfsClient) -> dict[str, Any]:
     a.call(own, "remade")
     a.call(ask)
     b.call(shutil.rmtree, str(SHARE / "remade"), True)
@@ -407,7 +407,7 @@ def folder_is_remade(a: Machine, b: Machine) -> dict[str, Any]:
     return {"removed": removed, "remade": a.call(ask)}
 
 
-def share_is_unmounted(b: Machine) -> dict[str, Any]:
+def share_is_unmounted(b: NfsClient) -> dict[str, Any]:
     b.call(own, "unmounted")
     before = b.call(ask)
     b.call(unmount)
@@ -415,12 +415,12 @@ def share_is_unmounted(b: Machine) -> dict[str, Any]:
     beats = "written"
     try:
         b.call(beat, "unmounted", 5)
-    except Failed as error:
+    except CallFailed as error:
         beats = str(error)
     return {"before": before, "after": after, "beat": beats, "left": b.call(listed)}
 
 
-def soft_is_silent(soft: Machine) -> dict[str, Any]:
+def soft_is_silent(soft: NfsClient) -> dict[str, Any]:
     """The server is away for as long as the first question needs, and half a minute."""
     soft.call(own, "soft")
     silence()
@@ -434,7 +434,7 @@ def soft_is_silent(soft: Machine) -> dict[str, Any]:
         serve()
     try:
         made = soft.answer(300)
-    except Failed as error:
+    except CallFailed as error:
         made = str(error)
     until = time.monotonic() + 120
     answers = [soft.call(ask, within_s=300)]
@@ -451,7 +451,7 @@ def soft_is_silent(soft: Machine) -> dict[str, Any]:
     }
 
 
-def nocto_is_refused(nocto: Machine) -> dict[str, Any]:
+def nocto_is_refused(nocto: NfsClient) -> dict[str, Any]:
     return {"said": nocto.call(follow, "nocto", 60.0)[0]}
 
 

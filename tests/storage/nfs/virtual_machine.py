@@ -1,7 +1,7 @@
 """A virtual machine with Linux's server and client of NFS, since the kernel of this machine may have neither.
 
-Its file system is that of this machine, read only, under a layer in memory. QEMU computes its instructions one by one
-(no KVM), which is some 15 times slower.
+It reads the disk of this machine, under a layer in memory. QEMU computes its instructions one by one (no KVM), which is
+some 15 times slower.
 """
 
 from __future__ import annotations

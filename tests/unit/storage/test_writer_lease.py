@@ -12,7 +12,7 @@ from forebay.storage import writer_lease
 from forebay.storage.atomic import write_atomically
 from forebay.storage.file_lock import try_lock
 from forebay.storage.filesystem import below, resolve
-from forebay.storage.mounts import Mount
+from forebay.storage.private_folder import MountPoint
 from forebay.storage.writer_lease import LEASE_NAME, LeaseTimes, hold_lease
 
 QUICK = LeaseTimes(renew_s=0.02, expires_s=0.3, settle_s=0.02)
@@ -78,7 +78,7 @@ def test_a_lease_in_a_store_expires_and_its_holder_notices() -> None:
 
 def test_locks_that_reach_no_other_machine_are_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two writers of NFS with `nolock` would both get the lock."""
-    share = Mount(device="0:50", point="/share", kind="nfs", source="server:/x", options=("nolock",))
+    share = MountPoint(device="0:50", point="/share", kind="nfs", source="server:/x", options=("nolock",))
     monkeypatch.setattr(writer_lease, "mount_of", lambda _: share)
     folder, times = str(tmp_path), LeaseTimes(renew_s=0.02, expires_s=0.2, settle_s=0.01)
     with hold_lease(folder, print, times):

@@ -17,7 +17,7 @@ from forebay.fleet.lifecycle.states import JobEnd, JobQueued, JobState, state_fr
 from forebay.fleet.spec.canonical import facts_of
 from forebay.fleet.spec.job_spec import JobSpec, Task, ordered
 from forebay.fleet.spec.job_toml import spec_of
-from forebay.storage.mounts import mount_of
+from forebay.storage.private_folder import mount_of
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS jobs (

@@ -13,7 +13,7 @@ from forebay.errors import InvalidOption, WriteFailed
 from forebay.fleet.lifecycle import journal
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.fleet.lifecycle.states import AttemptPlacing, JobQueued, JobSucceeded, Target, state_from_facts
-from forebay.storage.mounts import Mount
+from forebay.storage.private_folder import MountPoint
 
 
 def job(name: str) -> fb.JobSpec:
@@ -65,7 +65,7 @@ def test_a_state_of_another_version_is_refused() -> None:
 
 def test_a_journal_that_machines_would_share_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a real server of NFS: tests/storage/nfs."""
-    share = Mount(device="0:50", point=str(tmp_path), kind="nfs4", source="server:/export", options=("rw",))
+    share = MountPoint(device="0:50", point=str(tmp_path), kind="nfs4", source="server:/export", options=("rw",))
     monkeypatch.setattr(journal, "mount_of", lambda _: share)
     with pytest.raises(InvalidOption, match=r"jobs.db is on nfs4 \(server:/export on .*Name a file on a local disk"):
         JobJournal(tmp_path / "jobs.db")

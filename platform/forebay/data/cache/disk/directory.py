@@ -11,8 +11,7 @@ from pathlib import Path
 
 from forebay.errors import CacheUnusable
 from forebay.storage.file_lock import FileLock, try_lock
-from forebay.storage.mounts import mount_of
-from forebay.storage.private_folder import unsafe_folder, unsafe_path
+from forebay.storage.private_folder import mount_of, unsafe_folder, unsafe_path
 
 PART = re.compile(r"(?P<key>[0-9a-f]{40})-(?P<nbytes>[0-9]{1,18})-[0-9a-f]{16}\.part")
 """Name of an unfinished file."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from forebay.errors import Fenced, InvalidOption, UnderWay
 from forebay.storage.exclusive import NoExclusiveCreation
 from forebay.storage.file_lock import FileLock
-from forebay.storage.mounts import mount_of
+from forebay.storage.private_folder import mount_of
 from forebay.training.checkpoint.files.claim import Claim, fenced_error
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts.fence import ASK_S, Fence

@@ -19,7 +19,7 @@ from forebay.data.transform.block import Block
 from forebay.errors import CacheUnusable
 from forebay.runtime.metrics import Counters
 from forebay.storage.file_lock import try_lock
-from forebay.storage.mounts import Mount
+from forebay.storage.private_folder import MountPoint
 
 
 @contextmanager
@@ -104,7 +104,7 @@ def test_directory_removed_while_it_is_opened(tmp_path: Path, monkeypatch: pytes
 
 def test_a_disk_that_machines_share_holds_no_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a real server of NFS: tests/storage/nfs."""
-    share = Mount(device="0:50", point=str(tmp_path), kind="nfs4", source="server:/export", options=("rw",))
+    share = MountPoint(device="0:50", point=str(tmp_path), kind="nfs4", source="server:/export", options=("rw",))
     monkeypatch.setattr(directory, "mount_of", lambda _: share)
     with pytest.raises(CacheUnusable, match=r"is on nfs4 \(server:/export on .*Name a directory on a local disk"):
         DiskCache(tmp_path / "cache", quota_bytes=1 << 20)

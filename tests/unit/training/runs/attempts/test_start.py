@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from forebay.errors import Fenced, InvalidOption, UnderWay
-from forebay.storage.mounts import Mount
+from forebay.storage.private_folder import MountPoint
 from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts import start
@@ -183,7 +183,9 @@ def test_takeover_needs_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_limit_within_which_heartbeats_are_not_seen_is_refused(
     run: str, monkeypatch: pytest.MonkeyPatch, options: str, least_s: float
 ) -> None:
-    share = Mount(device="0:50", point="/share", kind="nfs4", source="server:/x", options=tuple(options.split(",")))
+    share = MountPoint(
+        device="0:50", point="/share", kind="nfs4", source="server:/x", options=tuple(options.split(","))
+    )
     monkeypatch.setattr(start, "mount_of", lambda _: share)
     if least_s:
         with pytest.raises(InvalidOption, match=rf"mounted with `nocto`.* or wait for {least_s:g} s"):

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from forebay.storage import mounts
-from forebay.storage.mounts import Mount, mount_of
+from forebay.storage import private_folder
+from forebay.storage.private_folder import MountPoint, mount_of
 
 LINE = "63 24 0:50 / {point} rw,relatime shared:7 - {kind} {source} rw,vers=4.2{options}"
 
 
-def mount(kind: str, source: str = "server:/export", options: str = "", point: str = "/share") -> Mount:
+def mount(kind: str, source: str = "server:/export", options: str = "", point: str = "/share") -> MountPoint:
     text = LINE.format(kind=kind, source=source, options=f",{options}" if options else "", point=point)
-    return mounts._mount(text)
+    return private_folder._mount(text)
 
 
 @pytest.mark.parametrize(
