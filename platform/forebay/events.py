@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from forebay.errors import Fenced
+
 INTERRUPTED = "interrupted"
 
 
@@ -168,6 +170,11 @@ class Failed:
     error: str
     failures: int
     will_retry: bool
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether a later attempt has taken over: the run goes on elsewhere, and its folder is not this one's."""
+        return self.error.startswith(f"{Fenced.__name__}: ")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
-from typing import Literal
+from textwrap import TextWrapper
+from typing import Literal, TextIO
 
 from rich.console import RenderableType
 from rich.progress import (
@@ -30,6 +31,8 @@ from forebay.storage.json_file import to_json
 
 _STDOUT, _STDERR = 1, 2
 _PIPE_WIDTH = 160
+LINE_WIDTH = 80
+"""Longest line of a text for people on a terminal."""
 
 
 def print_json(facts: object) -> None:
@@ -115,7 +118,25 @@ def print_error(error: ForebayError, *, as_json: bool) -> None:
         facts = {"error": type(error).__name__, "message": str(error), "facts": error.facts}
         sys.stderr.write(to_json(facts, not_finite=lambda _: None) + "\n")
     else:
-        print_line(f"{type(error).__name__}: {error}", err=True)
+        print_line(_fitted(f"{type(error).__name__}: {error}"), err=True)
+
+
+def _fitted(text: str) -> str:
+    """Return a text whose lines fit a terminal, wrapped at words.
+
+    A pipe gets them whole: programs search there.
+    """
+    if not _has_width(sys.stderr):
+        return text
+    width = min(LINE_WIDTH, SafeConsole(stderr=True).width)
+    return "\n".join(_wrapped(line, width) for line in text.split("\n"))
+
+
+def _wrapped(line: str, width: int) -> str:
+    indent = " " * (len(line) - len(line.lstrip()))
+    # A path or a command stays one word, to be copied.
+    fill = TextWrapper(width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return line if len(line) <= width else "\n".join(fill.wrap(line))
 
 
 def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
@@ -142,6 +163,9 @@ class _RateColumn(ProgressColumn):
 
 
 def _console() -> SafeConsole:
+    return SafeConsole() if _has_width(sys.stdout) else SafeConsole(width=_PIPE_WIDTH)
+
+
+def _has_width(stream: TextIO) -> bool:
     # A pipe has no width: without COLUMNS, rich would split tables at 80 columns there.
-    has_width = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return SafeConsole() if has_width else SafeConsole(width=_PIPE_WIDTH)
+    return stream.isatty() or "COLUMNS" in os.environ

@@ -5,16 +5,20 @@ Exit code 2, one clear sentence, no traceback unless --debug.
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from forebay.cli.app import main
 from forebay.cli.output import print_error
@@ -195,3 +199,22 @@ def test_errors_survive_pickling(tmp_path: Path) -> None:
 
     error = pickle.loads(pickle.dumps(MissingColumn("no x", column="x")))
     assert (type(error), str(error), error.column) == (MissingColumn, "no x", "x")
+
+
+@given(words=st.lists(st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1), min_size=1))
+def test_a_long_error_wraps_at_words_and_loses_none(words: list[str]) -> None:
+    """On a terminal. Indented lines stay below each other, and a word is never cut."""
+    said = io.StringIO()
+    text = "the job exists with another specification:\n  " + " ".join(words)
+    with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):
+        patch.setenv("COLUMNS", "100")
+        print_error(InvalidOption(text), as_json=False)
+        whole = said.getvalue()
+        patch.delenv("COLUMNS")
+        print_error(InvalidOption(text), as_json=False)
+    piped = said.getvalue().removeprefix(whole)
+    assert piped == f"{InvalidOption.__name__}: {text}\n", "a pipe gets lines whole"
+    assert whole.split() == piped.split()
+    longest = max(map(len, words)) + 2
+    assert all(len(line) <= max(80, longest) for line in whole.splitlines())
+    assert all(line.startswith("  ") for line in whole.splitlines()[1:])

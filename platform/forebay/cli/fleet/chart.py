@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -120,7 +121,8 @@ def controller(
         try:
             is_left = found.step()
         except OSError as error:
-            print_line(f"not all jobs had their round ({redact(str(error))}); the next one tries again", err=True)
+            why = redact(str(error))
+            print_line(f"{_time()} not all jobs had their round ({why}); the next one tries again", err=True)
             is_left = True
         for cluster in found.fleet().cluster:
             text = (
@@ -130,11 +132,11 @@ def controller(
             )
             if described.get(cluster.name) != cluster:
                 described[cluster.name] = cluster
-                print_line(f"{cluster.name}: {text}")
+                print_line(f"{_time()} {cluster.name}: {text}")
         for name, text in _news(found, known):
             if shown.get(name) != text:
                 shown[name] = text
-                print_line(f"{name}: {text}")
+                print_line(f"{_time()} {name}: {text}")
         if job is not None and not is_left:
             return
         found.wait(ended)
@@ -190,6 +192,10 @@ def _until_signal() -> threading.Event:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     return ended
+
+
+def _time() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def _metadata(body: dict[str, dict[str, object]], namespace: str) -> dict[str, object]:

@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from forebay.cli.arguments import AsJson
-from forebay.cli.output import print_json, print_line, print_table
+from forebay.cli.output import LINE_WIDTH, print_json, print_line, print_table
 
 if TYPE_CHECKING:
     from forebay.fleet.federation.dry_run import TaskPlan
     from forebay.fleet.federation.survey import ClusterRow
     from forebay.fleet.spec.job_spec import JobSpec
 
-WIDTH = 80
 COLUMNS = ("cluster", "sku", "market", "nodes", "free", "total", "age", "price/h", "jobs")
 
 FleetFile = Annotated[Path, typer.Option("--fleet", help="Fleet file in TOML: clusters, machines, prices.")]
@@ -156,4 +155,4 @@ def warn_of_tags(images: tuple[str, ...]) -> None:
 
 def wrapped(text: str, indent: int) -> list[str]:
     """Wrap a text to 80 columns."""
-    return textwrap.wrap(text, WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + 3))
+    return textwrap.wrap(text, LINE_WIDTH, initial_indent=" " * indent, subsequent_indent=" " * (indent + 3))

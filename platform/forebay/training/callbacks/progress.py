@@ -79,7 +79,8 @@ class Progress:
             case Failed():
                 self._end_bar()
                 # Whoever runs the job gets the error itself, and prints it.
-                self._say("Interrupted. The run has ended." if event.error == INTERRUPTED else "The run has ended.")
+                end = "This attempt has ended. The run goes on elsewhere." if event.is_fenced else "The run has ended."
+                self._say(f"Interrupted. {end}" if event.error == INTERRUPTED else end)
             case Finished():
                 self._end_bar()
                 reason = f"stopped: {event.stopped}" if event.stopped else "finished"

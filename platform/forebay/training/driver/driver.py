@@ -75,8 +75,8 @@ def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = 
         if (remedy := shortage_remedy(summary)) is None:
             raise
         raise RunFailed(
-            f"the driver of run {job.name or title_of(job.train)!r} ended with {summary}. The newest checkpoint is "
-            f"kept. {remedy} and run it again to continue from there.",
+            f"the driver of run {job.name or title_of(job.train)!r} ended with {summary}. {remedy} and run it "
+            "again: it continues from its newest checkpoint, if it has one.",
             summary=summary,
         ) from error
 

@@ -80,7 +80,8 @@ def _hang_named(spec: WorkerSpec, rank: int) -> Iterator[None]:
             f"rank {rank} of run {spec.name!r} got no answer from another rank, with hang_timeout_s="
             f"{spec.hang_timeout_s:g}: one of them hangs, though its process is alive. Look for a rank that takes "
             "another number of steps, waits for a lock, or reads without end; if a step may take that long, raise "
-            f"hang_timeout_s. The newest checkpoint is kept: run {spec.name!r} again to continue.",
+            f"hang_timeout_s. Run {spec.name!r} again: it continues from its newest checkpoint, if it has "
+            "one.",
             rank=rank,
             timeout_s=spec.hang_timeout_s,
         ) from error

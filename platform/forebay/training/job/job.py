@@ -6,6 +6,7 @@ import math
 import re
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import UnionType
 from typing import Any, get_args
@@ -251,8 +252,13 @@ def _check_writable(storage: str) -> None:
     probe = f"{location.path}/.forebay-write-check-{uuid.uuid4().hex}"
     try:
         location.fs.create_dir(location.path, recursive=True)
-        with location.fs.open_output_stream(probe) as stream:
-            stream.write(b"forebay")
+        try:
+            with location.fs.open_output_stream(probe) as stream:
+                stream.write(b"forebay")
+        except OSError:
+            with suppress(OSError):  # a full disk takes the name, and not the content
+                location.fs.delete_file(probe)
+            raise
         location.fs.delete_file(probe)
     except OSError as error:
         raise InvalidOption(

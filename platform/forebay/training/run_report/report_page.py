@@ -79,7 +79,7 @@ class ReportAtEnd:
                 self._name = event.name
             case Finished():
                 self._write(RunFolder.at(event.path))
-            case Failed(will_retry=False) if self._name:
+            case Failed(will_retry=False) if self._name and not event.is_fenced:
                 self._write(RunFolder.below(self._storage, self._name))
 
     def _write(self, folder: RunFolder) -> None:

@@ -192,7 +192,7 @@ def save_result(result: Result) -> None:
     The write is atomic: after a crash, the file is the earlier or the new one. Raises `WriteFailed` if the storage
     refuses.
     """
-    advice = f"{ADVICE} The newest checkpoint is kept: run {result.name!r} again to continue."
+    advice = f"{ADVICE} Then run {result.name!r} again: it continues from its newest checkpoint, if it has one."
     folder = RunFolder.at(result.path)
     folder.save(FILE_NAME, result.to_json(), f"the result of run {result.name!r}", advice)
 

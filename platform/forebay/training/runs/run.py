@@ -363,7 +363,8 @@ class Run:
         return RunFailed(
             f"run {self.name!r} lost workers {lost} time{'s' if lost > 1 else ''}, and max_failures="
             f"{self.job.max_failures} allows no more. The last time: {last_error}. An unexpected SIGKILL "
-            f"mostly means too little memory. The newest checkpoint is kept: run {self.name!r} again to continue.",
+            f"mostly means too little memory. Run {self.name!r} again: it continues from its newest checkpoint, if it "
+            "has one.",
             name=self.name,
             failures=lost,
             summary=last_error,

@@ -101,6 +101,13 @@ def test_an_epoch_says_where_its_time_went() -> None:
     assert len(text) <= 110
 
 
+def test_a_fenced_attempt_does_not_end_the_run() -> None:
+    show = Show(terminal=False)
+    fenced = Failed(error="Fenced: a later attempt has taken over this run", failures=1, will_retry=False)
+    (line,) = show.tell(STARTED, fenced)[-1:]
+    assert line == "This attempt has ended. The run goes on elsewhere."
+
+
 def test_terminal_has_one_bar_and_puts_it_away() -> None:
     show = Show(terminal=True)
     show.tell(STARTED, reported(1))

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 from collections.abc import Callable
 from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
@@ -187,6 +189,23 @@ def test_check_does_not_touch_the_probe_of_another_job(make_job: Callable[..., J
     probe.write_text("of another job, which is about to delete it")
     make_job().check()
     assert [path.name for path in probe.parent.iterdir()] == [probe.name]
+
+
+def test_a_check_on_a_full_disk_leaves_nothing_behind(
+    make_job: Callable[..., Job], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name of a file fits, its content does not: as with a file of at most no bytes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    job = make_job(cache=None)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
+    try:
+        with pytest.raises(InvalidOption, match=r"runs.* cannot be written"):
+            job.check()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list((tmp_path / "runs").iterdir()) == []
 
 
 def test_check_writes_to_the_storage(make_job: Callable[..., Job], tmp_path: Path) -> None:

@@ -50,8 +50,8 @@ def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
             # A later attempt on this cluster ends the coordinator.
             run.ask_fence()
             raise RunFailed(
-                f"run {run.name!r} lost its connection to Ray ({type(error).__name__}). The newest checkpoint is kept: "
-                f"run {run.name!r} again to continue.",
+                f"run {run.name!r} lost its connection to Ray ({type(error).__name__}). Run {run.name!r} again: it "
+                "continues from its newest checkpoint, if it has one.",
                 name=run.name,
             ) from error
         if stopped is not None:
@@ -77,7 +77,7 @@ def _end_of(run: Run, driver: str, cause: Cause | None, error: BaseException | N
         case _:
             end = RunFailed(
                 f"run {run.name!r}: driver={driver!r} ended it with {type(error).__name__}: {message_of(error)}. "
-                f"The newest checkpoint is kept: run {run.name!r} again to continue.",
+                f"Run {run.name!r} again: it continues from its newest checkpoint, if it has one.",
                 name=run.name,
             )
     end.__cause__ = end.__cause__ or error

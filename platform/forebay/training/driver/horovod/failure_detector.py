@@ -125,8 +125,8 @@ class FailureDetector:
         return Hung(
             f"{_named('rank', ranks)} of run {self._run!r} hung: the others got no answer (hang_timeout_s="
             f"{self._hang_timeout_s:g}), though it is alive. Look for a rank that takes another number of steps, "
-            "waits for a lock, or reads without end; if a step may take that long, raise hang_timeout_s. The newest "
-            f"checkpoint is kept: run {self._run!r} again to continue.",
+            "waits for a lock, or reads without end; if a step may take that long, raise hang_timeout_s. Run "
+            f"{self._run!r} again: it continues from its newest checkpoint, if it has one.",
             ranks=ranks,
             timeout_s=self._hang_timeout_s,
         )
