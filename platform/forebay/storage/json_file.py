@@ -9,13 +9,14 @@ import json
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from forebay.errors import ForebayError, InvalidOption
 from forebay.storage.atomic import read_small, write_atomically
 from forebay.storage.filesystem import Location, resolve
 
 T = TypeVar("T")
+Fact: TypeAlias = str | int | float | bool | None
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """Strings by which strict JSON represents the floats that it has no number for."""
 _WAITS_S = (0.0, 0.05, 0.1, 0.2, 0.4)

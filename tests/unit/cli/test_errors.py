@@ -203,7 +203,7 @@ def test_errors_survive_pickling(tmp_path: Path) -> None:
 
 @given(words=st.lists(st.text(st.characters(codec="ascii", categories=["L", "N", "P"]), min_size=1), min_size=1))
 def test_a_long_error_wraps_at_words_and_loses_none(words: list[str]) -> None:
-    """On a terminal. Indented lines stay below each other, and a word is never cut."""
+    """On a terminal. Indented lines stay indented."""
     said = io.StringIO()
     text = "the job exists with another specification:\n  " + " ".join(words)
     with pytest.MonkeyPatch.context() as patch, redirect_stderr(said):

@@ -21,6 +21,7 @@ from forebay.storage.credentials import redact
 
 if TYPE_CHECKING:
     from forebay.fleet.client.submitted_job import JobStatus, SubmittedJob
+    from forebay.training.runs.timeline.cost import RunCost
 
 JobName = Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")]
 Storage = Annotated[
@@ -56,22 +57,32 @@ def jobs(storage: Storages = None, ray: OnRay = False, html: Html = None, as_jso
             raise InvalidOption("--ray and --storage exclude each other. Leave out one of them.")
         late("forebay.cli.runs:print_live")(as_json=as_json)
         return
+    storages = storages_or_known(storage, " With --ray, a Ray cluster is asked.")
     if html is not None:
-        _write_page(storages_or_known(storage), html)
-        return
+        _write_page(storages, html)
+    else:
+        _print_jobs(storages, as_json=as_json)
+
+
+def _print_jobs(storages: Sequence[str], *, as_json: bool) -> None:
     from forebay.fleet.client.submission import jobs_below  # noqa: PLC0415 - imports what only this needs
     from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415
 
     found: list[JobStatus] = []
-    for each in storages_or_known(storage, " With --ray, a Ray cluster is asked."):
+    costs: list[RunCost] = []
+    for each in storages:
         with answering(each):
-            found += [SubmittedJob(files.storage, files.name).status() for files in jobs_below(each)]
+            for job in [SubmittedJob(files.storage, files.name) for files in jobs_below(each)]:
+                found.append(job.status())
+                costs.append(job.cost())
     if as_json:
-        print_json({"jobs": [asdict(status) for status in found]})
+        facts = [{"gpu_hours": cost.gpu_hours, "cost": cost.amount} for cost in costs]
+        print_json({"jobs": [asdict(status) | more for status, more in zip(found, facts, strict=True)]})
     elif not found:
         print_line("No job was submitted with this storage.")
     else:
-        print_table(("job", "state", "host", "attempt", "workers", "epoch", "step"), [_row(each) for each in found])
+        names = ("job", "state", "host", "attempt", "workers", "epoch", "step", "GPU h", "cost")
+        print_table(names, list(map(_row, found, costs)))
         for status in found:
             if status.state == "preparing":
                 print_line("\n".join(wrapped(f"{status.name} prepares {status.why}", 0)))
@@ -183,7 +194,12 @@ def answering(storage: str) -> Iterator[None]:
         ) from None
 
 
-def _row(status: JobStatus) -> tuple[object, ...]:
+def _row(status: JobStatus, cost: RunCost) -> tuple[object, ...]:
     epoch = f"{min(status.epoch + 1, status.epochs)} of {status.epochs}" if status.epochs else "-"
     host = f"{status.backend} {status.host}".strip()
-    return status.name, status.state, host, status.attempt or "-", status.workers or "-", epoch, status.step
+    known = status.name, status.state, host, status.attempt or "-", status.workers or "-", epoch, status.step
+    return *known, _amount(cost.gpu_hours, 1), _amount(cost.amount, 2)
+
+
+def _amount(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -9,6 +9,7 @@ from forebay.errors import InvalidOption
 from forebay.sweep.sweep import Sweep
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
+from forebay.training.runs.timeline.cost import MACHINE, PRICE
 
 PREFIX = "FOREBAY_RUN_"
 
@@ -18,7 +19,7 @@ class PlacedRun:
     """Values of the variables `FOREBAY_RUN_*`.
 
     None: not set. `workers` are bounds, written `2..8`, and `start` the first number of workers. `cpus` and `gpus` are
-    per worker. `attempt` is `NUMBER/TOKEN`.
+    per worker. `attempt` is `NUMBER/TOKEN`. `machine` is cluster, SKU and market, and `price` a worker's for an hour.
     """
 
     name: str | None = None
@@ -28,6 +29,8 @@ class PlacedRun:
     cpus: float | None = None
     gpus: float | None = None
     attempt: str | None = None
+    machine: str | None = None
+    price: float | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> PlacedRun:
@@ -35,7 +38,7 @@ class PlacedRun:
 
         Raises `InvalidOption` for bounds that are not two numbers.
         """
-        names = ("name", "storage", "workers", "start", "cpus", "gpus", "attempt")
+        names = ("name", "storage", "workers", "start", "cpus", "gpus", "attempt", "machine", "price")
         given = {name: environment.get(PREFIX + name.upper()) for name in names}
         bounds, start, attempt = given["workers"], given["start"], given["attempt"]
         return cls(
@@ -45,6 +48,8 @@ class PlacedRun:
             start=None if start is None else _count("START", start),
             cpus=_number(given["cpus"]),
             gpus=_number(given["gpus"]),
+            machine=given["machine"],
+            price=_number(given["price"]),
             # A number alone: no other process has created the attempt, so this one does.
             attempt=attempt if attempt is not None and "/" in attempt else None,
         )
@@ -58,7 +63,9 @@ class PlacedRun:
         if isinstance(made, Sweep):
             return replace(made, name=name, storage=storage)
         self._require_room(made)
-        job = self._with_gpus(replace(made, name=name, storage=storage))
+        facts = {MACHINE: self.machine, PRICE: self.price}
+        known = {fact: value for fact, value in facts.items() if value is not None}
+        job = self._with_gpus(replace(made, name=name, storage=storage, parameters={**made.parameters, **known}))
         if self.workers is None:
             return job
         least, most = self.workers

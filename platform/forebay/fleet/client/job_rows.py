@@ -32,7 +32,7 @@ class JobRow:
     """A job at one moment.
 
     `runs` are the folders of its runs. `last_lines` are of its log, for a job that needs a person or goes on.
-    `changed_at` is the time of its newest file, by the clock of its storage.
+    `changed_at` is the time of its newest file, by the clock of its storage. `cost` is None where a price is unknown.
     """
 
     name: str
@@ -43,6 +43,7 @@ class JobRow:
     runs: tuple[str, ...] = ()
     last_lines: tuple[str, ...] = ()
     changed_at: float = 0.0
+    cost: float | None = None
 
     def needs_person(self, now: float) -> bool:
         """Whether it ended badly of late, or cannot be reached."""
@@ -104,6 +105,7 @@ class JobRows:
             ),
             last_lines=() if is_quiet else files.last_lines(submission, LOG_LINES, TAIL_BYTES),
             changed_at=changed_at,
+            cost=job.cost().amount,
         )
 
     def _waits(self, job: SubmittedJob) -> tuple[str, ...]:

@@ -233,8 +233,7 @@ def _more(row: JobRow) -> Iterator[Markup]:
 
 
 def _cost(row: JobRow) -> str:
-    cost = getattr(row.status, "cost", None)
-    return "" if cost is None else f"{cost:.2f}" if isinstance(cost, float | int) else str(cost)
+    return "" if row.cost is None else f"{row.cost:.2f}"
 
 
 def _short(text: str) -> str:

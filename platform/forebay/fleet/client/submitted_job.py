@@ -6,7 +6,7 @@ import html
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from forebay.errors import InvalidOption, RunFailed
@@ -21,6 +21,8 @@ from forebay.training.runs.attempts.files import AttemptFiles
 from forebay.training.runs.attempts.stored_request import send_request
 from forebay.training.runs.result import Result, load_result
 from forebay.training.runs.run_folder import RunFolder
+from forebay.training.runs.timeline.cost import UNKNOWN, RunCost, cost_of, total_cost
+from forebay.training.runs.timeline.timeline import load_timeline
 
 POLL_S = 0.5
 STARTS_WITHIN_S = 60.0
@@ -231,6 +233,16 @@ class SubmittedJob:
         found = (live_attempt(self._files.storage, spec.run_name(task)) for task in spec.task)
         return next((claim for claim in found if claim is not None), None)
 
+    def cost(self) -> RunCost:
+        """Return the cost so far of the job's runs, over all attempts.
+
+        The amount is None where a price is unknown, as of a task that is a command.
+        """
+        spec, storage = self.submission.spec, self._files.storage
+        runs = [RunFolder.below(storage, spec.run_name(task)) for task in spec.task if task.run is not None]
+        found = total_cost(_cost(run) for run in runs)
+        return found if len(runs) == len(spec.task) else replace(found, amount=None)
+
     def result(self) -> Result | None:
         """Return the result so far of the last training task.
 
@@ -317,6 +329,14 @@ def request_of(storage: str, name: str, *, stop: str | None = None, target: int 
     if JobFiles(storage=storage, name=name).newest() is None:
         return send_request(storage, name, stop=stop, target=target)
     return SubmittedJob(storage, name).request(stop=stop, target=target)
+
+
+def _cost(run: RunFolder) -> RunCost:
+    try:
+        timeline = load_timeline(run)
+    except InvalidOption:  # only reports read it: one that is damaged is no fault of the job
+        return UNKNOWN
+    return UNKNOWN if timeline is None else cost_of(timeline)
 
 
 def _last_epoch(result: Result | None) -> int:

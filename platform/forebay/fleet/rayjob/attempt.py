@@ -8,10 +8,10 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.fleet.cluster import Market
+from forebay.fleet.cluster import Cluster, Market
 from forebay.fleet.spec.canonical import key_of
 from forebay.fleet.spec.job_spec import JobSpec, Task
-from forebay.fleet.spec.quantity import quantity
+from forebay.fleet.spec.quantity import millicpus, nbytes, quantity
 from forebay.fleet.submitter import Submitter
 
 MAX_OBJECT_NAME = 47
@@ -110,6 +110,16 @@ class PlacedAttempt:
             "FOREBAY_RUN_GPUS": str(workers.gpus),
             "FOREBAY_RUN_ATTEMPT": self.annotations[f"{DOMAIN}/fence"],
         }
+
+    def environment_in(self, cluster: Cluster) -> dict[str, str]:
+        """Variables of the run on a cluster, with its machine and the price of a worker."""
+        sku, workers = cluster.sku.get(self.sku), self.task.workers
+        price = None if sku is None else sku.price(self.market)
+        found = {**self.environment, "FOREBAY_RUN_MACHINE": f"{cluster.name}/{self.sku}/{self.market}"}
+        if sku is not None and price is not None:
+            share = sku.share(millicpus(workers.cpu), nbytes(workers.memory or sku.memory), workers.gpus)
+            found["FOREBAY_RUN_PRICE"] = f"{price * share:.6g}"
+        return found
 
     @property
     def entrypoint(self) -> str:

@@ -104,7 +104,7 @@ def _limits(resources: dict[str, str]) -> dict[str, str]:
 
 
 def _env(attempt: PlacedAttempt, cluster: Cluster, cache: CacheVolume | None) -> list[KubeObject]:
-    plain = dict(attempt.environment)
+    plain = attempt.environment_in(cluster)
     if cache is not None:
         plain |= {"FOREBAY_CACHE_DIR": cache.path, "FOREBAY_CACHE_BYTES": str(int(CACHE_SHARE * nbytes(cache.size)))}
     if cluster.hdfs:

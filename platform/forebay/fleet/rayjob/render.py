@@ -229,7 +229,7 @@ def _on_shared(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
 
     KubeRay neither deletes nor suspends it for a job.
     """
-    environment = {"env_vars": dict(attempt.environment) | dict(attempt.spec.launch.env)}
+    environment = {"env_vars": attempt.environment_in(cluster) | dict(attempt.spec.launch.env)}
     words = attempt.words
     if attempt.code:
         # Pods of the shared cluster have the code of many jobs.

@@ -19,8 +19,7 @@ from forebay.fleet.spec.job_spec import JobSpec, Task, TaskWorkers
 class SharedNodes(PlacedAttempt):
     """Nodes of no run, without its name and code."""
 
-    @property
-    def environment(self) -> dict[str, str]:
+    def environment_in(self, cluster: Cluster) -> dict[str, str]:  # noqa: ARG002 - of an attempt
         """No variables: each job brings its own."""
         return {}
 

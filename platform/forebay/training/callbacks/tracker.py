@@ -14,7 +14,8 @@ from typing import Literal, TypeAlias
 from forebay.events import EpochEnded, Evaluated, Event, Failed, Finished, Reported, RolledBack, Started, Warned
 from forebay.runtime.foreign_code import begin, error_of
 from forebay.storage.credentials import redact
-from forebay.training.job.job_facts import SWEEP_FACT, Fact
+from forebay.storage.json_file import Fact
+from forebay.training.job.job_facts import SWEEP_FACT
 from forebay.training.runs.control import Control
 
 SEND_EVERY_S = 5.0

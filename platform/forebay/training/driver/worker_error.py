@@ -59,8 +59,8 @@ class WorkerError:
             return original
         failed = RunFailed(
             f"run {name!r}: the train function raised {self.summary} on rank {self.rank}. It was not tried again: only "
-            f"workers whose process died are replaced. {shortage_remedy(self.summary) or 'Correct the function'} and run "
-            f"{name!r} again: it continues from its newest checkpoint, if it has one."
+            f"workers whose process died are replaced. {shortage_remedy(self.summary) or 'Correct the function'} and "
+            f"run {name!r} again: it continues from its newest checkpoint, if it has one."
             f"\n\n{self.traceback}",
             name=name,
             rank=self.rank,

@@ -7,14 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 from forebay.data.transform.augment import as_augment
 from forebay.storage.credentials import redact, without_credentials
-from forebay.storage.json_file import to_json
+from forebay.storage.json_file import Fact, to_json
 from forebay.training.job.job import Job
-
-Fact: TypeAlias = str | int | float | bool | None
 
 HIDDEN = "***"
 SWEEP_FACT = "sweep.name"

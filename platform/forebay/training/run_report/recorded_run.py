@@ -10,8 +10,14 @@ from forebay.errors import InvalidOption
 from forebay.events import EpochEnded
 from forebay.training.runs.result import Result, load_result
 from forebay.training.runs.run_folder import RunFolder
-from forebay.training.runs.timeline.origin import StartOrigin
-from forebay.training.runs.timeline.timeline import ProgressPoint, RunStart, TimedEvent, Timeline, load_timeline
+from forebay.training.runs.timeline.timeline import (
+    ProgressPoint,
+    RunStart,
+    StartOrigin,
+    TimedEvent,
+    Timeline,
+    load_timeline,
+)
 
 RECENT_S = 120.0
 """Age of the last record up to which a run without an end may be running. Drivers record every 15 s."""

@@ -12,6 +12,7 @@ from typing import Any
 from forebay.runtime.formatting import bytes_text, count_text, metric_text_of, share_text, time_text
 from forebay.training.run_report.incidents import incidents_of
 from forebay.training.run_report.recorded_run import RecordedRun
+from forebay.training.runs.timeline.cost import cost_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +44,8 @@ MEASURES: tuple[Measure, ...] = (
     Measure(title="state", value=lambda run: run.state),
     Measure(title="epochs", value=_epochs),
     Measure(title="running time", value=lambda run: run.seconds, text=time_text),
+    Measure(title="GPU hours", value=lambda run: cost_of(run.timeline).gpu_hours or None, text="{:.2f}".format),
+    Measure(title="cost", value=lambda run: cost_of(run.timeline).amount, text="{:.2f}".format),
     Measure(title="rows per second", value=lambda run: run.rows_per_s, text=count_text),
     Measure(title="waiting for data", value=lambda run: run.wait_share, text=share_text),
     Measure(title="blocks from the cache", value=lambda run: run.hit_share, text=share_text),

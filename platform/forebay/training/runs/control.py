@@ -13,9 +13,10 @@ from forebay.errors import BatchTooSmall, InvalidOption, RunFailed, whole_number
 from forebay.events import Event, Request
 from forebay.runtime.foreign_code import error_of, message_of
 from forebay.runtime.user_frames import with_traceback
+from forebay.storage.json_file import Fact
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
-from forebay.training.job.job_facts import Fact, job_facts
+from forebay.training.job.job_facts import job_facts
 from forebay.training.runs.attempts.stored_request import load_request
 from forebay.training.runs.run_folder import RunFolder
 

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from forebay.errors import JobMismatch
-from forebay.storage.json_file import to_json
+from forebay.storage.json_file import Fact, to_json
 from forebay.training.job.job import Job
-from forebay.training.job.job_facts import Fact, job_facts, public_fact
+from forebay.training.job.job_facts import job_facts, public_fact
 from forebay.training.runs.run_folder import RunFolder
 
 FILE_NAME = "job.json"

@@ -28,6 +28,8 @@ from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, Attem
 from forebay.training.runs.attempts.start import create_attempt
 from forebay.training.runs.attempts.stored_request import load_request
 from forebay.training.runs.result import Result, save_result
+from forebay.training.runs.timeline.cost import GPUS, PRICE
+from forebay.training.runs.timeline.timeline import RunStart, StartOrigin, Timeline, save_timeline
 
 ROOT = Path(__file__).parents[4]
 
@@ -219,6 +221,41 @@ def test_a_job_that_has_ended_shows_the_epoch_that_it_trained(
     files.end(1, SubmissionEnd(how=how))
     status = job.status()
     assert (status.state, status.epoch, status.epochs, status.step) == (how, 1, 2, 12)
+
+
+def test_the_table_of_jobs_has_the_cost_of_each_attempt(
+    quiet: Quiet, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By the facts that a fleet gives to its runs. A price that is not known shows as unknown."""
+    (tmp_path / "train.py").write_text("def job(): ...")
+    storage = str(tmp_path / "runs")
+    for name, prices in (("priced", [2.0, 4.0]), ("unpriced", [2.0, None]), ("waiting", [])):
+        spec = fb.JobSpec(name=name, storage=storage, task=(fb.fleet.Task(run="train.py"),))
+        fb.submit(spec, folder=tmp_path)
+        JobFiles(storage=storage, name=name).end(1, SubmissionEnd(how="failed", why="x"))
+        starts = [
+            RunStart(
+                at=0.0,
+                attempt=number,
+                origin=StartOrigin(config={"job.min_workers": 2, GPUS: 8, **({} if price is None else {PRICE: price})}),
+                last_s=1800.0,
+            )
+            for number, price in enumerate(prices)
+        ]
+        if starts:
+            save_timeline(Timeline(starts=tuple(starts)), f"{storage}/{name}")
+    with pytest.raises(SystemExit):
+        main(["jobs", "--storage", storage, "--json"])
+    found = {each["name"]: each for each in json.loads(capsys.readouterr().out)["jobs"]}
+    costs = {name: (each["gpu_hours"], each["cost"]) for name, each in found.items()}
+    assert costs == {"priced": (16.0, 6.0), "unpriced": (16.0, None), "waiting": (None, None)}
+    Path(storage, "priced", "timeline.json").write_text("{")
+    with pytest.raises(SystemExit):
+        main(["jobs", "--storage", storage])
+    lines = capsys.readouterr().out.splitlines()
+    rows = {line.split()[0]: line.split()[-2:] for line in lines if line.split()}
+    assert (rows["priced"], rows["unpriced"]) == (["-", "-"], ["16.0", "-"])
+    assert max(map(len, lines)) <= 80
 
 
 TRAINS = """

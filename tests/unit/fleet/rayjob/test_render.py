@@ -24,7 +24,7 @@ from tests.unit.fleet.rayjob.kubernetes_schema import (
 from tests.unit.fleet.rayjob.made import attempt, attempts, cluster
 
 import forebay as fb
-from forebay.fleet.cluster import CacheVolume, Cluster, Hdfs, Sku
+from forebay.fleet.cluster import CacheVolume, Cluster, Hdfs, Market, Sku
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.rayjob.preflight import faults, preflight
 from forebay.fleet.rayjob.render import _nodes_without, render
@@ -76,6 +76,23 @@ def test_spot_comes_first_and_on_demand_is_the_fallback() -> None:
     assert options["env"] == [{"name": "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S", "value": "300"}]
     (only,) = groups_of(render(attempt(workers={"spot": "only"}), cluster()))
     assert only["groupName"] == "spot"
+
+
+def test_a_run_knows_its_machine_and_the_price_of_a_worker() -> None:
+    def told(market: Market, **workers: Any) -> dict[str, Any]:
+        placed = dataclasses.replace(attempt(workers=workers), market=market)
+        head = render(placed, cluster())["spec"]["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]["containers"][0]
+        return {each["name"]: each.get("value") for each in head["env"]}
+
+    whole = {"gpus": 8, "cpu": "8", "memory": "64Gi"}
+    assert told("spot", **whole)["FOREBAY_RUN_MACHINE"] == "eu-1/h100/spot"
+    prices = [float(told(market, **whole)["FOREBAY_RUN_PRICE"]) for market in ("spot", "on-demand")]
+    assert prices == [10.0, 30.0]
+    assert float(told("spot", **whole | {"gpus": 2})["FOREBAY_RUN_PRICE"]) == 2.5
+    sku = dataclasses.replace(cluster().sku["h100"], price_per_hour=None, spot_price_per_hour=None)
+    unpriced = cluster(sku={"h100": sku})
+    (group, *_) = groups_of(render(attempt(), unpriced))
+    assert "FOREBAY_RUN_PRICE" not in env_of(group)
 
 
 def test_a_head_that_has_room_elsewhere_keeps_off_the_workers_nodes() -> None:

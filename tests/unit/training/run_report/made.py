@@ -9,9 +9,8 @@ from tests.waiting import SetClock
 
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Resized, RolledBack, Started, Warned
 from forebay.training.runs.result import Result, RunHistory, save_result
-from forebay.training.runs.timeline.origin import StartOrigin
 from forebay.training.runs.timeline.recorder import TimelineRecorder
-from forebay.training.runs.timeline.timeline import RunStart, load_timeline
+from forebay.training.runs.timeline.timeline import RunStart, StartOrigin, load_timeline
 
 EVIL = "<script>alert('x')</script>"
 STEPS, EPOCHS, ROWS = 100, 3, 20_000

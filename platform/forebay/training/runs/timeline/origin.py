@@ -10,35 +10,20 @@ import os
 import platform
 import re
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from forebay.data.loader.data import Data
+from forebay.storage.json_file import Fact
 from forebay.training.job.job import Job
-from forebay.training.job.job_facts import Fact, job_facts, public_fact
+from forebay.training.job.job_facts import job_facts, public_fact
+from forebay.training.runs.timeline.timeline import StartOrigin
 
 _ID_DIGITS = 12
 _OF_TESTS = re.compile(r"extra == .test.")
 _REF = re.compile(r"ref: (\S+)")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StartOrigin:
-    """Config, data, code and packages of a start.
-
-    All of it is public: without credentials, and secrets as `***`. `config` are the facts of the job, `data` those of
-    its plan and datasets. `code` names the file of the train function, its SHA-256 and the commit of its repository.
-    `packages` are the installed ones that Forebay knows of, in the driver's environment.
-    """
-
-    config: Mapping[str, Fact] = field(default_factory=dict)
-    data: Mapping[str, Fact] = field(default_factory=dict)
-    code: Mapping[str, Fact] = field(default_factory=dict)
-    packages: Mapping[str, str] = field(default_factory=dict)
-    machine: Mapping[str, Fact] = field(default_factory=dict)
 
 
 def origin_of(job: Job) -> StartOrigin:

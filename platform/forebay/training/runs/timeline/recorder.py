@@ -14,7 +14,7 @@ from typing import Any
 
 from forebay.events import BatchesCut, Evaluated, Event, Failed, Finished, Reported, Started
 from forebay.storage.credentials import redact
-from forebay.training.job.job_facts import Fact
+from forebay.storage.json_file import Fact
 from forebay.training.runs.run_folder import RunFolder
 from forebay.training.runs.timeline.timeline import (
     ProgressPoint,

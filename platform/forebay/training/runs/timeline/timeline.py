@@ -13,9 +13,8 @@ from typing import Any, NamedTuple, get_args
 from forebay.errors import InvalidOption
 from forebay.events import BatchesCut, EpochEnded, Event
 from forebay.runtime.declared_types import require_facts, require_types
-from forebay.storage.json_file import from_json, numbers, to_json
+from forebay.storage.json_file import Fact, from_json, numbers, to_json
 from forebay.training.runs.run_folder import RunFolder, aside_name
-from forebay.training.runs.timeline.origin import StartOrigin
 
 FILE_NAME = "timeline.json"
 VERSION = 1
@@ -27,6 +26,22 @@ _LEFT_OUT = ("name", "path")
 _OF_EPOCH = ("epoch", "step")
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartOrigin:
+    """Config, data, code and packages of a start.
+
+    All of it is public: without credentials, and secrets as `***`. `config` are the facts of the job, `data` those of
+    its plan and datasets. `code` names the file of the train function, its SHA-256 and the commit of its repository.
+    `packages` are the installed ones that Forebay knows of, in the driver's environment.
+    """
+
+    config: Mapping[str, Fact] = field(default_factory=dict)
+    data: Mapping[str, Fact] = field(default_factory=dict)
+    code: Mapping[str, Fact] = field(default_factory=dict)
+    packages: Mapping[str, str] = field(default_factory=dict)
+    machine: Mapping[str, Fact] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,9 +22,8 @@ from forebay.errors import ForebayError, InvalidOption, RunFailed, SourceChanged
 from forebay.events import BatchesCut, EpochEnded, Event, Finished, RolledBack, Warned
 from forebay.training.runs.rows.order_record import FILE_NAME
 from forebay.training.runs.rows.step_rows import rows_of_step
-from forebay.training.runs.timeline.origin import StartOrigin
 from forebay.training.runs.timeline.recorder import MAX_CUTS, TimelineRecorder
-from forebay.training.runs.timeline.timeline import RunStart
+from forebay.training.runs.timeline.timeline import RunStart, StartOrigin
 
 pytestmark = pytest.mark.usefixtures("kept_fork_server")
 

@@ -11,12 +11,12 @@ from tests.waiting import SetClock
 
 from forebay.errors import InvalidOption
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, Resized, Started, Warned
-from forebay.training.runs.timeline.origin import StartOrigin
 from forebay.training.runs.timeline.recorder import MAX_EVENTS, MAX_PROGRESS, TimelineRecorder
 from forebay.training.runs.timeline.timeline import (
     FILE_NAME,
     MAX_STARTS,
     RunStart,
+    StartOrigin,
     TimedEvent,
     Timeline,
     load_timeline,
