@@ -85,7 +85,7 @@ def test_install_upgrade_rollback_uninstall(planes: dict[str, ControlPlane], ver
         }.items()
     }
     catalogue = plane.api().get(f"/api/v1/namespaces/{name}/configmaps/forebay-catalogue")
-    assert json.loads(catalogue["data"]["catalogue.json"])["name"] == "here"
+    assert json.loads(catalogue["data"]["catalogue.json"])["clusterName"] == "here"
     seconds["uninstall"] = helm(plane, "uninstall", "fb", version=version, namespace=name)
     left = [each["metadata"]["name"] for each in plane.api().items(f"/api/v1/namespaces/{name}/configmaps")]
     assert not [each for each in left if each.startswith("forebay")]
