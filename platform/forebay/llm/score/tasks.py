@@ -32,7 +32,10 @@ COLUMNS: Mapping[Kind, Mapping[str, pa.DataType]] = {
     },
     "embed": {"embedding": pa.list_(pa.float32()), "input_tokens": pa.int32()},
 }
-"""Columns of the answers, between the source's columns and `error`. A judge has `verdict` too, beside `generate`."""
+"""Columns of the answers, between the source's columns and `error`.
+
+A judge has `verdict` and the columns of `generate`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
