@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all test-ray-range test-python lint ruff types mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables docs k8s soak horovod deepspeed clean
+.PHONY: help demo check test test-all test-ray-range test-python lint ruff types mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables docs k8s slurm soak horovod deepspeed clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -35,6 +35,7 @@ help:
 	@echo "make docs    the site, into build/site: every link, page and public name is checked"
 	@echo "make dist    wheel and source archive: built, checked by twine, and tried in an empty environment"
 	@echo "make k8s     deployment on real API servers of Kubernetes, from binaries in ~/.cache/forebay/control-plane"
+	@echo "make slurm   training on a SLURM cluster of this machine: requeued, cancelled, a node lost; root, Debian"
 	@echo "make bench-llm  fine-tuning beside HF Trainer, TRL, torchtune, LLaMA-Factory and axolotl; BENCH_ARGS='--rounds 1' for less"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
 	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
@@ -64,6 +65,7 @@ test: ruff
 	@echo "== horovod"
 	@$(BIN)/python scripts/build_horovod.py --or-skip
 	@$(BIN)/python scripts/fetch_helm.py --or-skip
+	@scripts/install_slurm.sh --or-skip
 	@$(MAKE) --no-print-directory deepspeed
 	@$(MAKE) --no-print-directory types > $(VENV)/types.log 2>&1 & types=$$!; failed=; \
 	  $(MAKE) --no-print-directory compile || failed=1; \
@@ -82,6 +84,7 @@ test-all: lint
 	@$(BIN)/python scripts/build_horovod.py --or-skip
 	@$(BIN)/python scripts/fetch_helm.py --or-skip
 	@$(BIN)/python scripts/fetch_nfs.py --or-skip
+	@scripts/install_slurm.sh --or-skip
 	@$(MAKE) --no-print-directory deepspeed
 	@echo "== pytest, with all variations"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not soak"
@@ -178,6 +181,12 @@ docs: $(INSTALLED)
 	@echo "== the site: scripts/build_docs.py"
 	@$(PIP_INSTALL) -e '.[docs]' $(STEPS)
 	@$(BIN)/python scripts/build_docs.py
+
+# Each node has a network and a process table of its own, so that its end is that of a machine.
+slurm: $(INSTALLED_TEST)
+	@echo "== pytest, on a SLURM cluster"
+	@scripts/install_slurm.sh
+	@$(BIN)/python -m pytest -s -m "slurm or not slurm" tests/slurm
 
 dist: $(INSTALLED_TEST)
 	@echo "== wheel and source archive: built, checked, and tried in an empty environment"

@@ -132,15 +132,25 @@ def _storage_of(name: str, given: str | None) -> str | None:
 
 
 def _order(storage: str, name: str, as_json: bool, *, stop: str | None = None, target: int | None = None) -> None:
-    from forebay.fleet.client.submitted_job import request_of  # noqa: PLC0415 - imports what only this needs
+    from forebay.fleet.client.submitted_job import SubmittedJob, request_of  # noqa: PLC0415 - imports what only this needs
 
     with answering(storage):
+        if stop is not None and SubmittedJob(storage, name).stop_waiting(stop):
+            _say_taken(name, stop, as_json)
+            return
         attempt, request = request_of(storage, name, stop=stop, target=target)
     if as_json:
         print_json({"run": name, "attempt": attempt, "stop": request.stop, "target": request.target})
         return
     what = f"ends at its next checkpoint ({stop})" if stop is not None else f"target {target} workers"
     print_line(f"{name}: {what}, requested in its storage. Attempt {attempt} reads it within 15 s.")
+
+
+def _say_taken(name: str, reason: str, as_json: bool) -> None:
+    if as_json:
+        print_json({"run": name, "attempt": None, "stop": reason, "target": None})
+    else:
+        print_line(f"{name}: taken out of the queue ({reason}). Submit it again to continue.")
 
 
 def _say_stopped(sweep: SweepStatus, reason: str, as_json: bool) -> None:

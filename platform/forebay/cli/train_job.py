@@ -5,15 +5,20 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from typing import Self
+
+import typer
 
 from forebay.cli.fleet.placed_run import PlacedRun
 from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.output import only_the_document, print_facts, print_json
 from forebay.cli.preparation_display import shown_preparations
 from forebay.errors import InvalidOption
+from forebay.events import Started
 from forebay.fleet.client.preparing import PreparingFile
 from forebay.runtime.formatting import did_you_mean, metric_text
 from forebay.runtime.late_import import late
+from forebay.runtime.termination import TERMINATED, Termination
 from forebay.storage.filesystem import below
 from forebay.sweep.report.text import blocks_text, config_text, states_text
 from forebay.sweep.run_sweep import run_sweep
@@ -23,11 +28,13 @@ from forebay.training.driver.driver import named_driver, run
 from forebay.training.job.job import Job
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.run_report.run_table import show_report
-from forebay.training.runs.control import Callback
-from forebay.training.runs.result import REPORT_FILE
+from forebay.training.runs.control import Callback, Control
+from forebay.training.runs.result import REPORT_FILE, Result
 from forebay.training.runs.storage_check import require_usable_storage
 
 DRIVER = "ray"
+TERM = "asked to end (SIGTERM)"
+"""Reason of a stop, in the result."""
 
 
 TRACKERS = {
@@ -97,13 +104,43 @@ def _prepared(placed: PlacedRun, path: str, words: Sequence[str]) -> Job | Sweep
 
 
 def _train_job(job: Job, trackers: Sequence[Callback], *, driver: str, as_json: bool) -> None:
-    """Train a job, and print result and report path."""
-    with only_the_document(as_json):
-        result = run(job, named_driver(driver), callbacks=[Progress(), *trackers])
+    """Train a job, and print result and report path.
+
+    At a SIGTERM it ends after the next checkpoint, with the code `TERMINATED`.
+    """
+    with only_the_document(as_json), _StopAtTerm() as stop:
+        result = run(job, named_driver(driver), callbacks=[Progress(), stop, *trackers])
     if as_json:
         print_json(asdict(result) | {"report": below(result.path, REPORT_FILE)})
     else:
         show_report(result)
+    if stop.has_stopped(result):
+        raise typer.Exit(TERMINATED)
+
+
+class _StopAtTerm(Termination):
+    """Callback that stops a run at a SIGTERM, after its next checkpoint."""
+
+    def __init__(self) -> None:
+        super().__init__(self._stop)
+        self._control: Control | None = None
+
+    def __call__(self, event: object, control: Control) -> None:
+        if self._control is None and isinstance(event, Started):
+            self._control = control
+            # Only now: before, there is nothing to save, and Ray has set a handler of its own since the run began.
+            self.install()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def has_stopped(self, result: Result) -> bool:
+        """Whether the run has ended for the signal, before its last epoch."""
+        return self.is_asked and result.stopped == TERM
+
+    def _stop(self) -> None:
+        assert self._control is not None
+        self._control.stop(TERM)
 
 
 def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:

@@ -18,7 +18,8 @@ from forebay.errors import InvalidJobSpec
 from forebay.storage.filesystem import resolve
 
 Backend = Annotated[
-    str, typer.Option(help="local (this machine), ray (a dashboard) or fleet (Kubernetes, by a controller).")
+    str,
+    typer.Option(help="local (this machine), ray (a dashboard), slurm, or fleet (Kubernetes, by a controller)."),
 ]
 Address = Annotated[str, typer.Option(help="Dashboard of the Ray cluster, http://HEAD:8265.", metavar="URL")]
 
@@ -36,7 +37,11 @@ def submit(
         bool, typer.Option("--replace", help="Accept changes of a job of this name that has ended.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Start nothing: as `forebay fleet explain` with --fleet.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Start nothing: as `forebay fleet explain`, or with slurm the batch script.",
+        ),
     ] = False,
     fleet: FleetFile = Path("fleet.toml"),
     as_json: AsJson = False,
@@ -46,6 +51,9 @@ def submit(
     It goes on when this command or this machine ends. The same job submitted twice is one job. Ctrl-C never ends a job
     that was placed.
     """
+    if dry_run and backend == "slurm":
+        _show_script(Path(job))
+        return
     if dry_run:
         explain(Path(job), fleet, as_json=as_json)
         return
@@ -86,6 +94,21 @@ def schema() -> None:
     from forebay.fleet.spec.job_toml import job_schema  # noqa: PLC0415
 
     print_json(job_schema())
+
+
+def _show_script(job: Path) -> None:
+    """Print the batch script of a job."""
+    from forebay.fleet.client.slurm_backend import script_of  # noqa: PLC0415
+    from forebay.fleet.client.submission import Submission  # noqa: PLC0415
+    from forebay.fleet.spec.job_toml import load_job_spec  # noqa: PLC0415
+    from forebay.fleet.spec.program import check_program  # noqa: PLC0415
+
+    spec, folder = load_job_spec(job), job.absolute().parent
+    for task in spec.task:
+        check_program(spec, task, folder)
+    shown = Submission(spec=spec, number=1, backend="slurm", token="", folder=str(folder))
+    for line in script_of(shown).splitlines():
+        print_line(line)
 
 
 def _require_room(job: Path, fleet: Path) -> None:

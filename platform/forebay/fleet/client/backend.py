@@ -1,15 +1,16 @@
-"""Backends of a submission: this machine, Ray, a fleet."""
+"""Backends of a submission: this machine, Ray, SLURM, a fleet."""
 
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Protocol
 
 from forebay.errors import InvalidOption
-from forebay.fleet.client.submission import FLEET, VARIABLE, JobFiles, Submission
+from forebay.fleet.client.submission import FLEET, SLURM, VARIABLE, JobFiles, Standing, Submission
 
 
 class JobBackend(Protocol):
@@ -33,6 +34,12 @@ class JobBackend(Protocol):
         """Whether the process runs or is about to start.
 
         None if that cannot be known now.
+        """
+
+    def standing(self, submission: Submission) -> Standing:
+        """Return what the backend's queue says.
+
+        Empty for a backend without a queue.
         """
 
     def end(self, submission: Submission) -> None:
@@ -66,10 +73,13 @@ class LocalBackend:
         # A suspended process answers nothing, and may go on.
         return None if is_dead is None or (started is not None and started.is_suspended()) else not is_dead
 
+    def standing(self, submission: Submission) -> Standing:  # noqa: ARG002 - of the protocol
+        return Standing()
+
     def end(self, submission: Submission) -> None:
         started = _files(submission).started(submission.number)
         if started is not None and started.is_dead() is False:
-            os.killpg(started.pid, 15)
+            os.killpg(started.pid, signal.SIGKILL)  # a SIGTERM would ask for a checkpoint
 
 
 class FleetBackend:
@@ -87,6 +97,9 @@ class FleetBackend:
     def is_alive(self, submission: Submission) -> bool | None:  # noqa: ARG002 - of the protocol
         """Return true: a job waits or runs until it ends."""
         return True
+
+    def standing(self, submission: Submission) -> Standing:  # noqa: ARG002 - of the protocol
+        return Standing()
 
     def end(self, submission: Submission) -> None:
         """Refuse. Raises `InvalidOption`: pods of a fleet are the controller's."""
@@ -107,7 +120,11 @@ def backend_of(name: str, address: str = "") -> JobBackend:
         from forebay.fleet.client.ray_backend import RayBackend  # noqa: PLC0415 - Ray takes a second to import
 
         return RayBackend(address)
-    raise InvalidOption(f"backend={name!r} is unknown. Choose 'local', 'ray' or 'fleet'.", backend=name)
+    if name == SLURM:
+        from forebay.fleet.client.slurm_backend import SlurmBackend  # noqa: PLC0415 - where it is used
+
+        return SlurmBackend(address)
+    raise InvalidOption(f"backend={name!r} is unknown. Choose 'local', 'ray', 'slurm' or 'fleet'.", backend=name)
 
 
 def _files(submission: Submission) -> JobFiles:

@@ -13,7 +13,7 @@ from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
 
 from forebay.errors import InvalidOption
-from forebay.fleet.client.submission import VARIABLE, Submission
+from forebay.fleet.client.submission import VARIABLE, Standing, Submission
 from forebay.storage.credentials import redact
 from forebay.storage.deadline import call_with_deadline
 
@@ -61,6 +61,9 @@ class RayBackend:
 
     def is_alive(self, submission: Submission) -> bool | None:
         return self._ask(lambda client: _is_there(client, submission.id))
+
+    def standing(self, submission: Submission) -> Standing:  # noqa: ARG002 - of the protocol
+        return Standing()
 
     def end(self, submission: Submission) -> None:
         self._ask(lambda client: client.stop_job(submission.id))

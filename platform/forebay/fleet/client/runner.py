@@ -18,22 +18,32 @@ from pathlib import Path
 
 from forebay.errors import Fenced, ForebayError
 from forebay.fleet.client.stored_log import StoredLog
-from forebay.fleet.client.submission import VARIABLE, JobFiles, Submission, SubmissionEnd
+from forebay.fleet.client.submission import SLURM, VARIABLE, JobFiles, Submission, SubmissionEnd
 from forebay.fleet.code import fetch_code
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.spec.job_spec import Task, ordered
+from forebay.runtime.termination import TERMINATED, Termination
+from forebay.storage.atomic import find_small
+from forebay.storage.filesystem import resolve_source
 from forebay.training.runs.attempts.files import AttemptFiles
 from forebay.training.runs.attempts.stored_request import awaited_stop, load_request
 from forebay.training.runs.result import load_result
 from forebay.training.runs.run_folder import RunFolder
 
 FENCED_CODE = Fenced.exit_status
-FINAL_CODES = (ForebayError.exit_status, FENCED_CODE)
-"""Exit codes that another try would meet again: an error of the user's, and a run that was taken over."""
+FINAL_CODES = (ForebayError.exit_status, FENCED_CODE, TERMINATED)
+"""Exit codes that are not tried again here.
+
+An error of the user's, a run that was taken over, and a request to end.
+"""
+ASKED = SubmissionEnd(how="stopped", why="asked to end (SIGTERM)")
+"""End of a process that is started again, and continues. It is not recorded."""
 LATE_CODE = -256
 """Code of a command that did not end in its time. No process has it."""
 LONGEST_LINE = 1 << 16
 """Bytes of a line of a log. A longer one is cut into several: a command may write a gigabyte without a line break."""
+REQUEUED_S = 60.0
+"""Silence after which a requeued job takes over from its attempt on a lost node: four heartbeats."""
 FOREVER_S = 10 * 365 * 86_400
 
 
@@ -49,9 +59,11 @@ class LogTee(StoredLog):
 def run_tasks(submission: Submission) -> SubmissionEnd:
     """Run all tasks of a submission in this folder.
 
-    Returns how the last one ended.
+    Returns how the last one ended, or `ASKED`.
     """
-    tee = LogTee(JobFiles(storage=submission.spec.storage, name=submission.spec.name).log_uri(submission))
+    log_uri = JobFiles(storage=submission.spec.storage, name=submission.spec.name).log_uri(submission)
+    # A job that SLURM requeues starts the same submission again.
+    tee = LogTee(log_uri, find_small(resolve_source(log_uri)) or b"")
     try:
         return _set_up(submission, tee) or _run_all(submission, tee)
     finally:
@@ -62,6 +74,8 @@ def _set_up(submission: Submission, tee: LogTee) -> SubmissionEnd | None:
     """Run the lines of `launch.setup`. Returns the end of a job whose setup fails."""
     for line in submission.spec.launch.setup:
         code = _run(["sh", "-c", line], {}, tee, limit_s=submission.spec.scheduling.start_within)
+        if code == TERMINATED:
+            return ASKED
         if code == LATE_CODE:
             return SubmissionEnd(how="failed", why=f"setup {line!r} did not end within scheduling.start_within")
         if code != 0:
@@ -75,6 +89,8 @@ def _run_all(submission: Submission, tee: LogTee) -> SubmissionEnd:
         if (why := _awaited_stop(submission, task)) is not None:
             return SubmissionEnd(how="stopped", why=why)
         code = _run_task(submission, task, tee)
+        if code == TERMINATED:
+            return ASKED
         if code == FENCED_CODE:
             return SubmissionEnd(how="fenced", why=f"another attempt has taken over the task {task.name!r}")
         if code != 0:
@@ -126,6 +142,9 @@ def _words(submission: Submission, attempt: PlacedAttempt) -> list[str]:
         return list(attempt.words)
     unreachable = submission.spec.scheduling.unreachable
     silent_s = unreachable.after if unreachable.then == "fence" else FOREVER_S
+    if submission.backend == SLURM:
+        # SLURM starts a job again after the end of its processes, or of its node: no other process is expected.
+        silent_s = min(silent_s, REQUEUED_S) if unreachable.then == "fence" else silent_s
     driver = ["--driver", "local"] if submission.backend == "local" else []
     words = [*attempt.words[1:], *driver, "--takeover-after", f"{silent_s:g}s"]
     return [sys.executable, "-m", "forebay", *words]
@@ -134,7 +153,8 @@ def _words(submission: Submission, attempt: PlacedAttempt) -> list[str]:
 def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit_s: float | None = None) -> int:
     """Run a command and return its exit code.
 
-    It is `LATE_CODE` after `limit_s`. Its processes are ended then.
+    It is `LATE_CODE` after `limit_s`, and its processes are ended then. It is `TERMINATED` after a SIGTERM to this
+    process, which the command gets, too.
     """
     is_late = threading.Event()
     with subprocess.Popen(  # noqa: S603 - the user's own command, as words
@@ -156,17 +176,18 @@ def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit
         if limit_s is not None:
             limit.start()
         assert process.stdout is not None
-        while line := process.stdout.readline(LONGEST_LINE):
-            tee.append(line)
-        code = process.wait()
+        with Termination(process.terminate) as term:
+            while line := process.stdout.readline(LONGEST_LINE):
+                tee.append(line)
+            code = process.wait()
         limit.cancel()
-        return LATE_CODE if is_late.is_set() else code
+        return TERMINATED if term.is_asked else LATE_CODE if is_late.is_set() else code
 
 
 def main() -> int:
     """Run the submission of `FOREBAY_SUBMISSION`.
 
-    Returns the exit code: 0, 75 for a fenced one, else 1.
+    Returns the exit code: 0, 75 for a fenced one, 143 for one that was asked to end and continues, else 1.
     """
     submission = Submission.from_json(os.environ.pop(VARIABLE))
     files = JobFiles(storage=submission.spec.storage, name=submission.spec.name)
@@ -181,6 +202,8 @@ def main() -> int:
         except (ForebayError, OSError) as error:
             end = SubmissionEnd(how="failed", why=f"{type(error).__name__}: {error}")
         os.chdir(Path.home())
+    if end is ASKED:
+        return TERMINATED
     files.end(submission.number, end)
     return {"succeeded": 0, "fenced": FENCED_CODE}.get(end.how, 1)
 

@@ -30,6 +30,7 @@ from forebay.training.checkpoint.files.claim import Claim
 FOLDER = "submissions"
 FLEET = "fleet"
 """Name of the backend whose submissions a controller follows."""
+SLURM = "slurm"
 VARIABLE = "FOREBAY_SUBMISSION"
 """Variable with the JSON of the submission, for the process that runs its tasks."""
 
@@ -116,6 +117,17 @@ class SubmissionEnd:
     """End of a submission. `why` is its reason."""
 
     how: How
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Standing:
+    """Answer of a backend's queue about a submission.
+
+    `is_waiting`: it does not run now, and will. `why` is for people.
+    """
+
+    is_waiting: bool = False
     why: str = ""
 
 

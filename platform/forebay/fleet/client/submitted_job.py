@@ -13,7 +13,7 @@ from forebay.errors import InvalidOption, RunFailed
 from forebay.events import Request
 from forebay.fleet.client.backend import JobBackend, backend_of
 from forebay.fleet.client.preparing import preparing_text
-from forebay.fleet.client.submission import FLEET, JobFiles, Submission
+from forebay.fleet.client.submission import FLEET, JobFiles, Submission, SubmissionEnd
 from forebay.fleet.spec.job_spec import ordered
 from forebay.storage.filesystem import resolve
 from forebay.training.checkpoint.files.claim import Claim
@@ -118,6 +118,9 @@ class SubmittedJob:
         why = "" if ended is None else ended.why
         if state == "running" and (prepares := self._preparing(submission)) is not None:
             state, why = "preparing", prepares
+        if state in ("running", "starting", "lost"):
+            standing = self._backend_of(submission).standing(submission)
+            state, why = "starting" if standing.is_waiting else state, standing.why
         run = AttemptFiles(self._run)
         claim = run.newest()
         heartbeat = None if claim is None else run.heartbeat(claim.number)
@@ -199,8 +202,23 @@ class SubmittedJob:
         if now:
             submission = self.submission
             self._backend_of(submission).end(submission)
-            return
-        self.request(stop=reason)
+        elif not self.stop_waiting(reason):
+            self.request(stop=reason)
+
+    def stop_waiting(self, reason: str) -> bool:
+        """Take the job out of a queue.
+
+        Returns whether it was in one: no process would read a request there.
+        """
+        submission = self._files.newest()
+        if submission is None or self._files.ended(submission.number) is not None:
+            return False
+        backend = self._backend_of(submission)
+        if not backend.standing(submission).is_waiting:
+            return False
+        backend.end(submission)
+        self._files.end(submission.number, SubmissionEnd(how="stopped", why=reason))
+        return True
 
     def request(self, *, stop: str | None = None, target: int | None = None) -> tuple[int, Request]:
         """Add to the stored request to the run that trains, or comes next.
@@ -285,9 +303,10 @@ class SubmittedJob:
 
     def _backend_of(self, submission: Submission) -> JobBackend:
         given = self._backend
-        if given is not None and (given.name, given.address) == (submission.backend, submission.address):
-            return given
-        return backend_of(submission.backend, submission.address)
+        if given is None or (given.name, given.address) != (submission.backend, submission.address):
+            # Kept: it may use an answer of a queue again.
+            given = self._backend = backend_of(submission.backend, submission.address)
+        return given
 
     def _repr_html_(self) -> str:
         """Card for notebooks."""

@@ -52,6 +52,12 @@ Bytes = Annotated[
 EnvValue = Annotated[
     str, BeforeValidator(_text_of_number), WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "number"}]})
 ]
+NodeCount = Annotated[
+    str,
+    BeforeValidator(_text_of_number),
+    Field(pattern=r"^[0-9]{1,6}(-[0-9]{1,6})?$"),
+    WithJsonSchema({"anyOf": [{"type": "string", "pattern": r"^[0-9]{1,6}(-[0-9]{1,6})?$"}, {"type": "integer"}]}),
+]
 Words = Annotated[
     tuple[str, ...],
     BeforeValidator(lambda value: (value,) if isinstance(value, str) else value),
@@ -141,5 +147,6 @@ _PLAIN = {
     "tuple_type": "It must be a list",
     "mapping_type": "It must be a table",
     "dict_type": "It must be a table",
+    "string_pattern_mismatch": "It must be a number or a range such as 2-4",
     "dataclass_type": "It must be a table",
 }

@@ -20,6 +20,7 @@ from forebay.fleet.spec.fields import (
     Cpus,
     Duration,
     EnvValue,
+    NodeCount,
     Price,
     Words,
     fault,
@@ -32,6 +33,13 @@ from forebay.training.job.elastic import Elastic
 
 MAX_WORKERS = 10_000
 _REFERENCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
+_NAMES = re.compile(r"\w[\w.,@+-]*", re.ASCII)
+_SLURM_FORMS = {
+    **dict.fromkeys(("partition", "account", "qos", "reservation"), _NAMES),
+    "constraint": re.compile(r"[\w(\[][\w.,:&|*()\[\]-]*", re.ASCII),
+    "gres": re.compile(r"\w[\w.,:/=-]*", re.ASCII),
+}
+"""Forms of texts in a batch script. Without space, quote and line break, a value cannot leave its option."""
 _STRICT = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
 Spot = Literal["never", "prefer", "only"]
@@ -221,6 +229,64 @@ class Mount:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Slurm:
+    """Options of SLURM, for `--backend slurm`."""
+
+    __pydantic_config__ = _STRICT
+
+    partition: str | None = None
+    """Partition, or several with commas. The cluster sets the default."""
+    account: str | None = None
+    """Account that pays."""
+    qos: str | None = None
+    """Quality of service."""
+    reservation: str | None = None
+    """Reservation."""
+    constraint: str | None = None
+    """Features of the nodes, such as `a100&nvlink`."""
+    gres: str | None = None
+    """Generic resources of a node, such as `gpu:a100:4`. By default the GPUs that the workers need."""
+    nodes: NodeCount = "1"
+    """Number of nodes, or a range: with `2-4` the job starts on 2, and on more if they are free."""
+    time: Duration | None = None
+    """Time limit of one start. At its end the job is requeued, and continues."""
+    stop_before: Duration = 90.0
+    """Time before the limit at which the run is asked to save a checkpoint and to end."""
+    exclusive: bool = False
+    """Whether no other job may use the nodes."""
+
+    def __post_init__(self) -> None:
+        settle_fields(self)
+        for name, form in _SLURM_FORMS.items():
+            value = getattr(self, name)
+            if value is not None and (not form.fullmatch(value) or len(value) > 255):
+                raise fault(
+                    f"{value!r} cannot be this option of SLURM. It has letters, digits and a few signs, no spaces.",
+                    name,
+                )
+        if not 1 <= self.fewest_nodes <= self.most_nodes <= MAX_WORKERS:
+            raise fault(f'{self.nodes!r} cannot work. Give a number of nodes, or a range such as "2-4".', "nodes")
+        if not 10 <= self.stop_before <= 65_535:
+            raise fault(f"{self.stop_before:g} s cannot work. Give a time from 10s to 65535s.", "stop_before")
+        if self.time is not None and not self.stop_before + 60 <= self.time <= 366 * 86_400:
+            raise fault(
+                f"{self.time:g} s is too short or too long. Give at least a minute more than stop_before "
+                f"({self.stop_before:g} s), at most 366d.",
+                "time",
+            )
+
+    @property
+    def fewest_nodes(self) -> int:
+        """Number of nodes with which the job starts."""
+        return int(self.nodes.partition("-")[0])
+
+    @property
+    def most_nodes(self) -> int:
+        """Largest number of nodes."""
+        return int(self.nodes.rpartition("-")[2])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
     """Container of every node, and its setup."""
 
@@ -238,6 +304,8 @@ class Launch:
     """Secrets, ConfigMaps and claims as files."""
     labels: Mapping[str, str] = field(default_factory=dict)
     """Further labels of the pods."""
+    slurm: Slurm | None = None
+    """Options of SLURM, for `--backend slurm`."""
 
     def __post_init__(self) -> None:
         settle_fields(self)

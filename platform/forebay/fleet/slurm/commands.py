@@ -1,0 +1,118 @@
+"""Commands of SLURM, and what they say."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from forebay.errors import InvalidOption
+
+ANSWER_S = 30.0
+ENDED = frozenset(
+    {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
+    | {"REVOKED", "TIMEOUT"}
+)
+"""States of a job that does not run again. A requeued one is `PENDING`."""
+WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"})
+_QUEUE_FORM = "%i|%T|%r|%k"
+_HISTORY_FORM = "JobID,State,Comment"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuedJob:
+    """A job as SLURM shows it. `comment` is the submission's id."""
+
+    job: str
+    state: str
+    reason: str = ""
+    comment: str = ""
+
+    @property
+    def text(self) -> str:
+        """State for people, such as `PENDING (Resources), job 17`."""
+        reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
+        return f"SLURM: {self.state}{reason}, job {self.job}"
+
+
+def require_command(name: str, error: OSError) -> InvalidOption:
+    """Return the error of a command that is not there."""
+    return InvalidOption(
+        f"{name} cannot be run here ({error.strerror}): it belongs to SLURM. Submit on a login node of the cluster, "
+        "load its module, or put its folder into PATH.",
+        command=name,
+    )
+
+
+def tell(words: Sequence[str], text: str = "") -> str:
+    """Run a command with `text` as its input. Returns its output.
+
+    Raises `InvalidOption` with what SLURM said.
+    """
+    try:
+        done = _run(words, text)
+    except OSError as error:
+        raise require_command(words[0], error) from error
+    except subprocess.TimeoutExpired as error:
+        raise InvalidOption(
+            f"{words[0]} gave no answer within {ANSWER_S:g} s. Check the cluster with `scontrol ping`, and submit "
+            "again: nothing runs twice.",
+            command=words[0],
+        ) from error
+    if done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise InvalidOption(
+            f"SLURM refuses the job: {said}. Correct [launch.slurm] of the job file (`sinfo` lists partitions, "
+            "`sacctmgr show associations` accounts), and submit again.",
+            command=words[0],
+            said=said,
+        )
+    return done.stdout
+
+
+def ask(words: Sequence[str]) -> str | None:
+    """Return a command's output, or None without an answer."""
+    try:
+        done = _run(words, "")
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout
+
+
+def jobs_named(name: str) -> tuple[QueuedJob, ...] | None:
+    """Return the jobs of a name that SLURM still shows, oldest first.
+
+    None if it gives no answer. Ended jobs leave after `MinJobAge`, 5 minutes by default.
+    """
+    found = ask(["squeue", "--noheader", "--states=all", "--sort=i", f"--name={name}", f"--format={_QUEUE_FORM}"])
+    return None if found is None else tuple(_job(line) for line in found.splitlines() if line.strip())
+
+
+def earlier_jobs(name: str) -> tuple[QueuedJob, ...]:
+    """Return the jobs of a name in the accounting of the last 30 days.
+
+    None of them where a site has no accounting.
+    """
+    words = ["sacct", "--noheader", "--parsable2", "--allocations", "--starttime=now-30days", f"--name={name}"]
+    found = ask([*words, f"--format={_HISTORY_FORM}"]) or ""
+    lines = (line.split("|") for line in found.splitlines())
+    # `CANCELLED by 1000`
+    return tuple(QueuedJob(job=job, state=state, comment=comment) for job, state, comment in lines)
+
+
+def cluster_name() -> str:
+    """Return the cluster's name, or an empty text without an answer."""
+    lines = (ask(["scontrol", "show", "config"]) or "").splitlines()
+    named = [value.strip() for key, _, value in (line.partition("=") for line in lines) if key.strip() == "ClusterName"]
+    return named[0] if named else ""
+
+
+def _run(words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(  # noqa: S603 - words of Forebay, never a shell line
+        words, input=text, capture_output=True, text=True, check=False, timeout=ANSWER_S
+    )
+
+
+def _job(line: str) -> QueuedJob:
+    job, state, reason, comment = line.strip().split("|", 3)
+    return QueuedJob(job=job, state=state, reason=reason, comment=comment)
