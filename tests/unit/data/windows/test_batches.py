@@ -21,7 +21,7 @@ from tests.unit.data.windows.oracle import ExpectedWindow, windows_of
 
 import forebay as fb
 
-NUM_CASES, NUM_USUAL = 300, 60
+NUM_CASES, NUM_USUAL = 300, 32
 LAYOUTS = ("entity", "day", "lists", "interleaved")
 
 

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import forebay as fb
@@ -136,7 +136,6 @@ def test_weights_change_at_their_rows(plans: dict[str, Plan]) -> None:
         assert rows == own_stream(plans[name], len(rows))
 
 
-@settings(max_examples=150)
 @given(data=st.data(), sizes=st.lists(st.integers(1, 60), min_size=1, max_size=6), rows=st.integers(1, 200))
 def test_counts_of_stages_are_those_of_counting_one_by_one(
     memory_manifest: Make, data: st.DataObject, sizes: list[int], rows: int
