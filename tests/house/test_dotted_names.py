@@ -28,10 +28,11 @@ NOT_PYTHON = frozenset(
         *("forebay.group", "forebay.lost_workers", "forebay.reason", "forebay.state"),
         "forebay.dev",  # labels and annotations of Kubernetes
         "forebay.json",
+        "forebay.job_file",  # a fact of a command's context
     }
 )
 # Names that tests use because they do not exist.
-MADE_UP = frozenset({"forebay.PetaLoader"})
+MADE_UP = frozenset({"forebay.Lodaer", "forebay.PetaLoader"})
 
 Trees = Mapping[str, ast.Module]
 

@@ -197,7 +197,8 @@ def _fact(name: str, *content: str) -> Markup:
 
 
 def _name(row: JobRow, link: Link) -> Iterator[Markup]:
-    addresses = [(run, address) for run in row.runs if (address := link(run)) is not None]
+    has_begun = len(row.runs) > 1 or (row.status is not None and row.status.attempt > 0)
+    addresses = [(run, address) for run in row.runs if has_begun and (address := link(run)) is not None]
     if len(addresses) == 1:
         yield element("a", _short(row.name), href=addresses[0][1])
         return

@@ -16,8 +16,10 @@ from forebay.fleet.lifecycle.journal import JournalEntry
 from forebay.fleet.lifecycle.states import JobQueued, LiveAttempt
 from forebay.fleet.spec.job_spec import JobSpec, Task
 from forebay.fleet.submitter import FileOwner, Submitter, nested
+from forebay.runtime.uris import split_options, with_options
 from forebay.storage.atomic import UMASK
-from forebay.storage.filesystem import resolve
+from forebay.storage.credentials import without_credentials
+from forebay.storage.filesystem import has_local_name, resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ class Acceptance:
 
     def __init__(self, fleet: Fleet) -> None:
         self.fleet = fleet
-        self._storages = {each.name: [resolve(uri).uri for uri in each.storage] for each in fleet.submitter}
+        self._storages = {each.name: [named_storage(uri) for uri in each.storage] for each in fleet.submitter}
 
     def followed(self, given: Sequence[str]) -> tuple[str, ...]:
         """Return the storages to follow: `given`, and the submitters'.
@@ -49,7 +51,7 @@ class Acceptance:
         Raises `InvalidOption` if there is none, or if one lies in another: its submitter could write a job there.
         """
         found = list(dict.fromkeys([*given, *(uri for each in self._storages.values() for uri in each)]))
-        by_uri = {resolve(uri).uri: uri for uri in reversed(found)}
+        by_uri = {named_storage(uri): uri for uri in reversed(found)}
         if not by_uri:
             raise InvalidOption("no storage is followed. Give --storage, or storage of a [[submitter]].")
         for one, other in combinations(by_uri if self.fleet.submitter else (), 2):
@@ -64,9 +66,9 @@ class Acceptance:
         """Decide on a submission."""
         if not self.fleet.submitter:
             return Judgement()
-        spec, storage = found.submission.spec, resolve(files.storage).uri
+        spec, storage = found.submission.spec, named_storage(files.storage)
         submitter, by = self._submitter(storage, found.owner)
-        named = (resolve(spec.storage).uri, spec.name, found.submission.number)
+        named = (named_storage(spec.storage), spec.name, found.submission.number)
         if named != (storage, files.name, found.number):
             # Else it would claim, and fetch code, where another submitter writes.
             where = f"submission {named[2]} of {named[1]!r} in {named[0]}"
@@ -79,9 +81,8 @@ class Acceptance:
         """Decide on a job that this user is about to submit."""
         if not self.fleet.submitter:
             return Judgement()
-        location = resolve(spec.storage)
-        owner = FileOwner(uid=os.getuid(), mode=0o666 & ~UMASK) if location.is_local else None
-        submitter, by = self._submitter(location.uri, owner)
+        owner = FileOwner(uid=os.getuid(), mode=0o666 & ~UMASK) if has_local_name(spec.storage) else None
+        submitter, by = self._submitter(named_storage(spec.storage), owner)
         if submitter is None and by:
             return Judgement(refusal=by)
         return Judgement(submitter=submitter, by=by, refusal=self.fleet.refusal(submitter, spec))
@@ -149,6 +150,18 @@ class GpuShares:
 
     def _owner(self, entry: JournalEntry) -> Submitter | None:
         return self._owners.get(job_folder(entry.spec.storage, entry.spec.name))
+
+
+def named_storage(uri: str) -> str:
+    """Return a storage as it is compared, without its credentials.
+
+    Opens no storage: those of other submitters may refuse this user.
+    """
+    if has_local_name(uri):
+        return resolve(uri).uri
+    folder, options = split_options(without_credentials(uri))
+    scheme, _, rest = folder.partition("://")
+    return with_options(f"{scheme.lower()}://{rest.rstrip('/')}", options)
 
 
 @lru_cache(maxsize=16_384)

@@ -41,7 +41,7 @@ class RunStorage:
         self._replaced: dict[str, int] = {}
 
     def begin_after(self, spec: JobSpec, task: Task, number: int) -> None:
-        """Take the ends of attempts up to `number` for those of an earlier specification."""
+        """Take the ends of attempts up to `number` for the ends of an earlier specification."""
         self._replaced[run_folder(spec, task).uri] = number
 
     def newest_claim(self, spec: JobSpec, task: Task) -> SeenClaim | None:

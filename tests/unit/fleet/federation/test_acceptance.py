@@ -335,3 +335,21 @@ def test_a_fleet_without_submitters_runs_what_it_finds(bench: OwnedFleet) -> Non
         controller.step(10.0 * now)
     assert len(bench.created) == 1
     assert SubmittedJob(bench.storage("anna"), "ctr").status().submitter == "says root@evil"
+
+
+def test_no_storage_of_another_submitter_is_opened() -> None:
+    """Their buckets may refuse this user, and their names may have no address."""
+    submitters = tuple(Submitter(name=name, storage=(f"S3://bucket-of-{name}/runs/",)) for name in ("anna", "bob"))
+    spec = fb.JobSpec(
+        name="ctr", storage="s3://bucket-of-bob/runs", task=(fb.fleet.Task(command=("true",), workers=SHAPE),)
+    )
+    found = Acceptance(replace(made_fleet(1), submitter=submitters))
+    assert (found.foresee(spec).submitter or submitters[0]).name == "bob"
+    assert len(found.followed(["s3://bucket-of-bob/runs"])) == 2
+    for other in (
+        "s3://bucket-of-bob/runs-2",
+        "s3://bucket-of-bob/runs/x",
+        "s3://bucket-of-bob/runs?region=x",
+        "/runs",
+    ):
+        assert found.foresee(replace(spec, storage=other)).submitter is None, other
