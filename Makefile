@@ -36,6 +36,7 @@ help:
 	@echo "make dist    wheel and source archive: built, checked by twine, and tried in an empty environment"
 	@echo "make k8s     deployment on real API servers of Kubernetes, from binaries in ~/.cache/forebay/control-plane"
 	@echo "make slurm   training on a SLURM cluster of this machine: requeued, cancelled, a node lost; root, Debian"
+	@echo "make image   the scripts of deploy/docker in a fresh root file system of Debian; minutes, needs root and debootstrap"
 	@echo "make bench-llm  fine-tuning beside HF Trainer, TRL, torchtune, LLaMA-Factory and axolotl; BENCH_ARGS='--rounds 1' for less"
 	@echo "make soak    1,000 randomized fault cases, results into docs/reliability.md; SOAK_ARGS='--cases 100 --seed 7' for others"
 	@echo "make clean   remove .venv, caches and build folders; data/ and runs/ stay"
@@ -187,6 +188,10 @@ slurm: $(INSTALLED_TEST)
 	@echo "== pytest, on a SLURM cluster"
 	@scripts/install_slurm.sh
 	@$(BIN)/python -m pytest -s -m "slurm or not slurm" tests/slurm
+
+image: $(INSTALLED_TEST)
+	@echo "== the image's scripts, in a fresh root file system of Debian"
+	@$(BIN)/python -m pytest -m soak tests/unit/fleet/test_image.py
 
 dist: $(INSTALLED_TEST)
 	@echo "== wheel and source archive: built, checked, and tried in an empty environment"

@@ -162,7 +162,7 @@ class FleetFile:
     def has_changed(self) -> bool:
         """Whether the file has other clusters now.
 
-        Raises `InvalidOption` once for each text that is no fleet. A file that cannot be read has not changed: it is
+        Raises `InvalidOption` once for each wrong text. A file that cannot be read has not changed: it is
         being replaced.
         """
         text = self._bytes()

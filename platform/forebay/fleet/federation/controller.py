@@ -183,7 +183,7 @@ class FleetController:
         self.status.add("controller_rounds_total")
         if self._faults:
             self.status.add("controller_failed_rounds_total")
-            # One job's folder, or one storage of several, is no reason to call the controller stalled.
+            # With one job's folder, or one storage of several, the controller has not stalled.
             if self._faults.keys() >= {resolve(storage).uri for storage in self.storages}:
                 return
         live = list(self._journal.entries(live=True))

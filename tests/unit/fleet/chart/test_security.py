@@ -61,7 +61,6 @@ def test_accounts_may_do_what_they_need_and_nothing_else(render: Render) -> None
     assert rules_of(objects, "forebay-agent") == {
         ("nodes", "", ("list", "watch")),
         ("pods", "", ("list", "watch")),
-        ("clusterqueues", "", ("list", "watch")),
         ("configmaps", "forebay-capacity", ("get", "patch")),
     }
     assert rules_of(objects, "forebay-ray") == set()
