@@ -32,7 +32,6 @@ from forebay.storage.file_lock import NO_LOCKS, FileLock
 from forebay.storage.filesystem import Location, resolve
 from forebay.storage.fsspec_bridge import Bridge
 from forebay.storage.hadoop.files import HadoopFiles, neighbour
-from forebay.storage.private_folder import mount_of
 
 ANSWER_S = 20.0
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
@@ -100,6 +99,8 @@ def _link(path: Path, content: bytes) -> FileLock | None:
         if isinstance(error, FileExistsError):
             return None
         if error.errno in _NO_LINKS:
+            from forebay.storage.private_folder import mount_of  # noqa: PLC0415 - few commands need it
+
             on = f" is on {mount.title} and" if (mount := mount_of(path)) is not None else ""
             raise NoExclusiveCreation(
                 f"{path.parent}{on} has no hard links ({error}). {_ADVICE}", uri=str(path)

@@ -17,7 +17,6 @@ from pyarrow import fs
 from forebay.storage.atomic import look_again
 from forebay.storage.filesystem import Location, has_local_name, resolve_source
 from forebay.storage.fsspec_bridge import ETAGS, Bridge
-from forebay.storage.private_folder import mounts
 
 _STAMPED_BY_STORE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 """Schemes of stores that date every version by their own clock."""
@@ -176,6 +175,8 @@ def _keeps_inodes(device: int) -> bool:
 
     FUSE and file systems of hosts make numbers up, and other ones after the kernel has forgotten a file.
     """
+    from forebay.storage.private_folder import mounts  # noqa: PLC0415 - few commands need it
+
     name = f"{os.major(device)}:{os.minor(device)}"
     return not any(each.kind.startswith(_WITHOUT_INODES) for each in mounts() if each.device == name)
 

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from forebay.errors import Fenced, InvalidOption, UnderWay
 from forebay.storage.exclusive import NoExclusiveCreation
 from forebay.storage.file_lock import FileLock
-from forebay.storage.private_folder import mount_of
 from forebay.training.checkpoint.files.claim import Claim, fenced_error
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts.fence import ASK_S, Fence
@@ -63,6 +62,8 @@ def _require_fresh_reads(files: AttemptFiles, policy: StartPolicy) -> None:
 
     A living attempt would be taken over.
     """
+    from forebay.storage.private_folder import mount_of  # noqa: PLC0415 - few commands need it
+
     mount = mount_of(files.run.location.path) if files.is_local else None
     if mount is None or not mount.late_s:
         return

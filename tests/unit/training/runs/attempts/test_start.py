@@ -186,7 +186,7 @@ def test_a_limit_within_which_heartbeats_are_not_seen_is_refused(
     share = MountPoint(
         device="0:50", point="/share", kind="nfs4", source="server:/x", options=tuple(options.split(","))
     )
-    monkeypatch.setattr(start, "mount_of", lambda _: share)
+    monkeypatch.setattr("forebay.storage.private_folder.mount_of", lambda _: share)
     if least_s:
         with pytest.raises(InvalidOption, match=rf"mounted with `nocto`.* or wait for {least_s:g} s"):
             begin(run, StartPolicy(takeover_s=least_s - 1))
