@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import socket
+import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -13,6 +14,7 @@ from typing import ClassVar
 
 import pytest
 import ray
+from ray._private import services
 from tests.ray.data.cache.node.cluster import kill_cache_actors
 
 from forebay.errors import CacheUnusable
@@ -59,6 +61,12 @@ def scrape(port: int) -> Samples | None:
         for sample in found
         if sample
     ]
+
+
+@pytest.fixture(autouse=True)
+def agents_are_not_forked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Metrics leave a node by its agent: the test has the one that Ray starts."""
+    monkeypatch.setattr(services, "sys", sys)
 
 
 def until(port: int, condition: Callable[[Samples], bool]) -> Samples:
