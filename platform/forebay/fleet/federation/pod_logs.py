@@ -91,7 +91,7 @@ class LogFollower(threading.Thread):
         found = _TIME.match(seen)
         for line in self._open(f"{found[1]}{found[2]}" if found else "", follow=follow):
             at = _TIME.match(line)
-            # Without a time it is a word of the kubelet. Times are answered to the second: the first lines are known.
+            # Without a time, it is text of the kubelet. Times are answered to the second: the first lines are known.
             if at is None or at[0] <= seen:
                 continue
             seen, self._last = "", at[0]
