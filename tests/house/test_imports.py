@@ -73,7 +73,7 @@ def test_the_front_door_has_few_names() -> None:
 
 def test_an_unknown_name_is_an_attribute_error(tmp_path: Path) -> None:
     with pytest.raises(subprocess.CalledProcessError) as raised:
-        _loaded_by("import forebay; forebay.Lodaer", tmp_path)
+        _loaded_by("import forebay; getattr(forebay, 'Lodaer')", tmp_path)
     assert "AttributeError: module 'forebay' has no attribute 'Lodaer'. Did you mean: 'Loader'?" in raised.value.stderr
 
 
