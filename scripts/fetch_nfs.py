@@ -1,7 +1,7 @@
 """Fetch Linux with its server and client of NFS, for a virtual machine that the tests start.
 
-Debian's packages are unpacked into a folder, nothing is installed. QEMU itself comes from the system: as root, this
-script installs it where it is missing.
+Debian's packages are unpacked into a folder, nothing is installed. QEMU itself comes from the system: as root and
+where CI is set, this script installs it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def fetch() -> None:
     if platform.machine() != "x86_64" or shutil.which("apt-get") is None:
         raise OSError("it needs Debian or Ubuntu on x86_64")
     if shutil.which(QEMU) is None:
-        if os.geteuid() != 0:
+        if os.geteuid() != 0 or "CI" not in os.environ:  # a test of others' machines installs nothing there
             raise OSError(f"install {QEMU} (the package qemu-system-x86)")
         _run("apt-get", "install", "-y", "-q", "--no-install-recommends", "qemu-system-x86")
     FOLDER.parent.mkdir(parents=True, exist_ok=True)

@@ -22,7 +22,7 @@ from tests.k8s.objects import wait_for
 from tests.k8s.player import Player, ready
 from tests.k8s.test_chart import CHART, helm
 from tests.unit.fleet.chart.conftest import helm as rendered
-from tests.unit.fleet.chart.pages import CLUSTERS, Page, compared
+from tests.unit.fleet.chart.pages import CLUSTERS, ClusterPage, compared
 
 import forebay as fb
 from forebay.fleet.catalogue import CATALOGUE
@@ -45,7 +45,7 @@ SMALL = {"cpu": "8", "memory": "32Gi", "pods": "110", "ephemeral-storage": "100G
 
 
 @dataclass(frozen=True)
-class Nodes:
+class PlannedNodes:
     """Nodes of one kind that a page describes."""
 
     name: str
@@ -56,16 +56,16 @@ class Nodes:
 
 
 GKE = {"cloud.google.com/gke-accelerator": "nvidia-h100-80gb"}
-SYSTEM = Nodes("system", 1, SMALL)
-H100 = Nodes("h100", 2, LARGE, {"sku": "h100"}, (GPU_TAINT,))
-NODES: dict[str, tuple[Nodes, ...]] = {
+SYSTEM = PlannedNodes("system", 1, SMALL)
+H100 = PlannedNodes("h100", 2, LARGE, {"sku": "h100"}, (GPU_TAINT,))
+NODES: dict[str, tuple[PlannedNodes, ...]] = {
     "gke": (
         replace(SYSTEM, number=3),
-        Nodes("h100", 2, LARGE, GKE, (GPU_TAINT,)),
-        Nodes("spot", 2, LARGE, {**GKE, "cloud.google.com/gke-spot": "true"}, (GPU_TAINT,)),
+        PlannedNodes("h100", 2, LARGE, GKE, (GPU_TAINT,)),
+        PlannedNodes("spot", 2, LARGE, {**GKE, "cloud.google.com/gke-spot": "true"}, (GPU_TAINT,)),
     ),
     "eks": (SYSTEM, H100),
-    "kind": (Nodes("kind", 1, {"cpu": "8", "memory": "16Gi", "pods": "110", "ephemeral-storage": "100Gi"}),),
+    "kind": (PlannedNodes("kind", 1, {"cpu": "8", "memory": "16Gi", "pods": "110", "ephemeral-storage": "100Gi"}),),
     "networks": (
         SYSTEM,
         replace(
@@ -75,7 +75,7 @@ NODES: dict[str, tuple[Nodes, ...]] = {
     ),
     "on-prem": (
         SYSTEM,
-        Nodes("a100", 2, LARGE, {"sku": "a100"}, ({"key": "nvidia.com/gpu", "effect": "NoSchedule"},)),
+        PlannedNodes("a100", 2, LARGE, {"sku": "a100"}, ({"key": "nvidia.com/gpu", "effect": "NoSchedule"},)),
     ),
     "queues": (SYSTEM, replace(H100, taints=())),
 }
@@ -115,7 +115,7 @@ def of_pages(api: KubeApi, path: str) -> list[Object]:
     return [each for each in api.items(path) if each["metadata"]["namespace"].startswith("page-")]
 
 
-def add(api: KubeApi, nodes: Nodes, test: str) -> None:
+def add(api: KubeApi, nodes: PlannedNodes, test: str) -> None:
     """Add nodes. Their names are of one test: pods of an earlier one may still be bound."""
     for number in range(nodes.number):
         name = f"{nodes.name}-{test}-{number}"
@@ -125,7 +125,7 @@ def add(api: KubeApi, nodes: Nodes, test: str) -> None:
         api.merge(f"/api/v1/nodes/{name}/status", {"status": status})
 
 
-def installed(plane: ControlPlane, page: Page, folder: Path) -> str:
+def installed(plane: ControlPlane, page: ClusterPage, folder: Path) -> str:
     """Install the chart with the values of a page, and return its namespace."""
     namespace, file = f"page-{page.name}", folder / "values.json"
     plane.api().create("/api/v1/namespaces", {"metadata": {"name": namespace}})
@@ -140,7 +140,7 @@ def installed(plane: ControlPlane, page: Page, folder: Path) -> str:
     return namespace
 
 
-def described(plane: ControlPlane, page: Page, namespace: str) -> tuple[Fleet, KubeClusters]:
+def described(plane: ControlPlane, page: ClusterPage, namespace: str) -> tuple[Fleet, KubeClusters]:
     """Return the fleet of a page, as its cluster describes itself."""
     (entry,) = [each for each in page.fleet.cluster if each.kind == "cluster"]
     fleet = Fleet(cluster=(replace(entry, context=plane.context, namespace=namespace),))
@@ -151,7 +151,9 @@ def described(plane: ControlPlane, page: Page, namespace: str) -> tuple[Fleet, K
     return found, clusters
 
 
-def placed(plane: ControlPlane, page: Page, fleet: Fleet, clusters: KubeClusters, spec: fb.JobSpec) -> list[Object]:
+def placed(
+    plane: ControlPlane, page: ClusterPage, fleet: Fleet, clusters: KubeClusters, spec: fb.JobSpec
+) -> list[Object]:
     """Create the RayJob of a job, and return its pods when the scheduler has looked at each."""
     (cluster,) = fleet.cluster
     (plan,) = dry_run(spec, fleet)
@@ -192,7 +194,7 @@ def where(pods: list[Object], kind: str) -> Counter[str]:
 
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_a_page_leads_to_pods_on_its_nodes(bench: ControlPlane, tmp_path: Path, name: str) -> None:
-    page, api = Page(name), bench.api()
+    page, api = ClusterPage(name), bench.api()
     for each in NODES[name]:
         add(api, each, name)
     namespace = installed(bench, page, tmp_path)
@@ -215,7 +217,7 @@ def test_a_page_leads_to_pods_on_its_nodes(bench: ControlPlane, tmp_path: Path, 
         assert where(pods, "worker") == {"spot": 2} and where(pods, "head") == {"system": 1}
 
 
-def agrees(api: KubeApi, cluster: Cluster, nodes: tuple[Nodes, ...], page: Page) -> None:
+def agrees(api: KubeApi, cluster: Cluster, nodes: tuple[PlannedNodes, ...], page: ClusterPage) -> None:
     """Count the page's nodes as the scheduler does: spot nodes are of spot pools alone."""
     found = count(cluster, api.items("/api/v1/nodes"), [], now=0.0)
     sku, _ = page.sku()
@@ -227,7 +229,7 @@ def agrees(api: KubeApi, cluster: Cluster, nodes: tuple[Nodes, ...], page: Page)
 
 def test_heads_are_not_evicted(bench: ControlPlane, tmp_path: Path) -> None:
     """By the chart's PodDisruptionBudget. This API server knows its version v1beta1."""
-    page, api = Page("eks"), bench.api(sleep=refuse_to_wait)
+    page, api = ClusterPage("eks"), bench.api(sleep=refuse_to_wait)
     for each in NODES["eks"]:
         add(api, each, "evictions")
     namespace = "page-evictions"

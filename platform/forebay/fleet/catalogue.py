@@ -269,8 +269,8 @@ def advice(name: str, keys: Collection[str]) -> str:
 def _path_of(path: Path_) -> Path_:
     """Return the keys of a description for the path of a field.
 
-    >>> dotted(_path_of(("sku", "h100", "spot_tolerations", 0)))
-    'skus.h100.markets.spot.tolerations[0]'
+    >>> _path_of(("sku", "h100", "spot_tolerations", 0))
+    ('skus', 'h100', 'markets', 'spot', 'tolerations', 0)
     """
     match path:
         case ("sku", name, *rest):

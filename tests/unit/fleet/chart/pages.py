@@ -21,7 +21,7 @@ DIGEST = "sha256:" + "0" * 64
 
 
 @dataclass(frozen=True)
-class Page:
+class ClusterPage:
     """A page that describes a cluster."""
 
     name: str

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from tests.unit.fleet.chart.conftest import CHART, VALUES, Objects, named, render_with
-from tests.unit.fleet.chart.pages import CLUSTERS, DIGEST, DOCS, Page, compared
+from tests.unit.fleet.chart.pages import CLUSTERS, DIGEST, DOCS, ClusterPage, compared
 
 import forebay as fb
 from forebay.fleet.catalogue import parse_catalogue
@@ -42,7 +42,7 @@ def test_values_of_a_page_install(helms: list[str], page: str, tmp_path: Path) -
 @pytest.mark.parametrize("name", CLUSTERS)
 def test_values_of_a_page_reach_the_jobs_of_its_fleet_file(helms: list[str], name: str, tmp_path: Path) -> None:
     """The entry has access alone: all that a job gets comes from the values."""
-    page = Page(name)
+    page = ClusterPage(name)
     _, sku = page.sku()
     (entry,) = [each for each in page.fleet.cluster if each.kind == "cluster"]
     text = named(render_with(page.values, tmp_path), "ConfigMap", "forebay-catalogue")["data"]["catalogue.json"]
@@ -77,7 +77,7 @@ def test_every_value_reaches_the_jobs(render: Callable[..., Objects], values: st
 
 
 def test_clusters_of_the_page_on_queues_are_a_fleet() -> None:
-    page = Page("queues")
+    page = ClusterPage("queues")
     assert [(each.name, each.kind) for each in page.fleet.cluster] == [("west", "cluster"), ("all", "manager")]
 
 
