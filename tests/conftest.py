@@ -27,6 +27,10 @@ settings.register_profile("few", settings.get_profile("forebay"), max_examples=3
 
 # Many tests replace parts of this process. Tests of worker processes set it, whatever the number of cores.
 os.environ.setdefault("FOREBAY_DATA_WORKERS", "threads")
+# readline, which pytest imports, sets them for child processes, and a pipe has no width.
+for _size in ("COLUMNS", "LINES"):
+    os.environ.pop(_size, None)
+    os.unsetenv(_size)
 GRACE_S = 30.0
 OF_HELPERS = (
     *("tests/unit/bench/", "tests/unit/studies/", "tests/unit/testing/"),

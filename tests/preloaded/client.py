@@ -13,11 +13,17 @@ AGENTS = ("/agent.py", "/agent/main.py")
 """Scripts that watch whether their parent, the raylet, lives. Forked, they have another one: the client watches."""
 
 
-def run(address: str) -> None:
-    """Have the command line of this process run there. Ends as that process ended."""
+def run(address: str, python: str) -> None:
+    """Have the command line of this process run there. Ends as that process ended.
+
+    Without the server, `python` runs it.
+    """
     parent = os.getppid()
     here = _socket.socket(_socket.AF_UNIX, _socket.SOCK_STREAM)
-    here.connect(address)
+    try:
+        here.connect(address)
+    except OSError:
+        os.execv(python, [python, *sys.argv[1:]])
     variables = [name + b"=" + value for name, value in os.environb.items()]
     words = [str(os.getpid()).encode(), os.getcwdb(), str(len(sys.argv) - 1).encode()]  # noqa: PTH109
     request = b"\0".join([*words, *map(os.fsencode, sys.argv[1:]), *variables])

@@ -81,11 +81,12 @@ class PythonServer:
                     return None
                 if found is self._ended:
                     self._reap()
-                elif found is not self._listener:
+                elif found is self._listener:
+                    if (request := self._fork()) is not None:
+                        return request
+                elif found.fileno() >= 0:  # else its process was found to have ended, in this round
                     self._selector.unregister(found)
                     self._kill(*(pid for pid, connection in self._children.items() if connection is found))
-                elif (request := self._fork()) is not None:
-                    return request
 
     def _fork(self) -> ForkRequest | None:
         connection = self._listener.accept()[0]

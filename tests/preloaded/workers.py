@@ -63,7 +63,9 @@ class PreloadedPython:
         address = folder / "socket"
         self.executable = folder / "python"
         text = Path(client.__file__).read_text()
-        self.executable.write_text(f"#!{Path(sys.executable).resolve()} -IS\n{text}\nrun({str(address)!r})\n")
+        self.executable.write_text(
+            f"#!{Path(sys.executable).resolve()} -IS\n{text}\nrun({str(address)!r}, {sys.executable!r})\n"
+        )
         self.executable.chmod(0o700)
         words = [sys.executable, "-m", server.__name__, str(address), *modules]
         root = Path(__file__).parents[2]

@@ -69,6 +69,30 @@ def test_neither_outlives_the_other(python: str, worker: Path, killed: str) -> N
         until(lambda: not Path(f"/proc/{process}").exists())
 
 
+def test_server_lives_on_where_both_end_at_once(python: str, tmp_path: Path) -> None:
+    script = tmp_path / "_private/workers/default_worker.py"
+    script.parent.mkdir(parents=True)
+    script.write_text("import os, sys\nsys.stdin.readline()\nos.kill(int(sys.argv[1]), 9)\nos._exit(0)")
+    for _ in range(20):
+        # `exec` leaves the stand-in the number of the shell, which it then has as its argument.
+        words = ["sh", "-c", f'exec {python} {script} "$$"']
+        stand_ins = [subprocess.Popen(words, stdin=subprocess.PIPE) for _ in range(4)]
+        for each in stand_ins:
+            each.communicate(b"\n")
+    ended = subprocess.run([python, "-c", "import os; print(os.getppid())"], capture_output=True, text=True, check=True)
+    assert int(ended.stdout) != os.getpid(), "the server had ended"
+
+
+def test_without_the_server_python_itself_runs(tmp_path: Path) -> None:
+    preloaded = PreloadedPython([])
+    python = tmp_path / "python"
+    python.write_text(preloaded.executable.read_text())
+    python.chmod(0o700)
+    preloaded.end()
+    ended = subprocess.run([python, "-c", "import forebay; print(1)"], capture_output=True, text=True, check=True)
+    assert ended.stdout == "1\n"
+
+
 def test_agent_ends_with_the_raylet(python: str, tmp_path: Path) -> None:
     agent = script_at(tmp_path / "dashboard/agent.py")
     words = ["sh", "-c", f"{python} {agent} sleep & read line"]

@@ -78,7 +78,7 @@ def sweep(
     bench: Callable[[str], ModuleType], parquet_folder: Callable[..., Path], tmp_path: Path
 ) -> Callable[..., tuple[Any, set[str]]]:
     """Run a sweep over a space: its `sweep_counts.SourceCounters` (sent, transformed) and the cache's datasets."""
-    source_of, counts_of, work_of = bench("sweep.source"), bench("sweep.counts"), bench("sweep.work")
+    source_of, counts_of, notes = bench("sweep.source"), bench("sweep.counts"), bench("notes")
     folder = parquet_folder({"a.parquet": ROW_GROUPS, "b.parquet": ROW_GROUPS[::-1]}, folder="clicks")
     cache, log = tmp_path / "cache", tmp_path / "transforms.jsonl"
 
@@ -104,7 +104,7 @@ def sweep(
                 r"3 trials share the blocks clicks-\S+; 1 shares nothing, with a transform", found._repr_html_()
             )
             counts = source.counts()
-        counters = counts_of.counters(counts_of.row_groups(folder), counts, work_of.read_log(str(log)))
+        counters = counts_of.counters(counts_of.row_groups(folder), counts, notes.read_notes(str(log)))
         return counters, {use.dataset for use in fb.DiskCache(cache, quota_bytes=64 << 20).datasets()}
 
     return run

@@ -109,5 +109,5 @@ def test_what_cannot_travel_is_named(tmp_path: Path) -> None:
     reason = r"\(TypeError: cannot pickle '_thread.lock'"
     with pytest.raises(BadJob, match=rf"train function train .*variable 'lock' {reason}.* within train, or use"):
         pack(spec_of(replace(job, train=train)))
-    with pytest.raises(BadJob, match=rf"train function print .*: argument 'guard' {reason}"):
-        pack(spec_of(replace(job, train=partial(print, guard=lock))))
+    with pytest.raises(BadJob, match=rf"train function dict .*: argument 'guard' {reason}"):
+        pack(spec_of(replace(job, train=partial(dict, guard=lock))))
