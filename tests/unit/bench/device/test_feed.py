@@ -13,6 +13,7 @@ import pytest
 from bench.device import clicks, feed
 from bench.device.report import BEGIN, END, PAGE, cores_rows, feed_rows, model_rows, page_with
 from bench.own import cores
+from bench.turns import numbers_of
 
 FACTS = {
     "cpu": "a CPU", "usable_cores": 2.0, "memory_bytes": 1 << 30, "gpus": ["a GPU"], "python": "3", "torch": "2",
@@ -78,7 +79,7 @@ def test_tables_can_be_made_of_an_earlier_run(
 
 
 def test_numbers_may_have_underscores() -> None:
-    assert feed._numbers("8_192,65536") == [8192, 65_536]
+    assert numbers_of("8_192,65536") == [8192, 65_536]
 
 
 def test_all_cores_are_among_those_that_are_measured() -> None:
