@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
@@ -92,7 +93,9 @@ class Status:
         """
         with self._lock:
             self.metrics = {key: value for key, value in self.metrics.items() if key[0] != name}
-            self.metrics |= {(name, f'{label}="{each}"'): value for each, value in values.items()}
+            # Quotes and backslashes are escaped in Prometheus' text as in JSON.
+            texts = {json.dumps(each, ensure_ascii=False): value for each, value in values.items()}
+            self.metrics |= {(name, f"{label}={text}"): value for text, value in texts.items()}
 
     def hung(self) -> list[str]:
         """Return the threads that gave no sign of life for too long."""

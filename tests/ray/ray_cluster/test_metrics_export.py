@@ -92,8 +92,10 @@ def test_a_run_can_be_followed_from_outside(port: int, tmp_path: Path) -> None:
     counted = {name: sum(epoch.counters.get(name, 0) for epoch in result.epochs) for name in METRICS}
     rows, stores = exported_name("rows"), exported_name("stores")
 
-    def is_complete(found: Samples) -> bool:  # the processes report at different times
-        return total(found, rows, "trainer") >= counted["rows"] and total(found, stores, "cache") >= counted["stores"]
+    def is_complete(found: Samples) -> bool:  # the processes report at different times, and gauges at others
+        is_counted = total(found, rows, "trainer") >= counted["rows"]
+        is_stored = total(found, stores, "cache") >= counted["stores"]
+        return is_counted and is_stored and set(map(exported_name, GAUGES)) <= {name for name, _, _ in found}
 
     samples = until(port, is_complete)
     names = {name for name, _, _ in samples}

@@ -43,12 +43,12 @@ CHECKED_BEFORE = {
 def requirements() -> dict[str, tuple[str, str]]:
     """Extra and least version of each package in pyproject.toml.
 
-    Without the extra `test`.
+    Without those for packages that Forebay imports nowhere.
     """
     found: dict[str, tuple[str, str]] = {}
     optional = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     for extra, lines in optional.items():
-        for line in lines if extra != "test" else ():
+        for line in lines if extra not in ("test", "docs", "notebook") else ():
             needed = Requirement(line)
             if needed.name != "forebay":
                 (minimum,) = (each.version for each in needed.specifier if each.operator in (">=", "=="))

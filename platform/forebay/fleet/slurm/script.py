@@ -70,10 +70,10 @@ def _resources(spec: JobSpec, slurm: Slurm) -> Iterator[str]:
     per_node = [math.ceil(task.workers.largest / slurm.most_nodes) for task in spec.task]
     for number, (task, each) in enumerate(zip(spec.task, per_node, strict=True)):
         if task.workers.min > each * slurm.fewest_nodes:
+            nodes = f"{math.ceil(task.workers.min / each)}-{slurm.most_nodes}"
             raise fault(
                 f"min={task.workers.min} workers do not fit on {slurm.fewest_nodes} nodes with {each} workers each. "
-                f'Give at least nodes = "{math.ceil(task.workers.min / each)}-{slurm.most_nodes}" in [launch.slurm], '
-                "or a smaller min.",
+                f"Give at least nodes = {nodes!r} in [launch.slurm], or a smaller min.",
                 *("task", number, "workers", "min"),
             )
     tasks = list(zip((task.workers for task in spec.task), per_node, strict=True))

@@ -96,7 +96,7 @@ def test_wrong_options_are_refused_by_name(lines: str, said: str) -> None:
 
 
 def test_what_slurm_cannot_give_is_refused_by_name() -> None:
-    with pytest.raises(InvalidJobSpec, match=r"task\[0\]\.workers\.min: min=8 workers do not fit on 2 nodes .*\"4-4\""):
+    with pytest.raises(InvalidJobSpec, match=r"task\[0\]\.workers\.min: min=8 workers do not fit on 2 nodes .*'4-4'"):
         options(spec_with({"min": 8}, nodes="2-4"))
     with pytest.raises(InvalidJobSpec, match=r"launch\.image: it is for pods .* --backend fleet"):
         options(replace(spec_with(), launch=Launch(image="x")))
