@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 import forebay as fb
 from bench.own.verdict import Figure, interleaved, main, measure, spread
-from forebay.data.cache import local_source
+from forebay.data.cache.builders import data_workers
 from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.local_source import LocalSource
 from forebay.data.loader.loader import Loader
@@ -122,7 +122,7 @@ def epoch(
     for file in Path(folder).iterdir():
         file.read_bytes()  # from now on in the page cache
     line, open_input = SimulatedLine(gbit_s * 1e9 / 8, delay_s), reading.open_input
-    local_source.has_local_name = lambda _: False  # A file behind the line is read as one of a store.
+    data_workers.has_local_name = lambda _: False  # A file behind the line is read as one of a store.
     reading.open_input = lambda uri: DistantFile(open_input(uri), line)  # type: ignore[assignment, return-value]
     transform = fb.Transform(x=fb.Dense(manifest.columns))
     counters = Counters()

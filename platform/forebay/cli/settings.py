@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import tomllib
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from pathlib import Path
 
 from forebay.errors import InvalidOption
+from forebay.runtime.formatting import did_you_mean
 
 VARIABLE = "FOREBAY_STORAGE"
 NAMED = f"{VARIABLE}, or storage in ~/.config/forebay/config.toml"
@@ -48,8 +48,7 @@ def load_settings(path: Path) -> Settings:
     known = [each.name for each in fields(Settings)]
     for name, value in facts.items():
         if name not in known:
-            near = get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, known)
             raise InvalidOption(f"{path}: the key {name!r} is unknown.{hint} The file takes: {', '.join(known)}.")
         if not isinstance(value, str) or not value.strip():
             raise InvalidOption(

@@ -7,7 +7,6 @@ same keys. A description never says how a cluster is reached, or what it is call
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import Any, TypeAlias, TypeVar
 from forebay.errors import InvalidJobSpec, InvalidOption
 from forebay.fleet.cluster import CacheVolume, Cluster, Hdfs, Sku
 from forebay.fleet.spec.fields import fault
-from forebay.runtime.formatting import printable
+from forebay.runtime.formatting import did_you_mean, printable
 
 CATALOGUE = "forebay-catalogue"
 """Name of the chart's ConfigMap. Its key is `catalogue.json`."""
@@ -261,9 +260,8 @@ def advice(name: str, keys: Collection[str]) -> str:
     """Return what to write instead of an unknown key."""
     if name in _OLD and _OLD[name].partition(".")[0] in keys:
         return f"this key has another name now. Write {_OLD[name]}."
-    close = difflib.get_close_matches(str(name), list(keys), n=1, cutoff=0.5)
-    hint = f"Did you mean {close[0]!r}?" if close else f"Known are {', '.join(sorted(keys))}."
-    return f"this key is unknown. {hint}"
+    hint = did_you_mean(str(name), keys, cutoff=0.5) or f" Known are {', '.join(sorted(keys))}."
+    return f"this key is unknown.{hint}"
 
 
 def _path_of(path: Path_) -> Path_:

@@ -6,7 +6,6 @@ chart is not installed, an entry describes the cluster whole, by the same keys.
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping
@@ -24,6 +23,7 @@ from forebay.fleet.spec.fields import fault, first_fault, settle_fields
 from forebay.fleet.spec.job_spec import JobSpec
 from forebay.fleet.spec.job_toml import line_of, refuse_unknown_keys
 from forebay.fleet.submitter import Submitter, require_distinct
+from forebay.runtime.formatting import did_you_mean
 
 _RAY_IMAGE = re.compile(r"(?:^|/)ray[\w-]*:(\d+\.\d+\.\d+)")
 """Images of Ray's own repositories, such as `rayproject/ray-ml:2.60.0-py311`, name their version."""
@@ -268,8 +268,7 @@ def _minor(text: str) -> list[str]:
 def _one_of(found: str, known: Iterable[str], what: str, *path: str | int) -> None:
     names = sorted(known)
     if found not in names:
-        close = difflib.get_close_matches(found, names, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        hint = did_you_mean(found, names)
         raise fault(f"the fleet has no {what} {found!r}.{hint} It has {_listed(names)}.", *path)
 
 

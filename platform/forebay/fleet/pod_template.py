@@ -6,7 +6,6 @@ a pod is, where it runs or what it may do: the fields that placement and securit
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from typing import Any
 from forebay.errors import InvalidJobSpec
 from forebay.fleet.spec.fields import fault
 from forebay.fleet.spec.names import check_env_name, check_label
+from forebay.runtime.formatting import did_you_mean
 
 RAY = "ray"
 """Name of the container of heads and workers. In a patch it also stands for the submitter's."""
@@ -187,9 +187,8 @@ def _only(table: object, allowed: Collection[str], refused: Mapping[str, str], a
         if name in refused:
             raise fault(f"it may not be patched: {refused[name]}.", *at, name)
         if name not in allowed:
-            close = difflib.get_close_matches(str(name), allowed, n=1)
-            hint = f"Did you mean {close[0]!r}?" if close else f"A patch may have {', '.join(sorted(allowed))}."
-            raise fault(f"it may not be patched. {hint}", *at, str(name))
+            hint = did_you_mean(str(name), allowed) or f" A patch may have {', '.join(sorted(allowed))}."
+            raise fault(f"it may not be patched.{hint}", *at, str(name))
 
 
 @contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
 import re
 import tomllib
@@ -17,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from forebay.errors import InvalidJobSpec
 from forebay.fleet.spec.fields import dotted, fault, first_fault
 from forebay.fleet.spec.job_spec import JobSpec
+from forebay.runtime.formatting import did_you_mean
 
 _MOST_BYTES = 1 << 20
 _HEADER = re.compile(r"\s*\[(\[?)\s*([^\]]+?)\s*\]")
@@ -141,9 +141,8 @@ def _content(path: Path) -> str:
 
 
 def _unknown_key(name: str, known: Sequence[str], path: tuple[str | int, ...]) -> InvalidJobSpec:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    hint = f"Did you mean {close[0]!r}?" if close else f"Known are {', '.join(known)}."
-    return fault(f"this key is unknown. {hint}", *path, name)
+    hint = did_you_mean(name, known, cutoff=0.5) or f" Known are {', '.join(known)}."
+    return fault(f"this key is unknown.{hint}", *path, name)
 
 
 def _refuse_inside(hint: Any, value: object, path: tuple[str | int, ...]) -> None:
