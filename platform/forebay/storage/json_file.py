@@ -19,7 +19,9 @@ T = TypeVar("T")
 Fact: TypeAlias = str | int | float | bool | None
 NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 """Strings by which strict JSON represents the floats that it has no number for."""
-_WAITS_S = (0.0, 0.05, 0.1, 0.2, 0.4)
+LARGEST_BYTES = 1 << 30
+"""Bytes beyond which nothing is JSON of Forebay."""
+_WAITS_S = (0.0, 0.05, 0.1, 0.2, 0.4, 0.4, 0.4, 0.4)
 """Waits before the reads of an object that is being replaced. On Azure and WebHDFS it is empty until it is written."""
 
 
@@ -109,7 +111,7 @@ def read_json_content(location: Location) -> bytes:
     content = b""
     for wait_s in _WAITS_S:
         time.sleep(wait_s)
-        content = read_small(location)
+        content = read_small(location, LARGEST_BYTES)
         if location.is_local or _is_json(content):
             break
     return content
