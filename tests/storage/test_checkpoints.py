@@ -31,6 +31,18 @@ class TestDirectoryStoreOnServers(CheckpointStoreLaws):
 
 
 class TestSpooledStoreOnServers(CheckpointStoreLaws):
+    # A spooled store of this machine has them.
+    variations = frozenset(
+        {
+            "test_a_larger_state_and_a_smaller_one",
+            "test_a_state_that_could_not_be_read_back_is_refused",
+            "test_nothing_saved_is_none",
+            "test_only_the_shards_that_are_asked_for_are_read",
+            "test_the_same_step_again_replaces_it",
+            "test_what_was_saved_or_found_is_a_copy",
+        }
+    )
+
     @pytest.fixture(autouse=True)
     def spools_are_here(self, tmp_path: Path) -> None:
         self._spools = str(tmp_path / "spools")

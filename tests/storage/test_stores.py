@@ -23,6 +23,7 @@ import pytest
 import torch
 
 import forebay as fb
+from forebay.data.parquet import reading
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.plan.cursor import Cursor
 from forebay.errors import InvalidOption, NoFiles, NotPlainParquet, SourceChanged
@@ -69,6 +70,56 @@ def test_an_object_that_changed_since_the_scan(store: Any, parquet_folder: Folde
     store.upload(parquet_folder({"a.parquet": [8]}, seed=2, folder="v2"), "changed")
     with pytest.raises(SourceChanged, match=r"changed/a.parquet.* changed since the scan.*Scan again"):
         reader.read(0)
+
+
+def test_an_object_that_is_put_back_during_the_read(
+    store: Any, parquet_folder: Folder, quick: ReadPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pages may be of the version between. Stores date versions by the second."""
+    first, second = (parquet_folder({"a.parquet": [8, 8]}, seed=seed, folder=f"v{seed}") for seed in (1, 2))
+    store.upload(first, "back")
+    reader = RowGroupReader(fb.scan(store.uri("back")), quick)
+    assert reader.read(0).num_rows == 8  # from here on it may know more about the file
+    fetch = reading.fetch
+
+    def between(*given: Any, **options: Any) -> Any:
+        monkeypatch.setattr(reading, "fetch", fetch)
+        store.upload(second, "back")
+        try:
+            return fetch(*given, **options)
+        finally:
+            time.sleep(1.1)
+            store.upload(first, "back")
+
+    monkeypatch.setattr(reading, "fetch", between)
+    try:
+        assert reader.read(1).equals(RowGroupReader(fb.scan(first), quick).read(1))
+    except SourceChanged:
+        assert store.name != "s3", "there an etag is a hash of the content"
+
+
+def test_an_object_of_another_size_is_never_read_as_the_one_before(
+    store: Any, parquet_folder: Folder, quick: ReadPolicy
+) -> None:
+    for number, rows in enumerate(([8, 8], [9, 9, 9], [1])):
+        store.upload(parquet_folder({"a.parquet": [8, 8]}, seed=1, folder="v1"), f"other-{number}")
+        reader = RowGroupReader(fb.scan(store.uri(f"other-{number}")), quick)
+        reader.read(0)
+        store.upload(parquet_folder({"a.parquet": rows}, seed=2, folder=f"w{number}"), f"other-{number}")
+        with pytest.raises(SourceChanged):
+            reader.read(1)
+
+
+def test_a_row_group_of_a_known_file_is_one_get_and_one_head(
+    faulty: Any, faults: Any, parquet_folder: Folder, quick: ReadPolicy
+) -> None:
+    faulty.upload(parquet_folder({"a.parquet": [8] * 6}), "requests")
+    reader = RowGroupReader(fb.scan(faulty.uri("requests")), quick)
+    reader.read(0)
+    faults.set(*({"method": each, "kind": "delay", "seconds": 0, "times": -1} for each in ("GET", "HEAD")))
+    for number in range(1, 6):
+        reader.read(number)
+    assert faults.shown() == [5, 5]
 
 
 def test_an_object_that_is_gone(store: Any, parquet_folder: Folder, quick: ReadPolicy) -> None:

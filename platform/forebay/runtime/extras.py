@@ -52,6 +52,7 @@ PACKAGES = {
     "huggingface_hub": ExtraPackage("hf", "1"),
     "jsonschema": ExtraPackage("score", "4.20"),
     "kubernetes": ExtraPackage("deploy", "31"),
+    "liger-kernel": ExtraPackage("liger", "0.8"),
     "lightning": ExtraPackage("lightning", "2.5"),
     "llguidance": ExtraPackage("score", "1.3"),
     "lm_eval": ExtraPackage("lm-eval", "0.4.13"),

@@ -93,6 +93,10 @@ NO_ROOM = (
     "container), or run fewer processes beside this one."
 )
 """Advice in the error for a thread that cannot be started."""
+IS_ENDING = (
+    "The main thread of this program has ended. Let it wait (`join`) for the thread that loads or trains, and do "
+    "neither in a function of `atexit`."
+)
 
 
 class _Began(threading.Event):
@@ -111,7 +115,8 @@ def begin(thread: StartedThread) -> StartedThread:
     `Thread.start` of CPython waits without a limit for the new thread, which never answers if memory ran out before its
     first instruction.
 
-    Raises `LimitReached` if the machine has no room for it.
+    Raises `LimitReached` if the machine has no room for it, or if the program ends: Python 3.12 begins none once the
+    main thread has ended.
     """
     began = _Began()
     # A private name, seen in 3.11 to 3.14: what `Thread.start` waits for.
@@ -121,7 +126,8 @@ def begin(thread: StartedThread) -> StartedThread:
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, RuntimeError) and "thread" not in str(error):
             raise
-        raise LimitReached(f"Thread {thread.name!r} could not be started ({error}). {NO_ROOM}") from error
+        advice = IS_ENDING if "shutdown" in str(error) else NO_ROOM
+        raise LimitReached(f"Thread {thread.name!r} could not be started ({error}). {advice}") from error
     if not began.is_set():
         raise LimitReached(f"Thread {thread.name!r} has not begun within {BEGIN_S:g} s: memory ran out. {NO_ROOM}")
     return thread

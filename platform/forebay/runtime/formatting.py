@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 _LAYOUT = "\n\t"
 
@@ -17,10 +18,34 @@ def did_you_mean(name: str, known: Iterable[str], *, cutoff: float = 0.6) -> str
     >>> did_you_mean("epocs", ["data", "epochs"]), did_you_mean("x", ["data"])
     (" Did you mean 'epochs'?", '')
     """
+    near = near_names(name, known, most=1, cutoff=cutoff)
+    return f" Did you mean {near[0]!r}?" if near else ""
+
+
+def did_you_mean_file(path: Path) -> str:
+    """Question after a path that does not exist, or nothing.
+
+    By the entries of the nearest folder that exists.
+    """
+    folder = next((up for up in path.parents if up.is_dir()), None)
+    try:
+        known = [] if folder is None else [each.name for each in folder.iterdir()]
+    except OSError:  # it may not be listed
+        known = []
+    name = path.relative_to(folder).parts[0] if known and folder is not None else ""
+    return "" if name in known else did_you_mean(name, known)
+
+
+def near_names(name: str, known: Iterable[str], *, most: int = 3, cutoff: float = 0.6) -> list[str]:
+    """Names that `name` may mean, the nearest first, whatever their case.
+
+    >>> near_names("PRICE", ["price", "data", "prices"])
+    ['price', 'prices']
+    """
     from difflib import get_close_matches  # noqa: PLC0415 - for errors only
 
-    near = get_close_matches(name, list(known), n=1, cutoff=cutoff)
-    return f" Did you mean {near[0]!r}?" if near else ""
+    by_lower = {each.lower(): each for each in known}
+    return [by_lower[each] for each in get_close_matches(name.lower(), list(by_lower), n=most, cutoff=cutoff)]
 
 
 def metric_text(value: float) -> str:

@@ -150,6 +150,41 @@ class Counters:
         return {name: total - earlier.get(name, 0) for name, total in self.as_dict().items()}
 
 
+class HeldCounters(Counters):
+    """Counters that go to others, at once or later.
+
+    What is made for the next epoch is held until that epoch begins. Thread-safe.
+    """
+
+    def __init__(self, to: Counters) -> None:
+        self.to, self._is_held = to, False
+        super().__init__()
+
+    def add(self, name: str, amount: float = 1) -> None:
+        """Add `amount` to the counter `name`."""
+        self.merge({name: amount})
+
+    def merge(self, sums: Mapping[str, float]) -> None:
+        """Add each of `sums` to its counter."""
+        with self._lock:
+            if self._is_held:
+                for name, amount in sums.items():
+                    self._sums[name] = self._sums.get(name, 0) + amount
+                return
+        self.to.merge(sums)
+
+    def hold(self) -> None:
+        """Keep what is counted from now on."""
+        with self._lock:
+            self._is_held = True
+
+    def release(self) -> None:
+        """Pass on what was kept, and all that follows."""
+        with self._lock:
+            kept, self._sums, self._is_held = self._sums, {}, False
+        self.to.merge(kept)
+
+
 def _renew_locks() -> None:
     for counters in list(_live):
         counters.renew_lock()

@@ -10,9 +10,6 @@ from typing import Self
 
 from forebay.runtime.foreign_code import begin
 
-TERMINATED = 128 + signal.SIGTERM
-"""Exit code of a process that ended because it was asked to. Started again, it continues."""
-
 
 class Termination:
     """Context manager that calls `act` at the first SIGTERM.

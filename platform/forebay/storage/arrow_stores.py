@@ -88,13 +88,35 @@ def _s3(netloc: str, query: str, credentials: Credentials) -> tuple[fs.FileSyste
     pairs = [pair for pair in parse_qsl(query) if pair[0] != "anonymous"]
     public = "&".join(part for part in query.split("&") if not part.startswith("anonymous="))
     user = f"{key}:{secret}@" if key else ""
-    filesystem, path = fs.FileSystem.from_uri(f"s3://{user}{netloc}/{_PROBE}" + (f"?{public}" if public else ""))
+    filesystem, path = _in_region(f"s3://{user}{netloc}/{_PROBE}" + (f"?{public}" if public else ""))
     given: dict[str, Any] = {name: credentials.option(name) for name in _S3_CREDENTIALS if credentials.option(name)}
     if dict(parse_qsl(query)).get("anonymous") == "true":
         given = {"anonymous": True}
     if given:
         filesystem = fs.S3FileSystem(**_settings(filesystem, dict(pairs)) | given)
     return filesystem, path
+
+
+def _in_region(uri: str) -> tuple[fs.FileSystem, str]:
+    """Same as `FileSystem.from_uri`, where Amazon cannot be asked for the bucket's region.
+
+    Without `region=` and an endpoint, Arrow asks Amazon, whatever `AWS_REGION` says. A network without a way there has
+    a gateway to its own region alone.
+    """
+    found: tuple[fs.FileSystem, str]
+    try:
+        found = fs.FileSystem.from_uri(uri)
+    except OSError as error:
+        if "resolving region" not in str(error):
+            raise
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+        if not region:
+            raise OSError(
+                f"{error}. Amazon was asked for the region of the bucket: write it as ?region=eu-west-1 behind the "
+                "URI, or set AWS_REGION; AWS_ENDPOINT_URL is the address of another store"
+            ) from None
+        found = fs.FileSystem.from_uri(f"{uri}{'&' if '?' in uri else '?'}region={region}")
+    return found
 
 
 def _azure(scheme: str, netloc: str, query: str, credentials: Credentials) -> tuple[fs.FileSystem, str]:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 import tempfile
 import threading
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from typing import BinaryIO
 
 from forebay.errors import WriteFailed
 from forebay.storage.credentials import redact, redacting
@@ -72,6 +75,8 @@ def look_again(folder: Path) -> None:
         pass
 
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""Numbers of the errors of a file that has no room."""
 ADVICE = "Check that the storage answers, has room, and that this user may write to it."
 UMASK = os.umask(0)
 """Read once at import: reading it requires setting it, for all threads."""
@@ -151,15 +156,43 @@ def write_failed(what: str, uri: str, error: BaseException, advice: str = ADVICE
     return WriteFailed(f"{what} could not be written to {uri} ({reason}). {advice}", uri=uri, **facts)
 
 
-def read_small(location: Location) -> bytes:
+class NotAFile(OSError):
+    """In the place of a file is something else."""
+
+
+def open_regular(path: Path) -> BinaryIO:
+    """Open a file for reading.
+
+    Raises `NotAFile` for anything else, and `OSError`: who opens a pipe waits for a writer, and a device has no end.
+    """
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return os.fdopen(descriptor, "rb")
+    os.close(descriptor)
+    raise NotAFile(f"{path} is a folder, a pipe or a device, and a file is expected")
+
+
+def read_small(location: Location, most: int | None = None) -> bytes:
     """Return the whole content of a file. Raises `OSError`.
 
-    As stored: pyarrow would otherwise decompress a file whose name ends in `.gz` or alike.
+    As stored: pyarrow would otherwise decompress a file whose name ends in `.gz` or alike. A file of more than `most`
+    bytes is a `NotAFile`: memory ends before a terabyte that somebody else has put there.
     """
     if location.is_local:
         look_again(Path(location.path).parent)
+        with open_regular(Path(location.path)) as file:
+            # Its size is asked first: the content of a sparse file is made as it is read.
+            _require_small(os.fstat(file.fileno()).st_size, most, location)
+            return file.read()
     with location.fs.open_input_stream(location.path, compression=None) as stream:
-        return bytes(stream.read())
+        content = bytes(stream.read(None if most is None else most + 1))
+    _require_small(len(content), most, location)
+    return content
+
+
+def _require_small(size: int, most: int | None, location: Location) -> None:
+    if most is not None and size > most:
+        raise NotAFile(f"{location.uri} has more than {most:,} bytes")
 
 
 def find_small(location: Location) -> bytes | None:

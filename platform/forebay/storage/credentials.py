@@ -103,6 +103,11 @@ def without_credentials(uri: str) -> str:
     return public
 
 
+def has_credentials(uri: str) -> bool:
+    """Whether `uri` has credentials. Unlike `without_credentials`, it keeps none of them."""
+    return _split(uri)[1] is not None
+
+
 def granted(uri: str) -> Credentials:
     """Credentials of this process for `uri`.
 

@@ -59,7 +59,10 @@ def create_exclusively(uri: str | Location, content: bytes) -> bool:
     """
     location = resolve(uri)
     if location.is_local:
-        return _link(Path(location.path), content) is not None
+        lock = _link(Path(location.path), content)
+        if lock is not None:  # not asked for: a descriptor would stay open for each file
+            lock.release()
+        return lock is not None
     with redacting():
         is_created = _create(location, content)
         # A store that ignores the condition accepts a second one, too.

@@ -90,7 +90,7 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
     text = os.fspath(uri)
     found = _SCHEME.match(text)
     if found is None or has_local_name(text):
-        named = Path(text).expanduser() if found is None else Path(_path_of_file_uri(text))
+        named = _home_of(text) if found is None else Path(_path_of_file_uri(text))
         # Not Path.resolve: a dataset behind a link keeps its name when the link moves to the next version.
         path = os.path.normpath(named.absolute())
         return Location(fs.LocalFileSystem(), path, path)
@@ -106,10 +106,21 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
     if scheme not in ARROW_SCHEMES:
         return _fsspec_location(public, scheme)
     _refuse_odd_name(public, full)
-    parts = urlsplit(public)
+    try:
+        parts = urlsplit(public)
+    except ValueError as error:
+        raise InvalidOption(f"{public} is not a URI: {error}.", uri=public) from None
     store = open_store(scheme, parts.netloc, parts.query, granted(public))
     path = (store.prefix + unquote(parts.path.lstrip("/"))).rstrip("/") or "/"
     return Location(store.once if once else store.fs, path, public)
+
+
+def _home_of(text: str) -> Path:
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        user = text.partition("/")[0]
+        raise InvalidOption(f"{text} begins with {user}, and no such user has a home here ({error}).") from None
 
 
 def _refuse_odd_name(public: str, full: str) -> None:

@@ -14,9 +14,10 @@ No other loop repeats a failed read. Loops elsewhere repeat something else:
 
 from __future__ import annotations
 
-import functools
-import os
+import random
 import re
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -38,11 +39,27 @@ _MOST_WAIT_S = 300.0
 _PERMANENT = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, pa.ArrowInvalid, ForebayError)
 
 
+_THROTTLED = re.compile(
+    r"SLOW_?DOWN|SlowDown|THROTTLING|Throttl|TooManyRequests|Too Many Requests|RequestLimitExceeded|ServerBusy|"
+    r"SERVICE_UNAVAILABLE|Service Unavailable|rateLimitExceeded|RESOURCE_EXHAUSTED|"
+    r"HTTP (?:status code:? |response code |status |error )?(?:429|503)\b|\b(?:429|503) (?:Client|Server) Error"
+)
+_NAMES = re.compile(r"(?<=\s)'[^']*'|\w+://\S+")
+"""Keys and URIs in the text of an error. A file may be named as an error is: `logs/ExpiredToken/a.parquet`."""
+_STORE = re.compile(r"\w+://[^/?]*")
+_EASE = 0.5
+"""With 0.8, one process of 50 was still slow when the others had ended: five times the time of the store's limit."""
+_NONE_S = 0.01
+THROTTLED_ATTEMPTS = 4
+"""A store that says "slow down" is asked four times as often before a read fails, at the pace of the process."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPolicy:
     """Attempts of a read, their deadline, the waits between, and its size.
 
-    Waits double, with jitter.
+    Waits double, with jitter. After an answer of "slow down" (503, 429), all reads of the process from that store slow
+    down, and four times as many attempts may be refused so.
 
     The default waits 11 s in all: a server that is started again, or a NameNode that takes over, needs 2 to 10 s.
 
@@ -71,12 +88,9 @@ class ReadPolicy:
 
     def row_group_limit(self) -> int:
         """Most bytes of a decoded row group."""
-        return _machine_bytes() if self.most_row_group_bytes is None else self.most_row_group_bytes
+        from forebay.runtime.memory.available import machine_bytes  # noqa: PLC0415 - commands about jobs read no Parquet
 
-
-@functools.cache
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        return machine_bytes() if self.most_row_group_bytes is None else self.most_row_group_bytes
 
 
 DEFAULT_POLICY = ReadPolicy()
@@ -105,8 +119,20 @@ def read(
         Cancelled: `cancelled` was set.
         Exception: Another attempt cannot help, such as for a missing file. Raised as `fn` raised it.
     """
-    stop = cancelled or Cancellation()
-    attempt = partial(call_with_deadline, partial(_told_apart, fn), policy.deadline_s, stop)
+    stop, pace = cancelled or Cancellation(), pace_of(what)
+    tries = _Tries(policy, pace)
+
+    def wait(seconds: float) -> None:
+        if seconds and stop.wait(seconds):
+            raise Cancelled(f"reading {what} was cancelled")
+
+    def attempt() -> T:
+        tries.began_at = time.monotonic()
+        wait(pace.wait_s())
+        value = call_with_deadline(partial(_told_apart, fn), policy.deadline_s, stop)
+        pace.record_success()
+        return value
+
     try:
         return attempt()
     except OSError as error:
@@ -119,28 +145,55 @@ def read(
             raise first.pop()
         return attempt()
 
-    def wait(seconds: float) -> None:
-        if stop.wait(seconds):
-            raise Cancelled(f"reading {what} was cancelled")
-
     try:
         # Made after a failure only: it takes 28 us under the lock of Python.
-        value: T = _retrying(policy, wait, on_retry)(again)
+        value: T = _retrying(tries, wait, on_retry)(again)
     except tenacity.RetryError as failed:
         last = failed.last_attempt.exception()
-        raise _read_failed(what, policy, last) from last
+        raise _read_failed(what, policy, failed.last_attempt.attempt_number, last) from last
     return value
 
 
-def _retrying(
-    policy: ReadPolicy, wait: Callable[[float], None], on_retry: Callable[[], None] | None
-) -> tenacity.Retrying:
+class _Tries:
+    """Attempts of one read that failed, and those that were throttled."""
+
+    def __init__(self, policy: ReadPolicy, pace: ReadPace) -> None:
+        self.policy, self._pace = policy, pace
+        self.began_at = 0.0
+        self._failed = self._throttled = 0
+
+    def is_last(self, state: tenacity.RetryCallState) -> bool:
+        """Count the attempt that has just failed. Whether no other one follows."""
+        if _is_throttled(state):
+            self._throttled += 1
+            self._pace.record_throttled(
+                self.began_at, first_s=self.policy.first_wait_s, longest_s=self.policy.max_wait_s
+            )
+        else:
+            self._failed += 1
+        most = self.policy.attempts
+        return self._failed >= most or self._throttled + self._failed >= THROTTLED_ATTEMPTS * most
+
+    def wait_s(self, state: tenacity.RetryCallState) -> float:
+        """Wait after a failure. After a throttled attempt the pace alone decides."""
+        if _is_throttled(state):
+            return 0.0
+        first_s = self.policy.first_wait_s
+        doubled = tenacity.wait_exponential(multiplier=first_s, max=self.policy.max_wait_s - first_s)
+        return float(doubled(state) + tenacity.wait_random(0, first_s)(state))
+
+
+def _is_throttled(state: tenacity.RetryCallState) -> bool:
+    error = state.outcome.exception() if state.outcome else None
+    return error is not None and is_throttled(error)
+
+
+def _retrying(tries: _Tries, wait: Callable[[float], None], on_retry: Callable[[], None] | None) -> tenacity.Retrying:
+    asked_for = _WaitAskedFor()
     return tenacity.Retrying(
         retry=tenacity.retry_if_exception(_may_pass),
-        stop=tenacity.stop_after_attempt(policy.attempts),
-        wait=tenacity.wait_exponential(multiplier=policy.first_wait_s, max=policy.max_wait_s - policy.first_wait_s)
-        + tenacity.wait_random(0, policy.first_wait_s)
-        + _WaitAskedFor(),
+        stop=tries.is_last,
+        wait=lambda state: tries.wait_s(state) + asked_for(state),
         sleep=wait,
         before_sleep=(lambda _state: on_retry()) if on_retry else None,
     )
@@ -177,13 +230,13 @@ def _may_pass(error: BaseException) -> bool:
     return isinstance(error, OSError) and not isinstance(error, _PERMANENT)
 
 
-def _read_failed(what: str, policy: ReadPolicy, last: BaseException | None) -> ReadFailed:
+def _read_failed(what: str, policy: ReadPolicy, attempts: int, last: BaseException | None) -> ReadFailed:
     return ReadFailed(
-        f"{what} could not be read: {policy.attempts} attempts of at most {policy.deadline_s:g} s each failed, the "
+        f"{what} could not be read: {attempts} attempts of at most {policy.deadline_s:g} s each failed, the "
         f"last with {type(last).__name__}: {last}. Check that the storage answers; a slow one needs a longer "
         "ReadPolicy(deadline_s=...), an unreliable one more attempts.",
         what=what,
-        attempts=policy.attempts,
+        attempts=attempts,
         last_error=str(last),
     )
 
@@ -205,6 +258,69 @@ def as_refusal(error: BaseException) -> PermissionError | None:
 
     Clients raise refusals as other types too. None for any other error.
     """
-    if isinstance(error, OSError) and not isinstance(error, PermissionError) and _REFUSED.search(str(error)):
+    if isinstance(error, OSError) and not isinstance(error, PermissionError) and _REFUSED.search(_words(error)):
         return PermissionError(str(error))
     return None
+
+
+def is_throttled(error: BaseException) -> bool:
+    """Whether a store refused a request because there are too many."""
+    return _THROTTLED.search(_words(error)) is not None
+
+
+def _words(error: BaseException) -> str:
+    return _NAMES.sub("", str(error))
+
+
+class ReadPace:
+    """Wait before each attempt to read from one store.
+
+    All reads of a process share it. So after an answer of "slow down" those wait too that have not been refused yet,
+    and the retries of one process never outnumber its reads. Thread-safe.
+
+    The mean wait doubles with each such answer, once for all attempts that began before the last doubling. It is
+    halved for every twice its length in which attempts succeed. A wait is anything from 0 to twice the mean, so that
+    processes that were refused together do not come back together.
+
+    Source: full jitter (Brooker, AWS Architecture Blog, 2015) and the adaptive mode of AWS's clients.
+    """
+
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._clock, self._draw = clock, draw
+        self._guard = threading.Lock()
+        self._changed_at = float("-inf")
+        self.mean_s = 0.0
+        """Mean wait. 0 while the store takes all requests."""
+
+    def wait_s(self) -> float:
+        """Draw the wait before the next attempt."""
+        return 2 * self.mean_s * self._draw() if self.mean_s else 0.0
+
+    def record_throttled(self, began_at: float, *, first_s: float, longest_s: float) -> None:
+        """Count an attempt that was refused. The waits come from the `ReadPolicy` of the read."""
+        with self._guard:
+            if began_at >= self._changed_at:
+                self.mean_s = min(max(2 * self.mean_s, first_s), longest_s)
+                self._changed_at = self._clock()
+
+    def record_success(self) -> None:
+        """Count an attempt that succeeded."""
+        if not self.mean_s:
+            return
+        with self._guard:
+            if (now := self._clock()) - self._changed_at >= 2 * self.mean_s:
+                self.mean_s = self.mean_s * _EASE if self.mean_s > _NONE_S else 0.0
+                self._changed_at = now
+
+
+_paces: dict[str, ReadPace] = {}
+
+
+def pace_of(what: str) -> ReadPace:
+    """Pace of the store whose URI is in `what`."""
+    found = _STORE.search(what)
+    return _paces.setdefault(found[0] if found else "", ReadPace())

@@ -6,7 +6,9 @@ Size, time of the last change, and the store's own name for the version. Of loca
 from __future__ import annotations
 
 import os
+import threading
 import time
+from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,6 +22,7 @@ from forebay.storage.fsspec_bridge import ETAGS, Bridge
 
 _STAMPED_BY_STORE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 """Schemes of stores that date every version by their own clock."""
+_OPENED_BY_REQUEST = ("s3", "abfs")
 _WITHOUT_INODES = ("fuse", "9p", "cifs", "smb", "vboxsf", "drvfs")
 _GONE = "gone"
 _SECOND_NS = 1_000_000_000
@@ -144,6 +147,36 @@ def etag_of(location: Location, opened: pa.NativeFile) -> str:
         return _bridged_etag(location)
     facts = opened.metadata()
     return next((facts[name].decode().strip('"') for name in ETAGS if facts.get(name)), "")
+
+
+class OpenFiles:
+    """Open files of known versions, at most `most`. Safe for threads.
+
+    Only of S3 and Azure: there an open file is its size, etag and date, which took a request, and holds no connection.
+    It reads whatever version is there.
+    """
+
+    def __init__(self, most: int = 4096) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._files: OrderedDict[FoundFile, pa.NativeFile] = OrderedDict()
+
+    @staticmethod
+    def keeps(location: Location) -> bool:
+        """Whether open files of a store are worth keeping."""
+        return location.fs.type_name in _OPENED_BY_REQUEST
+
+    def pop(self, version: FoundFile) -> pa.NativeFile | None:
+        """Hand a file to one reader, which moves its position. None if there is none."""
+        with self._lock:
+            return self._files.pop(version, None)
+
+    def put(self, version: FoundFile, file: pa.NativeFile) -> None:
+        """Keep a file whose version was just checked."""
+        with self._lock:
+            self._files[version] = file
+            if len(self._files) > self._most:
+                self._files.popitem(last=False)
 
 
 def found(uri: str, info: fs.FileInfo) -> FoundFile:

@@ -3,7 +3,8 @@
 Run as `python proxy.py PORT UPSTREAM_PORT`.
 
 `POST /-/faults` with a JSON list of faults replaces those before it. `GET /-/faults` returns how often each occurred. A
-fault has `method`, `kind` (`status`, `delay`, `cut`), `times` (-1: always), and `status`, `code` or `seconds`.
+fault has `method`, `kind` (`status`, `delay`, `cut`, `stale`), `times` (-1: always), and `status`, `code` or `seconds`.
+A stale answer is a list of objects as it was when it was last asked for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 ERROR = "<?xml version='1.0'?><Error><Code>{code}</Code><Message>{code}</Message><RequestId>1</RequestId></Error>"
 FAULTS: list[dict[str, Any]] = []
 LOCK = threading.Lock()
+LISTS: dict[str, tuple[int, dict[str, str], bytes]] = {}
 
 
 class Proxy(BaseHTTPRequestHandler):
@@ -29,7 +31,7 @@ class Proxy(BaseHTTPRequestHandler):
     def log_message(self, *_: object) -> None: ...
 
     def do_GET(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self._body()
         if self.path == "/-/faults":
             self._control(body)
             return
@@ -40,7 +42,12 @@ class Proxy(BaseHTTPRequestHandler):
             content = ERROR.format(code=fault["code"]).encode()
             self._send(fault["status"], {"Content-Type": "application/xml"}, content, len(content))
             return
-        status, headers, content = self._ask(body)
+        status, headers, content = answer = self._ask(body)
+        if self.command == "GET" and "list-type" in self.path:
+            if fault.get("kind") == "stale":
+                status, headers, content = LISTS.get(self.path, answer)
+            else:
+                LISTS[self.path] = answer
         length = int(headers.get("Content-Length", len(content)))
         if fault.get("kind") == "cut":
             self._send(status, headers, content[: len(content) // 2], length)
@@ -49,6 +56,19 @@ class Proxy(BaseHTTPRequestHandler):
             self._send(status, headers, content, length)
 
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - the names of http.server
+
+    def _body(self) -> bytes:
+        """Whole body of the request. AWS's client sends checksums after it, in chunks."""
+        if "chunked" not in self.headers.get("Transfer-Encoding", ""):
+            return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        del self.headers["Transfer-Encoding"]
+        pieces = []
+        while size := int(self.rfile.readline().split(b";")[0], 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        while self.rfile.readline().strip():
+            pass
+        return b"".join(pieces)
 
     def _control(self, body: bytes) -> None:
         with LOCK:
@@ -67,7 +87,8 @@ class Proxy(BaseHTTPRequestHandler):
 
     def _ask(self, body: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.upstream, timeout=60)
-        connection.request(self.command, self.path, body or None, dict(self.headers))
+        headers = dict(self.headers) | ({"Content-Length": str(len(body))} if body else {})
+        connection.request(self.command, self.path, body or None, headers)
         answer = connection.getresponse()
         content = answer.read()
         connection.close()

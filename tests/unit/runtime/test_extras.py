@@ -22,7 +22,7 @@ from forebay.runtime.extras import PACKAGES, extra_package, missing_package, req
 
 ROOT = Path(__file__).parents[3]
 MODULES = {"PIL": "pillow", "faiss": "faiss-cpu", "google": "google-auth", "hdfs_native": "hdfs-native"}
-MODULES |= {"mlflow": "mlflow-skinny", "botocore": "boto3"}
+MODULES |= {"mlflow": "mlflow-skinny", "botocore": "boto3", "liger_kernel": "liger-kernel"}
 # Files that import a package after another function has checked it, and the name of that function.
 CHECKED_BEFORE = {
     "data/sources/iceberg.py": "_open",
@@ -33,7 +33,8 @@ CHECKED_BEFORE = {
     "llm/experts.py": "import_transformers, require_bitsandbytes",
     "llm/hf_folder/base_names.py": "import_transformers",
     "llm/adapters.py": "peft_config",
-    "llm/quantization.py": "require_bitsandbytes",
+    "llm/loss.py": "require_package",
+    "llm/quantization.py": "import_transformers, require_bitsandbytes",
     "training/strategies/zero/engine.py": "require_package",
     "storage/hadoop/native.py": "_TrackedClient",
     "storage/exclusive.py": "_put_s3, _post_gcs",

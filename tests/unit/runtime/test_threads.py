@@ -106,3 +106,25 @@ def test_fewer_threads_do_the_work_of_all(allowed: int, monkeypatch: pytest.Monk
             list(each_in_threads(abs, range(9), most=4, name="t"))
     else:
         assert sorted(each_in_threads(abs, range(9), most=4, name="t")) == [(item, item) for item in range(9)]
+
+
+@pytest.mark.parametrize("register", ["threading._register_atexit", "atexit.register"])
+def test_after_the_main_thread_the_error_says_what_to_do(register: str) -> None:
+    """Python 3.12 begins no thread from then on. 3.11 and 3.13 do."""
+    script = f"""
+import atexit, threading
+from forebay.errors import LimitReached
+from forebay.runtime.foreign_code import begin
+def late():
+    try:
+        begin(threading.Thread(target=print, args=("begun",))).join()
+    except LimitReached as error:
+        print(error)
+{register}(late)
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    if sys.version_info[:2] == (3, 12):
+        assert "Let it wait (`join`)" in done.stdout
+    else:
+        assert done.stdout == "begun\n"
+    assert done.stderr == ""

@@ -136,7 +136,7 @@ def test_the_message_has_the_place_once_and_no_frame_before_the_users(
 def test_the_command_prints_it_once(user: Any, what: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["run", "--driver", "local", "users_code.py", "data=data", f"what={what}"])
-    assert ended.value.code == 2
+    assert ended.value.code == 1
     text = "".join(capsys.readouterr())
     assert text.count(f'users_code.py", line {LINE}, in helper') == 1
     assert text.count("KeyError: 'pric'") == 2, "in the sentence, and below the traceback"

@@ -9,7 +9,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from forebay.storage.atomic import find_small, read_small, write_atomically
+from forebay.storage.atomic import NotAFile, find_small, read_small, write_atomically
 from forebay.storage.filesystem import resolve
 
 
@@ -19,6 +19,21 @@ def test_writes_replaces_and_makes_the_folder(tmp_path: Path) -> None:
     write_atomically(str(path), b"two")
     assert path.read_bytes() == b"two"
     assert [entry.name for entry in path.parent.iterdir()] == ["a.json"]
+
+
+def test_only_files_are_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "device").symlink_to("/dev/zero")
+    (tmp_path / "sparse").write_bytes(b"")
+    os.truncate(tmp_path / "sparse", 1 << 40)
+    for name in ("pipe", "device", "sparse", "."):
+        with pytest.raises(NotAFile, match=rf"{tmp_path}.*(a file is expected|has more than 9 bytes)"):
+            read_small(resolve(tmp_path / name), 9)
+    (tmp_path / "small").write_bytes(b"123456789")
+    (tmp_path / "link").symlink_to("small")
+    assert read_small(resolve(tmp_path / "link"), 9) == b"123456789"
+    with pytest.raises(NotAFile):
+        read_small(resolve(tmp_path / "small"), 8)
 
 
 def test_permissions_are_those_of_any_new_file(tmp_path: Path) -> None:

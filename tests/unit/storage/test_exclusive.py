@@ -48,6 +48,16 @@ def test_own_content_counts_as_won(tmp_path: Path) -> None:
     assert Path(path).stat().st_mode & 0o777 == 0o666 & ~exclusive.UMASK
 
 
+def test_what_is_created_is_neither_held_open_nor_locked(tmp_path: Path) -> None:
+    held = len(list(Path("/proc/self/fd").iterdir()))
+    for number in range(20):
+        assert create_exclusively(str(tmp_path / f"{number}.json"), b"mine")
+    assert len(list(Path("/proc/self/fd").iterdir())) == held
+    lock = try_lock(tmp_path / "0.json")
+    assert lock is not None
+    lock.release()
+
+
 def test_locked_from_birth_until_its_process_ends(tmp_path: Path) -> None:
     path = tmp_path / "1.json"
     with subprocess.Popen(

@@ -75,3 +75,33 @@ def test_an_unknown_scheme_names_the_known() -> None:
     with pytest.raises(InvalidOption, match=r"s4://.*Use a local path.*s3.*memory") as caught:
         resolve("s4://bucket/data")
     assert caught.value.scheme == "s4"
+
+
+@pytest.mark.parametrize("options", ["", "?scheme=http"])
+@pytest.mark.parametrize("variable", ["AWS_REGION", "AWS_DEFAULT_REGION", None])
+def test_a_region_that_cannot_be_asked_for_is_the_environments_or_named(
+    monkeypatch: pytest.MonkeyPatch, variable: str | None, options: str
+) -> None:
+    """Arrow asks Amazon for the region of a bucket, and ignores the environment.
+
+    No other test has a bucket of this name: credentials that one grants stay in the process.
+    """
+    from_uri = fs.FileSystem.from_uri
+
+    def offline(uri: str) -> object:
+        if "region=" not in uri:
+            raise OSError("When resolving region for bucket 'offline': AWS Error NETWORK_CONNECTION")
+        return from_uri(uri)
+
+    monkeypatch.setattr(fs, "FileSystem", type("Fake", (), {"from_uri": staticmethod(offline)}))
+    for each in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(each, raising=False)
+    arrow_stores._open_store.cache_clear()
+    if variable is None:
+        with pytest.raises(ReadFailed, match=r"NETWORK_CONNECTION.*\?region=eu-west-1.*AWS_REGION"):
+            resolve(f"s3://offline/runs{options}")
+    else:
+        monkeypatch.setenv(variable, "eu-north-1")
+        found = resolve(f"s3://offline/runs{options}")
+        assert (found.fs.region, found.path) == ("eu-north-1", "offline/runs")
+    arrow_stores._open_store.cache_clear()

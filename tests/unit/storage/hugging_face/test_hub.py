@@ -118,8 +118,8 @@ def test_reads_wait_as_long_as_the_hub_asks(hub: Any) -> None:
     manifest = fb.scan(ROOT, policy=QUICK)
     hub.close_for(0.9)
     assert values_of(manifest) == [1, 2, 3]
-    hub.answers = [(429, {})] * 2
-    with pytest.raises(ReadFailed, match=r"2 attempts.*HTTP 429"):
+    hub.answers = [(429, {})] * 8
+    with pytest.raises(ReadFailed, match=r"8 attempts.*HTTP 429"):
         fb.scan(ROOT, policy=QUICK)
 
 
