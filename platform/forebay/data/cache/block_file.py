@@ -29,7 +29,7 @@ import pyarrow as pa
 import xxhash
 
 from forebay.data.transform.block import Block, BlockArray, fits_rows
-from forebay.errors import ForebayError
+from forebay.errors import ExitCode, ForebayError
 from forebay.runtime.memory.file_map import FileMap
 
 FILE_VERSION = 1
@@ -54,6 +54,8 @@ class BadBlock(ForebayError):
 
     Or one that holds another block than its name says. Internal: the block is built again.
     """
+
+    exit_status = ExitCode.FAILED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

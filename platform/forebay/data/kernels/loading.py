@@ -28,7 +28,7 @@ _POLL_S = 0.02
 _MOST_HELPERS = 3
 
 _lock = threading.RLock()
-# A child that was forked while another thread compiled would wait for the locks of the compiler for ever.
+# A child that was forked while another thread compiled would always wait for the locks of the compiler.
 os.register_at_fork(before=_lock.acquire, after_in_parent=_lock.release, after_in_child=_lock.release)
 
 
@@ -107,7 +107,9 @@ def _progress(num_kernels: int, files: KernelFiles, silent_s: float) -> Iterator
     def say() -> None:
         has_said.set()
         kept = f"kept in {files.target}" if files.target else "kept nowhere"
-        _say(f"compiling {num_kernels} kernels, once for this version and processor, {kept} ...")
+        _say(
+            f"compiling {num_kernels} kernel{'s' * (num_kernels != 1)}, once for this version and processor, {kept} ..."
+        )
 
     timer = threading.Timer(silent_s, say)
     timer.daemon = True

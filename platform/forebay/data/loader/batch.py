@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import torch
@@ -36,6 +36,9 @@ class Batch(dict[str, Any]):
             [total], and NAME_lengths how many are of each row.
         copied: CUDA event of the batch's copy to a GPU, else None. The stream that was current when the loader handed
             the batch out waits for it. Another stream that uses the batch must wait for it too.
+
+    Small batches on a GPU may share memory with up to 7 others (32 MB): keep or save `batch["x"].clone()`. A pickle
+    of a batch has its own rows alone.
     """
 
     def __init__(
@@ -51,6 +54,7 @@ class Batch(dict[str, Any]):
         self.lists: tuple[str, ...] = ()
         self.copied: Any = None
         self.memory: Any = None  # what keeps the memory of a batch that only a copy reads
+        self.joined: Any = None  # until the loader hands it out, if it was copied with others
         self._windows: Any = None
         self._on_host: dict[str, _HostArray] = {}
         self._copies: dict[str, torch.Tensor] = {}
@@ -127,6 +131,18 @@ class Batch(dict[str, Any]):
             "_copies": {},
         }
 
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        # Batches that were copied together are views of one memory, and a pickle of a view has all of it (8 times).
+        how = super().__reduce_ex__(max(int(protocol), 2))
+        assert isinstance(how, tuple)
+        return *how[:4], iter([(name, _owned(each)) for name, each in self.items()])
+
+    def __copy__(self) -> Batch:
+        batch = type(self).__new__(type(self))
+        batch.update(self)
+        batch.__dict__.update(self.__getstate__())
+        return batch
+
     def on_host(self, name: str) -> NDArray[Any]:
         """Array `name` in main memory, not to be changed.
 
@@ -170,6 +186,14 @@ class Batch(dict[str, Any]):
         if self.windows is not None:
             part.windows = self.windows[_index(rows, self.windows)]
         return part
+
+    def show(self, whole: Batch, rows: slice) -> None:
+        """Take `rows` of the tensors of a larger batch, without a copy."""
+        # By `data`, a change in place counts for this batch alone: torch counts changes of views together.
+        self.update({name: values[rows].data for name, values in whole.items()})
+        self.copied = whole.copied
+        if self.copied is not None:
+            self._copies, self._version = dict(self), _version(next(iter(self.values()), None))
 
     def with_arrays(self, arrays: dict[str, Any]) -> Batch:
         """Batch of other arrays, at the same position."""
@@ -243,6 +267,13 @@ def _tensor_of(array: Any) -> torch.Tensor:
     """Return a tensor of `array`."""
     # `as_tensor` would hand the GIL over once more for each array.
     return array if isinstance(array, torch.Tensor) else torch.as_tensor(array)
+
+
+def _owned(values: Any) -> Any:
+    """Array without the memory of others."""
+    if type(values) is not torch.Tensor or values.layout is not torch.strided or values.is_nested:
+        return values
+    return values.clone() if values.untyped_storage().nbytes() > values.nbytes else values
 
 
 def _taken(

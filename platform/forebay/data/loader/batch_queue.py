@@ -35,6 +35,10 @@ class BatchQueue:
         self._closed = False
         self.held_bytes = 0
 
+    def __len__(self) -> int:
+        """Batches that the trainer can take now."""
+        return len(self._items)
+
     @property
     def closed(self) -> bool:
         return self._closed

@@ -35,7 +35,8 @@ class BlockTable:
         self._bases = np.zeros((0, 0), dtype=np.uint64)
         self._schema: ArraySchema | None = None
         self._plain: ArraySchema = ()
-        self._row_bytes: list[int] = []
+        self.row_bytes: list[int] = []
+        """Bytes of a row of each array but lists, known from the first block on."""
         self._names: tuple[str, ...] = ()
         self._list_dtypes: dict[str, str] = {}
         self._kept_layout: tuple[int, NDArray[np.int64], int] | None = None
@@ -128,8 +129,8 @@ class BlockTable:
         Bytes of a row and start of each array, and the bytes of all. Kept: most batches are equal in size.
         """
         if self._kept_layout is None or self._kept_layout[0] != n:
-            starts, end = _starts_of(n * row_bytes for row_bytes in self._row_bytes)
-            self._kept_layout = n, _pairs(self._row_bytes, starts), end
+            starts, end = _starts_of(n * row_bytes for row_bytes in self.row_bytes)
+            self._kept_layout = n, _pairs(self.row_bytes, starts), end
         return self._kept_layout[1:]
 
     def _plain_arrays(
@@ -161,7 +162,7 @@ class BlockTable:
     def _set_schema(self, schema: ArraySchema) -> None:
         self._schema, self._names = schema, tuple(name for name, _, _ in schema)
         self._plain = tuple(each for each in schema if not each[0].startswith((LIST_VALUES, LIST_OFFSETS)))
-        self._row_bytes = [np.dtype(dtype).itemsize * math.prod(tail) for _, dtype, tail in self._plain]
+        self.row_bytes = [np.dtype(dtype).itemsize * math.prod(tail) for _, dtype, tail in self._plain]
         self._list_dtypes = {
             name.removeprefix(LIST_VALUES): dtype for name, dtype, _ in schema if name.startswith(LIST_VALUES)
         }

@@ -120,7 +120,7 @@ class Data:
     def __post_init__(self) -> None:
         object.__setattr__(self, "augment", as_augment(self.augment))
         validate_type("plan", self.plan, Order, "what fb.build_plan(manifest) returns")
-        object.__setattr__(self, "global_batch", whole_number("global_batch", self.global_batch))
+        object.__setattr__(self, "global_batch", whole_number("global_batch", self.global_batch, least=1))
         for dataset in datasets_of(self.plan, self.transform):
             validate_augment(self.augment, dataset.transform)
         self.validate_functions()

@@ -61,7 +61,7 @@ class GatherThreads:
         """
         given = os.environ.get(_VARIABLE)
         if given is None:
-            return cls(max(1, min(_MOST_THREADS, int(usable_cores()) // 2 // _local_ranks(world_size))))
+            return cls(max(1, min(_MOST_THREADS, int(usable_cores()) // 2 // local_ranks(world_size))))
         if not (given.isdecimal() and int(given)):
             raise InvalidOption(
                 f"{_VARIABLE}={given!r} is not a number of threads. Give a whole number from 1, or unset it.",
@@ -116,7 +116,7 @@ class GatherThreads:
                 begin(threading.Thread(target=serve, name=f"forebay-gather-{number}", daemon=True))
 
 
-def _local_ranks(world_size: int) -> int:
+def local_ranks(world_size: int) -> int:
     """Ranks on this node.
 
     If the variable is not set, as many as it has GPUs. Without GPUs all of them may be here.

@@ -28,10 +28,11 @@ from forebay.data.windows.sequence_block import SequenceTransform
 from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed, validate_type, whole_number
 from forebay.runtime.formatting import did_you_mean
 from forebay.runtime.memory.buffers import BufferPool
-from forebay.runtime.metrics import Counters
+from forebay.runtime.metrics import Counters, HeldCounters
 from forebay.world import World
 
 _AT_EXIT_S = 3.0
+_PREFETCH_BYTES = 256 << 20
 _live: weakref.WeakSet[Loader] = weakref.WeakSet()
 
 
@@ -60,7 +61,9 @@ class Loader:
             trainer uses the last batches of one, also from the source. A loop that stops early must call `close()`.
             By default the first batches of the next epoch are prepared as far as the cache has them, for 10 s.
         as_numpy: Batches of NumPy arrays instead of torch tensors.
-        prefetch_bytes: Limit in bytes of blocks requested before they are needed, and of finished batches.
+        prefetch_bytes: Limit in bytes of blocks requested before they are needed, and of finished batches. By default
+            256 MiB, and for blocks as much as the rows that are shuffled together take, up to a sixteenth of the free
+            memory.
         counters: Counters of this loader (`forebay.runtime.metrics.METRICS`). New ones by default.
         device: Device of the batches, e.g. "cuda". Batches are gathered into page-locked memory, and copied in a stream
             of their own as soon as they are finished. They take at most a quarter of `prefetch_bytes` there, and at
@@ -84,7 +87,7 @@ class Loader:
         epoch: int = 0,
         epochs: int | None = None,
         as_numpy: bool = False,
-        prefetch_bytes: int = 256 << 20,
+        prefetch_bytes: int | None = None,
         counters: Counters | None = None,
         device: torch.device | str | None = None,
     ) -> None: ...
@@ -104,7 +107,7 @@ class Loader:
         epoch: int = 0,
         epochs: int | None = None,
         as_numpy: bool = False,
-        prefetch_bytes: int = 256 << 20,
+        prefetch_bytes: int | None = None,
         counters: Counters | None = None,
         device: torch.device | str | None = None,
     ) -> None: ...
@@ -122,7 +125,7 @@ class Loader:
         epoch: int = 0,
         epochs: int | None = None,
         as_numpy: bool = False,
-        prefetch_bytes: int = 256 << 20,
+        prefetch_bytes: int | None = None,
         counters: Counters | None = None,
         device: torch.device | str | None = None,
         **unknown: object,
@@ -145,7 +148,10 @@ class Loader:
             world=self.world,
             as_numpy=as_numpy,
             device=None if device is None else known_device(device, as_numpy=as_numpy),
-            prefetch_bytes=whole_number("prefetch_bytes", prefetch_bytes, least=1),
+            prefetch_bytes=whole_number(
+                "prefetch_bytes", _PREFETCH_BYTES if prefetch_bytes is None else prefetch_bytes, least=1
+            ),
+            is_auto=prefetch_bytes is None,
             sequences=tuple(each.transform for each in self._datasets if isinstance(each.transform, SequenceTransform)),
             epochs=None if epochs is None else whole_number("epochs", epochs),
         )
@@ -357,12 +363,11 @@ class Loader:
 
     def _open(self, epoch: int, position: int) -> Pipeline:
         self.data.validate_functions()
-        sources = [open_source(self._cache, dataset, self.counters) for dataset in self._datasets]
+        counters = HeldCounters(self.counters)
+        sources = [open_source(self._cache, dataset, counters) for dataset in self._datasets]
         source = JoinedSource(sources, [len(dataset.manifest) for dataset in self._datasets])
         self._process = os.getpid()
-        return Pipeline(
-            self._options, source, self._pool, self.counters, start=(epoch, position), owner=weakref.ref(self)
-        )
+        return Pipeline(self._options, source, self._pool, counters, start=(epoch, position), owner=weakref.ref(self))
 
     def _stop(self, timeout_s: float) -> None:
         pipeline, self._pipeline, self._batches = self._pipeline, None, None
@@ -448,7 +453,7 @@ def _rebuild(options: LoaderOptions, cache: DiskCache | SourceProvider | None, c
         world=options.world,
         epochs=options.epochs,
         as_numpy=options.as_numpy,
-        prefetch_bytes=options.prefetch_bytes,
+        prefetch_bytes=None if options.is_auto else options.prefetch_bytes,
         device=options.device,
     )
     loader.seek(cursor)

@@ -28,7 +28,7 @@ from forebay.data.transform.block import Block
 from forebay.errors import LoaderClosed
 from forebay.runtime.foreign_code import begin, outcome_of
 from forebay.runtime.memory.buffers import BufferPool
-from forebay.runtime.metrics import Counters
+from forebay.runtime.metrics import Counters, HeldCounters
 
 _KEPT_S = 10.0
 """Seconds for which the start of an epoch that may not come is kept. It saves 10 ms, and holds a lease on the cache."""
@@ -101,7 +101,8 @@ class Pipeline:
 
     One thread makes the batches. Others copy parts of the rows of a large batch, without the GIL, where cores are left
     for them. The one thread also calls the augment, and starts the copies to a device. Half of `prefetch_bytes` bounds
-    the blocks requested ahead of need, and half the finished batches of an epoch, or a quarter those on a device.
+    the blocks requested ahead of need, where nothing else does (`Prefetcher`), and half the finished batches of an
+    epoch, or a quarter those on a device.
 
     Once an epoch is made, the thread goes on with the next one, at most one ahead of the trainer. If `options.epochs`
     does not say that this one comes, it plans the first window, maps its blocks and gathers two batches, as far as
@@ -112,7 +113,7 @@ class Pipeline:
         options: Options of the loader.
         source: Blocks, closed by this pipeline.
         pool: Memory of the batches.
-        counters: Receives the counters.
+        counters: Receives the counters. A block, and the work for it, counts for the epoch that it feeds.
         start: Epoch and position of the first batch.
         owner: Weak reference to the user of this pipeline.
     """
@@ -122,7 +123,7 @@ class Pipeline:
         options: LoaderOptions,
         source: JoinedSource,
         pool: BufferPool,
-        counters: Counters,
+        counters: HeldCounters,
         *,
         start: tuple[int, int],
         owner: Callable[[], object | None],
@@ -158,6 +159,8 @@ class Pipeline:
                 return None
             found = self._epochs[-1]
             found.begun.set()
+            if found is self._making:
+                self._counters.release()
             for earlier in [*self._epochs][:-1]:
                 earlier.queue.close()
         return found
@@ -169,7 +172,7 @@ class Pipeline:
         """
         if self._making.may_come:
             # An augment is the user's function: its epoch waits at the first block.
-            block = self._source.peek(index, self._gathered.counters) if self._options.data.augment is None else None
+            block = self._source.peek(index, self._counters) if self._options.data.augment is None else None
             if block is not None:
                 mapped: Future[Block] = Future()
                 mapped.set_result(block)
@@ -191,6 +194,8 @@ class Pipeline:
                 return
             self._closed = True
             epochs = [*self._epochs]
+            if not self._making.may_come:
+                self._counters.release()
         deadline = time.monotonic() + timeout_s
         for each in epochs:
             each.queue.close()
@@ -211,7 +216,10 @@ class Pipeline:
     def _make_all(self) -> None:
         with closing(self._threads), closing(SerialExecutor()) as executor:
             while (following := self._make_epoch(executor)) is not None:
-                self._making = following  # first: an error of the next line belongs to its epoch
+                with self._lock:
+                    self._making = following  # first: an error of the next line belongs to its epoch
+                    if not following.begun.is_set():
+                        self._counters.hold()
                 self._gathered = self._gather(following)
 
     def _make_epoch(self, executor: SerialExecutor) -> EpochBatches | None:
@@ -248,15 +256,12 @@ class Pipeline:
                         raise LoaderClosed("The next epoch did not begin.")
         if self._closed:
             raise LoaderClosed("The loader was closed while it prepared a batch.")
-        if self._gathered.counters is not self._counters:
-            self._counters.merge(self._gathered.counters.as_dict())
-            self._gathered.counters = self._counters
 
     def _has_next(self, epoch: int) -> bool:
         return self._options.epochs is None or epoch + 1 < self._options.epochs
 
     def _add_epoch(self, epoch: int, position: int, *, is_sure: bool) -> EpochBatches:
-        added = EpochBatches(self._options, self._counters, self._copies, start=(epoch, position), is_sure=is_sure)
+        added = EpochBatches(self._options, self._counters.to, self._copies, start=(epoch, position), is_sure=is_sure)
         with self._lock:
             if self._closed:
                 raise LoaderClosed("The loader was closed while it prepared a batch.")
@@ -264,8 +269,15 @@ class Pipeline:
         return added
 
     def _gather(self, batches: EpochBatches) -> GatheredEpoch:
-        counters = Counters() if batches.may_come else self._counters
-        return GatheredEpoch(self._options, self, self._pool, self._threads, counters, start=batches.start)
+        return GatheredEpoch(
+            self._options,
+            self,
+            self._pool,
+            self._threads,
+            self._counters,
+            start=batches.start,
+            ahead=batches.queue.__len__,
+        )
 
     def _close_source(self, timeout_s: float) -> None:
         with self._lock:

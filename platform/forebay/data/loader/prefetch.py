@@ -24,19 +24,30 @@ class Prefetcher:
     """Requests a rank's blocks in the order of need.
 
     Blocks of the current windows are requested whatever their size: the order cannot continue without them. Other
-    blocks are requested ahead of need while their bytes stay within `budget_bytes`. At least two are requested, so that
-    even the largest are fetched while others are used. The bytes of a row are estimated from blocks that have arrived:
-    the size in Parquet is a poor estimate.
+    blocks are requested ahead of need while their bytes stay within `budget_bytes`, or within those of the current
+    windows, up to `most_bytes`: all lanes come to their next windows together, and what is not there by then is waited
+    for. At least two are requested, so that even the largest are fetched while others are used. The bytes of a row are
+    estimated from blocks that have arrived: the size in Parquet is a poor estimate.
+
+    `start`: epoch and position.
     """
 
     def __init__(
-        self, plan: Order, blocks: Blocks, *, epoch: int, position: int, lanes: Sequence[int], budget_bytes: int
+        self,
+        plan: Order,
+        blocks: Blocks,
+        *,
+        start: tuple[int, int],
+        lanes: Sequence[int],
+        budget_bytes: int,
+        most_bytes: int = 0,
     ) -> None:
-        self._block_rows, self._blocks, self._budget_bytes = plan.block_rows, blocks, budget_bytes
-        self._spans = plan.block_spans(epoch, position, lanes)
+        self._block_rows, self._blocks = plan.block_rows, blocks
+        self._budget_bytes, self._most_bytes = budget_bytes, most_bytes
+        self._spans = plan.block_spans(*start, lanes)
         self._next = next(self._spans, None)
         self._ahead: deque[BlockSpan] = deque()
-        self._ahead_rows = self._known_rows = self._known_bytes = 0
+        self._ahead_rows = self._held_rows = self._known_rows = self._known_bytes = 0
         self._releases: list[tuple[int, int]] = []
         self._users: dict[int, int] = {}
         self._futures: dict[int, Future[Block]] = {}
@@ -56,7 +67,7 @@ class Prefetcher:
         """
         released = self._release(start)
         while self._ahead and self._ahead[0].need < stop:
-            self._ahead_rows -= self._rows(self._ahead.popleft())
+            self._ahead_rows -= self._rows(self._ahead.popleft().block)
         while self._next is not None and self._next.need < stop:
             self._request(self._next)
         self.request_ahead()
@@ -66,7 +77,7 @@ class Prefetcher:
         """Request more blocks ahead of need, if there is room."""
         while self._next is not None and self._has_room(self._next):
             self._ahead.append(self._next)
-            self._ahead_rows += self._rows(self._next)
+            self._ahead_rows += self._rows(self._next.block)
             self._request(self._next)
 
     def future(self, block: int) -> Future[Block]:
@@ -85,6 +96,7 @@ class Prefetcher:
             self._users[span.block] = 0
             self._futures[span.block] = self._blocks.request(span.block)
         self._users[span.block] += 1
+        self._held_rows += self._rows(span.block)
         heapq.heappush(self._releases, (span.release, span.block))
         self._next = next(self._spans, None)
 
@@ -93,6 +105,7 @@ class Prefetcher:
         while self._releases and self._releases[0][0] <= start:
             block = heapq.heappop(self._releases)[1]
             self._users[block] -= 1
+            self._held_rows -= self._rows(block)
             if not self._users[block]:
                 del self._users[block], self._futures[block]
                 released.append(block)
@@ -101,8 +114,12 @@ class Prefetcher:
     def _has_room(self, span: BlockSpan) -> bool:
         if len(self._ahead) < _LEAST_AHEAD:
             return True
-        rows = self._ahead_rows + self._rows(span)
-        return self._known_rows > 0 and rows * self._known_bytes <= self._budget_bytes * self._known_rows
+        if not self._known_rows:
+            return False
+        row_bytes = self._known_bytes / self._known_rows
+        window_bytes = (self._held_rows - self._ahead_rows) * row_bytes
+        limit = max(self._budget_bytes, min(self._most_bytes, window_bytes))
+        return (self._ahead_rows + self._rows(span.block)) * row_bytes <= limit
 
-    def _rows(self, span: BlockSpan) -> int:
-        return int(self._block_rows[span.block])
+    def _rows(self, block: int) -> int:
+        return int(self._block_rows[block])

@@ -23,12 +23,15 @@ _CHUNK_LANE_ROWS = 1 << 10
 class RankPart(NamedTuple):
     """One rank's `rows` of a global batch.
 
-    The global batch has `size` rows and begins at `position`.
+    The global batch has `size` rows and begins at `position`. `rows` are those from number `begin` on of `planned`,
+    the rows of all batches that were planned together.
     """
 
     position: int
     size: int
     rows: PositionedRows
+    planned: PositionedRows
+    begin: int
 
 
 class Cut(NamedTuple):
@@ -89,7 +92,7 @@ def parts_in_order(plan: Order, cut: Cut, executor: SerialExecutor, *, epoch: in
             executor.submit(plan.positioned_rows, epoch + 1, 0, min(plan.lanes, plan.num_rows), lanes)
         bounds = np.searchsorted(rows.position, [done[0][0], *(start + size for start, size in done)]).tolist()
         for (start, size), own in zip(done, starmap(slice, pairwise(bounds)), strict=True):
-            yield RankPart(start, size, PositionedRows(*(column[own] for column in rows)))
+            yield RankPart(start, size, PositionedRows(*(column[own] for column in rows)), rows, own.start)
 
 
 def _batches(plan: Order, cut: Cut, position: int, *, least_rows: int) -> list[tuple[int, int]]:

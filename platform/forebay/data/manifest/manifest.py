@@ -8,11 +8,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import pairwise
-from typing import Any
+from itertools import accumulate, pairwise
+from operator import eq
+from typing import Any, overload
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -59,6 +60,79 @@ class File:
     stored: tuple[tuple[str, str, str], ...] = ()
 
 
+class _Texts:
+    """Texts one after another in one buffer."""
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        parts = [text.encode(errors="surrogatepass") for text in texts]
+        self._content = b"".join(parts)
+        self._ends = np.fromiter(accumulate(map(len, parts), initial=0), np.int64, len(parts) + 1)
+
+    def __getitem__(self, index: int) -> str:
+        start, stop = self._ends[index : index + 2].tolist()
+        return self._content[start:stop].decode(errors="surrogatepass")
+
+    def __iter__(self) -> Iterator[str]:
+        ends, content = self._ends.tolist(), self._content
+        return (content[start:stop].decode(errors="surrogatepass") for start, stop in pairwise(ends))
+
+
+class FileTable(Sequence[File]):
+    """Files in the order of a manifest.
+
+    Some 100 bytes each, in memory and in a pickle. `File` objects are made when they are asked for.
+    """
+
+    def __init__(self, files: Iterable[File]) -> None:
+        files = list(files)
+        self._paths, self._etags = _Texts(file.path for file in files), _Texts(file.etag for file in files)
+        self._stamps = _Texts(file.stamp for file in files)
+        self._sizes = _numbers([file.size for file in files])
+        self._times = _numbers([file.mtime_ns for file in files])
+        kinds: dict[tuple[object, object], int] = {}
+        number_of = [kinds.setdefault((file.constants, file.stored), len(kinds)) for file in files]
+        self._kinds = list(kinds)
+        self._kind_of = np.array(number_of, dtype=np.int32) if len(kinds) > 1 else None
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @overload
+    def __getitem__(self, index: int) -> File: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[File, ...]: ...
+    def __getitem__(self, index: int | slice) -> File | tuple[File, ...]:
+        if isinstance(index, slice):
+            return tuple(self[each] for each in range(len(self))[index])
+        index = range(len(self))[index]
+        constants, stored = self._kinds[0 if self._kind_of is None else self._kind_of[index]]
+        return File(
+            path=self._paths[index],
+            size=int(self._sizes[index]),
+            mtime_ns=int(self._times[index]),
+            etag=self._etags[index],
+            stamp=self._stamps[index],
+            constants=constants,  # type: ignore[arg-type]
+            stored=stored,  # type: ignore[arg-type]
+        )
+
+    def __iter__(self) -> Iterator[File]:
+        return (self[index] for index in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and len(self) == len(other) and all(map(eq, self, other))
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))  # equal to the tuple of its files
+
+    def __repr__(self) -> str:
+        return f"FileTable({len(self)} files)" if len(self) > 3 else repr(tuple(self))
+
+    def paths(self) -> Iterator[str]:
+        """Path of each file."""
+        return iter(self._paths)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
     """One column.
@@ -100,7 +174,8 @@ class Manifest:
 
     They are in (path, row group) order.
 
-    Columnar, so that a million row groups take 32 MB. The arrays have one entry per row group and are read-only:
+    Columnar, so that a million row groups take 32 MB, and a million files 100 to 150 MB (`FileTable`). The arrays have
+    one entry per row group and are read-only:
     - `file_of`, int32 [n]: row group `i` is in file `files[file_of[i]]`.
     - `group_of`, int32 [n]: its number within that file.
     - `rows`, int64 [n]: its number of rows in the file. `kept_rows` counts those that belong to the dataset.
@@ -117,7 +192,7 @@ class Manifest:
     """
 
     root: str
-    files: tuple[File, ...]
+    files: Sequence[File]
     fields: tuple[Field, ...]
     columns: tuple[str, ...]
     file_of: NDArray[np.int32]
@@ -131,10 +206,14 @@ class Manifest:
     notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in ("files", "fields", "columns"):
+        if not isinstance(self.files, FileTable):
+            object.__setattr__(self, "files", FileTable(self.files))
+        for name in ("fields", "columns"):
             object.__setattr__(self, name, tuple(getattr(self, name)))
         for name, dtype in _COLUMNS.items():
-            column: NDArray[Any] = np.array(getattr(self, name)).astype(dtype)
+            column: NDArray[Any] = np.asarray(getattr(self, name))
+            if column.dtype != dtype or column.flags.writeable or column.base is not None:
+                column = column.astype(dtype)
             column.setflags(write=False)
             object.__setattr__(self, name, column)
         shapes = {getattr(self, name).shape for name in _COLUMNS}
@@ -145,8 +224,8 @@ class Manifest:
             assert self.kept.mask.counts.all(), "a row group without a kept row must be left out"
 
     def _assert_sorted(self) -> None:
-        paths = [file.path for file in self.files]
-        assert all(left < right for left, right in pairwise(paths)), "files must be sorted by path"
+        assert isinstance(self.files, FileTable)
+        assert all(left < right for left, right in pairwise(self.files.paths())), "files must be sorted by path"
         if len(self):
             step = np.diff(self.file_of)
             # A row group follows another one of its file, or begins the next file: no file has none.
@@ -155,11 +234,10 @@ class Manifest:
         assert used == (0, len(self.files) - 1), "each file must have a row group"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Through the constructor: NumPy forgets that an array was read-only when it is pickled.
-        return _rebuild, (
-            type(self),
-            {name: getattr(self, name) for name in self.__dataclass_fields__},
-        )
+        # Through the constructor: NumPy forgets that an array was read-only when it is pickled. With the id, if it is
+        # known: each rank of a run needs it, and it takes seconds for a million files.
+        values = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        return _rebuild, (type(self), values, self.__dict__.get("id"))
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -403,8 +481,13 @@ class Manifest:
         return manifest
 
 
-def _rebuild(kind: type[Manifest], values: dict[str, Any]) -> Manifest:
-    return kind(**values)
+def _rebuild(kind: type[Manifest], values: dict[str, Any], known_id: str | None = None) -> Manifest:
+    for name in _COLUMNS:
+        values[name].setflags(write=False)  # it was made by this pickle, and needs no copy
+    manifest = kind(**values)
+    if known_id is not None:
+        manifest.__dict__["id"] = known_id
+    return manifest
 
 
 def _hashes(count: int, seed: int) -> NDArray[np.uint64]:
@@ -417,3 +500,11 @@ def _hashes(count: int, seed: int) -> NDArray[np.uint64]:
     value = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     value = (value ^ (value >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return value ^ (value >> np.uint64(31))
+
+
+def _numbers(values: list[int]) -> NDArray[np.int64] | NDArray[np.object_]:
+    """Column of integers. Of Python's own where one does not fit: a damaged manifest is refused by its id, not here."""
+    try:
+        return np.array(values, dtype=np.int64)
+    except OverflowError:
+        return np.array(values, dtype=object)

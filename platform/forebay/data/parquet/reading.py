@@ -6,9 +6,9 @@ They come from exactly the file versions in the manifest.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -29,6 +29,7 @@ from forebay.data.parquet.fetch import Pages, fetch
 from forebay.data.parquet.footer import (
     Footer,
     FooterCache,
+    FooterSizes,
     check_chunks,
     decode_footer,
     fetch_footer,
@@ -42,7 +43,7 @@ from forebay.runtime.metrics import Counters
 from forebay.storage.deadline import Cancellation
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
-from forebay.storage.versions import FoundFile, etag_of, stat, stat_etag
+from forebay.storage.versions import FoundFile, OpenFiles, etag_of, stat, stat_etag
 
 
 def open_input(uri: str) -> pa.NativeFile:
@@ -101,10 +102,14 @@ class RowGroupReader:
         self._policy = policy
         self._counters = counters or Counters()
         self._cancelled = cancelled
-        self._footers = footers or FooterCache()
+        self._footers, self._footer_sizes = footers or FooterCache(), FooterSizes()
         self._selections: dict[tuple[object, ...], _Selection] = {}
         self._checked: deque[tuple[object, ...]] = deque(maxlen=_MOST_CHECKED)
         self._views = frozenset(f.name for f in manifest.fields if "string_view" in f.type or "binary_view" in f.type)
+
+    @cached_property
+    def _opened(self) -> OpenFiles:
+        return OpenFiles()
 
     def read(self, index: int, columns: Sequence[str] | None = None) -> pa.Table:
         """Read the dataset's rows of row group `index`.
@@ -235,27 +240,30 @@ class RowGroupReader:
     def _fetch_once(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
         if not row_group.file_etag:  # with one, opening the file checks the version
             _check_version(row_group)
+        # The file that the check of an earlier read opened: its version is right, and opening it is a request.
+        kept = self._opened.pop(_version(row_group))
+        known = None if kept is None else kept.metadata()
         try:
-            pages, content = self._fetch_pages(row_group, names)
+            pages, content = self._fetch_pages(row_group, names, kept or self._open(row_group))
         except (OSError, CorruptFile):
             # The file was rewritten meanwhile, or storage failed: the error does not show which.
             _check_version(row_group)
             raise
         # Once more: a file replaced during the read may have given pages of both versions.
-        _check_version(row_group)
+        self._check_read(row_group, known)
         self._footers.put(_version(row_group), pages.footer, content)
         return pages
 
-    def _fetch_pages(self, row_group: RowGroup, names: tuple[str, ...]) -> tuple[Pages, pa.Buffer | None]:
+    def _fetch_pages(
+        self, row_group: RowGroup, names: tuple[str, ...], opened: pa.NativeFile
+    ) -> tuple[Pages, pa.Buffer | None]:
         """Fetch pages, and the footer if none is stored."""
         location = resolve_source(row_group.uri)
-        with self._open(row_group.uri) as file:
-            is_stored_version = row_group.file_etag and not _is_content(row_group)
-            _check_etag(row_group, etag_of(location, file) if is_stored_version else "")
+        with opened as file:
             content = None
             footer = self._footers.get(_version(row_group)) or self._stored_footer(row_group)
             if footer is None:
-                content = fetch_footer(row_group.uri, file)
+                content = fetch_footer(row_group.uri, file, self._footer_sizes)
                 footer = self._decoded(row_group, content, file.size())
                 _check_rows(row_group, footer.metadata)
             _check_size(row_group, footer, names, self._policy)
@@ -287,9 +295,30 @@ class RowGroupReader:
                 self._checked.append(key)
         return footer
 
-    def _open(self, uri: str) -> pa.NativeFile:
+    def _open(self, row_group: RowGroup) -> pa.NativeFile:
         self._counters.add("parquet_opens")
-        return open_input(uri)
+        file = open_input(row_group.uri)
+        if row_group.file_etag and not _is_content(row_group):
+            _check_etag(row_group, etag_of(resolve_source(row_group.uri), file))
+        return file
+
+    def _check_read(self, row_group: RowGroup, known: Mapping[bytes, bytes] | None) -> None:
+        """Check the version after a read.
+
+        Where that opens the file, the next read takes it. `known` is what an earlier check found.
+        """
+        location = resolve_source(row_group.uri)
+        if not row_group.file_etag or _is_content(row_group) or not OpenFiles.keeps(location):
+            _check_version(row_group)
+            return
+        file = open_input(row_group.uri)
+        if not (etag := etag_of(location, file)):
+            _check_version(row_group)
+            return
+        _check_etag(row_group, etag)
+        if known is not None and known != file.metadata():  # another content, which was put back meanwhile
+            raise OSError(f"{row_group.uri} was written again, and may have been another version during the read")
+        self._opened.put(_version(row_group), file)
 
     def _count_retry(self) -> None:
         self._counters.add("retries")

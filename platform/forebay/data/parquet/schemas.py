@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import itertools
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 from forebay.data.manifest.manifest import Field
 from forebay.data.parquet.type_promotion import common_type, is_read_as, is_same_parquet_type, type_of_table
 from forebay.errors import CorruptFile, InvalidOption, MissingColumn, MixedSchemas
+from forebay.runtime.formatting import near_names
 
 _MOST_LISTED = 20
 _OF_SCHEMAS = (ValueError, TypeError, AttributeError, LookupError, OverflowError)
@@ -203,7 +203,7 @@ def missing_column(name: str, there: Sequence[str], where: str) -> MissingColumn
     """
     listed = ", ".join(there[:_MOST_LISTED]) + (", ..." if len(there) > _MOST_LISTED else "")
     meant_column = name.split(".", maxsplit=1)[0]  # the name may be a path
-    close = difflib.get_close_matches(name, there, n=3) or difflib.get_close_matches(meant_column, there, n=3)
+    close = near_names(name, there) or near_names(meant_column, there)
     meant = f"Did you mean {' or '.join(map(repr, close))}?" if close else "Choose among these, or add it to the files."
     return MissingColumn(
         f"There is no column {name!r} among the {len(there)} columns of {where}: {listed}. {meant}",

@@ -71,28 +71,36 @@ def lane_starts(num_rows: int, lanes: int) -> Ints:
     return lane * (num_rows // lanes) + np.minimum(lane, num_rows % lanes)
 
 
-def deal(block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> tuple[Pieces, Ints]:
-    """Assign all rows to lanes.
+class Deal:
+    """Assignment of all rows to lanes.
 
-    Returns the pieces in line order, and each lane's first piece, int64 [lanes + 1].
+    Blocks come in line order, and each lane has a run of the line: `order` int32 [blocks]. Pieces are made lane by
+    lane: a rank asks for a few of them, and 24 bytes for each row group would be the most of its plan.
     """
-    num_blocks = len(block_rows)
-    order = permutation(num_blocks, derive(_DEAL, seed)) if shuffle else np.arange(num_blocks, dtype=np.int64)
-    ends = np.cumsum(block_rows[order])
-    num_rows = int(ends[-1])
-    block_starts = ends - block_rows[order]
-    cuts = lane_starts(num_rows, lanes)
-    # Both are sorted, which makes this fast. np.unique hashes, and takes 20 times as long.
-    starts = np.sort(np.concatenate([block_starts, cuts]), kind="stable")
-    starts = starts[(np.diff(starts, prepend=-1) > 0) & (starts < num_rows)]
-    # side="right": a block without rows ends where the next one starts, and must own nothing.
-    index = np.searchsorted(ends, starts, side="right")
-    pieces = Pieces(
-        block=order[index],
-        first=starts - block_starts[index],
-        rows=np.diff(starts, append=num_rows),
-    )
-    return pieces, np.searchsorted(starts, cuts)
+
+    def __init__(self, block_rows: Ints, *, seed: int, lanes: int, shuffle: bool) -> None:
+        num_blocks = len(block_rows)
+        order = permutation(num_blocks, derive(_DEAL, seed)) if shuffle else np.arange(num_blocks, dtype=np.int64)
+        ends = np.cumsum(block_rows[order])
+        cuts = lane_starts(int(ends[-1]), lanes)
+        # side="right": a block without rows ends where the next one starts, and must own nothing.
+        self._first = np.searchsorted(ends, cuts, side="right")
+        self._offset = cuts - np.append(ends - block_rows[order], ends[-1])[self._first]
+        self._block_rows = block_rows
+        self.order = order.astype(np.int32)
+
+    def pieces(self, lane: int) -> Pieces:
+        """Pieces of a lane, in line order."""
+        (start, stop), (skipped, taken) = self._first[lane : lane + 2], self._offset[lane : lane + 2]
+        block = self.order[start : stop + (taken > 0)].astype(np.int64)
+        first, rows = np.zeros_like(block), self._block_rows[block]
+        if len(block):
+            first[0] = skipped
+            if taken:
+                rows[-1] = taken
+            rows -= first
+        held = rows > 0
+        return Pieces(block=block[held], first=first[held], rows=rows[held])
 
 
 def shuffled_line(block_rows: Ints, *, seed: int, epoch: int) -> LaneRows:

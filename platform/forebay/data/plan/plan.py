@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from forebay.data.kernels.calls import order_lanes
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.plan.lanes import LaneEpoch, LaneRows, deal, owned_order, shuffled_line
+from forebay.data.plan.lanes import Deal, LaneEpoch, LaneRows, owned_order, shuffled_line
 from forebay.data.plan.order import BlockSpan, BlockWindows, Order, PositionedRows
 from forebay.data.plan.permute import Ints
 from forebay.errors import InvalidOption, whole_number
@@ -129,7 +129,7 @@ class Plan(Order):
         assert self.num_rows > 0, "build_plan() refuses a dataset without rows, and a split one without windows"
         self._has_few_rows = shuffle and self.num_rows < _FEW_ROWS * lanes
         self.owned_order = owned_order(lanes)
-        self._pieces, self._lane_pieces = deal(rows, seed=seed, lanes=lanes, shuffle=shuffle)
+        self._deal = Deal(rows, seed=seed, lanes=lanes, shuffle=shuffle)
         facts = [PLAN_VERSION, manifest.id if windows is None else windows.id, seed, lanes, shuffle_rows, shuffle]
         self.id = hashlib.sha256(json.dumps(facts).encode()).hexdigest()
         self._lane_epoch = lru_cache(maxsize=2 * lanes)(self._order_lane)  # a mixture reads two epochs
@@ -222,9 +222,13 @@ class Plan(Order):
         if self._has_few_rows:
             line = self._line(epoch=epoch)
             return LaneEpoch.of_rows(LaneRows(*(column[lane :: self.lanes].copy() for column in line)))
-        pieces = self._pieces.select(slice(int(self._lane_pieces[lane]), int(self._lane_pieces[lane + 1])))
         return LaneEpoch.of(
-            pieces, seed=self.seed, epoch=epoch, lane=lane, shuffle_rows=self.shuffle_rows, shuffle=self.shuffle
+            self._deal.pieces(lane),
+            seed=self.seed,
+            epoch=epoch,
+            lane=lane,
+            shuffle_rows=self.shuffle_rows,
+            shuffle=self.shuffle,
         )
 
     def _lanes_reason(self) -> str:

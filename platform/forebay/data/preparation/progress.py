@@ -31,7 +31,12 @@ class PreparationProgress:
 
     def __str__(self) -> str:
         rate = rate_text(self.rows / self.seconds if self.seconds > 0 else None)
-        return f"{self.name}: {count_text(self.rows)} rows in {self.files} files, {rate}"
+        return f"{self.name}: {count_text(self.rows)} rows in {files_text(self.files)}, {rate}"
+
+
+def files_text(count: int) -> str:
+    """Number of files, for people."""
+    return f"{count} file{'' if count == 1 else 's'}"
 
 
 Report = str | PreparationProgress | Prepared

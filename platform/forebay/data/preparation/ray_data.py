@@ -27,11 +27,12 @@ from forebay.data.manifest.prepared import Prepared, PreparedFile
 from forebay.data.preparation.fits import Fit, FitPart, Fits
 from forebay.data.preparation.parts import ROW_GROUPS_PER_FILE, cut, plain_table, write_part
 from forebay.data.preparation.preprocessors import preprocessor_facts
+from forebay.data.preparation.progress import tell
 from forebay.data.preparation.request import PreparationRequest, plan_request, preparation_options
 from forebay.data.preparation.sealing import Production, prepare_once
 from forebay.errors import ForebayError, InvalidOption, MixedSchemas
 from forebay.ray_cluster.private_names import RAY_DATA, check_ray
-from forebay.ray_cluster.session import ray_session
+from forebay.ray_cluster.session import ray_session, session_text
 from forebay.runtime.pickling import own_code_by_value
 from forebay.storage.credentials import Access
 
@@ -117,6 +118,7 @@ def _ray_data() -> Iterator[None]:
 
     The user's own modules are sent by value.
     """
+    tell(f"{session_text()} ...")
     with ray_session(os.cpu_count() or 1), own_code_by_value(cloudpickle):
         context = DataContext.get_current()
         ray_log = logging.getLogger("ray.data")

@@ -16,7 +16,7 @@ from pyarrow import fs
 from forebay.data.manifest.manifest import Field
 from forebay.data.manifest.prepared import Prepared, PreparedFile, find_prepared, list_prepared, write_seal
 from forebay.data.preparation.fits import FitPart
-from forebay.data.preparation.progress import PreparationProgress, tell
+from forebay.data.preparation.progress import PreparationProgress, files_text, tell
 from forebay.data.preparation.request import PreparationRequest
 from forebay.errors import NoFiles
 from forebay.runtime.formatting import count_text, seconds_text
@@ -105,7 +105,7 @@ def _prepare_once(
         with _writing(request):
             write_seal(prepared)
     rows, seconds = count_text(prepared.rows), seconds_text(prepared.seconds)
-    tell(f"{name}: prepared {rows} rows in {len(prepared.files)} files, {seconds} s")
+    tell(f"{name}: prepared {rows} rows in {files_text(len(prepared.files))}, {seconds} s")
     return prepared
 
 

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from forebay.data.filters.where import Where
-from forebay.data.parquet.footer import check_chunks, check_types, decode_footer, fetch_footer
+from forebay.data.parquet.footer import FooterSizes, check_chunks, check_types, decode_footer, fetch_footer
 from forebay.data.parquet.footer_facts import FooterFacts, read_facts, stored_facts
 from forebay.data.parquet.footer_store import FooterStore, facts_name, footer_name, kept_version
 from forebay.data.parquet.schemas import fields_of, leaves_of, read_schema
@@ -41,6 +41,7 @@ class FileScan:
         where: Row filter.
         store: Footers of earlier scans.
         new: Rows for the store, to be put there by the caller.
+        sizes: Sizes of the footers that were read.
     """
 
     sources: Sources
@@ -48,6 +49,7 @@ class FileScan:
     where: Where | None
     store: FooterStore | None
     new: list[tuple[str, bytes]] = field(default_factory=list)
+    sizes: FooterSizes = field(default_factory=FooterSizes)
 
     def stored_facts(self, source: SourceFile) -> FooterFacts | None:
         """Return what the store has of an unchanged file."""
@@ -86,7 +88,7 @@ class FileScan:
         location = resolve_source(file.uri)
         with location.fs.open_input_file(location.path) as opened:
             etag = file.etag or etag_of(location, opened)
-            content = fetch_footer(file.uri, opened)
+            content = fetch_footer(file.uri, opened, self.sizes)
             is_listed_size = opened.size() == file.size
         scanned, facts = self._from_footer(source, content, etag)
         # Once more: the file may have been replaced during the read.

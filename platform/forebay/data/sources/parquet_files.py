@@ -20,7 +20,8 @@ from pyarrow import fs
 from forebay.data.parquet.other_formats import advice
 from forebay.data.sources.left_out import LeftOut, RealPaths, suffix_counts
 from forebay.data.sources.table_formats import TableSearch
-from forebay.errors import ForebayError, InvalidOption, NoFiles, ReadFailed
+from forebay.errors import ForebayError, InvalidOption, NoFiles, ReadFailed, validate_type
+from forebay.runtime.formatting import did_you_mean_file
 from forebay.runtime.uris import split_options, with_options
 from forebay.storage.credentials import redact
 from forebay.storage.filesystem import Location, below, has_local_name, resolve_source, uri_below
@@ -81,6 +82,7 @@ def find_files(
         ReadFailed: Storage did not answer, or did not permit it. Or a link leads nowhere.
         InvalidOption: A name is no UTF-8, or a name of an object store is both an object and a folder.
     """
+    validate_type("uri", uri, str | os.PathLike | Iterable, "a file, a folder, a pattern, or a sequence of these")
     uris = [uri] if isinstance(uri, str | os.PathLike) else list(uri)
     if not uris:
         raise NoFiles("The list of URIs is empty. Name at least one file, folder or pattern.")
@@ -283,6 +285,7 @@ def _nothing_at(location: Location, suffixes: tuple[str, ...]) -> str:
         )
     nearest = next((str(up) for up in Path(location.path).parents if up.is_dir()), "/") if location.is_local else ""
     hint = f" The nearest folder that exists is {nearest}." if nearest else ""
+    hint += did_you_mean_file(Path(location.path)) if location.is_local else ""
     kind = "Parquet file" if suffixes == SUFFIXES else f"file ({', '.join(suffixes)})"
     return (
         f"{location.uri} does not exist.{hint}{_encoding_hint(location)} "

@@ -56,8 +56,28 @@ def test_the_next_epoch_begins_before_it_is_asked_for(small: Any, cache: fb.Disk
     with small.loader(cache, epochs=2) as loader:
         for _ in loader:
             # A trainer that takes longer than the loader: a faster one gets the next epoch when it asks for it.
-            until(lambda: loader.counters["hits"] > 0)
+            until(lambda: epoch_made(loader) == 1)
     assert gather_threads() == 0
+
+
+@pytest.mark.parametrize("epochs", [3, None])
+@pytest.mark.parametrize("cached", [False, True])
+def test_a_block_counts_for_the_epoch_that_it_feeds(
+    small: Any, cache: fb.DiskCache, epoch_ids: Ids, cached: bool, epochs: int | None
+) -> None:
+    """However far ahead it was made."""
+    found = []
+    with small.loader(cache if cached else None, epochs=epochs) as loader:
+        for epoch in range(3):
+            before = loader.counters.as_dict()
+            epoch_ids(loader)
+            if epoch < 2:
+                wait_until_prepared(loader) if epochs and cached else until(lambda: epoch_made(loader) == loader.epoch)
+            counted = loader.counters.since(before)
+            found.append({name: counted.get(name, 0) for name in ("hits", "stores", "bypasses", "parquet_opens")})
+    cold = {"hits": 0, "stores": 8 * cached, "bypasses": 8 * (not cached), "parquet_opens": 8}
+    warm = {"hits": 8, "stores": 0, "bypasses": 0, "parquet_opens": 0}
+    assert found == [cold, *([warm] if cached else [cold]) * 2]
 
 
 def test_at_most_one_epoch_is_made_ahead(small: Any, cache: fb.DiskCache) -> None:

@@ -438,7 +438,7 @@ for batch in loader:
 
 
 def test_a_thread_that_cannot_start_leaves_nothing_to_join(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As while an interpreter of Python 3.12 or later ends."""
+    """As while an interpreter of Python 3.12 ends."""
     start = threading.Thread.start
 
     def refused(thread: threading.Thread) -> None:

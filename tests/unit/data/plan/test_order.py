@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 
 from forebay.data.manifest.manifest import Manifest
+from forebay.data.manifest.row_mask import KeptRows, RowMask
 from forebay.data.plan.cursor import Cursor
 from forebay.data.plan.mixture.mixture import Mixture
 from forebay.data.plan.order import Order, order_digest
@@ -158,6 +159,24 @@ def test_1_to_16_ranks_have_the_pinned_order(kind: str, memory_manifest: Make) -
     order = orders(memory_manifest, lanes=16)[kind]
     found = {order_digest(order, epoch=1, global_batch=48, world_size=size) for size in range(1, 17)}
     assert (order.id[:16], {digest[:16] for digest in found}) == (GOLDEN[kind][0], {GOLDEN[kind][1]})
+
+
+def test_1_to_4096_ranks_have_the_order_of_one(memory_manifest: Make) -> None:
+    """With a mixture of two datasets, one of them filtered: each row once, in the same global batches."""
+    rng = np.random.default_rng(4)
+    whole = memory_manifest(rng.integers(5, 40, 450).tolist(), groups_per_file=10)
+    mask = RowMask.of([np.append(rng.random(rows - 1) < 0.7, True) for rows in whole.rows.tolist()])
+    filtered = replace(whole, kept=KeptRows(mask=mask, where="x > 0"))
+    other = build_plan(memory_manifest(rng.integers(5, 40, 150).tolist()), seed=3, lanes=8192)
+    plan = build_plan(filtered, seed=2, lanes=4096, shuffle_rows=64)
+    order = Mixture({"filtered": plan, "other": other}, until="once")
+    found = {order_digest(order, epoch=1, global_batch=9_000, world_size=size) for size in (1, 64, 4096)}
+    assert len(found) == 1 and order.lanes == 4096
+    _, block, row = order.positioned_rows(1, 0, order.num_rows, range(4096))
+    rows = list(zip(block.tolist(), row.tolist(), strict=True))
+    assert len(rows) == len(set(rows)) == filtered.num_rows + other.num_rows
+    mine = block < len(whole)
+    assert all(mask.keeps(each)[at] for each, at in zip(block[mine].tolist(), row[mine].tolist(), strict=True))
 
 
 def test_a_pickled_copy_is_the_same_order(order: Order, epoch: int) -> None:

@@ -222,10 +222,10 @@ def test_lanes_of_few_row_groups_begin_elsewhere_in_every_epoch(memory_manifest:
 def test_few_rows_are_shuffled_through_all_lanes(memory_manifest: Make) -> None:
     plan = build_plan(memory_manifest([20]), seed=5)
     counts = np.zeros((20, 20), dtype=int)
-    for epoch in range(2000):
+    for epoch in range(500):
         for position, (_, row) in enumerate(flat(walk(plan, epoch, 20))):
             counts[position, row] += 1
-    assert counts.min() > 55 and counts.max() < 155, "100 expected, with a deviation of 10"
+    assert counts.min() > 5 and counts.max() < 50, "25 expected, with a deviation of 5"
 
 
 def test_epochs_and_seeds_differ_and_zero_is_a_seed(memory_manifest: Make) -> None:
@@ -271,7 +271,7 @@ def test_plan_survives_pickling(memory_manifest: Make) -> None:
 
 
 def test_a_batch_costs_its_rows_not_the_data(memory_manifest: Make) -> None:
-    plan = build_plan(memory_manifest(np.full(1_000_000, 10_000)), seed=2)
+    plan = build_plan(memory_manifest(np.full(100_000, 100_000)), seed=2)
     block, row = plan.batch(5, plan.num_rows - 8192, 8192)
     assert len(block) == 8192
     assert len(set(zip(block.tolist(), row.tolist(), strict=True))) == 8192

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -42,9 +43,9 @@ def fetched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """URIs of the footers that are read from their files."""
     found: list[str] = []
 
-    def counted(uri: str, file: pa.NativeFile) -> pa.Buffer:
+    def counted(uri: str, file: pa.NativeFile, *sizes: Any) -> pa.Buffer:
         found.append(Path(uri).name)
-        return fetch_footer(uri, file)
+        return fetch_footer(uri, file, *sizes)
 
     monkeypatch.setattr(file_scan, "fetch_footer", counted)
     monkeypatch.setattr(reading, "fetch_footer", counted)
@@ -185,9 +186,9 @@ def test_a_file_that_is_replaced_during_the_read_is_not_kept(
     old = path.read_bytes()
     settle()
 
-    def replacing(uri: str, file: pa.NativeFile) -> pa.Buffer:
+    def replacing(uri: str, file: pa.NativeFile, *sizes: Any) -> pa.Buffer:
         rewrite(path, [1])
-        return fetch_footer(uri, file)
+        return fetch_footer(uri, file, *sizes)
 
     with monkeypatch.context() as patch:
         patch.setattr(file_scan, "fetch_footer", replacing)

@@ -119,6 +119,17 @@ def test_nothing_there_names_the_nearest_folder(tmp_path: Path) -> None:
         list_parquet(tmp_path / "no/such/place")
 
 
+@pytest.mark.parametrize(
+    ("asked", "meant"),
+    [("clickz", "clicks"), ("Clicks/a.parquet", "clicks"), ("clicks/a.parqet", "a.parquet"), ("sales", None)],
+)
+def test_a_name_that_is_nearly_there_is_asked_for(touch: Callable[..., Path], asked: str, meant: str | None) -> None:
+    root = touch("clicks/a.parquet")
+    with pytest.raises(NoFiles) as nothing:
+        list_parquet(root / asked)
+    assert (f" Did you mean {meant!r}?" in str(nothing.value)) == (meant is not None)
+
+
 def test_other_files_are_counted_and_the_pattern_is_told(touch: Callable[..., Path]) -> None:
     root = touch("a.csv", "b.csv")
     with pytest.raises(NoFiles, match=r"2 files of other names, e.g. [ab].csv.*/\*"):

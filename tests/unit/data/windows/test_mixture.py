@@ -66,8 +66,13 @@ def facts_of(batches: Any) -> list[tuple[int, tuple[bytes, ...]]]:
     return found
 
 
-@pytest.mark.parametrize("make", [parts_of, text_parts])
-@pytest.mark.parametrize("rule", ["stages", "once"])
+@pytest.mark.parametrize(
+    ("rule", "make"),
+    [
+        *(("stages", parts_of), ("once", text_parts)),
+        *(pytest.param(*each, marks=pytest.mark.variation) for each in (("stages", text_parts), ("once", parts_of))),
+    ],
+)
 def test_each_data_set_gives_the_windows_of_its_own_loader(make: Any, rule: str, tmp_path: Path) -> None:
     """Also where a batch has windows of two own epochs, whose shifts differ."""
     parts = make(tmp_path)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import NoReturn, TypeAlias
 
@@ -79,6 +82,12 @@ class BuildFailed:
 
 
 _MOST_DATASETS = 64
+_REGISTERS_WITHIN_S = 10.0
+_LOOK_AGAIN_S = 1.0
+_WAITS_S = 30.0
+"""A call waits this long at most: calls of processes that have died wait too, and would each get a turn."""
+MOST_WAITING = 256
+"""Calls that wait. Ray lets 1,024 calls of such an actor run: with all of them waiting, none could register."""
 
 MakeBuilder: TypeAlias = Callable[[str, Dataset, Counters], BlockBuilder]
 
@@ -97,16 +106,44 @@ class RegisteredDatasets:
         self._known: dict[str, tuple[Dataset, bytes]] = {}
         self._of_thread = threading.local()
         self._version = 0
+        self._awaited: dict[str, tuple[Future[None], float]] = {}
+        self._num_waiting = 0
 
     def register(self, dataset_id: str, payload: bytes) -> None:
         """Register `dataset_id`.
 
         Raises `TransformFailed` if its code cannot be loaded here.
         """
-        self._known.pop(dataset_id, None)
-        self._known[dataset_id] = unpack(payload), payload
-        while len(self._known) > _MOST_DATASETS:
-            del self._known[next(iter(self._known))]
+        try:
+            self._known.pop(dataset_id, None)
+            self._known[dataset_id] = unpack(payload), payload
+            while len(self._known) > _MOST_DATASETS:
+                del self._known[next(iter(self._known))]
+        finally:
+            if awaited := self._awaited.pop(dataset_id, None):
+                awaited[0].set_result(None)
+
+    async def wait_for_registration(self, dataset_id: str) -> None:
+        """Wait while another caller registers `dataset_id`.
+
+        Returns once it is known, or if this caller must register it. A payload has tens of MB, and at a start all ranks
+        of a node, or all nodes of a run, ask for their first block at once. For one event loop.
+        """
+        until = time.monotonic() + _WAITS_S
+        while dataset_id not in self._known and (now := time.monotonic()) < until:
+            registration, give_up = self._awaited.get(dataset_id, (None, 0.0))
+            if registration is None or now >= give_up:
+                if registration is not None:
+                    registration.set_result(None)
+                self._awaited[dataset_id] = Future(), now + _REGISTERS_WITHIN_S
+                return
+            if self._num_waiting >= MOST_WAITING:
+                return
+            self._num_waiting += 1
+            try:
+                await asyncio.wait([asyncio.wrap_future(registration)], timeout=_LOOK_AGAIN_S)
+            finally:
+                self._num_waiting -= 1
 
     def __contains__(self, dataset_id: str) -> bool:
         return dataset_id in self._known

@@ -28,6 +28,7 @@ from forebay.data.parquet.footer_store import FooterStore
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import ForebayError
+from forebay.runtime.foreign_code import begin
 from forebay.runtime.metrics import Counters
 from forebay.storage.retry import ReadPolicy
 
@@ -111,7 +112,7 @@ def main(descriptor: int) -> None:
             request: Literal["line"] | float = owner.recv()
             if request == "line":
                 line = Connection(recv_handle(owner))
-                threading.Thread(target=worker.serve, args=(line,), name="forebay-data", daemon=True).start()
+                begin(threading.Thread(target=worker.serve, args=(line,), name="forebay-data", daemon=True))
             else:
                 worker.record_stored()
                 end_at = time.monotonic() + request

@@ -20,7 +20,7 @@ from forebay.data.cache.data_nodes.dispatch import HERE, Dispatch
 from forebay.data.cache.requests import InMemoryBlock, Reply
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.transform.block import Block
-from forebay.errors import ForebayError
+from forebay.errors import ExitCode, ForebayError
 from forebay.runtime.metrics import Counters
 
 _FRESH_S = 2.0
@@ -36,6 +36,8 @@ class DataNodeLost(ForebayError):
 
     Internal: the block is built elsewhere.
     """
+
+    exit_status = ExitCode.FAILED
 
 
 class DataNodeTransport(Protocol):

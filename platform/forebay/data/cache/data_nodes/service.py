@@ -57,6 +57,7 @@ class DataNodeService(Generic[T]):
             self._build, workers, num_cores=num_cores
         )
         self.register = self._datasets.register
+        self.wait_for_registration = self._datasets.wait_for_registration
 
     def request(self, dataset_id: str, index: int) -> Future[SentBlock[T] | BuildFailed | Literal["unknown"]]:
         """Request the build of block `index`.

@@ -6,7 +6,9 @@ A named actor on each, and blocks through the object store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+import hashlib
+import time
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, TypeAlias, TypeVar
 
@@ -59,6 +61,7 @@ class DataNode:
 
         Puts (rows, arrays) into Ray's object store.
         """
+        await self._service.wait_for_registration(dataset_id)
         return await asyncio.wrap_future(self._service.request(dataset_id, index))
 
 
@@ -76,23 +79,40 @@ _SAME_TIME_S = 0.2
 _POLL_S = 0.05
 _SILENT_S = 30.0
 _SEND_S = 60.0
+_MOST_NODES = 32
+_LISTED_S, _LISTED_PER_NODE_S = 2.0, 0.1
+"""All nodes together list the cluster 10 times a second at most: the list comes from one process, Ray's GCS."""
+
+
+def chosen_nodes(here: str, nodes: Collection[str]) -> list[str]:
+    """Data nodes that the node `here` uses: at most 32, by the hash of both ids (Thaler and Ravishankar, 1998).
+
+    All nodes are used about equally, and one that leaves moves its share only.
+    """
+    ranked = sorted(nodes, key=lambda node: hashlib.sha256(f"{here} {node}".encode()).digest())
+    return [node for node in ranked if node != here][:_MOST_NODES]
 
 
 class RayDataNodes:
     """`DataNodeTransport` over Ray, for the node `node_id`.
 
     For use outside of an event loop. The node itself is left out of its data nodes.
+
+    A node uses at most 32 data nodes, others use others: each connection is a look-up at Ray's GCS, and each data node
+    gets the dataset. The list of nodes is asked for less often in a large cluster, since all of it comes from one
+    process.
     """
 
     def __init__(self, node_id: str) -> None:
         self._here = node_id
         self._actors: dict[str, Actor] = {}
         self._asked: dict[str, ray.ObjectRef] = {}
+        self._listed: tuple[str, float, dict[str, str]] | None = None
 
     def cores(self, data_nodes: str) -> Mapping[str, float]:
         """Cores by the first 12 digits of the node id."""
         try:
-            nodes = {node[:NODE_DIGITS]: node for node in nodes_for_data(data_nodes) if node != self._here}
+            nodes = self._nodes(data_nodes)
             for name in self._asked.keys() - nodes.keys():
                 self._forget(name)
             for name in nodes.keys() - self._asked.keys():
@@ -130,6 +150,16 @@ class RayDataNodes:
         except RayError as error:
             raise DataNodeLost(f"the block did not arrive: {error}") from error
         return InMemoryBlock(sums=reply.sums, rows=rows, arrays=arrays)
+
+    def _nodes(self, data_nodes: str) -> dict[str, str]:
+        """Chosen nodes by the first digits of their ids."""
+        now = time.monotonic()
+        if self._listed is None or self._listed[0] != data_nodes or now >= self._listed[1]:
+            nodes = ray.nodes()
+            chosen = chosen_nodes(self._here, nodes_for_data(data_nodes, nodes))
+            due = now + max(_LISTED_S, _LISTED_PER_NODE_S * len(nodes))
+            self._listed = data_nodes, due, {node[:NODE_DIGITS]: node for node in chosen}
+        return self._listed[2]
 
     def _call(self, name: str, ask: Callable[[Actor], ray.ObjectRef]) -> Any:
         actor = self._actors.get(name)

@@ -23,9 +23,9 @@ from forebay.data.cache.disk.quota import Quota
 from forebay.data.transform.block import Block
 from forebay.errors import CacheUnusable, InvalidOption, validate_type, whole_number
 from forebay.runtime.metrics import Counters
+from forebay.storage.atomic import NO_ROOM
 from forebay.storage.file_lock import wait_lock
 
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SETTLED_NS = 100_000_000
 """Timestamps of files change every few milliseconds: a younger file could change and keep its timestamp."""
 _MOST_ENDED = 8
@@ -221,15 +221,16 @@ class DiskCache:
 
         Waits for the current holder. Yields False, without the lock, after `deadline_s` or once `cancelled` is set.
         """
+        path = self._directory.flight_lock(key)
         try:
-            lock = wait_lock(self._directory.flight_lock(key), deadline_s, cancelled=cancelled)
+            lock = wait_lock(path, deadline_s, cancelled=cancelled)
         except OSError as error:
             raise self._unusable(error) from error
         try:
             yield lock is not None
         finally:
             if lock:
-                lock.release()
+                lock.remove(path)
 
     def lease(self, dataset: str) -> CacheLease | None:
         """Protect `dataset` from eviction.
@@ -343,7 +344,7 @@ class DiskCache:
             finally:
                 part.discard()
         except OSError as error:
-            if error.errno in _NO_ROOM:
+            if error.errno in NO_ROOM:
                 return None
             raise self._unusable(error) from error
 

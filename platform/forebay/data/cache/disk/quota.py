@@ -43,7 +43,7 @@ class Quota:
         self._directory = directory
         self._quota_bytes = quota_bytes
         self._min_free_bytes = min_free_bytes
-        self._index = Index(directory.index, directory.locks / "index")
+        self._index = Index(directory.index, directory.locks / "index", is_made=is_checked)
         self._allowance: Allowance | None = None
         # A quota that the index alone would exceed leaves the directory empty.
         self._open = quota_bytes >= smallest_quota(1) or self._index.file.exists()

@@ -109,6 +109,7 @@ class CacheTransaction:
         For changes while no process had it open.
         """
         self.release_dead_writers()
+        self._directory.remove_ended_flights()
         # The index is not synced to the disk: a power cut may have undone its last changes.
         usage = self.tables.usage()
         is_ahead = any(each.key == ALLOWANCE for each in usage.reservations.values())

@@ -18,6 +18,7 @@ from ray.exceptions import RayError
 from forebay.data.cache.data_nodes.pool import DataNodes
 from forebay.data.cache.data_nodes.transport import RayDataNodes
 from forebay.data.cache.node.bloom_filter import BloomFilter
+from forebay.data.cache.node.peer_directory import OWN, HeardFilter
 from forebay.data.cache.node.peer_lookup import PeerLookup, PeerSilent
 from forebay.data.cache.node.service import NodeService, PeerServer
 from forebay.data.cache.requests import InMemoryBlock, Reply, StoredBlock
@@ -40,6 +41,7 @@ class NodeCache:
         self._node_id = ray.get_runtime_context().get_node_id()
         self._service: NodeService | None = None
         self._peer_server: PeerServer[Any] | None = None
+        self._peers: PeerLookup | None = None
         self._exporting = ExitStack()
 
     async def configure(self, spec: CacheSpec) -> ForebayError | None:
@@ -72,7 +74,10 @@ class NodeCache:
 
         With `with_arrays`, a block that does not fit is part of the reply.
         """
-        future = self._service.request(dataset_id, index) if self._service else None
+        if self._service is None:
+            return "unknown"
+        await self._service.wait_for_registration(dataset_id)
+        future = self._service.request(dataset_id, index)
         if future is None:
             return "unknown"
         reply = (await asyncio.wrap_future(future)).next_reply()
@@ -80,12 +85,15 @@ class NodeCache:
             return StoredBlock(sums=reply.sums)
         return reply
 
-    async def bloom_filter(self) -> BloomFilter:
-        """Bloom filter of the blocks on this node's disk.
+    async def bloom_filters(self, known: Collection[str], within_s: float) -> dict[str, HeardFilter]:
+        """Bloom filters for another node.
 
-        For another node.
+        Of the blocks on this node's disk, and those that this node has received.
         """
-        return await asyncio.wrap_future(self._peer_server.bloom_filter()) if self._peer_server else BloomFilter.of(())
+        if self._peer_server is None or self._peers is None:
+            return {OWN: HeardFilter(BloomFilter.of(()))}
+        own = await asyncio.wrap_future(self._peer_server.bloom_filter())
+        return self._peers.answer(own, known, within_s)
 
     async def send_block(self, key: str) -> Any:
         """Put block `key` into Ray's object store.
@@ -108,7 +116,8 @@ class NodeCache:
     def _open(self, spec: CacheSpec) -> None:
         line = RayPeerTransport(namespace=NAMESPACE, prefix=CACHE_PREFIX, node_id=self._node_id)
         data_nodes = DataNodes(spec, RayDataNodes(self._node_id))
-        service = NodeService(spec, PeerLookup(line), data_nodes)
+        self._peers = PeerLookup(line)
+        service = NodeService(spec, self._peers, data_nodes)
         self._service, self._peer_server = service, PeerServer(lambda: service.cache, _put)
         tags = {"role": "cache", "node": self._node_id[:NODE_DIGITS], "directory": spec.directory}
         self._exporting.enter_context(exported(tags, service.counters.as_dict, service.measured))
@@ -154,15 +163,17 @@ class RayPeerTransport:
             self._actors.pop(stale, None)
         return names
 
-    def bloom_filters(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
-        """Bloom filters by name.
+    def ask_filters(
+        self, names: Collection[str], known: Collection[str], within_s: float, deadline_s: float
+    ) -> Mapping[str, Mapping[str, HeardFilter]]:
+        """Answers by name.
 
         Without peers that do not answer within `deadline_s`.
         """
         asked = {}
         for name in names:
             try:
-                asked[self._actor(name).bloom_filter.remote()] = name
+                asked[self._actor(name).bloom_filters.remote(known, within_s)] = name
             except (RayError, ValueError):
                 self._actors.pop(name, None)
         if not asked:
@@ -171,9 +182,14 @@ class RayPeerTransport:
         answers = {}
         for reply in ready:
             try:
-                answers[asked[reply]] = ray.get(reply, timeout=deadline_s)
+                answer: dict[str, HeardFilter] = ray.get(reply, timeout=deadline_s)
             except RayError:
                 self._actors.pop(asked[reply], None)
+                continue
+            # Caches of this node are not peers, although others know them.
+            answers[asked[reply]] = {
+                name: heard for name, heard in answer.items() if name == OWN or self._node_of(name) != self._here
+            }
         return answers
 
     def fetch_block(self, name: str, key: str, deadline_s: float) -> Block | None:

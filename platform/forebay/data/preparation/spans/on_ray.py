@@ -15,12 +15,13 @@ from ray import cloudpickle
 from ray.exceptions import RayError, RayTaskError
 
 from forebay.data.manifest.prepared import Prepared
+from forebay.data.preparation.progress import tell
 from forebay.data.preparation.request import preparation_options
 from forebay.data.preparation.spans.prepare_spans import SpanWriter, WrittenSpan, prepare_spans
 from forebay.data.preparation.spans.process_pool import ONE_CORE
 from forebay.data.preparation.spans.source import SpanSource
 from forebay.errors import ForebayError, PreparationFailed
-from forebay.ray_cluster.session import environment_defaults, ray_session
+from forebay.ray_cluster.session import environment_defaults, ray_session, session_text
 from forebay.runtime.pickling import own_code_by_value
 
 _MAX_RETRIES = 10
@@ -56,6 +57,7 @@ def prepare_on_ray(source: SpanSource, /, *, into: str, row_group_rows: int | No
 
 def _map_on_ray(writer: SpanWriter, tasks: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, WrittenSpan]]:
     """Results of all tasks, as they are done."""
+    tell(f"{session_text()} ...")
     with ray_session(os.cpu_count() or 1), own_code_by_value(cloudpickle):
         submit = ray.remote(_write_span).options(num_cpus=1, max_retries=_MAX_RETRIES, scheduling_strategy="SPREAD")
         shared, left, waiting = ray.put(writer), iter(tasks), list[Any]()

@@ -31,7 +31,7 @@ def map_unordered(
 ) -> Iterator[R]:
     """Yield `function(task)` of each task, as done.
 
-    With one process, it runs here, in order, unless it shall run `apart`.
+    With one process, it runs here, in order, unless it must run `apart`.
 
     Raises what the function raised. An error that does not belong to Forebay
     is a `PreparationFailed` with its text, as is the end of a process. The other processes end with the block that

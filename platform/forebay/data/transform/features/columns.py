@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -10,6 +9,7 @@ from collections.abc import Set as AbstractSet
 import pyarrow as pa
 
 from forebay.errors import InvalidOption, MissingColumn, WrongType
+from forebay.runtime.formatting import near_names
 
 _MOST_LISTED = 20
 
@@ -42,8 +42,7 @@ def column_type(feature: str, column: str, schema: Mapping[str, pa.DataType]) ->
     if column in schema:
         return schema[column]
     listed = ", ".join(list(schema)[:_MOST_LISTED]) + (", ..." if len(schema) > _MOST_LISTED else "")
-    by_lower = {name.lower(): name for name in schema}
-    close = [by_lower[name] for name in difflib.get_close_matches(column.lower(), list(by_lower), n=3)]
+    close = near_names(column, schema)
     meant = (
         f" Did you mean {' or '.join(map(repr, close))}?" if close else " Correct the name, or scan with this column."
     )

@@ -51,7 +51,7 @@ def with_paths(table: Columns, paths: Sequence[str]) -> Columns:
 
     A field of a null is null.
     """
-    # Arrow makes the list of names anew for each question: for 100 columns these took 4 ms a row group.
+    # Arrow makes a new list of names for each question: for 100 columns these took 4 ms a row group.
     known = set(names_of(table))
     for path in paths:
         if path in known or (top := top_column(path, known)) is None:

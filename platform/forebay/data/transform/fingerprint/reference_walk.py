@@ -13,6 +13,7 @@ import operator
 import os
 import sys
 import time
+import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from types import (
@@ -60,6 +61,7 @@ _BOOKKEEPING = frozenset(
         *("__abstractmethods__", "_abc_impl", "__annotations__", "__dataclass_fields__", "__dataclass_params__"),
         *("__orig_bases__", "__parameters__", "__protocol_attrs__", "__non_callable_proto_members__", "_is_protocol"),
         *("_is_runtime_protocol", "__annotate_func__", "__annotate__", "__annotations_cache__", "__getstate__"),
+        *("__type_params__", "__slotnames__"),
     }
 )
 """Attributes of a class that Python sets. Annotations and fields count by themselves."""
@@ -80,6 +82,7 @@ _OPEN_CLASSES = {"pandas": ("DataFrame", "Series", "Index"), "polars": ("DataFra
 _CONTAINERS = ("builtins", "collections", "types")
 _HAS_DATA = ("__array__", "__dataframe__", "state_dict", "get_state")
 _UNDEFINED = object()
+_TUPLE_FIELD = type(vars(typing.NamedTuple("_Named", [("field", int)]))["field"])
 STATE = "state that a version covers"
 """Key of the state of an own object that only a version covers. It may change between calls."""
 
@@ -119,9 +122,9 @@ class ReferenceWalk:
         """Identity of any value. `where` names it in an error."""
         if isinstance(value, ModuleType):
             return self._module(value, where)
-        if isinstance(value, FunctionType | type):
-            # By object, because functions may call each other in circles. Data may not. It counts by its content only,
-            # so it makes no difference whether two equal tuples are one object.
+        if isinstance(value, FunctionType | type) or _is_typing(value, "TypeAliasType"):
+            # By object, because functions may call each other in circles, and aliases name each other. Data may not. It
+            # counts by its content only, so it makes no difference whether two equal tuples are one object.
             if id(value) in self._seen:
                 return {"again": self._seen[id(value)][0]}
             self._seen[id(value)] = (len(self._seen), value)
@@ -158,14 +161,35 @@ class ReferenceWalk:
             return {"cached": self._named(parts, where)}
         if kind is BuiltinFunctionType and not isinstance(value.__self__, ModuleType | None):
             return self._bound_builtin(value, where)
-        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        if kind is _TUPLE_FIELD:
+            return {"field of a named tuple": [*value.__reduce__()[1]]}
+        if (dataclasses.is_dataclass(value) and not isinstance(value, type)) or _is_named_tuple(value):
             return self._instance(value, where)
+        if (described := self._type(value, where)) is not None:
+            return described
         if callable(value):
             return self._callable(value, where, Use())
         identity = value_identity(value, lambda part: self.identity(part, f"a part of {where}"))
         text = canonical(identity)
         is_short = len(text) <= _LONGEST_IDENTITY or STATE in text
         return identity if is_short else [kind.__name__, digest(text.encode())]
+
+    def _type(self, value: Any, where: str) -> Identity | None:
+        """Identity of a type that is no class: `list[int]`, a `NewType`, an alias or a type parameter.
+
+        None for any other value.
+        """
+        if _is_typing(value, "TypeVar", "ParamSpec", "TypeVarTuple"):
+            return {"type parameter": value.__name__}
+        if _is_typing(value, "TypeAliasType"):
+            return {"alias": self.identity(value.__value__, where)}
+        if _is_typing(value, "NewType"):
+            return {"new type": self.identity(value.__supertype__, where)}
+        origin = typing.get_origin(value)
+        if origin is None or origin is value:
+            return None
+        parts: list[Identity] = [self.identity(part, f"a part of {where}") for part in typing.get_args(value)]
+        return {"type": self.identity(origin, where), "parts": parts}
 
     def _bound_builtin(self, value: BuiltinFunctionType, where: str) -> Identity:
         owner: Any = value.__self__
@@ -174,14 +198,17 @@ class ReferenceWalk:
         return {"method": value.__name__, "self": self.identity(owner, f"what {where} is bound to")}
 
     def _instance(self, value: Any, where: str) -> Identity:
-        """Identity of a dataclass object: its class and all its state."""
-        kind = type(value)
+        """Identity of an object of a dataclass, or of a named tuple: its class and all its state."""
+        kind, is_tuple = type(value), _is_named_tuple(value)
         for base in kind.__mro__:
             name = _released_name(base)
-            if name is not None and name not in _STATELESS_BASES and "__dataclass_fields__" not in vars(base):
+            is_plain = "__dataclass_fields__" in vars(base) or (is_tuple and (base is tuple or "_fields" in vars(base)))
+            if name is not None and name not in _STATELESS_BASES and not is_plain:
                 return self._refuse(where, f"is also a {name}, whose content cannot be compared")
+        items = zip(kind._fields, tuple.__iter__(value), strict=True) if is_tuple else ()
         fields: dict[str, Identity] = {
-            f"field {name!r}": self.identity(part, f"{name!r} of {where}") for name, part in _attributes_of(value)
+            f"field {name!r}": self.identity(part, f"{name!r} of {where}")
+            for name, part in [*items, *_attributes_of(value)]
         }
         return {"class": self.identity(kind, where), "fields": fields}
 
@@ -477,6 +504,14 @@ class ReferenceWalk:
             function=self._root,
             variable=where,
         )
+
+
+def _is_typing(value: Any, *names: str) -> bool:
+    return type(value).__name__ in names and type(value).__module__ in ("typing", "typing_extensions")
+
+
+def _is_named_tuple(value: Any) -> bool:
+    return isinstance(value, tuple) and isinstance(getattr(type(value), "_fields", None), tuple)
 
 
 def _defaults(fn: FunctionType) -> dict[str, Any]:

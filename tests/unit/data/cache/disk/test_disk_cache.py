@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -537,6 +538,23 @@ def test_single_flight_gives_up_after_the_deadline(cache: DiskCache, key_of: Key
         raise KeyError
     with cache.single_flight(key_of("a"), 0.0) as again:
         assert again
+
+
+def test_builders_of_different_blocks_do_not_wait_for_each_other(cache: DiskCache, key_of: KeyOf) -> None:
+    with ExitStack() as flights:
+        assert all(flights.enter_context(cache.single_flight(key_of(number), 0.0)) for number in range(300))
+    assert not list((cache.path / "locks").glob("flight-*"))
+
+
+def test_locks_of_killed_builders_go_when_the_cache_is_opened(cache: DiskCache, key_of: KeyOf) -> None:
+    left = cache.path / "locks" / f"flight-{key_of(1)}"
+    left.touch()
+    with cache.single_flight(key_of(2), 1.0) as alone:
+        assert alone
+        DiskCache(cache.path, quota_bytes=1 << 30, min_free_bytes=0)
+        assert [path.name for path in left.parent.glob("flight-*")] == [f"flight-{key_of(2)}"]
+    with cache.single_flight(key_of(1), 0.0) as free:
+        assert free
 
 
 def test_forked_child_uses_the_cache_while_the_parent_does(tmp_path: Path, block_of: BlockOf, key_of: KeyOf) -> None:

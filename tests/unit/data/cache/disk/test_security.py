@@ -229,7 +229,7 @@ def test_a_lock_that_leads_elsewhere_is_refused(tmp_path: Path, key_of: KeyOf) -
     for lock in list((cache.path / "locks").iterdir()):
         lock.unlink()
     for number in range(256):
-        (cache.path / "locks" / f"flight-{number:02x}").symlink_to(outside)
+        (cache.path / "locks" / f"flight-{key_of(number)}").symlink_to(outside)
         (cache.path / "locks" / f"use-{number:02x}").symlink_to(outside)
     (cache.path / "locks" / "index").symlink_to(outside)
     for use in (

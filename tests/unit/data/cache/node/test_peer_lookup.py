@@ -13,8 +13,9 @@ from tests.waiting import until
 
 from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
 from forebay.data.cache.disk.disk_cache import DiskCache
+from forebay.data.cache.node import peer_directory as directory_module
 from forebay.data.cache.node import peer_lookup as peers_module
-from forebay.data.cache.node.bloom_filter import BloomFilter
+from forebay.data.cache.node.peer_directory import OWN, HeardFilter
 from forebay.data.cache.node.peer_lookup import PeerLookup, PeerSilent
 from forebay.data.cache.node.service import PeerServer
 from forebay.data.manifest.manifest import Manifest
@@ -37,6 +38,7 @@ class LookupLine:
         self.silent: set[str] = set()
         self.asked: list[tuple[str, str]] = []
         self.spoil: Callable[[Block], Block] = lambda block: block
+        self.later_s = 0.0
 
     def add(self, name: str, cache: DiskCache) -> None:
         self.doors[name] = PeerServer(lambda: cache, lambda block: block)
@@ -47,9 +49,15 @@ class LookupLine:
             raise PeerSilent("no list")
         return list(self.doors)
 
-    def bloom_filters(self, names: Collection[str], deadline_s: float) -> Mapping[str, BloomFilter]:
+    def ask_filters(
+        self, names: Collection[str], known: Collection[str], within_s: float, deadline_s: float
+    ) -> Mapping[str, Mapping[str, HeardFilter]]:
         self.asked += [(name, "summary") for name in names]
-        return {name: self.doors[name].bloom_filter().result(60) for name in names if name not in self.silent}
+        return {
+            name: {OWN: HeardFilter(self.doors[name].bloom_filter().result(60))}
+            for name in names
+            if name not in self.silent
+        }
 
     def fetch_block(self, name: str, key: str, deadline_s: float) -> Block | None:
         self.asked.append((name, key))
@@ -94,13 +102,13 @@ class NotedLock:
 @pytest.fixture
 def peers(line: LookupLine, disk: Callable[[str], DiskCache], monkeypatch: pytest.MonkeyPatch) -> PeerLookup:
     """Peers after their first round: `b` holds the first 20 of KEYS, `c` the next 10, with 5 rows each."""
-    monkeypatch.setattr(peers_module, "_FRESH_S", 600.0)
+    monkeypatch.setattr(directory_module, "_ROUND_S", 600.0)
     for name, held in {"b": KEYS[:20], "c": KEYS[20:30]}.items():
         cache = disk(name)
         for key in held:
             assert cache.put(key, "clicks", Block.of({"id": np.full(5, int(key[:8], 16))}))
         line.add(name, cache)
-    return PeerLookup(line, deadline_s=60.0)
+    return PeerLookup(line, deadline_s=60.0, clock=lambda: time.monotonic() + line.later_s)
 
 
 def test_asks_the_one_that_holds_it(peers: PeerLookup, line: LookupLine) -> None:
@@ -208,7 +216,7 @@ def test_threads_wait_for_the_first_round_and_a_moment_for_later_ones(
 
     go.clear()
     asking.clear()
-    peers._directory.end_round(time.monotonic() - 6000)
+    line.later_s = 6000
     assert disk("c").put(KEYS[39], "clicks", Block.of({"id": np.zeros(5)}))
     monkeypatch.setattr(peers_module, "_MOMENT_S", 600.0)
     threads = [threading.Thread(target=lambda: found.append(peers.find(KEYS[39], 5))) for _ in range(2)]

@@ -14,7 +14,7 @@ import pytest
 from forebay.data.cache.disk.directory import CacheDirectory
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.node import service
-from forebay.data.cache.node.service import PeerServer
+from forebay.data.cache.node.service import PeerServer, open_requests
 from forebay.data.transform.block import Block
 
 KEYS = [f"{number:08x}" * 5 for number in range(20)]
@@ -67,7 +67,7 @@ def test_disk_that_vanished_has_nothing(door: PeerServer[Block], cache: DiskCach
 
 
 def test_few_at_a_time_and_the_rest_are_turned_away(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_MOST_OPEN", 6)
+    monkeypatch.setattr(service, "MOST_OPEN", 6)
     go, counting = threading.Event(), threading.Lock()
     inside = most = 0
 
@@ -91,4 +91,25 @@ def test_few_at_a_time_and_the_rest_are_turned_away(cache: DiskCache, monkeypatc
     assert sum(future.result(60) is not None for future in futures) == 6
     assert most == 4
     assert door.block(KEYS[0]).result(60) is not None, "there is room again"
+    door.close(5.0)
+
+
+@pytest.mark.parametrize(("block_bytes", "most"), [(1000, 512), (16 << 20, 128), (128 << 20, 32), (1 << 30, 32)])
+def test_a_node_accepts_as_many_requests_as_2_gib_of_blocks(block_bytes: int, most: int) -> None:
+    assert open_requests(block_bytes) == most
+
+
+def test_many_small_blocks_are_sent_to_all_that_ask(cache: DiskCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "MOST_OPEN", 2)
+    go = threading.Event()
+
+    def send(block: Block) -> Block:
+        go.wait(120)
+        return block
+
+    door = PeerServer(lambda: cache, send)
+    door.bloom_filter().result(60)
+    futures = [door.block(key) for key in KEYS[:10]]
+    go.set()
+    assert all(future.result(60) is not None for future in futures)
     door.close(5.0)

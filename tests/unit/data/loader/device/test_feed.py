@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import subprocess
 import sys
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +27,7 @@ from forebay.data.loader import pipeline
 from forebay.data.loader.batch import Batch, start_copy, start_plain_copy
 from forebay.data.loader.device.feed import DeviceFeed
 from forebay.data.loader.device.in_flight import CopyRing
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, TransformFailed
 from forebay.runtime.memory.buffers import BufferPool
 
 ROWS = 4
@@ -171,6 +175,151 @@ def test_copies_are_started_off_the_trainers_thread_and_bounded(
     assert copies.threads["hand_out"] == {threading.get_ident()}
     assert len(copies.threads["start"]) == 1 and not copies.threads["start"] & copies.threads["hand_out"]
     assert copies.most_bytes <= 16_000 + 2 * 4_000, "a quarter, one in the gathering thread's hand, one handed out"
+
+
+@dataclass
+class CountedDevice:
+    """`DeviceCopies` in main memory that note the rows of each copy."""
+
+    rows: list[int] = field(default_factory=list)
+
+    def start(self, host: Batch) -> Batch:
+        self.rows.append(len(host["id"]))
+        moved = host.with_arrays({name: each.clone() for name, each in host.items()})
+        moved.take_origin_of(host)
+        return moved
+
+    def hand_out(self, batch: Batch) -> Batch:
+        return batch
+
+
+@pytest.mark.parametrize(("global_batch", "are_joined"), [(128, True), (390, True), (100, True), (30, False)])
+def test_small_batches_that_are_ahead_are_copied_together(
+    parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, global_batch: int, are_joined: bool
+) -> None:
+    """Also over the end of an epoch. Each part is aligned as a whole batch, and batches that are too small for it are
+    left alone.
+    """
+    copies = CountedDevice()
+    monkeypatch.setattr(pipeline, "open_copies", lambda _: copies)
+    plan = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [4000] * 3, "b.parquet": [1111]})), seed=1)
+    transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense(["x0", "x1"]))
+
+    def seen(wait_s: float, **options: Any) -> list[dict[str, Any]]:
+        with fb.Loader(plan, transform, global_batch=global_batch, **options) as loader:
+            found = []
+            for _ in range(2):
+                for batch in loader:
+                    time.sleep(wait_s)
+                    kept = {name: each.tolist() for name, each in batch.items()}
+                    batch["x"].zero_()  # the others are not changed by it, nor is their count of changes
+                    again = batch.on_host("x").tolist()
+                    facts = {each: getattr(batch, each) for each in ("position", "size", "num_rows", "weight", "epoch")}
+                    names = [str(each) for each in (batch.rows()[0], batch.rows()[-1])]
+                    found.append(kept | facts | {"zeroed": again, "rows": names, "ends": batch.ends_epoch})
+            return found
+
+    joined = seen(0.002, device="meta")
+    assert joined == seen(0.0)
+    assert (max(copies.rows) > global_batch) is are_joined
+    assert max(copies.rows) <= 8 * -(-global_batch // 128) * 128 and sum(copies.rows) >= 2 * plan.num_rows
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_batches_before_a_row_group_that_fails_are_handed_out(
+    parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, raises: bool
+) -> None:
+    """Also if they could be copied together with later ones. It fails by itself, or beside those before it."""
+    has_failed = threading.Event()
+
+    def fails_late(batch: Any) -> dict[str, Any]:
+        ids = batch.column("id").to_numpy()
+        if ids[0] >= 3500:
+            has_failed.set()
+            if raises:
+                raise ValueError("the last row group")
+            return {"id": ids.astype("float32")}
+        return {"id": ids}
+
+    class Late(CountedDevice):
+        def start(self, host: Batch) -> Batch:
+            if sum(self.rows) > 2600:
+                assert has_failed.wait(60)  # it is known before its rows are gathered
+                time.sleep(0.02)
+            return super().start(host)
+
+    copies = Late()
+    monkeypatch.setattr(pipeline, "open_copies", lambda _: copies)
+    plan = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [500] * 8})), seed=1, lanes=1, shuffle=False)
+
+    def taken(wait_s: float, **options: Any) -> int:
+        with fb.Loader(plan, fb.Transform(fn=fails_late, version="1"), global_batch=50, **options) as loader:
+            rows = 0
+            with suppress(TransformFailed):
+                for batch in loader:
+                    time.sleep(wait_s)
+                    rows += batch.num_rows
+            return rows
+
+    assert taken(0.005, device="meta") == taken(0.0) == 3500
+    assert max(copies.rows) > 50
+
+
+@pytest.mark.variation("ranks, sizes and places")
+@pytest.mark.parametrize("seed", range(6))
+def test_joined_batches_are_the_plain_ones_of_any_rank_from_any_place(
+    parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    copies = CountedDevice()
+    monkeypatch.setattr(pipeline, "open_copies", lambda _: copies)
+    rng = np.random.default_rng(seed)
+    plan = fb.build_plan(fb.scan(parquet_folder({f"{k}.parquet": rng.integers(1, 1500, 4) for k in "abc"})), seed=seed)
+    transform = fb.Transform(id=fb.Label("id", dtype="int64"), x=fb.Dense(["x0", "x1"]))
+    size = int(rng.integers(1, 5))
+    world = fb.World(rank=int(rng.integers(size)), size=size)
+    options = {"global_batch": int(rng.integers(1, 500)) * size, "last": str(rng.choice(["balance", "drop"]))}
+    skipped = int(rng.integers(0, 4))
+
+    def seen(wait_s: float, **device: Any) -> list[Any]:
+        with fb.Loader(plan, transform, world=world, **options, **device) as loader:
+            cursor = None
+            for _ in zip(range(skipped), loader, strict=False):
+                cursor = loader.cursor
+            if cursor is not None:
+                loader.seek(cursor)
+            found = []
+            for _ in range(2):
+                for batch in loader:
+                    time.sleep(wait_s)
+                    facts = [getattr(batch, each) for each in ("position", "size", "num_rows", "weight", "epoch")]
+                    names = [str(each) for each in batch.rows()]
+                    found.append(
+                        [facts, names, batch.ends_epoch, {name: each.tolist() for name, each in batch.items()}]
+                    )
+            return found
+
+    assert seen(0.001, device="meta") == seen(0.0)
+
+
+def test_a_pickled_batch_has_its_own_rows_alone(
+    parquet_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though it shares the memory of those that were copied with it. A copy shares it as any other batch's does."""
+    monkeypatch.setattr(pipeline, "open_copies", lambda _: CountedDevice())
+    plan = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [4096] * 4})), seed=1)
+    with fb.Loader(plan, fb.Transform(id=fb.Label("id", dtype="int64")), global_batch=128, device="meta") as loader:
+        batches = []
+        for batch in loader:
+            time.sleep(0.001)
+            batches.append(batch)
+        joined = [each for each in batches if each["id"].untyped_storage().nbytes() > each["id"].nbytes]
+        assert joined
+        for each in joined[:3]:
+            for again in (pickle.loads(pickle.dumps(each)), copy.deepcopy(each)):
+                assert again["id"].untyped_storage().nbytes() == each["id"].nbytes == 1024
+                assert torch.equal(again["id"], each["id"]) and again.rows()[5] == each.rows()[5]
+                assert (again.position, again.num_rows, again.weight) == (each.position, 128, each.weight)
+            assert copy.copy(each)["id"].data_ptr() == each["id"].data_ptr()
 
 
 def test_an_error_of_a_copy_is_raised_where_the_batch_would_have_been(

@@ -911,7 +911,12 @@ VALUES = [
     ),
     _value("own str class", "type('D', (str,), {'k': 1})()", "type('D', (str,), {'k': 2})()", "'VALUE'", use="VALUE.k"),
     _value("ordered dict", "collections.OrderedDict(a=1)", "collections.OrderedDict(a=2)", "'VALUE'"),
-    _value("named tuple", "collections.namedtuple('P', 'x')(1)", "collections.namedtuple('P', 'x')(2)", "'VALUE'"),
+    _value("named tuple", "collections.namedtuple('P', 'x')(1)", "collections.namedtuple('P', 'x')(2)"),
+    _value(
+        "fields of a named tuple",
+        "collections.namedtuple('P', 'x y')(1, 1)",
+        "collections.namedtuple('P', 'y x')(1, 1)",
+    ),
     _value(
         "dictionary",
         "pa.DictionaryArray.from_arrays(pa.array([0]), pa.array(['a']))",

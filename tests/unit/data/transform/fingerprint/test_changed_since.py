@@ -162,7 +162,7 @@ def test_a_process_with_another_module_refuses_to_make_blocks(module: Callable[[
 
 
 BY_VALUE = """
-import dataclasses, functools, os
+import collections, dataclasses, functools, os, typing
 import numpy as np
 import pyarrow as pa
 
@@ -174,7 +174,16 @@ class A:
         return super().__repr__()
 
 TABLE, WORDS = np.asfortranarray(np.ones((2, 3))), pa.array(["a", "b"]).dictionary_encode()
-a = A(2.0)
+class N(typing.NamedTuple):
+    x: int
+    y: list = []
+    def both(self):
+        return self._asdict(), self._replace(x=1), N._make([1, 2])
+
+class M(collections.namedtuple("M", "u v")):
+    w = 3
+
+a, n, m = A(2.0), N(3), M(1, N)
 
 def make(k):
     @functools.wraps(np.log)
@@ -182,7 +191,7 @@ def make(k):
         import colorsys
         from wave import Wave_read
         colorsys.rgb_to_hsv(1, 1, 1)
-        return a.go(b), TABLE, WORDS, k, os.sep, {1, 2}, {"a", "b", "c"}
+        return a.go(b), n.both(), N(1).y, m.u, M, TABLE, WORDS, k, os.sep, {1, 2}, {"a", "b", "c"}
     return fn
 
 fn = functools.partial(make([1, "a"]), j=4)

@@ -25,9 +25,11 @@ Load = Callable[..., ModuleType]
 Identify = Callable[..., str]
 
 MODULE = """
+import collections
 import dataclasses
 import functools
 import re
+from typing import NamedTuple
 import numpy as np
 import own_settings
 from numpy import log1p
@@ -65,6 +67,15 @@ class Options:
 
 OPTIONS = Options(power=3)
 
+class Bounds(NamedTuple):
+    low: float = 0.25
+    high: float = 0.75
+    def width(self):
+        return self.high - self.low
+
+BOUNDS, Pair = Bounds(low=0.125), collections.namedtuple("Pair", "one two")
+PAIR = Pair("x", 37)
+
 def make(mean):
     def normalise(x):
         return x - mean
@@ -85,6 +96,7 @@ def fn(batch, fill=17, *, width=19):
         table = TABLE
     def nested():
         return own_settings.limit, own_settings.helper(1)
+    bounds, pair = [BOUNDS.width(), Bounds().high], [PAIR.one, Pair(1, 2).two, PAIR._asdict(), PAIR._replace(one=3)]
     return {"a": np.add(Scaler()(1), cached(2)), "b": OPTIONS.apply(2), "c": NORMALISE(1), "d": recursive(3)}
 """
 SETTINGS = """
@@ -114,6 +126,11 @@ CHANGES = [
     ("from numpy import log1p", "from numpy import log2 as log1p"),
     ('"d": recursive(3)', '"e": recursive(3)'),
     ("np.add(", "np.subtract("),
+    ("low: float = 0.25", "low: float = 0.5"),
+    ("low=0.125", "low=0.1"),
+    ("self.high - self.low", "self.high + self.low"),
+    ('"Pair", "one two"', '"Pair", "two one"'),
+    ('Pair("x", 37)', 'Pair("x", 38)'),
 ]
 
 
@@ -411,13 +428,53 @@ EVERYDAY = {
             return A(), b(), a
         a = A(x=2)
     """,
+    "types that are no classes": """
+        from collections.abc import Callable
+        from typing import Generic, Literal, NewType, ParamSpec, TypeVar, cast
+        T, P = TypeVar("T"), ParamSpec("P")
+        Sizes = dict[str, list[int]] | None
+        Make, Word, Row = Callable[[int], T], Literal["a", 3], NewType("Row", int)
+        class Box(Generic[T]):
+            def get(self, x: T) -> T:
+                return cast(T, x)
+        def fn(b):
+            return cast(Sizes, cast(Make, cast(Word, Row(Box().get(b)))))
+    """,
 }
+GENERIC = """
+        from dataclasses import dataclass
+        from typing import cast
+        type Sizes = list[int]
+        type Tree[T] = list[T | Tree[T]]
+        @dataclass(frozen=True)
+        class Scale[T]:
+            by: T
+            def __call__[B: (int, float)](self, x: B) -> B:
+                def same[I](y: I) -> I:
+                    return y
+                return same(x * self.by)
+        class Twice[T, *Others, **Call](Scale[T]): ...
+        scale = Scale(by=2)
+        def fn[T](b: T) -> T:
+            return cast(Sizes, cast(Tree[int], scale(b))), Twice
+"""
+if sys.version_info >= (3, 12):
+    EVERYDAY["generics and aliases of Python 3.12"] = GENERIC
 
 
 @pytest.mark.parametrize("kind", EVERYDAY)
 def test_everyday_code_is_not_refused(load: Load, kind: str) -> None:
     source = EVERYDAY[kind]
     assert function_identity(load(source).fn, None) == function_identity(load(source).fn, None)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("[int]\n", "[float]\n"), ("by=2", "by=3"), ("return y", "return [y]"), ("| Tree", "| set")],
+)
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="the syntax of Python 3.12")
+def test_generics_and_aliases_count_by_what_is_in_them(identify: Identify, old: str, new: str) -> None:
+    assert identify(GENERIC) != identify(GENERIC.replace(old, new))
 
 
 def test_print_is_the_same_where_a_library_has_replaced_it(load: Load, monkeypatch: pytest.MonkeyPatch) -> None:
