@@ -35,7 +35,7 @@ SILENT_S = 2.0
 
 
 class StudyPlace(Protocol):
-    """Place whose processes can be suspended, as a machine that nobody reaches: it may come back."""
+    """Place whose processes can be suspended, as a machine that cannot be reached: it may come back."""
 
     backend: JobBackend
 

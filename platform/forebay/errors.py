@@ -6,8 +6,30 @@ Each message says what was set, what was found and what to do.
 from __future__ import annotations
 
 import operator
+from enum import IntEnum
 from types import UnionType
 from typing import ClassVar, SupportsIndex, cast
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the command, by kind."""
+
+    FAILED = 1
+    """Accepted, begun, and failed. Another try may succeed."""
+    USAGE = 2
+    """Words that fit no command."""
+    REFUSED = 3
+    """Input that cannot be used: a file, a value, a job, a location. Another try fails as well."""
+    MACHINE = 74
+    """`EX_IOERR`: the fault of a machine or its storage, of which another attempt may be free."""
+    FENCED = 75
+    """`EX_TEMPFAIL`: another start has taken over."""
+    UNUSABLE_STORAGE = 78
+    """`EX_CONFIG`: storage that the machines of a job cannot use."""
+    INTERRUPTED = 130
+    """128 + SIGINT: Ctrl-C."""
+    TERMINATED = 143
+    """128 + SIGTERM: asked to end. Started again, it continues."""
 
 
 class ForebayError(Exception):
@@ -20,7 +42,7 @@ class ForebayError(Exception):
         exit_status: Exit code of a process that the error ends.
     """
 
-    exit_status: ClassVar[int] = 2
+    exit_status: ClassVar[int] = ExitCode.REFUSED
 
     def __init__(self, message: str, **facts: object) -> None:
         super().__init__(message)
@@ -45,6 +67,12 @@ class InvalidOption(ForebayError, ValueError):
 
     Such as a negative batch or an unknown policy name.
     """
+
+
+class BadUsage(InvalidOption):
+    """Words of a command line that fit no data."""
+
+    exit_status = ExitCode.USAGE
 
 
 class MissingPackage(InvalidOption):
@@ -78,7 +106,7 @@ class RayNotStarted(ForebayError):
     The text has the cause and what to look at.
     """
 
-    exit_status = 1
+    exit_status = ExitCode.FAILED
 
 
 class UnderWay(InvalidOption):
@@ -89,22 +117,18 @@ class Fenced(ForebayError):
     """A later attempt has taken over this run.
 
     This one sent no heartbeat for too long. Never retried.
-
-    Its exit code is `EX_TEMPFAIL`.
     """
 
-    exit_status = 75
+    exit_status = ExitCode.FENCED
 
 
 class UnusableStorage(ForebayError):
     """Storage that the machines of a job cannot use.
 
     No other attempt could, so a fleet does not retry it.
-
-    Its exit code is `EX_CONFIG`.
     """
 
-    exit_status = 78
+    exit_status = ExitCode.UNUSABLE_STORAGE
 
 
 class NoFiles(ForebayError):
@@ -152,12 +176,16 @@ class SourceChanged(ForebayError):
 class ReadFailed(ForebayError):
     """Storage kept failing, or did not answer, until the deadline."""
 
+    exit_status = ExitCode.MACHINE
+
 
 class LimitReached(ForebayError):
     """Memory, or the number of threads, does not suffice.
 
     The process, its container or the machine limits them.
     """
+
+    exit_status = ExitCode.MACHINE
 
 
 class Cancelled(ForebayError):
@@ -166,9 +194,13 @@ class Cancelled(ForebayError):
     Its caller requested it, or the process is ending.
     """
 
+    exit_status = ExitCode.FAILED
+
 
 class WriteFailed(ForebayError):
     """Storage refused to write something that must be kept."""
+
+    exit_status = ExitCode.MACHINE
 
 
 class PreparationFailed(ForebayError):
@@ -176,6 +208,8 @@ class PreparationFailed(ForebayError):
 
     A process that prepares it ended, or a span could not be prepared.
     """
+
+    exit_status = ExitCode.FAILED
 
 
 class InvalidDocument(ForebayError):
@@ -188,6 +222,8 @@ class InvalidDocument(ForebayError):
 class TransformFailed(ForebayError):
     """A transform raised, or did not return a block."""
 
+    exit_status = ExitCode.FAILED
+
 
 class RowCountChanged(TransformFailed):
     """A transform returned another number of rows than its input."""
@@ -196,9 +232,13 @@ class RowCountChanged(TransformFailed):
 class AugmentFailed(ForebayError):
     """An augment raised, or did not return the same rows."""
 
+    exit_status = ExitCode.FAILED
+
 
 class NullLabel(TransformFailed):
     """A label column holds nulls, NaN or infinities."""
+
+    exit_status = ExitCode.REFUSED
 
 
 class BadSeries(TransformFailed):
@@ -206,6 +246,8 @@ class BadSeries(TransformFailed):
 
     They have a null entity or time, repeat a step, or belong to runs that overlap.
     """
+
+    exit_status = ExitCode.REFUSED
 
 
 class Unfingerprintable(ForebayError):
@@ -226,6 +268,8 @@ class BatchTooSmall(ForebayError):
 class CacheUnusable(ForebayError):
     """A cache directory that is not writable, or not safe."""
 
+    exit_status = ExitCode.MACHINE
+
 
 class CursorMismatch(ForebayError):
     """A cursor of another plan, or of an unknown version."""
@@ -241,17 +285,29 @@ class JobMismatch(ForebayError):
 class LoaderClosed(ForebayError):
     """Batches were requested from a closed loader."""
 
+    exit_status = ExitCode.FAILED
+
 
 class BadJob(ForebayError):
     """A job file that does not load, or a wrong parameter."""
 
 
+class BadParameter(BadJob):
+    """A parameter that is unknown, missing, or of another type."""
+
+    exit_status = ExitCode.USAGE
+
+
 class RunFailed(ForebayError):
     """A run ended without finishing, after its allowed failures."""
+
+    exit_status = ExitCode.FAILED
 
 
 class SweepFailed(ForebayError):
     """Every trial of a sweep failed."""
+
+    exit_status = ExitCode.FAILED
 
 
 class Diverged(ForebayError):
@@ -260,12 +316,16 @@ class Diverged(ForebayError):
     At once, such as for a loss that is not finite, or after every retry from the newest checkpoint.
     """
 
+    exit_status = ExitCode.FAILED
+
 
 class EngineFailed(ForebayError):
     """An engine that scores can answer no more.
 
     It has to be opened again.
     """
+
+    exit_status = ExitCode.FAILED
 
 
 class ScoringFailed(ForebayError):
@@ -274,12 +334,16 @@ class ScoringFailed(ForebayError):
     The shards that are written are kept.
     """
 
+    exit_status = ExitCode.FAILED
+
 
 class Hung(ForebayError):
     """A rank got no answer from another one.
 
     A rank hangs, though its process is alive.
     """
+
+    exit_status = ExitCode.FAILED
 
 
 def whole_number(name: str, value: object, least: int = 0, most: int | None = None) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from forebay.errors import Fenced
 
@@ -27,7 +27,7 @@ class Started:
 
     For the first time, after a failure, or in a world of another size. `world_size` is the number of workers until the
     next `Started`. `num_batches` is the number of steps of a full epoch at the global batch that the job begins with.
-    `max_steps` is the job's.
+    `max_steps` is the job's. `on_demand` is the number of machines on demand of a run that a fleet placed on spot ones.
     """
 
     name: str
@@ -35,6 +35,7 @@ class Started:
     epochs: int
     num_batches: int
     max_steps: int | None = None
+    on_demand: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,13 +207,14 @@ class Resized:
 class Preempted:
     """`node` will be taken away.
 
-    `workers` workers of the run are on it. They leave it before `deadline_s`, in Unix seconds. It is None if the notice
-    has no deadline.
+    `others` are nodes with the same notice. `workers` workers of the run are on them. They leave before `deadline_s`,
+    in Unix seconds. It is None if the notice has no deadline.
     """
 
     node: str
     workers: int
     deadline_s: float | None = None
+    others: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,11 +237,40 @@ class RolledBack:
 class Warned:
     """A monitor found something at `step`.
 
-    A person should look at it. Training continues.
+    A person should look at it. Training continues. `rank` takes no step, and does not wait for others. It is None for
+    everything else.
     """
 
     reason: str
     step: int
+    rank: int | None = None
+
+
+class MachineUse(NamedTuple):
+    """Means over the time since the reading before. Memory is as it is now.
+
+    Shares are 0 to 1, and NaN where the machine does not tell. GPUs are a mean over all of the machine.
+    """
+
+    cpu: float
+    memory: float
+    gpu: float
+    gpu_memory: float
+    disk_read_bytes_per_s: float
+    disk_write_bytes_per_s: float
+    received_bytes_per_s: float
+    sent_bytes_per_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeUsed:
+    """Use of a node of the run since its last report.
+
+    The record of the run has it. Callbacks do not get it.
+    """
+
+    node: str
+    use: MachineUse
 
 
 Event = (
@@ -253,6 +284,7 @@ Event = (
     | Preempted
     | RolledBack
     | Warned
+    | NodeUsed
     | Failed
     | Finished
 )

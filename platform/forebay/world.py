@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from forebay.errors import InvalidOption, whole_number
+
+MOST_NAMED = 8
+"""Ranks, or ranges of ranks, that a text names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,3 +44,26 @@ class World:
     def is_first(self) -> bool:
         """Whether this is rank 0, which saves checkpoints and reports events."""
         return self.rank == 0
+
+
+def ranks_text(noun: str, ranks: Iterable[int]) -> str:
+    """Name ranks in a few words, however many they are.
+
+    >>> ranks_text("rank", [3])
+    'rank 3'
+    >>> ranks_text("worker", [7, 0, 1, 2])
+    'workers 0-2, 7'
+    """
+    spans = list[list[int]]()
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    parts = list[tuple[str, int]]()
+    for first, last in spans:
+        count = last - first + 1
+        parts += [(f"{first}-{last}", count)] if count > 2 else [(str(rank), 1) for rank in range(first, last + 1)]
+    shown, num_more = ", ".join(text for text, _ in parts[:MOST_NAMED]), sum(count for _, count in parts[MOST_NAMED:])
+    is_one = len(spans) == 1 and spans[0][0] == spans[0][1]
+    return f"{noun}{'' if is_one else 's'} {shown}{f' and {num_more} more' if num_more else ''}"

@@ -50,7 +50,7 @@ def laws(collective: Collective, options: StrategyOptions) -> dict[str, Any]:
     answer: dict[str, Any] = {
         "sum": collective.all_reduce(counts),
         "float": collective.all_reduce(np.array([0.1 * rank])),
-        "gather": collective.all_gather_object({"rank": rank, "blob": "x" * 1000 * rank}),
+        "gather": collective.combine({"rank": rank, "blob": "x" * 1000 * rank}, list),
         "share": collective.broadcast_object(("from", rank) if rank == 0 else None),
         "nothing": collective.broadcast_object(None),
         "unchanged": counts[0].tolist() == [rank, 1],

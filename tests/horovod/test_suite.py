@@ -29,6 +29,7 @@ class TestHorovod(UnderRay, TableSuite):
     # The local driver has the laws of a run.
     variations = frozenset(
         {
+            "test_a_silent_rank_is_named_where_no_cpu_is_free",
             "test_callback_that_raises_ends_the_run_and_the_others_are_told",
             "test_changes_of_mind_come_to_the_last_one",
             "test_exception_stops_at_once_with_its_traceback",
@@ -42,7 +43,7 @@ class TestHorovod(UnderRay, TableSuite):
             "test_too_many_deaths_end_the_run_and_keep_its_commits",
         }
     )
-    varied_cases = frozenset({"mixture"})
+    varied_cases = frozenset({"mixture", "suspend"})
 
     def make_driver(self) -> Driver:
         return HorovodDriver()

@@ -70,7 +70,7 @@ def cut(descriptors: Collection[int]) -> None:
 def error_of(
     reduce: Callable[[Collective], None], place: RankAssignment, folder: Path, *, survivors: int
 ) -> BaseException | None:
-    """What ended `reduce` in a world. No process ends before all have left it."""
+    """Error that ended `reduce` in a world. No process ends before all have left it."""
 
     def train() -> None:
         with horovod_world(place, torch.device("cpu"), LONG_S) as collective:

@@ -5,13 +5,14 @@ Any process of the cluster finds them. Checked with Ray 2.60.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import ActorUnavailableError, RayActorError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.errors import InvalidOption
@@ -21,7 +22,7 @@ NAMESPACE = "forebay"
 """Ray namespace of all named actors of Forebay."""
 RUN_PREFIX = "run-"
 """Prefix of a coordinator's actor name. The run's name follows."""
-_CACHE_PROTOCOL = 3
+_CACHE_PROTOCOL = 5
 CACHE_PREFIX = f"forebay-cache-{_CACHE_PROTOCOL}-"
 """Prefix of a cache actor's name.
 
@@ -35,6 +36,7 @@ NODE_DIGITS = 12
 
 ANSWER_S = 10.0
 _PING_S = 5.0
+_UNAVAILABLE_S = 1.0
 
 
 def names_of(prefix: str, begin: str = "") -> list[str]:
@@ -113,6 +115,22 @@ def ask_all(
         except RayError:  # it has ended since
             continue
     return answers
+
+
+async def is_living(actor: Any) -> bool:
+    """Whether an actor answers, however late: it has not died.
+
+    After some 20 s, Ray gives up a call to a process that a signal has stopped, and says that it may live.
+    """
+    while True:
+        try:
+            await actor.__ray_ready__.remote()
+        except ActorUnavailableError:
+            await asyncio.sleep(_UNAVAILABLE_S)
+        except RayActorError:
+            return False
+        else:
+            return True
 
 
 class Heartbeat:

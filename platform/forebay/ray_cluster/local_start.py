@@ -9,6 +9,7 @@ import contextlib
 import logging
 import os
 import re
+import socket
 import tempfile
 import traceback
 from pathlib import Path
@@ -20,6 +21,8 @@ from forebay.errors import RayNotStarted
 from forebay.runtime.foreign_code import error_of
 
 TMPDIR = "RAY_TMPDIR"
+PORT = "RAY_GCS_SERVER_PORT"
+"""The only port of a Ray of its own that a variable names."""
 _LONGEST = 107
 """Bytes of the path of a Unix socket on Linux. macOS has 3 fewer."""
 _SOCKET = "/ray/session_2026-11-26_12-00-00_123456_1234567/sockets/plasma_store"
@@ -27,7 +30,8 @@ _SOCKET = "/ray/session_2026-11-26_12-00-00_123456_1234567/sockets/plasma_store"
 _TRIES = 2
 _LINES = re.compile(r" Last (\d+ lines|connection error).*")
 _LATE = ("timed out", "timeout", "deadline exceeded", "overloaded")
-_TAKEN = ("address already in use", "already in use", "failed to bind")
+_TAKEN = ("already in use", "failed to bind")
+_MEMORY = Path("/dev/shm")  # noqa: S108 - where Ray keeps objects on Linux
 
 log = logging.getLogger(__name__)
 
@@ -35,16 +39,18 @@ log = logging.getLogger(__name__)
 def start_ray(num_cpus: int) -> None:
     """Start Ray with `num_cpus` CPUs on this machine, and connect.
 
-    Tries again once where Ray was only too slow. Raises `RayNotStarted`.
+    Tries again once, unless the cause stays. Raises `RayNotStarted`.
     """
     _check_folder()
+    _check_memory()
+    _check_port()
     for tries_left in reversed(range(_TRIES)):
         if (error := error_of(lambda: _init(num_cpus))) is None:
             return
         _end_half_started(error)
-        if not (tries_left and _is_late(error)):
+        if not tries_left or _stays(error):
             raise _not_started(error) from error
-        log.warning("Ray did not start in time on this machine. Trying once more.")
+        log.warning("Ray did not start on this machine (%s). Trying once more.", _reason(error))
 
 
 def _init(num_cpus: int) -> None:
@@ -67,16 +73,46 @@ def _check_folder() -> None:
             "bytes.",
             folder=folder,
         )
-    try:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass
-    except OSError as error:
+    if (error := _refusal(Path(folder))) is not None:
         raise RayNotStarted(
             f"Ray cannot start on this machine: its folder {named} cannot be written ({error}). Set {TMPDIR} to a "
             "short folder with room that this user may write to.",
             folder=folder,
         ) from error
+
+
+def _check_memory() -> None:
+    """Raise `RayNotStarted` if objects cannot be kept in memory. Ray itself waits for its node in vain."""
+    if _MEMORY.exists() and (error := _refusal(_MEMORY)) is not None:
+        raise RayNotStarted(
+            f"Ray cannot start on this machine: it keeps objects in {_MEMORY}, which cannot be written ({error}). "
+            "Mount a tmpfs there; in a container, give it memory (`--shm-size`).",
+            folder=str(_MEMORY),
+        )
+
+
+def _check_port() -> None:
+    """Raise `RayNotStarted` if the port of Ray's head is in use. Ray itself waits for answers, for minutes."""
+    if not (port := os.environ.get(PORT, "")).isdigit():
+        return
+    try:
+        with socket.create_server(("", int(port))):
+            pass
+    except (OSError, OverflowError) as error:
+        raise RayNotStarted(
+            f"Ray cannot start on this machine: {PORT}={port} is not free ({error}). Unset {PORT}, or end the "
+            "program that has the port.",
+            port=port,
+        ) from error
+
+
+def _refusal(folder: Path) -> OSError | None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return None
+    except OSError as error:
+        return error
 
 
 def _end_half_started(error: BaseException) -> None:
@@ -98,20 +134,31 @@ def _is_late(error: BaseException) -> bool:
     return isinstance(error, TimeoutError) or any(word in str(error).lower() for word in _LATE)
 
 
-def _not_started(error: BaseException) -> RayNotStarted:
-    text = str(error)
+def _stays(error: BaseException) -> bool:
+    """Whether a second try would fail as well: an option, the disk, a permission."""
+    return isinstance(error, OSError | ValueError | TypeError | LookupError) and not isinstance(
+        error, TimeoutError | ConnectionError
+    )
+
+
+def _reason(error: BaseException) -> str:
     # Of Ray's store of facts, "Last 3 lines of error files:" follows, and then they.
-    reason = _LINES.sub("", " ".join(text.partition("\n")[0].split())).rstrip(". ") or type(error).__name__
+    line = str(error).partition("\n")[0]
+    return _LINES.sub("", " ".join(line.split())).rstrip(". ") or type(error).__name__
+
+
+def _not_started(error: BaseException) -> RayNotStarted:
+    text, reason, logs = str(error), _reason(error), f"{_folder()}/ray/session_latest/logs"
     if any(word in text.lower() for word in _TAKEN):
         remedy = "A port is in use: unset the ports in the variables RAY_*_PORT, or end the program that has it."
     elif _is_late(error):
         load, cpus = os.getloadavg()[0], os.cpu_count() or 1
         remedy = (
-            f"The machine has {cpus} CPUs and a load of {load:.0f}: end other programs, or start a cluster once "
-            "(`ray start --head`) and set RAY_ADDRESS=auto."
+            f"The machine has {cpus} CPUs and a load of {load:.0f}: end other programs, look at Ray's logs in {logs}, "
+            "or start a cluster once (`ray start --head`) and set RAY_ADDRESS=auto."
         )
-    elif isinstance(error, OSError):
+    elif isinstance(error, OSError) and _stays(error):
         remedy = f"Look at the disk, the memory and /dev/shm, and set {TMPDIR} to a short folder with room."
     else:
-        remedy = f"Ray's logs have the cause: {_folder()}/ray/session_latest/logs."
+        remedy = f"Ray's logs have the cause: {logs}."
     return RayNotStarted(f"Ray cannot start on this machine ({reason}). {remedy}", reason=reason)

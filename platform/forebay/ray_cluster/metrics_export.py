@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from ray.util.metrics import Counter, Gauge
 
 from forebay.errors import ForebayError
+from forebay.runtime.foreign_code import begin
 from forebay.runtime.metrics import GAUGES, METRICS, TAGS, exported_name
 
 FLUSH_S = 3.0
@@ -78,8 +79,7 @@ def exported(tags: Mapping[str, str], counted: Numbers, measured: Numbers = dict
             _flush(metrics)
         _flush(metrics)
 
-    thread = threading.Thread(target=run, name="forebay-metrics", daemon=True)
-    thread.start()
+    thread = begin(threading.Thread(target=run, name="forebay-metrics", daemon=True))
     try:
         yield
     finally:

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import ray
 from ray._private import state as ray_state  # no public way; ray_cluster/private_names.py
@@ -18,6 +19,7 @@ from forebay.runtime.gpus import GpuSupply
 _PREFIX = "forebay-run-"
 """Prefix of a placement group's name. The run's name follows, by which the group is found again."""
 CPU_ONLY = "cpu_only"
+MARKET_LABEL = "ray.io/market-type"
 URGENT_S = 20.0
 """With less time than this left, the world does not wait for a replacement to become warm."""
 
@@ -44,17 +46,22 @@ def _alive_nodes() -> set[str]:
     return {node["NodeID"] for node in ray.nodes() if node["Alive"]}
 
 
-def nodes_for_data(data_nodes: str) -> list[str]:
+def num_on_demand() -> int:
+    """Number of living nodes whose label says that they are on demand, as a fleet's RayJobs and KubeRay set it."""
+    return sum(node["Alive"] and node.get("Labels", {}).get(MARKET_LABEL) == "on-demand" for node in ray.nodes())
+
+
+def nodes_for_data(data_nodes: str, nodes: Sequence[Mapping[str, Any]] | None = None) -> list[str]:
     """Ids of nodes that may build blocks for others.
 
-    They are alive and not draining.
+    They are alive and not draining. `nodes` is Ray's list of nodes, None to ask for it.
 
     "cpu_only" are nodes with CPUs and without GPUs. Any other text names a custom resource that the nodes have.
     """
     leaving = draining_nodes()
     return sorted(
         node["NodeID"]
-        for node in ray.nodes()
+        for node in (ray.nodes() if nodes is None else nodes)
         if node["Alive"] and node["NodeID"] not in leaving and _is_for_data(node["Resources"], data_nodes)
     )
 
@@ -93,10 +100,20 @@ def num_placed(run: str) -> int:
 
     Their processes may still be starting.
     """
-    return sum(
-        facts["state"] == "CREATED" and facts["name"].startswith(f"{_PREFIX}{run}:")
+    return len(_placed(run))
+
+
+def nodes_of(run: str) -> set[str]:
+    """Ids of the nodes that hold workers of `run`."""
+    return {node for facts in _placed(run) for node in facts["bundles_to_node_id"].values()}
+
+
+def _placed(run: str) -> list[Mapping[str, Any]]:
+    return [
+        facts
         for facts in placement_group_table().values()
-    )
+        if facts["state"] == "CREATED" and facts["name"].startswith(f"{_PREFIX}{run}:")
+    ]
 
 
 def new_placement(run: str, bundle: Mapping[str, float]) -> PlacementGroup:

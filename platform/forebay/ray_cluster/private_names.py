@@ -9,6 +9,7 @@ when a module of Forebay uses a private name that is not listed for it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from importlib import import_module
 
@@ -104,13 +105,30 @@ PRIVATE_NAMES: Mapping[str, tuple[str, ...]] = {
 def check_ray(what: str = EVERYTHING) -> None:
     """Look up every name that `what` uses.
 
-    Takes milliseconds once Ray is imported.
+    Takes milliseconds once Ray is imported. A Ray that is first imported here shows no log of a lost raylet.
 
     Raises `UnsupportedRay` with the names that are missing, and `ModuleNotFoundError` if Ray itself is.
     """
+    _import_ray()
     names = (*PRIVATE_NAMES[EVERYTHING], *(() if what == EVERYTHING else PRIVATE_NAMES[what]))
     if missing := [name.replace(":", ".") for name in names if not is_found(name)]:
         raise unsupported_ray(what, missing)
+
+
+_SKIPPED = "RAY_DEDUP_LOGS_SKIP_REGEX"
+"""Variable in which Ray, at its import, reads which messages a driver does not print."""
+_LOG_OF_RAYLET = r"\ARaylet is terminated\. Termination is unexpected"
+"""Beginning of a message with the last 20 lines of a raylet's log. Another one says that the node is dead, and why."""
+
+
+def _import_ray() -> None:
+    is_given = _SKIPPED in os.environ
+    os.environ.setdefault(_SKIPPED, _LOG_OF_RAYLET)
+    try:
+        import_module("ray")
+    finally:
+        if not is_given:
+            del os.environ[_SKIPPED]
 
 
 def is_found(name: str) -> bool:

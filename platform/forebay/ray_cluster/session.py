@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
-from collections.abc import Iterator, Mapping
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import ray
 
-from forebay.errors import InvalidOption
+from forebay.errors import ExitCode, InvalidOption
 from forebay.ray_cluster.local_start import start_ray
 from forebay.ray_cluster.private_names import check_ray
 from forebay.runtime.extras import validate_extra
@@ -49,13 +52,20 @@ def connect(address: str) -> None:
                 "RAY_AUTH_TOKEN_PATH to the file of its user (~/.ray/auth_token there).",
                 address=address,
             ) from error
+        said = " ".join(str(error).split()) or type(error).__name__
+        if "Version mismatch" in said:
+            raise InvalidOption(
+                f"{what} has another version than this process ({said}). Run this with the Python and the Ray of the "
+                f"cluster, or unset {ADDRESS} to start Ray on this machine.",
+                address=address,
+            ) from error
         remedy = (
             "Give the address of a cluster that is running (host:port, ray://host:port, or 'auto' on one of its "
             f"nodes), or unset {ADDRESS} to start Ray on this machine."
             if is_named
             else "It is starting or ending: try again."
         )
-        raise InvalidOption(f"{what} does not answer ({error}). {remedy}", address=address) from error
+        raise InvalidOption(f"{what} does not answer ({said}). {remedy}", address=address) from error
 
 
 def _asks_for_token(error: BaseException | None) -> bool:
@@ -69,8 +79,6 @@ def _asks_for_token(error: BaseException | None) -> bool:
 
 # Defaults of Ray Train that do not suit a run (Ray 2.60). A variable that is already set is kept.
 TRAIN_ENVIRONMENT: Mapping[str, str] = {
-    # 2 s by default, and a lost worker is noticed that late.
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     # 60 s by default: the time that a new attempt may wait for a node that has just died.
     "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",
     # It makes the controller wait until workers leave a draining node, but ours do not react to it.
@@ -82,6 +90,12 @@ TRAIN_ENVIRONMENT: Mapping[str, str] = {
     # Its actor and its gauges. Forebay reports its own.
     "RAY_TRAIN_METRICS_ENABLED": "0",
 }
+
+POLL_OF_TRAIN = "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S"
+LEAST_POLL_S, POLL_OF_WORKER_S = 0.2, 0.0005
+"""Ray Train's controller asks each worker for its state, in 0.2 ms of its CPU time. At 4,096 workers and the least
+interval, it would be 20,000 calls a second, and it makes 5,000.
+"""
 
 
 def session_text() -> str:
@@ -112,11 +126,12 @@ def ray_session(num_cpus: int) -> Iterator[bool]:
         return
     validate_extra("ray", "A session of Ray")
     address = os.environ.get(ADDRESS)
-    with _environment_put_back():
+    with _environment_put_back(), _handler_of_term() as keep_handler:
         if not address:
             start_ray(max(os.cpu_count() or 1, num_cpus))
         else:
             connect(address)
+        keep_handler()
         try:
             yield not address
         finally:
@@ -124,12 +139,32 @@ def ray_session(num_cpus: int) -> Iterator[bool]:
 
 
 @contextmanager
-def train_environment() -> Iterator[None]:
+def _handler_of_term() -> Iterator[Callable[[], object]]:
+    """Put back the handler of SIGTERM, which `ray.init` replaces.
+
+    Yields a function to call after `ray.init`. Without a handler, the process ends with the code of Forebay, not with
+    Ray's 15. Ray's native handler goes too: it prints addresses, and aborts the process 3 s later, in its end.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    if threading.current_thread() is not threading.main_thread() or before is None:  # one in C cannot be put back
+        yield lambda: None
+        return
+    handler = (lambda *_: sys.exit(ExitCode.TERMINATED)) if before is signal.SIG_DFL else before
+    try:
+        yield lambda: signal.signal(signal.SIGTERM, handler)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def train_environment(workers: int = 1) -> Iterator[None]:
     """Set `TRAIN_ENVIRONMENT` in the block.
 
-    Ray Train passes it on to its controller and workers.
+    `workers` are those of the run. Ray Train passes it on to its controller and workers.
     """
-    with environment_defaults(TRAIN_ENVIRONMENT):
+    # 2 s by default, and a lost worker is noticed that late.
+    poll_s = max(LEAST_POLL_S, POLL_OF_WORKER_S * workers)
+    with environment_defaults({**TRAIN_ENVIRONMENT, POLL_OF_TRAIN: f"{poll_s:g}"}):
         yield
 
 

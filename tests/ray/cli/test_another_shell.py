@@ -75,5 +75,5 @@ def test_a_shell_of_its_own_lists_scales_and_stops(shell: Shell) -> None:
 @pytest.mark.variation("Ray asks for 20 s")
 def test_another_user_is_told_of_the_token(shell: Shell, tmp_path: Path) -> None:
     refused = shell.forebay("jobs", "--ray", HOME=str(tmp_path / "other"))
-    assert refused.returncode == 2
+    assert refused.returncode == 3
     assert "asks for a token" in refused.stderr and "RAY_AUTH_TOKEN_PATH" in refused.stderr

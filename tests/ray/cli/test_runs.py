@@ -56,15 +56,15 @@ def test_what_cannot_be_is_refused_and_changes_nothing(forebay: Call, under_way:
     ctr, _ = under_way("ctr"), under_way("fixed", min_workers=2, max_workers=2)
     for number in (0, 5):
         code, _, error = forebay("scale", "ctr", number)
-        assert code == 2
+        assert code == 3
         assert f"InvalidOption: {number} workers are out of bounds for run 'ctr', whose job allows 1 to 4" in error
         assert "nothing was changed, the target is still 2" in error
     assert ray.get(ctr.target.remote()) == 2
     code, _, error = forebay("scale", "fixed", 2)
-    assert (code, "run 'fixed' has a fixed number of workers, 2" in error) == (2, True)
+    assert (code, "run 'fixed' has a fixed number of workers, 2" in error) == (3, True)
     for words in (("scale", "crt", 2), ("stop", "crt")):
         code, _, error = forebay(*words)
-        assert code == 2
+        assert code == 3
         assert "no run named 'crt' is under way on this cluster. Did you mean 'ctr'? Under way: ctr, fixed." in error
     facts = json.loads(forebay("scale", "ctr", 9, "--json")[2])
     assert (facts["error"], facts["facts"]["max_workers"]) == ("InvalidOption", 4)
@@ -79,5 +79,5 @@ def test_no_cluster(ray_off: None, tmp_path: Path) -> None:
         return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
     said = ps("127.0.0.1:1")
-    assert said.returncode == 2
+    assert said.returncode == 3
     assert said.stderr.startswith("InvalidOption: RAY_ADDRESS=127.0.0.1:1 does not answer")

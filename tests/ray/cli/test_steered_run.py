@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import ray
 
 from forebay.events import Event, Reported, Resized, Started
@@ -18,6 +19,7 @@ from forebay.training.job.elastic import Elastic
 from forebay.training.runs.control import Control
 
 
+@pytest.mark.variation  # test_another_shell.py has the commands, test_event_loop.py what a run follows
 def test_run_is_seen_scaled_and_stopped_from_another_process(ray_session: None, tmp_path: Path) -> None:
     bench = DriverBench(tmp_path)
     environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}

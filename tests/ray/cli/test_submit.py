@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -38,8 +40,11 @@ def dashboard(ray_off: None, tmp_path: Path) -> Iterator[str]:
         )
     )
     start = [RAY, "start", "--head", "--block", "--num-cpus=8", "--disable-usage-stats"]
+    # A folder of its own: Ray gives a job the address that the newest cluster wrote into the common one, and a test
+    # beside this one may have started that. Its sockets need a short path.
+    folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     with (tmp_path / "ray.log").open("w") as log:
-        options = [f"--{name}={port}" for name, port in ports.items()]
+        options = [f"--temp-dir={folder}", *(f"--{name}={port}" for name, port in ports.items())]
         head = subprocess.Popen([*start, *options], stdout=log, stderr=log, start_new_session=True)
     address = f"http://127.0.0.1:{ports['dashboard-port']}"
     until_it_answers(address)
@@ -51,6 +56,7 @@ def dashboard(ray_off: None, tmp_path: Path) -> Iterator[str]:
     except subprocess.TimeoutExpired:
         os.killpg(head.pid, signal.SIGKILL)
         head.wait(10)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def free_ports(count: int) -> list[int]:

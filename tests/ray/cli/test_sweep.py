@@ -15,6 +15,7 @@ import pytest
 import ray
 from tests.ray.sweep.small_sweeps import STEPS_PER_EPOCH, SmallSweeps
 
+from forebay.errors import ExitCode
 from forebay.sweep.record.record import TrialRecord, load_record
 
 WAIT_S = 180.0
@@ -74,7 +75,10 @@ def command(ray_session: None, tmp_path: Path, request: pytest.FixtureRequest) -
 
 
 @pytest.mark.variation
-def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(command: Command, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("by", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED)])
+def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(
+    command: Command, tmp_path: Path, by: signal.Signals, code: ExitCode
+) -> None:
     def steps() -> list[int]:
         return SmallSweeps(tmp_path).steps("x")[EPOCHS * STEPS_PER_EPOCH :]  # after the fast trial's
 
@@ -83,9 +87,9 @@ def test_a_sweep_by_its_name_through_an_interrupt_and_a_stop(command: Command, t
     facts = json.loads(command.ask("jobs", "--ray", "--json"))
     assert [sweep["name"] for sweep in facts["sweeps"]] == ["ctr"]
     assert sorted(trial["state"] for trial in facts["sweeps"][0]["trials"]) == ["finished", "running"]
-    first.send_signal(signal.SIGINT)
+    first.send_signal(by)
     _, said = first.communicate(timeout=WAIT_S)
-    assert first.returncode != 0 and "Traceback" not in said
+    assert first.returncode == code and "Traceback" not in said
     finished, cut = command.trials
     assert (finished.state, finished.epochs, cut.state) == ("finished", EPOCHS, "pending")
 

@@ -11,12 +11,15 @@ from tests.soak.case import FAULTS, TERMS, Case, rng_of
 from tests.soak.faults import load
 
 load()
-# Another fault here covers these too, or tests/soak/test_matrix.py without Ray.
+# Another fault here covers these too, or tests/soak/test_matrix.py without Ray. A stuck close is in
+# tests/ray/data/cache/node/test_node.py, a peer that hangs or is lost in test_node_peers.py beside it.
 VARIATIONS = {
     "ray-block-damaged",
     "ray-cache-actor-killed",
     "ray-cache-folder-deleted",
+    "ray-close-while-stuck",
     "ray-object-store-full",
+    "ray-peer-lost",
     "ray-quota-shrunk",
     "ray-storage-slow",
     "ray-transform-raises",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
+import signal
 import socket
 import time
 from pathlib import Path
@@ -11,7 +13,7 @@ import pytest
 import ray
 
 from forebay.errors import InvalidOption
-from forebay.ray_cluster.session import ray_session, session_text
+from forebay.ray_cluster.session import _handler_of_term, ray_session, session_text
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.driver.driver import run
 
@@ -58,6 +60,52 @@ def test_what_ray_says_about_an_address_is_passed_on(tmp_path: Path, monkeypatch
         pass
 
 
+def test_another_version_is_named_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cluster of another Python needs an environment of its own: `make test-python`. The text is Ray 2.60's."""
+
+    def refuse(**options: object) -> None:
+        raise RuntimeError("Version mismatch: The cluster was started with:\n    Ray: 2.60.0\n    Python: 3.13.0\n")
+
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    monkeypatch.setattr(ray, "init", refuse)
+    said = r"^RAY_ADDRESS=auto has another version than this process \(Version.* Python: 3\.13\.0\)\. Run this with"
+    with pytest.raises(InvalidOption, match=said) as caught, ray_session(1):
+        pass
+    assert "\n" not in str(caught.value)
+
+
 def test_empty_address_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "")
     assert session_text() == "starting Ray on this machine"
+
+
+def test_sigterm_reaches_python_and_no_native_handler(capfd: pytest.CaptureFixture[str]) -> None:
+    """Ray's prints addresses, and aborts the process 3 s later. The one of `faulthandler` stands for it."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        with _handler_of_term() as keep_handler:
+            faulthandler.register(signal.SIGTERM, file=2, chain=True)
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert "most recent call first" in capfd.readouterr().err
+            keep_handler()
+            os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        faulthandler.unregister(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
+    assert heard == [signal.SIGTERM] * 2 and capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("ignored", [True, False])
+def test_who_ignores_sigterm_goes_on_doing_so(ignored: bool) -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN if ignored else signal.SIG_DFL)
+    try:
+        with _handler_of_term() as keep_handler:
+            signal.signal(signal.SIGTERM, lambda *_: None)  # as `ray.init` does
+            keep_handler()
+            inside = signal.getsignal(signal.SIGTERM)
+        after = signal.getsignal(signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert after == (signal.SIG_IGN if ignored else signal.SIG_DFL)
+    assert (inside == signal.SIG_IGN) is ignored and (ignored or callable(inside))

@@ -63,6 +63,7 @@ def test_sweep_of_which_all_trials_fail(small: SmallSweeps) -> None:
     assert len(failed.value.errors) == 1
 
 
+@pytest.mark.variation  # unit/sweep/trial/test_trainable.py has the refusal
 def test_metric_that_nobody_tells(small: SmallSweeps) -> None:
     sweep = small.sweep({"lr": (0.01, 0.1)}, num_trials=1)
     object.__setattr__(sweep, "metric", "auc")

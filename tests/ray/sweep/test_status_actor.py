@@ -78,7 +78,7 @@ def test_stop_ends_a_sweep_by_its_name(forebay: Call) -> None:
         assert json.loads(forebay("stop", "ctr", "--json")[1])["sweep"] == "ctr"
         assert until_told(board, shown) == "seen enough"
         code, _, error = forebay("stop", "ct")
-        assert code == 2 and "no run named 'ct' is under way" in error
+        assert code == 3 and "no run named 'ct' is under way" in error
 
 
 def test_one_sweep_of_a_name_at_a_time(ray_session: None) -> None:

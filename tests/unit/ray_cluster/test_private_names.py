@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import os
+import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator
@@ -288,3 +290,28 @@ def test_the_extra_requires_the_tested_range() -> None:
     assert f"pip install '{required}'" in str(unsupported_ray("This", ["ray.gone"]))
     numbers = tuple(tuple(map(int, version.split("."))) for version in (TESTED_RAY[0], ray.__version__, TESTED_RAY[1]))
     assert numbers[0] <= numbers[1][:2] <= numbers[2]
+
+
+LOST = """
+import os, sys
+from forebay.ray_cluster.private_names import check_ray
+check_ray()
+from ray._private.worker import print_to_stdstream
+for line in {lines!r}:
+    print_to_stdstream({{"lines": [line], "pid": "raylet", "ip": "", "job": "", "is_err": False}}, False)
+print("RAY_DEDUP_LOGS_SKIP_REGEX" in os.environ)
+"""
+LOG = "Raylet is terminated. Termination is unexpected. Possible reasons include: (1) SIGKILL by the user"
+DEAD = "The node with node id: 1e4f74 has been marked dead."
+PRINTED = "my own line: Raylet is terminated. Termination is unexpected."
+
+
+@pytest.mark.parametrize("given", ["", "my own"])
+def test_a_driver_does_not_print_the_log_of_a_lost_raylet_unless_its_user_says_what_to_skip(given: str) -> None:
+    variables = {**os.environ, **({"RAY_DEDUP_LOGS_SKIP_REGEX": given} if given else {})}
+    code = LOST.format(lines=[f"{LOG}\n    [state-dump] 1", DEAD, PRINTED])
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=variables, capture_output=True, text=True, check=True
+    ).stdout
+    assert DEAD in said and (PRINTED in said) != bool(given) and (f"{LOG}\n    [state" in said) == bool(given)
+    assert said.rstrip().endswith(str(bool(given))), "no variable is left behind"

@@ -83,7 +83,7 @@ class DriverBench:
         It has a checkpoint every 3 steps. Each step takes at least `step_s` seconds.
 
         After step `at_step` this happens to the last rank: `raise` (a `ValueError`),
-        `hang`, `kill` (SIGKILL, once) or `kill always`.
+        `hang`, `hold` (with the interpreter's lock), `suspend` (SIGSTOP), `kill` (SIGKILL, once) or `kill always`.
         """
         # The laws are checked on CPUs, whatever the machine has.
         options.setdefault("resources", Resources(gpus=0))

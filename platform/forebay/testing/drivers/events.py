@@ -5,6 +5,7 @@ It logs every step, and an event may disturb it at one.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -110,4 +111,9 @@ def _happen(event: str, mark: Path) -> None:
     if event == "hang":
         while True:
             time.sleep(1)
+    if event == "hold":
+        ctypes.PyDLL(None).sleep(600)  # with the interpreter's lock, as an extension in C may
+    if event == "suspend":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
     os.kill(os.getpid(), signal.SIGKILL)

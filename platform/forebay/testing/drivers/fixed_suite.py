@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import threading
 import time
@@ -16,7 +17,8 @@ import torch
 from torch import nn
 
 from forebay.errors import Hung, InvalidOption, NullLabel, RunFailed
-from forebay.events import EpochEnded, Evaluated, Event, Failed, Finished, Preparing, Reported, Started
+from forebay.events import EpochEnded, Evaluated, Event, Failed, Finished, Preparing, Reported, Started, Warned
+from forebay.runtime.foreign_code import begin
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, BenchOrder, DriverBench, weights
 from forebay.testing.drivers.events import TRAINED_ROWS
 from forebay.training.driver.driver import Driver
@@ -30,6 +32,12 @@ GRACE_S = 30.0
 WORKERS = 2
 HANG_S = 10.0
 HANG_GRACE_S = 120.0  # Includes the start of the workers, which takes most of a minute on a busy machine.
+
+SILENT = {
+    "hold": r"holds the interpreter's lock in events\.py:\d+ in _happen",
+    "suspend": r"its process \d+ is stopped, by a signal or a debugger",
+}
+"""Events after which a rank runs no Python, and what others say of it."""
 
 in_each_order = pytest.mark.parametrize("bench", get_args(BenchOrder), indirect=True)
 """Law of the rows that are trained on: holds for one dataset and for a mixture."""
@@ -162,10 +170,24 @@ class FixedSuite:
 
     def test_hang_ends_the_run_and_is_named(self, bench: DriverBench) -> None:
         heard = Heard()
-        with ends_within(HANG_S + HANG_GRACE_S), pytest.raises(Hung, match=r"hang_timeout_s=10"):
+        with ends_within(HANG_S + HANG_GRACE_S), pytest.raises(Hung, match=r"hang_timeout_s=10") as end:
             self.run(bench, "hanging", heard, at_step=5, event="hang", hang_timeout_s=HANG_S)
         assert len([event for event in heard if isinstance(event, Started)]) == 1, "what hangs was tried again"
         assert isinstance(heard[-1], Failed)
+        told = [event.reason for event in heard if isinstance(event, Warned)]
+        assert any("rank 1 has taken no step" in each and "events.py" in each for each in told), told
+        assert re.match(r"rank 1 has taken no step for \d+ s and is in events\.py:\d+", str(end.value))
+
+    @pytest.mark.parametrize("event", [*SILENT])
+    def test_a_rank_that_runs_no_python_is_named(self, bench: DriverBench, event: str) -> None:
+        """None of its threads could say where it is."""
+        heard = Heard()
+        with ends_within(HANG_S + HANG_GRACE_S), pytest.raises(Hung, match=r"hang_timeout_s=10") as end:
+            self.run(bench, event, heard, at_step=5, event=event, hang_timeout_s=HANG_S)
+        # On a busy machine, a rank may stand still for long before.
+        *_, told = [each.reason for each in heard if isinstance(each, Warned) and each.rank == 1]
+        assert re.match(rf"rank 1 has taken no step for \d+ s and {SILENT[event]}", told)
+        assert told in str(end.value)
 
     def test_callback_that_raises_ends_the_run_and_the_others_are_told(self, bench: DriverBench) -> None:
         heard = Heard()
@@ -267,8 +289,7 @@ def ends_within(limit_s: float) -> Iterator[None]:
         # Sent to that thread, because only its own signal ends a wait in C.
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
-    watch = threading.Timer(limit_s, interrupt)
-    watch.start()
+    watch = begin(threading.Timer(limit_s, interrupt))
     try:
         yield
     except KeyboardInterrupt:

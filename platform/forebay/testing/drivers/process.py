@@ -15,14 +15,14 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from forebay.errors import Fenced
+from forebay.errors import ExitCode, Fenced
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.checkpoint.files import claim
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts import fence
 
 PATIENCE_S = 300.0
-FENCED_CODE = Fenced.exit_status
+FENCED_CODE = ExitCode.FENCED
 
 
 class DriverProcess:
@@ -45,7 +45,7 @@ class DriverProcess:
 
     @property
     def output(self) -> str:
-        """What the process has written."""
+        """Text that the process has written."""
         return self._log.read_text()
 
     def wait_for(self, step: int) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from html import escape
 
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TextColumn
@@ -28,6 +30,7 @@ from forebay.events import (
     Warned,
 )
 from forebay.report.console import SafeConsole
+from forebay.report.notebook import CellOutput, is_notebook
 from forebay.runtime.formatting import metric_text, metrics_text, rate_text, share_text, time_text
 from forebay.training.run_report.stages import stages_text
 from forebay.training.runs.control import Control
@@ -42,20 +45,26 @@ LONGEST_SAMPLE = 80
 class Progress:
     """Shows the progress of a run.
 
-    Epoch, step, loss, rows/s, share of time waiting for data, and the time left. On a terminal it updates one bar.
-    Elsewhere (a CI log, a file) it writes a line every five seconds, and less often as the run gets longer. The summary
-    of each epoch stays on the screen. `console` is the output, standard error by default. `clock` returns monotonic
-    seconds.
+    Epoch, step, loss, rows/s, share of time waiting for data, and the time left. On a terminal and in a notebook it
+    updates one bar. Elsewhere (a CI log, a file) it writes a line every five seconds, and less often as the run gets
+    longer. The summary of each epoch stays on the screen. `console` is the output, standard error by default. `clock`
+    returns monotonic seconds. `command` began the run: it is shown again if the run is interrupted.
     """
 
-    def __init__(self, console: Console | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        console: Console | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        command: Sequence[str] = (),
+    ) -> None:
+        self._command = tuple(command)
         self._console = console or SafeConsole(stderr=True, highlight=False)
         self._clock = clock
         self._began = clock()
         self._pace = Throughput()
         self._started: Started | None = None
         self._first_batch = 0
-        self._bar: _Bar | None = None
+        self._bar: _Bar | _CellBar | None = None
         self._line_due: float | None = None
 
     def __call__(self, event: Event, control: Control) -> None:  # noqa: ARG002 - a `Callback`
@@ -78,13 +87,23 @@ class Progress:
                 self._say(f"{event.error.rstrip('. ')}. {again}")
             case Failed():
                 self._end_bar()
-                # Whoever runs the job gets the error itself, and prints it.
+                # The caller of the run gets the error itself, and prints it.
                 end = "This attempt has ended. The run goes on elsewhere." if event.is_fenced else "The run has ended."
-                self._say(f"Interrupted. {end}" if event.error == INTERRUPTED else end)
+                self._say(f"Interrupted. {end}{self._again()}" if event.error == INTERRUPTED else end)
             case Finished():
                 self._end_bar()
                 reason = f"stopped: {event.stopped}" if event.stopped else "finished"
                 self._say(f"{event.name} {reason} after {time_text(self._clock() - self._began)}.")
+
+    def _again(self) -> str:
+        """How to continue an interrupted run."""
+        if self._started is None:
+            return ""
+        name = f"name={self._started.name}"
+        if not self._command:
+            return f" To continue at its newest checkpoint, run the same job with {name}."
+        words = [*self._command, *([] if name in self._command else [name])]
+        return f" To continue at its newest checkpoint:\n{shlex.join(words)}"
 
     def _start(self, event: Started) -> None:
         self._end_bar()
@@ -93,6 +112,8 @@ class Progress:
         self._line_due = None
         if self._console.is_terminal:
             self._bar = _Bar(self._console, steps=event.epochs * event.num_batches)
+        elif self._console.is_jupyter and is_notebook():
+            self._bar = _CellBar()
 
     def _show(self, event: Reported) -> None:
         text = self._step_text(event)
@@ -168,7 +189,10 @@ def _steering_text(event: Resized | Preempted | RolledBack | Warned) -> str:
         case Resized():
             return f"after step {event.step} the run continues with {_workers(event.new)} instead of {event.old}."
         case Preempted():
-            return f"node {event.node} is being taken away, with {_workers(event.workers)} on it."
+            there = f"{_workers(event.workers)} on {'them' if event.others else 'it'}"
+            if event.others:
+                return f"node {event.node} and {len(event.others)} others are being taken away, with {there}."
+            return f"node {event.node} is being taken away, with {there}."
         case RolledBack():
             again = f"without {event.skipped_rows} rows" if event.skipped_rows else "once more"
             return f"{event.reason}. Back from step {event.from_step} to step {event.to_step}, {again}."
@@ -205,6 +229,24 @@ class _Bar:
 
     def end(self) -> None:
         self._bars.stop()
+
+
+class _CellBar:
+    """Bar in a notebook cell.
+
+    It needs no widgets, which a saved notebook would not show.
+    """
+
+    def __init__(self) -> None:
+        self._cell = CellOutput()
+        self._cell.show("the first step is on its way")
+
+    def show(self, step: int, steps: int, text: str) -> None:
+        bar = f"<progress value={step} max={steps} style='width:16em'></progress>"
+        self._cell.show(f"<div style='font:13px monospace;margin-left:.5em'>{bar} {escape(text)}</div>")
+
+    def end(self) -> None:
+        self._cell.show("")
 
 
 def _sources_text(event: Reported) -> str:

@@ -86,7 +86,8 @@ class Tracker(ABC):
 
     Laws, for every tracker:
     - A run that is resumed by name continues the same run of the tracker.
-    - The end is "finished", "stopped" or "failed". Losses of workers that are replaced are no end.
+    - The end is "finished", "stopped" by somebody outside, or "failed". Losses of workers that are replaced are no
+      end.
     - Credentials of this process are never sent.
     - A tracker that does not answer never ends or delays training: everything is sent by a thread. It is warned about
       once, and tried again every minute. At the end of the run it has 30 seconds.
@@ -137,7 +138,8 @@ class Tracker(ABC):
             case Failed():
                 self._end("failed", event.error)
             case Finished():
-                self._end("stopped" if event.stopped else "finished", event.stopped or "")
+                # Ended early by a rule of its own, such as a patience, a run is as complete as any.
+                self._end("stopped" if control.was_asked(event.stopped) else "finished", event.stopped or "")
 
     def _start(self, event: Started, control: Control) -> None:
         self._world_size = event.world_size
@@ -171,8 +173,7 @@ class _Sender:
         self._unsent: list[Entry] = []
         self._ending: tuple[EndState, str] | None = None
         self._is_open = self._is_warned = False
-        self._thread = threading.Thread(target=self._send_until_end, name="forebay-tracker", daemon=True)
-        begin(self._thread)
+        self._thread = begin(threading.Thread(target=self._send_until_end, name="forebay-tracker", daemon=True))
 
     def add(self, entries: Sequence[Entry]) -> None:
         with self._changed:

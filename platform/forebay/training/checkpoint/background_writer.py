@@ -18,7 +18,9 @@ from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 
+from forebay.errors import LimitReached
 from forebay.runtime.foreign_code import OutcomeThread, begin, outcome_of
+from forebay.runtime.memory.available import available_bytes
 from forebay.training.checkpoint.checkpoint import Checkpoint, Encoder
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import EncodedCheckpoint
@@ -63,8 +65,8 @@ class BackgroundWriter:
         Its first touch takes several times as long as the copy.
         """
         if _can_outlive() and self._reserving is None:
-            self._reserving = OutcomeThread(lambda: self._reserve(num_bytes), "forebay-reserve")
-            begin(self._reserving)
+            with suppress(LimitReached):  # then the first checkpoint allocates it
+                self._reserving = begin(OutcomeThread(lambda: self._reserve(num_bytes), "forebay-reserve"))
 
     def save(self, checkpoint: Checkpoint, num_bytes: int) -> bool:
         """Copy a state of `num_bytes`, and return whether it is written later.
@@ -74,7 +76,8 @@ class BackgroundWriter:
         self.raise_failed()
         if self._reserving is not None:
             self._reserving.join()
-        if not _can_outlive() or not self._is_kept():
+        # A checkpoint that waits needs the thread: without one, `close` would wait for it forever.
+        if not _can_outlive() or not self._is_kept() or not self._is_served():
             self.raise_failed(wait=True)
             return False
         number = self._free_memory(checkpoint.step, num_bytes)
@@ -89,9 +92,6 @@ class BackgroundWriter:
         if not is_held:
             self.raise_failed(wait=True)
             return False
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="forebay-checkpoints", daemon=True)
-            begin(self._thread)
         return True
 
     def raise_failed(self, *, wait: bool = False) -> None:
@@ -178,6 +178,14 @@ class BackgroundWriter:
             return False
         return True
 
+    def _is_served(self) -> bool:
+        """Whether the thread runs. Starts it."""
+        with suppress(LimitReached):
+            self._thread = self._thread or begin(
+                threading.Thread(target=self._run, name="forebay-checkpoints", daemon=True)
+            )
+        return self._thread is not None
+
     def _has_lock(self) -> bool:
         """Whether the folder is locked.
 
@@ -221,34 +229,3 @@ def _seal_and_write(draft: EncodedCheckpoint, write: Write) -> None:
 def _can_outlive() -> bool:
     """Whether two processes may share memory without a file name."""
     return sys.platform == "linux" and bool(sys.executable)
-
-
-def available_bytes(root: Path = Path("/")) -> float:
-    """Memory that this process may still take.
-
-    What the machine has left, or less under the limit of a cgroup.
-    """
-    facts = dict(line.split(":", 1) for line in _lines(root / "proc/meminfo"))
-    left = [1024.0 * int(facts["MemAvailable"].split()[0])] if "MemAvailable" in facts else []
-    groups = root / "sys/fs/cgroup"
-    for line in _lines(root / "proc/self/cgroup"):
-        _, controllers, path = line.split(":", 2)
-        if not controllers:
-            found = groups / path.strip("/")
-            left += [_left_in(each) for each in (found, *found.parents) if each.is_relative_to(groups)]
-    return min(left, default=float("inf"))
-
-
-def _left_in(group: Path) -> float:
-    limit, used = _lines(group / "memory.max"), _lines(group / "memory.current")
-    if not limit or not used or not limit[0].isdecimal():
-        return float("inf")
-    facts = dict(line.split() for line in _lines(group / "memory.stat"))
-    return float(limit[0]) - float(used[0]) + float(facts.get("inactive_file", 0))
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []

@@ -93,7 +93,7 @@ class CheckpointStore(Protocol):
         """
         ...
 
-    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
+    def read_part(self, step: int, part: PartFacts) -> Iterable[ReadBytes]:
         """Return readers of a part's spans, the nearest copy first.
 
         The part is of a complete checkpoint.
@@ -232,7 +232,7 @@ class DirectoryStore:
         self._files.write_part(step, number, self._buffer.written())
         return receipt
 
-    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
+    def read_part(self, step: int, part: PartFacts) -> Iterable[ReadBytes]:
         """Return one reader, of the part's file."""
         return self._files.part_readers(step, part.number)
 

@@ -35,12 +35,13 @@ class CorruptCheckpoint(Exception):
 class PartFacts:
     """Number, size and checksum of a part.
 
-    The checksum is `sum_of` its blocks. Another process may have written it.
+    The checksum is `sum_of` its blocks. Another process may have written it, on `node`, if that is known.
     """
 
     number: int
     num_bytes: int
     checksum: str
+    node: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

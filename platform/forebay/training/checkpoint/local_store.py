@@ -9,7 +9,7 @@ import mmap
 import os
 import shutil
 import uuid
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -202,9 +202,8 @@ class SpooledStore:
         try:
             spool.files.write(encoded)
             mapped = self._mapped(encoded)
-        except FileNotFoundError:
-            spool.uploader.files.check_fence()  # a later attempt on this machine has emptied the folder
-            raise
+        except OSError as error:
+            raise self._refused(encoded.step, error) from error
         spool.uploader.offer(mapped)
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
@@ -213,10 +212,29 @@ class SpooledStore:
         All ranks share the folder, and rank 0 uploads it.
         """
         receipt = write_part(number, chunks, self._buffer)
-        self._spooled.write_part(step, number, self._buffer.written())
+        try:
+            self._spooled.write_part(step, number, self._buffer.written())
+        except OSError as error:
+            raise self._refused(step, error) from error
         return receipt
 
-    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
+    def _refused(self, step: int, error: OSError) -> WriteFailed:
+        """Error for a write that this machine's disk has refused.
+
+        Raises `Fenced` if a later attempt has the run.
+        """
+        if isinstance(error, FileNotFoundError):
+            self._stored.check_fence()  # that attempt, on this machine, has emptied the folder
+        return write_failed(
+            f"the checkpoint of step {step}",
+            str(self._folder),
+            error,
+            f"It goes from there to {self._stored.uri}, which has those before it: make room or give access, and run "
+            "the same name again to continue.",
+            step=step,
+        )
+
+    def read_part(self, step: int, part: PartFacts) -> Iterable[ReadBytes]:
         """Return readers of this machine's disk and of storage."""
         return [reader for files in (self._spooled, self._stored) for reader in files.part_readers(step, part.number)]
 
@@ -301,15 +319,21 @@ class SpooledStore:
             self._stored.check_fence()
         except OSError as error:
             raise write_failed("the owner of the checkpoints", uri, error) from error
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True, mode=0o700)
         owner = uuid.uuid4().hex.encode()
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.mkdir(parents=True, mode=0o700)
+        except OSError as error:
+            raise write_failed("the checkpoints of this machine", str(folder), error) from error
         try:
             location.fs.create_dir(location.path.rpartition("/")[0], recursive=True)
             write_atomically(location.uri, owner)
         except OSError as error:
             raise write_failed("the owner of the checkpoints", location.uri, error) from error
-        here.write_bytes(owner)
+        try:
+            here.write_bytes(owner)
+        except OSError as error:
+            raise write_failed("the owner of the checkpoints", str(here), error) from error
 
     def _offer_remains(self) -> None:
         """Offer the uploader the checkpoint of a killed process."""

@@ -25,11 +25,12 @@ from ray.exceptions import ActorUnavailableError, RayError
 from forebay.errors import Fenced, WriteFailed
 from forebay.ray_cluster.actors import actors_by_name, make_on_node
 from forebay.ray_cluster.nodes import _alive_nodes, steady_nodes
+from forebay.runtime.foreign_code import begin
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import EncodedCheckpoint, part_facts
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.training.checkpoint.memory_store import MemoryStore, StoredStep
-from forebay.training.checkpoint.part_memory.actor import StoreOwner, end_part_stores, is_alive, upload_parts
+from forebay.training.checkpoint.part_memory.actor import StoreOwner, end_part_stores, outlive, upload_parts
 from forebay.training.checkpoint.uploader import Uploader
 
 ANSWER_S = 2.0
@@ -66,7 +67,7 @@ class StoreActor(MemoryStore):
         self._replica = _Replica(owner, self._node)
         super().__init__(Uploader(owner.config, partial(upload_parts_of, owner.run)), self._replica.replicate)
         self._me = ray.get_runtime_context().current_actor
-        threading.Thread(target=self._watch, name="forebay-watch", daemon=True).start()
+        begin(threading.Thread(target=self._watch, name="forebay-watch", daemon=True))
 
     async def stop_replicating(self) -> None:
         """Make no other store from now on.
@@ -76,8 +77,7 @@ class StoreActor(MemoryStore):
         await asyncio.to_thread(self._replica.stop)
 
     def _watch(self) -> None:
-        while is_alive(self._owner.coordinator):
-            time.sleep(WATCH_S)
+        outlive(self._owner.coordinator)
         # A store with a newer step ends first: two at once would corrupt each other's checkpoint.
         while (mine := self._stored_step()) is not None and self._newest_elsewhere() > (mine, self._node):
             time.sleep(WATCH_S)
@@ -155,8 +155,9 @@ class _Replica:
         self._store, self._is_settled = None, False
         if not nodes:
             return
+        stores = stores_of(self._owner.run)
         # A node that already has a store is faster.
-        self._store_node = min(nodes, key=lambda node: (node not in stores_of(self._owner.run), node))
+        self._store_node = min(nodes, key=lambda node: (node not in stores, node))
         self._store = make_store(self._owner, self._store_node)
 
     def _end_others(self) -> None:

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
-from forebay.errors import Fenced, ReadFailed, WriteFailed
+from forebay.errors import Fenced, LimitReached, ReadFailed, WriteFailed
 from forebay.runtime.foreign_code import OutcomeThread, begin
 from forebay.storage.atomic import ADVICE, write_failed
 from forebay.training.checkpoint.buffer import ReusableBuffer
@@ -128,8 +129,8 @@ class RayCheckpointStore:
         """Allocate memory in this node's store, during training."""
         self._reserved()
         if num_bytes >= LEAST_TOUCHED and self._pending is not None:
-            self._reserving = OutcomeThread(lambda: self._touch(num_bytes), "forebay-reserve")
-            begin(self._reserving)
+            with suppress(LimitReached):  # then the first checkpoint allocates it
+                self._reserving = begin(OutcomeThread(lambda: self._touch(num_bytes), "forebay-reserve"))
 
     def raise_failed(self, *, wait: bool = False) -> None:
         """Do nothing: `save` raises, or storage at a flush."""
@@ -170,9 +171,12 @@ class RayCheckpointStore:
             raise write_failed(f"part {number} of the checkpoint of step {step}", self._files.uri, error) from error
         return receipt
 
-    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:
+    def read_part(self, step: int, part: PartFacts) -> Iterable[ReadBytes]:
         """Return readers of all nodes' memory, and of storage."""
-        return [*self._part_memory.copies(step, part), *self._files.part_readers(step, part.number)]
+        return chain(self._part_memory.copies(step, part), self._stored_copies(step, part))
+
+    def _stored_copies(self, step: int, part: PartFacts) -> Iterator[ReadBytes]:
+        yield from self._files.part_readers(step, part.number)  # it may list the steps: only if memory has no copy
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest complete checkpoint, or None.

@@ -247,9 +247,9 @@ class Uploader:
             self._changed.notify_all()
 
     def _record_superseded(self, encoded: EncodedCheckpoint) -> None:
-        """Leave out a checkpoint whose parts are gone.
+        """Leave out a checkpoint whose parts were replaced.
 
-        They gave way to later ones. The newest is taken soon.
+        Later ones are there. The newest is taken soon.
         """
         with self._changed:
             self._in_progress.remove(encoded)

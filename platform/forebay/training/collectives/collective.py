@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Literal, Protocol, TypeVar
 
 import numpy as np
@@ -11,6 +12,7 @@ from forebay.training.collectives.tensor_collectives import SingleProcessTensorC
 from forebay.world import World
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 class Collective(Protocol):
@@ -18,8 +20,8 @@ class Collective(Protocol):
 
     A driver builds one per worker process.
 
-    Laws: all ranks call every method in the same order. No method changes its argument. `all_reduce`,
-    `all_gather_object` and `broadcast_object` return the same on every rank.
+    Laws: all ranks call every method in the same order. No method changes its argument. `all_reduce`, `combine` and
+    `broadcast_object` return the same on every rank.
     """
 
     @property
@@ -41,8 +43,12 @@ class Collective(Protocol):
         """
         ...
 
-    def all_gather_object(self, value: T) -> list[T]:
-        """Return every rank's `value`, by rank."""
+    def combine(self, value: V, decide: Callable[[Sequence[V]], T]) -> T:
+        """Return `decide(values)` of every rank's `value`, by rank.
+
+        `decide` is called on rank 0, or on every rank. So a rank receives its result and not all values, which are
+        64 MB at a checkpoint of 4,096 ranks.
+        """
         ...
 
     def broadcast_object(self, value: T) -> T:
@@ -63,8 +69,8 @@ class SingleProcessCollective:
     def all_reduce(self, values: np.ndarray) -> np.ndarray:
         return values.copy()
 
-    def all_gather_object(self, value: T) -> list[T]:
-        return [value]
+    def combine(self, value: V, decide: Callable[[Sequence[V]], T]) -> T:
+        return decide([value])
 
     def broadcast_object(self, value: T) -> T:
         return value

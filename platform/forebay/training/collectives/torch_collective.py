@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import cloudpickle
 import numpy as np
@@ -18,12 +18,16 @@ from forebay.training.collectives.tensor_collectives import TorchTensorCollectiv
 from forebay.world import World
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 MEET_S = 120.0
 """Minimum time in seconds that ranks wait for each other at the start, when one may still be importing."""
+LEAST_BOX_BYTES = 1 << 12
+"""Bytes of a value that rank 0 always has room for."""
 BOX_BYTES = 1 << 15
-"""Size of a value that fits into the single exchange of a gather, as a rank's vote at a checkpoint does."""
+"""Most room for a value of the next exchange. A larger one is sent a second time."""
 _SIZE_BYTES = 8
+_AGAIN = -1
 
 TIMEOUT_WORDS = (
     "timed out waiting",
@@ -54,6 +58,7 @@ class TorchCollective:
         # The group was made with the longer timeout that ranks need to meet. There is no public way. Checked on torch
         # 2.13.
         dist.distributed_c10d._set_pg_timeout(timedelta(seconds=timeout_s))  # noqa: SLF001
+        self._room = LEAST_BOX_BYTES
 
     def tensor_collectives(self) -> TorchTensorCollectives:
         return TorchTensorCollectives()
@@ -63,31 +68,81 @@ class TorchCollective:
         dist.all_reduce(total)
         return total.numpy()
 
-    def all_gather_object(self, value: T) -> list[T]:
-        # One exchange if all values are small. `all_gather_object` always has a second one for the sizes.
-        packed = cloudpickle.dumps(value)
-        boxes = self._boxes(packed, BOX_BYTES)
-        sizes = [int.from_bytes(box[:_SIZE_BYTES], "little") for box in boxes]
-        if max(sizes) > BOX_BYTES:
-            boxes = self._boxes(packed, max(sizes))
-        return [cloudpickle.loads(box[_SIZE_BYTES:]) for box in boxes]
+    def combine(self, value: V, decide: Callable[[Sequence[V]], T]) -> T:
+        # One message of each rank to rank 0, and a tree of messages back: gloo's `all_gather` is a ring, with as many
+        # steps as ranks, and brings all values to all ranks.
+        packed, room = cloudpickle.dumps(value), self._room
+        while True:
+            boxes = self._boxes(packed, room)
+            most = max((_size_of(box) for box in boxes), default=0)
+            is_again = most > room
+            answer = b"" if is_again or not boxes else cloudpickle.dumps(decide(_unpacked(boxes)))
+            size, room, answer = self._shared(_AGAIN if is_again else len(answer), _room_for(most), answer)
+            if size != _AGAIN:
+                self._room = min(room, BOX_BYTES)
+                result: T = cloudpickle.loads(answer)
+                return result
 
-    def _boxes(self, packed: bytes, room: int) -> list[bytes]:
-        """Gather the first `room` bytes of every rank's pickle.
+    def _boxes(self, packed: bytes, room: int) -> list[memoryview]:
+        """Bring `room` bytes of every rank's pickle to rank 0.
 
-        Each has its size before it.
+        Each has its size before it. Empty on other ranks.
         """
         box = (len(packed).to_bytes(_SIZE_BYTES, "little") + packed[:room]).ljust(_SIZE_BYTES + room, b"\0")
         sent = torch.frombuffer(bytearray(box), dtype=torch.uint8)
-        boxes = torch.empty(self.world.size * len(box), dtype=torch.uint8)
-        # Gather into views of one tensor: torch 2.13 renamed `all_gather_into_tensor` and warns of the old name.
-        dist.all_gather(list(boxes.chunk(self.world.size)), sent)
-        return [part.tobytes() for part in boxes.numpy().reshape(self.world.size, -1)]
+        if not self.world.is_first:
+            dist.gather(sent)
+            return []
+        boxes = torch.empty((self.world.size, len(box)), dtype=torch.uint8)
+        dist.gather(sent, list(boxes.unbind()))
+        return [row.data for row in boxes.numpy()]
+
+    def _shared(self, size: int, room: int, answer: bytes) -> tuple[int, int, bytes]:
+        """Return rank 0's arguments. One message holds a short answer."""
+        numbers = b"".join(number.to_bytes(_SIZE_BYTES, "little", signed=True) for number in (size, room))
+        head = torch.frombuffer(bytearray((numbers + answer).ljust(LEAST_BOX_BYTES, b"\0")), dtype=torch.uint8)
+        head = head[:LEAST_BOX_BYTES].clone()
+        dist.broadcast(head, src=0)
+        found = head.numpy().tobytes()
+        size, room = (int.from_bytes(found[at : at + _SIZE_BYTES], "little", signed=True) for at in (0, _SIZE_BYTES))
+        here = found[2 * _SIZE_BYTES :][: max(size, 0)]
+        if size <= len(here):
+            return size, room, here
+        rest = answer[len(here) :] if self.world.is_first else bytes(size - len(here))
+        tail = torch.frombuffer(bytearray(rest), dtype=torch.uint8)
+        dist.broadcast(tail, src=0)
+        return size, room, here + tail.numpy().tobytes()
 
     def broadcast_object(self, value: T) -> T:
         box = [value if self.world.is_first else None]
         dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
         return box[0]  # type: ignore[return-value]
+
+
+def group_of(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Make a process group of some ranks, with the time limit of the default one.
+
+    All ranks make all groups, in the same order. They end with the default group.
+    """
+    group: dist.ProcessGroup = dist.new_group([*ranks])
+    if dist.get_rank() in ranks:
+        # Its own default is half an hour. No public way either, checked on torch 2.13.
+        limit = dist.group.WORLD._get_backend(torch.device("cpu")).options._timeout  # type: ignore[union-attr] # noqa: SLF001
+        dist.distributed_c10d._set_pg_timeout(limit, group)  # noqa: SLF001
+    return group
+
+
+def _size_of(box: memoryview) -> int:
+    return int.from_bytes(box[:_SIZE_BYTES], "little")
+
+
+def _unpacked(boxes: Sequence[memoryview]) -> list[Any]:
+    return [cloudpickle.loads(box[_SIZE_BYTES:]) for box in boxes]
+
+
+def _room_for(most: int) -> int:
+    """Room of a box for values of `most` bytes."""
+    return -(-(most + _SIZE_BYTES) // LEAST_BOX_BYTES) * LEAST_BOX_BYTES
 
 
 def backend_of(device_type: str) -> str:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Protocol
+from typing import Any, Protocol
 
-from forebay.errors import InvalidOption, RunFailed
+from forebay.errors import InvalidOption, RunFailed, validate_type
 from forebay.ray_cluster.private_names import EVERYTHING, RAY_TRAIN, check_ray
 from forebay.runtime.extras import missing_package
+from forebay.runtime.formatting import did_you_mean
+from forebay.runtime.late_import import late
 from forebay.training.driver.worker_error import shortage_remedy
 from forebay.training.job.job import Job
 from forebay.training.run_report.report_page import ReportAtEnd
@@ -51,7 +54,7 @@ _DRIVERS = {
     "horovod": ("forebay.training.driver.horovod.driver", "HorovodDriver"),
 }
 _PRIVATE = {"ray": RAY_TRAIN, "horovod": EVERYTHING}
-"""What a driver uses of Ray beyond its documents."""
+"""Private names of Ray that a driver uses."""
 
 
 def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = ()) -> Result:
@@ -62,14 +65,18 @@ def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = 
     - `"horovod"`: Elastic Horovod in Ray actors. Connects in the same way.
     - `"local"`: processes of this machine, without Ray.
 
-    At the end of the run, also of one that fails, `report.html` is written into its folder.
+    At the end of the run, also of one that fails, `report.html` is written into its folder. A notebook shows progress,
+    as with `fb.callbacks.progress.Progress()` among the callbacks.
 
     Raises `InvalidOption` for an unknown driver, another `ForebayError` for invalid input, and `RunFailed` for a run
     that ends without finishing.
     """
+    validate_type(
+        "job", job, Job, "what the job function returns, as in fb.run(job(...)); a sweep goes to fb.run_sweep"
+    )
     found = named_driver(driver) if isinstance(driver, str) else driver
     try:
-        return found.run(job, [*callbacks, ReportAtEnd(job.storage)])
+        return found.run(job, [*_shown(callbacks), ReportAtEnd(job.storage)])
     except (MemoryError, RuntimeError) as error:  # of the driver: workers' errors are RunFailed
         summary = f"{type(error).__name__}: {error}"
         if (remedy := shortage_remedy(summary)) is None:
@@ -81,6 +88,15 @@ def run(job: Job, driver: str | Driver = "ray", callbacks: Sequence[Callback] = 
         ) from error
 
 
+def _shown(callbacks: Sequence[Callback]) -> Sequence[Callback]:
+    """The callbacks, with progress in a notebook that has none."""
+    # Looked for without an import: elsewhere it would be one more module.
+    if "IPython" not in sys.modules or not late("forebay.report.notebook:is_notebook")():
+        return callbacks
+    progress: Any = late("forebay.training.callbacks.progress:Progress")
+    return callbacks if any(isinstance(each, progress) for each in callbacks) else [progress(), *callbacks]
+
+
 def named_driver(name: str) -> Driver:
     """Driver called `name`.
 
@@ -88,8 +104,8 @@ def named_driver(name: str) -> Driver:
     """
     if name not in _DRIVERS:
         raise InvalidOption(
-            f"driver={name!r} is unknown. Choose one of {', '.join(map(repr, _DRIVERS))}, or give an object with "
-            "run(job, callbacks).",
+            f"driver={name!r} is unknown.{did_you_mean(name, _DRIVERS)} Choose one of "
+            f"{', '.join(map(repr, _DRIVERS))}, or give an object with run(job, callbacks).",
             driver=name,
         )
     module, kind = _DRIVERS[name]

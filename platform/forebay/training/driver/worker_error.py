@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import cloudpickle
 
-from forebay.errors import ForebayError, RunFailed
+from forebay.errors import ForebayError, RunFailed, WriteFailed
 from forebay.runtime.foreign_code import outcome_of
 from forebay.runtime.user_frames import traceback_of
+from forebay.storage.atomic import NO_ROOM
 
 
 class WorkerTraceback(Exception):
@@ -51,12 +52,21 @@ class WorkerError:
     def as_error(self, name: str) -> ForebayError:
         """Return the error to raise on the driver.
 
-        A `ForebayError` as itself, any other exception as the cause of a `RunFailed`.
+        A `ForebayError` as itself, a full disk as `WriteFailed`, any other exception as the cause of a `RunFailed`.
         """
         original = self._original()
         if isinstance(original, ForebayError):
             original.__cause__ = WorkerTraceback(self.traceback)
             return original
+        if isinstance(original, OSError) and original.errno in NO_ROOM:
+            full = WriteFailed(
+                f"run {name!r}: a disk of the machine of rank {self.rank} is full ({self.summary}). Make room there "
+                f"and run {name!r} again: it continues from its newest checkpoint, if it has one.\n\n{self.traceback}",
+                name=name,
+                rank=self.rank,
+            )
+            full.__cause__ = original
+            return full
         failed = RunFailed(
             f"run {name!r}: the train function raised {self.summary} on rank {self.rank}. It was not tried again: only "
             f"workers whose process died are replaced. {shortage_remedy(self.summary) or 'Correct the function'} and "

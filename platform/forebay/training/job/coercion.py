@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import PydanticSchemaGenerationError, PydanticUserError, TypeAdapter, ValidationError
 
-from forebay.errors import BadJob
+from forebay.errors import BadParameter
 from forebay.training.job.duration import Seconds
 
 UNIONS = (typing.Union, types.UnionType)
@@ -20,15 +20,15 @@ def coerce(name: str, value: object, annotation: Any) -> Any:
     """Convert `value` to the type `annotation`.
 
     Texts have the usual forms of a command line. `workers: int` takes "2", `flag: bool` takes "yes", `label: str |
-    None` takes "none", and `hidden: tuple[int, ...]` takes "64,32" as well as "[64, 32]". Raises `BadJob` for a value
-    that does not fit.
+    None` takes "none", and `hidden: tuple[int, ...]` takes "64,32" as well as "[64, 32]". Raises `BadParameter` for
+    a value that does not fit.
     """
     try:
         adapter = TypeAdapter(annotation)
     except (PydanticSchemaGenerationError, PydanticUserError) as error:
         if isinstance(value, annotation if isinstance(annotation, type) else ()):
             return value
-        raise BadJob(
+        raise BadParameter(
             f"{name} is a {name_of_type(annotation)}, which cannot be written as text. Let the job take a number, a "
             "string, a path, a list or a dict there.",
             parameter=name,
@@ -37,7 +37,7 @@ def coerce(name: str, value: object, annotation: Any) -> Any:
         return _validated(adapter, value, annotation)
     except ValidationError as error:
         reason = error.errors()[0]["msg"]
-        raise BadJob(
+        raise BadParameter(
             f"{name}={value} is not of type {name_of_type(annotation)} ({reason}). Give {name}= a value of that type.",
             parameter=name,
         ) from error
@@ -50,6 +50,7 @@ def name_of_type(annotation: Any) -> str:
     """
     if annotation == Seconds:
         return "Seconds"
+    annotation = _without_alias(annotation)
     if typing.get_origin(annotation) in UNIONS:
         return " | ".join(name_of_type(part) for part in typing.get_args(annotation))
     if typing.get_origin(annotation) is typing.Literal:
@@ -77,9 +78,25 @@ def _kinds(annotation: Any) -> set[Any]:
 
     For `list[int] | None`, list and NoneType.
     """
+    annotation = _without_alias(annotation)
     origin = typing.get_origin(annotation)
     if origin in UNIONS:
         return {kind for part in typing.get_args(annotation) for kind in _kinds(part)}
     if origin is typing.Annotated:
         return _kinds(typing.get_args(annotation)[0])
     return {origin or annotation}
+
+
+def _without_alias(annotation: Any) -> Any:
+    """Type that a name stands for.
+
+    The name is an alias of Python 3.12 (`type Sizes = list[int]`) or a `NewType`.
+    """
+    while True:
+        named = typing.get_origin(annotation) or annotation
+        if type(named).__name__ == "TypeAliasType":  # of typing, or of typing_extensions before 3.12
+            annotation = named.__value__
+        elif isinstance(named, typing.NewType):
+            annotation = named.__supertype__
+        else:
+            return annotation

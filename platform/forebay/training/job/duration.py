@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 
 UNITS = {"d": 86_400.0, "h": 3600.0, "m": 60.0, "min": 60.0, "s": 1.0, "": 1.0}
+_MOST_S = 1e300
+"""A larger whole number may be too large for a float."""
 _PART = re.compile(r"(\d+(?:\.\d+)?)(d|h|min|m|s|)")
 
 
@@ -23,7 +25,7 @@ def seconds_of(value: Any) -> float:
     if isinstance(value, bool):
         raise ValueError(f"{value} is not a time")  # noqa: TRY004 - pydantic turns only this into its own error
     if isinstance(value, int | float):
-        seconds = float(value)
+        seconds = float(value) if abs(value) < _MOST_S else math.inf
     else:
         text = str(value).replace(" ", "").lower()
         parts = _PART.findall(text)

@@ -14,6 +14,7 @@ from typing import Any, get_args
 from forebay.data.cache.spec import CacheSpec
 from forebay.data.loader.data import Data
 from forebay.errors import InvalidOption, validate_type
+from forebay.storage.atomic import NO_ROOM, write_failed
 from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
 from forebay.training.batch_size.policy import BatchPolicy, RateScaling
@@ -230,8 +231,8 @@ class Job:
 
         Checks everything that can be known by then: columns, types, cache, storage.
 
-        Raises `MissingColumn`, `WrongType`, `CacheUnusable`, or `InvalidOption` for a storage that cannot be written
-        or a strategy whose package is missing.
+        Raises `MissingColumn`, `WrongType`, `CacheUnusable`, `WriteFailed` for a storage without room, or
+        `InvalidOption` for one that cannot be written or a strategy whose package is missing.
         """
         for data in self._datas:
             data.validate_columns()
@@ -261,6 +262,8 @@ def _check_writable(storage: str) -> None:
             raise
         location.fs.delete_file(probe)
     except OSError as error:
+        if error.errno in NO_ROOM:  # another machine may have some
+            raise write_failed("a first file of the run", location.uri, error, "Make room there.") from redacted(error)
         raise InvalidOption(
             f"storage={location.uri!r} cannot be written ({redact(str(error))}). "
             "Give a folder or URI this user may write to.",

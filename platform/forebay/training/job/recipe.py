@@ -5,10 +5,13 @@ They are loaded by path and called with texts as arguments.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import importlib.machinery
 import importlib.util
 import inspect
+import os
+import stat
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -17,9 +20,9 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
-from forebay.errors import BadJob, ForebayError
+from forebay.errors import BadJob, BadParameter, ForebayError, ReadFailed
 from forebay.runtime.foreign_code import message_of
-from forebay.runtime.formatting import did_you_mean
+from forebay.runtime.formatting import did_you_mean, did_you_mean_file
 from forebay.training.job.coercion import coerce, name_of_type
 from forebay.training.job.job import Job
 
@@ -75,8 +78,17 @@ def job_file(path: str) -> Path:
     Raises `BadJob` for a missing one.
     """
     file = Path(path).expanduser().absolute()
-    if not file.is_file():
-        raise BadJob(f"there is no job file {path!r}. Give the path of a Python file with a function job(...) -> Job.")
+    try:
+        is_there = stat.S_ISREG(file.stat().st_mode)
+    except (OSError, ValueError) as error:
+        if _is_machine_fault(error):
+            raise _machine_fault(str(file), error, path=str(file)) from error
+        is_there = False
+    if not is_there:
+        raise BadJob(
+            f"there is no job file {path!r}.{did_you_mean_file(file)} Give the path of a Python file with a function "
+            "job(...) -> Job."
+        )
     return file
 
 
@@ -124,17 +136,17 @@ def call_for(kinds: tuple[type, ...], recipe: Recipe, values: Mapping[str, objec
 def checked(taken: Sequence[Parameter], values: Mapping[str, object], *, called: str = "this job") -> dict[str, object]:
     """Return `values` in the types of the parameters `taken`.
 
-    Raises `BadJob` for an unknown or missing parameter, and for a value of a wrong type. Errors name the recipe as
-    `called`.
+    Raises `BadParameter` for an unknown or missing parameter, and for a value of a wrong type. Errors name the recipe
+    as `called`.
     """
     known = {parameter.name: parameter for parameter in taken}
     for name in values:
         if name not in known:
             takes = f"{did_you_mean(name, known)} It takes:{_listing(known.values())}"
-            raise BadJob(f"{called} has no parameter {name!r}.{takes}", parameter=name)
+            raise BadParameter(f"{called} has no parameter {name!r}.{takes}", parameter=name)
     missing = [name for name, parameter in known.items() if parameter.required and name not in values]
     if missing:
-        raise BadJob(
+        raise BadParameter(
             f"{called} needs {', '.join(f'{name}=...' for name in missing)}. It takes:{_listing(known.values())}",
             parameter=missing[0],
         )
@@ -175,8 +187,42 @@ def _run_file(file: Path) -> ModuleType:
     except (Exception, SystemExit) as error:  # a job file may raise any exception
         del sys.modules[name]
         line = f"{file}{_line_of(error, file)}"
+        if _is_machine_fault(error):
+            raise _machine_fault(line, error, path=str(file)) from error
         raise BadJob(f"{line} does not load: {type(error).__name__}: {message_of(error)}.", path=str(file)) from error
     return module
+
+
+_MACHINE_FAULTS = {
+    *(errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EDQUOT, errno.ENODEV, errno.ENXIO),
+    *(getattr(errno, name, errno.EIO) for name in ("EREMOTEIO", "EUCLEAN")),  # of Linux alone
+    *(errno.ETIMEDOUT, errno.ENOTCONN, errno.ESHUTDOWN, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED),
+    *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENFILE, errno.ENOMEM, errno.EAGAIN),
+}
+"""Errors of a disk, a mount, a network or a full machine: another attempt, on another machine, may be free of them."""
+
+
+def _is_machine_fault(error: BaseException) -> bool:
+    """Whether an exception, or one behind it, says that the machine or its file system failed."""
+    seen: set[int] = set()
+    behind: BaseException | None = error
+    while behind is not None and id(behind) not in seen:
+        if isinstance(behind, OSError) and behind.errno in _MACHINE_FAULTS:
+            return True
+        # A library that cannot be read: dlopen gives the error in words alone.
+        if isinstance(behind, ImportError) and str(behind).endswith(tuple(map(os.strerror, _MACHINE_FAULTS))):
+            return True
+        seen.add(id(behind))
+        behind = behind.__cause__ or (None if behind.__suppress_context__ else behind.__context__)
+    return False
+
+
+def _machine_fault(what: str, error: BaseException, *, path: str) -> ReadFailed:
+    return ReadFailed(
+        f"{what} cannot be loaded: {type(error).__name__}: {message_of(error)}. That is a fault of this machine or of "
+        "its storage: start again, or on another machine.",
+        path=path,
+    )
 
 
 def _line_of(error: BaseException, file: Path) -> str:

@@ -11,6 +11,7 @@ from typing import Literal
 
 from markupsafe import Markup
 
+from forebay.events import INTERRUPTED
 from forebay.report.curves import Mark
 from forebay.report.elements import element, row, table
 from forebay.runtime.formatting import seconds_text, time_text
@@ -76,11 +77,14 @@ def _incident(event: TimedEvent, at_s: float) -> Incident | None:
     match event.kind:
         case "Resized":
             told = "good", f"resized from {facts['old']} to {facts['new']} workers"
+        case "Failed" if facts["error"] == INTERRUPTED:
+            told = "warn", "interrupted"
         case "Failed":
             before = f"workers were lost (failure {facts['failures']})" if facts["will_retry"] else "the run failed"
             told = "bad", f"{before}: {facts['error']}"
         case "Preempted":
-            told = "warn", f"node {facts['node']} will be taken away, with {facts['workers']} workers"
+            others = f" and {len(facts['others'])} others" if facts.get("others") else ""
+            told = "warn", f"node {facts['node']}{others} will be taken away, with {facts['workers']} workers"
         case "RolledBack":
             skipped = f", {facts['skipped_rows']} rows skipped" if facts["skipped_rows"] else ""
             told = "bad", f"back to step {facts['to_step']}{skipped}: {facts['reason']}"

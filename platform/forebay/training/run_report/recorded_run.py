@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from forebay.errors import InvalidOption
-from forebay.events import EpochEnded
+from forebay.events import INTERRUPTED, EpochEnded, Evaluated
 from forebay.training.runs.result import Result, load_result
 from forebay.training.runs.run_folder import RunFolder
 from forebay.training.runs.timeline.timeline import (
@@ -21,6 +23,33 @@ from forebay.training.runs.timeline.timeline import (
 
 RECENT_S = 120.0
 """Age of the last record up to which a run without an end may be running. Drivers record every 15 s."""
+_LOWER = re.compile(r"loss|error|entropy|perplexity|ppl|nll|bce|logloss|[a-z]*m[as]p?e|wape|wql|pinball|crps")
+_HIGHER = re.compile(
+    r"auc|auroc|acc|accuracy|correct|ndcg|map|mrr|recall|precision|hits?|f1|r2|bleu|rouge|rewards?|wins?|score"
+)
+
+
+def lower_is_better(metric: str) -> bool | None:
+    """Whether lower values of a metric are better, by its name.
+
+    None if the name does not say it.
+
+    >>> [lower_is_better(name) for name in ("validation_loss", "recall@10", "rmse", "grad_norm")]
+    [True, False, True, None]
+    """
+    words = re.split(r"[^a-z0-9]+", metric.lower())
+    if any(_LOWER.fullmatch(word) for word in words):
+        return True
+    return False if any(_HIGHER.fullmatch(word) for word in words) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BestValue:
+    """Best value of a metric, at the end of `epoch` or after `step`."""
+
+    value: float
+    step: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +84,14 @@ class RecordedRun:
     def state(self) -> str:
         """Return the state of the run.
 
-        `finished`, `stopped`, `failed`, or for a run without an end `under way` or `cut off`.
+        `finished`, `stopped`, `interrupted`, `failed`, or for a run without an end `under way` or `cut off`.
         """
         if self.result is not None and self.result.is_finished:
             return "finished"
         if self.newest is None:
             return "stopped" if self.result is not None and self.result.stopped else "cut off"
+        if self.newest.how == "failed" and any(each.facts.get("error") == INTERRUPTED for each in self.newest.events):
+            return INTERRUPTED
         if self.newest.how:
             return self.newest.how
         age_s = self.read_at - self.newest.at - self.newest.last_s
@@ -79,6 +110,35 @@ class RecordedRun:
         """Metrics of the last completed epoch."""
         return self.result.metrics if self.result else {}
 
+    def best(self, metric: str) -> BestValue | None:
+        """Best value of a metric.
+
+        None with fewer than two values, or if its name does not say which is better.
+        """
+        lower = lower_is_better(metric)
+        reports: list[EpochEnded | Evaluated] = [*self.epochs, *(self.result.evaluations if self.result else ())]
+        found = {each.step: each for each in reports if math.isfinite(each.metrics.get(metric, math.nan))}
+        if lower is None or len(found) < 2:
+            return None
+        best = min(found.values(), key=lambda each: ((1 if lower else -1) * each.metrics[metric], each.step))
+        return BestValue(value=best.metrics[metric], step=best.step, epoch=best.epoch)
+
+    @property
+    def step_times(self) -> tuple[list[float], list[float]]:
+        """Return steps, ascending, and the running time of each.
+
+        Of a step that was trained again, the last time counts. Empty without a timeline.
+        """
+        steps: list[float] = []
+        times: list[float] = []
+        for at_s, point in self.progress():
+            while steps and steps[-1] >= point.step:
+                steps.pop()
+                times.pop()
+            steps.append(point.step)
+            times.append(at_s)
+        return steps, times
+
     @property
     def rows_per_s(self) -> float | None:
         """Return the rows per second of the completed epochs.
@@ -96,6 +156,16 @@ class RecordedRun:
         """
         seconds = sum(epoch.seconds for epoch in self.epochs)
         return sum(epoch.wait_s for epoch in self.epochs) / seconds if seconds else None
+
+    @property
+    def gpu_share(self) -> float | None:
+        """Return the share of time that GPUs were busy.
+
+        A mean over the recorded times and nodes. None without GPUs.
+        """
+        points = (each for start in self.timeline.starts for node in start.use.values() for each in node)
+        found = [point.use.gpu for point in points if math.isfinite(point.use.gpu)]
+        return sum(found) / len(found) if found else None
 
     @property
     def hit_share(self) -> float | None:

@@ -6,27 +6,28 @@ from collections.abc import Mapping, Sequence
 
 from markupsafe import Markup
 
-from forebay.events import EpochEnded, Evaluated
+from forebay.events import INTERRUPTED, EpochEnded, Evaluated
 from forebay.report.columns import Column
 from forebay.report.elements import element, facts, joined, row, section, table
 from forebay.runtime.formatting import bytes_text, count_text, metric_text_of, time_text
 from forebay.training.run_report.embedding_tables import PREFIX, tables_section
 from forebay.training.run_report.epoch_columns import epoch_columns, stage_columns
 from forebay.training.run_report.incidents import Incident, incident_table, incidents_of, marks_of
+from forebay.training.run_report.learning import AXES, learning_pictures
+from forebay.training.run_report.node_use import node_section
 from forebay.training.run_report.pictures import (
     epoch_bars,
-    learning_pictures,
     stage_bars,
     throughput_pictures,
     workers_picture,
 )
 from forebay.training.run_report.recorded_run import RecordedRun
 from forebay.training.run_report.stages import CAPTION
-from forebay.training.run_report.summary import FAULTS, measured
+from forebay.training.run_report.summary import BEST, FAULTS, measured
 from forebay.training.runs.run_folder import aside_name
 from forebay.training.runs.timeline.timeline import FILE_NAME
 
-_QUIET = {"failures": "0", "resizes": "0", "rollbacks": "0", "warnings": "0"}
+_QUIET = {"failures": "0", "resizes": "0", "rollbacks": "0", "warnings": "0", "repeated steps": "0"}
 _NO_METRIC = element("p", "No metric was reported.")
 MOST_EPOCHS = 100
 """Epochs of a table. Of more, only the last ones are shown."""
@@ -34,7 +35,7 @@ MOST_EPOCHS = 100
 
 def notices(run: RecordedRun) -> Markup:
     """Say what ended an unfinished run, and what is missing."""
-    newest, found = run.newest, []
+    newest, found = run.newest, list[tuple[str, str]]()
     if run.state == "cut off":
         age = f" Its last record is {time_text(newest.last_s)} after its newest start." if newest else ""
         text = (
@@ -43,6 +44,12 @@ def notices(run: RecordedRun) -> Markup:
         found.append(("failed", text))
     if run.state == "under way":
         found.append(("", "This run is under way. The report shows what was recorded so far."))
+    if run.state == INTERRUPTED:
+        again = element("code", f"name={run.name}")
+        text = joined(
+            ("The run was interrupted. To continue at its newest checkpoint, run the same job with ", again, ".")
+        )
+        found.append(("", text))
     failed = [event for _, event in run.events() if event.kind == "Failed" and not event.facts["will_retry"]]
     if run.state == "failed" and failed:
         found.append(("failed", f"The run failed: {failed[-1].facts['error']}"))
@@ -62,14 +69,29 @@ def tiles(run: RecordedRun) -> Markup:
     """The most important numbers."""
     known = {name: texts[0] for name, texts in measured([run]).items() if not name.startswith(PREFIX)}
     shown = {name: text for name, text in known.items() if text != "-" and _QUIET.get(name) != text}
-    pairs = (element("div", element("dt", name), element("dd", text)) for name, text in shown.items())
+    pairs = (
+        element("div", element("dt", name), element("dd", text, _best(run, name)))
+        for name, text in shown.items()
+        if not name.startswith(BEST)
+    )
     return element("dl", *pairs, class_="tiles")
+
+
+def _best(run: RecordedRun, name: str) -> str:
+    """Best value of a metric and its epoch, under the last value."""
+    found = run.best(name)
+    if found is None:
+        return ""
+    is_by_step = bool(run.result and len(run.result.evaluations) > len(run.epochs))
+    where = f"step {found.step}" if is_by_step else f"epoch {found.epoch + 1}"
+    return element("small", f"best {metric_text_of(name, found.value)}, {where}")
 
 
 def curves_section(runs: Sequence[RecordedRun]) -> Markup:
     """Loss and other metrics."""
     pictures = learning_pictures(runs)
-    return section("Curves", element("div", *pictures or [_NO_METRIC], class_="pair"))
+    chosen = AXES if pictures else ""
+    return section("Curves", chosen, element("div", *pictures or [_NO_METRIC], class_="pair"))
 
 
 def evaluations_section(run: RecordedRun) -> Markup:
@@ -164,6 +186,7 @@ def run_sections(run: RecordedRun) -> list[Markup]:
         evaluations_section(run),
         time_section(run),
         events_section(run, incidents),
+        node_section(run),
         tables_section(run.metrics),
         cache_section(run),
         origin_section(run),

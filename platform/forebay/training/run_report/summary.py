@@ -48,6 +48,7 @@ MEASURES: tuple[Measure, ...] = (
     Measure(title="cost", value=lambda run: cost_of(run.timeline).amount, text="{:.2f}".format),
     Measure(title="rows per second", value=lambda run: run.rows_per_s, text=count_text),
     Measure(title="waiting for data", value=lambda run: run.wait_share, text=share_text),
+    Measure(title="GPU busy", value=lambda run: run.gpu_share, text=share_text),
     Measure(title="blocks from the cache", value=lambda run: run.hit_share, text=share_text),
     Measure(title="failures", value=lambda run: run.result.failures if run.result else None),
     Measure(title="resizes", value=lambda run: run.num_events("Resized")),
@@ -71,6 +72,8 @@ FAULTS: Mapping[str, tuple[str, Callable[[float], str]]] = {
 """Counters of the cache and of reads that the report shows, with their names."""
 
 
+BEST = "best "
+"""Begin of the name of a metric's best value."""
 GROUPS = ("config", "data", "code", "packages", "machine")
 """Groups of facts about what was run."""
 
@@ -78,17 +81,22 @@ GROUPS = ("config", "data", "code", "packages", "machine")
 def measured(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
     """Return the text of each measure for each run.
 
-    Metrics of the last epoch first. `-` where a run has none.
+    Metrics of the last epoch first, each with its best value where known. `-` where a run has none.
     """
-    names = dict.fromkeys(name for run in runs for name in run.metrics)
-    found = {
-        name: [metric_text_of(name, run.metrics[name]) if name in run.metrics else "-" for run in runs]
-        for name in names
-    }
+    found: dict[str, list[str]] = {}
+    for name in dict.fromkeys(name for run in runs for name in run.metrics):
+        found[name] = [_text(name, run.metrics.get(name)) for run in runs]
+        best = [run.best(name) for run in runs]
+        if any(best):
+            found[f"{BEST}{name}"] = [_text(name, None if each is None else each.value) for each in best]
     for each in MEASURES:
         values = [each.value(run) for run in runs]
         found[each.title] = ["-" if value is None else each.text(value) for value in values]
     return found
+
+
+def _text(name: str, value: float | None) -> str:
+    return "-" if value is None else metric_text_of(name, value)
 
 
 def differences(runs: Sequence[RecordedRun]) -> dict[str, dict[str, list[Any]]]:
@@ -139,6 +147,7 @@ def facts_of(run: RecordedRun) -> dict[str, Any]:
         "path": run.path,
         "plan_id": run.result.plan_id if run.result else None,
         "metrics": dict(run.metrics),
+        "best": {name: asdict(best) for name in run.metrics if (best := run.best(name))},
         **{each.title.replace(" ", "_"): each.value(run) for each in MEASURES},
         "counters": {name: run.counted(name) for name in FAULTS},
         "origin": asdict(run.origin),

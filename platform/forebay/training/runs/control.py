@@ -52,6 +52,7 @@ class Control:
         self._request = Request(target=None if elastic is None else elastic.target)
         self._world_size = self.target
         self._requested: int | None = None
+        self._is_asked = False
         self._lock = threading.Lock()
 
     @classmethod
@@ -74,6 +75,19 @@ class Control:
         with self._lock:
             if self._request.stop is None:
                 self._request = replace(self._request, stop=reason)
+
+    def obey_stop(self, reason: str) -> None:
+        """For drivers: stop because somebody asked from outside of the job.
+
+        Such as a person or SIGTERM. A run that its own callbacks or monitors end has finished instead.
+        """
+        with self._lock:
+            if self._request.stop is None:
+                self._request, self._is_asked = replace(self._request, stop=reason), True
+
+    def was_asked(self, stopped: str | None) -> bool:
+        """Whether a run that ended early for the reason `stopped` was asked to, from outside."""
+        return self._is_asked and stopped == self._request.stop
 
     def resize(self, workers: int) -> int:
         """Set the target, clamped to the job's bounds.
@@ -295,7 +309,7 @@ class RequestReader:
             return
         self._is_damaged = False
         if request.stop is not None and self._known.stop is None:
-            self._control.stop(request.stop)
+            self._control.obey_stop(request.stop)
         if request.target not in (None, self._known.target) and self._control.is_elastic:
             self._control.resize(request.target)
         self._known = request

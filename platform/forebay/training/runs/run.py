@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Self
 
-from forebay.errors import CursorMismatch, Fenced, RunFailed, WriteFailed
+from forebay.errors import CursorMismatch, Fenced, Hung, RunFailed, WriteFailed
 from forebay.events import (
     INTERRUPTED,
     EpochEnded,
@@ -22,10 +23,12 @@ from forebay.events import (
     Event,
     Failed,
     Finished,
+    NodeUsed,
     Preparing,
     Reported,
     Resized,
     Started,
+    Warned,
 )
 from forebay.runtime.gpus import GpuSupply
 from forebay.storage.atomic import write_failed
@@ -34,7 +37,7 @@ from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.job.job import Job
 from forebay.training.job.resources import settled, share_text
 from forebay.training.runs.attempts.fence import Fence
-from forebay.training.runs.attempts.files import AttemptEnd
+from forebay.training.runs.attempts.files import AttemptEnd, How
 from forebay.training.runs.attempts.start import start_attempt
 from forebay.training.runs.control import Callback, Control, RequestReader, notify
 from forebay.training.runs.job_record import check_identity, record_job
@@ -45,6 +48,11 @@ from forebay.training.runs.timeline.origin import origin_of
 from forebay.training.runs.timeline.recorder import TimelineRecorder
 from forebay.training.runs.timeline.timeline import RunStart, open_timeline
 from forebay.training.runs.worker_spec import WorkerSpec, title_of
+
+MOST_WARNINGS, MOST_WARNED_STEPS = 8, 64
+"""Warnings of one step that are told, and steps for which they are counted."""
+MOST_BLAMED = 2
+"""Silent ranks that the error of a run names with their places."""
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +76,8 @@ class Run:
         self.job = job
         self._callbacks = tuple(callbacks)
         self._failures, self._step = 0, 0
+        self._warned = Counter[int]()  # by step
+        self._silent: dict[int, str] = {}  # by rank
         self._next_save, self._saved_step = 0.0, 0
         self._world_size: int | None = None
         folder = new_run_folder(job.storage, _title(job)) if job.name is None else run_folder(job.storage, job.name)
@@ -116,9 +126,11 @@ class Run:
             self._fence = started
             return
         if started.end.how == "failed":
+            again = f"Run {self.name!r} again"
+            remedy = "" if again in started.end.why else f" {again} to continue from its newest checkpoint."
             raise RunFailed(
                 f"{started.claim.title} of run {self.name!r}, which this start has followed, failed: "
-                f"{started.end.why}. Run {self.name!r} again to continue from its newest checkpoint.",
+                f"{started.end.why.rstrip('.')}.{remedy}",
                 name=self.name,
                 summary=started.end.why,
             )
@@ -213,13 +225,27 @@ class Run:
 
         If the run raised, calls the callbacks with `Failed`, so that each can close its files.
         """
-        end = AttemptEnd(how="stopped" if self.result.stopped else "finished", why=self.result.stopped or "")
+        if isinstance(error, Hung) and self._silent:
+            self._blame_silent(error)
+        stopped = self.result.stopped
+        how: How = "stopped" if self.control.was_asked(stopped) else "finished"
+        end = AttemptEnd(how=how, why=stopped or "")
         try:
             if error is not None:
                 end = AttemptEnd(how="failed", why=redact(_summary(error)))
                 self._tell_end(error)
         finally:
             self._fence.release(end)
+
+    def _blame_silent(self, error: Hung) -> None:
+        """Begin the error with the ranks that stand still.
+
+        Their warnings may be far above it.
+        """
+        first, others = [*self._silent.values()][:MOST_BLAMED], len(self._silent) - MOST_BLAMED
+        more = f", and {others} other{'s' if others > 1 else ''} stand still" if others > 0 else ""
+        error.args = (f"{'; '.join(first)}{more}. {error}",)
+        error.facts["silent"] = sorted(self._silent)
 
     def _tell_end(self, error: BaseException) -> None:
         event = Failed(error=_summary(error), failures=self._failures + 1, will_retry=False)
@@ -240,14 +266,24 @@ class Run:
         Raises `RunFailed` if one of them raises. A worker that resumes reports earlier epochs again. An unchanged
         report is not passed on. Raises `Fenced` if a later attempt has taken over.
         """
-        self._fence.check()
-        if isinstance(event, EpochEnded | Evaluated) and self._history.knows(event):
+        if isinstance(event, NodeUsed):  # from a thread of its own
+            if self._timeline is not None:
+                self._timeline.record(event)
             return
+        self._fence.check()
+        if (news := self._news(event)) is not None:
+            self._pass_on(news)
+
+    def _pass_on(self, event: Event) -> None:
         match event:
             case Started():
+                self._silent.clear()
                 self._fence.show(epochs=event.epochs, world_size=event.world_size)
                 self._tell_resize(event)
+            case Warned(rank=int(rank)):
+                self._silent[rank] = event.reason
             case Reported():
+                self._silent.clear()
                 self._step = event.step
                 self._fence.show(step=event.step, epoch=event.epoch)
                 self.control.follow(batch=event.global_batch)
@@ -262,6 +298,20 @@ class Run:
             self._fence.confirm()
             self._save_now()
         notify(self._callbacks, event, self.control)
+
+    def _news(self, event: Event) -> Event | None:
+        """Return an event unless it is known, and the first warnings of a step: all of 4,096 ranks may stand still."""
+        if isinstance(event, EpochEnded | Evaluated) and self._history.knows(event):
+            return None
+        if not isinstance(event, Warned):
+            return event
+        if len(self._warned) > MOST_WARNED_STEPS:
+            self._warned.clear()
+        self._warned[event.step] += 1
+        if (count := self._warned[event.step]) < MOST_WARNINGS:
+            return event
+        more = f"{event.reason}; further warnings of this step are left out"
+        return replace(event, reason=more) if count == MOST_WARNINGS else None
 
     @property
     def attempt(self) -> int | None:

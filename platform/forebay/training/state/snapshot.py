@@ -10,6 +10,7 @@ from forebay.data.plan.cursor import Cursor
 from forebay.events import EpochEnded, Evaluated
 from forebay.training.checkpoint.checkpoint import Checkpoint
 from forebay.training.checkpoint.parts.table import whole_state
+from forebay.training.state import rng
 from forebay.training.state.data_progress import Span
 from forebay.training.state.epoch_totals import EpochFacts
 from forebay.training.state.evaluations import best_of, loaded, saved
@@ -24,7 +25,7 @@ class Snapshot:
     """The state that a checkpoint saves and resumes from.
 
     - `objects`: states of model, optimizer and other tracked objects
-    - `rng`: random generators of every rank
+    - `rng`: random generators of every rank, light where a snapshot is made and whole where it was read
     - `rows`: global rows trained since the start of the run
     - `facts`: totals of the current epoch
     - `ended`: every ended epoch, in order, because a follower of the run may have missed any of them
@@ -54,7 +55,7 @@ class Snapshot:
         """
         state = {
             "objects": dict(self.objects),
-            "rng": list(self.rng),
+            "rng": rng.saved(self.rng),
             "rows": self.rows,
             "facts": asdict(self.facts),
             "ended": [asdict(epoch) for epoch in self.ended],
@@ -78,7 +79,7 @@ class Snapshot:
             step=checkpoint.step,
             cursor=checkpoint.cursor,
             objects=state["objects"],
-            rng=state["rng"],
+            rng=rng.loaded(state["rng"]),
             rows=state["rows"],
             facts=EpochFacts(**state["facts"]),
             ended=tuple(EpochEnded(**epoch) for epoch in state["ended"]),

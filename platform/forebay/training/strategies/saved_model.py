@@ -181,7 +181,7 @@ def with_base(states: Mapping[str, Stateful], base: FrozenBase) -> Mapping[str, 
 
 def agreement(collective: Collective) -> Callable[[set[str]], set[str]]:
     """Return the function that unites names over all ranks."""
-    return lambda names: set().union(*collective.all_gather_object(names))
+    return lambda names: collective.combine(names, lambda of_ranks: set().union(*of_ranks))
 
 
 def whole_region(shape: tuple[int, ...]) -> Region:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +19,7 @@ from forebay.training.state.snapshot import WHOLE, Snapshot
 from forebay.training.strategies.flat_part import FlatPart
 from forebay.training.strategies.sharded_state import split_shards
 from forebay.training.strategies.strategy import Strategy
-from forebay.training.worker.rank_zero import broadcast_from_rank_zero, gathered_from_all
+from forebay.training.worker.rank_zero import broadcast_from_rank_zero, combined
 
 log = logging.getLogger(__name__)
 
@@ -34,6 +34,7 @@ class RankCheckpoints:
     def __init__(self, collective: Collective, store: CheckpointStore) -> None:
         self._collective, self._store = collective, store
         self._contents: dict[int, str] = {}
+        self._sent_contents: str | None = None
         self.strategy: Strategy | None = None
         """Strategy that lays out the tensors that are read."""
 
@@ -69,7 +70,7 @@ class RankCheckpoints:
             if world.is_first:
                 self._store.save(snapshot.to_checkpoint(world))
             return
-        receipts = self._exchange(partial(self._store.save_part, snapshot.step, world.rank + 1, chunks))
+        receipts = self._receipts(partial(self._store.save_part, snapshot.step, world.rank + 1, chunks))
         if world.is_first:
             checkpoint = replace(snapshot, objects=rest).to_checkpoint(world)
             state = {**checkpoint.shards[WHOLE], TABLE: table_text(receipts)}
@@ -94,11 +95,10 @@ class RankCheckpoints:
             if checkpoint is None or table is None:
                 return checkpoint
             found: dict[str, Tensor | FlatPart] = {}
-            lost = gathered_from_all(partial(self._read_tensors, checkpoint.step, table, found), self._collective)
-            if not any(lost):
+            reason = combined(partial(self._read_tensors, checkpoint.step, table, found), _first, self._collective)
+            if not reason:
                 state = {key: value for key, value in checkpoint.shards[WHOLE].items() if key != TABLE}
                 return replace(checkpoint, shards={WHOLE: filled(state, found.__getitem__)})
-            reason = next(each for each in lost if each)
             before = checkpoint.step
             log.warning("The checkpoint of step %d is corrupt (%s); looking for the one before it.", before, reason)
 
@@ -109,19 +109,24 @@ class RankCheckpoints:
         """
         broadcast_from_rank_zero(self._store.flush, self._collective)
 
-    def _exchange(self, write: Callable[[], PartReceipt]) -> list[PartReceipt]:
-        """Return the receipts of all ranks.
+    def _receipts(self, write: Callable[[], PartReceipt]) -> list[PartReceipt]:
+        """Return the receipts of all ranks, on rank 0.
 
         Contents that equal the previous checkpoint's are not sent again.
         """
+        receipts = list[PartReceipt]()
 
         def written() -> PartReceipt:
-            receipt = write()
-            return replace(receipt, contents="") if receipt.contents == self._contents.get(receipt.number) else receipt
+            receipt, before = write(), self._sent_contents
+            self._sent_contents = receipt.contents
+            return replace(receipt, contents="") if receipt.contents == before else receipt
 
-        found = gathered_from_all(written, self._collective)
-        self._contents |= {each.number: each.contents for each in found if each.contents}
-        return [replace(each, contents=self._contents[each.number]) for each in found]
+        def keep(found: Sequence[PartReceipt]) -> None:
+            self._contents |= {each.number: each.contents for each in found if each.contents}
+            receipts.extend(replace(each, contents=self._contents[each.number]) for each in found)
+
+        combined(written, keep, self._collective)
+        return receipts
 
     def _read_tensors(self, step: int, table: PartsTable, found: dict[str, Tensor | FlatPart]) -> str:
         """Add this rank's tensors to `found`, by name.
@@ -137,3 +142,8 @@ class RankCheckpoints:
         except CorruptCheckpoint as error:
             return str(error)
         return ""
+
+
+def _first(reasons: Sequence[str]) -> str:
+    """Return the first text that is not empty."""
+    return next((each for each in reasons if each), "")

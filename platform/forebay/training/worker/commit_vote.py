@@ -21,8 +21,8 @@ class CommitVote:
 
     It is sent pickled, so it is kept small.
 
-    `rng` holds the states of its random generators, as `rng.light` makes them. `measured` is for the batch policy. Only
-    rank 0's `request` count.
+    `rng` holds the states of its random generators that have changed since its last vote, as `rng.light` makes them.
+    `measured` is for the batch policy. Only rank 0's `request` count.
     """
 
     facts: EpochFacts
@@ -40,7 +40,6 @@ class CommitDecision:
     """
 
     facts: EpochFacts
-    rng: Sequence[Mapping[str, Any]]
     verdict: Verdict
     measured: Sequence[tuple[float, ...]]
     request: Request
@@ -51,7 +50,6 @@ class CommitDecision:
         """Combine the votes of all ranks, in order of ranks."""
         return cls(
             facts=over_ranks([vote.facts for vote in votes]),
-            rng=[vote.rng for vote in votes],
             verdict=gravest([vote.verdict for vote in votes]),
             measured=[vote.measured for vote in votes],
             request=votes[0].request,

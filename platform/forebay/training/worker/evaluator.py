@@ -54,9 +54,9 @@ class Evaluator:
         rng.restore(states, device)
         made = result if isinstance(result, Evaluation) else Evaluation(metrics=result)
         mine = {name: tuple(map(float, weighted(name, value))) for name, value in made.metrics.items()}
-        ranks = self._collective.all_gather_object((mine, tuple(made.samples)))
-        metrics = _over_ranks([metrics for metrics, _ in ranks])
-        return FoundEvaluation(metrics=metrics, samples=ranks[0][1], seconds=time.perf_counter() - began)
+        metrics = self._collective.combine(mine, _over_ranks)
+        # Only rank 0 reports samples.
+        return FoundEvaluation(metrics=metrics, samples=tuple(made.samples), seconds=time.perf_counter() - began)
 
 
 def without_evaluation(spec: TrainSpec) -> BadJob:

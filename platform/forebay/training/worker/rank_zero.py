@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from forebay.events import Reporter, Request
@@ -13,6 +13,7 @@ BEAT_S = 1.0
 """Interval of broadcasts. Without them, ranks that wait longer than a collective's timeout would call rank 0 hung."""
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 
 def synced_request(reporter: Reporter, collective: Collective) -> Request:
@@ -45,15 +46,19 @@ def _answer(pending: OutcomeThread[T]) -> tuple[T] | None:
     return None if pending.outcome is None else (pending.outcome.result(),)
 
 
-def gathered_from_all(call: Callable[[], T], collective: Collective) -> list[T]:
-    """Gather the results of `call()` by rank, without a timeout.
+def combined(call: Callable[[], V], decide: Callable[[Sequence[V]], T], collective: Collective) -> T:
+    """Return `decide` of all ranks' results, without a timeout.
 
-    A rank on which it raises leaves with the exception.
+    `decide` is called as by `Collective.combine`. A rank on which `call` raises leaves with the exception.
     """
     if collective.world.size == 1:
-        return [call()]
+        return decide([call()])
     pending = _start(call)
-    while True:
-        answers = collective.all_gather_object(_answer(pending))
-        if (done := [answer[0] for answer in answers if answer is not None]) and len(done) == len(answers):
-            return done
+
+    def decided(answers: Sequence[tuple[V] | None]) -> tuple[T] | None:
+        done = [answer[0] for answer in answers if answer is not None]
+        return (decide(done),) if len(done) == len(answers) else None
+
+    while (result := collective.combine(_answer(pending), decided)) is None:
+        pass
+    return result[0]

@@ -76,6 +76,7 @@ class Worker:
         spec.data.validate_world_size(collective.world.size)
         self._loaders = WorkerLoaders(collective.world, collective.device, cache)
         self._step_reports = StepReports(reporter, collective.world)
+        self._generators = rng.RankGenerators()
         self._state = TrainState(spec)
         self._progress = self._state.progress
         self._evaluator: Evaluator | None = None
@@ -421,7 +422,7 @@ class Worker:
         self._report(drawn.epoch, drawn.position, {**metrics, **measured}, due=is_due)
         self._record(found, epoch=drawn.epoch, position=drawn.position)
         self._end_early()
-        self._save_checkpoint(decision.facts, decision.rng)
+        self._save_checkpoint(decision.facts, self._generators.of_ranks)
         self._state.totals.add_time("checkpoint_s", time.perf_counter() - began)
 
     def _end_epoch(
@@ -442,13 +443,13 @@ class Worker:
         self._state.close_epoch(epoch, position, decision.facts)
         if not self._goes_on:
             # A run whose end is known to callbacks must be complete in storage.
-            self._save_checkpoint(EpochFacts(), decision.rng)
+            self._save_checkpoint(EpochFacts(), self._generators.of_ranks)
             self._checkpoints.flush()
         closed = time.perf_counter()
         self._step_reports.emit(self._state.add_to_last_epoch(closed - began))
         if self._goes_on:
             self._apply(decision, synced_request(self._reporter, self._collective))
-            self._save_checkpoint(EpochFacts(), decision.rng)
+            self._save_checkpoint(EpochFacts(), self._generators.of_ranks)
             self._state.totals.add_time("checkpoint_s", time.perf_counter() - closed)
 
     def _evaluation_by(self, evaluator: Evaluator) -> FoundEvaluation:
@@ -470,11 +471,15 @@ class Worker:
 
     def _exchange_votes(self, verdict: Verdict, request: Request) -> CommitDecision:
         """Run the one exchange of a checkpoint."""
-        facts, states = self._state.totals.facts(), rng.light(rng.capture(self.device))
-        measured = self._state.batch_size.measured()
+        states = self._generators.news(rng.light(rng.capture(self.device)))
+        facts, measured = self._state.totals.facts(), self._state.batch_size.measured()
         vote = CommitVote(facts=facts, rng=states, verdict=verdict, measured=measured, request=request)
-        votes = self._collective.all_gather_object(vote)
-        return CommitDecision.of(votes).naming_rows(self._progress, run=self._spec.run)
+
+        def decide(votes: Sequence[CommitVote]) -> CommitDecision:
+            self._generators.hear([each.rng for each in votes])
+            return CommitDecision.of(votes).naming_rows(self._progress, run=self._spec.run)
+
+        return self._collective.combine(vote, decide)
 
     def _apply(self, decision: CommitDecision, request: Request) -> None:
         self._state.decide_batch(request.global_batch, decision.measured)
@@ -512,7 +517,7 @@ class Worker:
         self._step_reports.emit(RolledBack(reason=verdict.reason, skipped_rows=num_rows(skipped), **at))
 
     def _save_checkpoint(self, facts: EpochFacts, states: Sequence[Mapping[str, Any]]) -> None:
-        self._checkpoints.save(lambda: self._state.snapshot(facts, [rng.whole(state) for state in states]))
+        self._checkpoints.save(lambda: self._state.snapshot(facts, states))
         self._progress.mark_saved()
         if self.resize_to is not None:
             # The workers of the next world look for it, and this one may end.

@@ -5,6 +5,7 @@ They survive the loss of workers, stores, nodes and drivers.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import select
@@ -102,6 +103,9 @@ class Something:
 
     It only has to be alive.
     """
+
+    async def outlived(self) -> None:
+        await asyncio.Event().wait()
 
 
 @ray.remote(num_cpus=0)
@@ -245,6 +249,15 @@ def cluster() -> Iterator[StoreNodes]:
 
 
 class TestStoredCommits(CheckpointStoreLaws):
+    # About the files in storage, which are those of a local store, or in another test of this module.
+    variations = frozenset(
+        {
+            "test_a_state_that_could_not_be_read_back_is_refused",
+            "test_a_torn_upload_is_never_restored",
+            "test_storage_keeps_the_last_and_the_multiples",
+        }
+    )
+
     @pytest.fixture(autouse=True)
     def one_run(self, cluster: StoreNodes, make_run: Callable[..., StorePlace]) -> None:
         cluster.only(0)

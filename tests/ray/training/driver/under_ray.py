@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from contextlib import closing
 from typing import ClassVar
 
 import psutil
+import pytest
 import ray
 from ray.util.placement_group import placement_group_table
 
-from forebay.events import Event, Preparing
+from forebay.errors import Hung
+from forebay.events import Event, Preparing, Warned
 from forebay.testing.drivers.bench import DriverBench
+from forebay.testing.drivers.fixed_suite import HANG_GRACE_S, HANG_S, SILENT, Heard, ends_within
 from forebay.testing.drivers.nodes import kill_stores
 from forebay.testing.drivers.suite import DriverSuite
 from forebay.training.checkpoint.memory_store_actor import stores_of
@@ -36,6 +40,16 @@ class UnderRay(DriverSuite):
         # The guard of tests/ray/conftest.py looks at actors and placement groups. This one looks at processes.
         ours = psutil.Process().children(recursive=True)
         return [title for process in ours if (title := title_of(process)).startswith(self.titles)]
+
+    def test_a_silent_rank_is_named_where_no_cpu_is_free(self, bench: DriverBench) -> None:
+        """On one of three nodes, whose CPUs the workers have."""
+        nodes = self.make_cluster()
+        assert nodes is not None
+        heard = Heard()
+        with closing(nodes), ends_within(HANG_S + HANG_GRACE_S), pytest.raises(Hung, match=SILENT["hold"]):
+            self.run(bench, "crowded", heard, workers=3, at_step=5, event="hold", hang_timeout_s=HANG_S)
+        *_, told = [each for each in heard if isinstance(each, Warned) and each.rank is not None]
+        assert told.rank == 2
 
     def test_stop_is_not_kept_waiting_by_workers_that_are_to_come(self, bench: DriverBench) -> None:
         def stop(event: Event, control: Control) -> None:

@@ -66,7 +66,7 @@ def regress(collective: Collective, policy: NoiseScale, steps: int, even: bool, 
         model.zero_grad()
         live.step(rows=rows, size=size)
         if step % 16 == 0:
-            measured = collective.all_gather_object(live.measured())
+            measured = collective.combine(live.measured(), list)
             exchanged += len(measured[0])
             batch = live.global_batch(TrainPosition(epoch=0, position=0, step=step, global_batch=batch), measured)
             answers.append(batch)

@@ -5,9 +5,12 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
+from tests.cell import Cell
 
 from forebay.events import (
+    INTERRUPTED,
     EpochEnded,
     Evaluated,
     Event,
@@ -136,6 +139,7 @@ def test_what_steers_a_run_is_told() -> None:
         STARTED,
         Resized(old=2, new=1, step=800),
         Preempted(node="n3", workers=2),
+        Preempted(node="n3", workers=64, others=tuple(f"n{number}" for number in range(4, 11))),
         RolledBack(reason="NanGuard: loss of step 7 not finite", from_step=7, to_step=4, skipped_rows=64),
         RolledBack(reason="a spike", from_step=7, to_step=4),
         Warned(reason="EmbeddingNorms: users grows", step=12),
@@ -143,6 +147,7 @@ def test_what_steers_a_run_is_told() -> None:
     assert lines[1:] == [
         "after step 800 the run continues with 1 worker instead of 2.",
         "node n3 is being taken away, with 2 workers on it.",
+        "node n3 and 7 others are being taken away, with 64 workers on them.",
         "NanGuard: loss of step 7 not finite. Back from step 7 to step 4, without 64 rows.",
         "a spike. Back from step 7 to step 4, once more.",
         "EmbeddingNorms: users grows (step 12).",
@@ -178,3 +183,33 @@ def test_steps_left_end_at_max_steps() -> None:
         show.now = step * 0.1
         lines = show.tell(reported(step))
     assert lines[1].startswith("epoch 1/3, step 51/60, ") and lines[1].endswith(" 0:01 left")
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        ((), "run the same job with name=ctr"),
+        (("forebay", "run", "a b.py"), "forebay run 'a b.py' name=ctr"),
+        (("forebay", "run", "a.py", "name=ctr"), "a.py name=ctr"),
+    ],
+)
+def test_an_interrupted_run_says_how_it_continues(command: tuple[str, ...], told: str) -> None:
+    output = io.StringIO()
+    show = Progress(Console(file=output, width=200), command=command)
+    show(STARTED, Control())
+    show(Failed(error=INTERRUPTED, failures=1, will_retry=False), Control())
+    assert "Interrupted. The run has ended. To continue at its newest checkpoint" in output.getvalue()
+    assert output.getvalue().rstrip(". \n").endswith(told)
+
+
+def test_a_notebook_has_one_bar_that_is_gone_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    cell = Cell.present(monkeypatch)
+    progress = Progress(Console(file=io.StringIO(), force_jupyter=True, highlight=False), clock=lambda: 0.0)
+    for event in (STARTED, reported(1500)):
+        progress(event, Control())
+    (bar,) = [shown for shown in cell.shown if "<progress" in shown]
+    assert "value=1500 max=3000" in bar and "epoch 2/3, step 1500/3000, loss 0.4312" in bar
+    progress(ended(1), Control())
+    progress(Finished(name="ctr", path="runs/ctr"), Control())
+    assert [shown for shown in cell.shown if "<progress" in shown] == []
+    assert any("epoch 2/3 took" in shown for shown in cell.shown)

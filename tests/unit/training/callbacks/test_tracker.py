@@ -77,13 +77,23 @@ def reported(step: int, loss: float) -> Reported:
     return Reported(step=step, epoch=0, position=step, metrics={"loss": loss}, rows=step, global_batch=64)
 
 
+STOPPED = "the sweep has stopped this trial"
 ENDED = EpochEnded(epoch=0, step=3, metrics={"auc": 0.75}, rows=9, seconds=3, wait_s=0, eval_s=0, checkpoint_s=0)
 FINISHED = Finished(name="mine", path="runs/mine")
 
 
-def play(kind: TrackerKind, folder: Path, events: Sequence[Event], facts: Any = None, **options: Any) -> None:
-    """Call a new callback with all events of one process of a run."""
+def play(
+    kind: TrackerKind,
+    folder: Path,
+    events: Sequence[Event],
+    facts: Any = None,
+    asked: str | None = None,
+    **options: Any,
+) -> None:
+    """Call a new callback with all events of one process of a run, which somebody `asked` to stop."""
     callback, control = kind.make(folder, **options), Control(workers=2, facts=facts)
+    if asked is not None:
+        control.obey_stop(asked)
     for event in events:
         callback(event, control)
     kind.end()
@@ -128,16 +138,25 @@ def test_a_run_and_the_one_that_continues_it_are_one_run_of_the_tracker(kind: Tr
     assert {name: run.texts.get(name) for name in texts} == texts
 
 
+@pytest.mark.parametrize("asked", [None, "of another reason"])
+@pytest.mark.parametrize("kind", ONE_KIND, ids=lambda kind: kind.name)
+def test_a_run_that_its_own_rule_ended_is_finished(kind: TrackerKind, place: Path, asked: str | None) -> None:
+    end = Finished(name="mine", path="", stopped="auc has not improved for 3 evaluations")
+    play(kind, place, [started(), reported(1, 0.5), end], asked=asked)
+    (run,) = kind.read(place).values()
+    assert run.state == "finished: auc has not improved for 3 evaluations"
+
+
 @pytest.mark.parametrize("kind", ONE_KIND, ids=lambda kind: kind.name)
 def test_trials_are_runs_of_one_group_and_end_as_stopped(kind: TrackerKind, place: Path) -> None:
     for number in range(2):
         name = f"ctr.1a2b_{number}"
-        end = Finished(name=name, path="", stopped="the sweep has stopped this trial")
-        play(kind, place, [started(name), reported(1, 0.5), end], {"sweep.name": "ctr"})
+        end = Finished(name=name, path="", stopped=STOPPED)
+        play(kind, place, [started(name), reported(1, 0.5), end], {"sweep.name": "ctr"}, STOPPED)
     found = kind.read(place)
     assert sorted(found) == ["ctr.1a2b_0", "ctr.1a2b_1"]
     for run in found.values():
-        assert run.state == "stopped: the sweep has stopped this trial"
+        assert run.state == f"stopped: {STOPPED}"
         assert run.group == (None if kind is TENSORBOARD else "ctr")  # there, a group is a folder
 
 

@@ -19,7 +19,7 @@ from tests.unit.training.checkpoint.store_laws import CheckpointStoreLaws, check
 
 from forebay.errors import WriteFailed
 from forebay.training.checkpoint import background_writer, local_store
-from forebay.training.checkpoint.background_writer import BackgroundWriter, available_bytes
+from forebay.training.checkpoint.background_writer import BackgroundWriter
 from forebay.training.checkpoint.checkpoint import CheckpointStore
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
@@ -266,6 +266,22 @@ def test_without_locks_the_step_waits(config: CheckpointConfig, monkeypatch: pyt
         assert CheckpointFiles(config).complete_steps() == [1]
 
 
+def test_where_no_thread_can_begin_the_step_waits(config: CheckpointConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As at a limit on threads, and on Python 3.12 once the program's main thread has ended."""
+
+    def refused(_: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with closing(DirectStore(config)) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(threading.Thread, "start", refused)
+            store.reserve(4 * SIZE)
+            store.save(checkpoint_at(1))
+            assert CheckpointFiles(config).complete_steps() == [1]
+        store.save(checkpoint_at(2))
+        assert newest_step(store) == 2
+
+
 def test_memory_is_made_before_the_first_checkpoint(config: CheckpointConfig) -> None:
     with closing(DirectStore(config)) as store:
         store.reserve(4 * SIZE)
@@ -274,21 +290,6 @@ def test_memory_is_made_before_the_first_checkpoint(config: CheckpointConfig) ->
         sizes = [writer.capacity for _, writer in store._background._memory]
         assert sizes[0] >= 4 * SIZE and sizes[1] == 0
         assert newest_step(store) == 1
-
-
-def test_memory_left_is_the_least_of_machine_and_groups(tmp_path: Path) -> None:
-    (tmp_path / "proc/self").mkdir(parents=True)
-    group = tmp_path / "sys/fs/cgroup/a/b"
-    group.mkdir(parents=True)
-    assert available_bytes(tmp_path) == float("inf")
-    (tmp_path / "proc/meminfo").write_text("MemTotal: 200 kB\nMemAvailable:  100 kB\n")
-    (tmp_path / "proc/self/cgroup").write_text("0::/a/b\n")
-    assert available_bytes(tmp_path) == 102_400
-    (group / "memory.max").write_text("max\n")
-    (group.parent / "memory.max").write_text("50000\n")
-    (group.parent / "memory.current").write_text("40000\n")
-    (group.parent / "memory.stat").write_text("anon 1\ninactive_file 5000\n")
-    assert available_bytes(tmp_path) == 15_000
 
 
 def test_two_trainers_of_one_folder_wait_for_each_other(config: CheckpointConfig, gate: Sluice) -> None:

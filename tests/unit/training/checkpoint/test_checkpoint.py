@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import signal
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +233,25 @@ def test_a_write_that_fails_leaves_the_commit_before_it(folder: Path, monkeypatc
         directory.save(checkpoint_at(2))
     found = directory.newest()
     assert found is not None and found.step == 1
+
+
+def test_a_writer_killed_in_the_metadata_makes_no_checkpoint_complete(folder: Path) -> None:
+    directory, files = DirectoryStore(folder), CheckpointFiles(CheckpointConfig(uri=str(folder)))
+    directory.save(checkpoint_at(1))
+    process = os.fork()
+    if process == 0:
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)  # the kernel kills at the first byte beyond the limit
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (3_000, 3_000))
+        try:
+            directory.save(replace(checkpoint_at(2), shards={number: {} for number in range(100)}))
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(process, 0)
+    assert os.WTERMSIG(status) == signal.SIGXFSZ and (folder / "step-000000002" / "shard-00099.pt").exists()
+    assert files.complete_steps() == [1]
+    directory.save(checkpoint_at(2))
+    assert steps_in(folder) == [1, 2] and len(list((folder / "step-000000002").iterdir())) == 3, "nothing is left of it"
 
 
 def test_a_later_version_is_refused_not_passed_over(folder: Path) -> None:

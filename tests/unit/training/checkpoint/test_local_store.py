@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import shutil
 import uuid
 from contextlib import closing
 from pathlib import Path
@@ -13,7 +14,7 @@ import fsspec
 import pytest
 from tests.unit.training.checkpoint.store_laws import CheckpointStoreLaws, checkpoint_at, newest_step
 
-from forebay.errors import WriteFailed
+from forebay.errors import Fenced, WriteFailed
 from forebay.storage.atomic import write_atomically
 from forebay.training.checkpoint.checkpoint import CheckpointStore, DirectoryStore
 from forebay.training.checkpoint.config import CheckpointConfig
@@ -120,6 +121,42 @@ def test_storage_that_refuses_is_an_error_at_flush_and_nothing_is_lost(
         assert newest_step(commits) == 1
         commits.flush()
     assert CheckpointFiles(config).steps() == [1]
+
+
+def test_a_disk_that_refuses_is_named_and_so_is_the_storage(config: CheckpointConfig, spools: Path) -> None:
+    """A file takes the place of the folder: also root may not write below it."""
+    with closing(SpooledStore(config, str(spools))) as commits:
+        commits.save(checkpoint_at(1))
+        commits.flush()
+        (folder,) = spools.iterdir()
+        shutil.rmtree(folder)
+        folder.write_text("a file")
+        for save in (lambda: commits.save(checkpoint_at(2)), lambda: commits.save_part(2, 1, {})):
+            with pytest.raises(WriteFailed, match=rf"step 2 .*{folder}.*{config.uri}, which has those before it"):
+                save()
+    with pytest.raises(WriteFailed, match=rf"this machine could not be written to {folder}"):
+        SpooledStore(config, str(spools)).newest()
+
+
+def test_a_folder_emptied_by_a_later_attempt_ends_the_earlier_one(
+    tmp_path: Path, spools: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not as a full disk, after which the earlier one would be tried again."""
+
+    def emptied(*_: object) -> None:
+        raise FileNotFoundError
+
+    claim = tmp_path / "000002.json"
+    config = CheckpointConfig(uri=f"memory://{uuid.uuid4().hex}/checkpoints", attempt=1, next_claim=str(claim))
+    with closing(SpooledStore(config, str(spools))) as commits:
+        commits.save(checkpoint_at(1))
+        commits.flush()
+        claim.write_text("{}")
+        monkeypatch.setattr(CheckpointFiles, "write", emptied)
+        monkeypatch.setattr(CheckpointFiles, "write_part", emptied)
+        for save in (lambda: commits.save(checkpoint_at(2)), lambda: commits.save_part(2, 1, {})):
+            with pytest.raises(Fenced):
+                save()
 
 
 def test_the_word_beside_the_commits_is_no_commit(config: CheckpointConfig) -> None:

@@ -556,7 +556,7 @@ def test_storage_that_refuses_is_told_at_a_flush(
 def test_memory_of_a_fenced_attempt_is_written_only_as_a_checkpoint_of_its_successor(
     make_node: Callable[[], StoreNode], tmp_path: Path
 ) -> None:
-    """Its driver was killed; the later attempt is on its cluster."""
+    """Its driver was killed, and the later attempt is on its cluster."""
     claim = tmp_path / "000002.json"
     first = CheckpointConfig(uri=str(tmp_path / "late"), attempt=1, next_claim=str(claim), storage_every_s=1e6)
     second = CheckpointConfig(uri=first.uri, attempt=2, restorable=frozenset())

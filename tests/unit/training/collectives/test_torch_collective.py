@@ -65,8 +65,8 @@ def collectives(collective: Collective) -> dict[str, Any]:
     return {
         "sum": collective.all_reduce(counts),
         "float": collective.all_reduce(np.array([0.1 * rank])),
-        "gather": collective.all_gather_object({"rank": rank, "blob": "x" * 1000 * rank}),
-        "large": collective.all_gather_object("x" * BOX_BYTES * rank),
+        "gather": collective.combine({"rank": rank, "blob": "x" * 1000 * rank}, list),
+        "large": [collective.combine("x" * size * rank, list) for size in (1000, BOX_BYTES, 10, 3000, BOX_BYTES)],
         "share": collective.broadcast_object(("from", rank) if rank == 0 else None),
         "nothing": collective.broadcast_object(None),
         "unchanged": counts[0].tolist() == [rank, 1],
@@ -94,7 +94,8 @@ def test_laws_of_a_collective(ranks: Ranks, size: int) -> None:
         assert answer["sum"].tolist() == [[total, size], [size * 2**60, total]]
         assert answer["float"][0] == pytest.approx(0.1 * total)
         assert [len(each["blob"]) for each in answer["gather"]] == [1000 * rank for rank in range(size)]
-        assert [len(each) for each in answer["large"]] == [BOX_BYTES * rank for rank in range(size)]
+        for length, values in zip((1000, BOX_BYTES, 10, 3000, BOX_BYTES), answer["large"], strict=True):
+            assert [len(each) for each in values] == [length * rank for rank in range(size)]
         assert (answer["share"], answer["nothing"], answer["unchanged"]) == (("from", 0), None, True)
 
 

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import threading
-from types import SimpleNamespace
 from typing import cast
 
 import numpy as np
 import pytest
 import torch
 
-from forebay.errors import ForebayError, NullLabel, RunFailed
+from forebay.errors import ExitCode, ForebayError, NullLabel, RunFailed, WriteFailed
 from forebay.training.driver.driver import run
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.job.job import Job
@@ -67,12 +67,25 @@ def test_a_process_without_memory_or_threads_says_what_to_do(shortage: Exception
     assert isinstance(error, RunFailed) and type(shortage).__name__ in str(error)
     assert remedy in str(error) and "Correct the function" not in str(error)
 
+    class Named(Job):
+        name, storage = "ctr", "runs"
+
+        def __init__(self) -> None:
+            """Has no data: its driver ends first."""
+
     class Short:
         def run(self, *_: object) -> Result:
             raise shortage
 
     with pytest.raises(RunFailed, match=rf"the driver of run 'ctr' ended with .*{remedy}"):
-        run(cast("Job", SimpleNamespace(name="ctr", storage="runs")), Short())
+        run(cast("Job", Named()), Short())
+
+
+def test_a_full_disk_is_the_machine_s_fault_and_tried_again() -> None:
+    error = caught(OSError(errno.ENOSPC, "No space left on device", "/tmp/words.bin")).as_error("ctr")
+    assert isinstance(error, WriteFailed) and error.exit_status == ExitCode.MACHINE
+    assert "a disk of the machine of rank 1 is full" in str(error) and "/tmp/words.bin" in str(error)
+    assert isinstance(error.__cause__, OSError)
 
 
 def test_forebay_error_arrives_as_itself() -> None:

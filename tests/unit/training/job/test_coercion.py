@@ -3,9 +3,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NewType
 
 import pytest
+from typing_extensions import TypeAliasType, TypeVar
 
 from forebay.errors import BadJob
 from forebay.training.job.coercion import coerce, name_of_type
@@ -13,6 +14,13 @@ from forebay.training.job.coercion import coerce, name_of_type
 
 class Color(enum.Enum):
     RED = "red"
+
+
+T = TypeVar("T")
+# Python 3.12 writes `type Sizes = list[int]`.
+Sizes = TypeAliasType("Sizes", list[int])
+Several = TypeAliasType("Several", tuple[T, ...], type_params=(T,))
+Rate = NewType("Rate", float)
 
 
 class Opaque:
@@ -49,6 +57,14 @@ class Opaque:
         (list[str] | None, "a,b", ["a", "b"]),
         (dict[str, int], '{"a": 1}', {"a": 1}),
         (Any, "x", "x"),
+        (Sizes, "64,32", [64, 32]),
+        (Sizes | None, "none", None),
+        (TypeAliasType("Maybe", Sizes | None), "None", None),
+        (TypeAliasType("Maybe", Sizes | None), "64,32", [64, 32]),
+        (Several[int], "64,32", (64, 32)),
+        (TypeAliasType("Name", str), "[1]", "[1]"),
+        (NewType("Names", list[str]), "a,b", ["a", "b"]),
+        (Rate, "0.5", 0.5),
     ],
 )
 def test_words_become_what_the_annotation_says(annotation: Any, word: str, value: object) -> None:
@@ -84,3 +100,11 @@ def test_words_that_do_not_fit(annotation: Any, word: str, message: str) -> None
 def test_types_are_named_as_in_source() -> None:
     names = [name_of_type(kind) for kind in (int, str | None, tuple[int, ...], Path)]
     assert names == ["int", "str | None", "tuple[int, ...]", "Path"]
+
+
+@pytest.mark.parametrize(
+    ("annotation", "name"),
+    [(Sizes, "list[int]"), (Sizes | None, "list[int] | None"), (Rate, "float"), (TypeAliasType("Any_", Rate), "float")],
+)
+def test_an_alias_is_shown_as_what_it_stands_for(annotation: Any, name: str) -> None:
+    assert name_of_type(annotation) == name

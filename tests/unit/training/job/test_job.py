@@ -15,7 +15,16 @@ from forebay.data.cache.spec import CacheSpec
 from forebay.data.loader.data import Data
 from forebay.data.transform.features.groups import Dense, Label
 from forebay.data.transform.transform import Transform
-from forebay.errors import BatchTooSmall, CacheUnusable, InvalidOption, MissingColumn, TooManyRanks, WrongType
+from forebay.errors import (
+    BatchTooSmall,
+    CacheUnusable,
+    ExitCode,
+    InvalidOption,
+    MissingColumn,
+    TooManyRanks,
+    WriteFailed,
+    WrongType,
+)
 from forebay.training.batch_size.lr_scaling import SqrtScaling
 from forebay.training.batch_size.noise_scale import NoiseScale
 from forebay.training.batch_size.schedule import BatchSchedule
@@ -200,12 +209,13 @@ def test_a_check_on_a_full_disk_leaves_nothing_behind(
     job = make_job(cache=None)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        with pytest.raises(InvalidOption, match=r"runs.* cannot be written"):
+        with pytest.raises(WriteFailed, match=r"could not be written to .*runs .*Make room") as full:
             job.check()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, handler)
     assert list((tmp_path / "runs").iterdir()) == []
+    assert full.value.exit_status == ExitCode.MACHINE
 
 
 def test_check_writes_to_the_storage(make_job: Callable[..., Job], tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import os
 import sys
 import traceback
@@ -8,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from forebay.errors import BadJob, InvalidOption
+from forebay.errors import BadJob, ExitCode, InvalidOption, ReadFailed
 from forebay.training.job.job import Job
-from forebay.training.job.recipe import call_recipe, load_recipe, parameters
+from forebay.training.job.recipe import call_recipe, job_file, load_recipe, parameters
 
 FILE = """
 from __future__ import annotations
@@ -120,6 +121,48 @@ def test_a_file_that_does_not_load(write: Callable[..., str], text: str, message
         load_recipe(write(text))
     if "does not load" in message:
         assert not [name for name in set(sys.modules) - before if name.startswith("forebay_job_")]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(f"raise OSError({code}, 'x')\n" for code in (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.ETIMEDOUT)),
+        f"try:\n    raise OSError({errno.EIO}, 'x')\nexcept OSError:\n    raise ValueError('no rows')\n",
+        f"raise ImportError('libx.so: cannot read file data: {os.strerror(errno.EIO)}')\n",
+    ],
+)
+def test_a_fault_of_the_machine_is_not_one_of_the_file(write: Callable[..., str], text: str) -> None:
+    with pytest.raises(ReadFailed, match=r"train.py, line \d, cannot be loaded: .*on another machine") as caught:
+        load_recipe(write(text))
+    assert caught.value.exit_status == ExitCode.MACHINE
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "open('/no/such/file')\n",
+        "open('/')\n",
+        "import no_such_module\n",
+        f"try:\n    raise OSError({errno.EIO}, 'x')\nexcept OSError:\n    pass\nopen('/no/such/file')\n",
+        f"try:\n    raise OSError({errno.EIO}, 'x')\nexcept OSError:\n    raise ValueError('x') from None\n",
+        "raise OSError('of the file itself')\n",
+        "try:\n    raise ValueError\nexcept ValueError as error:\n    raise error from error\n",
+    ],
+)
+def test_an_error_of_the_file_stays_final(write: Callable[..., str], text: str) -> None:
+    with pytest.raises(BadJob, match="does not load"):
+        load_recipe(write(text))
+
+
+def test_a_file_system_that_fails_hides_no_job_file(write: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(FILE)
+
+    def stale(*_: object, **__: object) -> None:
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(Path, "stat", stale)
+    with pytest.raises(ReadFailed, match="Stale file handle"):
+        job_file(path)
 
 
 def test_a_file_that_is_not_there(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def origin(**config: str | float) -> StartOrigin:
 
 
 def write_run(folder: Path, name: str = "ctr", *, is_killed: bool = False, **config: str | float) -> str:
-    """Folder of a run of 3 epochs that grew, lost a worker and was rolled back; or of one that was killed."""
+    """Folder of a run of 3 epochs that grew, lost a worker and was rolled back, or of one that was killed."""
     path = str(folder / name)
     clock = SetClock()
     start = RunStart(at=1.79e9, attempt=1, origin=origin(**config))

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.unit.report.test_in_browser import CHROMIUM, OPTIONS
 from tests.unit.report.test_server import serving
 from tests.unit.training.run_report.made import EPOCHS, write_run
-from tests.unit.training.run_report.test_in_browser import CHROMIUM, OPTIONS
 
 from forebay.report.server import LivePage
 from forebay.training.run_report.live import live_page

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import math
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.unit.training.run_report.made import EVIL, write_run
+from tests.waiting import SetClock
 
 from forebay.errors import InvalidOption
-from forebay.events import Evaluated, Sample
+from forebay.events import INTERRUPTED, Evaluated, Failed, MachineUse, NodeUsed, Sample
 from forebay.report.bars import MAX_BARS
 from forebay.training.run_report.incidents import incidents_of
 from forebay.training.run_report.pictures import rate_points
@@ -18,7 +22,8 @@ from forebay.training.run_report.recorded_run import RecordedRun, load_run, reco
 from forebay.training.run_report.report_page import MAX_RUNS, report_of, write_report
 from forebay.training.run_report.summary import differences, facts_of
 from forebay.training.runs.result import Result, load_result, save_result
-from forebay.training.runs.timeline.timeline import FILE_NAME, load_timeline
+from forebay.training.runs.timeline.recorder import MAX_NODES, MAX_USE, TimelineRecorder
+from forebay.training.runs.timeline.timeline import FILE_NAME, RunStart, StartOrigin, Timeline, load_timeline
 
 SECTIONS = ["Curves", "Where the time went", "Throughput and events", "Cache, reads and retries", "What was run"]
 
@@ -34,20 +39,8 @@ def test_a_run_has_every_section_and_its_texts_are_escaped(tmp_path: Path) -> No
     assert EVIL not in page and "<script" not in page and "alert(&#39;x&#39;)" in page
     for known in ("0.7900", "epoch 3", "train_ctr.py", "2.13.0", "120/120", "reads tried again", "3fa1" * 16):
         assert known in page
-    assert (
-        page.count("<svg")
-        == page.count('role="img"')
-        == page.count("</title></")
-        + page.count("</title><")
-        - 1
-        - (
-            page.count("<g><title>")
-            + page.count("</title></path>")
-            + page.count("</title></circle>")
-            + page.count("</title></rect>")
-        )
-        or page.count("<svg") == 6
-    )
+    # Two curves with two axes each, two bars, rows per second and workers.
+    assert page.count("<svg") == page.count('role="img"') == 12
 
 
 def test_incidents_say_what_they_cost(tmp_path: Path) -> None:
@@ -149,7 +142,7 @@ def test_many_epochs_become_few_bars(tmp_path: Path) -> None:
     assert result is not None and timeline is not None
     epochs = tuple(replace(result.epochs[0], epoch=number) for number in range(1000))
     page = report_of([recorded(replace(result, epochs=epochs, num_epochs=1000))])
-    assert page.count("waiting for data 3.10") == 0 and len(page) < 100_000
+    assert page.count("waiting for data 3.10") == 0 and len(page) < 120_000  # with four axes of each curve
     assert len(re.findall(r">\d+ to [\d.k]+</text>", page)) <= 2 * MAX_BARS
 
 
@@ -183,3 +176,83 @@ def test_evaluations_have_a_table_and_a_curve_by_step_and_samples_are_escaped(tm
     assert "validation_loss, of each evaluation" in page
     assert "Samples after step 100" in page and "Samples after step 50" not in page
     assert "question &lt;script&gt;" in page and EVIL not in page
+
+
+def test_the_best_value_stands_beside_the_last_one(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path))
+    assert run.result is not None
+    epochs = [
+        replace(each, metrics={"auc": auc, "odd": 1.0}) for each, auc in zip(run.epochs, (0.7, 0.8, 0.6), strict=True)
+    ]
+    found = replace(run, result=replace(run.result, epochs=tuple(epochs)))
+    assert "<dt>auc</dt><dd>0.6000<small>best 0.8000, epoch 2</small>" in report_of([found])
+    assert facts_of(found)["best"] == {"auc": {"value": 0.8, "step": 200, "epoch": 1}}
+    both = report_of([found, replace(run, name="other")])
+    assert "<td>best auc</td><td>0.8000</td><td>0.7900</td>" in both and "best odd" not in both
+
+
+def test_an_interrupted_run_is_not_failed_and_says_how_it_continues(tmp_path: Path) -> None:
+    path = write_run(tmp_path, is_killed=True)
+    timeline = load_timeline(path)
+    assert timeline is not None
+    recorder = TimelineRecorder(path, RunStart(at=1.8e9, attempt=2, origin=StartOrigin()), timeline)
+    recorder.record(Failed(error=INTERRUPTED, failures=1, will_retry=False))
+    recorder.save()
+    run = load_run(path)
+    page = report_of([run])
+    assert run.state == "interrupted" and incidents_of(run)[-1].what == "interrupted"
+    assert "run the same job with <code>name=ctr</code>" in page
+    assert "failed" not in "".join(re.findall('class="notice(.*?)"', page)) and "The run failed" not in page
+
+
+def test_curves_are_drawn_over_steps_and_time_with_both_scales(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path))
+    page = report_of([run])
+    drawn = re.findall('<figure class="([^"]*)"><figcaption>loss<', page)
+    assert drawn == ["by-step linear", "by-step log", "by-time linear", "by-time log"]
+    steps, times = run.step_times
+    assert steps == sorted(set(steps)) and times == sorted(times) and steps[-1] == 300
+    negative = [replace(each, metrics={"margin": -1.0}) for each in run.epochs]
+    assert run.result is not None
+    below = replace(run, result=replace(run.result, epochs=tuple(negative), steps=()))
+    assert re.findall('<figure class="([^"]*)"><figcaption>margin', report_of([below])) == ["by-step", "by-time"]
+    (Path(run.path) / FILE_NAME).unlink()
+    assert re.findall('<figure class="([^"]*)"><figcaption>loss<', report_of([load_run(run.path)])) == ["linear", "log"]
+
+
+def test_machines_are_drawn_over_time_and_their_record_is_bounded(tmp_path: Path) -> None:
+    path, clock = write_run(tmp_path), SetClock()
+    recorder = TimelineRecorder(path, RunStart(at=1.8e9, attempt=2, origin=StartOrigin()), load_timeline(path), clock)
+    for number in range(1000):
+        clock.now += 5
+        for node in range(9):
+            recorder.record(used(f"node-{node}", number / 1000))
+    recorder.save()
+    run = load_run(path)
+    text = run.timeline.to_json()
+    assert Timeline.from_json(text).to_json() == text
+    first = json.loads(text)["starts"][-1]["use"]["node-0"][0]
+    assert len(first) == 9 and first[:4] == [5.0, 0.5, 0.25, 0.0], "a point is a list of numbers"
+    use = run.timeline.starts[-1].use
+    assert len(use) == MAX_NODES and all(64 <= len(points) <= MAX_USE for points in use.values())
+    assert [(each[0].at_s, each[-1].at_s) for each in use.values()] == [(5, 5000)] * MAX_NODES
+    gaps = [late.at_s - early.at_s for early, late in pairwise(use["node-0"])]
+    assert max(gaps) <= 5000 / 32, "the whole time is drawn"
+    page = report_of([run])
+    assert "Machines" in titles(page) and "GPU busy, over running time" in page
+    assert "memory, over" in page and "GPU memory, over" not in page, "it is not known"
+    assert run.gpu_share is not None and 0.3 < run.gpu_share < 0.7
+
+
+def used(node: str, gpu: float) -> NodeUsed:
+    use = MachineUse(
+        cpu=0.5,
+        memory=0.25,
+        gpu=gpu,
+        gpu_memory=math.nan,
+        disk_read_bytes_per_s=1e6,
+        disk_write_bytes_per_s=2e6,
+        received_bytes_per_s=0.0,
+        sent_bytes_per_s=1.0,
+    )
+    return NodeUsed(node=node, use=use)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forebay.errors import InvalidOption
-from forebay.events import Event, Preparing
+from forebay.errors import Hung, InvalidOption, RunFailed
+from forebay.events import Event, Failed, Preparing, Reported, Warned
 from forebay.runtime.gpus import GpuSupply
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.resources import Resources
+from forebay.training.job.start_policy import StartPolicy
+from forebay.training.runs.attempts import start
 from forebay.training.runs.run import Run
 from forebay.training.runs.timeline.timeline import load_timeline
 
@@ -53,3 +58,77 @@ def test_smallest_world_needs_its_gpus(tmp_path: Path) -> None:
     job = DriverBench(tmp_path).job("a", elastic=Elastic(min_workers=3, max_workers=4), resources=Resources())
     with Run(job) as run, pytest.raises(InvalidOption, match="3 workers need a GPU each"):
         run.settle(HERE)
+
+
+def test_of_many_ranks_that_stand_still_the_first_are_told(tmp_path: Path) -> None:
+    heard: list[Event] = []
+    with Run(DriverBench(tmp_path).job("a"), [lambda event, control: heard.append(event)]) as run:
+        for rank in range(100):
+            run.tell(Warned(reason=f"rank {rank} has taken no step", step=7))
+        run.tell(Warned(reason="rank 3 has taken no step", step=8))
+        run.finish("enough")
+    said = [event.reason for event in heard if isinstance(event, Warned)]
+    assert said[:2] == ["rank 0 has taken no step", "rank 1 has taken no step"]
+    assert said[-2:] == [
+        "rank 7 has taken no step; further warnings of this step are left out",
+        "rank 3 has taken no step",
+    ]
+    assert len(said) == 9
+
+
+@pytest.mark.parametrize(
+    ("silent", "begin"),
+    [
+        ([], "one hangs"),
+        ([3], r"rank 3 is in a.py. one hangs"),
+        ([3, 1], r"rank 3 is in a.py; rank 1 is in a.py. one hangs"),
+        ([3, 1, 2], r"rank 3 is in a.py; rank 1 is in a.py, and 1 other stand still. one hangs"),
+    ],
+)
+def test_the_error_of_a_run_that_hung_begins_with_the_silent_ranks(
+    tmp_path: Path, silent: list[int], begin: str
+) -> None:
+    hung, heard = Hung("one hangs", rank=0), list[Event]()
+    job = DriverBench(tmp_path).job("a")
+    run = Run(job, [lambda event, control: heard.append(event)])
+
+    def hang() -> None:
+        run.tell(Warned(reason="rank 7 was in b.py", step=6, rank=7))
+        run.tell(Reported(step=7, epoch=0, position=112, metrics={}, rows=112))
+        run.tell(Warned(reason="a loss is odd", step=7))
+        for rank in silent:
+            run.tell(Warned(reason=f"rank {rank} is in a.py", step=7, rank=rank))
+        raise hung
+
+    with pytest.raises(Hung) as end, run:
+        hang()
+    assert str(end.value) == begin
+    assert end.value.facts.get("silent", []) == sorted(silent)
+    assert heard[-1] == Failed(error=f"Hung: {begin}", failures=1, will_retry=False)
+
+
+@pytest.mark.parametrize("why", ["it broke. Run 'a' again: it continues.", "it broke", "it broke."])
+def test_a_follower_says_once_what_to_do_after_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    monkeypatch.setattr(start, "POLL_S", 0.01)
+    job, is_following = DriverBench(tmp_path).job("a"), threading.Event()
+
+    def follow() -> None:
+        with Run(replace(job, start=StartPolicy(follow=True)), [lambda *_: is_following.set()]):
+            pass
+
+    def fail() -> None:
+        with Run(job):
+            followers.append(pool.submit(follow))
+            assert is_following.wait(60)
+            raise RunFailed(why, name="a")
+
+    followers: list[Future[None]] = []
+    with ThreadPoolExecutor(1) as pool:
+        with pytest.raises(RunFailed):
+            fail()
+        error = followers[0].exception(60)
+    assert isinstance(error, RunFailed)
+    text = str(error)
+    assert text.count("Run 'a' again") == 1 and ".." not in text and text.endswith("."), text

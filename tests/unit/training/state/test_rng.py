@@ -5,6 +5,7 @@ import pickle
 import random
 
 import numpy as np
+import pytest
 import torch
 
 from forebay.training.state import rng
@@ -53,4 +54,52 @@ def test_state_is_whole_again_after_the_way_to_another_process() -> None:
     assert isinstance(state["torch"], torch.Tensor)
     assert isinstance(state["numpy"][1], torch.Tensor)
     rng.restore(state, CPU)
+    assert draw() == first
+
+
+@pytest.mark.parametrize("ranks", [2, rng.STACKED_FROM, 100])
+def test_states_of_all_ranks_survive_a_checkpoint(ranks: int) -> None:
+    states, first = [], []
+    for rank in range(ranks):
+        rng.seed_everything(8, rank)
+        if rank % 2:
+            np.random.standard_normal()
+            random.gauss(0, 1)
+        states.append(rng.light(rng.capture(CPU)))
+        first.append(draw())
+    buffer = io.BytesIO()
+    torch.save(rng.saved(states), buffer)
+    buffer.seek(0)
+    read = rng.loaded(torch.load(buffer, weights_only=True))
+    assert len(read) == ranks
+    for again in (read, rng.loaded(rng.saved(read)), rng.loaded(rng.saved([*read]))):  # a fork saves what it has read
+        for rank in (0, 1, ranks - 1):
+            rng.restore(again[rank], CPU)
+            assert draw() == first[rank]
+
+
+def test_a_checkpoint_has_as_many_objects_for_a_thousand_ranks_as_for_a_hundred() -> None:
+    state = rng.light(rng.capture(CPU))
+
+    def tensors(ranks: int) -> int:
+        return str(rng.saved([state] * ranks)).count("tensor(")
+
+    assert tensors(1_000) == tensors(100)
+
+
+def test_a_vote_has_the_generators_that_changed() -> None:
+    ranks = [rng.RankGenerators() for _ in range(2)]
+    rng.seed_everything(9)
+
+    def exchange() -> list[set[str]]:
+        news = [each.news(rng.light(rng.capture(CPU))) for each in ranks]
+        ranks[0].hear(news)
+        return [set(each) for each in news]
+
+    assert exchange() == [{"torch", "numpy", "python"}] * 2
+    assert exchange() == [set(), set()]
+    torch.rand(1)
+    assert exchange() == [{"torch"}] * 2
+    first = draw()
+    rng.restore(rng.whole(ranks[0].of_ranks[1]), CPU)
     assert draw() == first

@@ -78,7 +78,7 @@ def reward(model: Any, answer: Answer) -> torch.Tensor:
 
 
 def pair_gain(name: str, model: Any, base: Any, pair: tuple[Answer, Answer]) -> torch.Tensor:
-    """What the sigmoid, or the square, of a loss is applied to."""
+    """Argument of a loss's sigmoid or square."""
     if name == "reward":
         return reward(model, pair[0]) - reward(model, pair[1])
     ratios = [log_probability(model, each) for each in pair]

@@ -19,7 +19,7 @@ from typing import TypeVar
 from pyarrow.fs import FileType
 
 from forebay.errors import CursorMismatch, ReadFailed
-from forebay.storage.atomic import read_small
+from forebay.storage.atomic import read_small, write_atomically
 from forebay.storage.credentials import redacting
 from forebay.storage.filesystem import Location, below, resolve
 from forebay.storage.globs import children
@@ -422,6 +422,10 @@ class CheckpointFiles:
             raise CorruptCheckpoint(f"it has no {file}") from None
 
     def _write(self, path: str, contents: Bytes) -> None:
+        """Write a file. The one that makes a checkpoint complete appears whole: its readers may come meanwhile."""
+        if path.endswith(f"/{METADATA}"):
+            write_atomically(self._location.child(path.removeprefix(f"{self._location.path}/")), bytes(contents))
+            return
         with redacting(), self._fs.open_output_stream(path) as stream:
             stream.write(contents)
 

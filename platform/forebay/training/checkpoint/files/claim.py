@@ -65,17 +65,24 @@ class Claim:
 
     @classmethod
     def of_this_process(
-        cls, number: int, *, key: str = "", cluster: str = "", restorable: tuple[str, ...] | None = None
+        cls,
+        number: int,
+        *,
+        key: str = "",
+        cluster: str = "",
+        restorable: tuple[str, ...] | None = None,
+        pid: int | None = None,
     ) -> Claim:
-        """Claim on attempt `number` by this process."""
+        """Claim on attempt `number` by this process, or by its child `pid`."""
+        pid = os.getpid() if pid is None else pid
         return cls(
             number=number,
             token=secrets.token_hex(8),
             host=socket.gethostname(),
             kernel=_kernel(),
             namespace=_pid_namespace(),
-            pid=os.getpid(),
-            started=_started(os.getpid()) or 0,
+            pid=pid,
+            started=_started(pid) or 0,
             key=key,
             cluster=cluster,
             time=time.time(),

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import mmap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import ray
@@ -20,7 +21,8 @@ from forebay.training.checkpoint.part_memory.actor import (
     COPY_S,
     StoreOwner,
     make_part_store,
-    part_stores_of,
+    nodes_with_parts,
+    part_store_on,
 )
 from forebay.training.checkpoint.part_memory.store import KeptPart
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
@@ -66,13 +68,24 @@ class PartMemory:
             self._store = self._client = None
             return None
 
-    def copies(self, step: int, facts: PartFacts) -> list[ReadBytes]:
-        """Return a reader for each node, this one first."""
+    def copies(self, step: int, facts: PartFacts) -> Iterator[ReadBytes]:
+        """Return a reader for each node.
+
+        This one, the one that wrote the part, then those that follow it: the next has the copy. Stores are looked up
+        when their turn comes: of 4,096 parts, a rank reads a few.
+        """
         self.sealed, self._written = step, None
-        stores = part_stores_of(self._owner.run)
-        here = stores.pop(self._node, None)
-        readers: list[ReadBytes] = [] if here is None else [MappedPart(here, step, facts).read]
-        return [*readers, *(_fetched(store, step, facts) for store in stores.values())]
+        return self._readers(step, facts)
+
+    def _readers(self, step: int, facts: PartFacts) -> Iterator[ReadBytes]:
+        run = self._owner.run
+        if (here := part_store_on(run, self._node)) is not None:
+            yield MappedPart(here, step, facts).read
+        if facts.node not in ("", self._node) and (origin := part_store_on(run, facts.node)) is not None:
+            yield _fetched(origin, step, facts)
+        for node in sorted(nodes_with_parts(run), key=lambda node: (node <= facts.node, node)):
+            if node not in (self._node, facts.node) and (store := part_store_on(run, node)) is not None:
+                yield _fetched(store, step, facts)
 
     def _save(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
         if self._store is None:
@@ -84,7 +97,7 @@ class PartMemory:
         within_s = min(COPY_S + READ_S + self._copied_bytes / COPY_BYTES_PER_S, self._owner.config.store_timeout_s)
         handle = ray.get(self._store.acquire.remote(step, number, self.sealed), timeout=within_s)
         self._client = self._client or SharedBufferClient(handle.pid)
-        receipt = write_part(number, chunks, self._client.writer(handle))
+        receipt = replace(write_part(number, chunks, self._client.writer(handle)), node=self._node)
         part = KeptPart(step=step, sealed=self.sealed, facts=receipt.facts)
         ray.get(self._store.keep.remote(part, handle.number), timeout=READ_S)
         self._copied_bytes, self._written = receipt.num_bytes, step

@@ -61,7 +61,7 @@ class PartStore:
         self._readers: Counter[int] = Counter()
         self._given: dict[int, int] = {}
         self._copying: dict[int, asyncio.Task[None]] = {}
-        self._uploaded: set[int] = set()
+        self._uploaded: set[tuple[int, PartFacts]] = set()
 
     async def acquire(self, step: int, number: int, sealed: int | None) -> BufferHandle:
         """Return a buffer for part `number` of `step`.
@@ -93,6 +93,10 @@ class PartStore:
         with self._reading(buffer.number):
             await asyncio.to_thread(_fill, buffer, content)
         self._kept[part.step, part.facts.number] = part, buffer.number
+
+    async def held(self, step: int) -> list[int]:
+        """Numbers of the parts of `step` that are here."""
+        return [number for at, number in self._kept if at == step]
 
     async def locate(self, step: int, facts: PartFacts) -> str | None:
         """Path of the buffer with a part.
@@ -126,8 +130,15 @@ class PartStore:
                     await asyncio.to_thread(files.write_part, step, number, content)
                 except OSError as error:
                     return f"{type(error).__name__}: {error}"
-        self._uploaded.add(step)
         return tuple(here)
+
+    async def uploaded(self, step: int, parts: Sequence[PartFacts]) -> None:
+        """Record that storage has these parts.
+
+        Not by `upload`: a copy here is needed until the other node has written its part. Not by step alone: a run that
+        went back comes to the same step again, with other parts.
+        """
+        self._uploaded.update((step, facts) for facts in parts if self._find(step, facts) is not None)
 
     async def _copy_part(self, part: KeptPart, buffer: int) -> None:
         with self._reading(buffer):
@@ -142,11 +153,11 @@ class PartStore:
 
         None is needed once the part of `step` is written.
         """
-        permanent = sorted(
-            {at for at, _ in self._kept if at < step and self._config.is_permanent(at) and at not in self._uploaded}
-        )
+        kept = {(at, part.facts) for (at, _), (part, _) in self._kept.items()}
+        permanent = sorted({at for at, _ in kept - self._uploaded if at < step and self._config.is_permanent(at)})
         wanted = {step, sealed, *permanent[-MOST_PERMANENT:]}
         self._kept = {key: value for key, value in self._kept.items() if key[0] in wanted}
+        self._uploaded = {(at, facts) for at, facts in self._uploaded & kept if at in wanted}
 
     def _free_buffer(self) -> SharedBuffer:
         in_use = {buffer for _, buffer in self._kept.values()} | set(self._given.values()) | set(+self._readers)

@@ -76,10 +76,12 @@ class PartReceipt:
     num_bytes: int
     sums: tuple[int, ...] = field(repr=False)
     contents: str = field(repr=False)
+    node: str = ""
+    """Node whose memory has the part. Empty if it is in storage."""
 
     @property
     def facts(self) -> PartFacts:
-        return PartFacts(number=self.number, num_bytes=self.num_bytes, checksum=sum_of(self.sums))
+        return PartFacts(number=self.number, num_bytes=self.num_bytes, checksum=sum_of(self.sums), node=self.node)
 
 
 def write_part(number: int, chunks: Mapping[str, LocalChunk], buffer: ReusableBuffer) -> PartReceipt:

@@ -6,8 +6,8 @@ It is a state that names tensors instead of holding them, and the table of these
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -27,11 +27,13 @@ _NAME, _SCALAR = "tensor in parts", "scalar"
 class PartsTable:
     """Tensors and parts of a checkpoint.
 
-    Tensors are by logical name. Parts have their size and block checksums, by number.
+    Tensors are by logical name. Parts have their size and block checksums, by number. `nodes` are those whose memory
+    had a part first.
     """
 
     tensors: Mapping[str, StoredTensor]
     parts: Mapping[int, tuple[int, Sequence[int]]]
+    nodes: Mapping[int, str] = field(default_factory=dict)
 
     @classmethod
     def in_state(cls, state: Mapping[str, Any]) -> PartsTable | None:
@@ -44,16 +46,17 @@ class PartsTable:
         text = state[TABLE]
         plain = json.loads(text) if isinstance(text, str) else text  # Containers, in heads of former commits.
         parts = {int(number): (facts["bytes"], tuple(facts["sums"])) for number, facts in plain["parts"].items()}
-        return cls(tensors=from_plain(plain["tensors"]), parts=parts)
+        nodes = {int(number): facts.get("node", "") for number, facts in plain["parts"].items()}
+        return cls(tensors=from_plain(plain["tensors"]), parts=parts, nodes=nodes)
 
     def facts(self) -> list[PartFacts]:
         """Return the facts of all parts."""
         return [
-            PartFacts(number=number, num_bytes=size, checksum=sum_of(sums))
+            PartFacts(number=number, num_bytes=size, checksum=sum_of(sums), node=self.nodes.get(number, ""))
             for number, (size, sums) in self.parts.items()
         ]
 
-    def open(self, copies_of: Callable[[PartFacts], Sequence[ReadBytes]]) -> dict[int, VerifiedPart]:
+    def open(self, copies_of: Callable[[PartFacts], Iterable[ReadBytes]]) -> dict[int, VerifiedPart]:
         """Return a verified reader of every part, by number."""
         return {
             facts.number: VerifiedPart(facts, self.parts[facts.number][1], copies_of(facts)) for facts in self.facts()
@@ -67,7 +70,10 @@ def table_text(receipts: Sequence[PartReceipt]) -> str:
 
     As containers, it would take most of the time of writing the head.
     """
-    parts = {each.number: {"bytes": each.num_bytes, "sums": each.sums} for each in receipts}
+    parts = {
+        each.number: {"bytes": each.num_bytes, "sums": each.sums, **({"node": each.node} if each.node else {})}
+        for each in receipts
+    }
     tensors = _tensors_text(tuple(each.contents for each in receipts))
     return f'{{"tensors": {tensors}, "parts": {json.dumps(parts)}}}'
 

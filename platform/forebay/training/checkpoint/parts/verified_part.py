@@ -5,7 +5,7 @@ It does not read the other blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from forebay.training.checkpoint.encoded import BLOCK_BYTES, Bytes, CorruptCheckpoint, PartFacts, block_sums
 
@@ -18,11 +18,13 @@ class VerifiedPart:
 
     It reads whole blocks, verifies them, and keeps the last one for the next span.
 
-    `copies` are tried in turn for each span, until one of them has what was written.
+    `copies` are tried in turn for each span, until one of them has what was written. They are taken as far as they are
+    needed.
     """
 
-    def __init__(self, part: PartFacts, sums: Sequence[int], copies: Sequence[ReadBytes]) -> None:
-        self._number, self._num_bytes, self._sums, self._copies = part.number, part.num_bytes, sums, copies
+    def __init__(self, part: PartFacts, sums: Sequence[int], copies: Iterable[ReadBytes]) -> None:
+        self._number, self._num_bytes, self._sums = part.number, part.num_bytes, sums
+        self._known, self._others = list[ReadBytes](), iter(copies)
         self._last: tuple[int, Bytes] = (-1, b"")
         self.read_bytes = 0
         """Bytes read so far."""
@@ -49,7 +51,7 @@ class VerifiedPart:
     def _fetch(self, first: int, stop: int) -> Bytes:
         begin, end = first * BLOCK_BYTES, min(stop * BLOCK_BYTES, self._num_bytes)
         reason = "there is no copy"
-        for read in self._copies:
+        for read in self._copies():
             try:
                 content = read(begin, end)
             except CorruptCheckpoint as error:
@@ -60,3 +62,9 @@ class VerifiedPart:
                 return content
             reason = f"it is not what was written between bytes {begin} and {end}"
         raise CorruptCheckpoint(f"part {self._number}: {reason}")
+
+    def _copies(self) -> Iterator[ReadBytes]:
+        yield from self._known
+        for read in self._others:
+            self._known.append(read)
+            yield read

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
@@ -17,7 +18,7 @@ from ray.actor import ActorHandle
 from forebay.ray_cluster.nodes import draining_nodes, is_urgent
 from forebay.training.driver.elastic.coordinator import RunView
 from forebay.training.driver.elastic.phase import Completed, Ended, Raised, Starting
-from forebay.training.driver.elastic.policy import Decision, PoolView, decide
+from forebay.training.driver.elastic.policy import Decision, PoolView, PoolWorker, decide
 from forebay.training.driver.elastic.pool import Lost, Message, Warmed, WorkerPool
 
 TICK_S = 0.1
@@ -179,8 +180,10 @@ class Controller:
             ray.get(self._coordinator.resize.remote(resize_to))
 
     def _pool_view(self, target: int) -> PoolView:
-        workers = [replace(each, is_leaving=each.node in self._leaving) for each in self._pool.workers.values()]
-        nodes = {each.node for each in workers if each.name in self._pool.world}
+        workers: Sequence[PoolWorker] = list(self._pool.workers.values())
+        if self._leaving:
+            workers = [replace(each, is_leaving=each.node in self._leaving) for each in workers]
+        nodes = self._nodes_of_world()
         return PoolView(
             workers=workers,
             world=self._pool.world,
@@ -195,11 +198,20 @@ class Controller:
         if now - self._looked_at < DRAINING_EVERY_S:
             return
         self._looked_at, self._leaving = now, draining_nodes()
-        for node, at_s in self._leaving.items():
-            here = sum(self._pool.workers[name].node == node for name in self._pool.world if name in self._pool.workers)
-            if here and node not in self._reported_nodes:
-                self._reported_nodes.add(node)
-                ray.get(self._coordinator.draining.remote(node, here, at_s))
+        if not (news := self._leaving.keys() - self._reported_nodes):
+            return
+        here = self._nodes_of_world()
+        notices = dict[float | None, list[str]]()
+        for node in sorted(here.keys() & news):
+            self._reported_nodes.add(node)
+            notices.setdefault(self._leaving[node], []).append(node)
+        for at_s, nodes in notices.items():  # a rack that leaves is one event, and one upload
+            ray.get(self._coordinator.draining.remote(nodes, sum(here[node] for node in nodes), at_s))
+
+    def _nodes_of_world(self) -> Mapping[str, int]:
+        """Number of workers that train on each node."""
+        workers = self._pool.workers
+        return Counter(workers[name].node for name in self._pool.world if name in workers)
 
     def _give_way(self) -> None:
         if time.monotonic() - self._waits_since < PATIENCE_S or not self._pool.is_half_placed:

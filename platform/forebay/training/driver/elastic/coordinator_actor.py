@@ -15,12 +15,15 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from forebay.errors import UnderWay
-from forebay.ray_cluster.actors import ANSWER_S, NAMESPACE, RUN_PREFIX, find
+from forebay.ray_cluster.actors import ANSWER_S, NAMESPACE, RUN_PREFIX, find, is_living
 from forebay.training.driver.elastic.coordinator import Coordinator
 from forebay.training.runs.run import Run
 from forebay.training.runs.status import RunStatus
 
 END_S = 10.0
+CALLS_AT_ONCE = 1000
+"""Ray's own limit for calls of an actor that wait. Each rank and each node may have some more of them."""
+CALLS_OF_RANK = 4
 
 
 @contextmanager
@@ -35,11 +38,13 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
         name=f"{RUN_PREFIX}{run.name}",
         namespace=NAMESPACE,
         num_cpus=0,
+        # With Ray's limit, more than 1,000 ranks would wait for each other in `join` forever.
+        max_concurrency=CALLS_AT_ONCE + CALLS_OF_RANK * run.job.max_workers,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     )
     status = _status(run, driver, node)
     try:
-        coordinator = on_this_node.remote(status, run.job.max_failures)
+        coordinator = on_this_node.remote(status, run.job.max_failures, is_living)
     except ValueError as error:
         if not _end_earlier(run):
             raise UnderWay(
@@ -47,7 +52,7 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
                 "name.",
                 name=run.name,
             ) from error
-        coordinator = on_this_node.remote(status, run.job.max_failures)
+        coordinator = on_this_node.remote(status, run.job.max_failures, is_living)
     try:
         yield coordinator
     finally:

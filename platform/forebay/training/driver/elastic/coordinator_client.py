@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -23,12 +24,12 @@ class CoordinatorReporter:
 
     def __init__(self, coordinator: ActorHandle) -> None:
         self._coordinator = coordinator
-        self._last_number: Any = None
+        self._mine = threading.local()  # Others report too: a watch of stalls, the meter of the node.
         self._known: Request | None = None
         self._change: Future[None] | None = None
 
     def report(self, event: Event) -> None:
-        self._last_number = self._coordinator.report.remote(event)
+        self._mine.last = self._coordinator.report.remote(event)
 
     def request(self) -> Request:
         if self._known is None or self._has_changed:
@@ -38,7 +39,8 @@ class CoordinatorReporter:
 
     def synced_request(self) -> Request:
         # Ray may reorder calls of one caller, so this call names the event it comes after.
-        number = 0 if self._last_number is None else _answer(self._last_number)
+        # The last event of this thread: another thread may be about to record an earlier one.
+        number = _answer(self._mine.last) if hasattr(self._mine, "last") else 0
         return self._hear(_answer(self._coordinator.synced_request.remote(number)))
 
     @property

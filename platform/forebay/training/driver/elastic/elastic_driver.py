@@ -12,7 +12,7 @@ from typing import Self, TypeAlias
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayError
+from ray.exceptions import RayError, RuntimeEnvSetupError
 
 from forebay.errors import ForebayError, RunFailed
 from forebay.events import Preparing
@@ -50,8 +50,8 @@ def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
             # A later attempt on this cluster ends the coordinator.
             run.ask_fence()
             raise RunFailed(
-                f"run {run.name!r} lost its connection to Ray ({type(error).__name__}). Run {run.name!r} again: it "
-                "continues from its newest checkpoint, if it has one.",
+                f"run {run.name!r} lost its connection to Ray ({type(error).__name__}: {_line_of(error)}). Run "
+                f"{run.name!r} again: it continues from its newest checkpoint, if it has one.",
                 name=run.name,
             ) from error
         if stopped is not None:
@@ -59,6 +59,16 @@ def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
         if isinstance(cause, Completed):
             return run.finish(cause.stopped)
         raise _end_of(run, driver, cause, training.error)
+
+
+def _line_of(error: RayError) -> str:
+    r"""Line of Ray's message that names the cause.
+
+    >>> _line_of(RuntimeEnvSetupError("Traceback (most recent call last):\n  ...\nOSError: the disk is full."))
+    'OSError: the disk is full'
+    """
+    lines = message_of(error).splitlines()
+    return lines[-1 if isinstance(error, RuntimeEnvSetupError) else 0]  # a traceback ends with its cause
 
 
 def _end_of(run: Run, driver: str, cause: Cause | None, error: BaseException | None) -> Exception:

@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import ray
 from ray.actor import ActorHandle
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from forebay.events import Event, Preempted, Request
+from forebay.events import Event, Preempted, Request, Started
+from forebay.ray_cluster.nodes import nodes_of, num_on_demand
 from forebay.runtime.foreign_code import begin
 from forebay.training.checkpoint.ray_store import flush_stores
 from forebay.training.driver.elastic.start_watch import StartWatch
+from forebay.training.driver.hang_watch import HangWatch
+from forebay.training.driver.rank_stack import SilentRank, silent_ranks
 from forebay.training.runs.control import Control
 from forebay.training.runs.run import Run
+from forebay.training.runs.timeline.cost import PRICE_ON_DEMAND
 
 POLL_S = 0.5
 
@@ -29,6 +37,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     `RunFailed` if the cluster never has room for the first workers.
     """
     watch = StartWatch(run)
+    hangs = HangWatch(run.job.hang_timeout_s, AskedNodes(run.name), run.tell)
     # Requests made before the first worker started: the coordinator does not know them yet.
     made_with = Request(target=run.job.start_workers if run.control.is_elastic else None)
     known = _pass_on(run.control, made_with, coordinator)
@@ -42,22 +51,31 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
         events, request = taken
         _take_over(run.control, request, known)
         known = request
+        if any(isinstance(event, Preempted) for event in events):
+            # In a thread: callbacks learn of the next step while the newest checkpoint is being uploaded.
+            begin(threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True))
         for event in events:
             watch.see(event)
-            run.tell(event)
-            if isinstance(event, Preempted):
-                # In a thread: callbacks learn of the next step while the newest checkpoint is being uploaded.
-                begin(threading.Thread(target=flush_stores, args=(run.name,), name="forebay-flush", daemon=True))
+            hangs.see(event)
+            run.tell(_with_machines(event, run))
         known = _pass_on(run.control, known, coordinator)
         num_events += len(events)
         coordinator.noted.remote(num_events)
         watch.check()
+        hangs.check()
         if gave_up is not None:
             return gave_up
         if goes_on and known.stop is not None and ray.get(coordinator.give_up.remote()):
             # One more round, for the events reported until now.
             gave_up = known.stop
     return gave_up
+
+
+def _with_machines(event: Event, run: Run) -> Event:
+    """Return the begin of a world with its machines on demand, for the cost of a run that began on spot ones."""
+    if not isinstance(event, Started) or PRICE_ON_DEMAND not in run.job.parameters:
+        return event
+    return replace(event, on_demand=min(num_on_demand(), event.world_size))
 
 
 def _take_over(control: Control, request: Request, known: Request) -> None:
@@ -68,7 +86,7 @@ def _take_over(control: Control, request: Request, known: Request) -> None:
     if control.is_elastic and request.target != known.target:
         control.follow(target=request.target)
     if request.stop is not None:
-        control.stop(request.stop)
+        control.obey_stop(request.stop)
 
 
 def _pass_on(control: Control, known: Request, coordinator: ActorHandle) -> Request:
@@ -81,3 +99,34 @@ def _pass_on(control: Control, known: Request, coordinator: ActorHandle) -> Requ
     if request.stop is not None and known.stop is None:
         ray.get(coordinator.request_stop.remote(request.stop))
     return request
+
+
+class AskedNodes:
+    """Asks each node of a run by a task without CPUs.
+
+    A later call returns the answers.
+    """
+
+    def __init__(self, run: str) -> None:
+        self._run = run
+        self._asked: list[Any] = []
+
+    def __call__(self) -> list[SilentRank]:
+        if not self._asked:
+            self._asked = [self._ask(node) for node in nodes_of(self._run)]
+        if not self._asked:
+            return []
+        ready, self._asked = ray.wait(self._asked, num_returns=len(self._asked), timeout=0)
+        return [rank for answer in ready for rank in _ranks(answer)]
+
+    def _ask(self, node: str) -> Any:
+        there = NodeAffinitySchedulingStrategy(node, soft=False)
+        return ray.remote(silent_ranks).options(num_cpus=0, max_retries=0, scheduling_strategy=there).remote(self._run)
+
+
+def _ranks(answer: Any) -> list[SilentRank]:
+    try:
+        found: list[SilentRank] = ray.get(answer)
+    except RayError:  # the node has left
+        return []
+    return found

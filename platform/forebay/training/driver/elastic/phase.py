@@ -20,33 +20,22 @@ class Starting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Training:
-    """Steps are made.
-
-    `paused` are the ranks that left at a commit for a resize that was taken back since.
-    """
-
-    paused: frozenset[int] = frozenset()
+    """Steps are made."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resizing:
     """Every rank pauses at the next commit.
 
-    A world of `resize_to` follows. `paused` are the ranks that have paused.
+    A world of `resize_to` follows.
     """
 
     resize_to: int
-    paused: frozenset[int] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopping:
-    """Every rank ends at the next commit.
-
-    `paused` are the ranks that were asked to pause before the stop.
-    """
-
-    paused: frozenset[int] = frozenset()
+    """Every rank ends at the next commit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

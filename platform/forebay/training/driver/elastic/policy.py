@@ -77,8 +77,9 @@ def decide(view: PoolView) -> Decision:
     - A world leaves a draining node as soon as enough workers are elsewhere. If there is time, it waits for
       replacements.
     """
+    at_work = frozenset(view.world)
     staying = [worker for worker in view.workers if not worker.is_leaving]
-    staying.sort(key=lambda worker: (worker.name not in view.world, not worker.is_warm, worker.state == "requested"))
+    staying.sort(key=lambda worker: (worker.name not in at_work, not worker.is_warm, worker.state == "requested"))
     kept = staying[: view.target]
     spawn = view.target - len(kept)
     next_world = _next_world(view, kept, has_successors=spawn > 0)
@@ -98,10 +99,11 @@ def _next_world(view: PoolView, kept: Sequence[PoolWorker], *, has_successors: b
         return _first_world(view, able, is_complete=is_complete)
     if len(able) < view.min_workers:
         return tuple(view.world)
-    if any(worker.is_leaving for worker in view.workers if worker.name in view.world):
+    at_work = frozenset(view.world)
+    if any(worker.is_leaving and worker.name in at_work for worker in view.workers):
         waits = (is_coming or has_successors) and len(able) < view.target and not view.is_urgent
         return tuple(view.world) if waits else able
-    stays = tuple(name for name in able if name in view.world) == tuple(view.world)
+    stays = tuple(name for name in able if name in at_work) == tuple(view.world)
     return tuple(view.world) if stays and not is_complete else able
 
 
@@ -116,7 +118,8 @@ def _first_world(view: PoolView, able: tuple[str, ...], *, is_complete: bool) ->
         able += tuple(leaving[: view.min_workers - len(able)])
     if len(able) < view.min_workers:
         return ()
-    has_veterans = any(worker.is_veteran for worker in view.workers if worker.name in able)
+    chosen = frozenset(able)
+    has_veterans = any(worker.is_veteran and worker.name in chosen for worker in view.workers)
     return able if has_veterans or is_complete else ()
 
 

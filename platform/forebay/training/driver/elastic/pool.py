@@ -11,6 +11,7 @@ import logging
 import math
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -28,6 +29,9 @@ RETRY_S = 1.0
 """Pause after a failed start, times the failed starts in a row. A process may fail within milliseconds."""
 KILLED_S = 5.0
 """A dismissed worker whose process still runs after this time is asked to end itself."""
+ASKED_ONE_BY_ONE = 16
+"""More requested workers than these are looked up together, in the table of all placement groups."""
+LOOK_S = 1.0
 CLOSE_S = 10.0
 CLOSE_POLL_S = 0.1
 
@@ -100,7 +104,7 @@ class Processes(Protocol):
     """Starts and watches a backend's worker processes.
 
     Laws: `spawn` does not block. `running` names processes that are known to run, even after Ray has declared them
-    dead. `stop` returns at once, and the process ends itself.
+    dead; it may change while it is read. `stop` returns at once, and the process ends itself.
     """
 
     def spawn(self, name: str, group: PlacementGroup) -> SpawnedWorker: ...
@@ -131,7 +135,7 @@ class WorkerPool:
         self._actors: dict[str, ActorHandle] = {}
         self._groups: dict[str, PlacementGroup] = {}
         self._dismissed_at: dict[str, float] = {}
-        self._num_spawned, self._num_failed_starts, self._spawn_at = 0, 0, 0.0
+        self._num_spawned, self._num_failed_starts, self._spawn_at, self._look_at = 0, 0, 0.0, 0.0
         self.workers: dict[str, PoolWorker] = {}
         self.world: tuple[str, ...] = ()
 
@@ -169,7 +173,7 @@ class WorkerPool:
 
         None is requested for `pause_s` seconds.
         """
-        self.dismiss(name for name in self.workers if name not in self.world)
+        self.dismiss(self.workers.keys() - frozenset(self.world))
         self._spawn_at = time.monotonic() + pause_s
 
     def form_world(self, names: Sequence[str]) -> list[World]:
@@ -179,11 +183,11 @@ class WorkerPool:
         """
         assert not self.world, "one world after the other"
         self.rank_world(names)
-        nodes = [self.workers[name].node for name in names]
-        return [
-            World(rank=rank, size=len(names), local_rank=nodes[:rank].count(node), node=node)
-            for rank, node in enumerate(nodes)
-        ]
+        before, worlds = Counter[str](), list[World]()
+        for rank, node in enumerate(self.workers[name].node for name in names):
+            worlds.append(World(rank=rank, size=len(names), local_rank=before[node], node=node))
+            before[node] += 1
+        return worlds
 
     def rank_world(self, names: Sequence[str]) -> None:
         """Set the order of the world's ranks.
@@ -247,8 +251,8 @@ class WorkerPool:
 
         The others wait for room in the cluster.
         """
-        coming = [worker for name, worker in self.workers.items() if name not in self.world]
-        return len({worker.state == "requested" for worker in coming}) == 2
+        coming = self.workers.keys() - frozenset(self.world)
+        return len({self.workers[name].state == "requested" for name in coming}) == 2
 
     def close(self) -> None:
         """End all workers.
@@ -301,9 +305,17 @@ class WorkerPool:
         self._spawn_at = time.monotonic() + RETRY_S * self._num_failed_starts
 
     def _look_for_placed(self) -> None:
-        for name, worker in self.workers.items():
-            if worker.state == "requested" and placement_group_table(self._groups[name]).get("state") == "CREATED":
-                self.workers[name] = replace(worker, state="placed", since=time.monotonic())
+        requested = [name for name, worker in self.workers.items() if worker.state == "requested"]
+        if len(requested) <= ASKED_ONE_BY_ONE:
+            placed = [name for name in requested if _is_placed(placement_group_table(self._groups[name]))]
+        elif time.monotonic() >= self._look_at:
+            self._look_at = time.monotonic() + LOOK_S
+            table = placement_group_table()
+            placed = [name for name in requested if _is_placed(table.get(self._groups[name].id.hex(), {}))]
+        else:
+            return
+        for name in placed:
+            self.workers[name] = replace(self.workers[name], state="placed", since=time.monotonic())
 
     def _stop_dismissed(self) -> None:
         """Stop processes that Ray declared dead but left alive.
@@ -311,7 +323,7 @@ class WorkerPool:
         Each still holds memory and GPU of its node.
         """
         latest = time.monotonic() - KILLED_S
-        for name in self._processes.running:
+        for name in list(self._processes.running):
             if self._dismissed_at.get(name, math.inf) < latest:
                 self._processes.stop(name)
 
@@ -329,3 +341,7 @@ class WorkerPool:
         group = self._groups.pop(name, None)
         if group is not None:
             remove_placement_group(group)
+
+
+def _is_placed(group: Mapping[str, Any]) -> bool:
+    return group.get("state") == "CREATED"

@@ -18,6 +18,8 @@ from forebay.training.runs.run import Run
 
 LACK_WAIT_S = 5.0
 """A cluster that is too small for the run is reported after this time."""
+STARTING_S = 5.0
+"""Workers that have their place, and do not train, are reported after this time."""
 FIRST_WAIT_S = 30.0
 NEXT_WAIT_S = 60.0
 AGAIN_S = 1.0
@@ -54,7 +56,7 @@ class StartWatch:
         self._due = now + NEXT_WAIT_S
         if self._is_too_small():
             self._run.tell(Preparing(what=self._lack(now)))
-        elif now < self._since + FIRST_WAIT_S:
+        elif now < self._since + (STARTING_S if self._is_placed() else FIRST_WAIT_S):
             self._due = min(now + AGAIN_S, self._since + FIRST_WAIT_S)
         else:
             self._fits_at = now
@@ -66,6 +68,9 @@ class StartWatch:
 
     def _is_too_small(self) -> bool:
         return worker_capacity(self._run.job.resources.bundle) < self._run.job.min_workers
+
+    def _is_placed(self) -> bool:
+        return num_placed(self._run.name) >= self._run.job.min_workers
 
     def _lack(self, now: float) -> str:
         lack = lack_of_room(self._run.job)
@@ -87,12 +92,16 @@ class StartWatch:
     def _waits(self) -> str:
         job, placed = self._run.job, num_placed(self._run.name)
         if placed >= job.min_workers:
-            return f"{placed} workers have their place in the cluster, and their processes are still starting"
+            which = "the worker is" if placed == 1 else f"{placed} workers are"
+            return f"{which} starting: importing torch and the job's modules"
         free = ray.available_resources()
         share = f"{job.resources.cpus:g} CPUs and {job.resources.gpus or 0:g} GPUs"
         left = f"{free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs are free in the cluster"
         has = f"{placed} have their place, " if placed else ""
-        return f"still waiting for {job.min_workers} workers of {share}; {has}{left}, the rest is in use"
+        missing = job.min_workers - placed
+        has_room = all(free.get(kind, 0.0) >= missing * each for kind, each in job.resources.bundle.items() if each)
+        why = "and Ray has not placed them yet" if has_room else "the rest is in use"
+        return f"still waiting for {job.min_workers} workers of {share}; {has}{left}, {why}"
 
 
 def lack_of_room(job: Job) -> str:

@@ -16,6 +16,7 @@ from ray.actor import ActorHandle
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from forebay.runtime.foreign_code import begin
 from forebay.training.driver.elastic.controller import WorldEnd
 from forebay.training.driver.elastic.pool import Lost, Message, SpawnedWorker, WorkerPool
 from forebay.training.driver.horovod.failure_detector import Answered, FailureDetector
@@ -162,10 +163,8 @@ class Rendezvous:
         self._server.daemon_threads = True
         self._server.init(slots)
         self.bound_to: tuple[str, int] = (address, self._server.server_port)
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, kwargs={"poll_interval": POLL_S}, name="forebay-rendezvous", daemon=True
-        )
-        self._thread.start()
+        serve = partial(self._server.serve_forever, poll_interval=POLL_S)
+        self._thread = begin(threading.Thread(target=serve, name="forebay-rendezvous", daemon=True))
 
     def close(self) -> None:
         """Stop the server."""

@@ -17,10 +17,11 @@ import torch
 from forebay.world import World
 
 T = TypeVar("T")
+V = TypeVar("V")
 
 # Names are the same on all ranks and in all worlds: the names that Horovod counts itself differ between an old process
 # and a new one. A name may be used again as soon as its operation is over, and ours are over when the method returns.
-_ALL_REDUCE, _ALL_GATHER = "forebay/all_reduce", "forebay/all_gather_object"
+_ALL_REDUCE, _ALL_GATHER = "forebay/all_reduce", "forebay/combine"
 _SIZE, _BROADCAST = "forebay/broadcast_object/size", "forebay/broadcast_object"
 _ALL_TO_ALL, _GATHER_TENSOR = "forebay/tensors/all_to_all", "forebay/tensors/all_gather"
 _EXCHANGE = "forebay/tensors/exchange"
@@ -64,12 +65,13 @@ class HorovodCollective:
             self._hvd.allreduce_(total, op=self._hvd.Sum, name=_ALL_REDUCE)
         return total.numpy()
 
-    def all_gather_object(self, value: T) -> list[T]:
+    def combine(self, value: V, decide: Callable[[Sequence[V]], T]) -> T:
+        # Horovod has no gather. With all values on every rank, one collective is enough.
         with self._patience:
             gathered = self._hvd.allgather(_packed(value), name=_ALL_GATHER)
         # A pickle knows where it ends. So the ranks need not exchange the sizes, which would be another collective.
         stream = io.BytesIO(gathered.numpy())
-        return [cloudpickle.load(stream) for _ in range(self.world.size)]
+        return decide([cloudpickle.load(stream) for _ in range(self.world.size)])
 
     def broadcast_object(self, value: T) -> T:
         packed = _packed(value) if self.world.is_first else torch.empty(0, dtype=torch.uint8)

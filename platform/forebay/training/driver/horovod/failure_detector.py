@@ -6,7 +6,7 @@ From its workers' answers and from their silence.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from forebay.errors import Hung
@@ -17,6 +17,7 @@ from forebay.training.driver.horovod.liveness import Entered
 from forebay.training.driver.horovod.worker import Answer, Broken
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome
+from forebay.world import ranks_text
 
 MEET_S = 1.0
 """How long after a death other workers may wait to meet the dead one. Horovod cannot cancel that wait."""
@@ -40,10 +41,14 @@ class FailureDetector:
     """
 
     def __init__(self, run: str, names: Sequence[str], hang_timeout_s: float) -> None:
-        self._run, self._names, self._hang_timeout_s = run, tuple(names), hang_timeout_s
+        self._run, self._hang_timeout_s = run, hang_timeout_s
+        self._rank = {name: rank for rank, name in enumerate(names)}
         self._entered: set[str] = set()
-        self._answers: dict[str, Answer] = {}
+        self._first: Outcome | None = None  # of rank 0
         self._lost: set[str] = set()
+        self._silent = dict(self._rank)  # neither answered nor lost, by rank
+        self._raised: WorkerError | None = None
+        self._broken: Broken | None = None
         self._broken_at: float | None = None
         self._left_at: float | None = None
 
@@ -54,18 +59,28 @@ class FailureDetector:
                 self._entered.add(message.name)
             case Lost() if message.name in self._silent:
                 self._lost.add(message.name)
+                del self._silent[message.name]
                 self._broken_at = self._broken_at or time.monotonic()
             case Answered():
-                self._answers[message.name] = message.answer
-                if isinstance(message.answer, Broken):
-                    self._broken_at = self._broken_at or time.monotonic()
-                elif isinstance(message.answer, Outcome):
-                    self._left_at = self._left_at or time.monotonic()
+                self._silent.pop(message.name, None)
+                self._note_answer(message.name, message.answer)
+
+    def _note_answer(self, name: str, answer: Answer) -> None:
+        match answer:
+            case Broken():
+                self._broken = self._broken or answer
+                self._broken_at = self._broken_at or time.monotonic()
+            case Outcome():
+                self._left_at = self._left_at or time.monotonic()
+                if self._rank.get(name) == 0:
+                    self._first = answer
+            case WorkerError():
+                self._raised = self._raised or answer
 
     @property
     def has_met(self) -> bool:
         """Whether all ranks have entered the world."""
-        return len(self._entered) == len(self._names)
+        return len(self._entered) == len(self._rank)
 
     def stuck(self) -> list[str]:
         """Return workers that wait for a dead one.
@@ -82,34 +97,26 @@ class FailureDetector:
         None while it goes on. Raises `Hung` for workers that are silent for too long. Rank 0's answer counts first,
         because it saves the checkpoints.
         """
-        for answer in self._answers.values():
-            if isinstance(answer, WorkerError):
-                return Raised(error=answer)
+        if self._raised is not None:
+            return Raised(error=self._raised)
         if self._silent:
             self._check_silence()
             return None
-        first = self._answers.get(self._names[0])
-        if isinstance(first, Outcome) and first.resize_to is None:
-            return Completed(stopped=first.stopped)
+        if self._first is not None and self._first.resize_to is None:
+            return Completed(stopped=self._first.stopped)
         if self._lost:
-            return WorldBroken(error=f"lost {_named('worker', self._ranks(self._lost))}")
-        broken = [answer for answer in self._answers.values() if isinstance(answer, Broken)]
-        if broken:
-            return WorldBroken(error=f"the workers lost their connection{first_line(broken[0].raised.summary)}")
+            return WorldBroken(error=f"lost {ranks_text('worker', self._ranks(self._lost))}")
+        if self._broken is not None:
+            return WorldBroken(error=f"the workers lost their connection{first_line(self._broken.raised.summary)}")
         return WorldPaused()
-
-    @property
-    def _silent(self) -> list[str]:
-        """Workers that neither answered nor are lost, by rank."""
-        return [name for name in self._names if name not in self._answers and name not in self._lost]
 
     @property
     def _silent_s(self) -> float:
         """Seconds since the world broke."""
         return 0.0 if self._broken_at is None else time.monotonic() - self._broken_at
 
-    def _ranks(self, names: Sequence[str] | set[str]) -> list[int]:
-        return sorted(self._names.index(name) for name in names)
+    def _ranks(self, names: Iterable[str]) -> list[int]:
+        return sorted(self._rank[name] for name in names)
 
     def _check_silence(self) -> None:
         if self._broken_at is None:
@@ -123,14 +130,10 @@ class FailureDetector:
     def _hung(self) -> Hung:
         ranks = self._ranks(self._silent)
         return Hung(
-            f"{_named('rank', ranks)} of run {self._run!r} hung: the others got no answer (hang_timeout_s="
+            f"{ranks_text('rank', ranks)} of run {self._run!r} hung: the others got no answer (hang_timeout_s="
             f"{self._hang_timeout_s:g}), though it is alive. Look for a rank that takes another number of steps, "
             "waits for a lock, or reads without end; if a step may take that long, raise hang_timeout_s. Run "
             f"{self._run!r} again: it continues from its newest checkpoint, if it has one.",
             ranks=ranks,
             timeout_s=self._hang_timeout_s,
         )
-
-
-def _named(noun: str, ranks: Sequence[int]) -> str:
-    return f"{noun}{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"

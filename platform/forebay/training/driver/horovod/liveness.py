@@ -15,18 +15,22 @@ import socket
 import socketserver
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, KeysView
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
+from forebay.runtime.foreign_code import begin
 from forebay.training.driver.elastic.pool import Connected, Lost
 
 CONNECT_S = 30.0
 POLL_S = 0.1
 HELLO_S = 5.0
 """Time of a peer for its hello. A worker sends it at once."""
-MOST_SILENT = 256
-"""Connections without a hello. Beyond them the oldest is closed: each has a thread of the driver."""
+MOST_SILENT = 4096
+"""Connections without a hello. Beyond them the oldest is closed: each has a thread of the driver. All workers of a run
+may connect at the same time.
+"""
 MOST_BYTES = 4096
 """Longest line that is read."""
 _CHUNK_BYTES = 1 << 16
@@ -88,20 +92,15 @@ class LivenessServer:
                     lines._lost(hello.name)
                     tell(Lost(name=hello.name))
 
-        self._server = socketserver.ThreadingTCPServer((host, 0), Line)
-        self._server.daemon_threads = True
-        self._server.block_on_close = False
-        self._thread = threading.Thread(
-            target=self._server.serve_forever, args=(POLL_S,), name="forebay-lines", daemon=True
-        )
-        self._thread.start()
+        self._server = _LivenessSockets((host, 0), Line)
+        serve = partial(self._server.serve_forever, POLL_S)
+        self._thread = begin(threading.Thread(target=serve, name="forebay-lines", daemon=True))
         self.address = LineAddress(host=host, port=self._server.server_address[1], token=token)
 
     @property
-    def names(self) -> list[str]:
+    def names(self) -> KeysView[str]:
         """Names of the workers whose processes run."""
-        with self._lock:
-            return list(self._open)
+        return self._open.keys()
 
     def end(self, name: str) -> None:
         """Ask a worker to end itself, if it runs.
@@ -158,6 +157,13 @@ class LivenessServer:
     def _lost(self, name: str) -> None:
         with self._lock:
             del self._open[name]
+
+
+class _LivenessSockets(socketserver.ThreadingTCPServer):
+    daemon_threads = True
+    block_on_close = False
+    # 5 by default: of workers that connect at the same time, the others would try again after 1, 3 and 7 s.
+    request_queue_size = MOST_SILENT
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +247,7 @@ class LivenessClient:
         keep_alive(self._socket)
         hello = {"token": address.token, "name": name, "node": node}
         self._socket.sendall(json.dumps(hello).encode() + b"\n")
-        threading.Thread(target=self._wait, name="forebay-lifeline", daemon=True).start()
+        begin(threading.Thread(target=self._wait, name="forebay-lifeline", daemon=True))
 
     def entered(self, world: int) -> None:
         """Report that this worker has met the other ranks.

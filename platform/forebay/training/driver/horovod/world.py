@@ -20,6 +20,7 @@ from types import TracebackType
 
 import torch
 
+from forebay.runtime.foreign_code import begin
 from forebay.training.collectives.collective import Collective, SingleProcessCollective
 from forebay.training.driver.horovod.collective import HorovodCollective
 from forebay.world import World
@@ -167,8 +168,7 @@ class CollectiveWatchdog:
         self._timeout_s, self._give_up = timeout_s, give_up
         self._since: float | None = None
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="forebay-patience", daemon=True)
-        self._thread.start()
+        self._thread = begin(threading.Thread(target=self._watch, name="forebay-patience", daemon=True))
 
     def __enter__(self) -> None:
         self._since = time.monotonic()

@@ -80,8 +80,7 @@ class DriverLink:
         self._synced: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         # A thread sends, so that a slow driver never holds up a training step.
-        self._sender = threading.Thread(target=self._send, name="forebay-send", daemon=True)
-        begin(self._sender)
+        self._sender = begin(threading.Thread(target=self._send, name="forebay-send", daemon=True))
         begin(threading.Thread(target=self._listen, name="forebay-listen", daemon=True))
 
     def report(self, event: Message) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
+from functools import partial
 
 import torch
 
@@ -133,13 +134,20 @@ def _run_worlds(run: Run, server: ForkServer) -> Result:
 
 
 def _follow(run: Run, workers: RankProcesses, size: int) -> None:
+    # Of several processes, imported here.
+    from forebay.training.driver.hang_watch import HangWatch  # noqa: PLC0415
+    from forebay.training.driver.rank_stack import silent_ranks  # noqa: PLC0415
+
+    watch = HangWatch(run.job.hang_timeout_s, partial(silent_ranks, run.name, workers.pids), run.tell)
     for event in workers.events():
         run.check_fence()
+        watch.check()
         match event:
             case Sync():
                 workers.answer_sync(run.control.request.for_world(size))
             case None:
                 pass
             case _:
+                watch.see(event)
                 run.tell(event)
         workers.send_request(run.control.request.for_world(size))

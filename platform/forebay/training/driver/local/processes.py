@@ -99,6 +99,11 @@ class RankProcesses:
         self._sent = Request()
         self.outcome = Outcome()
 
+    @property
+    def pids(self) -> list[int]:
+        """Process ids, by rank."""
+        return [member.pid for member in self._members]
+
     def send_request(self, request: Request) -> None:
         """Send a new request to rank 0.
 

@@ -48,7 +48,7 @@ class RayTrainDriver:
             if run.is_finished:
                 return run.result
             run.tell(Preparing(what=session_text()))
-            with train_environment(), ray_session(job.max_cpus) as is_ours:
+            with train_environment(job.max_workers), ray_session(job.max_cpus) as is_ours:
                 run.settle(gpus_of_cluster(grows=not is_ours))
                 return train_elastic(run, "ray", _open_backend)
 

@@ -38,6 +38,7 @@ from forebay.training.driver.elastic.pool import Message, SpawnedWorker, WorkerP
 from forebay.training.driver.ray_train.backend import RayTrainWorlds
 from forebay.training.driver.ray_train.membership import PeerLost
 from forebay.training.driver.ray_train.warm_up import warm_up
+from forebay.world import ranks_text
 
 POLL_S = 0.2
 # The first removes one placement group, but our workers have one each: the driver removes them. The second shows every
@@ -283,5 +284,4 @@ def lost_workers_text(error: WorkerGroupError) -> str:
         return f"the workers could not meet ({error.reason})"
     failures = error.worker_failures
     lost = sorted(rank for rank, failure in failures.items() if not isinstance(failure, PeerLost)) or sorted(failures)
-    ranks = ", ".join(map(str, lost))
-    return f"lost worker{'s' if len(lost) > 1 else ''} {ranks}"
+    return f"lost {ranks_text('worker', lost)}"

@@ -5,7 +5,6 @@ It runs Forebay's worker in the process group that Ray Train has created.
 
 from __future__ import annotations
 
-import time
 from contextlib import closing
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ import ray.train
 import ray.train.torch  # imported here because the first step needs it: 1 s
 import torch
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
 
 from forebay.data.cache.node.client import attach
 from forebay.errors import Hung
@@ -32,7 +30,7 @@ from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
 from forebay.training.runs.worker_spec import device_of, unpack, use_device
 from forebay.training.worker.worker import Worker
-from forebay.world import World
+from forebay.world import World, ranks_text
 
 PEER_TIMEOUT_S = 5.0
 """A killed process is known within milliseconds. One that is silent for longer is most likely busy: a train function
@@ -42,7 +40,6 @@ NODE_TIMEOUT_S = 60.0
 """A lost node is known only as fast as the cluster checks its health. Only a rank whose connection to another broke
 waits this long.
 """
-SAME_TIME_S = 0.1
 LAST_WORD_S = 5.0
 
 
@@ -87,8 +84,8 @@ def train_loop(config: dict[str, Any]) -> None:
         raise RunEnding
     call = outcome_of(lambda: _train(ray.get(config["payload"]), world, coordinator))
     if (error := call.error) is not None:  # any exception, SystemExit too: the driver judges it
-        if lost := _lost_peers(coordinator, world, PEER_TIMEOUT_S if _is_its_own(error) else NODE_TIMEOUT_S):
-            raise PeerLost(f"rank {world.rank} could not go on without rank {', '.join(map(str, lost))}") from error
+        if world.size > 1 and (lost := ray.get(coordinator.lost.remote(_wait_s(error)))):
+            raise PeerLost(f"rank {world.rank} could not go on without {ranks_text('rank', lost)}") from error
         ray.get(coordinator.raise_error.remote(_told(error, world, coordinator), number))
         raise error
     outcome = call.result()
@@ -136,9 +133,17 @@ def _told(error: BaseException, world: World, coordinator: ActorHandle) -> Worke
 
 
 def _naming(error: Hung, missing: list[int]) -> Hung:
-    ranks = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
-    named = Hung(f"{ranks} did not arrive. {error}", **error.facts, missing=missing)
+    named = Hung(f"{ranks_text('rank', missing)} did not arrive. {error}", **error.facts, missing=missing)
     return named.with_traceback(error.__traceback__)
+
+
+def _wait_s(error: BaseException) -> float:
+    """Seconds within which the death of the other rank that `error` may follow from is known."""
+    if _is_its_own(error):
+        return PEER_TIMEOUT_S
+    # This rank has waited for the other one already.
+    waited_s = float(error.facts["timeout_s"]) if isinstance(error, Hung) else 0.0  # type: ignore[arg-type]
+    return max(PEER_TIMEOUT_S, NODE_TIMEOUT_S - waited_s)
 
 
 def _is_its_own(error: BaseException) -> bool:
@@ -149,27 +154,3 @@ def _is_its_own(error: BaseException) -> bool:
     text = str(error)
     is_collective = isinstance(error, torch.distributed.DistError) or "gloo" in text or "NCCL" in text
     return not (is_collective or isinstance(error, Hung))
-
-
-def _lost_peers(coordinator: ActorHandle, world: World, wait_s: float) -> list[int]:
-    """Return the ranks of this world that have died.
-
-    The error at hand only follows from their loss.
-    """
-    workers: dict[int, ActorHandle] = ray.get(coordinator.workers.remote())
-    answers = {peer.__ray_ready__.remote(): rank for rank, peer in workers.items() if rank != world.rank}
-    give_up, lost = time.monotonic() + wait_s, list[int]()
-    while answers and not lost and (left_s := give_up - time.monotonic()) > 0:
-        ray.wait(list(answers), num_returns=1, timeout=left_s)
-        answered, _ = ray.wait(list(answers), num_returns=len(answers), timeout=SAME_TIME_S)
-        lost = sorted(answers[answer] for answer in answered if not _is_alive(answer))
-        answers = {answer: rank for answer, rank in answers.items() if answer not in answered}
-    return lost
-
-
-def _is_alive(answer: Any) -> bool:
-    try:
-        ray.get(answer)
-    except RayActorError:
-        return False
-    return True

@@ -6,6 +6,7 @@ Claims, heartbeats, ends, and the result of all epochs.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from forebay.storage.atomic import write_atomically
 from forebay.storage.exclusive import create_exclusively, create_locked
 from forebay.storage.file_lock import FileLock, try_lock
 from forebay.storage.filesystem import resolve_source
+from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
 from forebay.storage.versions import is_there
 from forebay.training.checkpoint.config import CheckpointConfig
@@ -26,6 +28,7 @@ from forebay.training.checkpoint.files.names import title_of
 from forebay.training.runs.run_folder import RunFolder
 
 T = TypeVar("T")
+_END_FORM = re.compile(r"(\d{6,})\.ended\.json", re.ASCII)
 How = Literal["finished", "stopped", "failed"]
 
 
@@ -33,7 +36,8 @@ How = Literal["finished", "stopped", "failed"]
 class AttemptEnd:
     """Regular end of an attempt.
 
-    `why` is the reason of a stop, or the error.
+    stopped: asked to from outside. A run that its own callbacks or monitors end early is finished. `why` is the reason
+    of an early end, or the error.
     """
 
     how: How
@@ -169,6 +173,19 @@ class AttemptFiles:
         Raises `OSError`, and `InvalidOption` for a damaged file.
         """
         return self._fact(f"{number:06d}.ended.json", AttemptEnd)
+
+    def num_failed(self, since: int, before: int) -> int:
+        """Count attempts `since` to `before` - 1 that recorded their failure. Raises as `ended`.
+
+        Only ends that are there are read: a file in the place of a claim may have any number.
+        """
+        try:
+            names = [_END_FORM.fullmatch(info.base_name) for info in children(self._once.fs, self._once.path)]
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+        numbers = [int(name[1]) for name in names if name]
+        ends = [self.ended(number) for number in numbers if since <= number < before]
+        return sum(end is not None and end.how == "failed" for end in ends)
 
     def finish(self, epochs: int, result: str) -> bool:
         """Record the result of all `epochs` epochs.

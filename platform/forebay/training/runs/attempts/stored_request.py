@@ -12,7 +12,6 @@ from typing import Any
 from forebay.errors import InvalidOption
 from forebay.events import Request
 from forebay.runtime.declared_types import require_types
-from forebay.storage.filesystem import resolve
 from forebay.storage.json_file import to_json
 from forebay.training.runs.attempts.files import AttemptFiles
 from forebay.training.runs.run_folder import RunFolder
@@ -48,10 +47,9 @@ def send_request(
     newest = files.newest()
     end = None if newest is None else files.ended(newest.number)
     if newest is None and not is_awaited:
-        raise InvalidOption(
-            f"there is no run {name!r} in {resolve(storage).uri}: nothing was changed. Check the name and the storage.",
-            name=name,
-        )
+        from forebay.training.runs.found_runs import no_run  # noqa: PLC0415 - for an error only
+
+        raise no_run(storage, name)
     if end is not None and not is_awaited:
         raise InvalidOption(
             f"run {name!r} has ended ({end.how}{': ' + end.why if end.why else ''}): nothing was changed.", name=name

@@ -14,6 +14,8 @@ MACHINE = "placed.machine"
 """Fact of a start that a fleet placed: cluster, SKU and market."""
 PRICE = "placed.price_per_hour"
 """Fact of a start that a fleet placed: price of a worker for an hour, where it is known."""
+PRICE_ON_DEMAND = "placed.on_demand_price_per_hour"
+"""Fact of a start on spot machines that may fall back: price of a worker on demand."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +43,7 @@ def cost_of(timeline: Timeline) -> RunCost:
     if timeline.omitted or timeline.damaged or not timeline.starts:
         return UNKNOWN
     gpu_hours = _sum(_product(worker_hours(each), each.origin.config.get(GPUS)) for each in timeline.starts)
-    amount = _sum(_product(worker_hours(each), each.origin.config.get(PRICE)) for each in timeline.starts)
+    amount = _sum(map(_amount, timeline.starts))
     return RunCost(gpu_hours=gpu_hours, amount=amount)
 
 
@@ -56,14 +58,26 @@ def worker_hours(start: RunStart) -> float:
 
     Before the first workers train, and while lost ones are replaced, their machines are there, too.
     """
-    sizes = [(each.at_s, each.facts["world_size"]) for each in start.events if each.kind == Started.__name__]
     least = start.origin.config.get("job.min_workers")
-    at_s, size = 0.0, sizes[0][1] if sizes else least if isinstance(least, int) else 0
+    return _hours(start, "world_size", least if isinstance(least, int) else 0)
+
+
+def _hours(start: RunStart, count: str, without: int = 0) -> float:
+    """Hours of what its worlds count. `without` is the count of a start without a world."""
+    sizes = [(each.at_s, each.facts.get(count) or 0) for each in start.events if each.kind == Started.__name__]
+    at_s, size = 0.0, sizes[0][1] if sizes else without
     seconds = 0.0
     for next_s, next_size in sizes:
         seconds += size * (next_s - at_s)
         at_s, size = next_s, next_size
     return float(seconds + size * max(start.last_s - at_s, 0.0)) / 3600
+
+
+def _amount(start: RunStart) -> float | None:
+    """Return the cost of a start. Workers that fell back from spot cost what a machine on demand does."""
+    price, on_demand = start.origin.config.get(PRICE), start.origin.config.get(PRICE_ON_DEMAND)
+    dear = 0.0 if on_demand is None else _hours(start, "on_demand")
+    return _sum([_product(worker_hours(start) - dear, price), *([_product(dear, on_demand)] if dear else [])])
 
 
 def _product(hours: float, factor: object) -> float | None:

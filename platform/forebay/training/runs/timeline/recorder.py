@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from forebay.events import BatchesCut, Evaluated, Event, Failed, Finished, Reported, Started
+from forebay.events import BatchesCut, Evaluated, Event, Failed, Finished, MachineUse, NodeUsed, Reported, Started
 from forebay.storage.credentials import redact
 from forebay.storage.json_file import Fact
 from forebay.training.runs.run_folder import RunFolder
@@ -21,11 +21,14 @@ from forebay.training.runs.timeline.timeline import (
     RunStart,
     TimedEvent,
     Timeline,
+    UsePoint,
     recorded_names,
     save_timeline,
 )
 
 MAX_PROGRESS, MAX_EVENTS, MAX_CUTS = 512, 512, 4096
+MAX_NODES, MAX_USE = 5, 128
+"""Nodes whose use is recorded, and points of each. A page has five colors of curves."""
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +51,7 @@ class TimelineRecorder:
         self._events: list[TimedEvent] = []
         self._progress: list[ProgressPoint] = []
         self._cuts: list[BatchesCut] = []
+        self._use: dict[str, list[UsePoint]] = {}
         self._spacing_s, self._omitted, self._world_size = 0.0, 0, 0
         self._newest: ProgressPoint | None = None
         self._is_waiting = False
@@ -59,6 +63,9 @@ class TimelineRecorder:
             at_s = self._clock() - self._began
             if isinstance(event, Reported):
                 self._record_step(event, at_s)
+                return
+            if isinstance(event, NodeUsed):
+                self._record_use(event, at_s)
                 return
             if isinstance(event, Evaluated):  # the result has it
                 return
@@ -106,6 +113,7 @@ class TimelineRecorder:
             last_s=last_s,
             omitted=self._omitted,
             cuts=tuple(self._cuts),
+            use={node: tuple(points) for node, points in self._use.items()},
         )
         return self._earlier.with_start(start)
 
@@ -136,6 +144,17 @@ class TimelineRecorder:
         if len(self._cuts) > MAX_CUTS:
             unknown = replace(self._cuts[0], batches=0)
             self._cuts = [unknown, *self._cuts[MAX_CUTS // 2 :]]
+
+    def _record_use(self, event: NodeUsed, at_s: float) -> None:
+        if event.node not in self._use and len(self._use) >= MAX_NODES:
+            return
+        points = self._use.setdefault(event.node, [])
+        spacing_s = 1.5 * at_s / MAX_USE
+        if len(points) > 1 and at_s - points[-2].at_s < spacing_s:
+            points.pop()  # the newest stays, and earlier ones are far enough apart
+        points.append(UsePoint(round(at_s, 1), MachineUse(*(float(f"{each:.3g}") for each in event.use))))
+        if len(points) > MAX_USE:
+            del points[1:-1:2]
 
     def _close_gap(self, point: ProgressPoint) -> None:
         """Add the cost of an interruption to the newest `Started`.

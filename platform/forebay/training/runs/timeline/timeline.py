@@ -6,12 +6,12 @@ What each start ran with, and what happened when.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, NamedTuple, get_args
 
 from forebay.errors import InvalidOption
-from forebay.events import BatchesCut, EpochEnded, Event
+from forebay.events import BatchesCut, EpochEnded, Event, MachineUse
 from forebay.runtime.declared_types import require_facts, require_types
 from forebay.storage.json_file import Fact, from_json, numbers, to_json
 from forebay.training.runs.run_folder import RunFolder, aside_name
@@ -70,6 +70,13 @@ class ProgressPoint(NamedTuple):
     loss: float | None = None
 
 
+class UsePoint(NamedTuple):
+    """Use of a node up to a moment of a start."""
+
+    at_s: float
+    use: MachineUse
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimedEvent:
     """Event of a run, with its time.
@@ -94,7 +101,8 @@ class RunStart:
 
     It began at `at` (Unix seconds). `how` is how it ended. It is empty while it runs, and stays so for a
     process that was killed: then `last_s` is the age at which it was recorded last. `omitted` counts events that are
-    left out. `cuts` say which rows its steps trained on: one of 0 `batches` stands for cuts that are left out.
+    left out. `cuts` say which rows its steps trained on: one of 0 `batches` stands for cuts that are left out. `use` is
+    the use of up to 5 nodes, by host.
     """
 
     at: float
@@ -106,6 +114,7 @@ class RunStart:
     how: str = ""
     omitted: int = 0
     cuts: tuple[BatchesCut, ...] = ()
+    use: Mapping[str, tuple[UsePoint, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +154,10 @@ class Timeline:
 
     def to_json(self) -> str:
         """Encode as the text of `timeline.json`."""
-        return to_json({"version": VERSION, **asdict(self)})
+        facts = asdict(self)
+        for start in facts["starts"]:
+            start["use"] = {node: [(at_s, *use) for at_s, use in points] for node, points in start["use"].items()}
+        return to_json({"version": VERSION, **facts})
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Timeline:
@@ -163,9 +175,16 @@ class Timeline:
 def _start(facts: dict[str, Any]) -> RunStart:
     events = tuple(_event(**each) for each in facts.pop("events"))
     progress = tuple(ProgressPoint(*each[:-1], **numbers({"loss": each[-1]})) for each in facts.pop("progress"))
-    # A timeline of an earlier release has no cuts.
+    # A timeline of an earlier release has neither cuts nor use.
     cuts = tuple(BatchesCut(**each) for each in facts.pop("cuts", ()))
-    return RunStart(origin=StartOrigin(**facts.pop("origin")), events=events, progress=progress, cuts=cuts, **facts)
+    use = {node: tuple(map(_use_point, points)) for node, points in facts.pop("use", {}).items()}
+    origin = StartOrigin(**facts.pop("origin"))
+    return RunStart(origin=origin, events=events, progress=progress, cuts=cuts, use=use, **facts)
+
+
+def _use_point(values: Sequence[Any]) -> UsePoint:
+    at_s, *use = values
+    return UsePoint(at_s, MachineUse(**numbers(dict(zip(MachineUse._fields, use, strict=True)))))
 
 
 def _event(facts: Mapping[str, Any], **others: Any) -> TimedEvent:

@@ -60,11 +60,14 @@ class TestRayTrain(UnderRay, LanguageSuite, TableSuite):
     # world costs half as much. A lost node is among the faults.
     variations = frozenset(
         {
+            "test_a_rank_that_runs_no_python_is_named",
             "test_all_that_holds_memory_is_killed_and_storage_is_what_remains",
+            "test_a_silent_rank_is_named_where_no_cpu_is_free",
             "test_callback_that_raises_ends_the_run_and_the_others_are_told",
             "test_change_of_the_strategy_between_runs_changes_no_loss",
             "test_change_of_the_world_changes_no_loss",
             "test_changes_of_mind_come_to_the_last_one",
+            "test_evaluations_and_the_end_that_they_ask_for_outlive_a_death",
             "test_exact_reduction_has_the_same_bits_in_every_world",
             "test_forebay_error_of_a_train_function_arrives_as_itself",
             "test_grows_and_shrinks_as_asked",
@@ -86,7 +89,7 @@ class TestRayTrain(UnderRay, LanguageSuite, TableSuite):
             "test_too_many_deaths_end_the_run_and_keep_its_commits",
         }
     )
-    varied_cases = frozenset({"mixture", *ZERO})
+    varied_cases = frozenset({"mixture", "suspend", *ZERO})
 
     def make_driver(self) -> Driver:
         return RayTrainDriver()

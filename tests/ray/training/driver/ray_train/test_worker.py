@@ -15,11 +15,11 @@ from tests.waiting import until
 
 from forebay.errors import Hung
 from forebay.events import Finished, Request, Started
+from forebay.ray_cluster.actors import is_living
 from forebay.training.driver.elastic.coordinator import Coordinator
 from forebay.training.driver.elastic.coordinator_client import CoordinatorReporter
-from forebay.training.driver.ray_train.worker import _is_its_own, _lost_peers
+from forebay.training.driver.ray_train.worker import _is_its_own, _wait_s
 from forebay.training.runs.status import RunStatus
-from forebay.world import World
 
 LATE_S = 3.0
 
@@ -67,7 +67,7 @@ def make_actors(ray_session: None) -> Iterator[Callable[[int], list[ActorHandle]
     made: list[ActorHandle] = []
 
     def make(peers: int) -> list[ActorHandle]:
-        made.append(ray.remote(Coordinator).options(num_cpus=0).remote(starting(peers)))
+        made.append(ray.remote(Coordinator).options(num_cpus=0).remote(starting(peers), 0, is_living))
         made.extend(ray.remote(Peer).options(num_cpus=0).remote() for _ in range(peers))
         ray.get([actor.__ray_ready__.remote() for actor in made])
         return made
@@ -81,10 +81,10 @@ def test_busy_peer_is_not_lost_but_a_killed_one_is(make_actors: Callable[[int], 
     coordinator, *peers = make_actors(3)
     ray.get([coordinator.join.remote(rank, peer) for rank, peer in enumerate(peers)])
     peers[1].sleep.remote(60.0)
-    assert _lost_peers(coordinator, World(rank=0, size=3), 1.0) == []
+    assert ray.get(coordinator.lost.remote(1.0)) == []
     kill(peers[2])
     # Although the other peer has not answered yet.
-    assert _lost_peers(coordinator, World(rank=0, size=3), 60.0) == [2]
+    assert ray.get(coordinator.lost.remote(60.0)) == [2]
 
 
 @pytest.mark.parametrize(
@@ -98,6 +98,19 @@ def test_busy_peer_is_not_lost_but_a_killed_one_is(make_actors: Callable[[int], 
 )
 def test_broken_connection_is_told_from_an_error_of_ones_own(error: Exception, is_its_own: bool) -> None:
     assert _is_its_own(error) == is_its_own
+
+
+@pytest.mark.parametrize(
+    ("error", "most_s"),
+    [
+        (ValueError("a column is missing"), 5.0),
+        (RuntimeError("gloo: Connection closed by peer"), 60.0),
+        (Hung("no answer", timeout_s=10.0), 50.0),
+        (Hung("no answer", timeout_s=120.0), 5.0),
+    ],
+)
+def test_who_has_waited_for_a_peer_waits_less_for_the_news_of_its_death(error: Exception, most_s: float) -> None:
+    assert _wait_s(error) == most_s
 
 
 def test_request_is_synced_when_all_reported_events_were_heard(

@@ -127,9 +127,25 @@ def test_uploads_write_what_is_here_and_permanent_steps_wait_for_theirs(config: 
         assert [files.has_part(10, facts) for facts in asked] == [True, True]
         assert files.part_readers(10, 2)[0](1, 3) == content_of(10, 2)[1:3]
         await node.save(14, 1, 13)
+        assert await node.has(10, 1), "its upload is not complete before all nodes have written their parts"
+        await node.store.uploaded(10, asked)
+        await node.save(15, 1, 14)
         assert not await node.has(10, 1), "uploaded"
         assert await node.store.upload(11, [facts_of(11, 1)], config) == (), "given up"
         stale = PartFacts(number=1, num_bytes=SIZE, checksum="of another future")
-        assert await node.store.locate(14, stale) is None
+        assert await node.store.locate(15, stale) is None
+
+    asyncio.run(run())
+
+
+def test_parts_of_a_step_that_comes_again_wait_for_an_upload_of_their_own(config: CheckpointConfig) -> None:
+    async def run() -> None:
+        node = PartNode(config)
+        await node.save(10, 1, 9)
+        other = PartFacts(number=1, num_bytes=SIZE, checksum="of the future that was given up")
+        await node.store.uploaded(10, [other])
+        for step in (11, 12, 13):
+            await node.save(step, 1, step - 1)
+        assert await node.has(10, 1)
 
     asyncio.run(run())

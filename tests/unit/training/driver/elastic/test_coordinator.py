@@ -234,7 +234,7 @@ def test_workers_may_resize_a_world_of_the_same_size() -> None:
         await coordinator.pause(0)
         assert await waiting
         view = await coordinator.view()
-        assert view.has_paused and view.phase == Resizing(resize_to=2, paused=frozenset({0, 1}))
+        assert view.has_paused and view.phase == Resizing(resize_to=2)
         await coordinator.begin(2)
         assert (await coordinator.view()).phase == Starting(after="resize")
         assert (await coordinator.request()).target is None
@@ -335,7 +335,98 @@ def test_status_follows_the_events() -> None:
         assert (status.epoch, status.position, status.step) == (2, 0, 3)
         await coordinator.record_failure("lost worker 1")
         assert (await coordinator.status()).state == "failed-over"
-        await coordinator.draining("node", 1, 5.0)
-        assert (await coordinator.take(0))[0][-1] == Preempted(node="node", workers=1, deadline_s=5.0)
+        await coordinator.draining(["node", "other"], 2, 5.0)
+        assert (await coordinator.take(0))[0][-1] == Preempted(
+            node="node", workers=2, deadline_s=5.0, others=("other",)
+        )
+
+    asyncio.run(talk())
+
+
+class CountingLoop(asyncio.SelectorEventLoop):
+    """Event loop that counts its callbacks."""
+
+    num_callbacks = 0
+
+    def call_soon(self, *args: Any, **named: Any) -> asyncio.Handle:
+        self.num_callbacks += 1
+        return super().call_soon(*args, **named)
+
+
+def test_work_for_a_whole_world_grows_as_its_ranks() -> None:
+    async def live(ranks: int) -> int:
+        dead, asked = {3, 5}, list[int]()
+
+        async def is_alive(worker: int) -> bool:
+            asked.append(worker)
+            await asyncio.sleep(0)
+            return worker not in dead
+
+        coordinator = coordinator_of(ranks, most=ranks)
+        coordinator._is_alive = is_alive
+        await asyncio.gather(*(coordinator.join(rank, rank) for rank in range(ranks)))
+        await coordinator.report(Started(name="a", world_size=ranks, epochs=1, num_batches=1))
+        await coordinator.resize(ranks // 2)
+        pausing = [coordinator.pause(rank) for rank in range(ranks)]
+        assert (await asyncio.gather(coordinator.all_paused(60.0), *pausing))[0]
+        silent = ranks - 1
+        assert await asyncio.gather(*(coordinator.missing(rank, 0.2) for rank in range(silent))) == [[silent]] * silent
+        assert await asyncio.gather(*(coordinator.lost(60.0) for _ in range(ranks))) == [sorted(dead)] * ranks
+        return len(asked)
+
+    def callbacks(ranks: int) -> int:
+        with asyncio.Runner(loop_factory=CountingLoop) as runner:
+            assert runner.run(live(ranks)) <= 2 * ranks, "ranks asked each other"
+            loop = runner.get_loop()
+            assert isinstance(loop, CountingLoop)
+            return loop.num_callbacks
+
+    assert callbacks(512) <= 10 * callbacks(64), "8 times the ranks cost more than n log n"
+
+
+def test_a_death_that_one_look_passed_over_is_found_by_the_next() -> None:
+    async def talk() -> None:
+        dead, may_answer = set[str](), asyncio.Event()
+
+        async def is_alive(worker: str) -> bool:
+            is_dead = worker in dead
+            await may_answer.wait()
+            return not is_dead
+
+        coordinator = await joined(2)
+        coordinator._is_alive = is_alive
+        first = await waits(coordinator.lost(60.0))
+        dead.add("worker 1")
+        second = await waits(coordinator.lost(60.0))
+        may_answer.set()
+        assert (await first, await second) == ([], [1])
+
+    asyncio.run(talk())
+
+
+def test_nobody_waits_in_a_world_that_begins_after_the_end() -> None:
+    async def talk() -> None:
+        coordinator = await joined(2)
+        await coordinator.raise_error(WorkerError(rank=0, summary="ValueError", traceback="", pickled=None))
+        await coordinator.begin(2)
+        assert await asyncio.wait_for(coordinator.join(0, "new 0"), 1.0) is None
+
+    asyncio.run(talk())
+
+
+def test_a_look_of_the_world_before_finds_the_lost_of_this_one() -> None:
+    async def is_alive(worker: Any) -> bool:
+        return bool(worker != "dead")
+
+    async def talk() -> None:
+        coordinator = coordinator_of(2)
+        coordinator._is_alive = is_alive
+        await asyncio.gather(coordinator.join(0, "a"), coordinator.join(1, "b"))
+        assert await coordinator.lost(5.0) == []
+        early = await waits(coordinator.lost(5.0))  # the next look begins 0.2 s after the last one
+        await coordinator.begin(2)
+        await asyncio.gather(coordinator.join(0, "c"), coordinator.join(1, "dead"))
+        assert await coordinator.lost(5.0) == [1]
+        assert await early == []
 
     asyncio.run(talk())

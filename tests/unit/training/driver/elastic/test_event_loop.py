@@ -52,8 +52,8 @@ def actor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Actor]:
 
 
 def follow_to_the_end(control: Control, actor: Any) -> None:
-    job = SimpleNamespace(start_workers=2)
-    run: Any = SimpleNamespace(name="a", control=control, job=job, check_fence=lambda: None)
+    job = SimpleNamespace(start_workers=2, hang_timeout_s=120.0)
+    run: Any = SimpleNamespace(name="a", control=control, job=job, check_fence=lambda: None, tell=lambda _: None)
     polls = iter([True, False])
     follow(run, actor, lambda: next(polls))
 
@@ -91,8 +91,10 @@ def test_what_others_ask_is_followed(actor: Any, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(ray_following, "POLL_S", 0.0)
     control = make_control()
     actor.set_target.remote(5, "cli")
+    actor.request_stop.remote("from afar", "cli")
     follow_to_the_end(control, actor)
     assert actor.target.remote() == control.target == 5
+    assert control.request.stop == "from afar"
 
 
 def test_fixed_job_asks_for_no_size(actor: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -176,3 +177,37 @@ def test_first_world(text: str, terms: dict[str, Any], next_world: str) -> None:
 )
 def test_workers_that_are_not_needed_are_ended(text: str, world: str, target: int, dismissed: str) -> None:
     assert decided(text, world=world, target=target).dismiss == tuple(dismissed)
+
+
+class CountedName(str):
+    """Name whose comparisons are counted."""
+
+    __slots__ = ()
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+    def __hash__(self) -> int:
+        CountedName.compared += 1
+        return str.__hash__(self)
+
+
+@pytest.mark.parametrize("target", [0.5, 1.0, 1.5], ids=["shrink", "as wanted", "grow"])
+def test_a_look_compares_as_many_names_as_there_are_workers(target: float) -> None:
+    def compared(count: int) -> int:
+        names = [CountedName(number) for number in range(3 * count // 2)]
+        asked = [
+            PoolWorker(name=name, since=0.0, state="warm", is_veteran=rank < count, is_leaving=rank % 8 == 0)
+            for rank, name in enumerate(names)
+        ]
+        view = PoolView(
+            workers=asked, world=names[:count], target=int(count * target), min_workers=1, is_urgent=True, now=NOW
+        )
+        CountedName.compared = 0
+        decide(view)
+        decide(replace(view, world=()))
+        return CountedName.compared
+
+    assert compared(512) <= 10 * compared(64), "8 times the workers cost more than n log n"

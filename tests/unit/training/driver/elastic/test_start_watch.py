@@ -23,9 +23,10 @@ class WatchedCluster:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, nodes: list[dict[str, float]]) -> None:
         self.nodes, self.placed, self.now, self.said = nodes, 0, 1000.0, list[str]()
+        self.free = {"CPU": 0.0}
         ray = SimpleNamespace(
             nodes=lambda: [{"Alive": True, "Resources": node} for node in self.nodes],
-            available_resources=lambda: {"CPU": 0.0},
+            available_resources=lambda: self.free,
         )
         monkeypatch.setattr(start_watch, "ray", ray)
         monkeypatch.setattr("forebay.ray_cluster.nodes.ray", ray)
@@ -89,11 +90,30 @@ def test_node_that_joins_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "; 1 have their place, 0 CPUs and 0 GPUs are free in the cluster" in cluster.said[-1]
     cluster.placed = 2
     cluster.pass_time(watch, 60.0)
-    assert cluster.said[-1] == "2 workers have their place in the cluster, and their processes are still starting"
+    assert cluster.said[-1] == "2 workers are starting: importing torch and the job's modules"
     watch.see(STARTED)
     count = len(cluster.said)
     cluster.pass_time(watch, 600.0)
     assert len(cluster.said) == count
+
+
+@pytest.mark.parametrize(
+    ("free", "placed", "end"),
+    [
+        ({}, 0, "0 CPUs and 0 GPUs are free in the cluster, the rest is in use"),
+        ({"CPU": 3.0, "GPU": 2.0}, 0, "3 CPUs and 2 GPUs are free in the cluster, the rest is in use"),
+        ({"CPU": 3.0, "GPU": 2.0}, 1, "3 CPUs and 2 GPUs are free in the cluster, and Ray has not placed them yet"),
+        ({"CPU": 8.0, "GPU": 1.0}, 0, "8 CPUs and 1 GPUs are free in the cluster, the rest is in use"),
+        ({"CPU": 8.0, "GPU": 2.0}, 0, "8 CPUs and 2 GPUs are free in the cluster, and Ray has not placed them yet"),
+    ],
+)
+def test_a_cluster_with_room_is_not_called_in_use(
+    monkeypatch: pytest.MonkeyPatch, free: dict[str, float], placed: int, end: str
+) -> None:
+    cluster = WatchedCluster(monkeypatch, [{"CPU": 8, "GPU": 2}])
+    cluster.free, cluster.placed = free, placed
+    cluster.pass_time(StartWatch(cluster.run(gpus=1)), 31.0)
+    assert cluster.said[-1].endswith(end), cluster.said
 
 
 def test_run_that_has_trained_waits_for_its_nodes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,3 +124,13 @@ def test_run_that_has_trained_waits_for_its_nodes(monkeypatch: pytest.MonkeyPatc
     watch.see(LOST)
     cluster.pass_time(watch, 2000.0)
     assert cluster.said[-1].endswith("waiting for nodes that come back")
+
+
+def test_workers_that_start_are_told_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = WatchedCluster(monkeypatch, [{"CPU": 4}])
+    cluster.placed = 2
+    watch = StartWatch(cluster.run())
+    cluster.pass_time(watch, 7.0)
+    assert cluster.said == ["2 workers are starting: importing torch and the job's modules"]
+    cluster.pass_time(watch, 50.0)
+    assert len(cluster.said) == 1

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+from tests.unit.training.driver.elastic.test_policy import CountedName
 
 from forebay.errors import Hung
 from forebay.training.driver.elastic.controller import WorldBroken, WorldPaused
@@ -106,3 +107,22 @@ def test_rank_that_does_not_notice_that_the_world_came_apart_hangs(
     clock.now += 1.0
     with pytest.raises(Hung, match="rank 0 of run"):
         world.end()
+
+
+def test_a_lost_half_costs_as_many_comparisons_as_there_are_workers() -> None:
+    def compared(count: int) -> int:
+        names = [CountedName(number) for number in range(count)]
+        CountedName.compared = 0
+        made = FailureDetector("mine", names, HANG_S)
+        for name in names:
+            made.note(Entered(name=name, world=1))
+        for name in names[: count // 2]:
+            made.note(Lost(name=name))
+            assert made.end() is None
+        for name in names[count // 2 :]:
+            made.note(Answered(name=name, world=1, answer=LOST_TOUCH))
+            assert (made.end() is None) == (name is not names[-1])
+        assert made.end() == WorldBroken(error=f"lost workers 0-{count // 2 - 1}")
+        return CountedName.compared
+
+    assert compared(512) <= 10 * compared(64), "8 times the workers cost more than n log n"

@@ -90,7 +90,7 @@ def test_any_bytes_end_a_connection_and_nothing_else(
     with stranger, suppress(ConnectionError):  # where the server has not read all of it
         stranger.sendall(sent.replace(TOKEN.encode(), lines.address.token.encode()))
         assert stranger.recv(1) == b""
-    assert signs.empty() and lines.names == [] and capfd.readouterr().err == ""
+    assert signs.empty() and list(lines.names) == [] and capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("entered", [b"x\n", b"-1\n", b"\n", b"9" * 5_000 + b"\n", b"1" * 30 + b"\n", b"\xb2\n"])
@@ -104,7 +104,7 @@ def test_a_worker_that_sends_no_number_is_lost(
             Entered(name="w", world=3),
             Lost(name="w"),
         ]
-    assert lines.names == [] and capfd.readouterr().err == ""
+    assert list(lines.names) == [] and capfd.readouterr().err == ""
 
 
 def test_silent_and_slow_peers_are_bounded_in_number_and_time(
@@ -123,7 +123,7 @@ def test_silent_and_slow_peers_are_bounded_in_number_and_time(
         with socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as slow:
             slow.sendall(b"{")
             assert slow.recv(1) == b"", "it has not sent a line in time"
-        assert lines.names == ["w"], "a worker may be silent after its hello"
+        assert list(lines.names) == ["w"], "a worker may be silent after its hello"
     for each in silent:
         each.close()
 
@@ -135,15 +135,15 @@ def test_a_worker_ends_when_it_is_told_to_and_is_lost_only_then(
     assert signs.get(timeout=WAIT_S) == Entered(name="w", world=3)
     worker.send_signal(signal.SIGSTOP)
     assert os.WIFSTOPPED(os.waitpid(worker.pid, os.WUNTRACED)[1])
-    assert lines.names == ["w"]
+    assert list(lines.names) == ["w"]
     lines.end("w")
     with pytest.raises(queue.Empty):
         signs.get(timeout=STILL_S)
-    assert lines.names == ["w"]
+    assert list(lines.names) == ["w"]
     worker.send_signal(signal.SIGCONT)
     assert signs.get(timeout=WAIT_S) == Lost(name="w")
     assert worker.wait(WAIT_S) == 1
-    assert lines.names == []
+    assert list(lines.names) == []
     lines.end("w")
 
 

@@ -26,12 +26,16 @@ from tests.unit.kept_server import KeptForkServer
 
 from forebay.data.plan.plan import build_plan
 from forebay.errors import BadJob, CursorMismatch, InvalidOption, RunFailed
-from forebay.events import EpochEnded, Event, Failed, Preparing, Reported, Started
+from forebay.events import EpochEnded, Event, Failed, NodeUsed, Preparing, Reported, Started
 from forebay.runtime import fork_server, gpus
 from forebay.runtime.fork_server import ForkServer
 from forebay.testing.drivers.bench import DriverBench
-from forebay.testing.drivers.fixed_suite import assert_same_model, in_each_order
+from forebay.testing.drivers.fixed_suite import (
+    assert_same_model,
+    in_each_order,
+)
 from forebay.testing.drivers.sharded_suite import ZERO
+from forebay.training.driver import worker_main
 from forebay.training.driver.driver import Driver, run
 from forebay.training.driver.local.driver import LocalDriver, worker_program
 from forebay.training.driver.local.processes import worker_processes
@@ -40,6 +44,7 @@ from forebay.training.job.job import Job
 from forebay.training.job.resources import Resources
 from forebay.training.runs.control import Control
 from forebay.training.runs.result import Result, load_result, save_result
+from forebay.training.runs.timeline.timeline import load_timeline
 from forebay.training.worker.worker import TrainFunction, Worker
 
 
@@ -64,7 +69,7 @@ class TestLocalProcesses(LanguageSuite, TableSuite):
         }
     )
     # The drivers on Ray have those.
-    varied_cases = frozenset({"rows", *ZERO})
+    varied_cases = frozenset({"rows", "suspend", *ZERO})
 
     def make_driver(self) -> Driver:
         return LocalDriver()
@@ -437,3 +442,16 @@ def test_no_process_outlives_a_killed_driver(tmp_path: Path) -> None:
             return
         threading.Event().wait(0.1)
     pytest.fail("processes of a dead driver are still there")
+
+
+def test_the_use_of_a_machine_is_recorded_and_callbacks_get_none(
+    bench: DriverBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_main, "USE_EVERY_S", 0.01)
+    heard: list[Event] = []
+    result = run(bench.job("one", step_s=0.02), "local", [lambda event, control: heard.append(event)])
+    timeline = load_timeline(result.path)
+    assert timeline is not None and not any(isinstance(each, NodeUsed) for each in heard)
+    (points,) = timeline.starts[0].use.values()
+    assert all(0 <= each.use.memory <= 1 for each in points)
+    assert not [each for each in threading.enumerate() if each.name == "forebay-use"]

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.events import Failed, Started
 from forebay.storage.json_file import Fact
-from forebay.training.runs.timeline.cost import GPUS, PRICE, UNKNOWN, RunCost, cost_of, total_cost, worker_hours
+from forebay.training.runs.timeline.cost import (
+    GPUS,
+    PRICE,
+    PRICE_ON_DEMAND,
+    UNKNOWN,
+    RunCost,
+    cost_of,
+    total_cost,
+    worker_hours,
+)
 from forebay.training.runs.timeline.timeline import RunStart, StartOrigin, TimedEvent, Timeline
 
 HOUR = 3600.0
@@ -28,6 +39,18 @@ def test_each_start_by_the_price_of_its_machine() -> None:
     cheap = start((0.0, 4), **{GPUS: 8, PRICE: 2.0})
     dear = start((0.0, 2), last_s=1800.0, **{GPUS: 4, PRICE: 10.0})
     assert cost_of(Timeline(starts=(cheap, dear))) == RunCost(gpu_hours=32.0 + 4.0, amount=8.0 + 10.0)
+
+
+def test_workers_that_fell_back_from_spot_cost_their_own_price() -> None:
+    events = (
+        TimedEvent(at_s=at_s, kind=Started.__name__, facts={"world_size": size, "on_demand": dear})
+        for at_s, size, dear in ((0.0, 4, 0), (1800.0, 4, 3), (2700.0, 2, None))
+    )
+    config: dict[str, Fact] = {GPUS: 1, PRICE: 1.0, PRICE_ON_DEMAND: 5.0}
+    fell = RunStart(at=0.0, attempt=1, origin=StartOrigin(config=config), events=tuple(events), last_s=HOUR)
+    assert cost_of(Timeline(starts=(fell,))) == RunCost(gpu_hours=3.5, amount=(3.5 - 0.75) * 1.0 + 0.75 * 5.0)
+    unpriced = replace(fell, origin=StartOrigin(config={GPUS: 1, PRICE_ON_DEMAND: 5.0}))
+    assert cost_of(Timeline(starts=(unpriced,))).amount is None
 
 
 def test_workers_count_while_they_are_there() -> None:

@@ -21,7 +21,7 @@ KINDS: list[tuple[tuple[int, ...], torch.dtype]] = [
 
 
 def apart_and_together(collective: Collective, *, is_known: bool) -> list[tuple[Any, Any]]:
-    """What this rank received of each of `KINDS` by an exchange alone, and by one together, with some empty parts."""
+    """Parts of each of `KINDS` that this rank received, by an exchange alone and by one together. Some are empty."""
     rank, size, tensors = collective.world.rank, collective.world.size, collective.tensor_collectives()
     outgoing = []
     for number, (shape, dtype) in enumerate(KINDS):

@@ -1,0 +1,61 @@
+"""Watch of a driver: it names ranks that are silent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from forebay.events import Event, Failed, NodeUsed, Started, Warned
+from forebay.training.driver.rank_stack import SilentRank
+from forebay.training.driver.stall_watch import SHARE
+
+AGAIN_SHARE = 0.05
+"""Pause between looks, as a share of the job's `hang_timeout_s`. It doubles with each look at the same step."""
+
+
+class HangWatch:
+    """Looks for silent ranks when the run reports nothing.
+
+    After most of `hang_timeout_s`. `look` must not block: an answer may come with a later call. `tell` gets each rank
+    once for each silence.
+    """
+
+    def __init__(
+        self,
+        hang_timeout_s: float,
+        look: Callable[[], Sequence[SilentRank]],
+        tell: Callable[[Event], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._timeout_s, self._look, self._tell, self._clock = hang_timeout_s, look, tell, clock
+        self._due: float | None = None
+        self._began = 0.0
+        self._pause_s = 0.0
+        self._is_watched = False
+        self._told = set[int]()
+
+    def see(self, event: Event) -> None:
+        """Note an event.
+
+        No rank waits for a single worker.
+        """
+        if isinstance(event, Started):
+            self._is_watched, self._began = event.world_size > 1, self._clock()
+        elif isinstance(event, Failed):  # until the next world begins
+            self._is_watched = False
+        if not isinstance(event, NodeUsed | Warned):  # they come from threads beside the training
+            self._due = self._clock() + SHARE * self._timeout_s if self._is_watched else None
+            self._pause_s = AGAIN_SHARE * self._timeout_s
+            self._told.clear()
+
+    def check(self) -> None:
+        """Look, if it is time, and tell what was found."""
+        if self._due is None or self._clock() < self._due:
+            return
+        for each in self._look():
+            # A process of an earlier world may still be there.
+            if each.rank not in self._told and each.seconds <= self._clock() - self._began:
+                self._told.add(each.rank)
+                self._tell(Warned(reason=each.text, step=each.step, rank=each.rank))
+        self._due = self._clock() + self._pause_s
+        self._pause_s *= 2
