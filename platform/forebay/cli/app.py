@@ -16,12 +16,14 @@ from typer.core import TyperGroup
 from forebay import __version__
 from forebay.cli.job_command import JobCommand
 from forebay.cli.output import print_error, print_line
-from forebay.errors import ForebayError
+from forebay.cli.ray_token import show_token
+from forebay.errors import ExitCode, ForebayError
 from forebay.runtime.extras import missing_package
-from forebay.runtime.formatting import printable
+from forebay.runtime.formatting import did_you_mean, printable
 from forebay.runtime.late_import import late
 
 COMMANDS = {
+    "init": ("Data", "forebay.cli.init:init"),
     "scan": ("Data", "forebay.cli.scan:scan"),
     "plan": ("Data", "forebay.cli.plan:plan"),
     "rows": ("Data", "forebay.cli.rows:rows"),
@@ -42,8 +44,16 @@ COMMANDS = {
     "llm": ("Language models", "forebay.cli.llm.group:app"),
 }
 """Panel and function, or group, of each command. Only the one that is called is imported: all take a second."""
+ELSEWHERE = {"train": "run", "resume": "run", "peek": "rows", "ps": "jobs", "status": "jobs", "version": "--version"}
+"""Commands of other tools, and of earlier releases, by ours."""
 OF_JOBS = ("plan", "rows", "warm", "run", "doctor")
 """Commands that take the parameters of a job file."""
+_AS_JSON = frozenset({"--json", "-j", "-jf", "-fj"})
+CODES = (
+    "Exit codes: 0 done, 1 failed, 2 wrong command line, 3 refused input, 74 fault of the machine, "
+    "75 taken over, 78 unusable storage, 130 Ctrl-C, 143 SIGTERM."
+)
+"""End of each command's help. `ExitCode` has the numbers."""
 
 
 class _Root(TyperGroup):
@@ -51,6 +61,18 @@ class _Root(TyperGroup):
 
     A shell that expands a pattern makes words of the names of files.
     """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _end_help(self)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        try:
+            return super().resolve_command(ctx, args)
+        except Exception as error:  # as below
+            if args and args[0] in ELSEWHERE and isinstance(getattr(error, "message", None), str):
+                error.message = f"No such command {args[0]!r}. Did you mean {ELSEWHERE[args[0]]!r}?"  # type: ignore[attr-defined]
+            raise
 
     def make_context(self, *args: Any, **kwargs: Any) -> Any:
         with _printable_errors():
@@ -61,6 +83,12 @@ class _Root(TyperGroup):
             return super().invoke(ctx)
 
 
+def _end_help(command: Any) -> None:
+    command.epilog = CODES
+    for each in getattr(command, "commands", {}).values():
+        _end_help(each)
+
+
 @contextmanager
 def _printable_errors() -> Iterator[None]:
     try:
@@ -68,7 +96,11 @@ def _printable_errors() -> Iterator[None]:
     except Exception as error:
         # Typer has its own copy of click in some versions, so its classes have no stable name.
         if isinstance(message := getattr(error, "message", None), str):
-            error.message = printable(message)  # type: ignore[attr-defined]
+            near = getattr(error, "possibilities", None) or ()
+            meant = did_you_mean(getattr(error, "option_name", ""), near) if near else ""
+            error.message = printable(message) + (f".{meant}" if meant else "")  # type: ignore[attr-defined]
+            if meant:
+                error.possibilities = None  # type: ignore[attr-defined]
         raise
 
 
@@ -82,6 +114,7 @@ def app_of(words: Sequence[str] = ()) -> typer.Typer:
         name="forebay",
         help="Keep accelerators fed: Parquet in a deterministic order, cached per node, into training on Ray.",
         no_args_is_help=True,
+        context_settings={"help_option_names": ["--help", "-h"]},
         pretty_exceptions_enable=False,
     )
     app.callback(invoke_without_command=True)(root)
@@ -98,7 +131,7 @@ def app_of(words: Sequence[str] = ()) -> typer.Typer:
 
 
 def root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+    version: Annotated[bool, typer.Option("--version", "-V", help="Print the version.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error. Allowed anywhere.")] = False,  # noqa: ARG001
 ) -> None:
     """Print the version, or the help without a command."""
@@ -118,13 +151,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         logging.lastResort.setFormatter(_PrintableLines())
     try:
         words = [argument for argument in given if argument != "--debug"]
+        show_token()
         app_of(words)(words, prog_name="forebay")
     except (ForebayError, ImportError) as error:
         known = error if isinstance(error, ForebayError) else missing_package(error, "This command")
         if debug or known is None:
             raise
-        print_error(known, as_json="--json" in given)
+        print_error(known, as_json=not _AS_JSON.isdisjoint(given))
         sys.exit(known.exit_status)
+    except KeyboardInterrupt:  # while a command is imported: Typer's own begins later
+        sys.exit(ExitCode.INTERRUPTED)
     finally:
         sys.excepthook = _print_traceback  # Typer has set its own.
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated
 
 import typer
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document for programs.")]
+from forebay.errors import BadUsage, InvalidOption
+
+AsJson = Annotated[bool, typer.Option("--json", "-j", help="Print one JSON document for programs.")]
 AllowLocation = Annotated[
     list[str] | None,
     typer.Option(
@@ -27,3 +31,15 @@ Parameters = Annotated[
         metavar="[NAME=VALUE]...",
     ),
 ]
+
+
+@contextmanager
+def as_usage() -> Iterator[None]:
+    """Raise an `InvalidOption` of the block as `BadUsage`.
+
+    For values that the words alone show to be wrong.
+    """
+    try:
+        yield
+    except InvalidOption as error:
+        raise BadUsage(str(error), **error.facts) from error

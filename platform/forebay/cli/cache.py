@@ -16,13 +16,14 @@ from forebay.data.cache.disk.directory import CacheDirectory
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.disk.lease import CacheUser
 from forebay.data.cache.spec import CacheSpec
-from forebay.errors import CacheUnusable, InvalidOption
-from forebay.runtime.formatting import age_text, bytes_text
+from forebay.errors import ExitCode, InvalidOption
+from forebay.runtime.formatting import age_text, bytes_text, did_you_mean
 
 app = typer.Typer(help="Look into, check and empty a cache directory.", no_args_is_help=True)
 
 Directory = Annotated[str, typer.Option("--path", help="The cache directory.")]
 _DEFAULT = CacheSpec().path
+_MOST_NAMED = 5
 
 
 @app.command("ls")
@@ -54,7 +55,7 @@ def verify(path: Directory = _DEFAULT, as_json: AsJson = False) -> None:
         report = cache.verify(lambda done, total: bar.update(task, completed=done, total=total))
     print_json(asdict(report)) if as_json else print_facts(asdict(report) | {"bytes": bytes_text(report.bytes)})
     if report.bad:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)
 
 
 @app.command("clear")
@@ -69,7 +70,9 @@ def clear(
     """
     cache = _open(path)
     if dataset is not None and dataset not in (known := [use.dataset for use in cache.datasets()]):
-        raise InvalidOption(f"--dataset {dataset}: this cache holds {known}. `forebay cache ls` lists them.")
+        hint = did_you_mean(dataset, known)
+        listed = ", ".join(known[:_MOST_NAMED]) + (", ..." if len(known) > _MOST_NAMED else "") or "nothing"
+        raise InvalidOption(f"--dataset {dataset}: this cache does not have it.{hint} It has {listed}.")
     freed = cache.clear(dataset)
     print_json({"freed_bytes": freed}) if as_json else print_facts({"freed": bytes_text(freed)})
 
@@ -78,7 +81,7 @@ def _open(path: str) -> DiskCache:
     spec = CacheSpec(path=path)
     # A typing error must not create a cache.
     if path != _DEFAULT and not CacheDirectory(Path(spec.directory)).is_cache:
-        raise CacheUnusable(f"cache directory {spec.directory}: there is no cache. Name the directory of a CacheSpec.")
+        raise InvalidOption(f"cache directory {spec.directory}: there is no cache. Name the directory of a CacheSpec.")
     return spec.open()
 
 

@@ -24,10 +24,17 @@ def doctor(
     parameters: Parameters = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="Ranks on this machine: one runs, with its part of each batch.", show_default="the job's"),
+        typer.Option(
+            "--workers",
+            "-w",
+            help="Ranks on this machine: one runs, with its part of each batch.",
+            show_default="the job's",
+        ),
     ] = None,
     seconds: Annotated[float, typer.Option(help="Time of the measurement. Slow steps take longer.")] = 60.0,
-    out: Annotated[Path | None, typer.Option(help="Write an HTML page with a picture to this file.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write an HTML page with a picture to this file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Find the stage that limits a job, in a minute.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
-from difflib import get_close_matches
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from typer.core import TyperCommand
 
 from forebay.cli.output import print_error, print_line
 from forebay.errors import ForebayError
+from forebay.runtime.formatting import did_you_mean
 
 
 class JobCommand(TyperCommand):
@@ -22,7 +22,9 @@ class JobCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = {name for each in self.get_params(ctx) for name in (*each.opts, *each.secondary_opts)}
         ctx.meta["forebay.job_file"] = next((word for word in args if word.endswith(".py")), None)
-        parsed: list[str] = super().parse_args(ctx, list(as_parameters(args, known)))
+        words, parameters = split_words(args, known)
+        parsed: list[str] = super().parse_args(ctx, words)
+        ctx.params["parameters"] = [*(ctx.params.get("parameters") or ()), *parameters]
         return parsed
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -31,28 +33,26 @@ class JobCommand(TyperCommand):
             _show_parameters(file)
 
 
-def as_parameters(words: Sequence[str], known: Collection[str]) -> Iterator[str]:
-    """Words with each option that is not in `known` as `name=value`.
+def split_words(words: Sequence[str], known: Collection[str]) -> tuple[list[str], list[str]]:
+    """Split off the options that are not in `known`, as `name=value`.
 
-    An option that is nearly one of `known` stays as it is: the command refuses it, and names the one that is meant. An
-    option without a value is `true`.
+    An option that is nearly one of `known` stays: the command refuses it, and names the one that is meant. An option
+    without a value is `true`. A job file is never a value.
 
-    >>> list(as_parameters(["job.py", "--global-batch", "8", "--driver", "local", "--fast"], {"--driver"}))
-    ['job.py', 'global_batch=8', '--driver', 'local', 'fast=true']
+    >>> split_words(["--fast", "job.py", "--global-batch", "8", "--driver", "local"], {"--driver"})
+    (['job.py', '--driver', 'local'], ['fast=true', 'global_batch=8'])
     """
-    rest = list(words)
-    while rest:
+    kept, parameters, rest = list[str](), list[str](), list(words)
+    while rest and rest[0] != "--":
         word = rest.pop(0)
         option, sign, value = word.partition("=")
-        if word == "--":
-            yield from (word, *rest)
-            return
-        if not option.startswith("--") or option in known or get_close_matches(option, known, n=1, cutoff=0.8):
-            yield word
+        if not option.startswith("--") or option in known or did_you_mean(option, known, cutoff=0.8):
+            kept.append(word)
             continue
         if not sign:
-            value = "true" if not rest or rest[0].startswith("--") else rest.pop(0)
-        yield f"{option[2:].replace('-', '_')}={value}"
+            value = "true" if not rest or rest[0].startswith("--") or rest[0].endswith(".py") else rest.pop(0)
+        parameters.append(f"{option[2:].replace('-', '_')}={value}")
+    return [*kept, *rest], parameters
 
 
 def _show_parameters(file: str) -> None:

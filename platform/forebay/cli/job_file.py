@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from forebay.cli.preparation_display import shown_preparations
-from forebay.errors import BadJob
+from forebay.errors import BadParameter
 from forebay.sweep.sweep import Sweep
 from forebay.training.job.job import Job
 from forebay.training.job.recipe import Parameter, call_for, call_recipe, load_recipe, parameters
@@ -45,17 +45,17 @@ def parameters_of(path: str) -> tuple[Parameter, ...]:
 def values_of(words: Sequence[str]) -> dict[str, str]:
     """Values of `name=value` arguments, by name.
 
-    Raises `BadJob` for anything else, and for a repeated name.
+    Raises `BadParameter` for anything else, and for a repeated name.
     """
     values: dict[str, str] = {}
     for word in words:
         name, sign, value = word.partition("=")
         if not sign or not name:
-            raise BadJob(
+            raise BadParameter(
                 f"{word!r} is not a parameter. Write name=value or --name value, for example epochs=3.", word=word
             )
         if name in values:
-            raise BadJob(f"{name} is given twice: {values[name]!r} and {value!r}. Give it once.", parameter=name)
+            raise BadParameter(f"{name} is given twice: {values[name]!r} and {value!r}. Give it once.", parameter=name)
         values[name] = value
     return values
 

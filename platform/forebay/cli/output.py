@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout
 from textwrap import TextWrapper
-from typing import Literal, TextIO
+from typing import Any, Literal, TextIO
 
 from rich.console import RenderableType
 from rich.progress import (
@@ -17,6 +17,7 @@ from rich.progress import (
     Progress,
     ProgressColumn,
     Task,
+    TaskID,
     TextColumn,
     TimeRemainingColumn,
 )
@@ -31,6 +32,7 @@ from forebay.storage.json_file import to_json
 
 _STDOUT, _STDERR = 1, 2
 _PIPE_WIDTH = 160
+_LINE_EVERY_S, _LINE_AT_MOST_EVERY_S = 5.0, 60.0
 LINE_WIDTH = 80
 """Longest line of a text for people on a terminal."""
 
@@ -140,7 +142,7 @@ def _wrapped(line: str, width: int) -> str:
 
 
 def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
-    """Progress bar on standard error.
+    """Progress bar on standard error, lines in a log.
 
     Standard output stays clean for programs. One line per task.
 
@@ -151,7 +153,53 @@ def progress_bar(*, in_bytes: bool = False, hidden: bool = False) -> Progress:
     )
     name = TextColumn("{task.description}", markup=False)
     columns = (name, BarColumn(bar_width=24), *amount, TimeRemainingColumn(elapsed_when_finished=True))
-    return Progress(*columns, console=SafeConsole(stderr=True), disable=hidden)
+    return _Bars(*columns, console=SafeConsole(stderr=True), disable=hidden)
+
+
+class _Bars(Progress):
+    """Bars that are lines in a log.
+
+    Every 5 s, then less and less often.
+    """
+
+    _began = _due = 0.0
+
+    def add_task(
+        self,
+        description: str,
+        start: bool = True,
+        total: float | None = 100.0,
+        completed: int = 0,
+        visible: bool = True,
+        **fields: Any,
+    ) -> TaskID:
+        # In a log, a task that has not begun says nothing, also when the command fails.
+        visible = visible and self.console.is_terminal
+        return super().add_task(description, start, total, completed, visible, **fields)
+
+    def update(self, task_id: TaskID, **fields: Any) -> None:
+        super().update(task_id, **fields, visible=True)
+        self._say(task_id)
+
+    def advance(self, task_id: TaskID, advance: float = 1) -> None:
+        super().advance(task_id, advance)
+        super().update(task_id, visible=True)
+        self._say(task_id)
+
+    def _say(self, task_id: TaskID) -> None:
+        now = self.get_time()
+        if self.disable or self.console.is_terminal or self.finished:
+            return
+        self._began, self._due = self._began or now, self._due or now + _LINE_EVERY_S
+        if now >= self._due:
+            self._due = now + min(max(_LINE_EVERY_S, (now - self._began) / 10), _LINE_AT_MOST_EVERY_S)
+            # The columns of a bar, without the bar.
+            columns = [
+                each for each in self.columns if isinstance(each, ProgressColumn) and not isinstance(each, BarColumn)
+            ]
+            (task,) = [each for each in self.tasks if each.id == task_id]
+            shown = [each(task) for each in columns]
+            self.console.print(*shown, soft_wrap=True)
 
 
 class _RateColumn(ProgressColumn):

@@ -20,7 +20,7 @@ from forebay.data.plan.mixture.mixture import Mixture
 from forebay.data.plan.order import Last, order_digest
 from forebay.data.plan.plan import Plan, build_plan
 from forebay.data.plan.shuffle_quality import FULL_TRAVEL, ShuffleQuality, shuffle_quality
-from forebay.errors import InvalidOption, WrongType
+from forebay.errors import BadUsage, InvalidOption, WrongType
 from forebay.world import World
 
 
@@ -30,7 +30,7 @@ def plan(
     seed: Annotated[int, typer.Option(help="Any number from 0. 0 is a seed too.")] = 0,
     epoch: Annotated[int, typer.Option(help="From 0.")] = 0,
     world: Annotated[int, typer.Option(help="Number of ranks that share the batches.")] = 1,
-    batch: Annotated[int, typer.Option(help="Rows of a global batch.")] = 8192,
+    batch: Annotated[int, typer.Option("--batch", "-b", help="Rows of a global batch.")] = 8192,
     lanes: Annotated[int | None, typer.Option(help="Lanes of the plan.", show_default="from the data")] = None,
     shuffle_rows: Annotated[
         int | None, typer.Option(help="Rows of a lane shuffled together.", show_default="from the lanes")
@@ -60,7 +60,7 @@ def plan(
         _show_mixture(manifest, parameters or (), as_json=as_json)
         return
     if parameters:
-        raise InvalidOption(f"{parameters[0]!r} is a parameter of a job file. Add --mixture, or leave it out.")
+        raise BadUsage(f"{parameters[0]!r} is a parameter of a job file. Add --mixture, or leave it out.")
     built = build_plan(
         load_manifest(manifest, allow_location or ()),
         seed=seed,
@@ -113,7 +113,7 @@ def _setting(word: str) -> tuple[int | None, int | None]:
     """
     lanes, colon, shuffle_rows = word.partition(":")
     if not colon or not all(part.isdecimal() or not part for part in (lanes, shuffle_rows)):
-        raise InvalidOption(f"--compare {word}: give LANES:SHUFFLE_ROWS, e.g. 8:4096, 8: or :4096.", compare=word)
+        raise BadUsage(f"--compare {word}: give LANES:SHUFFLE_ROWS, e.g. 8:4096, 8: or :4096.", compare=word)
     return (int(lanes) if lanes else None), (int(shuffle_rows) if shuffle_rows else None)
 
 

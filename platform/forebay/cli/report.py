@@ -10,7 +10,8 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_json, print_line
-from forebay.errors import InvalidOption
+from forebay.cli.settings import RunStorage, folder_of
+from forebay.errors import BadUsage, InvalidOption
 
 _PORT = 8275
 COMPARISON_FILE = "report.html"
@@ -19,11 +20,14 @@ COMPARISON_FILE = "report.html"
 def report(
     runs: Annotated[
         list[str],
-        typer.Argument(help="Folder or URI of a run or of a sweep. Up to five runs.", metavar="RUN|SWEEP [RUN]..."),
+        typer.Argument(help="Names or folders of a run or of a sweep. Up to five runs.", metavar="RUN|SWEEP [RUN]..."),
     ],
+    storage: RunStorage = None,
     out: Annotated[
         str | None,
         typer.Option(
+            "--out",
+            "-o",
             help="File or URI to write.",
             metavar="FILE",
             show_default="report.html or sweep.html in the folder of one, ./report.html for several",
@@ -45,7 +49,8 @@ def report(
     from forebay.sweep.record.record import load_record  # noqa: PLC0415
 
     if serve and (out is not None or as_json):
-        raise InvalidOption("--serve writes no file and prints no JSON. Leave out --out and --json, or --serve.")
+        raise BadUsage("--serve writes no file and prints no JSON. Leave out --out and --json, or --serve.")
+    runs = [folder_of(each, storage) for each in runs]
     sweeps = {path: record for path in runs if (record := load_record(path)) is not None}
     if sweeps and len(runs) > 1:
         raise InvalidOption(

@@ -9,12 +9,13 @@ from typing import Annotated, Any
 import typer
 from rich.cells import cell_len
 
-from forebay.cli.arguments import AllowLocation, AsJson, Parameters
+from forebay.cli.arguments import AllowLocation, AsJson, Parameters, as_usage
 from forebay.cli.output import output_width, print_json, print_line, print_table
-from forebay.cli.selected_rows import Part, SelectedRows, is_run, rows_of_data, rows_of_job, rows_of_run
+from forebay.cli.selected_rows import Part, SelectedRows, rows_of_data, rows_of_job, rows_of_run, run_of
+from forebay.cli.settings import RunStorage
 from forebay.data.manifest.file_rows import FileRow
 from forebay.data.manifest.file_windows import FileWindow
-from forebay.errors import InvalidOption, whole_number
+from forebay.errors import BadUsage, whole_number
 from forebay.report.fitted_table import columns_that_fit
 from forebay.runtime.formatting import printable
 from forebay.storage.atomic import write_atomically
@@ -38,11 +39,12 @@ def rows(
     source: Annotated[
         str,
         typer.Argument(
-            help="A dataset as for `forebay scan`, a manifest (.json), a job file (.py), or the folder of a run.",
+            help="A dataset as for `forebay scan`, a manifest (.json), a job file (.py), or a run: its name or folder.",
             metavar="SOURCE",
         ),
     ],
     parameters: Parameters = None,
+    storage: RunStorage = None,
     step: Annotated[
         int | None, typer.Option(help="Step of a run, or global batch of an epoch, from 1.", show_default="1 of a run")
     ] = None,
@@ -52,22 +54,30 @@ def rows(
     ] = False,
     epoch: Annotated[int | None, typer.Option(help="Of data: epoch, from 0.", show_default="0")] = None,
     world: Annotated[int | None, typer.Option(help="Of data: number of ranks.", show_default="1")] = None,
-    batch: Annotated[int | None, typer.Option(help="Of a dataset: rows of a global batch, for --step.")] = None,
+    batch: Annotated[
+        int | None, typer.Option("--batch", "-b", help="Of a dataset: rows of a global batch, for --step.")
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Of a dataset: seed of the order.", show_default="0")] = None,
     lanes: Annotated[
         int | None, typer.Option(help="Of a dataset: lanes of the plan.", show_default="from the data")
     ] = None,
     num_rows: Annotated[
         int | None,
-        typer.Option("--rows", help="Number of rows to show.", show_default="10, and with --json a whole step"),
+        typer.Option("--rows", "-n", help="Number of rows to show.", show_default="10, and with --json a whole step"),
     ] = None,
     columns: Annotated[
-        str | None, typer.Option(help="Only these columns, separated by commas.", show_default="those that have room")
+        str | None,
+        typer.Option(
+            "--columns", "-c", help="Only these columns, separated by commas.", show_default="those that have room"
+        ),
     ] = None,
     names_only: Annotated[bool, typer.Option("--names", help="Print names only. Reads no row.")] = False,
     allow_location: AllowLocation = None,
     out: Annotated[
-        str | None, typer.Option(help="File for the names of all these rows, one a line: a skip list.", metavar="FILE")
+        str | None,
+        typer.Option(
+            "--out", "-o", help="File for the names of all these rows, one a line: a skip list.", metavar="FILE"
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -76,9 +86,10 @@ def rows(
     One line per row.
     """
     if num_rows is not None:
-        whole_number("--rows", num_rows, least=1)
+        with as_usage():
+            whole_number("--rows", num_rows, least=1)
     if columns is not None and names_only:
-        raise InvalidOption(f"--columns {columns} chooses values, and --names prints none. Leave one of them out.")
+        raise BadUsage(f"--columns {columns} chooses values, and --names prints none. Leave one of them out.")
     given: dict[str, object] = {
         "--skipped": skipped or None,
         "--epoch": epoch,
@@ -90,15 +101,17 @@ def rows(
     part = Part(epoch=epoch or 0, step=step, world=world or 1, rank=rank, first=num_rows or _SHOWN_ROWS)
     if source.endswith(".py"):
         _refuse(given, (*_OF_RUN, *_OF_DATASET, "--allow-location"), "a job file")
-        found = rows_of_job(source, parameters or (), part, quiet=as_json)
+        # Most jobs have a parameter of this name.
+        words = [*(parameters or ()), *([] if storage is None else [f"storage={storage}"])]
+        found = rows_of_job(source, words, part, quiet=as_json)
     elif parameters:
-        raise InvalidOption(
+        raise BadUsage(
             f"{parameters[0]!r} is a parameter of a job file (.py), and {source} is something else. Leave it out."
         )
-    elif is_run(source):
+    elif (run := run_of(source, storage)) is not None:
         _refuse(given, (*_OF_DATA, *_OF_DATASET), "a run")
         found = rows_of_run(
-            source, 1 if step is None else step, rank, is_skipped=skipped, allow_locations=allow_location or ()
+            run, 1 if step is None else step, rank, is_skipped=skipped, allow_locations=allow_location or ()
         )
     else:
         _refuse(given, _OF_RUN, "a dataset")
@@ -127,9 +140,7 @@ def rows(
 def _refuse(given: Mapping[str, object], names: tuple[str, ...], kind: str) -> None:
     """Raise `InvalidOption` if an option of `names` is given."""
     if wrong := [name for name in names if given[name] is not None]:
-        raise InvalidOption(
-            f"{wrong[0]} is of no use for {kind}. Leave it out. `forebay rows --help` says what has it."
-        )
+        raise BadUsage(f"{wrong[0]} is of no use for {kind}. Leave it out. `forebay rows --help` says what has it.")
 
 
 def _facts(found: SelectedRows, source: str, values: list[dict[str, Any]] | None) -> dict[str, Any]:

@@ -7,8 +7,7 @@ from typing import Annotated
 import typer
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
-from forebay.cli.ray_token import show_token
-from forebay.errors import InvalidOption
+from forebay.errors import BadUsage
 from forebay.training.job.start_policy import StartPolicy
 
 
@@ -18,6 +17,8 @@ def run(
     driver: Annotated[
         str | None,
         typer.Option(
+            "--driver",
+            "-d",
             help="ray (Ray Train), horovod (Elastic Horovod on Ray) or local (no Ray).",
             show_default="ray, or what the sweep says",
         ),
@@ -49,7 +50,6 @@ def run(
 
     A job file with a function `sweep(...) -> Sweep` trains many trials; ends with the best one and a page of all.
     """
-    show_token()
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.cli.train_job import train  # noqa: PLC0415
 
@@ -63,4 +63,4 @@ def _seconds(text: str) -> float:
     try:
         return seconds_of(text)
     except ValueError as error:
-        raise InvalidOption(f"--takeover-after={text!r} is not a time: {error}.") from error
+        raise BadUsage(f"--takeover-after={text!r} is not a time: {error}.") from error

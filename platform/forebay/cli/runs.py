@@ -19,8 +19,7 @@ from rich.text import Text
 from forebay.cli.arguments import AsJson
 from forebay.cli.fleet.jobs import answering
 from forebay.cli.output import only_the_document, print_json, print_line, print_parts, print_table
-from forebay.cli.ray_token import show_token
-from forebay.cli.settings import NAMED, known_storage
+from forebay.cli.settings import NAMED, NamedRun, known_storage
 from forebay.report.columns import Column, column
 from forebay.runtime.formatting import age_text, time_text, workers_text
 from forebay.sweep.record.status import SweepStatus
@@ -32,12 +31,16 @@ from forebay.training.runs.status import RunStatus
 Storage = Annotated[
     str | None,
     typer.Option(
+        "--storage",
+        "-s",
         help="Storage of the run or job: leaves a request there for its driver. Needs no cluster.",
         metavar="URI",
         show_default=f"{NAMED} where the run trains there, or else Ray is asked",
     ),
 ]
-RunName = Annotated[str, typer.Argument(help="Name of the run or job, as `forebay jobs` lists it.", metavar="RUN")]
+RunName = Annotated[
+    str, typer.Argument(help="Name of the run or job, as `forebay jobs` lists it, or its folder.", metavar="RUN")
+]
 
 
 def print_live(*, as_json: bool) -> None:
@@ -75,7 +78,9 @@ def scale(
 
     Fewer train from the next checkpoint on, more as soon as they are warm.
     """
-    if (found := _storage_of(run, storage)) is not None:
+    named = NamedRun.of(run, storage)
+    run = named.name
+    if (found := _storage_of(run, named.storage)) is not None:
         _order(found, run, as_json, target=workers)
         return
     with _cluster(as_json):
@@ -100,7 +105,9 @@ def stop(
 
     A trial that is stopped by the name of its run ends for good. Its sweep continues without it.
     """
-    if (found := _storage_of(run, storage)) is not None:
+    named = NamedRun.of(run, storage)
+    run = named.name
+    if (found := _storage_of(run, named.storage)) is not None:
         _order(found, run, as_json, stop=reason)
         return
     with _cluster(as_json):
@@ -166,7 +173,6 @@ def _cluster(as_json: bool) -> Iterator[None]:
 
     With `as_json`, Ray's output avoids standard output.
     """
-    show_token()
     from forebay.training.driver.elastic.client import reach_cluster  # noqa: PLC0415 - Ray is imported with the token
 
     with only_the_document(as_json), reach_cluster():

@@ -14,7 +14,7 @@ from forebay.data.filters.skipping import skip_list
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.saved import save_manifest
 from forebay.data.sources.scan import scan as scan_source
-from forebay.errors import InvalidOption
+from forebay.errors import BadUsage
 from forebay.runtime.formatting import bytes_text
 
 
@@ -27,7 +27,9 @@ def scan(
             metavar="URI...",
         ),
     ],
-    columns: Annotated[str | None, typer.Option(help="Only these columns, separated by commas.")] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", "-c", help="Only these columns, separated by commas.")
+    ] = None,
     where: Annotated[
         str | None, typer.Option(help="Row filter: \"label is not None and day >= '2024-01-31'\".")
     ] = None,
@@ -42,7 +44,7 @@ def scan(
         list[str] | None, typer.Option(help="Type of a column of folders, such as day=string. May be repeated.")
     ] = None,
     allow_location: AllowLocation = None,
-    out: Annotated[Path | None, typer.Option(help="File for the manifest (.json or .parquet).")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="File for the manifest (.json or .parquet).")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Read a dataset's footers, and write its manifest.
@@ -95,7 +97,7 @@ def _facts(manifest: Manifest, path: Path) -> dict[str, object]:
 def _partition_type(text: str) -> tuple[str, str]:
     name, sign, kind = text.rpartition("=")
     if not sign:
-        raise InvalidOption(f"--partition-type {text!r:.100}: give a column of folders and its type, as day=string.")
+        raise BadUsage(f"--partition-type {text!r:.100}: give a column of folders and its type, as day=string.")
     return name, kind
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,16 +13,19 @@ from numpy.typing import NDArray
 from pyarrow.fs import FileType
 
 from forebay.cli.output import only_the_document, progress_bar
+from forebay.cli.settings import folder_of
 from forebay.data.manifest.saved import load_manifest
 from forebay.data.plan.order import Last, Order
 from forebay.data.plan.plan import build_plan
 from forebay.data.provenance.order_rows import OrderRows, step_keys
 from forebay.data.sources.scan import scan
 from forebay.data.windows.steps import StepColumns
-from forebay.errors import InvalidOption, whole_number
+from forebay.errors import BadUsage, InvalidOption, whole_number
 from forebay.storage.filesystem import below, resolve
 from forebay.world import World
 
+_NAME = re.compile(r"[\w-]+")
+"""Pattern of a run's name that is not a path, a pattern or a URI."""
 _ORDER_RECORD = "order.json"
 """File that each run's folder has, and no dataset. The module that writes it imports torch."""
 
@@ -88,6 +93,23 @@ def is_run(path: str) -> bool:
         return False
 
 
+def run_of(source: str, storage: str | None = None) -> str | None:
+    """Return the folder of the run that `source` names, or None for a dataset.
+
+    A file or folder here, or another dataset, is not looked up as a name. Raises as `folder_of` with a `storage`.
+    """
+    if storage is not None:
+        return folder_of(source, storage)
+    if is_run(source):
+        return source
+    if not _NAME.fullmatch(source) or Path(source).exists():
+        return None
+    try:
+        return folder_of(source)
+    except InvalidOption as error:
+        raise InvalidOption(f"{source} is not a file or folder here, and {error}") from error
+
+
 def rows_of_data(
     source: str,
     part: Part,
@@ -103,7 +125,7 @@ def rows_of_data(
     `quiet` shows no progress.
     """
     if part.step is not None and batch is None:
-        raise InvalidOption(f"--step {part.step}: a dataset has no batches. Add --batch, the rows of a global batch.")
+        raise BadUsage(f"--step {part.step}: a dataset has no batches. Add --batch, the rows of a global batch.")
     if source.endswith(".json"):
         manifest = load_manifest(source, allow_locations)
     else:

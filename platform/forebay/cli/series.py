@@ -35,7 +35,9 @@ def series(
     past: Annotated[int, typer.Option(help="Steps that a model looks back on.")],
     entity: Annotated[str | None, typer.Option(help="Column that names the series. Default: all rows are one.")] = None,
     time: Annotated[str | None, typer.Option(help="Column of times. Without it the order of the files.")] = None,
-    columns: Annotated[str | None, typer.Option(help="Columns of the steps, by commas. Default: all numbers.")] = None,
+    columns: Annotated[
+        str | None, typer.Option("--columns", "-c", help="Columns of the steps, by commas. Default: all numbers.")
+    ] = None,
     future: Annotated[int, typer.Option(help="Steps ahead to predict. 0: none.")] = 0,
     gap: Annotated[int, typer.Option(help="Steps between the past and the future.")] = 0,
     stride: Annotated[int, typer.Option(help="Steps between the starts of two windows.")] = 1,

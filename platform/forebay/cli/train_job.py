@@ -9,16 +9,17 @@ from typing import Self
 
 import typer
 
+from forebay.cli.arguments import as_usage
 from forebay.cli.fleet.placed_run import PlacedRun
 from forebay.cli.job_file import job_or_sweep_of
 from forebay.cli.output import only_the_document, print_facts, print_json
 from forebay.cli.preparation_display import shown_preparations
-from forebay.errors import InvalidOption
+from forebay.errors import BadUsage, ExitCode, InvalidOption
 from forebay.events import Started
 from forebay.fleet.client.preparing import PreparingFile
 from forebay.runtime.formatting import did_you_mean, metric_text
 from forebay.runtime.late_import import late
-from forebay.runtime.termination import TERMINATED, Termination
+from forebay.runtime.termination import Termination
 from forebay.storage.filesystem import below
 from forebay.sweep.report.text import blocks_text, config_text, states_text
 from forebay.sweep.run_sweep import run_sweep
@@ -61,7 +62,8 @@ def train(
     `start` is for a job: one process at a time runs a sweep. Variables of a submitter (`PlacedRun`) apply.
     """
     if driver is not None:
-        named_driver(driver)  # First, because a job may take minutes to write its data.
+        with as_usage():
+            named_driver(driver)  # First, because a job may take minutes to write its data.
     trackers = [tracker_named(text) for text in track]  # before the data, too: they may lack a key
     with only_the_document(as_json):
         placed = PlacedRun.of(os.environ)
@@ -75,7 +77,9 @@ def train(
         _run_sweep(made if driver is None else replace(made, driver=driver), as_json=as_json)
     else:
         job = replace(made, start=replace(start, attempt=placed.attempt))
-        _train_job(job, trackers, driver=driver or DRIVER, as_json=as_json)
+        chosen = [] if driver is None else ["--driver", driver]
+        show = Progress(command=["forebay", "run", *chosen, path, *words])
+        _train_job(job, [show, *trackers], driver=driver or DRIVER, as_json=as_json)
 
 
 def tracker_named(text: str) -> Callback:
@@ -87,7 +91,7 @@ def tracker_named(text: str) -> Callback:
     project = project.removeprefix("//")
     if name not in TRACKERS:
         meant = did_you_mean(name, TRACKERS)
-        raise InvalidOption(f"--track={text!r} is unknown.{meant} Choose one of {', '.join(TRACKERS)}.")
+        raise BadUsage(f"--track={text!r} is unknown.{meant} Choose one of {', '.join(TRACKERS)}.")
     made: Callback = late(TRACKERS[name])(*([project] if project else []))
     return made
 
@@ -103,19 +107,19 @@ def _prepared(placed: PlacedRun, path: str, words: Sequence[str]) -> Job | Sweep
         return job_or_sweep_of(path, words)
 
 
-def _train_job(job: Job, trackers: Sequence[Callback], *, driver: str, as_json: bool) -> None:
+def _train_job(job: Job, callbacks: Sequence[Callback], *, driver: str, as_json: bool) -> None:
     """Train a job, and print result and report path.
 
-    At a SIGTERM it ends after the next checkpoint, with the code `TERMINATED`.
+    At a SIGTERM it ends after the next checkpoint, with the code `ExitCode.TERMINATED`.
     """
     with only_the_document(as_json), _StopAtTerm() as stop:
-        result = run(job, named_driver(driver), callbacks=[Progress(), stop, *trackers])
+        result = run(job, named_driver(driver), callbacks=[*callbacks, stop])
     if as_json:
         print_json(asdict(result) | {"report": below(result.path, REPORT_FILE)})
     else:
         show_report(result)
     if stop.has_stopped(result):
-        raise typer.Exit(TERMINATED)
+        raise typer.Exit(ExitCode.TERMINATED)
 
 
 class _StopAtTerm(Termination):
@@ -140,7 +144,7 @@ class _StopAtTerm(Termination):
 
     def _stop(self) -> None:
         assert self._control is not None
-        self._control.stop(TERM)
+        self._control.obey_stop(TERM)
 
 
 def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:

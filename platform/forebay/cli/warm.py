@@ -8,6 +8,7 @@ import typer
 
 from forebay.cli.arguments import AsJson, JobFile, Parameters
 from forebay.cli.output import print_line
+from forebay.errors import ExitCode
 
 
 def warm(
@@ -27,4 +28,4 @@ def warm(
 
     if not warm_job(job, parameters or (), all_nodes=all_nodes, as_json=as_json):
         print_line("Some blocks did not fit. Raise the cache's quota, or free space on its disk.", err=True)
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILED)

@@ -15,7 +15,7 @@ from forebay.data.cache.local_source import LocalCache
 from forebay.data.cache.source import BlockSource, SourceProvider, open_source
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
-from forebay.errors import CacheUnusable
+from forebay.errors import InvalidOption
 from forebay.runtime.formatting import bytes_text
 from forebay.runtime.metrics import Counters
 from forebay.training.job.job import Job
@@ -64,7 +64,7 @@ def _num_reads(counters: Counters) -> float:
 
 def _caches(job: Job, *, all_nodes: bool) -> dict[str, DiskCache | SourceProvider]:
     if job.cache is None:
-        raise CacheUnusable("This job has cache=None, so there is nothing to warm. Give the job a CacheSpec.")
+        raise InvalidOption("This job has cache=None, so there is nothing to warm. Give the job a CacheSpec.")
     if not all_nodes:
         return {"this node": LocalCache(job.cache)}
     from forebay.data.cache.node.client import attach_all  # noqa: PLC0415 - only this option needs Ray, and it is slow to import

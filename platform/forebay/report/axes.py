@@ -6,12 +6,15 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from forebay.runtime.formatting import count_text
+from forebay.runtime.formatting import count_text, time_text
 
 WIDTH = 560
 LEFT, RIGHT, TOP, BOTTOM = 56, 14, 16, 40
 """Margins, in the unit of the picture. A picture is shown at about one pixel per unit, or less on a narrow screen."""
 FONT = 13
+DAY_S = 86_400
+LOG_TICKS_FROM = 3.0
+TIME_STEPS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10_800, 21_600, 43_200, DAY_S)
 ROUNDING = 1e-9
 """Tolerance for sums of steps: three times 0.1 is more than 0.3."""
 
@@ -22,7 +25,7 @@ class PlotAxis:
 
     From `start` to `end`.
 
-    A value outside is moved to the nearer end. A logarithmic axis needs `low` > 0.
+    A value outside is moved to the nearer end. A logarithmic axis needs `low` > 0. `is_time`: values are seconds.
     """
 
     low: float
@@ -30,6 +33,7 @@ class PlotAxis:
     start: float
     end: float
     is_log: bool = False
+    is_time: bool = False
 
     def __call__(self, value: float) -> float:
         low, high, inside = self.low, self.high, min(max(value, self.low), self.high)
@@ -44,12 +48,25 @@ class PlotAxis:
 
         >>> PlotAxis(0.0, 9.7, 0, 100).ticks(5)
         [0.0, 2.0, 4.0, 6.0, 8.0]
+        >>> axis = PlotAxis(0.0, 190.0, 0, 100, is_time=True)
+        >>> [axis.text(value) for value in axis.ticks(5)]
+        ['0:00', '1:00', '2:00', '3:00']
         """
-        if self.is_log:
+        # Within a factor of three, powers of ten are too far apart.
+        if self.is_log and self.high / self.low >= LOG_TICKS_FROM:
             return _decades(self.low, self.high)
-        step = round_step((self.high - self.low) / count)
+        step = (time_step if self.is_time else round_step)((self.high - self.low) / count)
         first, last = math.ceil(self.low / step - ROUNDING), math.floor(self.high / step + ROUNDING)
         return [number * step for number in range(first, last + 1)]
+
+    def text(self, value: float) -> str:
+        """Label of a tick."""
+        return time_text(value) if self.is_time else tick_text(value)
+
+
+def time_step(least: float) -> float:
+    """Return the smallest usual length of time >= `least` seconds."""
+    return next((step for step in TIME_STEPS_S if step >= least), DAY_S * round_step(max(least / DAY_S, 1.0)))
 
 
 def round_step(least: float) -> float:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
@@ -15,6 +17,19 @@ class SafeConsole(Console):
 
     Only the text of what is rendered is escaped, see `printable`: colors and the cursor of live displays are rich's.
     """
+
+    def __init__(self, **options: Any) -> None:
+        self._is_told = options.get("force_terminal") is not None or os.environ.get("TTY_COMPATIBLE") == "1"
+        super().__init__(**options)
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether lines can be redrawn.
+
+        FORCE_COLOR does not say so, which notebooks and CI set for all that they start: their logs would get a line for
+        each frame of a bar.
+        """
+        return super().is_terminal and (self._is_told or self.file.isatty())
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Yield the segments of `renderable`, with escaped text."""

@@ -15,8 +15,8 @@ from forebay.report.picture import QUIET, PlotArea, dots, label
 from forebay.runtime.formatting import metric_text
 
 HEIGHT = 240
-MAX_POINTS = 700
-"""Points that a curve is drawn with. More than one per pixel shows nothing more."""
+MAX_POINTS = 450
+"""Points that a curve is drawn with: about one per pixel. A page holds each curve four times."""
 MARK_APART = 15.0
 DOTS_UP_TO = 40
 
@@ -62,7 +62,8 @@ class Mark:
 class Plot:
     """Content of a picture of curves.
 
-    `y_range` None fits the curves. `zero` begins the values at 0. `is_log` makes both axes logarithmic, for values > 0.
+    `y_range` None fits the curves. `zero` begins the values at 0. `is_log` makes both axes logarithmic, and `log_y` the
+    one of values, all > 0. `is_time`: `x` is in seconds. `class_` is one of the page's style.
     """
 
     title: str
@@ -75,6 +76,17 @@ class Plot:
     whole_x: bool = False
     whole_y: bool = False
     is_log: bool = False
+    log_y: bool = False
+    is_time: bool = False
+    width: int = WIDTH
+    height: int = HEIGHT
+    class_: str | None = None
+
+    @property
+    def is_positive(self) -> bool:
+        """Whether there are values, and all are > 0."""
+        values = [y for curve in self.curves for _, y in curve.finite]
+        return bool(values) and min(values) > 0
 
 
 def curves(plot: Plot) -> Markup:
@@ -90,26 +102,28 @@ def curves(plot: Plot) -> Markup:
     grid = area.grid(plot.x_label, plot.format_y, whole_x=plot.whole_x, whole_y=plot.whole_y)
     lines = [_line(curve, points, area) for curve, points in drawn if points]
     picture = _svg(plot, [*grid, *_marks(plot.marks, area), *lines])
-    return element("figure", element("figcaption", plot.title), _key(plot.curves), picture)
+    return element("figure", element("figcaption", plot.title), _key(plot.curves), picture, class_=plot.class_)
 
 
 def _x_axis(plot: Plot, values: Sequence[float]) -> PlotAxis:
     known = [*values, *(mark.x for mark in plot.marks)]
     low, high = (min(known), max(known)) if known else (0.0, 1.0)
-    return PlotAxis(low, high if high > low else low + 1.0, LEFT, WIDTH - RIGHT, plot.is_log)
+    return PlotAxis(low, high if high > low else low + 1.0, LEFT, plot.width - RIGHT, plot.is_log, plot.is_time)
 
 
 def _y_axis(plot: Plot, values: Sequence[float]) -> PlotAxis:
-    if plot.is_log:
+    bottom = plot.height - BOTTOM
+    if plot.is_log or plot.log_y:
         low, high = (min(values), max(values)) if values else (1.0, 10.0)
-        return PlotAxis(low / 1.2, high * 1.2, HEIGHT - BOTTOM, TOP, is_log=True)
-    return PlotAxis(*(plot.y_range or range_of(values, zero=plot.zero)), HEIGHT - BOTTOM, TOP)
+        margin = 1.2 if plot.is_log else max((high / low) ** 0.05, 1.001)
+        return PlotAxis(low / margin, high * margin, bottom, TOP, is_log=True)
+    return PlotAxis(*(plot.y_range or range_of(values, zero=plot.zero)), bottom, TOP)
 
 
 def _svg(plot: Plot, content: Sequence[str]) -> Markup:
     named = [_said(curve) for curve in plot.curves if curve.kind != "faint"]
     told = f"{plot.title}, over {plot.x_label}. {' '.join(named) or 'No values.'}"
-    box = f"0 0 {WIDTH} {HEIGHT}"
+    box = f"0 0 {plot.width} {plot.height}"
     return element("svg", element("title", told), *content, viewBox=box, role="img", font_size=FONT)
 
 

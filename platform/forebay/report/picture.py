@@ -20,8 +20,8 @@ INK, QUIET, FAINT, PAPER = "var(--ink)", "var(--quiet)", "var(--faint)", "var(--
 _VARIABLE = re.compile(r"var\(--([a-z0-9-]+)\)")
 _TICK_UP, _TICK_ACROSS = 36, 82
 """About the least distance of two ticks."""
-_SHRINKS_TO = 0.72
-"""Smallest scale of a wide picture in a page. On a narrow screen it scrolls."""
+_SHRINKS_TO, _GROWS_TO = 0.56, 1.25
+"""Smallest and largest scale of a picture in a page. On a screen too narrow for the smallest, it scrolls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,9 @@ class Picture:
 
     def in_page(self) -> Markup:
         """Return the picture for a page, in its colors."""
-        least = f"min-width: {round(_SHRINKS_TO * self.width)}px"
-        return wide(self._svg(style=least), self.title)
+        least, most = round(_SHRINKS_TO * self.width), round(_GROWS_TO * self.width)
+        style = f"min-width: {least}px; max-width: {most}px; margin: 0 auto"
+        return wide(self._svg(style=style), self.title)
 
     def save(self, path: str | os.PathLike[str]) -> str:
         """Write the picture as an SVG file.
@@ -100,7 +101,7 @@ class PlotArea:
             parts.append(element("line", x1=left, x2=right, y1=y, y2=y, stroke=FAINT))
             parts.append(label(format_y(value), left - 7, y + 4.5, "end"))
         parts += [
-            label(tick_text(value), self.across(value), bottom + 18)
+            label(self.across.text(value), self.across(value), bottom + 18)
             for value in _whole(self.across.ticks(num_across), whole_x)
         ]
         parts.append(label(x_label, right, bottom + 36, "end"))
@@ -111,8 +112,13 @@ class PlotArea:
 
         With `steps` as a staircase.
         """
-        (x, y), *others = [(self.across(x), self.up(y)) for x, y in points]
-        parts = [f"M{x:.1f} {y:.1f}", *(f"H{x:.1f}V{y:.1f}" if steps else f"L{x:.1f} {y:.1f}" for x, y in others)]
+        # Rounded before they are subtracted, so that errors do not add up; half as long as absolute coordinates.
+        (x, y), *others = [(round(self.across(x), 1), round(self.up(y), 1)) for x, y in points]
+        parts = [f"M{x:.1f} {y:.1f}"]
+        for next_x, next_y in others:
+            right, down = f"{next_x - x:.4g}", f"{next_y - y:.4g}"
+            parts.append(f"h{right}v{down}" if steps else f"l{right} {down}")
+            x, y = next_x, next_y
         return "".join(parts)
 
     def vertical(self, x: float, color: str, dash: str = "3 3") -> Markup:

@@ -6,6 +6,7 @@ Every trial is a nested run and saves a checkpoint before it ends.
 from __future__ import annotations
 
 import math
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -24,10 +25,10 @@ from ray.tune.schedulers import (
 )
 from ray.tune.search import BasicVariantGenerator
 
-from forebay.errors import InvalidOption, SweepFailed
+from forebay.errors import ExitCode, InvalidOption, SweepFailed
 from forebay.ray_cluster.nodes import gpus_of_cluster, worker_capacity
 from forebay.ray_cluster.private_names import SWEEP, check_ray
-from forebay.ray_cluster.session import ray_session, train_environment
+from forebay.ray_cluster.session import ray_session, session_text, train_environment
 from forebay.storage.filesystem import resolve
 from forebay.sweep.deadline.allocator import WorkerAllocator
 from forebay.sweep.deadline.scheduler import DeadlineScheduler
@@ -36,7 +37,7 @@ from forebay.sweep.layout import TUNE
 from forebay.sweep.record.record import Record, State
 from forebay.sweep.record.recorder import SweepRecorder
 from forebay.sweep.record.status_actor import publish_status
-from forebay.sweep.report.live import live_display
+from forebay.sweep.report.live import live_display, tell
 from forebay.sweep.report.page import write_page
 from forebay.sweep.result import SweepResult
 from forebay.sweep.setup import SweepSetup, largest_job, prepare, warn_if_too_large
@@ -71,11 +72,21 @@ def tune_trials(sweep: Sweep, began: float, *, show: bool) -> SweepResult:
     setup = prepare(sweep)
     scheduler, searcher = make_scheduler(setup), make_searcher(setup)
     largest = largest_job(setup)
-    with _claimed(setup) as folder, tune_settings(), train_environment(), ray_session(largest.max_cpus) as is_ours:
+    with ExitStack() as stack:
+        folder = stack.enter_context(_claimed(setup))
+        stack.enter_context(tune_settings())
+        stack.enter_context(train_environment(largest.max_workers))
+        tell(f"{session_text()} ...", wanted=show)
+        is_ours = stack.enter_context(ray_session(largest.max_cpus))
         _check_is_within_cluster()
         setup = setup.with_gpus(gpus_of_cluster(grows=not is_ours))
         warn_if_too_large(setup.spec.on_gpus(largest))
-        return _Tuning(setup, folder, began).run(scheduler, searcher, show=show)
+        try:
+            return _Tuning(setup, folder, began).run(scheduler, searcher, show=show)
+        except (KeyboardInterrupt, SystemExit):
+            again = f"run it again with name={folder.name}: it keeps the trials that have ended"
+            tell(f"Sweep {folder.name} was interrupted. To continue, {again}.", wanted=show)
+            raise
 
 
 class _Tuning:
@@ -117,11 +128,13 @@ class _Tuning:
                 callbacks = [*self._steering_callbacks(scheduler), recorder, SilentReporter(), stopper]
                 self._tune(scheduler, searcher, callbacks, stop_flag, record)
             except SweepStopped:
-                state: State = "pending" if stopper.is_interrupted else "stopped"
+                state: State = "stopped" if stopper.interrupted_by is None else "pending"
                 for trial_id in stopper.unfinished:
                     trial = record.trials[trial_id].with_state(state, record.elapsed_s)
                     record.put(replace(trial, is_cut=state == "stopped"))
-                if stopper.is_interrupted:
+                if stopper.interrupted_by == signal.SIGTERM:
+                    raise SystemExit(ExitCode.TERMINATED) from None
+                if stopper.interrupted_by is not None:
                     raise KeyboardInterrupt from None
             finally:
                 recorder.close(stopper.reason or getattr(scheduler, "stopped", None))

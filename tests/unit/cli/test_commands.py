@@ -155,5 +155,5 @@ def test_plan_shows_how_good_its_shuffle_is(forebay: Call, manifest: Path) -> No
     wrong = forebay("plan", manifest, "--compare", "8")
     assert (wrong.code, "LANES:SHUFFLE_ROWS" in wrong.err) == (2, True)
     refused = forebay("plan", manifest, "--batch", 10, "--label", "nobody")
-    assert refused.code == 2
+    assert refused.code == 3
     assert "nobody" in refused.err

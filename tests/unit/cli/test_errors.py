@@ -1,6 +1,6 @@
 """Bad input on the command line.
 
-Exit code 2, one clear sentence, no traceback unless --debug.
+An exit code by kind, one clear sentence, no traceback unless --debug.
 """
 
 from __future__ import annotations
@@ -27,8 +27,12 @@ from forebay.errors import InvalidOption, MissingColumn, NoFiles
 Call = Callable[..., Any]
 
 
+CODES = {"BadUsage": 2, "BadParameter": 2, "TransformFailed": 1, "RowCountChanged": 1, "CacheUnusable": 74}
+"""Exit codes by error. Other input is refused with 3."""
+
+
 def check(said: Any, kind: str, *words: str) -> None:
-    assert said.code == 2
+    assert said.code == CODES.get(kind, 3)
     assert any(line.startswith(f"{kind}: ") for line in said.err.splitlines()), said.err
     assert "Traceback" not in said.err + said.out
     for word in words:
@@ -142,7 +146,7 @@ def test_quotas_that_store_nothing_and_those_that_make_no_sense(forebay: Call, j
 def test_unwritable_cache(forebay: Call, job_words: Call, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     check(run(forebay, job_words(cache=tmp_path / "file")), "CacheUnusable", "file")
-    check(forebay("cache", "ls", "--path", tmp_path / "typo"), "CacheUnusable", "typo", "no cache")
+    check(forebay("cache", "ls", "--path", tmp_path / "typo"), "InvalidOption", "typo", "no cache")
     assert not (tmp_path / "typo").exists()
 
 
@@ -161,14 +165,14 @@ def test_unknown_data_set_is_not_cleared(forebay: Call, job_words: Call, tmp_pat
 def test_unknown_driver_is_refused_before_the_job_is_built(forebay: Call, tmp_path: Path) -> None:
     job = tmp_path / "slow_job.py"
     job.write_text("def job() -> None:\n    raise AssertionError('the job was built')\n")
-    check(forebay("run", "--driver", "spark", job), "InvalidOption", "spark", "local")
+    check(forebay("run", "--driver", "spark", job), "BadUsage", "spark", "local")
 
 
 def test_bad_parameters(forebay: Call, job_words: Call, tmp_path: Path) -> None:
-    check(run(forebay, job_words(epoch=3)), "BadJob", "epoch", "epochs")
-    check(run(forebay, job_words(epochs="many")), "BadJob", "epochs", "many")
-    check(run(forebay, [*job_words(), "epochs"]), "BadJob", "name=value")
-    check(run(forebay, [*job_words(), "epochs=1", "epochs=2"]), "BadJob", "twice")
+    check(run(forebay, job_words(epoch=3)), "BadParameter", "epoch", "epochs")
+    check(run(forebay, job_words(epochs="many")), "BadParameter", "epochs", "many")
+    check(run(forebay, [*job_words(), "epochs"]), "BadParameter", "name=value")
+    check(run(forebay, [*job_words(), "epochs=1", "epochs=2"]), "BadParameter", "twice")
     check(run(forebay, [str(tmp_path / "no_job.py")]), "BadJob", "no_job.py")
 
 
@@ -179,8 +183,9 @@ def test_what_is_no_manifest(forebay: Call, tmp_path: Path) -> None:
 
 
 def test_json_errors_are_json(forebay: Call, tmp_path: Path) -> None:
-    said = forebay("scan", tmp_path / "nowhere", "--json")
-    assert json.loads(said.err)["error"] == "NoFiles"
+    for option in ("--json", "-j"):
+        said = forebay("scan", tmp_path / "nowhere", option)
+        assert json.loads(said.err)["error"] == "NoFiles"
 
 
 def test_json_errors_have_no_number_that_json_lacks(capsys: pytest.CaptureFixture[str]) -> None:

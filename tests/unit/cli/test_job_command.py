@@ -41,6 +41,22 @@ def test_a_parameter_has_three_forms(files: Path, forebay: Forebay, words: tuple
     assert len(json.loads(said.out)["rows"]) == 50
 
 
+def test_parameters_may_come_before_the_file(files: Path, forebay: Forebay) -> None:
+    said = forebay("rows", "--data", "data", "--shuffle", "job.py", "--json", "--global-batch", "50", "--step", "1")
+    assert said.code == 0, said.err
+    assert len(json.loads(said.out)["rows"]) == 50
+    missing = forebay("rows", "--data", "data")
+    assert missing.code == 2 and "Missing argument" in missing.err
+
+
+@pytest.mark.parametrize("words", [("--storage", "x"), ("storage=x",)])
+def test_an_option_for_runs_is_a_parameter_of_a_job(files: Path, forebay: Forebay, words: tuple[str, ...]) -> None:
+    refused = forebay("rows", "job.py", "data=data", *words)
+    assert refused.code == 2 and "no parameter 'storage'" in refused.err
+    (files / "job.py").write_text(JOB.replace("shuffle: bool", "storage: str = 'runs', shuffle: bool"))
+    assert forebay("rows", "job.py", "data=data", *words).code == 0
+
+
 def test_a_flag_is_true(files: Path, forebay: Forebay) -> None:
     shuffled, in_order = (forebay("rows", "job.py", "--data", "data", *flag, "--json") for flag in (["--shuffle"], []))
     assert json.loads(shuffled.out)["rows"] != json.loads(in_order.out)["rows"]
@@ -82,4 +98,4 @@ def test_a_shell_completes_commands_and_options(monkeypatch: pytest.MonkeyPatch,
 
 def test_help_of_a_missing_file_is_refused(files: Path, forebay: Forebay) -> None:
     said = forebay("run", "missing.py", "--help")
-    assert said.code == 2 and "there is no job file 'missing.py'" in said.err
+    assert said.code == 3 and "there is no job file 'missing.py'" in said.err

@@ -106,7 +106,7 @@ def test_impossible_mixtures_fail_before_training(
     given = {name: tmp_path / "empty" if value == "empty" else value for name, value in values.items()}
     for command in (("run", "--driver", "local", *words(**given)), ("plan", *words(**given), "--mixture")):
         said = forebay(*command)
-        assert said.code == 2, said.out + said.err
+        assert said.code == 3, said.out + said.err
         assert f"{kind}: " in said.err and text in said.err.replace("\n", " "), said.err
         assert "Traceback" not in said.err
     assert not (tmp_path / "runs" / "mixed" / "result.json").exists()
@@ -114,5 +114,5 @@ def test_impossible_mixtures_fail_before_training(
 
 def test_a_job_without_a_mixture_has_none_to_show(forebay: Call, words: Call) -> None:
     said = forebay("plan", *words(plain=True), "--mixture")
-    assert said.code == 2 and "mixes nothing" in said.err
+    assert said.code == 3 and "mixes nothing" in said.err
     assert forebay("plan", "manifest.json", "epochs=2").code == 2

@@ -82,10 +82,10 @@ def test_list_and_remove(forebay: Callable[..., Any], words: list[str], tmp_path
 def test_only_prepared_data_is_removed(forebay: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "thesis").mkdir()
     said = forebay("prepare", "rm", tmp_path / "thesis")
-    assert said.code == 2 and "is not a prepared dataset" in said.err
+    assert said.code == 3 and "is not a prepared dataset" in said.err
     assert (tmp_path / "thesis").is_dir()
     said = forebay("prepare", "rm", tmp_path / "x-0123456789abcdef")
-    assert said.code == 2 and "does not exist" in said.err
+    assert said.code == 3 and "does not exist" in said.err
 
 
 def test_a_job_without_preparation(forebay: Callable[..., Any], job_words: Callable[..., list[str]]) -> None:
@@ -98,5 +98,5 @@ def test_errors_come_without_a_traceback(forebay: Callable[..., Any], words: lis
     path = Path(words[0])
     path.write_text(path.read_text().replace("inputs=[],", ""))
     said = forebay("prepare", *words)
-    assert said.code == 2
+    assert said.code == 3
     assert said.err.startswith("InvalidOption: numbers has no known inputs")

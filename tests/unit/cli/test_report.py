@@ -42,12 +42,12 @@ def test_a_sweep_has_the_runs_of_its_best_trials(tmp_path: Path, capsys: pytest.
     page = (tmp_path / "sweep.html").read_text()
     assert "no trial has a value" in page and "Side by side" not in page
     capsys.readouterr()
-    main_of("report", str(tmp_path), str(tmp_path), code=2)
+    main_of("report", str(tmp_path), str(tmp_path), code=3)
     assert "Give the sweep alone" in capsys.readouterr().err
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main_of("report", str(tmp_path), code=2)
+    main_of("report", str(tmp_path), code=3)
     assert "not the folder of a run or a sweep" in capsys.readouterr().err
 
 

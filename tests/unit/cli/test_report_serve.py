@@ -41,11 +41,11 @@ def test_what_cannot_be_served_is_refused(tmp_path: Path, capsys: pytest.Capture
     save_record(record(trial("a")), str(tmp_path))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        main_of("report", path, "--serve", "--port", port, code=2)
+        main_of("report", path, "--serve", "--port", port, code=3)
     assert f"--port {port} cannot be used on 127.0.0.1" in " ".join(capsys.readouterr().err.split())
     main_of("report", path, "--serve", "--json", code=2)
     assert "Leave out --out and --json" in capsys.readouterr().err
-    main_of("report", str(tmp_path), "--serve", code=2)
+    main_of("report", str(tmp_path), "--serve", code=3)
     assert "--serve shows runs" in capsys.readouterr().err
-    main_of("report", str(tmp_path / "none"), "--serve", code=2)
+    main_of("report", str(tmp_path / "none"), "--serve", code=3)
     assert "not the folder of a run" in capsys.readouterr().err

@@ -148,7 +148,7 @@ def test_errors_come_before_training(
     for number, columns in enumerate(files):
         pq.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
     said = forebay("series", tmp_path, "--entity", "meter", "--time", "ts", "--past", 2, *options)
-    assert said.code == 2
+    assert said.code == 3
     assert re.search(words, said.err), said.err
 
 
@@ -168,4 +168,4 @@ def test_unsorted_times_of_any_unit(forebay: Call, unit: str, zone: str | None, 
 
 def test_a_time_without_a_column(forebay: Call, meters: Path) -> None:
     said = forebay("series", meters, "--entity", "meter", "--past", 4, "--max-gap", "2h")
-    assert said.code == 2 and "max_gap needs a time column" in said.err
+    assert said.code == 3 and "max_gap needs a time column" in said.err

@@ -74,6 +74,8 @@ def test_option_before_variable_before_file(
         ('storage = " "', "storage = ' ' is not a text"),
         ('storage = "runs"', "depends on the working directory"),
         ("storage = ", "cannot be read"),
+        ("storage = " + "9" * 5000, "cannot be read"),
+        ("storage = " + "[" * 5000, "cannot be read"),
         ('[storage]\nuri = "/a"', "is not a text"),
         ("\udcff", "cannot be read"),
     ],
@@ -81,7 +83,7 @@ def test_option_before_variable_before_file(
 def test_a_fault_of_the_file_is_named(user_file: Path, forebay: Forebay, text: str, says: str) -> None:
     user_file.write_bytes(text.encode(errors="surrogateescape"))
     said = forebay("jobs")
-    assert (said.code, "InvalidOption" in said.err) == (2, True)
+    assert (said.code, "InvalidOption" in said.err) == (3, True)
     assert says in " ".join(said.err.split())
     user_file.unlink()
     user_file.mkdir()
@@ -117,7 +119,7 @@ def test_stop_and_scale_find_what_is_under_way_in_the_known_storage(
     run.end(1, AttemptEnd(how="stopped"))
     files.end(1, SubmissionEnd(how="stopped", why="enough"))
     ended = forebay("stop", "ctr", "--storage", tmp_path / "runs")
-    assert (ended.code, "has ended (stopped): nothing was changed" in ended.err) == (2, True)
+    assert (ended.code, "has ended (stopped): nothing was changed" in ended.err) == (3, True)
     plain = AttemptFiles(f"{tmp_path}/runs/plain")
     assert create_attempt(plain.run, 1) is not None
     assert forebay("stop", "plain").code == 0 and load_request(plain.run, 1).stop == "forebay stop"

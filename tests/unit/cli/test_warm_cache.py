@@ -60,7 +60,7 @@ class Awaited(Future[Block]):
 @pytest.fixture
 def terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """Standard error as if it were a terminal of 80 columns."""
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
     monkeypatch.setenv("COLUMNS", "80")
 
 

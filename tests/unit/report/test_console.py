@@ -72,3 +72,19 @@ def test_printable_text_stays_and_nothing_else_passes(text: str) -> None:
     if all(each.isprintable() or each in "\n\t" for each in text):
         assert shown == text
     shown.encode()  # no lone surrogate is left
+
+
+@pytest.mark.parametrize(
+    ("variables", "is_terminal"),
+    [({}, False), ({"FORCE_COLOR": "1"}, False), ({"FORCE_COLOR": "1", "TTY_COMPATIBLE": "1"}, True)],
+)
+def test_a_log_has_no_moving_bar_though_colors_are_forced(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], is_terminal: bool
+) -> None:
+    """A notebook and many CI services set FORCE_COLOR for all processes."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert SafeConsole(file=io.StringIO()).is_terminal == is_terminal
+    assert SafeConsole(file=io.StringIO(), force_terminal=True).is_terminal

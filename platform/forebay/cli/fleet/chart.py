@@ -15,6 +15,7 @@ import typer
 
 from forebay.cli.output import print_line
 from forebay.errors import InvalidOption
+from forebay.runtime.foreign_code import begin
 
 if TYPE_CHECKING:
     from forebay.fleet.federation.controller import FleetController
@@ -88,7 +89,11 @@ def controller(
     fleet: Annotated[str, typer.Option(help="TOML file of the clusters. It is read again when it changes.")],
     storage: Annotated[
         list[str] | None,
-        typer.Option(help="Storage of jobs. May be given several times. Those of [[submitter]] are followed, too."),
+        typer.Option(
+            "--storage",
+            "-s",
+            help="Storage of jobs. May be given several times. Those of [[submitter]] are followed, too.",
+        ),
     ] = None,
     journal: Annotated[str, typer.Option(help="File of what is known. It may be lost.")] = ":memory:",
     job: Annotated[str | None, typer.Option(help="Name of the only job to follow. Ends with it.")] = None,
@@ -183,7 +188,7 @@ def _serve_page(controller: FleetController, port: int | None) -> None:
 
     if port is not None:
         server = jobs_server(JobRows(controller.storages, controller.reasons), port)
-        threading.Thread(target=server.serve_forever, name="forebay-page", daemon=True).start()
+        begin(threading.Thread(target=server.serve_forever, name="forebay-page", daemon=True))
         print_line(f"{server.url} shows all jobs.")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,26 +14,28 @@ import typer
 from forebay.cli.arguments import AsJson
 from forebay.cli.fleet.explain import FleetFile, wrapped
 from forebay.cli.output import print_json, print_line, print_table
-from forebay.cli.settings import NAMED, storage_or_known, storages_or_known
-from forebay.errors import InvalidOption, ReadFailed
+from forebay.cli.settings import NAMED, NamedRun, storage_or_known, storages_or_known
+from forebay.errors import BadUsage, ExitCode, ReadFailed
 from forebay.runtime.late_import import late
 from forebay.storage.credentials import redact
 
 if TYPE_CHECKING:
+    from forebay.fleet.client.job_rows import FoundJobs, JobRow
     from forebay.fleet.client.submitted_job import JobStatus, SubmittedJob
-    from forebay.training.runs.timeline.cost import RunCost
 
-JobName = Annotated[str, typer.Argument(help="Name of the job.", metavar="JOB")]
+JobName = Annotated[str, typer.Argument(help="Name of the job, or its folder.", metavar="JOB")]
 Storage = Annotated[
-    str | None, typer.Option(help="Storage of the job, as in its file.", metavar="URI", show_default=NAMED)
+    str | None,
+    typer.Option("--storage", "-s", help="Storage of the job, as in its file.", metavar="URI", show_default=NAMED),
 ]
 AsJsonLines = Annotated[
-    bool, typer.Option("--json", help="Print a JSON document per line, and with --follow the state at the end.")
+    bool, typer.Option("--json", "-j", help="Print a JSON document per line, and with --follow the state at the end.")
 ]
 Storages = Annotated[
     list[str] | None,
     typer.Option(
         "--storage",
+        "-s",
         help="Storage of jobs, as in their files. May be given several times.",
         metavar="URI",
         show_default=NAMED,
@@ -43,62 +45,66 @@ OnRay = Annotated[
     bool, typer.Option("--ray", help="List the runs and sweeps of a Ray cluster: at RAY_ADDRESS, or of this machine.")
 ]
 Journal = Annotated[Path, typer.Option(help="File of the new journal. It must not exist.")]
+_CODES = {"fenced": ExitCode.FENCED, "refused": ExitCode.REFUSED}
+"""Exit codes of followed jobs by state. Others without success have their own, or have failed."""
+_SIGNALLED = 128
+"""A shell's exit code of a process that signal `n` ended is 128 + n."""
 Html = Annotated[str | None, typer.Option(help="Write one page of all jobs, for a browser.", metavar="FILE")]
+Every = Annotated[bool, typer.Option("--all", help="Also older jobs that have ended.")]
 
 
-def jobs(storage: Storages = None, ray: OnRay = False, html: Html = None, as_json: AsJson = False) -> None:
-    """List submitted jobs, from their storage.
+def jobs(
+    storage: Storages = None, ray: OnRay = False, html: Html = None, every: Every = False, as_json: AsJson = False
+) -> None:
+    """List submitted jobs, from their storage: all that go on, and the 100 that ended last.
 
     With `--ray`, the live runs and sweeps of a Ray cluster, also those that were not submitted. With `--html`, one page
     for a browser: first what needs a person.
     """
     if ray:
         if storage:
-            raise InvalidOption("--ray and --storage exclude each other. Leave out one of them.")
+            raise BadUsage("--ray and --storage exclude each other. Leave out one of them.")
         late("forebay.cli.runs:print_live")(as_json=as_json)
         return
     storages = storages_or_known(storage, " With --ray, a Ray cluster is asked.")
-    if html is not None:
-        _write_page(storages, html)
-    else:
-        _print_jobs(storages, as_json=as_json)
+    # Imported here: only this command needs them.
+    from forebay.fleet.client.job_rows import MOST_ENDED, JobRows  # noqa: PLC0415
 
-
-def _print_jobs(storages: Sequence[str], *, as_json: bool) -> None:
-    from forebay.fleet.client.submission import jobs_below  # noqa: PLC0415 - imports what only this needs
-    from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415
-
-    found: list[JobStatus] = []
-    costs: list[RunCost] = []
-    for each in storages:
-        with answering(each):
-            for job in [SubmittedJob(files.storage, files.name) for files in jobs_below(each)]:
-                found.append(job.status())
-                costs.append(job.cost())
-    if as_json:
-        facts = [{"gpu_hours": cost.gpu_hours, "cost": cost.amount} for cost in costs]
-        print_json({"jobs": [asdict(status) | more for status, more in zip(found, facts, strict=True)]})
-    elif not found:
-        print_line("No job was submitted with this storage.")
-    else:
-        names = ("job", "state", "host", "attempt", "workers", "epoch", "step", "GPU h", "cost")
-        print_table(names, list(map(_row, found, costs)))
-        for status in found:
-            if status.state == "preparing":
-                print_line("\n".join(wrapped(f"{status.name} prepares {status.why}", 0)))
-            if status.state == "refused":
-                print_line("\n".join(wrapped(f"{status.name} is refused: {status.why}", 0)))
-
-
-def _write_page(storages: Sequence[str], file: str) -> None:
-    # Imported here: only this needs them.
-    from forebay.fleet.client.job_rows import JobRows  # noqa: PLC0415
-    from forebay.fleet.client.jobs_page import jobs_page  # noqa: PLC0415
-    from forebay.report.page import write_page  # noqa: PLC0415
-
+    rows = JobRows(storages, most_ended=None if every else MOST_ENDED, has_lines=html is not None)
     with answering(", ".join(storages)):
-        rows = JobRows(storages).read()
-    print_line(write_page(file, jobs_page(rows, time.time()), "the page of all jobs"))
+        found = rows.read()
+    if html is not None:
+        from forebay.fleet.client.jobs_page import jobs_page  # noqa: PLC0415
+        from forebay.report.page import write_page  # noqa: PLC0415
+
+        page = jobs_page(found.rows, time.time(), num_older=found.num_older)
+        print_line(write_page(html, page, "the page of all jobs"))
+    elif as_json:
+        print_json({"jobs": list(map(_facts, found.rows)), "num_older": found.num_older})
+    else:
+        _print_jobs(found)
+
+
+def _print_jobs(found: FoundJobs) -> None:
+    from forebay.fleet.client.job_rows import older_text  # noqa: PLC0415 - imports what only this needs
+
+    if found.rows:
+        names = ("job", "state", "host", "attempt", "workers", "epoch", "step", "GPU h", "cost")
+        print_table(names, list(map(_cells, found.rows)))
+    elif not found.num_older:
+        print_line("No job was submitted with this storage.")
+    told = {"preparing": "prepares", "refused": "is refused:", "unreadable": "cannot be read:"}
+    told |= {"starting": "waits:", "lost": "is lost:"}
+    for row in found.rows:
+        if row.state in told and row.why:
+            print_line("\n".join(wrapped(f"{row.name} {told[row.state]} {row.why}", 0)))
+    if found.num_older:
+        print_line(older_text(found.num_older))
+
+
+def _facts(row: JobRow) -> dict[str, object]:
+    facts = {"name": row.name, "state": row.state, "why": row.why} if row.status is None else asdict(row.status)
+    return facts | {"gpu_hours": row.cost.gpu_hours, "cost": row.cost.amount}
 
 
 def rebuild(
@@ -142,19 +148,20 @@ def logs(
     storage: Storage = None,
     follow: Annotated[
         bool,
-        typer.Option("--follow", "-f", help="Until the job ends. Then print its state; code 1 unless it succeeded."),
+        typer.Option("--follow", "-f", help="Until the job ends. Then print its state, and end with its exit code."),
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Print a job's log, from its storage.
 
-    It is there also when the cluster is gone. Ctrl-C ends this command, and never the job.
+    It is there also after the cluster has ended. Ctrl-C ends this command, and never the job.
     """
     from forebay.fleet.client.submitted_job import SubmittedJob  # noqa: PLC0415 - imports what only this needs
 
-    found = storage_or_known(storage)
+    named = NamedRun.of(job, storage)
+    found = storage_or_known(named.storage)
     with answering(found):
-        show_log(SubmittedJob(found, job), follow=follow, as_json=as_json)
+        show_log(SubmittedJob(found, named.name), follow=follow, as_json=as_json)
 
 
 def show_log(job: SubmittedJob, *, follow: bool, as_json: bool = False) -> None:
@@ -171,7 +178,16 @@ def show_log(job: SubmittedJob, *, follow: bool, as_json: bool = False) -> None:
     else:
         print_line(f"{job.name}: {status.state}{': ' + status.why if status.why else ''}")
     if status.state not in ("succeeded", "stopped"):
-        raise typer.Exit(1)
+        raise typer.Exit(_CODES.get(status.state) or _code_of(status))
+
+
+def _code_of(status: JobStatus) -> int:
+    """Exit code of a job without success.
+
+    Of its process, where that is known.
+    """
+    code = status.code or ExitCode.FAILED
+    return code if code > 0 else _SIGNALLED - code
 
 
 def _print_log(job: SubmittedJob, *, follow: bool, as_json: bool) -> None:
@@ -194,11 +210,15 @@ def answering(storage: str) -> Iterator[None]:
         ) from None
 
 
-def _row(status: JobStatus, cost: RunCost) -> tuple[object, ...]:
+def _cells(row: JobRow) -> tuple[object, ...]:
+    costs = _amount(row.cost.gpu_hours, 1), _amount(row.cost.amount, 2)
+    status = row.status
+    if status is None:
+        return row.name, row.state, *("-" * 5), *costs
     epoch = f"{min(status.epoch + 1, status.epochs)} of {status.epochs}" if status.epochs else "-"
     host = f"{status.backend} {status.host}".strip()
     known = status.name, status.state, host, status.attempt or "-", status.workers or "-", epoch, status.step
-    return *known, _amount(cost.gpu_hours, 1), _amount(cost.amount, 2)
+    return *known, *costs
 
 
 def _amount(value: float | None, digits: int) -> str:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from forebay.errors import InvalidOption
 from forebay.sweep.sweep import Sweep
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
-from forebay.training.runs.timeline.cost import MACHINE, PRICE
+from forebay.training.runs.timeline.cost import MACHINE, PRICE, PRICE_ON_DEMAND
 
 PREFIX = "FOREBAY_RUN_"
 
@@ -19,7 +19,8 @@ class PlacedRun:
     """Values of the variables `FOREBAY_RUN_*`.
 
     None: not set. `workers` are bounds, written `2..8`, and `start` the first number of workers. `cpus` and `gpus` are
-    per worker. `attempt` is `NUMBER/TOKEN`. `machine` is cluster, SKU and market, and `price` a worker's for an hour.
+    per worker. `attempt` is `NUMBER/TOKEN`. `machine` is cluster, SKU and market, `price` a worker's for an hour, and
+    `price_on_demand` where spot machines may fall back.
     """
 
     name: str | None = None
@@ -31,6 +32,7 @@ class PlacedRun:
     attempt: str | None = None
     machine: str | None = None
     price: float | None = None
+    price_on_demand: float | None = None
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> PlacedRun:
@@ -38,8 +40,7 @@ class PlacedRun:
 
         Raises `InvalidOption` for bounds that are not two numbers.
         """
-        names = ("name", "storage", "workers", "start", "cpus", "gpus", "attempt", "machine", "price")
-        given = {name: environment.get(PREFIX + name.upper()) for name in names}
+        given = {each.name: environment.get(PREFIX + each.name.upper()) for each in fields(cls)}
         bounds, start, attempt = given["workers"], given["start"], given["attempt"]
         return cls(
             name=given["name"],
@@ -50,6 +51,7 @@ class PlacedRun:
             gpus=_number(given["gpus"]),
             machine=given["machine"],
             price=_number(given["price"]),
+            price_on_demand=_number(given["price_on_demand"]),
             # A number alone: no other process has created the attempt, so this one does.
             attempt=attempt if attempt is not None and "/" in attempt else None,
         )
@@ -63,7 +65,7 @@ class PlacedRun:
         if isinstance(made, Sweep):
             return replace(made, name=name, storage=storage)
         self._require_room(made)
-        facts = {MACHINE: self.machine, PRICE: self.price}
+        facts = {MACHINE: self.machine, PRICE: self.price, PRICE_ON_DEMAND: self.price_on_demand}
         known = {fact: value for fact, value in facts.items() if value is not None}
         job = self._with_gpus(replace(made, name=name, storage=storage, parameters={**made.parameters, **known}))
         if self.workers is None:

@@ -10,11 +10,11 @@ from typing import Annotated
 import typer
 
 from forebay.cli.arguments import AsJson
-from forebay.cli.fleet.explain import FleetFile, explain, warn_of_tags
+from forebay.cli.fleet.explain import FleetFile, explain, warn_of_tags, wrapped
 from forebay.cli.fleet.jobs import show_log
 from forebay.cli.output import print_json, print_line
 from forebay.cli.settings import known_storage
-from forebay.errors import InvalidJobSpec
+from forebay.errors import ExitCode, InvalidJobSpec
 from forebay.storage.filesystem import resolve
 
 Backend = Annotated[
@@ -69,11 +69,13 @@ def submit(
     except KeyboardInterrupt:
         spec = load_job_spec(job)
         print_line(_after_interrupt(spec.storage, spec.name), err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     if as_json:
         print_json(asdict(status) | {"path": made.path})
         return
     print_line(f"{made.name}: {status.state} on {status.backend} {status.address}".rstrip())
+    if status.why:
+        print_line("\n".join(wrapped(status.why, 0)))
     print_line(f"folder: {made.path}")
     if not follow:
         print_line(f"next: {_next_line(made.submission.spec.storage, made.name)}")
@@ -82,7 +84,7 @@ def submit(
         show_log(made, follow=True)
     except KeyboardInterrupt:
         print_line(f"{made.name} was placed and goes on.", err=True)
-        raise typer.Exit(130) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
 
 
 def schema() -> None:

@@ -9,7 +9,7 @@ from forebay.cli.job_file import values_of
 from forebay.cli.llm.score import progress_line
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.cli.preparation_display import shown_preparations
-from forebay.errors import BadJob
+from forebay.errors import BadParameter
 from forebay.llm.score.evaluation.exact_match import ExactMatchRequest, count_exact_matches
 from forebay.llm.score.evaluation.perplexity import measure_perplexity
 from forebay.llm.score.evaluation.win_rate import WinRate, WinRateRequest, measure_win_rate
@@ -29,7 +29,7 @@ def run_evaluation(words: Sequence[str], *, as_json: bool) -> None:
     metric = str(values.pop("metric", None))
     if metric not in METRICS:
         known = ", ".join(f"metric={name}" for name in METRICS)
-        raise BadJob(f"metric={metric!r} is unknown. Choose one of {known}.", metric=metric)
+        raise BadParameter(f"metric={metric!r} is unknown. Choose one of {known}.", metric=metric)
     with only_the_document(as_json), shown_preparations():
         facts = METRICS[metric](values)
     if as_json:

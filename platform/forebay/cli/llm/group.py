@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, Literal
 
 import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.llm.memory import memory
-from forebay.cli.output import print_facts, print_json
-from forebay.errors import InvalidOption
+from forebay.cli.output import print_facts, print_json, progress_bar
+from forebay.cli.settings import NamedRun, RunStorage
+from forebay.errors import BadUsage
 from forebay.runtime.formatting import bytes_text
 
 app = typer.Typer(help="Export, size, score and evaluate language models.", no_args_is_help=True)
@@ -19,8 +21,8 @@ app.command()(memory)
 
 @app.command()
 def export(
-    name: Annotated[str, typer.Argument(help="Name of a run that trained a language model.", metavar="RUN")],
-    to: Annotated[str, typer.Option(help="Folder for the model, on any storage: new or empty.")],
+    name: Annotated[str, typer.Argument(help="Name or folder of a run that trained a language model.", metavar="RUN")],
+    to: Annotated[str, typer.Option("--to", "-o", help="Folder for the model, on any storage: new or empty.")],
     step: Annotated[
         str | None,
         typer.Option(help="Step of the checkpoint, or best, of the best evaluation.", show_default="the newest"),
@@ -29,7 +31,7 @@ def export(
     dtype: Annotated[
         str | None, typer.Option(help="fp32, bf16 or fp16.", show_default="the base model's; fp32 for an adapter")
     ] = None,
-    storage: Annotated[str, typer.Option(help="Storage of the run.")] = "runs",
+    storage: RunStorage = None,
     as_json: AsJson = False,
 ) -> None:
     """Export a trained model as a Hugging Face folder.
@@ -39,8 +41,18 @@ def export(
     # Imported here because torch takes seconds to import and the other commands do not need it.
     from forebay.llm.hf_folder.exporting import export as export_run  # noqa: PLC0415
 
-    at = step_named(step)
-    made = export_run(name, to, storage=storage, step=at, merge=merge, dtype=dtype)
+    at, named = step_named(step), NamedRun.of(name, storage)
+    with progress_bar(in_bytes=True, hidden=as_json) as bar:
+        task = bar.add_task("writing", total=None)
+        made = export_run(
+            named.name,
+            to,
+            storage=named.found_in(),
+            step=at,
+            merge=merge,
+            dtype=dtype,
+            wrote=partial(bar.advance, task),
+        )
     facts = asdict(made)
     if as_json:
         print_json(facts)
@@ -67,7 +79,7 @@ def step_named(text: str | None) -> int | Literal["best"] | None:
     if text == "best":
         return "best"
     if not text.isdecimal():
-        raise InvalidOption(f"--step={text!r} is no step. Give a number, or best.")
+        raise BadUsage(f"--step={text!r} is no step. Give a number, or best.")
     return int(text)
 
 

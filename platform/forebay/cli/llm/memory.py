@@ -8,7 +8,7 @@ import typer
 
 from forebay.cli.arguments import AsJson
 from forebay.cli.output import print_facts, print_json, print_line, print_table
-from forebay.errors import InvalidOption
+from forebay.errors import BadUsage
 from forebay.runtime.formatting import bytes_text, count_text
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def _plan(words: list[str]) -> tuple[MemoryPlan, str | None]:
 
     values = values_of(words)
     if "model" not in values:
-        raise InvalidOption("model= is missing. Give a folder, or a known model such as model=Llama-2-7B.")
+        raise BadUsage("model= is missing. Give a folder, or a known model such as model=Llama-2-7B.")
     plan: MemoryPlan = call_for((object,), plan_of, values, called="forebay llm memory")
     return plan, values.get("device_memory")
 

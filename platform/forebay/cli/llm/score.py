@@ -12,17 +12,18 @@ import typer
 from forebay.cli.job_file import values_of
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
 from forebay.cli.preparation_display import shown_preparations
+from forebay.errors import ExitCode
 from forebay.llm.score.batch_sweep import sweep_batches, write_batch_page
 from forebay.llm.score.pool.counters import ScoreProgress
 from forebay.llm.score.report import COLUMNS, worker_rows
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.result import ScoreResult
 from forebay.llm.score.scoring import score_rows
+from forebay.report.console import SafeConsole
 from forebay.runtime.formatting import time_text
 from forebay.training.job.coercion import coerce
 from forebay.training.job.recipe import call_for
 
-INTERRUPTED = 130
 _LINE_EVERY_S = 10.0
 
 
@@ -42,7 +43,7 @@ def run_score(words: Sequence[str], *, as_json: bool) -> None:
     except KeyboardInterrupt:
         done = f"{last[0].rows_done:,} of {last[0].rows:,} rows are" if last else "nothing is"
         sys.stderr.write(f"\nstopped: {done} written to {request.to}. The same command goes on from there.\n")
-        raise typer.Exit(INTERRUPTED) from None
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
     if as_json:
         print_json(result.facts())
         return
@@ -101,11 +102,13 @@ def progress_line() -> Callable[[ScoreProgress], None]:
     One line that changes, or in a file a new line every 10 s.
     """
     shown = [0.0, 0.0]
+    # A line that is wrapped would stay.
+    width = SafeConsole(stderr=True).width - 1
 
     def show(progress: ScoreProgress) -> None:
         is_last = progress.rows_done == progress.rows
         if sys.stderr.isatty():
-            text = str(progress)
+            text = f"{progress!s:.{width}}"
             sys.stderr.write(f"\r{text:<{int(shown[1])}}" + "\n" * is_last)
             shown[1] = len(text)
         elif is_last or time.monotonic() - shown[0] >= _LINE_EVERY_S:

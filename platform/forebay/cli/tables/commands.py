@@ -10,7 +10,8 @@ import typer
 from forebay.cli.arguments import AsJson, JobFile, Parameters
 from forebay.cli.job_command import JobCommand
 from forebay.cli.output import only_the_document, print_facts, print_json, print_table
-from forebay.errors import InvalidOption
+from forebay.cli.settings import NamedRun, RunStorage
+from forebay.errors import BadUsage
 from forebay.runtime.formatting import bytes_text, share_text
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def plan_tables(
     job_file: JobFile,
     parameters: Parameters = None,
     workers: Annotated[
-        list[int] | None, typer.Option("--workers", help="World size. May be repeated.", show_default="the job's")
+        list[int] | None, typer.Option("--workers", "-w", help="World size. May be repeated.", show_default="the job's")
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of the job whose lookups are counted.")] = 20,
     as_json: AsJson = False,
@@ -43,7 +44,7 @@ def plan_tables(
         job = job_of(job_file, parameters or ())
         sizes = workers or [job.start_workers]
         if min(sizes) < 1 or steps < 1:
-            raise InvalidOption(f"--workers {sizes} --steps {steps}: give numbers of 1 or more.")
+            raise BadUsage(f"--workers {sizes} --steps {steps}: give numbers of 1 or more.")
         plans = plan_tables_of(job, world_sizes=sizes, steps=steps)
     if as_json:
         print_json({str(size): [_facts(each) for each in found] for size, found in plans.items()})
@@ -54,12 +55,12 @@ def plan_tables(
 
 @app.command("export")
 def export_tables(
-    name: Annotated[str, typer.Argument(help="Name of a run that trained fb.Table modules.", metavar="RUN")],
-    to: Annotated[str, typer.Option(help="Folder for the tables, on any storage: new or empty.")],
+    name: Annotated[str, typer.Argument(help="Name or folder of a run that trained fb.Table modules.", metavar="RUN")],
+    to: Annotated[str, typer.Option("--to", "-o", help="Folder for the tables, on any storage: new or empty.")],
     step: Annotated[
         int | None, typer.Option(help="Step of the checkpoint to export.", show_default="the newest")
     ] = None,
-    storage: Annotated[str, typer.Option(help="Storage of the run.")] = "runs",
+    storage: RunStorage = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a run's tables as safetensors and NumPy arrays.
@@ -68,7 +69,8 @@ def export_tables(
     """
     from forebay.cli.tables.table_export import export_tables_of  # noqa: PLC0415 - imports torch
 
-    made = export_tables_of(name, to, storage=storage, step=step)
+    named = NamedRun.of(name, storage)
+    made = export_tables_of(named.name, to, storage=named.found_in(), step=step)
     if as_json:
         print_json(asdict(made))
         return

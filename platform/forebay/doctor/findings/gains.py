@@ -14,6 +14,7 @@ from forebay.doctor.findings.ways import RoundKind, Way
 from forebay.runtime.formatting import bytes_text
 
 LARGER = 4
+CACHED = "blocks in the cache"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +81,7 @@ def _cache(found: Measurements) -> Gain:
         why = f"later epochs, {needed}; the quota is {bytes_text(facts.quota_bytes)}"
     else:
         why = f"later epochs: {needed}, and the quota has them"
-    return Gain(change="blocks in the cache", factor=factor, why=why)
+    return Gain(change=CACHED, factor=factor, why=why)
 
 
 def _bytes(found: Measurements, verdict: BottleneckVerdict) -> Gain:

@@ -27,6 +27,7 @@ from forebay.doctor.rounds.production import BlockProduction
 from forebay.doctor.rounds.sample import Sample
 from forebay.doctor.rounds.sample_pass import BlockIO
 from forebay.doctor.rounds.thread_time import ThreadClock, ThreadLoop, ThreadTime
+from forebay.runtime.foreign_code import begin
 from forebay.runtime.metrics import Counters
 
 NUM_ROUNDS = 5
@@ -321,7 +322,7 @@ class GpuIdle:
 
     def __enter__(self) -> Self:
         if find_spec("pynvml") is not None:
-            self._thread.start()
+            begin(self._thread)
         return self
 
     def __exit__(

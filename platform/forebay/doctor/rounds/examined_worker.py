@@ -5,7 +5,7 @@ It saves nothing.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 import torch
 
@@ -104,7 +104,7 @@ class NoCheckpoints:
         """Not called: a single rank saves no parts."""
         raise AssertionError
 
-    def read_part(self, step: int, part: PartFacts) -> Sequence[ReadBytes]:  # noqa: ARG002 - as in the protocol
+    def read_part(self, step: int, part: PartFacts) -> Iterable[ReadBytes]:  # noqa: ARG002 - as in the protocol
         """Not called: an examination starts without a checkpoint."""
         raise AssertionError
 

@@ -19,7 +19,7 @@ from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.transform.block import Block
 from forebay.doctor.rounds.cold_epoch import ColdEpoch
 from forebay.doctor.rounds.sample_pass import MOST_PASSES, BlockIO, SamplePass
-from forebay.runtime.foreign_code import outcome_of
+from forebay.runtime.foreign_code import begin, outcome_of
 from forebay.runtime.metrics import Counters
 
 _LEAST_BLOCKS = 2
@@ -131,7 +131,7 @@ class BlockProduction:
     def start(self) -> None:
         """Start making blocks."""
         self._started = time.perf_counter()
-        self._thread.start()
+        begin(self._thread)
 
     def stop(self, within_s: float | None = None) -> Produced:
         """End all threads.

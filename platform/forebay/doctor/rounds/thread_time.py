@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from forebay.runtime.foreign_code import OutcomeThread
+from forebay.runtime.foreign_code import OutcomeThread, begin
 
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 _LEAST_S = 1.0
@@ -79,7 +79,7 @@ class ThreadLoop:
     def start(self) -> None:
         """Start all threads."""
         for thread in self._threads:
-            thread.start()
+            begin(thread)
 
     def stop(self, within_s: float | None = None) -> ThreadTime:
         """End the threads after their present work.

@@ -12,13 +12,12 @@ from markupsafe import Markup
 
 from forebay.report.axes import PlotAxis, tick_text
 from forebay.report.elements import element
-from forebay.report.picture import label, turned
+from forebay.report.picture import QUIET, label, turned
+from forebay.report.style import NUM_SHADES
 from forebay.sweep.record.record import Record, TrialRecord
 from forebay.sweep.report.text import value_text
 
-BEST, NONE = "#d1495b", "#c3cad1"
-SHADES = ("#b5e0b6", "#7fcdbb", "#41b6c4", "#1d91c0", "#225ea8", "#2b3f9c")
-"""From pale to dark, at equal distances: the middle of YlGnBu (ColorBrewer). Dark is good."""
+BEST, NONE = "var(--series-1)", QUIET
 FEW = 20
 """Number of values below which outliers are shown too."""
 _BAR_WIDTH, _BAR_PARTS = 14, 48
@@ -33,8 +32,8 @@ class Colors:
         numbers = np.array([value for value in values if value is not None])
         self._is_one = len(set(numbers.tolist())) < 2
         low, high = without_outliers(numbers, record.mode) if len(numbers) else (0.0, 1.0)
-        pale, dark = (0.0, 1.0) if record.mode == "max" else (1.0, 0.0)
-        self._shade = PlotAxis(low, high if high > low else low + 1e-9, pale, dark)
+        worst, best = (0.0, 1.0) if record.mode == "max" else (1.0, 0.0)
+        self._shade = PlotAxis(low, high if high > low else low + 1e-9, worst, best)
 
     def of(self, trial: TrialRecord) -> str:
         """Return the color of a trial.
@@ -44,7 +43,7 @@ class Colors:
         if self._best is not None and trial.id == self._best.id:
             return BEST
         point = trial.best(self._record.mode)
-        return NONE if point is None or point.value is None else _mixed(self._shade(point.value))
+        return NONE if point is None or point.value is None else _shade(self._shade(point.value))
 
     def explain(self, x: float, top: float, bottom: float) -> list[Markup]:
         """Draw the color scale, from `x` on.
@@ -58,7 +57,7 @@ class Colors:
         high = (bottom - top) / _BAR_PARTS
         # One unit higher than its part: no gaps after rounding.
         parts = [
-            element("rect", x=x, y=up(edge) - 0.5, width=_BAR_WIDTH, height=high + 1, fill=_mixed(self._shade(edge)))
+            element("rect", x=x, y=up(edge) - 0.5, width=_BAR_WIDTH, height=high + 1, fill=_shade(self._shade(edge)))
             for edge in edges[1:].tolist()
         ]
         ticks = [label(tick_text(value), x + _BAR_WIDTH + 5, up(value) + 4.5, "start") for value in up.ticks(5)]
@@ -74,13 +73,12 @@ class Colors:
         return f"best: {self._best.id}, {self._record.metric} {value_text(self._record.best_value)}"
 
 
-def _mixed(share: float) -> str:
-    """Return the shade at `share` from pale (0) to dark (1)."""
-    at = share * (len(SHADES) - 1)
-    low = min(int(at), len(SHADES) - 2)
-    left, right = (bytes.fromhex(SHADES[number][1:]) for number in (low, low + 1))
-    mixed = (round(a + (b - a) * (at - low)) for a, b in zip(left, right, strict=True))
-    return f"#{bytes(mixed).hex()}"
+def _shade(share: float) -> str:
+    """Return the shade at `share` of the scale, 0 to 1.
+
+    It is a color of the page, light or dark.
+    """
+    return f"var(--shade-{round(min(max(share, 0.0), 1.0) * (NUM_SHADES - 1))})"
 
 
 def without_outliers(values: np.ndarray, mode: Literal["min", "max"]) -> tuple[float, float]:

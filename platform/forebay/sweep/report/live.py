@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import Any, Protocol
+from typing import Protocol
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, JustifyMethod
@@ -88,6 +88,12 @@ class LiveView:
             log.warning("The sweep continues, but its display has ended: %s", error)
 
 
+def tell(text: str, *, wanted: bool = True) -> None:
+    """Print a line on standard error, if `wanted`."""
+    if wanted:
+        SafeConsole(stderr=True, highlight=False).print(text, markup=False, soft_wrap=True)
+
+
 @contextmanager
 def live_display(wanted: bool = True, console: Console | None = None) -> Iterator[Callable[[Record], None]]:
     """Yield a function that shows a sweep's record.
@@ -107,21 +113,15 @@ def live_display(wanted: bool = True, console: Console | None = None) -> Iterato
 
 
 def _display(console: Console | None) -> Display:
-    if console is None and _is_notebook():
-        return NotebookTable()
+    if console is None and "IPython" in sys.modules:
+        from forebay.report.notebook import is_notebook  # noqa: PLC0415 - where a notebook may be
+
+        if is_notebook():
+            return NotebookTable()
     console = console or SafeConsole(stderr=True, highlight=False)
     if console.is_terminal:
         return TerminalTable(console)
     return LogLines(SafeConsole(file=console.file, width=LOG_WIDTH, highlight=False))
-
-
-def _is_notebook() -> bool:
-    """Return whether this process runs a notebook.
-
-    A notebook has imported IPython.
-    """
-    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return shell is not None and hasattr(shell, "kernel")
 
 
 class TerminalTable:
@@ -155,16 +155,12 @@ class NotebookTable:
     """Table in a notebook cell, replaced as a whole."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        from forebay.report.notebook import CellOutput  # noqa: PLC0415 - of notebooks
+
+        self._cell = CellOutput()
 
     def show(self, record: Record) -> None:
-        from IPython.display import HTML, display  # noqa: PLC0415 - an extra: only notebooks have it
-
-        shown = HTML(html_table(record))
-        if self._handle is None:
-            self._handle = display(shown, display_id=True)
-        else:
-            self._handle.update(shown)
+        self._cell.show(html_table(record))
 
     def end(self, record: Record) -> None:
         self.show(record)

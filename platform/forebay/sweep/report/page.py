@@ -75,9 +75,10 @@ def body(record: Record, more: str = "") -> Markup:
         ("Workers over time", workers_picture),
         ("Configs", configs_picture),
     )
-    drawn = (section(title, _picture(title, draw, record)) for title, draw in pictures)
+    *over_time, configs = (section(title, _picture(title, draw, record)) for title, draw in pictures)
     trials = section("Trials", _table(record))
-    return fragment(record.name, _header(record), *drawn, trials, _errors(record), more)
+    pair = element("div", *over_time, class_="pair")
+    return fragment(record.name, _header(record), pair, configs, trials, _errors(record), more)
 
 
 def _picture(title: str, draw: Callable[[Record], Picture], record: Record) -> Markup:

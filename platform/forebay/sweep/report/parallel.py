@@ -18,7 +18,6 @@ from forebay.report.elements import Attribute, element
 from forebay.report.picture import INK, PAPER, Picture, label
 from forebay.sweep.record.record import Record
 from forebay.sweep.report.colors import Colors
-from forebay.sweep.report.plots import HEIGHT, WIDTH
 from forebay.sweep.report.text import word
 
 RANGES = ("Float(", "Integer(")
@@ -28,7 +27,8 @@ LOG_FROM = 100.0
 NUM_TICKS = 5
 NUM_CHOICES = 6
 MAX_LABEL = 18
-SIDE, TOP, BOTTOM, LAST = 60, 44, 22, 70
+SIDE, TOP, BOTTOM, LAST = 80, 44, 22, 80
+WIDTH, HEIGHT = 620, 430
 APART, WIDEST = 150, 2400
 """Least distance of two axes, and the largest width of the picture."""
 

@@ -16,7 +16,8 @@ from forebay.runtime.formatting import metric_text
 from forebay.sweep.record.record import Record, State, TrialRecord, WorkerCount
 from forebay.sweep.report.colors import BEST, Colors, without_outliers
 
-WIDTH, HEIGHT = 1000, 430
+WIDTH, HEIGHT = 620, 340
+"""As wide as half a screen: two stand side by side, and a phone shows one whole."""
 LEFT, RIGHT, TOP, BOTTOM = 74, 108, 34, 46
 MINUTES_FROM_S, HOURS_FROM_S = 300, 3 * 3600
 FAR = 2.0
@@ -41,17 +42,20 @@ def metric_picture(record: Record) -> Picture:
     """
     colors, per_s = Colors(record), _time_unit(record.elapsed_s)[1]
     lines = {trial.id: _points(trial, per_s) for trial in record.ranked}
-    area = PlotArea(_time_axis(record, per_s), PlotAxis(*_value_range(record), HEIGHT - BOTTOM, TOP))
+    # Below the name of the best trial, which may be long.
+    key = _ends_key(record, TOP + 4)
+    top = TOP + 20 if key else TOP
+    area = PlotArea(_time_axis(record, per_s), PlotAxis(*_value_range(record), HEIGHT - BOTTOM, top))
     best, drawn = record.best, [trial for trial in record.ranked if lines[trial.id]]
     content = [
         *area.grid(_time_label(record)),
-        turned(record.metric, 14, (TOP + HEIGHT - BOTTOM) / 2),
+        turned(record.metric, 14, (top + HEIGHT - BOTTOM) / 2),
         *_deadline(record, area, at_top=record.mode == "min"),
         *(_line(trial, lines[trial.id], area, colors.of(trial), is_best=trial is best) for trial in reversed(drawn)),
         *_names([(trial.id, lines[trial.id][-1]) for trial in drawn[:NUM_NAMED]], area),
         *_head(colors),
-        *_ends_key(record),
-        *colors.explain(WIDTH - RIGHT + 14, TOP, HEIGHT - BOTTOM),
+        *key,
+        *colors.explain(WIDTH - RIGHT + 14, top, HEIGHT - BOTTOM),
     ]
     return Picture(title=f"{record.metric} over time", width=WIDTH, height=HEIGHT, content=tuple(content))
 
@@ -116,14 +120,17 @@ def _end(state: State, x: float, y: float, color: str) -> Markup:
     return element("path", d=shape, transform=f"translate({x:.1f} {y:.1f})", fill=PAPER, stroke=edge, stroke_width=1.8)
 
 
-def _ends_key(record: Record) -> list[Markup]:
-    """Explain the markers that are drawn, at the top right."""
+def _ends_key(record: Record, bottom: float) -> list[Markup]:
+    """Explain the markers that are drawn.
+
+    At the right, in a line that ends at `bottom`.
+    """
     states = {trial.state for trial in record.trials.values() if trial.last}
     parts, x = [], float(WIDTH - RIGHT)
     for state in [state for state in reversed(ENDS) if state in states]:
-        parts.append(label(state, x, 20, "end"))
+        parts.append(label(state, x, bottom, "end"))
         x -= 7.8 * len(state) + 8
-        parts.append(_end(state, x, 15.5, INK))
+        parts.append(_end(state, x, bottom - 4.5, INK))
         x -= 18
     return parts[::-1]
 

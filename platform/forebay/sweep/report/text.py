@@ -53,7 +53,10 @@ def summary_line(record: Record) -> str:
         facts.append(f"{time_text(record.elapsed_s)} in all")
         return ", ".join(facts + ([blocks] if (blocks := blocks_text(record)) else []))
     if record.slots is not None:
-        facts.append(f"{record.slots_in_use} of {record.slots} slots in use")
+        slots = f"{record.slots_in_use} of {record.slots} slots in use"
+        # A trial runs some seconds before its workers have their place, and longer before they train.
+        is_new = record.best is None and any(trial.state == "running" for trial in record.trials.values())
+        facts.append(f"{slots}, workers are starting or in their first epoch" if is_new else slots)
     if record.deadline_left_s is not None:
         facts.append(f"{time_text(record.deadline_left_s)} until the deadline")
     else:

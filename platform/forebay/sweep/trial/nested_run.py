@@ -91,8 +91,7 @@ class NestedRun:
         self._stop: str | None = None
         self._is_paused = False
         self._paused_s = 0.0
-        self._thread = OutcomeThread(partial(run, job, driver, self._callbacks), "forebay-trial", self._notify)
-        begin(self._thread)
+        self._thread = begin(OutcomeThread(partial(run, job, driver, self._callbacks), "forebay-trial", self._notify))
 
     @property
     def result(self) -> Result | None:
@@ -154,7 +153,7 @@ class NestedRun:
         with self._changed:
             self._stop = self._stop or reason
             if self._control is not None:
-                self._control.stop(reason)
+                self._control.obey_stop(reason)
             self._changed.notify_all()
 
     def join(self, wait_s: float | None = None) -> bool:
@@ -177,7 +176,7 @@ class NestedRun:
         with self._changed:
             self._control = control
             if self._stop is not None:
-                control.stop(self._stop)
+                control.obey_stop(self._stop)
             self._clock.see(event)
             if not isinstance(event, EpochEnded):
                 return

@@ -78,21 +78,24 @@ def tune_settings() -> Iterator[None]:
 
 
 @contextmanager
-def on_interrupt(interrupt: Callable[[], object]) -> Iterator[None]:
-    """Call `interrupt` at the first Ctrl-C.
+def on_interrupt(interrupt: Callable[[signal.Signals], object]) -> Iterator[None]:
+    """Call `interrupt` with Ctrl-C (SIGINT) and SIGTERM.
 
-    The second one works as usual. Restores SIGUSR1, which Tune takes.
+    The second Ctrl-C works as usual. Every SIGTERM is passed on: SLURM sends several. Restores SIGUSR1, which Tune
+    takes.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGUSR1)}
+    kept = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
     def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - Python's signature
-        signal.signal(signal.SIGINT, kept[signal.SIGINT])
-        interrupt()
+        if number == signal.SIGINT:
+            signal.signal(number, kept[signal.SIGINT])
+        interrupt(signal.Signals(number))
 
     signal.signal(signal.SIGINT, note)
+    signal.signal(signal.SIGTERM, note)
     try:
         yield
     finally:

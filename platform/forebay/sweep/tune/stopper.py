@@ -5,6 +5,7 @@ All trials save a checkpoint first.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,13 +36,13 @@ class SweepStopper(tune.Callback):  # type: ignore[misc]
     Several times a second it checks whether the sweep must end, stops its trials and raises `SweepStopped`.
 
     `deadline_s` counts from `began`, in monotonic seconds. `reason` is the reason of the end; `unfinished` names the
-    trials that were not over.
+    trials that were not over. `interrupted_by` is the signal that ends it for now.
     """
 
     def __init__(self, deadline_s: float | None, began: float) -> None:
         self.reason: str | None = None
         self.unfinished: list[str] = []
-        self.is_interrupted = False
+        self.interrupted_by: signal.Signals | None = None
         self._deadline_s, self._began = deadline_s, began
         self._stop_flag: ActorHandle | None = None
         self._external_reason: Callable[[], str | None] = lambda: None
@@ -53,9 +54,9 @@ class SweepStopper(tune.Callback):  # type: ignore[misc]
         """
         self._stop_flag, self._external_reason = stop_flag, external_reason
 
-    def interrupt(self) -> None:
+    def interrupt(self, by: signal.Signals) -> None:
         """End the sweep for now."""
-        self.is_interrupted = True
+        self.interrupted_by = self.interrupted_by or by
 
     def on_step_end(self, iteration: int, trials: list[Trial], **info: Any) -> None:  # noqa: ARG002 - Tune's signature
         self.reason = self._reason()
@@ -66,7 +67,7 @@ class SweepStopper(tune.Callback):  # type: ignore[misc]
         raise SweepStopped
 
     def _reason(self) -> str | None:
-        if self.is_interrupted:
+        if self.interrupted_by is not None:
             return "interrupted"
         if self._deadline_s is not None and time.monotonic() - self._began >= self._deadline_s:
             return f"the deadline of {time_text(self._deadline_s)} was reached"

@@ -143,7 +143,7 @@ def test_a_job_that_no_cluster_could_start_is_refused_at_submit(forebay: Call, f
     file = tmp_path / "job.toml"
     file.write_text(JOB.replace("STORAGE", str(tmp_path / "runs")))
     said = forebay("submit", file, "--backend", "fleet", "--fleet", fleet)
-    assert said.code == 2
+    assert said.code == 3
     assert "3 workers are more than any cluster holds when it is empty: east h100 on-demand holds 2" in " ".join(
         said.err.split()
     )
@@ -154,7 +154,7 @@ def test_a_job_that_no_cluster_could_start_is_refused_at_submit(forebay: Call, f
         wants + '[launch]\nsecret_env = {HF_TOKEN = "hf/token"}\nmounts = [{config_map = "conf", path = "/c"}]'
     )
     said = forebay("submit", file, "--backend", "fleet", "--fleet", fleet)
-    assert said.code == 2
+    assert said.code == 3
     lacks = "it lacks Secret hf in namespace ml, ConfigMap conf in namespace ml"
     assert lacks in " ".join(said.err.split())
     assert lacks in " ".join(forebay("fleet", "explain", file, "--fleet", fleet, "--live").out.split())
@@ -248,11 +248,11 @@ def test_a_cluster_without_a_catalogue_is_refused_by_name(
     for words in (("explain", file), ("explain", file, "--live"), ("clusters",)):
         said = forebay("fleet", *words, "--fleet", fleet)
         assert fault in " ".join((said.out + said.err).split()), words
-    assert forebay("fleet", "explain", file, "--fleet", fleet).code == 2
+    assert forebay("fleet", "explain", file, "--fleet", fleet).code == 3
     # Beside it, another cluster goes on.
     fleet.write_text(SHORT + FLEET.replace("east", "west"))
     said = forebay("fleet", "explain", file, "--fleet", fleet)
-    assert (said.code == 2 and "no cluster of the fleet may be used" not in said.err) or said.code == 0
+    assert (said.code == 3 and "no cluster of the fleet may be used" not in said.err) or said.code == 0
 
 
 def test_a_cluster_that_is_described_twice_is_refused(forebay: Call, fleet: Path) -> None:

@@ -82,4 +82,4 @@ def test_a_wrong_job_is_refused_without_a_request(
 ) -> None:
     (files / "job.toml").write_text(JOB.replace(good, wrong))
     said = forebay("fleet", "explain", files / "job.toml", "--fleet", files / "fleet.toml")
-    assert said.code == 2 and fault in said.err
+    assert said.code == 3 and fault in said.err

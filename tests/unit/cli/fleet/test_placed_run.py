@@ -12,7 +12,7 @@ import forebay as fb
 from forebay.cli.fleet.placed_run import PlacedRun
 from forebay.errors import InvalidOption
 from forebay.training.runs import storage_check
-from forebay.training.runs.timeline.cost import MACHINE, PRICE
+from forebay.training.runs.timeline.cost import MACHINE, PRICE, PRICE_ON_DEMAND
 
 
 def test_the_first_act_of_a_placed_run_is_the_check(
@@ -43,10 +43,11 @@ def test_a_placed_run_has_the_name_storage_and_workers_of_its_submitter(
     job = placed.applied_to(make_job(fb.Resources(cpus=0.5, gpus=1)))
     assert isinstance(job, fb.Job)
     assert (job.name, job.storage, job.elastic) == ("ctr", "s3://lake/runs", fb.Elastic(min_workers=2, max_workers=4))
-    priced = {"FOREBAY_RUN_MACHINE": "west/h100/spot", "FOREBAY_RUN_PRICE": "12.25"}
-    placed_there = PlacedRun.of(priced).applied_to(make_job(fb.Resources()))
+    priced = {"MACHINE": "west/h100/spot", "PRICE": "12.25", "PRICE_ON_DEMAND": "30"}
+    told = {f"FOREBAY_RUN_{name}": value for name, value in priced.items()}
+    placed_there = PlacedRun.of(told).applied_to(make_job(fb.Resources()))
     assert isinstance(placed_there, fb.Job)
-    assert placed_there.parameters == {MACHINE: "west/h100/spot", PRICE: 12.25}
+    assert placed_there.parameters == {MACHINE: "west/h100/spot", PRICE: 12.25, PRICE_ON_DEMAND: 30.0}
     first = PlacedRun.of({"FOREBAY_RUN_WORKERS": "2..4", "FOREBAY_RUN_START": "2"}).applied_to(make_job(fb.Resources()))
     assert isinstance(first, fb.Job) and first.elastic == fb.Elastic(min_workers=2, max_workers=4, start=2)
     with pytest.raises(InvalidOption, match="FOREBAY_RUN_START='two' is not a number"):

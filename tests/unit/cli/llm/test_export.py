@@ -57,6 +57,6 @@ def test_errors(
     forebay: Callable[..., Any], weights: dict[str, torch.Tensor], tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
     said = forebay("llm", "export", *words, "--to", tmp_path / "out", "--storage", tmp_path / "runs")
-    assert said.code == 2
+    assert said.code == 3
     assert reason in " ".join(said.err.split())
     assert not (tmp_path / "out").exists()

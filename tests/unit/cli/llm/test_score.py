@@ -71,7 +71,7 @@ def test_missing_engine_is_named_with_the_line_that_installs_it(
 ) -> None:
     monkeypatch.setitem(sys.modules, "vllm", None)
     said = forebay("llm", "score", *words(engine="vllm"))
-    assert said.code == 2
+    assert said.code == 3
     assert 'needs the package vllm: pip install "vllm' in " ".join(said.err.split())
     assert not (tmp_path / "answers").exists()
 
@@ -79,7 +79,7 @@ def test_missing_engine_is_named_with_the_line_that_installs_it(
 def test_another_plan_is_refused_with_both(forebay: Callable[..., Any], words: Callable[..., list[str]]) -> None:
     assert forebay("llm", "score", *words()).code == 0
     said = forebay("llm", "score", *words(max_tokens=4))
-    assert said.code == 2
+    assert said.code == 3
     assert "holds the output of plan" in said.err and '"max_tokens": 4' in said.err
 
 
@@ -129,5 +129,5 @@ def test_batch_sizes_are_measured_without_answers(
     assert [each["batch"] for each in facts["batches"]] == [16, 64]
     assert [each["rows"] for each in facts["batches"]] == [64, 256]
     assert [path.name for path in (tmp_path / "answers").iterdir()] == ["batches.html"]
-    assert forebay("llm", "score", *words(), "--sweep-batch", "0").code == 2
+    assert forebay("llm", "score", *words(), "--sweep-batch", "0").code == 3
     assert forebay("llm", "score", *words(), "--sweep-batch", "a").code == 2

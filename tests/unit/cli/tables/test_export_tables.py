@@ -76,4 +76,4 @@ def test_tables_are_those_that_were_trained(forebay: Any, run: np.ndarray, tmp_p
 
 def test_a_run_without_tables_is_refused(forebay: Any, tmp_path: Path) -> None:
     said = forebay("tables", "export", "none", "--to", tmp_path / "out", "--storage", tmp_path)
-    assert said.code == 2 and "there is no run 'none'" in said.err
+    assert said.code == 3 and "there is no run 'none'" in said.err

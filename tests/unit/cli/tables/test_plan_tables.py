@@ -72,7 +72,7 @@ def test_plan_is_shown_to_people(forebay: Any, words: list[str]) -> None:
 
 def test_job_without_tables_has_nothing_to_plan(forebay: Any, words: list[str]) -> None:
     said = forebay("tables", "plan", *words, "has_tables=false")
-    assert said.code == 2 and "has no fb.Table" in said.err
+    assert said.code == 3 and "has no fb.Table" in said.err
 
 
 def test_open_table_is_planned_by_the_ids_that_it_would_admit(forebay: Any, words: list[str]) -> None:

@@ -46,7 +46,7 @@ def test_json_is_strict_and_comes_back(tmp_path: Path) -> None:
     save_record(made, str(tmp_path))
     facts = json.loads((tmp_path / "sweep.json").read_text(), parse_constant=pytest.fail)
     kept = facts["trials"][0]["config"]
-    assert kept == {"lr": 0.5, "n": 3, "limit": "Infinity", "sizes": [1, 2], "kind": "<class 'pathlib.Path'>"}
+    assert kept == {"lr": 0.5, "n": 3, "limit": "Infinity", "sizes": [1, 2], "kind": str(Path)}
     loaded = load_record(str(tmp_path))
     assert loaded is not None
     assert loaded.trials["a"].points == made.trials["a"].points

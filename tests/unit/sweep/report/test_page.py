@@ -14,6 +14,7 @@ import pytest
 from tests.unit.sweep.made import record, trial
 
 from forebay.report.picture import Picture
+from forebay.report.style import LIGHT
 from forebay.sweep.record.record import Record, save_record
 from forebay.sweep.report.colors import BEST, NONE
 from forebay.sweep.report.page import page, write_page
@@ -48,6 +49,11 @@ class Reader(html.parser.HTMLParser):
 
     def handle_data(self, data: str) -> None:
         self.texts.append(data)
+
+
+def in_light(color: str) -> str:
+    """The value of a page's color in a picture that stands alone."""
+    return LIGHT[color.removeprefix("var(--").removesuffix(")")]
 
 
 def paths(picture: Picture) -> list[dict[str, str]]:
@@ -102,11 +108,11 @@ def test_the_table_is_sorted_by_numbers_not_by_their_texts() -> None:
 
 def test_the_table_and_the_pictures_have_one_color_per_trial() -> None:
     made = mixed()
-    squares = re.findall(r'<i style="background: (#[0-9a-f]{6})">', page(made))
+    squares = re.findall(r'<i style="background: ([^"]+)">', page(made))
     assert len(squares) == 4 and squares[0] == BEST and squares[2:] == [NONE, NONE]
     for draw in (metric_picture, configs_picture):
         lines = {line["title"]: line["stroke"] for line in paths(draw(made)) if line["title"]}
-        assert (lines["a"], lines["b"]) == tuple(squares[:2])
+        assert (lines["a"], lines["b"]) == tuple(map(in_light, squares[:2]))
 
 
 def test_equal_errors_are_told_once_and_no_error_not_at_all() -> None:
@@ -138,7 +144,7 @@ def test_workers_are_stacked_with_the_best_trial_at_the_bottom() -> None:
     heights = [{float(y) for y in re.findall(r"[ML][\d.]+ ([\d.]+)", each["d"])} for each in (bottom, top)]
     ground, two, three = sorted(heights[0] | heights[1], reverse=True)
     assert heights == [{ground, two}, {two, three}] and (ground - two) == pytest.approx(2 * (two - three), abs=0.2)
-    assert (bottom["fill"], bottom["title"], top["title"]) == (BEST, "b", "a")
+    assert (bottom["fill"], bottom["title"], top["title"]) == (in_light(BEST), "b", "a")
 
 
 def test_a_trial_without_workers_leaves_a_gap() -> None:
@@ -197,8 +203,8 @@ def test_the_best_trial_is_drawn_red_and_above_the_others() -> None:
     )
     for draw in (metric_picture, configs_picture):
         *others, best = [line for line in paths(draw(made)) if line["title"]]
-        assert (best["title"], best["stroke"]) == ("a", BEST)
-        assert len(others) == 30 and all(line["stroke"] != BEST for line in others)
+        assert (best["title"], best["stroke"]) == ("a", in_light(BEST))
+        assert len(others) == 30 and all(line["stroke"] != in_light(BEST) for line in others)
         assert all(float(best["stroke-width"]) > float(line["stroke-width"]) for line in others)
 
 

@@ -12,6 +12,7 @@ from forebay.events import EpochEnded, Event, Failed, Started
 from forebay.sweep.trial import nested_run
 from forebay.sweep.trial.nested_run import Clock, NestedRun
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench, newest_commit
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles
 from forebay.training.runs.control import Control
 
 WAIT_S = 60.0
@@ -55,6 +56,7 @@ def test_stop_at_the_end_of_an_epoch_keeps_just_that(bench: DriverBench) -> None
     assert nested.join(WAIT_S)
     assert nested.result is not None and nested.result.stopped == "enough"
     assert newest_commit(nested.result).step == STEPS_PER_EPOCH
+    assert AttemptFiles(nested.result.path).ended(1) == AttemptEnd(how="stopped", why="enough")
     again = NestedRun(bench.job("stop"), "local")
     second = again.next_epoch(WAIT_S)
     assert second is not None and second.ended.epoch == 1
@@ -104,6 +106,8 @@ def test_what_callbacks_ask_for_is_known_when_the_run_stands(bench: DriverBench)
     nested.resume(after=0)
     assert nested.next_epoch(WAIT_S) is None
     assert nested.result is not None and nested.result.stopped == "the callback has seen enough"
+    end = AttemptEnd(how="finished", why="the callback has seen enough")
+    assert AttemptFiles(nested.result.path).ended(1) == end, "nobody outside of the job asked for its end"
 
 
 def test_hang_is_noticed_only_where_it_should_train(bench: DriverBench, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.waiting import until
 
-from forebay.errors import Diverged, Hung
+from forebay.errors import Diverged, Hung, InvalidOption
 from forebay.events import EpochEnded, Event, Finished
 from forebay.sweep.trial import trainable as trial
 from forebay.sweep.trial.nested_run import NestedRun
@@ -37,6 +37,12 @@ def test_a_metric_that_is_no_finite_number_ends_the_trial(mode: str, worst: floa
         )
         told = made._epoch_facts(ended, is_over=False, is_finished=False)
         assert (told["auc"], told["diverged"], told["done"]) == (worst, True, True)
+
+
+def test_a_metric_that_nobody_tells_is_refused_with_those_that_are_told() -> None:
+    ended = EpochEnded(epoch=0, step=3, metrics={"loss": 1.0}, rows=1, seconds=1, wait_s=0, eval_s=0, checkpoint_s=0)
+    with pytest.raises(InvalidOption, match=r"metric='auc' was not reported .*epoch 1; available metrics: loss\."):
+        make_trial_run(metric="auc", mode="max")._epoch_facts(ended, is_over=False, is_finished=False)
 
 
 @pytest.mark.parametrize(("mode", "worst"), [("min", math.inf), ("max", -math.inf)])
@@ -71,6 +77,7 @@ def test_a_checkpoint_that_is_asked_for_twice_is_the_same_though_the_run_has_gon
     nested = NestedRun(bench.job("donor", epochs=3), "local")
     made = make_trial_run(metric="loss", mode="min", has_exchange=True, hang_timeout_s=60.0)
     made._nested, made._reported_epoch, made._pinned = nested, -1, None
+    monkeypatch.setattr(TrialRun, "_stop_if_asked", lambda *_: False)  # asked by Ray, on a busy machine
     monkeypatch.setattr(TrialRun, "_path", property(lambda _: str(tmp_path / "runs" / "donor")))
 
     def saved() -> int:

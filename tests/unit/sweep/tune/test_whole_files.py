@@ -6,6 +6,7 @@ import pickle
 import resource
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,20 @@ from pyarrow import fs
 from forebay.sweep.tune.filesystems import whole_files
 
 
-@pytest.fixture
+@contextmanager
 def room_for_1000_bytes() -> Iterator[None]:
-    """Limit every file of this process to 1000 bytes, which looks like full storage."""
+    """Limit every file of this process to 1000 bytes, which looks like full storage.
+
+    No fixture: pytest could not write its own progress into a file.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-    signal.signal(signal.SIGXFSZ, handler)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, handler)
 
 
 def test_copies_replace_files_and_are_read_again(tmp_path: Path) -> None:
@@ -43,9 +49,9 @@ def big(tmp_path: Path) -> Path:
     return path
 
 
-def test_full_storage_is_told_and_leaves_what_was_there(tmp_path: Path, big: Path, room_for_1000_bytes: None) -> None:
+def test_full_storage_is_told_and_leaves_what_was_there(tmp_path: Path, big: Path) -> None:
     (tmp_path / "to").write_text("old")
-    with pytest.raises(OSError, match="File too large"):
+    with room_for_1000_bytes(), pytest.raises(OSError, match="File too large"):
         fs.copy_files(str(big), str(tmp_path / "to"), destination_filesystem=whole_files())
     assert (tmp_path / "to").read_text() == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["from", "to"]
