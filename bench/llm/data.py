@@ -47,7 +47,7 @@ class LlmData:
 
 
 def turns_of(kind: str, rng: np.random.Generator) -> int:
-    """Questions of a chat: 1 to 16, most around 4; or 1, and 19 in every 12th chat."""
+    """Questions of a chat: 1 to 16, most around 4, or 1 and, in every 12th chat, 19."""
     if kind == "usual":
         return int(np.clip(np.round(rng.lognormal(np.log(4), 0.4)), 1, 16))
     return 19 if rng.random() < 1 / 12 else 1

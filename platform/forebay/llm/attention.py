@@ -33,6 +33,8 @@ DOCUMENTS = "documents"
 """Name of this attention in transformers."""
 _IS_PACKED: ContextVar[bool | None] = ContextVar("is_packed", default=None)
 """Whether the rows of the pass of this thread hold several documents. None: it is not known."""
+_POSITIONS: ContextVar[Tensor | None] = ContextVar("positions", default=None)
+"""Positions of whole rows, where a pass has parts of them."""
 
 
 def chosen_attention(attn: Attention, device: torch.device, *, is_compiled: bool = False) -> str:
@@ -88,6 +90,20 @@ def known_packing(words: PackedRows) -> Iterator[None]:
         _IS_PACKED.reset(before)
 
 
+@contextmanager
+def packing_of_rows(positions: Tensor) -> Iterator[None]:
+    """Let transformers take documents from other rows than those of a pass.
+
+    `positions` are those of tokens in their documents, [rows, tokens].
+    """
+    _tell_transformers()
+    before = _POSITIONS.set(positions)
+    try:
+        yield
+    finally:
+        _POSITIONS.reset(before)
+
+
 @cache
 def _tell_transformers() -> None:
     """Replace the function of transformers that asks the device.
@@ -99,7 +115,8 @@ def _tell_transformers() -> None:
     ask = masking_utils.find_packed_sequence_indices
 
     def find(position_ids: Tensor) -> Tensor | None:
-        is_packed = _IS_PACKED.get()
+        is_packed, whole = _IS_PACKED.get(), _POSITIONS.get()
+        position_ids = position_ids if whole is None else whole
         if is_packed is None:
             asked: Tensor | None = ask(position_ids)
             return asked

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from forebay.llm.context_parallel import ContextRanks
 from forebay.llm.loss import LOSS_CHUNK, cross_entropy, of_targets
 from forebay.llm.token_batch import IGNORED
 from forebay.training.worker.worker import Worker
@@ -25,7 +26,9 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         model.train(was_training)
 
 
-def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK) -> dict[str, float]:
+def evaluate_tokens(
+    worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK, context: ContextRanks | None = None
+) -> dict[str, float]:
     """Evaluate a model on the job's held-out rows.
 
     Returns `validation_loss`, the mean over all targets, and `exact_match`. Empty without held-out rows.
@@ -43,10 +46,15 @@ def evaluate_tokens(worker: Worker, model: nn.Module, *, chunk: int = LOSS_CHUNK
     with torch.no_grad(), evaluating(model):
         for batch in batches:
             # Also for a dummy row: all ranks call a model equally often.
-            found, labels = of_targets(model, batch, _loss_and_fault, chunk=chunk)
-            if batch.weight > 0:
+            rows = batch if context is None else context.gathered(batch, worker.all_reduce)
+            found, labels = of_targets(model, rows, _loss_and_fault, chunk=chunk, context=context)
+            if rows.weight > 0:
                 is_fault = torch.zeros_like(labels, dtype=torch.bool).masked_scatter(labels != IGNORED, found[:, 1] > 0)
-                sums += [float(found[:, 0].double().sum()), len(found), *right_answers(is_fault, labels)]
+                sums[:2] += [float(found[:, 0].double().sum()), len(found)]
+                if context is not None:
+                    is_fault, labels = context.whole(is_fault), context.whole(labels)
+                if context is None or context.index == 0:
+                    sums[2:] += right_answers(is_fault, labels)
     loss, targets, right, answers = worker.all_reduce(sums)
     return {"validation_loss": float(loss / max(targets, 1)), "exact_match": float(right / max(answers, 1))}
 

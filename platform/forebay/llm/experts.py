@@ -21,11 +21,18 @@ def expert_weights(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]:
     Yields the name of the module, the module, and the weight's own name in it. Weights in 4 bits are among them.
     """
     for name, module in model.named_modules():
-        # Convolutions have three dimensions too.
-        if not type(module).__module__.startswith("torch."):
-            for own, weight in module.named_parameters(recurse=False):
-                if weight.dim() == 3 or own in packed_shapes(module):
-                    yield name, module, own
+        for own, _ in module.named_parameters(recurse=False):
+            if is_stack(module, own):
+                yield name, module, own
+
+
+def is_stack(module: nn.Module, own: str) -> bool:
+    """Whether parameter `own` of `module` is a stack of matrices, maybe in 4 bits."""
+    # Convolutions have three dimensions too.
+    if type(module).__module__.startswith("torch."):
+        return False
+    weight = getattr(module, own, None)
+    return own in packed_shapes(module) or (isinstance(weight, nn.Parameter) and weight.dim() == 3)
 
 
 def has_experts(model: nn.Module) -> bool:
@@ -92,6 +99,8 @@ class _Weights:
 _SHAPES = "_forebay_packed_shapes"
 _BLOCK = 64
 """Weights of a block, which share a scale."""
+_PIECE = 1 << 16
+"""Weights that are packed at a time, whole blocks."""
 
 
 def packed_shapes(module: nn.Module) -> dict[str, torch.Size]:
@@ -100,20 +109,35 @@ def packed_shapes(module: nn.Module) -> dict[str, torch.Size]:
     return shapes
 
 
-def pack(module: nn.Module, own: str, quant_type: str) -> None:
-    """Hold a stack of `module` in 4 bits, frozen.
+def pack(module: nn.Module, own: str, quant_type: str, weight: Tensor) -> None:
+    """Hold a stack of `module` in 4 bits, frozen: `weight`, which it has or will have.
 
     Its scales are a buffer, which moves with the module and is in no checkpoint.
     """
     from bitsandbytes import functional  # noqa: PLC0415 - an extra, which takes seconds to import
 
-    weight: Tensor = getattr(module, own).detach()
     # As one row: bitsandbytes (0.50) for CPUs begins a new block in each row that is shorter than one.
-    row = weight.reshape(-1)
-    packed, state = functional.quantize_4bit(row, quant_type=quant_type, compress_statistics=False, blocksize=_BLOCK)
+    # In pieces: it takes some 16 bytes of memory there for each weight that it rounds at a time.
+    pieces = [
+        functional.quantize_4bit(each, quant_type=quant_type, compress_statistics=False, blocksize=_BLOCK)
+        for each in torch.split(weight.reshape(-1), _PIECE)
+    ]
+    packed = torch.cat([each for each, _ in pieces])
     setattr(module, own, nn.Parameter(packed, requires_grad=False))
-    module.register_buffer(_scales(own), state.absmax, persistent=False)
+    put_scales(module, own, torch.cat([state.absmax for _, state in pieces]))
     module.__dict__[_SHAPES] = {**packed_shapes(module), own: weight.shape}
+
+
+def put_scales(module: nn.Module, own: str, scales: Tensor) -> None:
+    """Give a packed stack its scales."""
+    module.register_buffer(_scales(own), scales, persistent=False)
+
+
+def take_scales(module: nn.Module, own: str) -> Tensor:
+    """Take the scales of a packed stack away, for a while."""
+    scales: Tensor = getattr(module, _scales(own))
+    delattr(module, _scales(own))
+    return scales
 
 
 def unpacked(module: Any, own: str, dtype: torch.dtype) -> Tensor:

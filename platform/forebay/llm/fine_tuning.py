@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from forebay.data.loader.batch import Batch
+from forebay.llm.context_parallel import ContextRanks
 from forebay.llm.cost.meter import Meter, reset_peak_memory
 from forebay.llm.evaluation import evaluate_tokens
 from forebay.llm.loss import cross_entropy, of_targets, token_loss
@@ -46,18 +47,20 @@ def finetune(recipe: Recipe, worker: Worker, *, prompts: Sequence[HeldOutPrompt]
     """
     _, model, optimizer = set_up(recipe, worker)
     meter = Meter.of(recipe, worker.device)
-    evaluate = partial(evaluate_tokens, worker, model, chunk=recipe.loss_chunk)
+    context = ContextRanks(worker.world, recipe.context_parallel) if recipe.context_parallel > 1 else None
+    evaluate = partial(evaluate_tokens, worker, model, chunk=recipe.loss_chunk, context=context)
     evaluate_held_out(recipe, worker, model, evaluate, prompts, meter.restart)
     seen: list[Tensor] = []
 
     def loss_of(part: Batch) -> Tensor:
         with recipe.autocast(worker.device):
-            return _loss(recipe, model, part, seen)
+            return _loss(recipe, model, part, seen, context)
 
     for batch in worker.loader():
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(worker.progress)
-        loss = worker.backward(batch, loss_of, weigh_by=TARGETS, micro_rows=recipe.per_device_batch)
+        rows = batch if context is None else context.gathered(batch, worker.all_reduce)
+        loss = worker.backward(rows, loss_of, weigh_by=TARGETS, micro_rows=recipe.per_device_batch)
         grad_norm = worker.clip_grad_norm(recipe.max_grad_norm)
         optimizer.step()
         optimizer.zero_grad()
@@ -92,13 +95,13 @@ def evaluate_held_out(
     worker.evaluate_with(found)
 
 
-def _loss(recipe: Recipe, model: nn.Module, part: Batch, seen: list[Tensor]) -> Tensor:
+def _loss(recipe: Recipe, model: nn.Module, part: Batch, seen: list[Tensor], context: ContextRanks | None) -> Tensor:
     """Sum of the loss over the targets of a pass.
 
     Appends the router loss of its targets and their number to `seen`, float64 [2], if it has one.
     """
     if not recipe.router_aux_loss_coef:
-        return token_loss(model, part, chunk=recipe.loss_chunk)
+        return token_loss(model, part, chunk=recipe.loss_chunk, context=context, kernel=recipe.loss_kernel)
     routers: list[Tensor] = []
     losses, _ = of_targets(model, part, cross_entropy, chunk=recipe.loss_chunk, routers=routers)
     targets = part[TARGETS]

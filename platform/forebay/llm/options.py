@@ -13,11 +13,12 @@ from forebay.llm.adapters import ALL_LINEAR
 from forebay.llm.attention import Attention
 from forebay.llm.chat.documents import TrainOn
 from forebay.llm.hf_folder.smollm2 import SMOLLM2, gguf_file
-from forebay.llm.loss import LOSS_CHUNK
+from forebay.llm.loss import LOSS_CHUNK, LossKernel
 from forebay.llm.optimizers import OptimizerName
 from forebay.llm.packing import Overflow, Packing, Truncate
 from forebay.llm.recipe import ComputeType, Schedule, Weights
 from forebay.llm.source.token_reader import OnBadRows
+from forebay.runtime.formatting import did_you_mean
 from forebay.training.collectives.collective import Reduction
 from forebay.training.strategies.choice import Offload, StrategyName
 
@@ -78,6 +79,9 @@ class Options:
         loss_chunk: Positions whose logits exist at a time. 0: all rows of a pass.
         router_aux_loss_coef: Weight of the loss that balances the experts of a mixture. None: as config.json has it
             beside output_router_logits, and else 0.
+        loss_kernel: "torch", or "liger" for the fused output layer and loss of Liger Kernel, on GPUs.
+        context_parallel: Workers that compute a row together, each a part of its tokens, for long rows. With
+            strategy="ddp" or "fsdp2".
         check_memory: Refuse a run that does not fit into the memory of a worker's device.
         device_memory: Memory of that device, such as "80GB". Defaults to the device of this machine.
         workers: Number of workers. None: one for each GPU of this machine, and 2 on CPUs.
@@ -134,6 +138,8 @@ class Options:
     gradient_checkpointing: bool | None = None
     loss_chunk: int = LOSS_CHUNK
     router_aux_loss_coef: float | None = None
+    loss_kernel: LossKernel = "torch"
+    context_parallel: int = 1
     check_memory: bool = True
     device_memory: str | None = None
     workers: int | None = None
@@ -185,7 +191,8 @@ def with_options(**defaults: Any) -> Callable[[Callable[..., Any]], Callable[...
     """
     known = {each.name: each for each in fields(Options)}
     if unknown := sorted(defaults.keys() - known.keys()):
-        raise InvalidOption(f"with_options({unknown[0]}=...) is unknown. Choose among {', '.join(known)}.")
+        hint = did_you_mean(unknown[0], known)
+        raise InvalidOption(f"with_options({unknown[0]}=...) is unknown.{hint} Choose among {', '.join(known)}.")
 
     def decorate(recipe: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(recipe)

@@ -6,6 +6,8 @@ NF4: Dettmers et al. 2023, arXiv 2305.14314.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,11 +15,21 @@ import xxhash
 from torch import Tensor, nn
 
 from forebay.errors import BadJob
-from forebay.llm.experts import check_packable, expert_weights, pack, packed_shapes
+from forebay.llm.experts import (
+    check_packable,
+    expert_weights,
+    is_stack,
+    pack,
+    packed_shapes,
+    put_scales,
+    take_scales,
+)
 from forebay.runtime.extras import require_package
 from forebay.training.state.setup import local_part
 
 NF4 = "nf4"
+_METHOD = "bitsandbytes_4bit"
+"""Name by which transformers looks its quantizer up."""
 
 
 def require_bitsandbytes() -> None:
@@ -31,11 +43,12 @@ def require_bitsandbytes() -> None:
 def quantized(transformers: Any, folder: str, **options: Any) -> Any:
     """Load and quantize the model of `folder`.
 
-    The output layer keeps its type. With `output_loading_info`, returns also what transformers found. Raises any
-    exception.
+    Weight by weight: no more than one of them is whole at a time. The output layer keeps its type. With
+    `output_loading_info`, returns also what transformers found. Raises any exception.
     """
     load = transformers.AutoModelForCausalLM.from_pretrained
-    loaded = load(folder, quantization_config=_config(transformers), **options)
+    with _experts_too():
+        loaded = load(folder, quantization_config=_config(transformers), **options)
     if not options.get("output_loading_info"):
         return _prepared(loaded)
     model, found = loaded
@@ -141,14 +154,73 @@ def _config(transformers: Any) -> Any:
     )
 
 
+@contextmanager
+def _experts_too() -> Iterator[None]:
+    """Let transformers quantize the experts of a mixture as they are read, as it does linear layers."""
+    from transformers.quantizers import auto  # noqa: PLC0415 - an extra, which takes seconds to import
+
+    own = auto.AUTO_QUANTIZER_MAPPING[_METHOD]
+    auto.AUTO_QUANTIZER_MAPPING[_METHOD] = _quantizer()
+    try:
+        yield
+    finally:
+        auto.AUTO_QUANTIZER_MAPPING[_METHOD] = own
+
+
+@cache
+def _quantizer() -> type:
+    """Quantizer of transformers for linear layers and experts. Checked on 5.19."""
+    from transformers.core_model_loading import ConversionOps  # noqa: PLC0415 - an extra, as above
+    from transformers.quantizers.quantizer_bnb_4bit import Bnb4BitHfQuantizer  # noqa: PLC0415 - as above
+
+    class Packed(ConversionOps):  # type: ignore[misc]
+        def __init__(self, of_layers: Any, scales: list[tuple[nn.Module, str, Tensor]]) -> None:
+            self._of_layers, self._scales = of_layers, scales
+
+        def convert(self, input_dict: dict[str, Any], *, model: Any, **others: Any) -> dict[str, Any]:
+            done: dict[str, Any] = {}
+            for name, found in [*input_dict.items()]:
+                module, own = model.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+                if not is_stack(module, own):
+                    done |= self._of_layers.convert({name: found}, model=model, **others)
+                    continue
+                pack(module, own, NF4, found[0] if isinstance(found, list) else found)
+                done[name] = getattr(module, own)
+                # transformers empties buffers that are in no file, when it has read all files.
+                self._scales.append((module, own, take_scales(module, own)))
+            return done
+
+    class Quantizer(Bnb4BitHfQuantizer):  # type: ignore[misc]
+        def _process_model_before_weight_loading(self, model: Any, *given: Any, **others: Any) -> None:
+            check_packable(model)
+            self._scales: list[tuple[nn.Module, str, Tensor]] = []
+            super()._process_model_before_weight_loading(model, *given, **others)
+
+        def _process_model_after_weight_loading(self, model: Any, **others: Any) -> Any:
+            for each in self._scales:
+                put_scales(*each)
+            return super()._process_model_after_weight_loading(model, **others)
+
+        def param_needs_quantization(self, model: Any, param_name: str, **others: Any) -> bool:
+            module, own = param_name.rpartition(".")[0], param_name.rpartition(".")[2]
+            is_linear: bool = super().param_needs_quantization(model, param_name, **others)
+            return is_linear or is_stack(model.get_submodule(module), own)
+
+        def get_quantize_ops(self) -> Any:
+            return Packed(super().get_quantize_ops(), self._scales)
+
+    return Quantizer
+
+
 def _prepared(model: Any) -> Any:
     """Freeze the quantized weights, and keep them out of checkpoints.
 
-    They follow from the model's folder. Quantizes the experts of a mixture too. Returns the same model.
+    They follow from the model's folder. Quantizes the experts of a mixture that was not read. Returns the same model.
     """
     check_packable(model)
     for _, module, own in list(expert_weights(model)):
-        pack(module, own, NF4)
+        if own not in packed_shapes(module):
+            pack(module, own, NF4, getattr(module, own).detach())
     experts: Any
     for experts in packed_experts(model).values():
         experts.register_state_dict_post_hook(_leave_out)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
@@ -13,8 +13,10 @@ from torch import nn
 
 from forebay.errors import InvalidOption, whole_number
 from forebay.llm.adapters import Lora
+from forebay.llm.attention import DOCUMENTS, FLEX
+from forebay.llm.context_parallel import check_exchangeable, exchange_heads
 from forebay.llm.hf_folder.model_origin import ModelOrigin
-from forebay.llm.loss import LOSS_CHUNK
+from forebay.llm.loss import LIGER, LOSS_CHUNK, LossKernel, check_fused
 from forebay.llm.models import ModelSpec, recomputes_activations
 from forebay.llm.new_tokens import check_trained
 from forebay.llm.optimizers import OptimizerName, build_optimizer, in_float32
@@ -55,6 +57,8 @@ class Recipe:
         tokenizer: Tokenizer of the data, for an export of what was trained.
         loss_chunk: Targets whose logits exist at a time. 0: the logits of all positions of a pass.
         router_aux_loss_coef: Weight of the loss that balances the experts of a mixture. 0: there is none.
+        context_parallel: Number of ranks that compute a row together, each a part of its tokens.
+        loss_kernel: "liger" computes the output layer with its loss by Liger Kernel, on GPUs.
 
     Raises `InvalidOption` for values that can never work.
     """
@@ -74,15 +78,20 @@ class Recipe:
     tokenizer: TokenizerSpec | None = None
     loss_chunk: int = LOSS_CHUNK
     router_aux_loss_coef: float = 0.0
+    context_parallel: int = 1
+    loss_kernel: LossKernel = "torch"
 
     def __post_init__(self) -> None:
         whole_number("per_device_batch", self.per_device_batch, least=1)
         whole_number("loss_chunk", self.loss_chunk, least=0)
+        whole_number("context_parallel", self.context_parallel, least=1)
+        self._check_rows_and_kernel()
         for option, known in (
             ("schedule", Schedule),
             ("dtype", ComputeType),
             ("weights", Weights),
             ("algorithm", OptimizerName),
+            ("loss_kernel", LossKernel),
         ):
             value = getattr(self, option)
             if value not in get_args(known):
@@ -109,6 +118,18 @@ class Recipe:
         if not 0 <= self.warmup <= 1:
             raise InvalidOption(f"warmup={self.warmup} is not a share of the rows. Give 0 to 1.", option="warmup")
 
+    def _check_rows_and_kernel(self) -> None:
+        """Raise `InvalidOption` for what shared rows and a fused loss cannot be used with."""
+        head = {f"a model with the head {self.model.head!r}": self.model.head != "tokens"}
+        routers = {f"router_aux_loss_coef={self.router_aux_loss_coef}": self.router_aux_loss_coef > 0}
+        if self.context_parallel > 1:
+            attention = {f"attn={self.model.attn!r}": self.model.attn not in ("auto", DOCUMENTS, FLEX)}
+            compiled = {f"compile={self.model.compile}": self.model.compile}
+            _refuse(f"context_parallel={self.context_parallel}", attention | compiled | head | routers)
+        if self.loss_kernel == LIGER:
+            require_package("liger-kernel", "liger_kernel", f"loss_kernel={LIGER!r}")
+            _refuse(f"loss_kernel={LIGER!r}", {"loss_chunk=0": not self.loss_chunk} | head | routers)
+
     @property
     def highest_rate(self) -> float:
         """Highest learning rate."""
@@ -127,7 +148,16 @@ class Recipe:
         Its attention and its checkpointing suit a training on `device`: `worker.device`.
         """
         model = self.build_base(device)
-        return model if self.adapter is None else in_float32(self.adapter_of(model).add_to(model))
+        if self.loss_kernel == LIGER and torch.device(device).type != "cuda":
+            raise InvalidOption(
+                f"loss_kernel={LIGER!r} runs on GPUs only, and this worker trains on {torch.device(device).type}. Set "
+                "loss_kernel='torch', or give it a GPU.",
+                option="loss_kernel",
+            )
+        built = model if self.adapter is None else in_float32(self.adapter_of(model).add_to(model))
+        if self.loss_kernel == LIGER:
+            check_fused(built)
+        return built
 
     def adapter_of(self, model: Any) -> Lora:
         """Adapter of a base: beside a reward head, which is trained whole."""
@@ -158,10 +188,17 @@ class Recipe:
     def build_base(self, device: torch.device | str) -> nn.Module:
         """The same without its adapter."""
         device = torch.device(device)
-        model = self.model.build(device, self.weight_type(device))
+        spec, ranks = self.model, self.context_parallel
+        if ranks > 1 and spec.attn == "auto" and device.type == "cuda":
+            spec = replace(spec, attn="flex_attention")
+        model: Any = spec.build(device, self.weight_type(device))
+        if ranks > 1:
+            check_exchangeable(model, ranks)
+            exchange_heads(model)
         if self.model.quantization is not None:
             compute_in(model, self.compute_type(device))
-        return model
+        built: nn.Module = model
+        return built
 
     def optimizer(self, parameters: Iterable[nn.Parameter], *, seed: int = 0) -> torch.optim.Optimizer:
         """Optimizer of the trained parameters. Only matrices decay.
@@ -212,6 +249,14 @@ class Recipe:
         keeps_copies = not recomputes_activations(self.model.gradient_checkpointing, device)
         return (
             nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype, cache_enabled=keeps_copies)
+        )
+
+
+def _refuse(option: str, others: Mapping[str, bool]) -> None:
+    """Raise `InvalidOption` for an option and the first of `others` that is given."""
+    if found := [name for name, is_given in others.items() if is_given]:
+        raise InvalidOption(
+            f"{option} does not work with {found[0]}. Leave one of them out.", option=option.partition("=")[0]
         )
 
 

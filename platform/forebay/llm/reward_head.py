@@ -11,6 +11,8 @@ from torch import nn
 from forebay.errors import InvalidOption
 from forebay.llm.source.tokenizers import import_transformers
 
+HEAD = "forebay_head"
+"""Field of a configuration whose model is counted with another head."""
 SCORE = "score"
 """Name of the head in transformers' models of sequence classification."""
 OF_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "lm_head_multiplier")

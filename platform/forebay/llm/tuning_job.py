@@ -21,12 +21,13 @@ from forebay.data.preparation.progress import tell
 from forebay.data.transform.transform import Transform
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
+from forebay.llm.context_parallel import check_exchangeable
 from forebay.llm.cost.memory_check import check_memory, memory_plan
 from forebay.llm.experts import check_packable, has_experts
 from forebay.llm.fine_tuning import finetune
 from forebay.llm.hf_folder.smollm2 import SMOLLM2, smollm2
 from forebay.llm.identity import run_identity
-from forebay.llm.loss import LOSS_CHUNK
+from forebay.llm.loss import LIGER, LOSS_CHUNK, check_fused
 from forebay.llm.models import TINY, Answers, Head, ModelSpec, check_model, check_weights, read_config, tiny_sizes
 from forebay.llm.new_tokens import add_rows
 from forebay.llm.options import Options
@@ -42,6 +43,7 @@ from forebay.llm.source.prepared_tokens import PreparedTokens, prepared_tokens
 from forebay.llm.source.token_source import TokenSource
 from forebay.llm.source.tokenizers import TokenizerSpec, tokenizer
 from forebay.llm.token_batch import pair_rows, token_rows
+from forebay.runtime.gpus import num_gpus
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
 from forebay.training.job.resources import Resources, workers_here
@@ -92,6 +94,7 @@ def job(options: Options, *, preferences: Preferences | None = None, prepare: Pr
     if preferences is not None:
         preferences = check_recipe(recipe, preferences)
     recipe = _balanced(options, recipe, _check_layers(options, recipe), preferences)
+    _check_context(options, tokens.seq_len)
     if options.check_memory:
         _check_memory(options, recipe, tokens.seq_len, has_copy=preferences is not None and preferences.has_copy)
     rows = parts
@@ -150,6 +153,8 @@ def _check_layers(options: Options, recipe: Recipe) -> Any:
     whole = check_weights(recipe.model)
     if recipe.model.new_tokens:
         add_rows(whole, recipe.model.vocab_size, recipe.model.new_tokens)
+    if recipe.context_parallel > 1:
+        check_exchangeable(whole, recipe.context_parallel)
     if recipe.model.head == "reward":
         name = recipe.model.name
         config = {"model_type": "llama", **tiny_sizes(recipe.model.vocab_size)} if name == TINY else read_config(name)
@@ -157,6 +162,8 @@ def _check_layers(options: Options, recipe: Recipe) -> Any:
         put_reward_head(whole)
     if recipe.adapter is not None:
         _check_targets(options, recipe, recipe.adapter_of(whole), whole)
+    if recipe.loss_kernel == LIGER:
+        check_fused(whole)
     return whole
 
 
@@ -174,6 +181,12 @@ def _completed(options: Options, preferences: Preferences | None) -> Options:
             "held_out=, or leave it out."
         )
     _check_adapter(options)
+    if options.loss_kernel == LIGER and not (num_gpus() if options.gpus is None else options.gpus):
+        raise InvalidOption(
+            "loss_kernel='liger' runs on GPUs only, and this machine has none. Set gpus=1 if the workers' machines "
+            "have some, or loss_kernel='torch'.",
+            option="loss_kernel",
+        )
     if preferences is not None:
         preferences.resolved(has_adapter=options.finetuning != "full")
         _check_for_preferences(options, preferences)
@@ -199,6 +212,18 @@ def _check_adapter(options: Options) -> None:
 
 def _check_for_preferences(options: Options, preferences: Preferences) -> None:
     """Raise `InvalidOption` for an option that cannot apply."""
+    if options.loss_kernel != "torch":
+        raise InvalidOption(
+            f"loss_kernel={options.loss_kernel!r} is for fine-tunings: preferences need the loss of each target. Leave "
+            "it out.",
+            option="loss_kernel",
+        )
+    if options.context_parallel > 1:
+        raise InvalidOption(
+            f"context_parallel={options.context_parallel} is for fine-tunings: preferences need whole answers on a "
+            "rank. Leave it out.",
+            option="context_parallel",
+        )
     if preferences.loss == "kto" and options.reduction == "exact":
         raise InvalidOption(
             "reduction='exact': loss='kto' compares with a mean over the global batch, whose rounding depends on the "
@@ -265,6 +290,29 @@ def _check_targets(options: Options, recipe: Recipe, adapter: Lora, whole: Any) 
     adapter.add_to(whole)
 
 
+def _check_context(options: Options, seq_len: int) -> None:
+    """Raise `InvalidOption` for rows and workers that `context_parallel` cannot divide."""
+    ranks, most = options.context_parallel, _filled(options.workers)
+    least = most if options.min_workers is None else options.min_workers
+    name = f"context_parallel={ranks}"
+    if ranks == 1:
+        return
+    if options.strategy not in ("ddp", "fsdp2") or options.reduction != "mean":
+        raise InvalidOption(
+            f"{name} needs strategy='ddp' or 'fsdp2' and reduction='mean', and they are {options.strategy!r} and "
+            f"{options.reduction!r}. Set them, or leave it out.",
+            option="context_parallel",
+        )
+    if seq_len % ranks:
+        raise InvalidOption(f"{name} cannot divide rows of seq_len={seq_len} tokens. Set seq_len to a multiple of it.")
+    if least < ranks or most % ranks:
+        named = f"workers={most}" if least == most else f"min_workers={least} and workers={most}"
+        raise InvalidOption(
+            f"{name} cannot divide {named}. Set workers to a multiple of it, and min_workers to {ranks} or more.",
+            option="context_parallel",
+        )
+
+
 def _filled(value: int | None) -> int:
     assert value is not None, "the defaults have it"
     return value
@@ -329,6 +377,8 @@ def _recipe(options: Options, tokens: PreparedTokens, spec: TokenizerSpec, *, he
         algorithm=options.optimizer,
         tokenizer=tokens.spec(spec),
         loss_chunk=options.loss_chunk,
+        context_parallel=options.context_parallel,
+        loss_kernel=options.loss_kernel,
     )
 
 

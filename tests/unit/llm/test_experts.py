@@ -139,7 +139,7 @@ def test_scales_move_with_their_weights() -> None:
     pytest.importorskip("bitsandbytes")
     model = build("mixtral")
     _, module, own = next(expert_weights(model))
-    pack(module, own, "nf4")
+    pack(module, own, "nf4", getattr(module, own).detach())
     assert f"{own}_scales" in dict(module.named_buffers()) and f"{own}_scales" not in module.state_dict()
 
 

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import sys
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from forebay.data.loader.batch import Batch
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.chat.documents import Document
-from forebay.llm.loss import token_loss
+from forebay.llm.loss import check_fused, token_loss
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import ID_BITS, START, RowLayout, arrange, num_targets
 from forebay.llm.token_batch import document_numbers, unpack
@@ -99,6 +102,35 @@ def test_row_without_targets_has_the_loss_zero() -> None:
     assert loss.item() == 0
     # Each parameter has a gradient: ranks reduce the same ones.
     assert all(each.grad is not None and not each.grad.any() for each in model.parameters())
+
+
+def liger(hidden: Any, weight: Any, labels: Any, bias: Any, *, reduction: str, accum_dtype: Any) -> torch.Tensor:
+    """Function of Liger Kernel 0.8, which runs on GPUs only, by its documentation."""
+    assert (reduction, accum_dtype, bias) == ("sum", torch.float32, None) and hidden.dtype == weight.dtype
+    return functional.cross_entropy(hidden @ weight.T, labels, reduction="sum")
+
+
+@pytest.mark.parametrize("has_targets", [True, False])
+def test_a_fused_loss_is_that_of_targets(has_targets: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = types.ModuleType("liger_kernel.transformers")
+    found.functional = types.SimpleNamespace(liger_fused_linear_cross_entropy=liger)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "liger_kernel", types.ModuleType("liger_kernel"))
+    monkeypatch.setitem(sys.modules, "liger_kernel.transformers", found)
+    model = model_of("sdpa")
+    check_fused(model)
+    packed = arrange(documents(), RowLayout(seq_len=128)) if has_targets else np.array([[START | 5, 6, 7]], np.int32)
+    losses, gradients = [], []
+    for kernel in ("torch", "liger"):
+        model.zero_grad()
+        loss = token_loss(model, batch_of(packed), kernel=kernel)  # type: ignore[arg-type]
+        loss.backward()
+        losses.append(loss.item())
+        gradients.append(torch.cat([each.grad.flatten() for each in model.parameters()]))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+    assert torch.allclose(*gradients, atol=1e-6 * float(gradients[0].norm()))
+    adapted = Lora(r=2, targets="all-linear,lm_head").add_to(model)
+    with pytest.raises(InvalidOption, match="needs a plain linear output layer"):
+        check_fused(adapted)
 
 
 def loss_in_chunks(model: Any, packed: np.ndarray, chunk: int) -> tuple[torch.Tensor, list[torch.Tensor]]:

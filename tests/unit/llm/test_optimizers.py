@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from forebay.errors import InvalidOption
+from forebay.llm import optimizers
 from forebay.llm.optimizers import RoundedAdamW, build_optimizer, hashed, noise, rounded
 
 CPU = torch.device("cpu")
@@ -73,6 +74,68 @@ def test_a_run_that_goes_on_repeats_its_noise(monkeypatch: pytest.MonkeyPatch) -
     assert all(torch.equal(one, other) for one, other in zip(parameters, straight, strict=True))
     other, _ = trained(RoundedAdamW, torch.bfloat16, 6, seed=4)
     assert not torch.equal(other[0], straight[0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_transposed_weight_is_trained_as_any_other(dtype: torch.dtype) -> None:
+    values = torch.randn((6, 8), generator=torch.Generator().manual_seed(2)).to(dtype)
+    transposed = nn.Parameter(values.T.contiguous().T)
+    assert not transposed.is_contiguous()
+    plain, parameters = nn.Parameter(values.clone()), []
+    for each in (plain, transposed):
+        optimizer = RoundedAdamW([{"params": [each]}], **RATE)
+        for _ in range(3):
+            each.grad = values.clone()
+            optimizer.step()
+        parameters.append(each.detach())
+    assert torch.equal(*parameters) and not torch.equal(plain, values)
+
+
+def test_a_compiler_that_fails_is_said_and_not_needed(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(*_: Any) -> None:
+        raise RuntimeError("no C compiler")
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: failing)
+    monkeypatch.setattr(optimizers, "_example", lambda *_: ())
+    types = torch.bfloat16, torch.float32
+    change, _ = optimizers._change_of.__wrapped__(torch.device("cuda", 0), *types)
+    assert change is optimizers._change_of(CPU, *types)[0]
+    assert "no C compiler" in caplog.text
+
+
+@pytest.mark.parametrize("gradient", [torch.bfloat16, torch.float32, torch.float16])
+@pytest.mark.parametrize("weight", [torch.bfloat16, torch.float32])
+def test_the_compiled_step_is_the_plain_one(weight: torch.dtype, gradient: torch.dtype) -> None:
+    """Traced as on a GPU, for each pair of types, without its kernel. A last part may have one element."""
+    torch._dynamo.reset()
+    traced = torch.compile(optimizers._change, dynamic=True, backend="eager", fullgraph=True)
+    for length in (4096, 7, 1):
+        *own, shares, numbers, at = optimizers._example(CPU, weight, gradient)
+        plain = [*(each[:length] for each in own), shares, numbers, at]
+        generator = torch.Generator().manual_seed(length)
+        for each in plain[:3]:
+            each.copy_(torch.randn(length, generator=generator))
+        others = copy.deepcopy(plain)
+        optimizers._change(*plain)
+        traced(*others)
+        assert [each.dtype for each in plain[:4]] == [weight, gradient, torch.float32, torch.float32]
+        torch.testing.assert_close(plain[1:4], others[1:4], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(
+            plain[0], others[0], rtol=1e-2, atol=1e-2
+        )  # a value next to a bound may be rounded to the other side
+        assert plain[0].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float64])
+def test_types_whose_steps_would_be_lost_are_refused(dtype: torch.dtype) -> None:
+    weight = nn.Parameter(torch.zeros(3, dtype=dtype))
+    with pytest.raises(InvalidOption, match=str(dtype).removeprefix("torch.")):
+        RoundedAdamW([weight], lr=1e-3)
+    optimizer = RoundedAdamW([nn.Parameter(torch.zeros(3))], lr=1e-3)
+    with pytest.raises(InvalidOption, match="float32 or bf16"):
+        optimizer.add_param_group({"params": [weight]})
 
 
 def test_small_steps_are_not_lost() -> None:

@@ -51,7 +51,7 @@ def test_all_jobs_take_all_options(job: str) -> None:
 
 
 def test_every_option_has_a_meaning() -> None:
-    meanings = re.findall(r"^ {8}(\w+): \S", llm.Options.__doc__ or "", flags=re.MULTILINE)
+    meanings = re.findall(r"^ {4}(\w+): \S", inspect.getdoc(llm.Options) or "", flags=re.MULTILINE)
     assert meanings == list(inspect.signature(llm.Options).parameters)
 
 

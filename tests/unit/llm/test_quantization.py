@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+import transformers
 
 from forebay.errors import BadJob, InvalidOption
 from forebay.llm.adapters import Lora
+from forebay.llm.experts import unpacked
 from forebay.llm.models import ModelSpec
 from forebay.llm.quantization import FrozenWeights, dequantized, quantized_layers
 from forebay.llm.recipe import Recipe
+from forebay.testing.data.mixtures import mixture
 
 
 def build(seed: int = 1) -> Any:
@@ -58,6 +63,28 @@ def test_weights_stay_in_training_and_evaluation() -> None:
     layer.weight.data[0] ^= 1
     with pytest.raises(BadJob, match="frozen 4-bit weights of the model have changed"):
         frozen.state_dict()
+
+
+def test_a_mixture_is_never_whole_while_it_is_read(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    config = mixture("mixtral", num_hidden_layers=8, hidden_size=256, intermediate_size=512)
+    plain = transformers.AutoModelForCausalLM.from_config(config)
+    plain.save_pretrained(tmp_path)
+    largest = max(each.nbytes for each in plain.parameters())
+    experts = plain.model.layers[7].mlp.experts.gate_up_proj
+    spec = ModelSpec(name=str(tmp_path), vocab_size=128, quantization="nf4")
+    found: list[Any] = []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        found.append(spec.build())
+    events = [each for each in profile.profiler.kineto_results.events() if each.name() == "[memory]"]
+    # The file is mapped, and counts as if it were read.
+    mapped = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    peak = np.cumsum([each.nbytes() for each in sorted(events, key=lambda each: each.start_ns())]).max() - mapped
+    held = sum(each.nbytes for each in (*found[0].parameters(), *found[0].buffers()))
+    assert peak < held + 4 * largest < 0.7 * sum(each.nbytes for each in plain.parameters())
+    own = unpacked(found[0].model.layers[7].mlp.experts, "gate_up_proj", torch.float32)
+    assert torch.equal(own, dequantized(experts.detach().reshape(-1)).view(experts.shape))
+    assert not own.requires_grad
 
 
 def test_run_continues_with_the_same_base_only() -> None:

@@ -6,7 +6,9 @@ import pytest
 import torch
 import transformers
 
-from forebay.llm.recipe import rate_factor
+from forebay.errors import InvalidOption, MissingPackage
+from forebay.llm.models import ModelSpec
+from forebay.llm.recipe import Recipe, rate_factor
 
 STEPS, WARM_UP = 40, 4
 
@@ -29,3 +31,14 @@ def test_ends_of_the_training() -> None:
     assert rate_factor(0.0, warmup=0.0, schedule="cosine") == 1.0
     assert rate_factor(1.0, warmup=1.0, schedule="linear") == 0.0
     assert rate_factor(0.5, warmup=1.0, schedule="cosine") == 0.5
+
+
+def test_the_kernel_of_liger_needs_its_package_and_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    options: dict[str, Any] = {"model": ModelSpec(name="tiny", vocab_size=300), "loss_kernel": "liger"}
+    with pytest.raises(MissingPackage, match=r"loss_kernel='liger' needs the package liger-kernel, "):
+        Recipe(**options)
+    monkeypatch.setattr("forebay.llm.recipe.require_package", lambda *_: None)
+    with pytest.raises(InvalidOption, match="loss_kernel='liger' does not work with loss_chunk=0"):
+        Recipe(**options, loss_chunk=0)
+    with pytest.raises(InvalidOption, match="runs on GPUs only, and this worker trains on cpu"):
+        Recipe(**options).build_model("cpu")

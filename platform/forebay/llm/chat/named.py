@@ -8,9 +8,9 @@ out a part of a row.
 from __future__ import annotations
 
 import re
-from difflib import get_close_matches
 
 from forebay.errors import InvalidOption
+from forebay.runtime.formatting import near_names
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -343,7 +343,7 @@ def template_named(name: str) -> str:
     known = {_plain(each): each for each in TEMPLATES}
     if (found := known.get(_plain(name))) is not None:
         return TEMPLATES[found]
-    near = get_close_matches(_plain(name), known, n=1, cutoff=0.75)
+    near = near_names(_plain(name), known, most=1, cutoff=0.75)
     meant = f" Did you mean {known[near[0]]!r}?" if near else ""
     raise InvalidOption(
         f"template={name!r} is neither a known template ({', '.join(map(repr, TEMPLATES))}) nor a Jinja text with "

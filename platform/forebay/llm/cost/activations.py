@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 
 from forebay.llm.adapters import Lora
 from forebay.llm.attention import known_packing
-from forebay.llm.cost.skeleton import has_equal_layers, num_layers, on_fake_cpu, skeleton, with_layers
+from forebay.llm.cost.skeleton import has_equal_layers, has_reward_head, num_layers, on_fake_cpu, skeleton, with_layers
 from forebay.llm.experts import expert_weights
 from forebay.llm.loss import cross_entropy, in_chunks
 from forebay.llm.packing import START
@@ -115,13 +115,13 @@ def _peaks(config: Any, adapter: Lora | None, options: PassOptions) -> Mapping[s
             _unpack_weights(causal)
         live = _LiveBytes(model, accumulates=options.accumulates)
         with live, _phases(causal, live), known_packing(packed):
-            loss = _loss(causal, options)
+            loss = _loss(causal, options, has_reward_head(config))
             loss.backward()  # type: ignore[no-untyped-call]
     return live.peaks
 
 
-def _loss(causal: Any, options: PassOptions) -> Tensor:
-    """Loss of a pass. Every position is a target."""
+def _loss(causal: Any, options: PassOptions, is_reward: bool) -> Tensor:
+    """Loss of a pass. Every position is a target, or has a reward."""
     shape = options.rows, options.seq_len
     ids = torch.zeros(shape, dtype=torch.long)
     inputs = {"input_ids": ids, "position_ids": torch.arange(shape[1]).expand(shape), "use_cache": False}
@@ -129,6 +129,8 @@ def _loss(causal: Any, options: PassOptions) -> Tensor:
     # As `Recipe.autocast`.
     keeps_copies = not options.checkpointing
     with torch.autocast("cpu", torch.bfloat16, cache_enabled=keeps_copies) if options.is_bf16 else nullcontext():
+        if is_reward:
+            return causal(**inputs).logits.double().sum()  # type: ignore[no-any-return]
         if options.loss_chunk:
             head = causal.get_output_embeddings()
             with in_chunks(head, torch.arange(ids.numel()), labels, cross_entropy, options.loss_chunk):

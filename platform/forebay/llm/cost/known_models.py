@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from forebay.errors import InvalidOption
-from forebay.llm.models import TINY, read_config, tiny_sizes
+from forebay.llm.models import TINY, Head, read_config, tiny_sizes
+from forebay.llm.reward_head import HEAD
 from forebay.llm.source.tokenizers import import_transformers
 
 TINY_VOCABULARY = 2048
@@ -80,10 +81,11 @@ KNOWN_MODELS: Mapping[str, Mapping[str, Any]] = {
 """Sizes from the published config.json of each model."""
 
 
-def model_config(name: str, vocab_size: int = TINY_VOCABULARY) -> Any:
+def model_config(name: str, vocab_size: int = TINY_VOCABULARY, *, head: Head = "tokens", new_tokens: int = 0) -> Any:
     """Configuration of transformers for a model.
 
-    `name` is "tiny" with `vocab_size` entries, a known model, or a model's folder.
+    `name` is "tiny" with `vocab_size` entries, a known model, or a model's folder. With `new_tokens`, a model of
+    fewer than `vocab_size` entries gets the missing ones. `skeleton` gives the model of this configuration the `head`.
 
     Raises `InvalidOption` for a folder that `llm.check_model` refuses.
     """
@@ -96,11 +98,16 @@ def model_config(name: str, vocab_size: int = TINY_VOCABULARY) -> Any:
     else:
         sizes = _of_folder(name)
     try:
-        return transformers.AutoConfig.for_model(**sizes)
+        config = transformers.AutoConfig.for_model(**sizes)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidOption(
             f"the configuration of {name} is not one that the installed transformers knows ({error}).", path=name
         ) from error
+    if new_tokens:
+        config.vocab_size = max(config.vocab_size, vocab_size)
+    if head == "reward":
+        setattr(config, HEAD, head)
+    return config
 
 
 def _of_folder(name: str) -> Mapping[str, Any]:

@@ -16,8 +16,10 @@ from forebay.errors import InvalidOption, whole_number
 from forebay.llm.adapters import ALL_LINEAR, Lora
 from forebay.llm.cost.activations import PassOptions, Peak, count_pass
 from forebay.llm.cost.known_models import TINY_VOCABULARY, model_config
-from forebay.llm.cost.skeleton import decoder_layers, num_parameters, over_layers, skeleton
-from forebay.llm.experts import expert_weights
+from forebay.llm.cost.skeleton import decoder_layers, num_parameters, over_layers, skeleton, with_layers
+from forebay.llm.experts import expert_weights, has_experts
+from forebay.llm.loss import LIGER, LossKernel
+from forebay.llm.models import Head
 from forebay.llm.optimizers import BLOCK, OptimizerName
 from forebay.llm.options import Options, Tuning, with_options
 from forebay.llm.recipe import Weights
@@ -34,6 +36,8 @@ _CHOICES = {
     "weights": Weights,
     "optimizer": OptimizerName,
     "reference": HeldReference,
+    "head": Head,
+    "loss_kernel": LossKernel,
 }
 
 FLOAT, HALF = 4, 2
@@ -44,6 +48,8 @@ NF4_BYTES = 0.5 + 4 / 64
 """Bytes of a weight in NF4: 4 bits, and a scale of 32 bits for each block of 64."""
 ROUNDING = 0.02
 """Share of all others that the allocator's blocks are larger than what is asked for, at most."""
+ROUNDING_OF_EXPERTS = 0.04
+"""The same for experts in 4 bits: on a CPU, 1.3 % more than what is counted was taken."""
 WORKSPACE = 64 << 20
 """Bytes that cuBLAS and cuBLASLt take of a GPU's memory for themselves (32 MiB each on an H200)."""
 BUCKET = 50_000_000
@@ -67,10 +73,14 @@ class MemoryPlan:
         loss_chunk: Positions whose logits exist at a time. 0: all rows of a pass.
         global_batch: Rows of a step. None: several passes, whose gradients are added up.
         on_gpu: Whether it trains on GPUs, or on CPUs.
-        vocab_size: Entries of the tokenizer, for the tiny model.
+        vocab_size: Entries of the tokenizer, for the tiny model and for new tokens.
         reference: "copy" for preferences beside a frozen copy of the model. Others take no memory.
         modules_to_save: Names of layers that are trained whole beside an adapter.
         dora: Whether the adapter is DoRA.
+        context_parallel: Ranks that compute a row together.
+        head: Head of the model, as in `ModelSpec`.
+        new_tokens: Number of the tokenizer's entries that are new to the model, as in `ModelSpec`.
+        loss_kernel: Kernel of the loss, as in `Options`.
     """
 
     model: str
@@ -95,15 +105,24 @@ class MemoryPlan:
     reference: HeldReference = "none"
     modules_to_save: str = ""
     dora: bool = False
+    context_parallel: int = 1
+    head: Head = "tokens"
+    new_tokens: int = 0
+    loss_kernel: LossKernel = "torch"
 
     def __post_init__(self) -> None:
-        for option in ("workers", "lora_r", "seq_len", "per_device_batch"):
+        for option in ("workers", "lora_r", "seq_len", "per_device_batch", "context_parallel"):
             whole_number(option, getattr(self, option), least=1)
         whole_number("loss_chunk", self.loss_chunk, least=0)
         for option, choices in _CHOICES.items():
             if getattr(self, option) not in get_args(choices):
                 known = ", ".join(map(repr, get_args(choices)))
                 raise InvalidOption(f"{option}={getattr(self, option)!r} is unknown. Choose one of {known}.")
+        if self.workers < self.context_parallel:
+            raise InvalidOption(
+                f"context_parallel={self.context_parallel} needs as many workers, and there are {self.workers}.",
+                option="context_parallel",
+            )
         if self.offload != "none" and not self.strategy.startswith("zero"):
             raise InvalidOption(
                 f"offload={self.offload!r} needs strategy='zero1', 'zero2' or 'zero3', and strategy is "
@@ -133,7 +152,14 @@ class MemoryPlan:
     @property
     def accumulates(self) -> bool:
         """Whether a step has several passes."""
-        return self.global_batch is None or self.global_batch > self.workers * self.per_device_batch
+        if self.global_batch is None:
+            return True
+        return self.global_batch * self.context_parallel > self.workers * self.per_device_batch
+
+    @property
+    def own_tokens(self) -> int:
+        """Tokens of a row that a rank computes."""
+        return -(-self.seq_len // self.context_parallel)
 
     @property
     def adapter(self) -> Lora | None:
@@ -157,7 +183,9 @@ def plan_of(
     """
     defaults = {"seq_len": 1024, "per_device_batch": 1, "gradient_checkpointing": True}
     known = asdict(options.with_defaults(defaults))
-    plan = {each.name: known[each.name] for each in fields(MemoryPlan) if each.name in known}
+    # New tokens are names in the options, and a number here: a tokenizer would be needed to count them.
+    names = {each.name for each in fields(MemoryPlan)} & known.keys() - {"new_tokens"}
+    plan = {name: known[name] for name in names}
     dtype: Precision = "bf16" if options.dtype == "auto" else options.dtype
     more = {"dtype": dtype, "stored": stored, "vocab_size": vocab_size, "reference": reference}
     return MemoryPlan(**plan | more)
@@ -192,7 +220,8 @@ class MemoryEstimate:
 class ModelSizes:
     """Parameter counts of a model.
 
-    All, trained, of one layer, outside of layers, of the linear layers that can be NF4, and of the largest trained one.
+    All, trained, of one layer, outside of layers, of the linear layers that can be NF4, of the largest trained one, and
+    of the output layer.
     """
 
     total: int
@@ -201,6 +230,8 @@ class ModelSizes:
     outside: int
     linear: int
     largest: int
+    has_experts: bool
+    output: int
 
     @property
     def frozen(self) -> int:
@@ -216,22 +247,25 @@ def estimate_memory(plan: MemoryPlan) -> MemoryEstimate:
     Not in it: the CUDA context and NCCL (1 to 2 GB), and gaps of the allocator. Raises `InvalidOption` for a model that
     cannot be read.
     """
-    sizes = _sizes(plan.model, plan.vocab_size, plan.adapter)
+    sizes = _sizes(plan.model, plan.vocab_size, plan.head, plan.new_tokens, plan.adapter)
     weights, gradients, optimizer = _states(plan, sizes)
     weights += _reference(plan, sizes) if plan.reference == "copy" else 0
     held = 0 if plan.offload == "optimizer" else optimizer
     # A strategy that splits gradients does so as they come. `peak.gradients` are of a whole model.
     split = gradients / max(plan.pass_bytes * sizes.trained, 1)
     others = _of_attention(plan)
+    # Liger computes the gradient of the output layer in the forward pass, and holds it until the backward pass.
+    others += 2 * FLOAT * sizes.output if plan.loss_kernel == LIGER else 0
     moments = [(round(peak.gradients * split), peak.others + others) for peak in _passes(plan)]
     moments.append((gradients, _of_optimizer(plan, sizes)))
     alive, others = max(moments, key=sum)
     own = _buffers(plan, sizes) + (WORKSPACE if plan.on_gpu else 0)
+    rounding = ROUNDING_OF_EXPERTS if plan.finetuning == "qlora" and sizes.has_experts else ROUNDING
     device = {
         "weights": weights,
         "gradients": alive,
         "optimizer": held,
-        "buffers": own + round(ROUNDING * (weights + alive + held + own + others)),
+        "buffers": own + round(rounding * (weights + alive + held + own + others)),
         "activations": others,
     }
     return MemoryEstimate(
@@ -293,38 +327,42 @@ def _of_attention(plan: MemoryPlan) -> int:
     """Bytes that kernels of attention need for a moment.
 
     They are not seen from outside. By documents: queries, keys and values, and their gradients, in parts beside the
-    whole. "eager": scores of a layer.
+    whole. "eager": scores of a layer. Ranks that compute a row together send and receive these.
     """
     config, size = model_config(plan.model, plan.vocab_size), HALF if plan.dtype == "bf16" else FLOAT
-    tokens = plan.per_device_batch * plan.seq_len
+    tokens = plan.per_device_batch * plan.own_tokens
     if plan.attn == "eager":
         return size * tokens * plan.seq_len * int(config.num_attention_heads)
-    return 0 if plan.on_gpu or plan.attn == "sdpa" else 6 * size * tokens * int(config.hidden_size)
+    parts = 0 if plan.on_gpu or plan.attn == "sdpa" else 6
+    exchanged = 6 if plan.context_parallel > 1 else 0
+    return (parts + exchanged) * size * tokens * int(config.hidden_size)
 
 
 def _of_optimizer(plan: MemoryPlan, sizes: ModelSizes) -> int:
     """Bytes that the optimizer needs for a moment.
 
-    AdamW is fused on a GPU, and goes tensor by tensor on a CPU: the root of a moment, and the quotient. With weights in
-    bf16 it goes block by block: gradient, weight, root, and noise of float32 and int64.
+    AdamW is one kernel on a GPU, and goes tensor by tensor on a CPU: the root of a moment, and the quotient. With
+    weights in bf16 it goes block by block there: gradient, weight, root, and noise of float32.
     """
-    if plan.trained_bytes == HALF:
-        return 8 * FLOAT * min(BLOCK, sizes.largest)
-    return 0 if plan.on_gpu or plan.strategy.startswith("zero") else 2 * FLOAT * sizes.largest
+    if plan.on_gpu or (plan.trained_bytes == FLOAT and plan.strategy.startswith("zero")):
+        return 0
+    return 8 * FLOAT * min(BLOCK, sizes.largest) if plan.trained_bytes == HALF else 2 * FLOAT * sizes.largest
 
 
 @cache
-def _sizes(name: str, vocab_size: int, adapter: Lora | None) -> ModelSizes:
-    config = model_config(name, vocab_size)
+def _sizes(name: str, vocab_size: int, head: Head, new_tokens: int, adapter: Lora | None) -> ModelSizes:
+    config = model_config(name, vocab_size, head=head, new_tokens=new_tokens)
     model = skeleton(config, adapter and adapter.explicit(skeleton(config)))
     layers = decoder_layers(model)
     return ModelSizes(
         total=num_parameters(model),
+        has_experts=has_experts(model),
         trained=num_parameters(model, trained_only=True),
         layer=max(map(num_parameters, layers)),
         outside=num_parameters(model) - num_parameters(layers),
         linear=over_layers(config, _linear_weights),
         largest=max(each.numel() for each in model.parameters() if each.requires_grad),
+        output=skeleton(with_layers(config, 1)).get_output_embeddings().weight.numel(),  # type: ignore[operator]
     )
 
 
@@ -341,7 +379,7 @@ def _passes(plan: MemoryPlan) -> list[Peak]:
     # Without a dense mask, all implementations that are fused keep as much.
     options = PassOptions(
         rows=plan.per_device_batch,
-        seq_len=plan.seq_len,
+        seq_len=plan.own_tokens,
         attn=plan.attn if plan.attn in {"eager", "sdpa"} else "fused",
         is_bf16=plan.dtype == "bf16",
         checkpointing=plan.gradient_checkpointing,
@@ -352,7 +390,7 @@ def _passes(plan: MemoryPlan) -> list[Peak]:
         trained=torch.bfloat16 if plan.pass_bytes == HALF else torch.float32,
     )
     try:
-        return _counted(plan.model, plan.vocab_size, plan.adapter, options)
+        return _counted(plan.model, plan.vocab_size, plan.head, plan.new_tokens, plan.adapter, options)
     except (AttributeError, NotImplementedError, RuntimeError) as error:
         raise InvalidOption(
             f"activations of model={plan.model!r} cannot be counted without data ({type(error).__name__}: {error}). "
@@ -361,5 +399,7 @@ def _passes(plan: MemoryPlan) -> list[Peak]:
 
 
 @cache
-def _counted(model: str, vocab_size: int, adapter: Lora | None, options: PassOptions) -> list[Peak]:
-    return count_pass(model_config(model, vocab_size), adapter, options)
+def _counted(
+    model: str, vocab_size: int, head: Head, new_tokens: int, adapter: Lora | None, options: PassOptions
+) -> list[Peak]:
+    return count_pass(model_config(model, vocab_size, head=head, new_tokens=new_tokens), adapter, options)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import os
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
@@ -17,6 +16,7 @@ import torch
 
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import ALL_LINEAR, targets_text
+from forebay.llm.context_parallel import EXACT
 from forebay.llm.cost.known_models import model_config
 from forebay.llm.cost.memory import MemoryEstimate, MemoryPlan, estimate_memory
 from forebay.llm.cost.skeleton import skeleton
@@ -24,6 +24,7 @@ from forebay.llm.models import recomputes_activations
 from forebay.llm.recipe import Recipe
 from forebay.runtime.formatting import bytes_text
 from forebay.runtime.gpus import gpu_memory, num_gpus
+from forebay.runtime.memory.available import machine_bytes
 
 USABLE = 0.9
 """Share of a device's memory that an estimate may fill: the rest is for the CUDA context, NCCL and gaps."""
@@ -91,8 +92,11 @@ def memory_plan(
 
     Raises `InvalidOption` for unknown options, and for an adapter whose targets match no layer.
     """
-    if recipe.adapter is not None and recipe.adapter.targets != ALL_LINEAR:
-        recipe.adapter.explicit(skeleton(model_config(recipe.model.name, recipe.model.vocab_size)))
+    spec, adapter = recipe.model, recipe.adapter
+    if adapter is not None and (adapter.targets != ALL_LINEAR or spec.head == "reward"):
+        model = skeleton(model_config(spec.name, spec.vocab_size, head=spec.head, new_tokens=spec.new_tokens))
+        adapter = recipe.adapter_of(model)
+        adapter.explicit(model)
     device = torch.device("cuda" if _has_gpus(gpus) else "cpu")
     tuning = "full" if recipe.adapter is None else "lora" if recipe.model.quantization is None else "qlora"
     return MemoryPlan(
@@ -112,8 +116,12 @@ def memory_plan(
         weights=recipe.weights,
         optimizer=recipe.algorithm,
         vocab_size=recipe.model.vocab_size,
-        modules_to_save=",".join(recipe.adapter.modules_to_save) if recipe.adapter else "",
+        modules_to_save=",".join(adapter.modules_to_save) if adapter else "",
         dora=recipe.adapter is not None and recipe.adapter.dora,
+        context_parallel=recipe.context_parallel,
+        head=spec.head,
+        new_tokens=spec.new_tokens,
+        loss_kernel=recipe.loss_kernel,
         on_gpu=device.type == "cuda",
     )
 
@@ -140,9 +148,12 @@ def fits(estimate: MemoryEstimate, device_bytes: int) -> bool:
 def smallest_change(plan: MemoryPlan, device_bytes: int) -> dict[str, Any] | None:
     """Find the smallest change that makes `plan` fit.
 
-    As few of `CHANGES` as possible, or else more workers. None if nothing fits.
+    As few of `CHANGES` as possible, or else several workers for a row, or more workers. None if nothing fits.
     """
     for changes in _combinations(plan):
+        if fits(estimate_memory(replace(plan, **changes)), device_bytes):
+            return changes
+    for changes in _of_several_workers(plan):
         if fits(estimate_memory(replace(plan, **changes)), device_bytes):
             return changes
     sharded: dict[str, Any] = {"strategy": plan.strategy if plan.strategy in {"fsdp2", "zero3"} else "fsdp2"}
@@ -193,7 +204,7 @@ def local_memory(gpus: float | None = None) -> int | None:
     """
     if _has_gpus(gpus):
         return None if (each := gpu_memory()) is None else int(each * min(gpus or 1.0, 1.0))
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return machine_bytes()
 
 
 def option_text(changes: Mapping[str, Any]) -> str:
@@ -213,12 +224,27 @@ def _combinations(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
                 yield {name: value for changes in some for name, value in changes.items()}
 
 
+def _of_several_workers(plan: MemoryPlan) -> Iterator[dict[str, Any]]:
+    """Changes that let several of the workers compute a row together."""
+    config = model_config(plan.model, plan.vocab_size)
+    if plan.context_parallel > 1 or plan.reference != "none" or config.model_type not in EXACT:
+        return
+    least = {"gradient_checkpointing": True, "per_device_batch": 1, "attn": "auto"}
+    for ranks in (2, 4, 8, 16):
+        if not any(each % ranks for each in (plan.workers, plan.seq_len, config.num_attention_heads)):
+            for strategy in ("ddp", "fsdp2"):
+                changes = {"context_parallel": ranks, "strategy": strategy, "offload": "none", **least}
+                yield _different(plan, changes)
+
+
 def _different(plan: MemoryPlan, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the part of `changes` that changes `plan`.
 
     Empty if the changes would undo what `plan` already does to fit.
     """
     if plan.finetuning == "qlora" and "finetuning" in changes:
+        return {}
+    if plan.context_parallel > 1 and changes.get("strategy") == "zero3":
         return {}
     if "reference" in changes and plan.reference != "copy":
         return {}

@@ -95,7 +95,8 @@ class Meter:
         A model whose FLOPs cannot be counted has no `tflops_per_s` and no `mfu`.
         """
         try:
-            config = model_config(recipe.model.name, recipe.model.vocab_size)
+            spec = recipe.model
+            config = model_config(spec.name, spec.vocab_size, head=spec.head, new_tokens=spec.new_tokens)
             flops = count_flops(config, recipe.adapter)
         except InvalidOption as error:
             _LOGGER.warning("%s MFU is left out.", error)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora
 from forebay.llm.experts import group_experts, has_experts
+from forebay.llm.reward_head import HEAD, put_reward_head
 from forebay.llm.source.tokenizers import import_transformers
 
 Counted = TypeVar("Counted", int, float)
@@ -32,12 +33,19 @@ def skeleton(config: Any, adapter: Lora | None = None, *, attn: str = "eager", b
     transformers = import_transformers()
     with torch.device("meta"):
         model = _made(transformers, config, attn).train()
+        if has_reward_head(config):
+            put_reward_head(model)
         if not has_experts(model) or not by_pairs:
             group_experts(model)
             adapted: nn.Module = model if adapter is None else adapter.add_to(model, is_part=True).train()
             return adapted
         model.set_experts_implementation("batched_mm")
         return model if adapter is None else _with_trained_weights(model, adapter).train()
+
+
+def has_reward_head(config: Any) -> bool:
+    """Whether the model of `config` has a reward head."""
+    return getattr(config, HEAD, "tokens") == "reward"
 
 
 def _made(transformers: Any, config: Any, attn: str) -> Any:

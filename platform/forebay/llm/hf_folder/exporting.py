@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -33,17 +33,15 @@ from forebay.llm.hf_folder.weights import (
 from forebay.llm.models import TINY
 from forebay.llm.reward_head import classifier_config
 from forebay.storage.filesystem import Location, below, resolve
-from forebay.storage.globs import children
-from forebay.training.checkpoint.config import FOLDER
 from forebay.training.checkpoint.encoded import CorruptCheckpoint
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, readable_checkpoints
 from forebay.training.checkpoint.parts.stored_state import StoredState, open_state
+from forebay.training.runs.found_runs import no_run
 
 Content = Literal["model", "adapter", "merged model"]
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MODEL_SEAL, _ADAPTER_SEAL = "config.json", "adapter_config.json"
-_NUM_NAMED = 10
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +73,7 @@ class ExportedModel:
     is_new: bool
 
 
-def export(
+def export(  # noqa: PLR0913 - public options, all but two keyword-only
     name: str,
     to: str,
     *,
@@ -83,6 +81,7 @@ def export(
     step: int | Literal["best"] | None = None,
     merge: bool = False,
     dtype: str | None = None,
+    wrote: Callable[[int], object] = lambda _bytes: None,
 ) -> ExportedModel:
     """Export a checkpoint as a Hugging Face folder.
 
@@ -96,6 +95,7 @@ def export(
         step: Step of a checkpoint, or "best" for the one of the best evaluation. None: the newest.
         merge: Add an adapter to its base model, instead of writing the adapter alone.
         dtype: Type of the weights: "fp32", "bf16" or "fp16". None: the type of the base model, and fp32 for an adapter.
+        wrote: Called with the bytes of each tensor, once it is written.
 
     Raises:
         InvalidOption: There is no such run or step, it trained no language model, or the folder has other content.
@@ -111,7 +111,7 @@ def export(
         with open_state(files, found) as state:
             origin = _origin(state, name)
             plan = _ExportPlan(run=name, step=found, checksum=checksum, origin=origin, merge=merge, dtype=dtype)
-            return _write(plan, state, to)
+            return _write(plan, state, to, wrote)
     except CorruptCheckpoint as error:
         others = ", ".join(str(each) for each in files.complete_steps() if each != found) or "none"
         raise CorruptFile(
@@ -155,7 +155,7 @@ class _ExportPlan:
         }
 
 
-def _write(plan: _ExportPlan, state: StoredState, to: str) -> ExportedModel:
+def _write(plan: _ExportPlan, state: StoredState, to: str, wrote: Callable[[int], object]) -> ExportedModel:
     origin, is_adapter = plan.origin, plan.content == "adapter"
     base_config, is_reward = model_config(origin), origin.model.head == "reward"
     config = classifier_config(base_config, pad_of_rewards(origin)) if is_reward else base_config
@@ -171,7 +171,7 @@ def _write(plan: _ExportPlan, state: StoredState, to: str) -> ExportedModel:
         if is_new:
             for name, each in files.items():
                 with folder.stream(name) as out:
-                    write_safetensors(out, each)
+                    write_safetensors(out, each, wrote)
             if len(files) > 1:
                 folder.write(f"{stem}.safetensors.index.json", index_text(files).encode())
             for name, content in side_files(origin, has_generation=not (is_adapter or is_reward)).items():
@@ -232,16 +232,7 @@ def stored_checkpoints(storage: Location, name: str) -> CheckpointFiles:
     folder = below(storage.uri, name)
     location = resolve(folder)
     if location.fs.get_file_info(location.path).type != fs.FileType.Directory:
-        runs = sorted(
-            info.base_name
-            for info in children(storage.fs, storage.path)
-            if info.type == fs.FileType.Directory
-            and storage.fs.get_file_info(f"{info.path}/{FOLDER}").type == fs.FileType.Directory
-        )
-        seen = f"Its runs are {', '.join(runs[:_NUM_NAMED])}" if runs else "It has no runs"
-        raise InvalidOption(
-            f"there is no run {name!r} in {storage.uri}. {seen}. Give one of them, or another storage.", name=name
-        )
+        raise no_run(storage.uri, name)
     return readable_checkpoints(folder)
 
 

@@ -65,10 +65,12 @@ def split_files(weights: Sequence[Weight], stem: str, most_bytes: int | None = N
     return {f"{stem}-{number:05d}-of-{len(groups):05d}.safetensors": each for number, each in enumerate(groups, 1)}
 
 
-def write_safetensors(out: IO[bytes], weights: Sequence[Weight]) -> None:
+def write_safetensors(
+    out: IO[bytes], weights: Sequence[Weight], wrote: Callable[[int], object] = lambda _bytes: None
+) -> None:
     """Write a safetensors file.
 
-    Holds one tensor in memory at a time.
+    Holds one tensor in memory at a time. `wrote` is called with the bytes of each.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -87,6 +89,7 @@ def write_safetensors(out: IO[bytes], weights: Sequence[Weight]) -> None:
         assert tuple(values.shape) == weight.shape, f"{weight.name} has the shape {tuple(values.shape)}"
         if values.numel():
             out.write(values.reshape(-1).view(torch.uint8).numpy().data)
+        wrote(weight.num_bytes)
 
 
 def index_text(files: dict[str, list[Weight]]) -> str:

@@ -6,6 +6,7 @@ import logging
 from dataclasses import dataclass
 
 from forebay.data.parquet.schemas import missing_column
+from forebay.data.preparation.progress import tell
 from forebay.errors import InvalidOption
 from forebay.llm.score.answer_folder import AnswerFolder
 from forebay.llm.score.engines.engine import EngineSpec, SchemaEngineSpec
@@ -151,9 +152,10 @@ def _score_on_ray(
     # Imported here: one engine in this process needs no Ray, which takes seconds to import.
     from forebay.llm.score.pool.ray_pool import RayPool  # noqa: PLC0415
     from forebay.ray_cluster.nodes import gpus_of_cluster  # noqa: PLC0415
-    from forebay.ray_cluster.session import ray_session  # noqa: PLC0415
+    from forebay.ray_cluster.session import ray_session, session_text  # noqa: PLC0415
 
     request, workers = size
+    tell(f"{session_text()} ...")
     with ray_session(int(workers * request.cpus_per_worker + 1)) as is_ours:
         supply = gpus_of_cluster(grows=not is_ours)
         # An engine of the caller's own takes what it was given.

@@ -156,8 +156,10 @@ def test_options_that_are_refused(values: dict[str, object], said: str) -> None:
 
 def test_memory_has_the_options_of_a_job() -> None:
     names = {each.name for each in fields(MemoryPlan)}
-    # `reference` is an option of a job on preferences.
-    assert names - {"stored", "vocab_size", "on_gpu", "reference"} <= {each.name for each in fields(llm.Options)}
+    # `reference` and `head` follow from an option of a job on preferences.
+    assert names - {"stored", "vocab_size", "on_gpu", "reference", "head"} <= {
+        each.name for each in fields(llm.Options)
+    }
     assert plan_of(model="Llama-2-7B") == MemoryPlan(model="Llama-2-7B")
     assert plan_of(model="tiny", dtype="fp32", lr=1e-3, stored="bf16").dtype == "fp32"
 
@@ -246,3 +248,13 @@ def test_experts_are_not_copied_for_each_token() -> None:
     found = estimate_memory(plan)
     assert found.device["weights"] / GB == pytest.approx(46.4 * 0.5625 + 0.26 * 2, rel=0.05)
     assert 30 * GB < found.total < 50 * GB
+
+
+def test_a_reward_head_and_new_tokens_count() -> None:
+    plain = MemoryPlan(model="Llama-3.2-1B")
+    whole, reward = estimate_memory(plain), estimate_memory(replace(plain, head="reward"))
+    assert reward.parameters - whole.parameters == 2048  # its embedding was the output layer too
+    assert reward.device["activations"] < whole.device["activations"]
+    more = estimate_memory(replace(plain, new_tokens=1000, vocab_size=128_256 + 1000))
+    assert more.parameters - whole.parameters == 1000 * 2048
+    assert estimate_memory(replace(plain, new_tokens=5, vocab_size=100)).parameters == whole.parameters

@@ -19,7 +19,7 @@ from forebay import llm
 from forebay.data.loader.batch import Batch
 from forebay.llm.chat.documents import Document
 from forebay.llm.cost.memory import estimate_memory
-from forebay.llm.loss import token_loss
+from forebay.llm.loss import model_inputs, token_loss
 from forebay.llm.packing import RowLayout, arrange, num_targets
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.collectives.micro_batches import MicroBatches
@@ -34,6 +34,15 @@ MODELS: dict[str, Any] = {
     "large vocabulary": partial(transformers.LlamaConfig, **WIDE | {"vocab_size": 16_000}, tie_word_embeddings=True),
     "qwen3": partial(transformers.Qwen3Config, **WIDE, head_dim=32),
     "gemma3": partial(transformers.Gemma3TextConfig, **WIDE, head_dim=32, sliding_window=64),
+    "mixtral": partial(transformers.MixtralConfig, **WIDE, num_local_experts=4, num_experts_per_tok=2),
+    "qwen3_moe": partial(
+        transformers.Qwen3MoeConfig,
+        **WIDE,
+        head_dim=32,
+        num_experts=8,
+        num_experts_per_tok=2,
+        moe_intermediate_size=96,
+    ),
     "deep": partial(transformers.MistralConfig, **WIDE | {"num_hidden_layers": 12, "hidden_size": 64}),
 }
 
@@ -49,6 +58,8 @@ class PeakCase:
     loss_chunk: int = 128
     adapter: llm.Lora | None = None
     quantization: Any = None
+    head: Any = "tokens"
+    new_tokens: int = 0
 
 
 LORA = llm.Lora(r=8)
@@ -79,6 +90,16 @@ MORE = [
     PeakCase(model="qwen3", adapter=LORA, checkpointing=True),
     PeakCase(model="gemma3"),
     PeakCase(model="gemma3", dtype="bf16", checkpointing=True),
+    PeakCase(model="mixtral"),
+    PeakCase(model="mixtral", dtype="bf16", checkpointing=True),
+    PeakCase(model="mixtral", adapter=LORA, dtype="bf16"),
+    PeakCase(model="mixtral", adapter=llm.Lora(r=4, targets="all-linear,experts")),
+    PeakCase(model="mixtral", adapter=LORA, quantization="nf4", dtype="bf16", checkpointing=True),
+    PeakCase(model="qwen3_moe", adapter=LORA, quantization="nf4"),
+    PeakCase(model="qwen3_moe"),
+    PeakCase(model="large vocabulary", head="reward"),
+    PeakCase(model="large vocabulary", head="reward", adapter=LORA, dtype="bf16"),
+    PeakCase(new_tokens=3000),
     PeakCase(model="deep", seq_len=512, rows=1),
     PeakCase(model="deep", seq_len=512, rows=1, checkpointing=True, dtype="bf16"),
     PeakCase(model="deep", seq_len=128, rows=ROWS, adapter=LORA),
@@ -111,6 +132,8 @@ def measured(recipe: llm.Recipe, seq_len: int) -> int:
 
     def loss_of(part: Batch) -> torch.Tensor:
         with recipe.autocast(torch.device("cpu")):
+            if recipe.model.head == "reward":
+                return model(**model_inputs(model, part["tokens"])).logits.double().sum()  # type: ignore[no-any-return]
             return token_loss(model, part, chunk=recipe.loss_chunk)
 
     def run() -> None:
@@ -132,7 +155,8 @@ def measured(recipe: llm.Recipe, seq_len: int) -> int:
         for each in vars(getattr(found, "quant_state", nullcontext())).values()
         if isinstance(each, torch.Tensor)
     ]
-    return sum(weights.values()) + sum(each.nbytes for each in states) + allocated_peak(run)
+    scales = sum(each.nbytes for name, each in model.named_buffers() if name.endswith("_scales"))
+    return scales + sum(weights.values()) + sum(each.nbytes for each in states) + allocated_peak(run)
 
 
 @pytest.mark.parametrize(
@@ -147,7 +171,9 @@ def test_estimate_is_at_most_a_tenth_above_what_is_allocated(
     recipe = llm.Recipe(
         model=llm.ModelSpec(
             name=str(tmp_path),
-            vocab_size=1000,
+            vocab_size=1000 + case.new_tokens,
+            new_tokens=case.new_tokens,
+            head=case.head,
             attn=case.attn,
             gradient_checkpointing=case.checkpointing,
             quantization=case.quantization,

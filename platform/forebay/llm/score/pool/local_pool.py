@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from forebay.data.preparation.progress import tell
 from forebay.errors import EngineFailed
 from forebay.llm.score.answer_folder import CutShards
 from forebay.llm.score.pool.counters import RunCounters
@@ -19,6 +20,7 @@ def score_here(spec: ScoreSpec, schedule: PieceSchedule, counters: RunCounters) 
 
     Raises `EngineFailed` for one that fails before it has answered anything, and the errors of `ShardScorer`.
     """
+    tell("opening the model: the first rows come once it is loaded")
     scorer, cut, number, has_answered = ShardScorer(spec), CutShards(spec.folder), 0, False
     counters.workers = 1
     try:
