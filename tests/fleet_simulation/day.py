@@ -6,6 +6,7 @@ It has jobs, faults and controllers. The laws are checked at every step.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
@@ -72,6 +73,7 @@ class DayReport:
     controllers_ended: int = 0
     cluster_requests: int = 0
     storage_requests: int = 0
+    faults: Counter[str] = field(default_factory=Counter)
 
     @property
     def mean_start_s(self) -> float:
@@ -166,6 +168,7 @@ class SimulatedDay:
 
     def _note(self, line: AuditLine) -> None:
         if self.audit_chance and self._refusals.random() < self.audit_chance:
+            self.report.faults["audit"] += 1
             raise WriteFailed("the audit takes no line")
         self.lines.append(line)
         self.clusters.effect("audit")
@@ -190,6 +193,7 @@ class SimulatedDay:
                 controller.step(now)
             except ControllerEnded:
                 self.report.controllers_ended += 1
+                self.report.faults["controller killed"] += 1
                 if self.keeps_journal:
                     self._controllers[number] = (self._federation(journal), journal)
                 else:
@@ -212,15 +216,18 @@ class SimulatedDay:
                 ("loses_answers", rates.lost_answers),
             ):
                 if rate and self._random.random() < rate * share and not getattr(found, name):
+                    self.report.faults[name.removeprefix("is_")] += 1
                     setattr(found, name, True)
                     self._later(now, lambda found=found, name=name: setattr(found, name, False))  # type: ignore[misc]
             if rates.stale and self._random.random() < rates.stale * share and found.frozen is None:
+                self.report.faults["stale"] += 1
                 found.frozen = found.capacity(now)
                 self._later(now, lambda found=found: setattr(found, "frozen", None))  # type: ignore[misc]
             is_storm = bool(rates.spot_storm) and self._random.random() < rates.spot_storm * share
             for job in found.jobs.values():
                 is_taken = is_storm and job.attempt.market == "spot" and self._losses.random() < 0.7
                 if job.phase == "running" and (is_taken or self._losses.random() < rates.node_loss * share):
+                    self.report.faults["spot taken" if is_taken else "head lost"] += 1
                     found.end(job, "failed", "its head was lost", now)
 
     def _later(self, now: float, undo: Callable[[], None]) -> None:

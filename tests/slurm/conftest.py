@@ -25,7 +25,7 @@ JOB = """
 name = "{name}"
 storage = "{storage}"
 [[task]]
-run = "recorded_ctr.py"
+run = "{run}"
 args = {{data = "{data}", record = "{record}", step_s = {step_s}, epochs = {epochs}, workers = {workers}}}
 workers = {{min = {workers}, cpu = 1}}
 [launch]
@@ -65,8 +65,9 @@ class Jobs:
         code.mkdir()
         (self.folder / name).mkdir()
         shutil.copy(ROOT / "jobs" / "train_ctr.py", code)
-        shutil.copy(Path(__file__).parent / "jobs" / "recorded_ctr.py", code)
-        given = {"step_s": 0.05, "nodes": 2, "workers": 2, "epochs": 1} | values
+        for file in (Path(__file__).parent / "jobs").glob("*.py"):
+            shutil.copy(file, code)
+        given = {"run": "recorded_ctr.py", "step_s": 0.05, "nodes": 2, "workers": 2, "epochs": 1} | values
         text = JOB.format(
             name=name, storage=self.storage, data=self.folder / "clicks", record=self.folder / name, **given
         )

@@ -137,6 +137,18 @@ def test_a_cancelled_job_stays_away_until_it_is_submitted_again(jobs: Jobs, calm
     assert not lost
 
 
+def test_a_requeued_sweep_saves_its_trials_and_continues(jobs: Jobs) -> None:
+    job = jobs.submit("sweep", run="recorded_sweep.py", step_s=STEP_S, nodes=1, workers=1)
+    jobs.wait_steps("sweep", 5)
+    jobs.cluster.call("scontrol", "requeue", jobs.job_of("sweep"))
+    jobs.wait_steps("sweep", 1, restarts=1)
+    until(lambda: job.status().is_over, "the end", ENDS_S)
+    assert job.status().state == "succeeded", jobs.said("sweep")
+    trained = [each.step for each in jobs.steps("sweep")]
+    print(f"\nsweep: {len(trained) - len(set(trained))} steps lost")
+    assert len(trained) == len(set(trained)) > 100
+
+
 def test_stopped_by_its_storage_it_is_not_requeued(jobs: Jobs) -> None:
     job = jobs.submit("stop", step_s=STEP_S)
     jobs.wait_steps("stop", 5)

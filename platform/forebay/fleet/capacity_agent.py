@@ -17,6 +17,7 @@ from forebay.fleet.kube.api_errors import ApiUnreachable, VersionExpired
 from forebay.fleet.placement.capacity import Capacity
 from forebay.fleet.placement.counting import count
 from forebay.fleet.status import STALLED_S, LivenessTimer, Status
+from forebay.runtime.foreign_code import begin
 
 CAPACITY = "forebay-capacity"
 """Name of the ConfigMap. Its keys are `capacity.json`, and `beat`, a number that grows with each write."""
@@ -174,7 +175,7 @@ class CapacityAgent:
     def run(self, ended: threading.Event) -> None:
         """Publish until `ended` is set."""
         for mirror in (self._nodes, self._pods):
-            mirror.start()
+            begin(mirror)
         written_at, changes = float("-inf"), -1
         try:
             while not ended.wait(self._least_s):

@@ -185,7 +185,7 @@ def parse_fleet(text: str, file: str = "fleet.toml") -> Fleet:
     """
     try:
         facts = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # as of a job file
         raise InvalidOption(f"{file} is not TOML: {error}.") from None
     try:
         return _fleet_of(facts)

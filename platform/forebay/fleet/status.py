@@ -15,6 +15,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from forebay.errors import InvalidOption
+from forebay.runtime.foreign_code import begin
 
 FLEET_METRICS: dict[str, tuple[str, str]] = {
     "capacity_writes_total": ("counter", "writes of the figures that the API server took"),
@@ -145,7 +146,7 @@ class StatusServer(ThreadingHTTPServer):
 
     def start(self) -> None:
         """Answer in a thread, which ends with the process."""
-        threading.Thread(target=self.serve_forever, name="forebay-status", daemon=True).start()
+        begin(threading.Thread(target=self.serve_forever, name="forebay-status", daemon=True))
 
 
 class _StatusAnswer(BaseHTTPRequestHandler):

@@ -19,6 +19,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
+from kubernetes import config
+
 from forebay.cli.fleet.chart import controller as run_controller
 from forebay.fleet.client.submission import JobFiles
 from forebay.fleet.federation import controller as rounds
@@ -99,15 +101,16 @@ def _run(files: ControllerFiles, crashes: frozenset[Crash]) -> None:
 
     It ends itself at the first of `crashes` that it comes to.
     """
-    os.environ["KUBECONFIG"] = files.kubeconfig
+    # The package reads the variable when it is imported, which was before the fork.
+    config.kube_config.KUBE_CONFIG_DEFAULT_LOCATION = files.kubeconfig
     output = os.open(files.output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(output, stream)
     rounds.ROUND_S, rounds.POLL_S = 0.5, 0.5
     vars(rounds)["RunStorage"] = functools.partial(RunStorage, stop_s=STOP_S)
     effects = _Effects(files.trace, crashes)
-    effects.hook(AttemptFiles, "create", lambda self, claim: f"claim {self.run_name} {claim.number}")
-    effects.hook(AttemptFiles, "end", lambda self, number, end: f"record {end.how} of {self.run_name} {number}")
+    effects.hook(AttemptFiles, "create", lambda self, claim: f"claim {self.run.name} {claim.number}")
+    effects.hook(AttemptFiles, "end", lambda self, number, end: f"record {end.how} of {self.run.name} {number}")
     effects.hook(KubeApi, "create", lambda _, __, body: f"create {_name(body['metadata']['labels'])}")
     effects.hook(KubeApi, "delete", lambda _, path: f"delete {re.sub('-[0-9a-f]{6}-', ' ', path.rpartition('/')[2])}")
     effects.hook(JobFiles, "start", lambda self, number: f"started {self.name}")
@@ -127,8 +130,8 @@ def _describe_added(journal: JobJournal, spec: Any, _: float) -> str | None:
 
 
 _processes = multiprocessing.get_context("forkserver")
-# The package takes seconds to import, and a test starts some two hundred controllers.
-_processes.set_forkserver_preload([__name__])
+# They take two seconds to import, and a test starts a hundred controllers.
+_processes.set_forkserver_preload([__name__, "kubernetes.client"])
 
 
 def start(files: ControllerFiles, crashes: frozenset[Crash] = frozenset()) -> BaseProcess:

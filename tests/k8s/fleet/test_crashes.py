@@ -89,8 +89,9 @@ class Scenario:
                 controller.kill()
                 controller.join()
                 return reached
-            _, side, effect = Path(self.files.trace).read_text().splitlines()[-1].split(" ", 2)
-            reached.add(Crash(effect, "before" if side == "before" else "after"))
+            last = re.fullmatch(r"killed (before|after) (.*)", Path(self.files.trace).read_text().splitlines()[-1])
+            assert last is not None, f"the controller ended by itself: {self.output}"
+            reached.add(Crash(last[2], "before" if last[1] == "before" else "after"))
             for journal in self.folder.glob("journal.sqlite*"):
                 journal.unlink()
 

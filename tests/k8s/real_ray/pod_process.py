@@ -26,6 +26,9 @@ class PodProcess:
         self.pod, self.folder = pod, folder
         (container,) = pod["spec"]["containers"]
         variables = {each["name"]: each["value"] for each in container.get("env") or () if "value" in each}
+        if "FOREBAY_RUN_GPUS" in variables:
+            # The GPUs of the played nodes are there for the scheduler alone.
+            variables["FOREBAY_RUN_GPUS"] = "0"
         home = folder / "home"
         home.mkdir(parents=True)
         given = {name: self.here(unescaped(value)) for name, value in variables.items()}

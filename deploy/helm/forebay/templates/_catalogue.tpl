@@ -24,7 +24,7 @@
   "serviceAccount" "forebay-ray"
   "nativeSidecars" (semverCompare ">=1.29-0" .Capabilities.KubeVersion.Version)
   "head" .Values.head
-  "skus" .Values.skus
+  "skus" (include "fb.skus" . | fromJson)
   "drain" .Values.drain
   "cache" (pick .Values.cache "mode" "path" "sizeLimit" "storageClass")
   "storage" .Values.storage

@@ -137,13 +137,25 @@ securityContext:
     drop: [ALL]
 {{- end -}}
 
+{{/* SKUs by name. The chart's own one beside others would take jobs without GPUs to any node. */}}
+{{- define "fb.skus" -}}
+{{- $own := dict "cpu" "4" "memory" "16Gi" "gpus" 0 "max" 4 -}}
+{{- $found := dict -}}
+{{- range $name, $sku := .Values.skus -}}
+{{- if kindIs "map" $sku -}}
+{{- $_ := set $found $name (ternary (merge (deepCopy $sku) $own) $sku (eq $name "cpu")) -}}
+{{- end -}}
+{{- end -}}
+{{- toJson ($found | default (dict "cpu" $own)) -}}
+{{- end -}}
+
 {{/* Nodes of all SKUs and markets: taints that their workers tolerate, and terms of a node affinity. No terms: a SKU without
      labels may have any node. */}}
 {{- define "fb.machines" -}}
 {{- $tolerations := list -}}
 {{- $terms := list -}}
 {{- $isAny := false -}}
-{{- range $name, $sku := .Values.skus -}}
+{{- range $name, $sku := include "fb.skus" . | fromJson -}}
 {{- $markets := $sku.markets | default dict -}}
 {{- range $market, $default := dict "onDemand" true "spot" false -}}
 {{- $own := index $markets $market -}}

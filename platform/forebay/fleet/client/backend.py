@@ -57,7 +57,7 @@ class LocalBackend:
 
     def start(self, submission: Submission) -> None:
         environment = {**os.environ, VARIABLE: submission.to_json()}
-        subprocess.Popen(
+        process = subprocess.Popen(
             [sys.executable, "-m", "forebay.fleet.client.runner"],
             env=environment,
             cwd=submission.folder or Path.cwd(),
@@ -66,9 +66,10 @@ class LocalBackend:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
+        _files(submission).launch(submission.number, process.pid)
 
     def is_alive(self, submission: Submission) -> bool | None:
-        started = _files(submission).started(submission.number)
+        started = _files(submission).launched(submission.number)
         is_dead = None if started is None else started.is_dead()
         # A suspended process answers nothing, and may go on.
         return None if is_dead is None or (started is not None and started.is_suspended()) else not is_dead
@@ -77,7 +78,7 @@ class LocalBackend:
         return Standing()
 
     def end(self, submission: Submission) -> None:
-        started = _files(submission).started(submission.number)
+        started = _files(submission).launched(submission.number)
         if started is not None and started.is_dead() is False:
             os.killpg(started.pid, signal.SIGKILL)  # a SIGTERM would ask for a checkpoint
 
@@ -110,8 +111,11 @@ class FleetBackend:
         )
 
 
-def backend_of(name: str, address: str = "") -> JobBackend:
-    """Backend called `name`. Raises `InvalidOption` if there is none."""
+def backend_of(name: str, address: str = "", is_own: bool = True) -> JobBackend:
+    """Backend called `name`. Raises `InvalidOption` if there is none.
+
+    `is_own`: whether this user gave `address`, and not a file that others may write.
+    """
     if name == "local":
         return LocalBackend()
     if name == FLEET:
@@ -119,7 +123,7 @@ def backend_of(name: str, address: str = "") -> JobBackend:
     if name == "ray":
         from forebay.fleet.client.ray_backend import RayBackend  # noqa: PLC0415 - Ray takes a second to import
 
-        return RayBackend(address)
+        return RayBackend(address, is_own)
     if name == SLURM:
         from forebay.fleet.client.slurm_backend import SlurmBackend  # noqa: PLC0415 - where it is used
 

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 from markupsafe import Markup
 
 from forebay.errors import ForebayError
-from forebay.fleet.client.job_rows import BAD_ENDS, JobRow, JobRows, report_link
+from forebay.fleet.client.job_rows import BAD_ENDS, FoundJobs, JobRow, JobRows, older_text, report_link
 from forebay.report.elements import element, joined, section
 from forebay.report.page import document, fragment
 from forebay.report.server import EVERY_S, KEEP_POSITION, CachedPage, LivePage, PageServer, error_page, reload_script
@@ -21,10 +21,10 @@ RUN_PATH = "/run/"
 
 _STYLE = Markup(
     """<style>
-.forebay ul.jobs { list-style: none; margin: 0; padding: 0; --columns: 6.5em minmax(9em, 1.3fr) minmax(10em, 1.2fr)
-  minmax(8em, 1.2fr) 5em minmax(7em, 1fr); }
-.forebay ul.jobs.with-cost { --columns: 6.5em minmax(9em, 1.3fr) minmax(10em, 1.2fr) minmax(8em, 1.1fr) 5em 5.5em
-  minmax(7em, 0.9fr); }
+.forebay ul.jobs { list-style: none; margin: 0; padding: 0; --columns: 6.5em minmax(9em, 1.2fr) minmax(11em, 1.7fr)
+  minmax(8em, 1.1fr) 5em minmax(7em, 0.8fr); }
+.forebay ul.jobs.with-cost { --columns: 6.5em minmax(9em, 1.2fr) minmax(11em, 1.7fr) minmax(8em, 1.1fr) 5em 5.5em
+  minmax(7em, 0.8fr); }
 .forebay ul.jobs > li { display: grid; grid-template-columns: var(--columns); align-items: baseline; gap: 0.1em 1em;
   padding: 0.4em 0; border-top: 1px solid var(--faint); content-visibility: auto;
   contain-intrinsic-size: auto 2.3em; }
@@ -74,11 +74,13 @@ if (find.value) show();
 Link = Callable[[str], str | None]
 
 
-def jobs_page(rows: Sequence[JobRow], now: float, *, link: Link = report_link, script: str = "") -> str:
-    """HTML document about all jobs.
+def jobs_page(
+    rows: Sequence[JobRow], now: float, *, num_older: int = 0, link: Link = report_link, script: str = ""
+) -> str:
+    """HTML document about jobs.
 
     Jobs that need a person come first, then those that go on, then the ended ones, the newest first in each group.
-    `link` returns the address of a run's report. `now` is in seconds since 1970.
+    `num_older` are left out. `link` returns the address of a run's report. `now` is in seconds since 1970.
     """
     newest = sorted(rows, key=lambda row: (-row.changed_at, row.storage, row.name))
     groups = {
@@ -86,22 +88,28 @@ def jobs_page(rows: Sequence[JobRow], now: float, *, link: Link = report_link, s
         "Running": [row for row in newest if row.state in ("running", "preparing")],
         "Waiting": [row for row in newest if row.state == "starting"],
     }
+    has_cost = any(map(_cost, rows))  # one for all: columns of the groups are below each other
     shown = {id(row) for group in groups.values() for row in group}
     groups["Ended"] = [row for row in newest if id(row) not in shown]
     tiles = element(
         "dl",
-        *(element("div", element("dt", title), element("dd", str(len(group)))) for title, group in groups.items()),
+        *(
+            element("div", element("dt", title), element("dd", str(len(group) + num_older * (title == "Ended"))))
+            for title, group in groups.items()
+        ),
         class_="tiles",
     )
     find = element("input", type="search", class_="find", placeholder="Find jobs", aria_label="Find jobs", hidden="")
     sections = (
-        section(f"{title} ({len(group)})", _list(group, link), class_="group")
+        section(f"{title} ({len(group)})", _list(group, link, has_cost=has_cost), class_="group")
         for title, group in groups.items()
         if group
     )
-    empty = () if rows else (element("p", "No job was submitted with this storage.", class_="notice"),)
+    notices = [] if rows else ["No job was submitted with this storage."]
+    notices += [older_text(num_older)] if num_older else []
+    notes = (element("p", text, class_="notice") for text in notices)
     at = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M:%S} UTC"
-    content = fragment("Jobs", tiles, find, *sections, *empty, under=at)
+    content = fragment("Jobs", tiles, find, *sections, *notes, under=at)
     return document("Forebay jobs", _STYLE + content, _FIND + script)
 
 
@@ -110,7 +118,7 @@ class ServedJobs:
 
     def __init__(self, rows: JobRows) -> None:
         self._reader = rows
-        self._rows: list[JobRow] = []
+        self._found = FoundJobs(rows=[])
 
     def page(self) -> LivePage:
         """Page of all jobs, which reloads itself.
@@ -120,16 +128,17 @@ class ServedJobs:
         """
         began = time.monotonic()
         try:
-            self._rows = self._reader.read()
+            self._found = self._reader.read()
         except (OSError, ForebayError) as error:
             return error_page("The jobs could not be read", error, EVERY_S)
         reload_s = max(EVERY_S, 10 * (time.monotonic() - began))
         script = KEEP_POSITION + reload_script(reload_s)
-        return LivePage(text=jobs_page(self._rows, time.time(), link=served_link, script=script))
+        rows, num_older = self._found.rows, self._found.num_older
+        return LivePage(text=jobs_page(rows, time.time(), num_older=num_older, link=served_link, script=script))
 
     def other(self, path: str) -> LivePage | None:
         """Report of the run that `path` names, None for every other path."""
-        run = served_run(path, self._rows)
+        run = served_run(path, self._found.rows)
         if run is None:
             return None
         from forebay.training.run_report.live import live_page  # noqa: PLC0415 - it imports torch
@@ -165,8 +174,7 @@ _KINDS = {
 _HEAD = ("state", "job", "progress", "where", "attempt", "cost", "submitter")
 
 
-def _list(rows: Sequence[JobRow], link: Link) -> Markup:
-    has_cost = any(_cost(row) for row in rows)
+def _list(rows: Sequence[JobRow], link: Link, *, has_cost: bool) -> Markup:
     titles = (element("span", title) for title in _HEAD if title != "cost" or has_cost)
     head = element("li", *titles, class_="head", aria_hidden="true")
     items = (_item(row, link, has_cost=has_cost) for row in rows)
@@ -234,7 +242,7 @@ def _more(row: JobRow) -> Iterator[Markup]:
 
 
 def _cost(row: JobRow) -> str:
-    return "" if row.cost is None else f"{row.cost:.2f}"
+    return "" if row.cost.amount is None else f"{row.cost.amount:.2f}"
 
 
 def _short(text: str) -> str:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Self
 
+from forebay.runtime.foreign_code import begin
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.json_file import read_json_content
 from forebay.training.runs.run_folder import RunFolder
@@ -41,7 +42,7 @@ class PreparingFile:
         self._text = text
 
     def __enter__(self) -> Self:
-        self._thread.start()
+        begin(self._thread)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

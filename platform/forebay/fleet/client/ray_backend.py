@@ -5,9 +5,11 @@ The dashboard of a cluster runs the tasks on its head node.
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from typing import TypeVar
+from urllib.parse import urlsplit
 
 from ray.exceptions import RayError
 from ray.job_submission import JobStatus, JobSubmissionClient
@@ -19,26 +21,31 @@ from forebay.storage.deadline import call_with_deadline
 
 T = TypeVar("T")
 ANSWER_S = 10.0
+_OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
+"""Variables by which Ray's client asks another cluster than the given one, without a word."""
 _ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
 
 
 class RayBackend:
     """Runs tasks through the Ray dashboard at `address`.
 
-    Ray refuses a second submission of one id.
+    Ray refuses a second submission of one id. An address that is not this user's own is shown no token.
     """
 
     name = "ray"
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, is_own: bool = True) -> None:
         if not address.startswith(("http://", "https://")):
             raise InvalidOption(
                 f"address={address!r} is not the address of a dashboard. Give --address http://HEAD:8265.",
                 address=address,
             )
         self.address = address
+        self._why_not = _why_not(address, is_own)
 
     def start(self, submission: Submission) -> None:
+        if self._why_not:
+            raise InvalidOption(f"job {submission.spec.name!r} cannot be submitted: {self._why_not}")
         words = ["python", "-m", "forebay.fleet.client.runner"]
         variables = {VARIABLE: submission.to_json()}
 
@@ -63,17 +70,36 @@ class RayBackend:
         return self._ask(lambda client: _is_there(client, submission.id))
 
     def standing(self, submission: Submission) -> Standing:  # noqa: ARG002 - of the protocol
-        return Standing()
+        return Standing(why=self._why_not)
 
     def end(self, submission: Submission) -> None:
+        if self._why_not:
+            raise InvalidOption(f"job {submission.spec.name!r} cannot be ended here: {self._why_not}")
         self._ask(lambda client: client.stop_job(submission.id))
 
     def _ask(self, question: Callable[[JobSubmissionClient], T]) -> T | None:
+        if self._why_not:
+            return None
         try:
             # Requests of Ray's client have no deadline of their own.
             return call_with_deadline(lambda: question(JobSubmissionClient(self.address)), ANSWER_S)
         except (RuntimeError, RayError, OSError):
             return None
+
+
+def _why_not(address: str, is_own: bool) -> str:
+    """Say why the cluster at `address` is not asked. Empty if it is."""
+    for variable in _OVERRIDES:
+        if given := os.environ.get(variable):
+            if urlsplit("//" + given.rpartition("://")[2]).hostname == urlsplit(address).hostname:
+                return ""
+            return f"{variable}={given} lets Ray's client ask that cluster instead of {address}. Unset {variable}."
+    if is_own or os.environ.get("RAY_AUTH_MODE") != "token":
+        return ""
+    return (
+        f"{address} is not asked: Ray's client would show it this user's token, and another user may have written that "
+        f"address. If it is yours, set RAY_API_SERVER_ADDRESS={address}."
+    )
 
 
 def _is_there(client: JobSubmissionClient, job: str) -> bool:

@@ -16,26 +16,23 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from forebay.errors import Fenced, ForebayError
+from forebay.errors import ExitCode, ForebayError
 from forebay.fleet.client.stored_log import StoredLog
 from forebay.fleet.client.submission import SLURM, VARIABLE, JobFiles, Submission, SubmissionEnd
 from forebay.fleet.code import fetch_code
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.spec.job_spec import Task, ordered
-from forebay.runtime.termination import TERMINATED, Termination
+from forebay.runtime.foreign_code import begin
+from forebay.runtime.termination import Termination
 from forebay.storage.atomic import find_small
 from forebay.storage.filesystem import resolve_source
 from forebay.training.runs.attempts.files import AttemptFiles
-from forebay.training.runs.attempts.stored_request import awaited_stop, load_request
+from forebay.training.runs.attempts.stored_request import awaited_stop
 from forebay.training.runs.result import load_result
 from forebay.training.runs.run_folder import RunFolder
 
-FENCED_CODE = Fenced.exit_status
-FINAL_CODES = (ForebayError.exit_status, FENCED_CODE, TERMINATED)
-"""Exit codes that are not tried again here.
-
-An error of the user's, a run that was taken over, and a request to end.
-"""
+FINAL_CODES = frozenset({ExitCode.FENCED, ExitCode.TERMINATED})
+"""Exit codes that are not tried again here, beside `Task.final_codes`."""
 ASKED = SubmissionEnd(how="stopped", why="asked to end (SIGTERM)")
 """End of a process that is started again, and continues. It is not recorded."""
 LATE_CODE = -256
@@ -74,28 +71,27 @@ def _set_up(submission: Submission, tee: LogTee) -> SubmissionEnd | None:
     """Run the lines of `launch.setup`. Returns the end of a job whose setup fails."""
     for line in submission.spec.launch.setup:
         code = _run(["sh", "-c", line], {}, tee, limit_s=submission.spec.scheduling.start_within)
-        if code == TERMINATED:
+        if code == ExitCode.TERMINATED:
             return ASKED
         if code == LATE_CODE:
             return SubmissionEnd(how="failed", why=f"setup {line!r} did not end within scheduling.start_within")
         if code != 0:
-            return SubmissionEnd(how="failed", why=f"setup {line!r} ended with code {code}")
+            return SubmissionEnd(how="failed", why=f"setup {line!r} ended with code {code}", code=code)
     return None
 
 
 def _run_all(submission: Submission, tee: LogTee) -> SubmissionEnd:
-    tasks = ordered(submission.spec.task)
-    for task in tasks:
+    for task in ordered(submission.spec.task):
         if (why := _awaited_stop(submission, task)) is not None:
             return SubmissionEnd(how="stopped", why=why)
         code = _run_task(submission, task, tee)
-        if code == TERMINATED:
+        if code == ExitCode.TERMINATED:
             return ASKED
-        if code == FENCED_CODE:
+        if code == ExitCode.FENCED:
             return SubmissionEnd(how="fenced", why=f"another attempt has taken over the task {task.name!r}")
         if code != 0:
-            return SubmissionEnd(how="failed", why=f"the task {task.name!r} ended with code {code}")
-        if (why := _stop_reason(submission, task, is_last=task == tasks[-1])) is not None:
+            return SubmissionEnd(how="failed", why=f"the task {task.name!r} ended with code {code}", code=code)
+        if (why := _stop_reason(submission, task)) is not None:
             return SubmissionEnd(how="stopped", why=why)
     return SubmissionEnd(how="succeeded")
 
@@ -105,16 +101,19 @@ def _awaited_stop(submission: Submission, task: Task) -> str | None:
     return None if task.run is None else awaited_stop(_run_folder(submission, task))
 
 
-def _stop_reason(submission: Submission, task: Task, *, is_last: bool) -> str | None:
-    """Return why the job ends with a task that has returned, or None.
+def _stop_reason(submission: Submission, task: Task) -> str | None:
+    """Return why somebody has stopped a task that has returned, or None.
 
-    A run that its own rule ended early, such as a patience, is followed by the next task.
+    A run that its own rule ended early, such as a patience, has succeeded: the next task follows.
     """
-    if task.run is None or (result := load_result(run := _run_folder(submission, task))) is None:
+    if task.run is None:
         return None
-    newest = AttemptFiles(run).newest()
-    is_asked = newest is not None and load_request(run, newest.number).stop is not None
-    return result.stopped if is_asked or is_last else None
+    files = AttemptFiles(run := _run_folder(submission, task))
+    if (newest := files.newest()) is None:  # a store without claims does not know who ended it
+        result = load_result(run)
+        return None if result is None else result.stopped
+    end = files.ended(newest.number)
+    return end.why if end is not None and end.how == "stopped" else None
 
 
 def _run_folder(submission: Submission, task: Task) -> RunFolder:
@@ -132,7 +131,7 @@ def _run_task(submission: Submission, task: Task, tee: LogTee) -> int:
     code = 0
     for _ in range(task.retries + 1):
         code = _run(_words(submission, attempt), environment, tee)
-        if code == 0 or code in FINAL_CODES:
+        if code == 0 or code in FINAL_CODES | task.final_codes:
             break
     return code
 
@@ -146,15 +145,16 @@ def _words(submission: Submission, attempt: PlacedAttempt) -> list[str]:
         # SLURM starts a job again after the end of its processes, or of its node: no other process is expected.
         silent_s = min(silent_s, REQUEUED_S) if unreachable.then == "fence" else silent_s
     driver = ["--driver", "local"] if submission.backend == "local" else []
-    words = [*attempt.words[1:], *driver, "--takeover-after", f"{silent_s:g}s"]
+    # Not by `g`, which writes 20 days as 1.728e+06.
+    words = [*attempt.words[1:], *driver, "--takeover-after", f"{silent_s:f}s"]
     return [sys.executable, "-m", "forebay", *words]
 
 
 def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit_s: float | None = None) -> int:
     """Run a command and return its exit code.
 
-    It is `LATE_CODE` after `limit_s`, and its processes are ended then. It is `TERMINATED` after a SIGTERM to this
-    process, which the command gets, too.
+    It is `LATE_CODE` after `limit_s`, and its processes are ended then. It is `ExitCode.TERMINATED` after a SIGTERM to
+    this process, which the command gets, too.
     """
     is_late = threading.Event()
     with subprocess.Popen(  # noqa: S603 - the user's own command, as words
@@ -174,14 +174,14 @@ def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit
         limit = threading.Timer(limit_s or 0.0, end_late)
         limit.daemon = True  # an interrupted runner does not wait for it
         if limit_s is not None:
-            limit.start()
+            begin(limit)
         assert process.stdout is not None
         with Termination(process.terminate) as term:
             while line := process.stdout.readline(LONGEST_LINE):
                 tee.append(line)
             code = process.wait()
         limit.cancel()
-        return TERMINATED if term.is_asked else LATE_CODE if is_late.is_set() else code
+        return ExitCode.TERMINATED if term.is_asked else LATE_CODE if is_late.is_set() else code
 
 
 def main() -> int:
@@ -200,12 +200,13 @@ def main() -> int:
         try:
             end = run_tasks(submission)
         except (ForebayError, OSError) as error:
-            end = SubmissionEnd(how="failed", why=f"{type(error).__name__}: {error}")
+            code = error.exit_status if isinstance(error, ForebayError) else None
+            end = SubmissionEnd(how="failed", why=f"{type(error).__name__}: {error}", code=code)
         os.chdir(Path.home())
     if end is ASKED:
-        return TERMINATED
+        return ExitCode.TERMINATED
     files.end(submission.number, end)
-    return {"succeeded": 0, "fenced": FENCED_CODE}.get(end.how, 1)
+    return {"succeeded": 0, "fenced": ExitCode.FENCED}.get(end.how, ExitCode.FAILED)
 
 
 if __name__ == "__main__":

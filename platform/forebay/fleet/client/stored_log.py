@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 
+from forebay.runtime.foreign_code import begin
 from forebay.storage.atomic import write_atomically
 from forebay.storage.filesystem import resolve
 
@@ -62,7 +63,6 @@ class StoredLog:
 
     def _write_later(self) -> None:
         if self._timer is None:
-            self._timer = threading.Timer(max(0.0, self._due_at - time.monotonic()), self.flush)
-            # A process that ends writes the rest itself.
-            self._timer.daemon = True
-            self._timer.start()
+            timer = threading.Timer(max(0.0, self._due_at - time.monotonic()), self.flush)
+            timer.daemon = True  # a process that ends writes the rest itself
+            self._timer = begin(timer)

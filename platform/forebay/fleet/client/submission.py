@@ -20,7 +20,7 @@ from forebay.fleet.spec.job_spec import JobSpec, ordered
 from forebay.fleet.spec.job_toml import spec_of
 from forebay.fleet.submitter import FileOwner
 from forebay.runtime.declared_types import require_facts, require_types
-from forebay.storage.atomic import find_small, write_atomically
+from forebay.storage.atomic import NotAFile, find_small, open_regular, write_atomically
 from forebay.storage.exclusive import create_exclusively
 from forebay.storage.filesystem import below, resolve, resolve_source
 from forebay.storage.globs import children
@@ -34,11 +34,17 @@ SLURM = "slurm"
 VARIABLE = "FOREBAY_SUBMISSION"
 """Variable with the JSON of the submission, for the process that runs its tasks."""
 
+_SUBMISSION = re.compile(r"\d{6}\.json")
 _TIME = re.compile(rb"^\d{4}-\d\d-\d\dT\S+ ?", re.MULTILINE)
 
+_NOT_A_SUBMISSION = (
+    *(ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError, InvalidJobSpec),
+    NotAFile,
+)
 T = TypeVar("T")
-How = Literal["succeeded", "failed", "stopped", "fenced", "refused"]
+How = Literal["succeeded", "failed", "stopped", "fenced", "refused", "lost"]
 
+LONGEST_TEXT = 1000
 LARGEST_BYTES = 1 << 20
 """Largest submission: a controller reads the newest one of each job in each round."""
 
@@ -114,10 +120,14 @@ class AcceptedBy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionEnd:
-    """End of a submission. `why` is its reason."""
+    """End of a submission.
+
+    `why` is its reason, `code` the exit code of the process that failed, if known. A lost one did not record it itself.
+    """
 
     how: How
     why: str = ""
+    code: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,11 +142,23 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ListedJob:
+    """A job by the names of its files.
+
+    `has_ended` is of its newest submission. `changed_at` is the time of its newest file, by the clock of its storage.
+    """
+
+    files: JobFiles
+    has_ended: bool
+    changed_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobFiles:
     """Files of a job, below `<storage>/<name>`.
 
-    They are `submissions/000001.json`, `.accepted.json`, `.started.json`, `.ended.json`, `logs/<id>.log`, and in a
-    fleet a log for each attempt.
+    They are `submissions/000001.json`, `.accepted.json`, `.launched.json`, `.started.json`, `.ended.json`,
+    `logs/<id>.log`, and in a fleet a log for each attempt.
     """
 
     storage: str
@@ -164,22 +186,22 @@ class JobFiles:
             sizes = {info.base_name: info.size for info in children(location.fs, location.path)}
         except (FileNotFoundError, NotADirectoryError):
             return None
-        numbers = [int(name[:6]) for name in sizes if len(name) == len("000001.json") and name[:6].isdecimal()]
+        numbers = [int(name[:6]) for name in sizes if _SUBMISSION.fullmatch(name)]
         return self._stored(max(numbers), sizes[f"{max(numbers):06d}.json"] or 0) if numbers else None
 
     def _stored(self, number: int, size: int = 0) -> StoredSubmission | None:
         name = f"{number:06d}.json"
         try:
             if size > LARGEST_BYTES:
-                raise ValueError(f"{size} bytes")
+                raise ValueError(f"it has {size:,} bytes")
             content, owner = self._read_owned(name)
             if content is None:
                 return None
             return StoredSubmission(submission=Submission.from_json(content), number=number, owner=owner)
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError, InvalidJobSpec) as error:
+        except _NOT_A_SUBMISSION as error:
             uri = self._uri(name)
             raise DamagedSubmission(
-                f"{uri} is not a submission ({error}). Remove the file, and submit the job again.",
+                f"{uri} is not a submission ({str(error)[:LONGEST_TEXT]}). Remove the file, and submit the job again.",
                 uri=uri,
                 number=number,
             ) from error
@@ -205,17 +227,21 @@ class JobFiles:
             first = before
         return {}
 
-    def changed_at(self) -> float | None:
-        """Return the time of the newest file of the job's submissions.
+    def listed(self) -> ListedJob | None:
+        """Return what one listing of the job's submissions says. None without a submission.
 
-        In seconds, by the clock of its storage. None without a submission.
+        Raises `OSError` if storage does not answer.
         """
         location = resolve(below(self.folder, FOLDER))
         try:
-            times = [info.mtime_ns or 0 for info in children(location.fs, location.path)]
+            times = {info.base_name: info.mtime_ns or 0 for info in children(location.fs, location.path)}
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return max(times) / 1e9 if times else None
+        numbers = [name[:6] for name in times if _SUBMISSION.fullmatch(name)]
+        if not numbers:
+            return None
+        has_ended = f"{max(numbers)}.ended.json" in times
+        return ListedJob(files=self, has_ended=has_ended, changed_at=max(times.values()) / 1e9)
 
     def last_lines(self, submission: Submission, most: int, tail: int) -> tuple[str, ...]:
         """Return the last lines of the newest log, from its last `tail` bytes."""
@@ -250,9 +276,24 @@ class JobFiles:
         """
         return create_exclusively(self._uri(f"{submission.number:06d}.json"), submission.to_json().encode())
 
+    def launch(self, number: int, child: int) -> None:
+        """Record the child of this process that is going to run the tasks.
+
+        It imports for seconds before it can say so itself, and may die meanwhile.
+        """
+        self._write(f"{number:06d}.launched.json", Claim.of_this_process(number, pid=child).to_json())
+
+    def launched(self, number: int) -> Claim | None:
+        """Return the process that runs the tasks or is going to, if any."""
+        content = None if (found := self.started(number)) else self._read(f"{number:06d}.launched.json")
+        return found if content is None else Claim.from_json(content, self.folder)
+
     def start(self, number: int) -> None:
-        """Record that this process runs the tasks."""
+        """Record that this process runs the tasks. If it counted as lost, it does not any more."""
         self._write(f"{number:06d}.started.json", Claim.of_this_process(number).to_json())
+        if (ended := self.ended(number)) is not None and ended.how == "lost":
+            location = resolve(self._uri(f"{number:06d}.ended.json"))
+            location.fs.delete_file(location.path)
 
     def started(self, number: int) -> Claim | None:
         """Return the process that runs the tasks, if any."""
@@ -332,12 +373,12 @@ class JobFiles:
     def _read_owned(self, name: str) -> tuple[bytes | None, FileOwner | None]:
         location = resolve_source(self._uri(name))
         if not location.is_local:
-            return self._read(name), None
+            return _bounded(self._read(name)), None
         try:
-            with Path(location.path).open("rb") as file:
+            with open_regular(Path(location.path)) as file:
                 # Of the open file: another one may have its name a moment later.
                 found = os.fstat(file.fileno())
-                return file.read(), FileOwner(uid=found.st_uid, mode=found.st_mode)
+                return _bounded(file.read(LARGEST_BYTES + 1)), FileOwner(uid=found.st_uid, mode=found.st_mode)
         except FileNotFoundError:
             return None, None
 
@@ -367,10 +408,26 @@ def folders_below(storage: str) -> list[str]:
     """
     location = resolve(storage)
     try:
-        names = sorted(info.base_name for info in children(location.fs, location.path))
+        # By names alone: an entry that cannot be looked at, such as a link into a closed folder, hides no other job.
+        if location.is_local:
+            names = [each.name for each in Path(location.path).iterdir()]
+        else:
+            names = [info.base_name for info in children(location.fs, location.path)]
     except FileNotFoundError:
         return []
-    return [name for name in names if not name.startswith(".")]
+    return sorted(name for name in names if not name.startswith(".") and _is_unicode(name))
+
+
+def _is_unicode(name: str) -> bool:
+    """Whether the bytes of a file's name are UTF-8. Python reads others as these surrogates."""
+    return not any("\udc80" <= letter <= "\udcff" for letter in name)
+
+
+def _bounded(content: bytes | None) -> bytes | None:
+    # The file may have grown since it was listed.
+    if content is not None and len(content) > LARGEST_BYTES:
+        raise ValueError(f"it has more than {LARGEST_BYTES:,} bytes")
+    return content
 
 
 def _shallow(submission: Submission) -> Mapping[str, Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import os
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,8 +14,9 @@ from forebay.errors import InvalidOption, RunFailed
 from forebay.events import Request
 from forebay.fleet.client.backend import JobBackend, backend_of
 from forebay.fleet.client.preparing import preparing_text
-from forebay.fleet.client.submission import FLEET, JobFiles, Submission, SubmissionEnd
+from forebay.fleet.client.submission import FLEET, SLURM, JobFiles, Submission, SubmissionEnd, folders_below
 from forebay.fleet.spec.job_spec import ordered
+from forebay.runtime.formatting import did_you_mean
 from forebay.storage.filesystem import resolve
 from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.runs.attempts.files import AttemptFiles
@@ -26,6 +28,7 @@ from forebay.training.runs.timeline.timeline import load_timeline
 
 POLL_S = 0.5
 STARTS_WITHIN_S = 60.0
+"""Time until the process of a local job is recorded. It takes milliseconds, unless `forebay submit` was killed."""
 
 JobState = Literal[
     "starting", "preparing", "running", "unreachable", "lost", "succeeded", "failed", "stopped", "fenced", "refused"
@@ -41,7 +44,8 @@ class JobStatus:
     the backend does not answer, which says nothing about the job. lost: its process left no record. refused: its
     submitter may not have what it asks for, and `why` says what.
     `submitter` is the one that a controller found, or what the submission says of itself. `cluster` is the place of the
-    newest attempt in a fleet: cluster, SKU, market and workers.
+    newest attempt in a fleet: cluster, SKU, market and workers. `code` is the exit code of the process that failed, if
+    known.
     """
 
     name: str
@@ -58,6 +62,7 @@ class JobStatus:
     why: str = ""
     submitter: str = ""
     cluster: str = ""
+    code: int | None = None
 
     @property
     def is_over(self) -> bool:
@@ -100,9 +105,10 @@ class SubmittedJob:
         """Newest submission. Raises `InvalidOption` if there is none."""
         newest = self._files.newest()
         if newest is None:
+            hint = did_you_mean(self.name, folders_below(self._files.storage))
             raise InvalidOption(
-                f"no job {self.name!r} was submitted with the storage {resolve(self._files.storage).uri}. Check the "
-                "name and the storage: `forebay jobs --storage URI` lists them.",
+                f"no job {self.name!r} was submitted with the storage {resolve(self._files.storage).uri}.{hint} Check "
+                "the name and the storage: `forebay jobs --storage URI` lists them.",
                 name=self.name,
             )
         return newest
@@ -118,7 +124,7 @@ class SubmittedJob:
         why = "" if ended is None else ended.why
         if state == "running" and (prepares := self._preparing(submission)) is not None:
             state, why = "preparing", prepares
-        if state in ("running", "starting", "lost"):
+        if state in ("running", "starting", "lost") or (state == "unreachable" and submission.backend == "ray"):
             standing = self._backend_of(submission).standing(submission)
             state, why = "starting" if standing.is_waiting else state, standing.why
         run = AttemptFiles(self._run)
@@ -126,8 +132,8 @@ class SubmittedJob:
         heartbeat = None if claim is None else run.heartbeat(claim.number)
         # A heartbeat comes every few seconds: a short run ends before its second one.
         result = None if ended is None else load_result(self._run)
-        if result is not None and state == "succeeded" and result.stopped:
-            state = "stopped"
+        if result is not None and state == "succeeded":
+            why = why or result.stopped or ""
         return JobStatus(
             name=self.name,
             state=state,
@@ -143,6 +149,7 @@ class SubmittedJob:
             why=why,
             submitter=self._submitter(submission),
             cluster=claim.cluster if claim is not None and submission.backend == FLEET else "",
+            code=None if ended is None else ended.code,
         )
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
@@ -229,9 +236,11 @@ class SubmittedJob:
         submission, storage = self.submission, self._files.storage
         names = [submission.spec.run_name(task) for task in ordered(submission.spec.task) if task.run is not None]
         if not names:
+            remedy = "`fb.fleet.SubmittedJob.stop(now=True)` ends its process."
+            if submission.backend == SLURM:
+                remedy = f"`scancel --name={submission.id.rpartition('-')[0]}` ends it."
             raise InvalidOption(
-                f"the tasks of job {self.name!r} are commands, which obey no request: nothing was changed. "
-                "`fb.fleet.SubmittedJob.stop(now=True)` ends its process.",
+                f"the tasks of job {self.name!r} are commands, which obey no request: nothing was changed. {remedy}",
                 name=self.name,
             )
         for name in names:
@@ -295,7 +304,11 @@ class SubmittedJob:
         has_started = self._files.started(submission.number) is not None
         is_alive = self._backend_of(submission).is_alive(submission)
         if is_alive is None:
-            return "unreachable" if has_started or submission.backend != "local" else "starting"
+            if submission.backend != "local" or self._files.launched(submission.number) is not None:
+                return "unreachable"
+            listed = self._files.listed()
+            is_new = listed is None or time.time() - listed.changed_at < STARTS_WITHIN_S
+            return "starting" if is_new else "lost"
         if is_alive:
             return "running" if has_started else "starting"
         ended = self._files.ended(submission.number)  # between the two questions
@@ -305,8 +318,15 @@ class SubmittedJob:
         given = self._backend
         if given is None or (given.name, given.address) != (submission.backend, submission.address):
             # Kept: it may use an answer of a queue again.
-            given = self._backend = backend_of(submission.backend, submission.address)
+            is_own = submission.backend != "ray" or self._is_own(submission)  # else a second read for nothing
+            given = self._backend = backend_of(submission.backend, submission.address, is_own)
         return given
+
+    def _is_own(self, submission: Submission) -> bool:
+        """Whether only this user may write the file of a submission."""
+        stored = self._files.newest_stored()
+        owner = None if stored is None or stored.number != submission.number else stored.owner
+        return owner is not None and owner.is_alone and owner.uid == os.geteuid()
 
     def _repr_html_(self) -> str:
         """Card for notebooks."""

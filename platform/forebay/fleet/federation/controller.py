@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from forebay.errors import InvalidOption, ReadFailed, WriteFailed
+from forebay.errors import ForebayError, InvalidOption, ReadFailed, WriteFailed
 from forebay.fleet.client.submission import (
     FLEET,
     AcceptedBy,
@@ -24,8 +24,8 @@ from forebay.fleet.client.submission import (
     SubmissionEnd,
     folders_below,
 )
-from forebay.fleet.federation.acceptance import Acceptance, GpuShares, Oversight, job_folder
-from forebay.fleet.federation.audit import AuditLine, AuditLog
+from forebay.fleet.federation.acceptance import Acceptance, GpuShares, Judgement, Oversight, job_folder
+from forebay.fleet.federation.audit import LONGEST_TEXT, AuditLine, AuditLog
 from forebay.fleet.federation.federation import Federation
 from forebay.fleet.federation.kube_clusters import KubeClusters
 from forebay.fleet.federation.pod_logs import FleetLogs
@@ -219,7 +219,7 @@ class FleetController:
         """
         try:
             yield
-        except (OSError, WriteFailed, InvalidOption) as error:
+        except (OSError, ForebayError) as error:
             self._faults[place] = error
 
     def wait(self, ended: threading.Event) -> None:
@@ -245,7 +245,7 @@ class FleetController:
         """
         try:
             found = {(storage, name) for storage in self.storages for name in folders_below(storage)}
-        except OSError:
+        except (OSError, ForebayError):
             return False  # the round tells
         is_new = not found <= self._folders
         self._folders |= found
@@ -262,8 +262,8 @@ class FleetController:
             with self._answering(resolve(storage).uri):
                 names = folders_below(storage)
             for name in names:
-                files = JobFiles(storage=storage, name=name)
-                with self._answering(files.folder):
+                with self._answering(f"{resolve(storage).uri}/{name}"):
+                    files = JobFiles(storage=storage, name=name)
                     found = self._newest(files) if self._only in (None, name) else None
                     if found is not None and files.ended(found.number) is None:
                         yield files, found
@@ -281,12 +281,15 @@ class FleetController:
 
         Returns whether it may run.
         """
-        submission, verdict = found.submission, self._acceptance.judge(files, found)
-        refusal = verdict.refusal or self._name_taken(submission)
-        name = "" if verdict.submitter is None else verdict.submitter.name
-        line = AuditLine(action="accepted", submitter=name, by=verdict.by, says=submission.says)
-        is_accepted = False
+        submission, is_accepted = found.submission, False
         with self._answering(files.folder):
+            try:
+                verdict = self._acceptance.judge(files, found)
+                refusal = verdict.refusal or self._name_taken(submission)
+            except InvalidOption as error:  # its storage is no location
+                verdict, refusal = Judgement(), str(error)
+            name = "" if verdict.submitter is None else verdict.submitter.name
+            line = AuditLine(action="accepted", submitter=name, by=verdict.by, says=submission.says)
             if refusal is not None:
                 self._accepted.pop(files.folder, None)
                 self._refuse(files, found.number, refusal, line)
@@ -310,7 +313,7 @@ class FleetController:
     def _refuse(self, files: JobFiles, number: int, why: str, line: AuditLine) -> None:
         if files.ended(number) is None:
             self._audit.note(_of_job(replace(line, action="refused", why=why), files, number))
-            files.end(number, SubmissionEnd(how="refused", why=printable(why)))
+            files.end(number, SubmissionEnd(how="refused", why=printable(why)[:LONGEST_TEXT]))
 
     def _name_taken(self, submission: Submission) -> str | None:
         """Reason why the name cannot be used here, or None.
@@ -429,7 +432,7 @@ class FleetController:
             self._ended_at.pop(files.name, None)
             failed = next((state for state in states if isinstance(state, JobFailed)), None)
             if failed is not None:
-                files.end(submission.number, SubmissionEnd(how="failed", why=failed.why))
+                files.end(submission.number, SubmissionEnd(how="failed", why=failed.why, code=failed.code))
             elif any(isinstance(state, JobStopped) for state in states):
                 files.end(submission.number, SubmissionEnd(how="stopped", why="stopped by its user"))
             else:

@@ -195,6 +195,8 @@ class Federation:
             return JobObservation(reasons=reasons, is_stopped=self._is_stopped(entry))
         try:
             claim = self._storage.newest_claim(entry.spec, entry.task)
+            if claim is not None and (claim.number > state.number or isinstance(state, AttemptPlacing)):
+                _require_fit(entry, claim.target, round_.clusters.get(claim.target.cluster))
             found = JobObservation(
                 claim=claim,
                 failures=self._failures(entry, claim),
@@ -379,6 +381,32 @@ class Federation:
         )
 
 
+def _require_fit(entry: JournalEntry, target: Target, cluster: Cluster | None) -> None:
+    """Raise `InvalidOption` for a claim that no controller makes for this job.
+
+    A submitter who may write the run's folder may write a claim, and gets no other cluster or machine by it.
+    `cluster` is None for one that is not in the fleet any more.
+    """
+    workers, scheduling = entry.task.workers, entry.spec.scheduling
+    refusal = None if cluster is None else cluster.is_allowed(scheduling.clusters, scheduling.deny)
+    if refusal is not None:
+        why = f"{target.cluster} is {refusal}"
+    elif not workers.min <= target.workers <= workers.largest:
+        why = f"the task has {workers.min} to {workers.largest} workers"
+    elif workers.sku and target.sku not in workers.sku:
+        why = f"the task may have {', '.join(workers.sku)}"
+    elif target.market == {"never": "spot", "only": "on-demand"}.get(workers.spot):
+        why = f"the task has spot = {workers.spot!r}"
+    else:
+        return
+    text = f"{target.cluster}/{target.sku}/{target.market}/{target.workers}"
+    raise InvalidOption(
+        f"its newest claim is for {text}, and {why}: no controller has made it for this job. Submit it under a name "
+        "that no run has.",
+        target=text,
+    )
+
+
 def _line(entry: JournalEntry, action: Action, number: int, why: str) -> AuditLine:
     state = entry.state
     return AuditLine(
@@ -421,6 +449,7 @@ def rules_of(spec: JobSpec, task: Task) -> AttemptRules:
         retries=task.retries,
         unreachable_s=scheduling.unreachable.after,
         is_fenced=scheduling.unreachable.then == "fence",
+        final_codes=task.final_codes,
     )
 
 

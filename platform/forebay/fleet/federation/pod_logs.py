@@ -10,6 +10,7 @@ from typing import Protocol
 
 from forebay.errors import ForebayError
 from forebay.fleet.client.stored_log import StoredLog
+from forebay.runtime.foreign_code import begin
 from forebay.storage.atomic import find_small
 from forebay.storage.filesystem import resolve_source
 
@@ -108,8 +109,7 @@ class FleetLogs:
         """Follow the log of an attempt, unless it is followed."""
         self._followers = {each: found for each, found in self._followers.items() if found.is_alive() or each == name}
         if name not in self._followers and len(self._followers) < MOST_FOLLOWED:
-            follower = self._followers[name] = LogFollower(uri, open_log)
-            follower.start()
+            self._followers[name] = begin(LogFollower(uri, open_log))
 
     def finish(self, name: str) -> bool:
         """End the copy of a log after the present lines.

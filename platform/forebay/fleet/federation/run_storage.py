@@ -71,10 +71,9 @@ class RunStorage:
         """
         files = AttemptFiles(run_folder(spec, task))
         try:
-            ends = [files.ended(number) for number in range(max(since, 1), before)]
+            return files.num_failed(since, before)
         except OSError as error:
             raise _unread(spec, task, error) from redacted(error)
-        return sum(end is not None and end.how == "failed" for end in ends)
 
     def is_stopped(self, spec: JobSpec, task: Task, live: int = 0) -> bool:
         """Whether a request to stop is old enough.

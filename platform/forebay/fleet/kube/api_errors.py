@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from forebay.errors import ForebayError
+from forebay.errors import ExitCode, ForebayError
 
 _NO_KIND = "This cluster does not know the kind: install KubeRay 1.7 or newer, with its CRDs."
 
@@ -23,6 +23,8 @@ class ApiUnreachable(KubeError):
 
     The request may have been carried out.
     """
+
+    exit_status = ExitCode.FAILED
 
 
 class AccessRefused(KubeError):
@@ -48,12 +50,16 @@ class ObjectExists(KubeError):
 class ObjectChanged(KubeError):
     """Conflict: the object was changed since, or by another manager (409)."""
 
+    exit_status = ExitCode.FAILED
+
 
 class VersionExpired(KubeError):
     """The version of a watch is too old (410).
 
     List again.
     """
+
+    exit_status = ExitCode.FAILED
 
 
 class ObjectInvalid(KubeError):
@@ -68,6 +74,8 @@ class TooManyRequests(KubeError):
 
     Fact: `retry_after_s`.
     """
+
+    exit_status = ExitCode.FAILED
 
 
 def kube_error(cluster: str, verb: str, path: str, status: int, body: bytes, headers: Mapping[str, str]) -> KubeError:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from forebay.errors import UnusableStorage
+from forebay.errors import ExitCode
 from forebay.fleet.lifecycle.states import (
     AttemptLost,
     AttemptPlacing,
@@ -139,12 +139,16 @@ FleetAction: TypeAlias = ClaimAttempt | CreateRayJob | DeleteRayJob | RecordEnd
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptRules:
-    """Rules of a job for its attempts, from its specification."""
+    """Rules of a job for its attempts, from its specification.
+
+    After an exit code of `final_codes` there is no other attempt.
+    """
 
     start_within_s: float
     retries: int
     unreachable_s: float
     is_fenced: bool = True
+    final_codes: frozenset[int] = frozenset({ExitCode.UNUSABLE_STORAGE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,26 +321,32 @@ def _ended(state: LiveAttempt, seen: JobObservation, rules: AttemptRules, now: f
     The end is what it wrote itself, or its RayJob's. A RayJob that is complete may have been stopped.
     """
     claim, ray_job = seen.claim, seen.ray_job
-    if claim is not None and claim.number == state.number and claim.how is not None:
-        return _ended_itself(state, claim, rules, now)
+    is_final = ray_job is not None and ray_job.phase == "failed" and ray_job.exit_code in rules.final_codes
+    is_recorded = claim is not None and claim.number == state.number and claim.how is not None
+    if claim is not None and is_recorded and not (is_final and claim.how == "failed"):
+        return _ended_itself(state, claim, None if ray_job is None else ray_job.exit_code, rules, now)
     if ray_job is None or ray_job.phase in ("absent", "starting", "running"):
         return None
     if ray_job.phase == "succeeded":
         record = RecordEnd(number=state.number, target=state.target, how="finished", why="")
         return FleetDecision(state=JobSucceeded(number=state.number), actions=(record,), why="its RayJob succeeded")
-    if ray_job.exit_code == UnusableStorage.exit_status:
-        return FleetDecision(state=JobFailed(number=state.number, why=ray_job.words), why="no retry helps")
-    return _failed(state, rules, now, ray_job.words or f"its RayJob {ray_job.phase}")
+    if is_final:  # also where the run has recorded that it failed: the code says why
+        record = RecordEnd(number=state.number, target=state.target, how="failed", why=ray_job.words)
+        failed = JobFailed(number=state.number, why=ray_job.words, code=ray_job.exit_code)
+        return FleetDecision(state=failed, actions=() if is_recorded else (record,), why="no retry helps")
+    return _failed(state, rules, now, ray_job.words or f"its RayJob {ray_job.phase}", ray_job.exit_code)
 
 
-def _ended_itself(state: LiveAttempt, claim: SeenClaim, rules: AttemptRules, now: float) -> FleetDecision:
+def _ended_itself(
+    state: LiveAttempt, claim: SeenClaim, code: int | None, rules: AttemptRules, now: float
+) -> FleetDecision:
     match claim.how:
         case "finished":
             return FleetDecision(state=JobSucceeded(number=state.number), why="the run is finished")
         case "stopped":
             return FleetDecision(state=JobStopped(number=state.number), why=claim.why or "the run was stopped")
         case _:
-            return _failed(state, rules, now, claim.why or "the run failed")
+            return _failed(state, rules, now, claim.why or "the run failed", code)
 
 
 def _silent(state: AttemptStarting | AttemptRunning, seen: JobObservation, now: float) -> FleetDecision:
@@ -358,12 +368,12 @@ def _runs(state: LiveAttempt, now: float) -> FleetDecision:
     return FleetDecision(state=running, why="its workers run")
 
 
-def _failed(state: LiveAttempt, rules: AttemptRules, now: float, why: str) -> FleetDecision:
+def _failed(state: LiveAttempt, rules: AttemptRules, now: float, why: str, code: int | None = None) -> FleetDecision:
     failures = state.failures + 1
     record = RecordEnd(number=state.number, target=state.target, how="failed", why=why)
     if failures > rules.retries:
         text = f"{why} (attempt {state.number}, {failures} failures, {rules.retries} retries allowed)"
-        return FleetDecision(state=JobFailed(number=state.number, why=text), actions=(record,), why=text)
+        return FleetDecision(state=JobFailed(number=state.number, why=text, code=code), actions=(record,), why=text)
     # What is left of the attempt is deleted before the next one is claimed.
     return _withdrawn(state, now, why, failures=failures, record=record)
 

@@ -110,10 +110,14 @@ class JobSucceeded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFailed:
-    """It ended without a result."""
+    """It ended without a result.
+
+    `code` is the exit code of its last process, if known.
+    """
 
     number: int
     why: str
+    code: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

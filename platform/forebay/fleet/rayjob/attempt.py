@@ -8,7 +8,7 @@ import shlex
 from dataclasses import dataclass
 from typing import Any
 
-from forebay.fleet.cluster import Cluster, Market
+from forebay.fleet.cluster import Cluster, Market, Sku
 from forebay.fleet.spec.canonical import key_of
 from forebay.fleet.spec.job_spec import JobSpec, Task
 from forebay.fleet.spec.quantity import millicpus, nbytes, quantity
@@ -119,7 +119,17 @@ class PlacedAttempt:
         if sku is not None and price is not None:
             share = sku.share(millicpus(workers.cpu), nbytes(workers.memory or sku.memory), workers.gpus)
             found["FOREBAY_RUN_PRICE"] = f"{price * share:.6g}"
+            dear = sku.price("on-demand") if "on-demand" in self.markets_on(sku) else None
+            if self.market == "spot" and dear is not None:
+                found["FOREBAY_RUN_PRICE_ON_DEMAND"] = f"{dear * share:.6g}"
         return found
+
+    def markets_on(self, sku: Sku) -> tuple[Market, ...]:
+        """Markets of its worker groups. Spot machines come first, where it may fall back."""
+        if self.market == "on-demand":
+            return ("on-demand",)
+        may_fall_back = self.task.workers.spot == "prefer" and "on-demand" in sku.markets
+        return ("spot", "on-demand") if may_fall_back else ("spot",)
 
     @property
     def entrypoint(self) -> str:

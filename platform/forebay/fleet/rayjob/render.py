@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from typing import Any
 
-from forebay.fleet.cluster import Cluster, Market, Sku
+from forebay.fleet.cluster import Cluster, Market
 from forebay.fleet.pod_template import patched
 from forebay.fleet.rayjob.attempt import CODE_FOLDER, DOMAIN, PlacedAttempt, escaped
 from forebay.fleet.rayjob.pod import (
@@ -88,7 +88,7 @@ def ray_cluster_spec(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
         "authOptions": {"mode": "token"},
         "headGroupSpec": _head(attempt, cluster),
     }
-    markets = _markets(attempt, sku)
+    markets = attempt.markets_on(sku)
     # Kueue counts the pods of a job once, so that its number cannot change.
     is_elastic = (workers.largest > workers.min or len(markets) > 1) and cluster.scheduler != "kueue"
     if is_elastic:
@@ -113,13 +113,6 @@ def worker_resources(attempt: PlacedAttempt, cluster: Cluster) -> dict[str, str]
     if cluster.cache.mode == "emptyDir":
         local += nbytes(cluster.cache.size)
     return resources | ({"ephemeral-storage": str(local)} if local else {})
-
-
-def _markets(attempt: PlacedAttempt, sku: Sku) -> tuple[Market, ...]:
-    if attempt.market == "on-demand":
-        return ("on-demand",)
-    may_fall_back = attempt.task.workers.spot == "prefer" and "on-demand" in sku.markets
-    return ("spot", "on-demand") if may_fall_back else ("spot",)
 
 
 def _head(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:

@@ -23,10 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from forebay.errors import ForebayError, InvalidOption, RayNotStarted, UnusableStorage
+from forebay.errors import ExitCode, ForebayError, InvalidOption, RayNotStarted, UnusableStorage
 from forebay.fleet.slurm.commands import ask, tell
 from forebay.runtime.foreign_code import begin
-from forebay.runtime.termination import TERMINATED, Termination
+from forebay.runtime.termination import Termination
 
 NODE = "forebay.fleet.slurm.ray_node"
 READY = "forebay-node-is-ready"
@@ -210,12 +210,12 @@ def _free_port(address: str) -> int:
 def _run(words: Sequence[str], variables: Mapping[str, str]) -> int:
     """Run the command, and pass a SIGTERM to it.
 
-    Returns `TERMINATED` if it has ended early for that.
+    Returns `ExitCode.TERMINATED` if it has ended early for that.
     """
     with subprocess.Popen(words, env={**os.environ, **variables}) as process:  # noqa: S603 - the user's own command
         with Termination(lambda: process.send_signal(signal.SIGTERM)) as term:
             code = process.wait()
-        return TERMINATED if term.is_asked and code != 0 else code
+        return ExitCode.TERMINATED if term.is_asked and code != 0 else code
 
 
 def main(words: Sequence[str]) -> int:
@@ -228,7 +228,7 @@ def main(words: Sequence[str]) -> int:
         log.error(  # noqa: TRY400 - the error of a user
             "write: python -m forebay.fleet.slurm.allocation [--shared FOLDER] -- COMMAND..."
         )
-        return InvalidOption.exit_status
+        return ExitCode.USAGE
     try:
         allocation = Allocation.of(os.environ)
         with ray_of(allocation, shared) as variables:
@@ -236,7 +236,7 @@ def main(words: Sequence[str]) -> int:
     except ForebayError as error:
         log.error("%s", error)  # noqa: TRY400 - the error of a user
         return error.exit_status
-    if code == TERMINATED:
+    if code == ExitCode.TERMINATED:
         is_back = allocation.requeue()
         log.info("the job was asked to end%s", ", and goes back into the queue" if is_back else "")
     return code

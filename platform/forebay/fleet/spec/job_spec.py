@@ -6,13 +6,14 @@ TOML and JSON Schema are derived from it.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Literal
 
 from pydantic import ConfigDict
 
+from forebay.errors import ExitCode
 from forebay.fleet.spec.fields import (
     Argument,
     Bytes,
@@ -32,6 +33,8 @@ from forebay.runtime.late_import import late
 from forebay.training.job.elastic import Elastic
 
 MAX_WORKERS = 10_000
+MOST_TASKS = 1000
+MOST_MOUNTS = 100
 _REFERENCE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
 _NAMES = re.compile(r"\w[\w.,@+-]*", re.ASCII)
 _SLURM_FORMS = {
@@ -139,6 +142,15 @@ class Task:
         if not 0 <= self.retries <= 1000:
             raise fault(f"{self.retries} cannot work. Give a whole number from 0 to 1000.", "retries")
 
+    @property
+    def final_codes(self) -> frozenset[int]:
+        """Exit codes after which no other attempt is made.
+
+        A command has codes of its own, but by convention 2 is a wrong command line everywhere.
+        """
+        known = frozenset({ExitCode.USAGE, ExitCode.UNUSABLE_STORAGE})
+        return known if self.run is None else known | {ExitCode.REFUSED}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
@@ -153,8 +165,8 @@ class Unreachable:
 
     def __post_init__(self) -> None:
         settle_fields(self)
-        if self.after < 30:
-            raise fault("a cluster is asked every few seconds. Give 30s or more.", "after")
+        if not 30 <= self.after <= 366 * 86_400:
+            raise fault(f"{self.after:g} s cannot work. Give 30s or more, at most 366d.", "after")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -317,6 +329,7 @@ class Launch:
         self._check_env()
         for name, value in self.labels.items():
             check_label(name, value)
+        check_count(self.mounts, MOST_MOUNTS, "mounts")
         paths = [mount.path for mount in self.mounts]
         for number, path in enumerate(paths):
             if path in paths[:number]:
@@ -378,6 +391,12 @@ class JobSpec:
         return self.name if len(self.task) == 1 else f"{self.name}.{task.name}"
 
 
+def check_count(found: Sequence[object], most: int, *path: str | int) -> None:
+    """Raise `InvalidJobSpec` for a list that is too long."""
+    if len(found) > most:
+        raise fault(f"it has {len(found):,} entries. Give at most {most:,}.", *path)
+
+
 def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
     """Sort tasks by their dependencies.
 
@@ -399,6 +418,7 @@ def ordered(tasks: tuple[Task, ...]) -> tuple[Task, ...]:
 def _check_order(tasks: tuple[Task, ...]) -> None:
     if not tasks:
         raise fault("a job has at least one task. Add [[task]] with run or command.", "task")
+    check_count(tasks, MOST_TASKS, "task")
     names = [task.name for task in tasks]
     for number, task in enumerate(tasks):
         if task.name in names[:number]:

@@ -17,7 +17,8 @@ _SUFFIXES: dict[str, Decimal] = {
     },
     **{f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)},
 }
-_FORM = re.compile(r"\+?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?\d+|[numkMGTPE]|[KMGTPE]i|)")
+# Kubernetes has no number of more than 63 bits. An exponent of six digits would take minutes to write out.
+_FORM = re.compile(r"\+?([0-9]{1,40}(?:\.[0-9]{0,40})?|\.[0-9]{1,40})([eE][+-]?[0-9]{1,2}|[numkMGTPE]|[KMGTPE]i|)")
 _BYTES = re.compile(r"[kMGTPE]|[KMGTPE]i")
 
 

@@ -26,6 +26,9 @@ TYPES_FROM = ("collections", "datetime", "decimal", "forebay", "os", "pathlib", 
 on a machine that only submits.
 """
 
+_ALIAS: Any = getattr(ast, "TypeAlias", ())
+"""Statement `type Sizes = list[int]` of Python 3.12 and later."""
+
 
 def read_signature(path: str, functions: Sequence[str]) -> tuple[Parameter, ...]:
     """Return the parameters of a job function.
@@ -68,6 +71,8 @@ def _bound(node: ast.AST) -> Iterator[tuple[str, ast.AST]]:
         match each:
             case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
                 yield name, each
+            case _ if isinstance(each, _ALIAS):
+                yield each.name.id, each
             case ast.Import(names=names) | ast.ImportFrom(names=names):
                 yield from ((alias.asname or alias.name.partition(".")[0], each) for alias in names)
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.Name(id=name, ctx=ast.Store()):
@@ -109,7 +114,7 @@ def _type_of(argument: ast.arg, default: ast.expr | None, bound: Bound) -> Any:
         if argument.annotation is not None:
             return _resolved(argument.annotation, bound)
         return str if default is None else type_of_default(ast.literal_eval(default))
-    except (_Unknown, ImportError, AttributeError, TypeError, ValueError, SyntaxError):
+    except (_Unknown, ImportError, AttributeError, TypeError, ValueError, SyntaxError, RecursionError):
         return Any
 
 
@@ -152,6 +157,8 @@ def _named(name: str, bound: Bound) -> Any:
         case [ast.ImportFrom(module=str() as module, names=names, level=0)]:
             alias = next(each for each in names if (each.asname or each.name) == name)
             return getattr(_module(module), alias.name)
+        case [alias] if isinstance(alias, _ALIAS) and not alias.type_params:
+            return _resolved(alias.value, bound)
     raise _Unknown
 
 

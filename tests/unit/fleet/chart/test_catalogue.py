@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.unit.fleet.chart.conftest import CHART, VALUES, Objects, helm, named, render_with
@@ -47,6 +48,22 @@ def test_numbers_are_quantities(helms: list[str]) -> None:
     assert (found.sku["gpu"].cpu, found.head_cpu) == ("8", "2")
     (container,) = named(text, "Deployment", "forebay-notebook")["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["requests"]["cpu"] == "2"
+
+
+def test_the_charts_own_machines_are_not_beside_others(helms: list[str], tmp_path: Path) -> None:
+    """Unless they are named. Jobs without GPUs would go to any node."""
+    h100 = {"cpu": 96, "memory": "1Ti", "gpus": 8, "max": 2}
+    cases: list[tuple[dict[str, Any], dict[str, tuple[str, int]]]] = [
+        ({}, {"cpu": ("4", 4)}),
+        ({"cpu": {"max": 9}}, {"cpu": ("4", 9)}),
+        ({"h100": h100}, {"h100": ("96", 2)}),
+        ({"cpu": None, "h100": h100}, {"h100": ("96", 2)}),
+        ({"cpu": {}, "h100": h100}, {"cpu": ("4", 4), "h100": ("96", 2)}),
+    ]
+    for given, wanted in cases:
+        text = render_with({"skus": given}, tmp_path)
+        found = parse_catalogue(named(text, "ConfigMap", "forebay-catalogue")["data"]["catalogue.json"], "the values")
+        assert {name: (sku.cpu, sku.most_nodes) for name, sku in found.sku.items()} == wanted
 
 
 @pytest.mark.parametrize(("version", "is_native"), [("1.28.9", False), ("1.29.0", True), ("1.29.1-gke.5", True)])

@@ -64,7 +64,7 @@ def test_every_value_reaches_the_jobs(render: Callable[..., Objects], values: st
     merged = {**given, "image": {**defaults["image"], "tag": version, **given.get("image", {})}}
     (catalogue,) = (each for each in render(values) if each["metadata"]["name"] == "forebay-catalogue")
     cluster = parse_catalogue(catalogue["data"]["catalogue.json"], "the catalogue")
-    for name, sku in {**defaults["skus"], **given.get("skus", {})}.items():
+    for name, sku in (given.get("skus") or {"cpu": {}}).items():
         for market in cluster.sku[name].markets:
             shape = {"cpu": "1", "memory": "1Gi", "gpus": sku.get("gpus", 0)}
             workers = fb.fleet.TaskWorkers(min=1, max=2, sku=(name,), spot="prefer", **shape)  # type: ignore[arg-type]

@@ -191,13 +191,11 @@ def test_the_folder_of_the_cache_is_made_where_workers_may_run(
     @given(skus=st.dictionaries(st.sampled_from(["cpu", "h100", "a100"]), SKU, min_size=1, max_size=2))
     def check(skus: dict[str, Any]) -> None:
         skus = copy.deepcopy(skus)
-        skus.setdefault("cpu", None)  # Helm's way to leave a default out
         values = {"skus": skus, "cache": {"mode": "hostPath", "prepareHostPath": True}}
         spec = templates(render_with(values, folder))["forebay-cache"]["spec"]
         kinds = [
             ({**sku["nodeSelector"], **market["nodeSelector"]}, [*sku["tolerations"], *market["tolerations"]])
             for sku in skus.values()
-            if sku
             for market in sku["markets"].values()
             if market["enabled"]
         ]

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import forebay as fb
+from forebay.cli.app import main
+from forebay.fleet.client import job_rows
 from forebay.fleet.client.job_rows import BAD_ENDS, JobRow, JobRows
 from forebay.fleet.client.jobs_page import ServedJobs, jobs_page, served_link, served_run
 from forebay.fleet.client.submission import FLEET, AcceptedBy, JobFiles, Submission, SubmissionEnd
@@ -107,7 +109,7 @@ def test_rows_are_what_storage_says(tmp_path: Path) -> None:
     (tmp_path / "damaged" / "submissions" / "000001.json").write_text("{")
     (tmp_path / "data").mkdir()
     reader = JobRows([storage], lambda run: (f"west: no room for {run}",))
-    found = {each.name: each for each in reader.read()}
+    found = {each.name: each for each in reader.read().rows}
     assert {name: each.state for name, each in found.items()} == {
         "runs": "running",
         "broke": "failed",
@@ -126,16 +128,47 @@ def test_rows_are_what_storage_says(tmp_path: Path) -> None:
         assert text in page
 
 
+def test_all_live_jobs_and_the_newest_ended_ones_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A listing alone tells about the others, however many there are."""
+    times = random.Random(0).sample(range(1000, 2000), 12)
+    for number, at in enumerate(times):
+        files = write_job(str(tmp_path), f"job-{number:02d}", "failed" if number % 3 else None)
+        for path in Path(files.uri(1)).parent.iterdir():
+            os.utime(path, (at, at))
+    ended = sorted((number for number in range(12) if number % 3), key=lambda number: -times[number])
+    read: list[str] = []
+    newest = JobFiles.newest_stored
+    monkeypatch.setattr(JobFiles, "newest_stored", lambda files: read.append(files.name) or newest(files))
+    for most in (0, 3, 8, 100, None):
+        read.clear()
+        found = JobRows([str(tmp_path)], most_ended=most).read()
+        wanted = sorted(f"job-{number:02d}" for number in [0, 3, 6, 9, *ended[:most]])
+        assert [each.name for each in found.rows] == wanted == sorted(set(read))
+        assert found.num_older == 12 - len(wanted)
+    assert "8 jobs that ended earlier are left out" in jobs_page([], 0.0, num_older=8)
+    monkeypatch.setattr(job_rows, "MOST_ENDED", 1)
+    for words, shown, number in (
+        ([], "7 jobs that ended earlier are left out: forebay jobs --all.", 5),
+        (["--all"], "job-11", 12),
+    ):
+        with pytest.raises(SystemExit):
+            main(["jobs", "--storage", str(tmp_path), *words])
+        text = capsys.readouterr().out
+        assert shown in text and text.count("job-") == number
+
+
 def test_an_ended_job_is_read_again_only_when_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = write_job(str(tmp_path), "done", "failed")
     reader = JobRows([str(tmp_path)])
-    (first,) = reader.read()
+    (first,) = reader.read().rows
     monkeypatch.setattr(JobFiles, "newest_stored", lambda _: pytest.fail("it was read again"))
-    assert reader.read() == [first]
+    assert reader.read().rows == [first]
     monkeypatch.undo()
     files.end(1, SubmissionEnd(how="stopped", why="by hand"))
     os.utime(files.uri(1), (time.time() + 5,) * 2)
-    (second,) = reader.read()
+    (second,) = reader.read().rows
     assert (second.state, second.why) == ("stopped", "by hand")
 
 

@@ -6,6 +6,9 @@ Submitted twice they are one job, and their logs and results are in storage.
 from __future__ import annotations
 
 import json
+import os
+import re
+import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -17,13 +20,16 @@ import pytest
 
 import forebay as fb
 from forebay.cli.app import main
-from forebay.errors import InvalidOption, RunFailed, SpecChanged, UnderWay
+from forebay.errors import ExitCode, InvalidOption, RunFailed, SpecChanged, UnderWay
 from forebay.events import EpochEnded
 from forebay.fleet.client import runner
 from forebay.fleet.client.backend import LocalBackend, backend_of
-from forebay.fleet.client.submission import How, JobFiles, Submission, SubmissionEnd
+from forebay.fleet.client.job_rows import JobRows
+from forebay.fleet.client.submission import How, JobFiles, Standing, Submission, SubmissionEnd
 from forebay.fleet.client.submitted_job import SubmittedJob
+from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.testing.data.click_log import write_click_log
+from forebay.training.job.duration import seconds_of
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, AttemptHeartbeat
 from forebay.training.runs.attempts.start import create_attempt
 from forebay.training.runs.attempts.stored_request import load_request
@@ -260,11 +266,16 @@ def test_the_table_of_jobs_has_the_cost_of_each_attempt(
 
 TRAINS = """
 import os, pathlib
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles
+from forebay.training.runs.attempts.start import create_attempt
 from forebay.training.runs.result import Result, save_result
 
 pathlib.Path({marker!r}).open("a").write("x")
 name, storage = os.environ["FOREBAY_RUN_NAME"], os.environ["FOREBAY_RUN_STORAGE"]
 save_result(Result(name=name, path=storage + "/" + name, plan_id="", num_epochs=2, stopped={stopped!r}))
+files = AttemptFiles(storage + "/" + name)
+assert files.newest() or create_attempt(files.run, 1)
+files.end(1, AttemptEnd(how={how!r}, why={stopped!r} or ""))
 """
 
 
@@ -286,8 +297,10 @@ def test_a_stop_is_recorded_as_one_and_later_tasks_do_not_begin(
     how: str,
     ran: bool,
 ) -> None:
-    """Also before the first step: a request to a job without an attempt. A run's own early end is followed."""
-    trains = [sys.executable, "-c", TRAINS.format(marker=str(tmp_path / "trained"), stopped=stopped)]
+    """Also before the first step: a request to a job without an attempt. A run's own early end is a success."""
+    ended = "stopped" if asked else "finished"
+    text = TRAINS.format(marker=str(tmp_path / "trained"), stopped=stopped, how=ended)
+    trains = [sys.executable, "-c", text]
     words = runner._words
     monkeypatch.setattr(runner, "_words", lambda made, each: trains if each.task.run else words(made, each))
     (tmp_path / "train.py").write_text("def job(): ...")
@@ -304,8 +317,9 @@ def test_a_stop_is_recorded_as_one_and_later_tasks_do_not_begin(
     end = quiet.run()
     assert (end.how, (tmp_path / "after").exists()) == (how, ran)
     assert (tmp_path / "trained").exists() == (asked != "awaited")
+    assert (job.status().state, job.status().why) == (how, "" if stopped is None else stopped)
     again = fb.submit(spec, folder=tmp_path)
-    assert again.submission.number == (1 if how == "succeeded" and stopped is None else 2)
+    assert again.submission.number == (1 if how == "succeeded" else 2)
     if asked == "awaited":
         assert load_request(run.run, 1).stop is None, "the next submission obeys the stop of this one"
 
@@ -341,18 +355,33 @@ def test_submit_ends_with_the_line_to_type_next(
     assert ended.value.code == 0 and "words: succeeded" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("ended", [3, ExitCode.MACHINE])
 def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
-    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path
+    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path, ended: int
 ) -> None:
     marker = tmp_path / "tries"
-    code = f"import pathlib, sys; p = pathlib.Path({str(marker)!r}); p.open('a').write('x'); sys.exit(3)"
+    code = f"import pathlib, sys; p = pathlib.Path({str(marker)!r}); p.open('a').write('x'); sys.exit({ended})"
     job = fb.submit(write_job(code))
     end = quiet.run()
-    assert end == SubmissionEnd(how="failed", why="the task 'second' ended with code 3")
+    assert end == SubmissionEnd(how="failed", why=f"the task 'second' ended with code {ended}", code=ended)
     assert marker.read_text() == "xx", "retries = 1"
-    with pytest.raises(RunFailed, match=r"job 'words': failed: the task 'second' ended with code 3"):
+    with pytest.raises(RunFailed, match=rf"job 'words': failed: the task 'second' ended with code {ended}"):
         job.wait()
     assert fb.submit(write_job(code)).submission.number == 2
+
+
+@pytest.mark.parametrize(("code", "tries"), [(1, 2), (2, 1), (3, 1), (74, 2), (78, 1), (137, 2)])
+def test_a_job_file_is_tried_again_unless_its_code_is_final(
+    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, tries: int
+) -> None:
+    path, marker = Path(write_job()), tmp_path / "tries"
+    (tmp_path / "ctr.py").write_text("def job(): ...\n")
+    path.write_text(re.sub(r"(?s)command = .*?\n.*command = .*?\n", 'run = "ctr.py"\n', path.read_text()))
+    words = [sys.executable, "-c", f"import sys; open({str(marker)!r}, 'a').write('x'); sys.exit({code})"]
+    monkeypatch.setattr(runner, "_words", lambda *_: words)
+    fb.submit(str(path))
+    assert quiet.run() == SubmissionEnd(how="failed", why=f"the task 'first' ended with code {code}", code=code)
+    assert marker.read_text() == "x" * tries
 
 
 @pytest.mark.parametrize(
@@ -372,7 +401,7 @@ def test_a_setup_that_fails_or_hangs_ends_the_job(
     if line.startswith("sleep"):
         object.__setattr__(spec.scheduling, "start_within", 0.2)
     fb.submit(spec)
-    assert quiet.run() == SubmissionEnd(how="failed", why=why)
+    assert quiet.run() == SubmissionEnd(how="failed", why=why, code=3 if line == "exit 3" else None)
 
 
 def test_a_setup_that_writes_without_an_end_fills_no_memory(
@@ -403,6 +432,70 @@ def test_job_of_another_machine_says_nothing_of_its_end(write_job: Callable[...,
         Path(files.folder, "submissions", "000001.started.json").write_text(json.dumps(claim | facts))
         assert job.status().state == state
         assert fb.submit(write_job()).submission.number == number, "a lost job is started again, a silent one may run"
+
+
+def test_a_process_that_dies_before_it_says_so_is_lost(
+    write_job: Callable[..., str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with monkeypatch.context() as dies:
+        dies.setattr(sys, "executable", shutil.which("false"))
+        job = fb.submit(write_job())
+    until_lost = time.monotonic() + 60
+    while job.status().state != "lost":
+        assert job.status().state == "starting" and time.monotonic() < until_lost
+    files, rows = JobFiles(storage=str(tmp_path / "runs"), name="words"), JobRows([str(tmp_path / "runs")])
+    assert [each.state for each in rows.read().rows] == ["lost"]
+    listed = files.listed()
+    assert listed is not None and listed.has_ended, "nobody looks at it again"
+    assert [each.state for each in rows.read().rows] == ["lost"]
+    files.start(1)
+    assert files.ended(1) is None and job.status().state == "running", "it was late, and not lost"
+
+
+def test_what_a_job_waits_for_is_shown(
+    write_job: Callable[..., str],
+    quiet: Quiet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    why = "SLURM: PENDING (Resources), job 17"
+    monkeypatch.setattr(quiet, "standing", lambda _: Standing(is_waiting=True, why=why))
+    monkeypatch.setattr("forebay.fleet.client.submitted_job.backend_of", lambda *_: quiet)
+    for words, says in (
+        (["submit", write_job()], why),
+        (["jobs", "-s", str(tmp_path / "runs")], f"words waits: {why}"),
+    ):
+        with pytest.raises(SystemExit):
+            main(words)
+        assert says in capsys.readouterr().out.splitlines()
+
+
+def test_a_submission_whose_submitter_was_killed_is_lost(write_job: Callable[..., str], quiet: Quiet) -> None:
+    job = fb.submit(write_job())
+    assert job.status().state == "starting"
+    path = Path(JobFiles(storage=job.submission.spec.storage, name="words").uri(1))
+    os.utime(path, (time.time() - 61, time.time() - 61))
+    assert job.status().state == "lost"
+    assert fb.submit(write_job()).submission.number == 2
+
+
+@pytest.mark.parametrize("rule", ['after = "20d"', 'then = "wait"', "after = 30.25", 'after = "366d"'])
+def test_the_time_of_a_takeover_reaches_the_run(write_job: Callable[..., str], tmp_path: Path, rule: str) -> None:
+    path = Path(write_job())
+    (tmp_path / "ctr.py").write_text("def job(): ...\n")
+    text = re.sub(r"(?s)command = .*?\n.*command = .*?\n", 'run = "ctr.py"\n', path.read_text())
+    spec = fb.JobSpec.load(_written(path, f"{text}\n[scheduling.unreachable]\n{rule}\n"))
+    made = Submission(spec=spec, number=1, backend="local", token="")
+    attempt = PlacedAttempt(spec=spec, task=spec.task[0], number=1, sku="")
+    *_, option, given = runner._words(made, attempt)
+    wanted = runner.FOREVER_S if "wait" in rule else spec.scheduling.unreachable.after
+    assert (option, seconds_of(given)) == ("--takeover-after", wanted)
+
+
+def _written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
 
 
 def test_silent_job_starts_at_another_place(write_job: Callable[..., str], quiet: Quiet) -> None:

@@ -8,12 +8,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.fleet_simulation.made import made_fleet, simulated
 
 import forebay as fb
 from forebay.errors import InvalidOption
+from forebay.fleet.client.job_rows import JobRows
 from forebay.fleet.client.submission import FLEET, AcceptedBy, JobFiles, Submission
 from forebay.fleet.client.submitted_job import SubmittedJob
 from forebay.fleet.federation.acceptance import Acceptance
@@ -23,6 +25,9 @@ from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.rayjob.render import render
 from forebay.fleet.submitter import Submitter
+from forebay.storage.credentials import Credentials, granted, redact
+from forebay.training.checkpoint.files.claim import Claim
+from forebay.training.runs.attempts.files import AttemptFiles
 
 SHAPE = fb.fleet.TaskWorkers(min=1, cpu="32", memory="256Gi", gpus=8)
 EVIL = fb.fleet.Launch(image="evil.example/x:1", secret_env={"TOKEN": "admin/token"})
@@ -35,6 +40,7 @@ class OwnedFleet:
     folder: Path
     ask: str = "platform@example.org"
     submitters: tuple[Submitter, ...] = ()
+    count: int = 1
     lines: list[str] = field(default_factory=list)
     created: list[PlacedAttempt] = field(default_factory=list)
     journal: JobJournal = field(default_factory=lambda: JobJournal(":memory:"))
@@ -44,6 +50,11 @@ class OwnedFleet:
             Submitter(name=name, storage=(self.storage(name),), service_account=f"ray-{name}")
             for name in ("anna", "bob")
         )
+        self.simulate(1)
+
+    def simulate(self, count: int) -> None:
+        """Let the fleet have `count` empty clusters."""
+        self.count = count
         self.clusters = simulated(self.fleet, 8)
         original = self.clusters.create
 
@@ -57,7 +68,7 @@ class OwnedFleet:
     @property
     def fleet(self) -> Fleet:
         audit = str(self.folder / "audit")
-        return replace(made_fleet(1), submitter=self.submitters, ask=self.ask, audit=audit)
+        return replace(made_fleet(self.count), submitter=self.submitters, ask=self.ask, audit=audit)
 
     def storage(self, name: str) -> str:
         return str(self.folder / name)
@@ -68,7 +79,8 @@ class OwnedFleet:
         spec = fb.JobSpec(
             name=str(facts["name"]),
             storage=str(facts["storage"]),
-            task=(fb.fleet.Task(command=("true",), workers=SHAPE),),
+            task=(fb.fleet.Task(command=("true",), workers=replace(SHAPE, sku=given.get("sku", ()))),),  # type: ignore[arg-type]
+            scheduling=given.get("scheduling", fb.fleet.Scheduling()),  # type: ignore[arg-type]
             launch=given.get("launch", fb.fleet.Launch()),  # type: ignore[arg-type]
         )
         made = Submission(spec=spec, number=int(str(facts["number"])), backend=FLEET, token="0a", says="root@evil")
@@ -82,7 +94,7 @@ class OwnedFleet:
     def rounds(self, begin: float = 0.0, count: int = 5) -> FleetController:
         controller = FleetController(
             self.fleet,
-            [],
+            [] if self.submitters else [self.storage("anna"), self.storage("bob")],
             self.journal,
             clusters=self.clusters,  # type: ignore[arg-type]
             log=self.lines.append,
@@ -170,6 +182,117 @@ def test_a_damaged_submission_stops_nobody_else(bench: OwnedFleet, content: byte
     assert [each.spec.name for each in bench.created] == ["rank"]
     ended = files.ended(1)
     assert ended is not None and ended.how == "refused" and "is not a submission" in ended.why
+
+
+HOSTILE: dict[str, Callable[[dict[str, Any]], object]] = {
+    "a million digits": lambda facts: facts["spec"]["task"][0]["workers"].update(cpu="1e999990"),
+    "more than a million digits": lambda facts: facts["spec"]["task"][0]["workers"].update(cpu="1e3000000"),
+    "bytes with as many": lambda facts: facts["spec"]["task"][0]["workers"].update(memory="9" * 500_000 + "Gi"),
+    "a time beyond all floats": lambda facts: facts["spec"]["scheduling"].update(start_within=10**400),
+    "a text that a pattern reads for hours": lambda facts: facts["spec"]["launch"].update(
+        setup=["eyJ-" * 100_000 + " hf_" + "a" * 30]
+    ),
+    "more tasks than anybody has": lambda facts: facts["spec"].update(
+        task=[{"name": f"t{number}", "command": ["a"]} for number in range(20_000)]
+    ),
+    "more mounts": lambda facts: facts["spec"]["launch"].update(
+        mounts=[{"secret": "a", "path": f"/{number}"} for number in range(20_000)]
+    ),
+    "the home of nobody": lambda facts: facts["spec"].update(storage="~no-such-user/x"),
+    "a host in a path": lambda facts: facts["spec"].update(storage="file://host/x"),
+    "no URI": lambda facts: facts["spec"].update(storage="s3://[::1"),
+    "keys of a storage": lambda facts: facts["spec"].update(storage="s3://EVILEVIL:refused@lake/bob"),
+    "options of a storage": lambda facts: facts["spec"].update(storage="s3://lake/bob?nokey=refused"),
+    "keys in a word": lambda facts: facts["spec"]["task"][0].update(command=["s3://EVILEVIL:refused@lake/bob"]),
+}
+
+
+@pytest.mark.parametrize("has_submitters", [True, pytest.param(False, marks=pytest.mark.variation)])
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_submission_is_refused_and_stops_nobody_else(
+    bench: OwnedFleet, case: str, has_submitters: bool
+) -> None:
+    if not has_submitters:
+        bench.submitters = ()
+    files = bench.submit("anna", "ctr")
+    path = Path(files.uri(1))
+    facts = json.loads(path.read_text())
+    HOSTILE[case](facts)
+    path.write_text(json.dumps(facts))
+    bench.submit("bob", "rank")
+    controller = bench.rounds()
+    assert [each.spec.name for each in bench.created] == ["rank"]
+    ended = files.ended(1)
+    assert ended is not None and ended.how == "refused" and len(ended.why) <= 2000
+    # The controller opens no storage with keys of a submission, and hides no word of its audit.
+    assert granted("s3://lake/bob") == Credentials()
+    assert redact("refused") == "refused"
+    assert controller.step(100.0)
+
+
+@pytest.mark.parametrize("what", ["a pipe", "a device", "a sparse file", "a folder"])
+@pytest.mark.parametrize("place", ["submissions/000001.json", "submissions/000001.ended.json", "attempts/000001.json"])
+def test_what_is_no_file_holds_up_nobody_else(bench: OwnedFleet, what: str, place: str) -> None:
+    files = bench.submit("anna", "ctr")
+    path = Path(files.folder) / place
+    path.parent.mkdir(exist_ok=True)
+    path.unlink(missing_ok=True)
+    if what == "a pipe":
+        os.mkfifo(path)
+    elif what == "a device":
+        path.symlink_to("/dev/zero")
+    elif what == "a folder":
+        path.mkdir()
+    else:
+        with path.open("wb") as file:
+            file.truncate(1 << 40)
+    bench.submit("bob", "rank")
+    for number in range(3):
+        with suppress(OSError):
+            bench.rounds(10.0 * number, 1)
+    assert [each.spec.name for each in bench.created] == ["rank"]
+
+
+def test_names_and_links_that_cannot_be_read_hide_no_job(bench: OwnedFleet) -> None:
+    bench.submit("anna", "ctr")
+    folder = Path(bench.storage("anna"))
+    (folder / os.fsdecode(b"\xff\xfe")).mkdir()
+    (folder / "loop").symlink_to("loop")
+    for number in range(3):
+        with suppress(OSError):
+            bench.rounds(10.0 * number, 1)
+    assert [each.spec.name for each in bench.created] == ["ctr"]
+    (row,) = (each for each in JobRows([str(folder)]).read().rows if each.name == "ctr")
+    assert row.state == "starting"
+
+
+CLAIMS = {
+    "another cluster": ("c01/h100/on-demand/1", "c01 is not in scheduling.clusters"),
+    "more workers": ("c00/h100/on-demand/9999", "the task has 1 to 1 workers"),
+    "another market": ("c00/h100/spot/1", "the task has spot = 'never'"),
+    "another machine": ("c00/a100/on-demand/1", "the task may have h100"),
+}
+
+
+@pytest.mark.parametrize("case", CLAIMS)
+def test_a_forged_claim_gets_no_other_cluster_or_machine(bench: OwnedFleet, case: str) -> None:
+    target, why = CLAIMS[case]
+    bench.simulate(2)
+    files = bench.submit("anna", "ctr", scheduling=fb.fleet.Scheduling(clusters=("c00",)), sku=("h100",))
+    AttemptFiles(files.folder).create(Claim.of_this_process(1, cluster=target))
+    bench.rounds()
+    assert bench.created == []
+    ended = files.ended(1)
+    assert ended is not None and ended.how == "failed"
+    assert f"its newest claim is for {target}, and {why}: no controller has made it for this job" in ended.why
+
+
+def test_a_claim_of_any_number_is_read_at_once(bench: OwnedFleet) -> None:
+    files = bench.submit("anna", "ctr")
+    AttemptFiles(files.folder).create(Claim.of_this_process(10**12, cluster="c00/h100/on-demand/1"))
+    bench.submit("bob", "rank")
+    bench.rounds()
+    assert "rank" in {each.spec.name for each in bench.created}
 
 
 def test_a_storage_that_refuses_the_controller_stops_nobody_else(

@@ -5,10 +5,12 @@ It leads from a state and an observation to the next state and its actions.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from forebay.errors import ExitCode
 from forebay.fleet.lifecycle.decide import (
     AttemptRules,
     ClaimAttempt,
@@ -36,6 +38,7 @@ from forebay.fleet.lifecycle.states import (
     state_from_facts,
     state_to_facts,
 )
+from forebay.fleet.spec.job_spec import Task
 
 NOW = 1000.0
 A = Target(cluster="a", sku="h100", market="spot", workers=2)
@@ -100,7 +103,14 @@ HELD: list[tuple[str, JobState, JobObservation, type, str]] = [
     ("the run failed", RUNNING, ended("failed"), AttemptWithdrawing, "end delete"),
     ("deleted by hand", RUNNING, seen(ray_job=ray("absent")), AttemptWithdrawing, "end delete"),
     ("failed", RUNNING, seen(ray_job=ray("failed")), AttemptWithdrawing, "end delete"),
-    ("failed for good", RUNNING, seen(ray_job=ray("failed", exit_code=78)), JobFailed, ""),
+    ("failed for good", RUNNING, seen(ray_job=ray("failed", exit_code=78)), JobFailed, "end"),
+    (
+        "failed by a code of its own",
+        RUNNING,
+        seen(ray_job=ray("failed", exit_code=3)),
+        AttemptWithdrawing,
+        "end delete",
+    ),
     ("no retry left", WORN, seen(ray_job=ray("failed")), JobFailed, "end"),
     ("stop", RUNNING, seen(ray_job=ray("running"), is_stopped=True), AttemptWithdrawing, "end delete"),
     ("a later claim", RUNNING, seen(claim=SeenClaim(number=3, target=B)), AttemptStarting, ""),
@@ -133,6 +143,37 @@ def test_transition(case: str, state: JobState, observation: JobObservation, aft
         assert (again.state, again.actions) == (decision.state, ())
 
 
+@pytest.mark.parametrize("code", [ExitCode.USAGE, ExitCode.REFUSED, ExitCode.UNUSABLE_STORAGE])
+@pytest.mark.parametrize("how", [None, "failed", "finished"])
+def test_a_final_code_ends_the_job_unless_its_run_is_finished(code: ExitCode, how: Any) -> None:
+    rules = replace(RULES, final_codes=Task(run="job.py").final_codes)
+    claim = SeenClaim(number=2, target=A, how=how)
+    observed = seen(claim=claim, ray_job=ray("failed", exit_code=code, words=f"exit code {code}: no column"))
+    decision = decide(RUNNING, observed, rules, NOW)
+    ended = (
+        JobSucceeded(number=2)
+        if how == "finished"
+        else JobFailed(number=2, why=f"exit code {code}: no column", code=code)
+    )
+    assert decision.state == ended
+    assert [(each.how, each.number) for each in decision.actions if isinstance(each, RecordEnd)] == (
+        [("failed", 2)] if how is None else []
+    ), "an attempt without a recorded end looks as if it still trained"
+
+
+@pytest.mark.parametrize("code", [ExitCode.FAILED, ExitCode.FENCED, ExitCode.INTERRUPTED, 137, None])
+def test_other_codes_are_tried_again(code: int | None) -> None:
+    rules = replace(RULES, final_codes=Task(run="job.py").final_codes)
+    decision = decide(RUNNING, seen(ray_job=ray("failed", exit_code=code)), rules, NOW)
+    assert isinstance(decision.state, AttemptWithdrawing)
+
+
+def test_a_command_has_codes_of_its_own() -> None:
+    own, ours = Task(command=("make",)).final_codes, Task(run="job.py").final_codes
+    assert ExitCode.REFUSED in ours and ExitCode.REFUSED not in own
+    assert ours & own == {ExitCode.USAGE, ExitCode.UNUSABLE_STORAGE}
+
+
 def test_a_job_with_effects_elsewhere_waits_for_a_silent_cluster() -> None:
     assert decide(LONG_LOST, seen(), WAIT, NOW).state == LONG_LOST
     assert isinstance(decide(STUCK, seen(ray_job=ray("starting")), WAIT, NOW).state, AttemptWithdrawing)
@@ -160,5 +201,6 @@ def test_failures_count_and_withdrawals_do_not() -> None:
     claim = SeenClaim(number=5, target=B)
     adopted = decide(JobQueued(since=NOW), JobObservation(claim=claim, failures=3), RULES, NOW).state
     assert adopted == AttemptStarting(number=5, failures=3, target=B, deadline=NOW + 600)
-    last = decide(WORN, seen(ray_job=ray("failed", words="exit 1")), RULES, NOW).state
-    assert last == JobFailed(number=2, why="exit 1 (attempt 2, 3 failures, 2 retries allowed)")
+    last = decide(WORN, seen(ray_job=ray("failed", words="exit 74", exit_code=74)), RULES, NOW).state
+    assert last == JobFailed(number=2, why="exit 74 (attempt 2, 3 failures, 2 retries allowed)", code=74)
+    assert state_from_facts(state_to_facts(last)) == last

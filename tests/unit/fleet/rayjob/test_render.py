@@ -88,6 +88,9 @@ def test_a_run_knows_its_machine_and_the_price_of_a_worker() -> None:
     assert told("spot", **whole)["FOREBAY_RUN_MACHINE"] == "eu-1/h100/spot"
     prices = [float(told(market, **whole)["FOREBAY_RUN_PRICE"]) for market in ("spot", "on-demand")]
     assert prices == [10.0, 30.0]
+    cases: list[tuple[Market, str]] = [("spot", "prefer"), ("spot", "only"), ("on-demand", "prefer")]
+    falls = [told(market, spot=spot, **whole) for market, spot in cases]
+    assert [each.get("FOREBAY_RUN_PRICE_ON_DEMAND") for each in falls] == ["30", None, None]
     assert float(told("spot", **whole | {"gpus": 2})["FOREBAY_RUN_PRICE"]) == 2.5
     sku = dataclasses.replace(cluster().sku["h100"], price_per_hour=None, spot_price_per_hour=None)
     unpriced = cluster(sku={"h100": sku})

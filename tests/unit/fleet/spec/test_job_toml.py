@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 import forebay as fb
-from forebay.errors import InvalidJobSpec, SpecChanged
+from forebay.errors import InvalidJobSpec, InvalidOption, SpecChanged
+from forebay.fleet.fleet_file import parse_fleet
 from forebay.fleet.spec.canonical import changes, facts_of, key_of, require_same
 from forebay.fleet.spec.job_toml import job_schema, parse_job_spec, spec_of
 
@@ -185,6 +186,11 @@ def test_what_is_no_toml_is_refused(tmp_path: Path) -> None:
         parse_job_spec('name = "a"\nqueue = "b"; x = 1\n')
     with pytest.raises(InvalidJobSpec, match=r"cannot be read \(No such file"):
         fb.JobSpec.load(tmp_path / "job.toml")
+    for text in ("retries = " + "9" * 5000, "a = " + "[" * 5000 + "]" * 5000):
+        with pytest.raises(InvalidJobSpec, match="is not TOML"):
+            parse_job_spec(text)
+        with pytest.raises(InvalidOption, match="is not TOML"):
+            parse_fleet(text)
     (tmp_path / "job.toml").write_bytes(b"\xff")
     with pytest.raises(InvalidJobSpec, match="not a UTF-8 text"):
         fb.JobSpec.load(tmp_path / "job.toml")

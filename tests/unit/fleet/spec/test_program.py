@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from forebay.fleet.spec.program import check_program
 
 JOB = """
 from __future__ import annotations
+import sys
 from pathlib import Path
 from typing import Literal
 
@@ -117,3 +119,26 @@ def test_a_sweep_comes_before_a_job_and_a_local_variable_binds_neither(folder: P
     (folder / "train.py").write_text("def sweep(trials: int = 2):\n    job = 1\n\ndef job(data: str): ...\n")
     task = fb.fleet.Task(run="train.py", args={"trials": 3})
     check_program(fb.JobSpec(name="ctr", storage="runs", task=(task,)), task, folder)
+
+
+@pytest.mark.parametrize("order", ['list["Order"]', 'Literal["a", "b"] | Order'])
+def test_a_type_that_names_itself_is_left_to_the_run(folder: Path, order: str) -> None:
+    (folder / "train.py").write_text(f"Order = {order}\ndef job(data: str, order: Order): ...\n")
+    spec = spec_with(order="any")
+    check_program(spec, spec.task[0], folder)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="an alias is a statement of Python 3.12")
+def test_an_alias_is_read_without_running_the_file(folder: Path) -> None:
+    (folder / "train.py").write_text(
+        "from typing import Literal\nraise SystemExit('the module runs')\n"
+        "type Order = Literal['a', 'b']\ntype Sizes = list[int]\ntype Tree[T] = list[T | Tree[T]]\n"
+        "def job[T](data: str, order: Order = 'a', sizes: Sizes | None = None, tree: Tree[int] = ()): ...\n"
+    )
+    right = spec_with(order="b", sizes="64,32", tree="any")
+    check_program(right, right.task[0], folder)
+    for wrong, fault in (({"order": "c"}, "'a' | 'b'"), ({"sizes": "wide"}, "list[int] | None")):
+        spec = spec_with(**wrong)
+        with pytest.raises(InvalidJobSpec) as error:
+            check_program(spec, spec.task[0], folder)
+        assert fault in str(error.value)

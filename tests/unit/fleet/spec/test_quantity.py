@@ -33,7 +33,10 @@ def test_a_quantity_is_a_number(text: str, number: object) -> None:
     assert quantity(text) == Decimal(str(number))
 
 
-@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1GB", "1KI", "1Ki2", "-1", "0x10", "1e3Ki", "\u0661"])
+LONG = ("1e\u0661", "1e100", "1e999999999", "9" * 41)
+
+
+@pytest.mark.parametrize("text", ["", "Gi", "1 Gi", "1GB", "1KI", "1Ki2", "-1", "0x10", "1e3Ki", "\u0661", *LONG])
 def test_other_texts_are_refused(text: str) -> None:
     with pytest.raises(InvalidOption, match="not a quantity"):
         quantity(text)
