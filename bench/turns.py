@@ -62,6 +62,24 @@ class Turns:
         return found
 
 
+def touched(folder: Path, num_bytes: int) -> Line:
+    """Seconds and GB/s of a file of `num_bytes` that is written into a folder twice, and removed each time.
+
+    On a virtual machine the first touch of its memory is slow, and would be measured as a slow first epoch.
+    """
+    piece, seconds = bytes(min(num_bytes, 8 << 20)), []
+    num_bytes = max(1, min(num_bytes, shutil.disk_usage(folder).free // 2))
+    for _ in range(2):
+        began = time.perf_counter()
+        with (folder / "touched").open("wb", buffering=0) as file:
+            for start in range(0, num_bytes, len(piece)):
+                file.write(piece[: num_bytes - start])
+        seconds.append(time.perf_counter() - began)
+        (folder / "touched").unlink()
+    rates = [round(num_bytes / each / 1e9, 3) for each in seconds]
+    return {"phase": "touch", "bytes": num_bytes, "seconds": [round(each, 3) for each in seconds], "gb_s": rates}
+
+
 def end_turn() -> None:
     """End this child at once: a peer's threads may not end by themselves."""
     sys.stdout.flush()

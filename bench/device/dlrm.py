@@ -90,7 +90,7 @@ def clock(step: Trainer, batches: Iterable[Arrays], seconds: float, most: int = 
     iterator = iter(batches)
     _synchronize()
     rows, waited, first, marks = 0, 0.0, None, list[tuple[torch.cuda.Event, torch.cuda.Event]]()
-    steps, began, cpu = 0, time.perf_counter(), cpu_s()
+    steps, cpu, began = 0, cpu_s(), time.perf_counter()  # CPU first: 40 ms for 16 processes
     while steps < most and (not steps or time.perf_counter() - began < seconds):
         asked = time.perf_counter()
         batch = next(iterator, None)

@@ -32,6 +32,7 @@ from bench.turns import (
     read_lines,
     say,
     text_table,
+    touched,
     words_of,
     working_folder,
 )
@@ -87,6 +88,7 @@ def run(given: argparse.Namespace) -> list[dict[str, Any]]:
         size = {"rows": written, "row_bytes": row_bytes, "source_bytes_per_row": round(source_bytes / written)}
         gpu = facts["gpus"][0] if facts["gpus"] else "no GPU: the model runs on the CPU"
         turns.add(facts | size | {"bench": "feed", "gpu": gpu, "folder": str(folder.parent)})
+        turns.add(touched(folder, written * row_bytes))
         processes = given.processes or max(1, cores // 2)
         shared = {"folder": folder, "batches": given.batches, "seconds": given.seconds, "processes": processes}
         ways = [("forebay", each) for each in given.data_workers]

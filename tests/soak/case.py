@@ -21,8 +21,8 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, Self
 
@@ -45,10 +45,15 @@ class Case:
 
 @dataclass
 class CaseOutcome:
-    """Good end of a case."""
+    """Good end of a case. `faults` counts those that were struck, by kind. Empty for one: the case's own."""
 
     kind: Kind
     detail: str = ""
+    faults: Mapping[str, int] = field(default_factory=dict)
+
+
+class CannotStage(Exception):
+    """The machine cannot stage a fault, or is too busy to: nothing is said of Forebay. The case counts as skipped."""
 
 
 Fault = Callable[[random.Random, Path], CaseOutcome]

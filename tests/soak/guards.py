@@ -7,6 +7,7 @@ import gc
 import os
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -27,15 +28,18 @@ class Before:
 
     def __init__(self) -> None:
         self.threads = set(threading.enumerate())
-        self.memory = _shared_memory()
+        self.memory = shared_memory()
         self.files = _open_files()
 
-    def leaks(self) -> list[str]:
-        """Resources that are open now, were not open before, and stayed open for `GRACE_S`."""
+    def leaks(self, kept: Collection[str] = ()) -> list[str]:
+        """Resources that are open now, were not open before, and stayed open for `GRACE_S`.
+
+        Leaves out titles that contain one of `kept`.
+        """
         deadline = time.monotonic() + patience(GRACE_S)
         while True:
             gc.collect()
-            found = self._leaks()
+            found = [leak for leak in self._leaks() if not any(word in leak for word in kept)]
             if not found or time.monotonic() > deadline:
                 return found
             time.sleep(0.02)
@@ -45,7 +49,7 @@ class Before:
         return [
             *(f"thread {thread.name}" for thread in threads if not thread.name.startswith(PROCESS_WIDE)),
             *(f"process {child}" for child in _children()),
-            *(f"shared memory {name}" for name in sorted(_shared_memory() - self.memory)),
+            *(f"shared memory {name}" for name in sorted(shared_memory() - self.memory)),
             *(f"open file {name}" for name in sorted(_open_files() - self.files)),
         ]
 
@@ -66,8 +70,8 @@ def _command(pid: str) -> str:
         return ""
 
 
-def _shared_memory() -> set[str]:
-    # If mounts are shared, so is /dev/shm, with every other process of the machine.
+def shared_memory() -> set[str]:
+    """Files in /dev/shm. None if mounts are shared: so is it, with every other process of the machine."""
     return set() if mounts.problem() else {path.name for path in Path("/dev/shm").iterdir()}
 
 

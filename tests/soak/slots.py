@@ -17,14 +17,14 @@ import tempfile
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from io import RawIOBase
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TextIO
 
 from tests.soak import mounts
-from tests.soak.case import AT_END, FAULTS, TERMS, Case, patience, rng_of
+from tests.soak.case import AT_END, FAULTS, TERMS, CannotStage, Case, patience, rng_of
 
 _SPARE_S = 15.0
 """Time that a case process has after its deadline to write tracebacks and end. Then it is killed."""
@@ -39,6 +39,7 @@ class CaseResult:
     kind: str
     detail: str
     seconds: float
+    faults: dict[str, int] = field(default_factory=dict)
 
     @property
     def case(self) -> Case:
@@ -51,19 +52,21 @@ def run_here(case: Case, parent: Path | None = None) -> CaseResult:
 
     folder = Path(tempfile.mkdtemp(prefix="forebay-soak-", dir=parent))
     start = time.monotonic()
-    before = Before()
+    before, struck = Before(), dict[str, int]()
     try:
         outcome = FAULTS[case.fault](rng_of(case), folder)
-        kind, detail = outcome.kind, outcome.detail
+        kind, detail, struck = outcome.kind, outcome.detail, dict(outcome.faults)
         # A group shares a session, which may keep resources: such faults check for leaks themselves.
         leaks = [] if TERMS[case.fault].group else before.leaks()
         if leaks:
             kind, detail = "failed", f"left behind: {'; '.join(leaks)}"
+    except CannotStage as error:
+        kind, detail = "skipped", str(error)
     except BaseException:  # noqa: BLE001 - this is where cases are judged
         kind, detail = "failed", traceback.format_exc()
     finally:
         _remove(folder)
-    return CaseResult(case.fault, case.seed, kind, detail, time.monotonic() - start)
+    return CaseResult(case.fault, case.seed, kind, detail, time.monotonic() - start, struck)
 
 
 def run_forked(cases: list[Case]) -> Iterator[CaseResult]:
@@ -82,7 +85,8 @@ def _remove(folder: Path) -> None:
 
 def _one_fork(cases: list[Case]) -> Iterator[CaseResult]:
     # Made and removed here: a case whose process is killed cannot clean up.
-    parent = Path(tempfile.mkdtemp(prefix="forebay-soak-"))
+    # A short name: sockets of Ray are below it.
+    parent = Path(tempfile.mkdtemp(prefix="soak-"))
     try:
         yield from _fork(cases, parent)
     finally:
@@ -98,22 +102,25 @@ def _fork(cases: list[Case], parent: Path) -> Iterator[CaseResult]:
         os.close(read)
         _in_child(cases, parent, write, log)
     os.close(write)
-    with os.fdopen(read, "rb", buffering=0) as answers, log:
+    with os.fdopen(read, "rb", buffering=0) as answers, log, contextlib.ExitStack() as ends:
+        ends.callback(_end, pid, 0.0)
         for case in cases:
             line = _line_within(answers, patience(TERMS[case.fault].deadline_s) + _SPARE_S)
             if not line:
+                ends.pop_all()
                 code = _end(pid, patience_s=0.0)
                 why = f"the process of the case ended ({code}) or stood still.\n{_text(log)}"
                 yield CaseResult(case.fault, case.seed, "failed", why, time.monotonic() - start)
                 return
             result, start = CaseResult(**json.loads(line)), time.monotonic()
-            if result.kind == "failed":
+            if result.kind in ("failed", "skipped"):
                 # Anything that it left behind would disturb the next case.
-                _end(pid, patience_s=0.0)
-                result.detail += _text(log)
+                ends.close()
+                result.detail += _text(log) if result.kind == "failed" else ""
                 yield result
                 return
             yield result
+        ends.pop_all()
         _end(pid, patience_s=10.0)
 
 
@@ -146,9 +153,12 @@ def _end(pid: int, patience_s: float) -> str:
 
 def _in_child(cases: list[Case], parent: Path, answers: int, log: TextIO) -> None:
     os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.dup2(log.fileno(), 1)
     os.dup2(log.fileno(), 2)
     random.seed(0)
+    # Processes that are killed leave temporary files, and what a run leaves is found here.
+    os.environ["TMPDIR"] = tempfile.tempdir = str(parent)
     for case in cases:
         # Writes the tracebacks of all threads and ends the process: a case that hangs never stops the run.
         faulthandler.dump_traceback_later(patience(TERMS[case.fault].deadline_s), exit=True, file=sys.__stderr__)
@@ -176,6 +186,7 @@ def serve(connection: Connection, under_ray: bool) -> None:
     mounts.make_private()
     warm_up(under_ray=under_ray)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     gc.freeze()
     connection.send("ready")
     while cases := connection.recv():
@@ -187,8 +198,8 @@ def serve(connection: Connection, under_ray: bool) -> None:
 class CaseSlot:
     """A process with everything imported, which forks for each case."""
 
-    def __init__(self, *, under_ray: bool = True) -> None:
-        context = multiprocessing.get_context("spawn")
+    def __init__(self, *, under_ray: bool = True, forks: bool = False) -> None:
+        context = multiprocessing.get_context("fork" if forks else "spawn")
         self.connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs, under_ray), name="soak-slot")
         self._process.start()
@@ -201,8 +212,13 @@ class CaseSlot:
             if result != "ready":
                 yield result
 
+    def cut(self) -> None:
+        """End it, and the case that it runs."""
+        self._process.terminate()
+
     def close(self) -> None:
-        self.connection.send([])
+        with contextlib.suppress(BrokenPipeError):  # it was cut
+            self.connection.send([])
         self._process.join(10)
         if self._process.is_alive():
             self._process.kill()

@@ -107,7 +107,7 @@ def train_open(collective: Collective, run: OpenRun, saved: Mapping[str, Any]) -
         optimizer.step()
         optimizer.zero_grad()
         position[0] += len(ids)
-        losses.append(sum(collective.all_gather_object(loss.item())) / size)
+        losses.append(sum(collective.combine(loss.item(), list)) / size)
     whole = whole_state({name: state.state_dict() for name, state in states.items()}, collective)
     found = whole["tables"]["rows"]["id"]
     ids, shared = found["ids"].tolist(), built.id.shared
@@ -118,7 +118,7 @@ def train_open(collective: Collective, run: OpenRun, saved: Mapping[str, Any]) -
         seen=dict(zip(ids, found["seen"].tolist(), strict=True)),
         shared=whole["tables"]["open"]["id"]["shared"]["weight"][0],
         state=whole,
-        evicted=sum(collective.all_gather_object(shared.use.evicted)),
+        evicted=sum(collective.combine(shared.use.evicted, list)),
     )
 
 

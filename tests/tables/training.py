@@ -65,7 +65,7 @@ def train_clicks(collective: Collective, plan: Order | None, run: ClickRun, save
             strategy.clip_grad_norm(run.max_norm)
         optimizer.step()
         optimizer.zero_grad()
-        losses.append(sum(collective.all_gather_object(loss.item())) / collective.world.size)
+        losses.append(sum(collective.combine(loss.item(), list)) / collective.world.size)
     whole = whole_state({name: state.state_dict() for name, state in states.items()}, collective)
     tables = {
         name: by_id(_caught_up(whole["tables"], name), rows) for name, rows in (("user", USERS), ("items", ITEMS))
@@ -83,7 +83,7 @@ def _caught_up(tables: Mapping[str, Any], name: str) -> dict[str, Tensor]:
 def whole_state(state: Any, collective: Collective) -> Any:
     """Return `state` with whole tensors in position of all ranks' parts."""
     if isinstance(state, FlatPart):
-        parts = collective.all_gather_object((state.start, state.values))
+        parts = collective.combine((state.start, state.values), list)
         return torch.cat([values for _, values in sorted(parts, key=lambda part: part[0])]).reshape(state.shape)
     if isinstance(state, Mapping):
         return {key: whole_state(value, collective) for key, value in state.items()}

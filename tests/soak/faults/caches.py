@@ -144,7 +144,7 @@ def disk_full(rng: random.Random, folder: Path) -> CaseOutcome:
         if step % 7 == 3:
             filler.unlink(missing_ok=True)
         elif step % 7 == 1 and rng.random() < 0.7:
-            _fill(filler)
+            fill(filler)
 
     for _ in range(2):
         outcome = compare(setting, lambda: epoch(setting, strike), CacheUnusable, names=str(cache))
@@ -153,7 +153,7 @@ def disk_full(rng: random.Random, folder: Path) -> CaseOutcome:
     return outcome
 
 
-def _fill(path: Path) -> None:
+def fill(path: Path) -> None:
     try:
         with path.open("wb", buffering=0) as file:
             while True:
