@@ -162,8 +162,8 @@ def write_names(page: str, title: str, intro: str, module: ModuleType, names: li
 
 def write_commands() -> Iterator[str]:
     """Write the page of the command line. Yields commands and options without help."""
-    parts = ["# Command line\n\n`forebay COMMAND --help` shows the same.\n"]
     root = typer.main.get_command(app_of())
+    parts = [f"# Command line\n\n`forebay COMMAND --help` shows the same.\n\n{root.epilog}\n"]
     for context in commands(root.make_context("forebay", [], resilient_parsing=True)):
         command, name = context.command, context.command_path
         if not command.help:

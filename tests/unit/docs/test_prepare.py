@@ -1,4 +1,4 @@
-"""The code of the pages on preparation runs. What needs Ray is defined, and tested under Ray."""
+"""The code of the page on preparation runs. What needs Ray is defined, and tested under Ray."""
 
 from __future__ import annotations
 
@@ -43,9 +43,5 @@ def test_the_page_on_preparation(names_of: Any) -> None:
     assert names["prepared"].vocabularies["country"]
     assert 0.4 < names["usual"] < 0.6
     assert names["prepared"].statistics["per_day"].quantile(0.99) > 0
-
-
-def test_the_page_on_pandas(names_of: Any) -> None:
-    names = names_of("prepared-by-pandas.md")
-    assert len(names["plan"].manifest) == 16
-    assert names["prepared"].rows == 1000
+    assert len(names["pandas_plan"].manifest) == 16
+    assert names["by_parts"].rows == 1000

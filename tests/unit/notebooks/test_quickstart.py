@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
-
-NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "quickstart.ipynb"
+from tests.notebook import executed
 
 
 def test_quickstart_runs(tmp_path: Path) -> None:
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not committed: they go stale"
     # Else the client waits 2.5 s for a kernel that has nothing left to do.
-    options = {"timeout": 180, "shutdown_kernel": "immediate"}
-    NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}, **options).execute()
-    text = "".join(
-        output.get("text", "") for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs
-    )
-    assert "epoch 1: 16000 rows, 0 Parquet opens" in text
-    assert "next position 3000" in text
-    shown = notebook.cells[-2].outputs[-1]["data"]["text/html"]
-    assert 'class="forebay"' in shown and "Where the time went" in shown
+    done = executed("quickstart", tmp_path, timeout_s=180, shutdown_kernel="immediate")
+    assert "epoch 1: 16000 rows, 0 Parquet opens" in done.text
+    assert "next position 3000" in done.text
+    assert any("epoch 2/2 took" in page for page in done.pages), "progress"
+    assert 'class="forebay"' in done.pages[-1]
+    assert "Where the time went" in done.pages[-1]

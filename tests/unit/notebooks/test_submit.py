@@ -7,14 +7,11 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
-import nbformat
 import pytest
-from nbclient import NotebookClient
 from studies.two_places import ray_place
+from tests.notebook import executed
 
 from forebay.fleet.client.submission import JobFiles
-
-NOTEBOOK = Path(__file__).parents[3] / "notebooks" / "submit.ipynb"
 
 
 @pytest.fixture
@@ -41,14 +38,10 @@ def dashboard(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 @pytest.mark.parametrize("dashboard", ["local", "ray"], indirect=True)
 def test_submit_runs(tmp_path: Path, dashboard: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FOREBAY_RAY_DASHBOARD", dashboard)
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "outputs are not committed: they go stale"
-    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(tmp_path)}}).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    text = "".join(output.get("text", "") for output in outputs)
-    assert "epochs 2, loss 0." in text
-    assert "submission 1, succeeded" in text
-    cards = [html for output in outputs if (html := output.get("data", {}).get("text/html"))]
+    done = executed("submit", tmp_path, timeout_s=600)
+    assert "epochs 2, loss 0." in done.text
+    assert "submission 1, succeeded" in done.text
+    cards = [page for page in done.pages if "<caption>" in page]
     assert "<caption>demo</caption>" in cards[0]
     assert "succeeded" in cards[-1]
     submission = JobFiles(storage=str(tmp_path / "runs"), name="demo").newest()
