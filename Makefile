@@ -2,7 +2,7 @@
 SHELL := bash
 .SHELLFLAGS := -euo pipefail -c
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-all test-ray-range test-python lint ruff types mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables docs k8s slurm soak horovod deepspeed clean
+.PHONY: help demo check test test-all first-half-hour test-ray-range test-python lint ruff types mypy imports compile bench bench-elastic bench-sweep bench-deadline bench-mixture bench-sequences bench-preparation bench-score bench-tables docs k8s slurm soak horovod deepspeed clean
 
 PYTHON ?= python3
 VENV := .venv
@@ -21,6 +21,7 @@ help:
 	@echo "make test-all  the same with all variations of each mechanism; about twice as long"
 	@echo "make test-ray-range RAY=2.61.0  what exercises Ray, on another version of it; several, if RAY names several"
 	@echo "make test-python PYTHON=3.13  the unit tests and a run on Ray, on another Python, in an environment of its own"
+	@echo "make first-half-hour  every command of README, the tutorial and the start pages, in an empty environment"
 	@echo "make lint    the checks without the tests"
 	@echo "make horovod build Horovod for the PyTorch in .venv, kept in ~/.cache/forebay/wheels for the next time, and install it"
 	@echo "make bench   the loader beside its peers, each in its own environment; BENCH_ARGS='--rows 100000 --repeats 2' for less"
@@ -51,14 +52,14 @@ TEST_PROCESSES ?= 3
 
 # Tests start some 300 processes on few cores. Libraries that start a thread per core spin at each other's expense, and
 # a quarter of the time of an import goes into looking for garbage: `test-all` and `soak` run with both as they are.
-test: export OMP_NUM_THREADS = 1
-test: export OPENBLAS_NUM_THREADS = 1
-test: export FOREBAY_RARE_GC = 1
+test k8s: export OMP_NUM_THREADS = 1
+test k8s: export OPENBLAS_NUM_THREADS = 1
+test k8s: export FOREBAY_RARE_GC = 1
 # Workers of Ray fork from a process that has imported PyTorch: 0.2 CPU seconds instead of 2 each (tests/preloaded).
 test: export FOREBAY_PRELOAD = 1
 # Some images forbid bytecode files. Then pytest rewrites each module of tests, and each process that they start compiles
 # Forebay again: 4.5 and 0.15 CPU seconds.
-test: export PYTHONDONTWRITEBYTECODE =
+test k8s: export PYTHONDONTWRITEBYTECODE =
 
 # Without a C++ compiler the tests that need Horovod skip, and say so; everywhere else they run. Types and imports are
 # checked beside pytest, half of which waits for processes; what they find is shown last.
@@ -89,6 +90,11 @@ test-all: lint
 	@$(MAKE) --no-print-directory deepspeed
 	@echo "== pytest, with all variations"
 	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not soak"
+	@$(MAKE) --no-print-directory first-half-hour
+
+first-half-hour: $(INSTALLED_TEST)
+	@echo "== every command of README, the tutorial and the start pages, in an empty environment"
+	@scripts/first_half_hour.sh
 
 # After all of them, it fails if one did.
 test-ray-range: $(INSTALLED_TEST)
@@ -174,9 +180,10 @@ bench-tables: $(INSTALLED)
 	@echo "== python -m bench.tables $(BENCH_ARGS)"
 	@$(BIN)/python -m bench.tables $(BENCH_ARGS)
 
+# Half of the time goes into waits, for lost clusters and for Ray to start: two processes, each with its own clusters.
 k8s: $(INSTALLED_TEST)
 	@echo "== pytest, on a control plane"
-	@$(BIN)/python -m pytest -m k8s tests/k8s
+	@$(BIN)/python -m pytest -m k8s --numprocesses 2 tests/k8s
 
 docs: $(INSTALLED)
 	@echo "== the site: scripts/build_docs.py"
@@ -204,7 +211,7 @@ bench-llm: $(INSTALLED)
 	@$(BIN)/python -m bench.llm $(BENCH_ARGS)
 
 # Faults under Ray and without, two at a time; the seed is printed, and each failure with the command that runs it again.
-soak: $(INSTALLED_TEST)
+soak: $(INSTALLED_TEST) compile
 	@echo "== soak: python -m tests.soak $(SOAK_ARGS)"
 	@$(BIN)/python -m tests.soak --table docs/reliability.md $(SOAK_ARGS)
 

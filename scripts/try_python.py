@@ -16,20 +16,32 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = Path(os.environ.get("FOREBAY_PYTHONS", "~/.cache/forebay/pythons")).expanduser()
-TESTS = ("tests/unit", "tests/house", "tests/ray/training/driver/ray_train/test_trainer.py")
+TESTS = (
+    "tests/unit",
+    "tests/house",
+    "tests/ray/training/driver/ray_train/test_driver.py::test_starts_a_ray_of_its_own_and_ends_it",
+)
+PYENV = "~/.pyenv/versions"
+UV = "~/.local/share/uv/python"
 INSTALL = ("-m", "pip", "install", "--quiet", "--disable-pip-version-check")
 
 
 def interpreter(version: str) -> str:
     """Path of Python `version`, which may be a path. Exits if this machine has none."""
-    installed = sorted(Path("~/.pyenv/versions").expanduser().glob(f"{version}*/bin/python"))
-    found = shutil.which(version) or shutil.which(f"python{version}") or (str(installed[-1]) if installed else "")
-    if not found:
-        sys.exit(
-            f"Python {version} was asked for, and there is no python{version} on the PATH nor one of pyenv. Install it "
-            f"(`pyenv install {version}`, `uv python install {version}`), or name its path: PYTHON=/path/to/python"
-        )
-    return found
+    name = version.strip("/").replace("/", "-")
+    kept = [*_newest_first(PYENV, f"{name}*/bin/python"), *_newest_first(UV, f"cpython-{name}*/bin/python")]
+    # A shim of pyenv is on the PATH for every version, and fails for those that are not chosen.
+    for found in (shutil.which(version), shutil.which(f"python{version}"), *kept):
+        if found and _is_done([found, "-c", ""], quiet=True):
+            return found
+    sys.exit(
+        f"Python {version} was asked for, and there is no python{version} on the PATH nor one of pyenv or uv. Install "
+        f"it (`pyenv install {version}`, `uv python install {version}`), or name its path: PYTHON=/path/to/python"
+    )
+
+
+def _newest_first(folder: str, pattern: str) -> list[str]:
+    return sorted(map(str, Path(folder).expanduser().glob(pattern)), reverse=True)
 
 
 def environment(version: str) -> Path:
@@ -51,8 +63,9 @@ def _run(command: list[str]) -> None:
     subprocess.run(command, check=True)  # noqa: S603 - words of this file, and a version
 
 
-def _is_done(command: list[str]) -> bool:
-    return subprocess.run(command, check=False).returncode == 0  # noqa: S603 - words of this file, a version
+def _is_done(command: list[str], *, quiet: bool = False) -> bool:
+    errors = subprocess.DEVNULL if quiet else None
+    return subprocess.run(command, check=False, stderr=errors).returncode == 0  # noqa: S603 - words of this file, a version
 
 
 def main() -> None:
@@ -64,6 +77,8 @@ def main() -> None:
     programs = environment(given.version) / "bin"
     # Tests start `ray` and `forebay` by name.
     variables = {**os.environ, "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
+    # In a fresh environment, tests that look at stderr would find the line about kernels.
+    _run([str(programs / "python"), "-c", "from forebay.data.parquet import page_kernels; page_kernels.load_all()"])
     print(f"== Python {given.version}: pytest {' '.join(given.tests)}", flush=True)
     command = [str(programs / "python"), "-m", "pytest", *given.tests]
     sys.exit(subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode)  # noqa: S603

@@ -25,15 +25,15 @@ _PROCESSES = re.compile(
     r"subprocess|multiprocessing|Popen|fb\.run\(|fork_server|ranks\b|\bpython\(|LocalDriver|os\.fork|process_group"
     r"|ProcessPool|DriverSuite|NotebookClient|torch\.compile"
 )
-_QUICK_S = 3.0
+_QUICK_S = 1.0
 
 
 def is_quick(module: Path) -> bool:
-    """Whether a module of unit or house tests starts no process and took a few seconds when it was last recorded."""
+    """Whether a module of unit or house tests starts no process and took less than a second when last recorded."""
     file = module.resolve().relative_to(DURATIONS.parents[1]).as_posix()
     if not file.startswith(("tests/unit/", "tests/house/")):
         return False
-    return load_durations().get(file, 0.0) <= _QUICK_S and _PROCESSES.search(module.read_text()) is None
+    return load_durations().get(file, 0.0) < _QUICK_S and _PROCESSES.search(module.read_text()) is None
 
 
 def starts_ray(test: str) -> bool:

@@ -18,7 +18,7 @@ PAGES = ("README.md", "docs", "notebooks", "deploy", "pyproject.toml", "Makefile
 NOT_PYTHON = frozenset(
     {
         *(
-            "forebay.all_gather_object",
+            "forebay.combine",
             "forebay.all_reduce",
             "forebay.broadcast_object",
             "forebay.broadcast_object.size",

@@ -90,6 +90,7 @@ VERBS = [
         "fleet publish-capacity",
         "fleet rebuild",
         "fleet schema",
+        "init",
         "jobs",
         "llm evaluate",
         "llm export",

@@ -15,6 +15,8 @@ BUDGET_PER_1000 = 0.2
 """Unwanted expressions per 1,000 words."""
 PRONOUNS_PER_1000 = 0.3
 FIRST_LINE_WORDS = 10
+DOCS_WORDS = 60_000
+"""Words of all pages below docs, without the bars of tables: a page that grows takes its words from another one."""
 NOTES = ("docs/adr/", "docs/internals/")
 """Decisions and notes keep the words of their day."""
 # Modules that jobs, docs and notebooks may import: user code depends on nothing else.
@@ -36,6 +38,11 @@ def test_a_noun_says_more_than_a_pronoun(repository: Path, roots: tuple[str, ...
     found = [f"{each.file}:{each.line} {word}" for each in kept for word in each.pronouns]
     words = sum(each.num_words for each in kept)
     assert 1000 * len(found) / words <= PRONOUNS_PER_1000, "\n".join(found)
+
+
+def test_docs_stay_short(repository: Path) -> None:
+    words = [word for page in (repository / "docs").rglob("*.md") for word in page.read_text().split()]
+    assert sum(any(map(str.isalnum, word)) for word in words) <= DOCS_WORDS
 
 
 def test_first_lines_are_short(repository: Path) -> None:

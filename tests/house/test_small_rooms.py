@@ -17,6 +17,7 @@ SMALL_FOLDERS = {
     "data/provenance": "names of rows lie below plans and windows, these two files above them",
 }
 SHORT_MODULES = {
+    "cli/ray_token.py": "a rule of safety, beside the list of commands",
     "data/loader/device/host_tensors.py": "memory of host batches, beside their copies",
     "data/loader/worker_loaders.py": "two loaders of a worker are an idea of the loader's room",
     "data/transform/features/hashing.py": "part of the layout of cached blocks: it changes with a version alone",

@@ -43,7 +43,7 @@ def lists_of(values: torch.Tensor, lengths: torch.Tensor) -> list[list[Any]]:
 
 
 @pytest.mark.parametrize("output", [{}, {"as_numpy": True}], ids=["tensors", "numpy"])
-@pytest.mark.parametrize("size", [1, 2, 5])
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.variation), 5])
 def test_lists_of_every_rank_are_those_of_the_file(
     open_lists: Callable[..., fb.Loader], size: int, output: dict[str, bool]
 ) -> None:

@@ -195,8 +195,18 @@ def test_data_that_cannot_be_trained_on(
             {"device_memory": "6MB"},
             r"needs [\d.]+ MiB on each of 1 workers: weights .* The smallest change that fits: per_device_batch=1.",
         ),
+        ({"loss_kernel": "liger"}, "loss_kernel='liger' runs on GPUs only, and this machine has none. Set gpus=1"),
+        ({"context_parallel": 2}, "context_parallel=2 cannot divide workers=1. Set workers to a multiple of it"),
+        ({"context_parallel": 2, "workers": 3}, "context_parallel=2 cannot divide workers=3"),
+        ({"context_parallel": 2, "workers": 4, "min_workers": 1}, "cannot divide min_workers=1 and workers=4"),
+        ({"context_parallel": 3, "workers": 3}, "context_parallel=3 cannot divide 4 attention heads"),
+        ({"context_parallel": 2, "workers": 2, "seq_len": 127}, "rows of seq_len=127 tokens. Set seq_len to a mult"),
+        ({"context_parallel": 2, "workers": 2, "strategy": "zero2"}, "needs strategy='ddp' or 'fsdp2' and reduction"),
+        ({"context_parallel": 2, "workers": 2, "reduction": "exact"}, "and they are 'ddp' and 'exact'"),
+        ({"context_parallel": 2, "workers": 2, "attn": "sdpa"}, "does not work with attn='sdpa'"),
+        ({"context_parallel": 2, "workers": 2, "compile": True}, "does not work with compile=True"),
     ],
-    ids=["offload", "exact", "deepspeed", "memory"],
+    ids=["offload", "exact", "deepspeed", "memory", *("context" for _ in range(9)), "liger"],
 )
 def test_options_that_cannot_work(
     refusal: Callable[..., Any], made: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], text: str

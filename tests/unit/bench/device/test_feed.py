@@ -13,7 +13,7 @@ import pytest
 from bench.device import clicks, feed
 from bench.device.report import BEGIN, END, PAGE, cores_rows, feed_rows, model_rows, page_with
 from bench.own import cores
-from bench.turns import numbers_of
+from bench.turns import numbers_of, touched
 
 FACTS = {
     "cpu": "a CPU", "usable_cores": 2.0, "memory_bytes": 1 << 30, "gpus": ["a GPU"], "python": "3", "torch": "2",
@@ -39,7 +39,8 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.mark.smoke
 def test_a_turn_of_each_bench_says_what_its_table_needs(data: Path, said: Said) -> None:
-    shared = {"folder": str(data), "work": str(data / "work"), "seconds": 0.1, "processes": 1, "batches": [256]}
+    places = {"folder": str(data), "data": str(data / "data"), "work": str(data / "work")}
+    shared = places | {"seconds": 0.1, "processes": 1, "batches": [256]}
     feed.child(shared | {"system": "forebay"})
     fed = [FACTS | {"bench": "feed"}, *({"system": "forebay", "data_workers": "threads"} | line for line in said())]
     assert [line["phase"] for line in fed[1:]] == ["ceiling", "cold", "cached"]
@@ -76,6 +77,14 @@ def test_tables_can_be_made_of_an_earlier_run(
     monkeypatch.setattr(sys, "argv", ["bench", "--markdown", "--of", str(earlier)])
     main()
     assert "| petastorm: not installed here |" in capsys.readouterr().out
+
+
+def test_memory_is_touched_twice_and_given_back(tmp_path: Path) -> None:
+    line = touched(tmp_path, (8 << 20) + 5)
+    assert line["bytes"] == (8 << 20) + 5 and len(line["seconds"]) == len(line["gb_s"]) == 2
+    assert not list(tmp_path.iterdir())
+    lines = [FACTS | {"bench": "cores"}, line]
+    assert len(cores_rows(lines)) == len(feed_rows(lines)) == 1, "it is no row of a table"
 
 
 def test_numbers_may_have_underscores() -> None:
