@@ -15,7 +15,7 @@ import pytest
 import forebay as fb
 from forebay.cli.fleet.submit import _after_interrupt
 from forebay.data.filters.where import Where
-from forebay.data.parquet.struct_paths import operand_text
+from forebay.data.parquet.column_paths import operand_text
 from forebay.errors import ForebayError
 from forebay.fleet.client.submission import JobFiles
 

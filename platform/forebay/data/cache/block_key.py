@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 from forebay.data.cache.block_file import FILE_VERSION
 from forebay.data.manifest.manifest import Manifest, RowGroup
-from forebay.data.parquet.struct_paths import top_column
+from forebay.data.parquet.column_paths import top_column
 from forebay.data.transform.dataset import Dataset
 
 KEY = re.compile(r"[0-9a-f]{40}")

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from forebay.data.filters.operands import Operand
-from forebay.data.parquet.struct_paths import operand_text
+from forebay.data.parquet.column_paths import operand_text
 from forebay.errors import InvalidOption
 
 COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], Any]] = {

@@ -12,8 +12,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from forebay.data.parquet.column_paths import held_steps, steps_of, top_column
 from forebay.data.parquet.schemas import missing_column
-from forebay.data.parquet.struct_paths import held_steps, steps_of, top_column
 from forebay.errors import InvalidOption, MissingColumn
 
 _MOST_LISTED = 20

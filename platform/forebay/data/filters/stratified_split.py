@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.column_casts import comparable
+from forebay.data.parquet.column_paths import column_at
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.data.parquet.struct_paths import column_at
 from forebay.errors import InvalidOption
 
 _PASSES = 10

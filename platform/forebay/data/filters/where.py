@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from forebay.data.filters.comparisons import Comparison
 from forebay.data.filters.operands import ColumnKinds, operand
-from forebay.data.parquet.struct_paths import top_column
+from forebay.data.parquet.column_paths import top_column
 from forebay.errors import InvalidOption
 
 _EXAMPLE = """where="label is not None and day >= '2024-01-31' and site in (1, 2)\""""

@@ -10,15 +10,16 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from forebay.data.parquet import page_kernels as kernels
 from forebay.data.parquet.arrow_checks import check_num_values, check_times
 from forebay.data.parquet.column_decoders import Numbers, decode_lists, decode_numbers, decode_texts
+from forebay.data.parquet.column_paths import steps_of, top_column, type_at
 from forebay.data.parquet.fetch import Pages
 from forebay.data.parquet.parquet_columns import ParquetColumns
-from forebay.data.parquet.struct_paths import top_column
 
 _NO_COLUMNS = pa.table({})
 _NO_TEXTS: Mapping[str, pa.DictionaryArray] = {}
@@ -140,6 +141,42 @@ def types_of(columns: Columns) -> dict[str, Any]:
     if isinstance(columns, DecodedTable):
         return columns.types
     return dict(zip(columns.schema.names, columns.schema.types, strict=True))
+
+
+def with_paths(table: Columns, paths: Sequence[str]) -> Columns:
+    """Add a column for each missing path.
+
+    A field of a null is null.
+    """
+    # Arrow makes a new list of names for each question: for 100 columns these took 4 ms a row group.
+    known = set(names_of(table))
+    for path in paths:
+        if path in known or (top := top_column(path, known)) is None:
+            continue
+        kind = type_at(path, top, table[top].type)
+        chunks = table[top].chunks
+        for step in steps_of(path, top):
+            chunks = [_take_step(chunk, step) for chunk in chunks]
+        column = pa.chunked_array(chunks, kind)
+        if isinstance(table, DecodedTable):
+            table = table.with_columns({path: column}, [*table.names, path])
+        else:
+            table = table.append_column(path, column)
+        known.add(path)
+    return table
+
+
+def _take_step(array: pa.Array, step: str) -> pa.Array:
+    if pa.types.is_struct(array.type):
+        return pc.struct_field(array, [step])
+    if pa.types.is_map(array.type):
+        values = array.keys if step == "keys" else array.items
+    else:
+        values = _take_step(array.values, step)
+    # Copied: Arrow takes no mask beside offsets that are a slice.
+    offsets = pa.array(array.offsets.to_numpy())
+    kind = pa.LargeListArray if pa.types.is_large_list(array.type) else pa.ListArray
+    return kind.from_arrays(offsets, values, mask=pc.is_null(array))
 
 
 DECODE_ERRORS = (OSError, MemoryError, pa.ArrowException)

@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from forebay.data.parquet.column_paths import top_column
 from forebay.data.parquet.schemas import leaves_of
-from forebay.data.parquet.struct_paths import top_column
 
 
 class NumberColumn(NamedTuple):

@@ -18,6 +18,7 @@ from forebay.data.manifest.manifest import CONTENT_HASH, Field, Manifest, RowGro
 from forebay.data.parquet.arrow_checks import TimeOutOfRange
 from forebay.data.parquet.arrow_types import constant_array, parse_type
 from forebay.data.parquet.column_casts import cast_column, without_views
+from forebay.data.parquet.column_paths import held_steps, require_path, steps_of, top_column
 from forebay.data.parquet.decoded_table import (
     DECODE_ERRORS,
     DecodedTable,
@@ -36,7 +37,6 @@ from forebay.data.parquet.footer import (
     read_codecs,
 )
 from forebay.data.parquet.schemas import fields_of, missing_column, read_schema
-from forebay.data.parquet.struct_paths import held_steps, require_path, steps_of, top_column
 from forebay.errors import CorruptFile, LimitReached, ReadFailed, SourceChanged, UnsupportedColumn
 from forebay.runtime.at_exit import finished_before_exit
 from forebay.runtime.metrics import Counters

@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from forebay.data.parquet.column_casts import comparable
+from forebay.data.parquet.column_paths import column_at, operand_text
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.data.parquet.struct_paths import column_at, operand_text
 from forebay.data.plan.order import BlockSpan, Order, PositionedRows
 from forebay.data.plan.permute import Ints
 from forebay.data.plan.plan import Plan

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.arrow_types import parse_type
+from forebay.data.parquet.column_paths import read_paths
 from forebay.data.transform.augment import Augment, AugmentFunction, as_augment
 from forebay.data.transform.block import ArraySchema
 from forebay.data.transform.features.groups import Ragged
-from forebay.data.transform.features.paths import read_paths
 from forebay.data.transform.fingerprint.values import canonical, digest
 from forebay.data.transform.transform import Transform
 from forebay.errors import InvalidOption, validate_type

@@ -12,10 +12,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from forebay.data.manifest.manifest import Manifest
-from forebay.data.parquet.decoded_table import Columns, as_table
+from forebay.data.parquet.decoded_table import Columns, as_table, with_paths
 from forebay.data.transform.block import ATTACHED, Block, BlockArray
 from forebay.data.transform.features.groups import Label, known_numbers
-from forebay.data.transform.features.paths import with_paths
 from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 from forebay.data.transform.transform import Transform
 from forebay.errors import ForebayError, TransformFailed, WrongType

@@ -19,11 +19,11 @@ from forebay.data.filters.filtering import Progress, judged, with_masks
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.row_mask import KeptRows, RowMask
 from forebay.data.parquet.arrow_types import parse_type
-from forebay.data.parquet.decoded_table import as_table
+from forebay.data.parquet.column_paths import read_paths, schema_with_paths
+from forebay.data.parquet.decoded_table import as_table, with_paths
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.parquet.schemas import selected_columns
 from forebay.data.transform.dataset import Dataset
-from forebay.data.transform.features.paths import read_paths, schema_with_paths, with_paths
 from forebay.data.transform.fingerprint.function import function_identity, function_name
 from forebay.data.transform.fingerprint.values import canonical, digest
 from forebay.data.transform.rejected_rows import accepted_rows, placed

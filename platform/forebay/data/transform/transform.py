@@ -13,13 +13,12 @@ import pyarrow as pa
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.arrow_types import parse_type
-from forebay.data.parquet.decoded_table import Columns, as_table, types_of
-from forebay.data.parquet.struct_paths import top_column
+from forebay.data.parquet.column_paths import schema_with_paths, top_column
+from forebay.data.parquet.decoded_table import Columns, as_table, types_of, with_paths
 from forebay.data.transform.block import ATTACHED, ArraySchema, Block
 from forebay.data.transform.features.fixed_shape import Array
 from forebay.data.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
 from forebay.data.transform.features.image import Image
-from forebay.data.transform.features.paths import schema_with_paths, with_paths
 from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 from forebay.data.transform.features.text import Bytes
 from forebay.data.transform.features.timestamps import Time

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from forebay.data.parquet.column_paths import operand_text
 from forebay.data.parquet.decoded_table import Columns, DecodedTable, encoded
-from forebay.data.parquet.struct_paths import operand_text
 from forebay.data.transform.block import BlockArray
 from forebay.data.transform.features.categories import (
     check_buckets,

@@ -15,10 +15,11 @@ import pyarrow.compute as pc
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.parquet.arrow_types import parse_type
+from forebay.data.parquet.column_paths import read_paths, schema_with_paths
+from forebay.data.parquet.decoded_table import with_paths
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.transform.features.categories import check_categories, plain_values
 from forebay.data.transform.features.columns import column_names, column_type
-from forebay.data.transform.features.paths import read_paths, schema_with_paths, with_paths
 from forebay.errors import InvalidOption
 
 

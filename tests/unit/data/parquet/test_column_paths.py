@@ -13,8 +13,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import forebay as fb
+from forebay.data.parquet.column_paths import read_paths, schema_with_paths
+from forebay.data.parquet.decoded_table import with_paths
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.data.transform.features.paths import read_paths, schema_with_paths, with_paths
 from forebay.errors import MissingColumn, WrongType
 
 USER = pa.struct([("age", pa.int32()), ("home", pa.struct([("zip", pa.string()), ("m2", pa.float64())]))])
