@@ -22,7 +22,7 @@ from bench.device import clicks
 
 import forebay as fb
 from forebay.data.cache.builders import data_workers
-from forebay.data.cache.local_source import LocalCache
+from forebay.data.cache.source import LocalCache
 
 _GROUP_ROWS, _BATCH = 15_625, 8_192
 _WAYS = {"256 MiB": 256 << 20, "a window": None}

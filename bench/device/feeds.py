@@ -53,7 +53,7 @@ class FedBatches:
 def forebay(setting: FeedSetting) -> Iterator[FedBatches]:
     """A cold epoch, then cached ones. Kernels are compiled and data workers started before, on small data."""
     import forebay as fb  # noqa: PLC0415 - imported only for this way
-    from forebay.data.cache.local_source import LocalCache  # noqa: PLC0415
+    from forebay.data.cache.source import LocalCache  # noqa: PLC0415
 
     def opened(data: Path, name: str) -> fb.Loader:
         transform = fb.Transform(

@@ -57,7 +57,7 @@ _QUOTA_BYTES = 64 << 30
 def forebay(setting: dict[str, Any]) -> None:
     """Cold epochs into new caches, cached epochs, and epochs without room."""
     import forebay as fb  # noqa: PLC0415 - after this process is bound to its cores
-    from forebay.data.cache.local_source import LocalCache  # noqa: PLC0415
+    from forebay.data.cache.source import LocalCache  # noqa: PLC0415
 
     folder, work, rows = Path(setting["folder"]), Path(setting["work"]), Path(setting["data"])
 

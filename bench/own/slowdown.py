@@ -27,7 +27,7 @@ from bench.own.verdict import Figure, interleaved, main, measure, spread
 from bench.processes import command, environment
 from forebay.data.cache.builders import block_pool
 from forebay.data.cache.builders.data_workers import NICENESS, CoreShare, DataWorkers
-from forebay.data.cache.local_source import LocalSource
+from forebay.data.cache.source import LocalSource
 from forebay.runtime.metrics import Counters
 
 MOST_SLOWDOWN = 0.10

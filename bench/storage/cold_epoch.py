@@ -26,7 +26,7 @@ import forebay as fb
 from bench.own.verdict import Figure, interleaved, main, measure, spread
 from forebay.data.cache.builders import data_workers
 from forebay.data.cache.builders.data_workers import DataWorkers
-from forebay.data.cache.local_source import LocalSource
+from forebay.data.cache.source import LocalSource
 from forebay.data.loader.loader import Loader
 from forebay.data.parquet import page_kernels, reading
 from forebay.data.transform.dataset import Dataset

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import forebay as fb
 from forebay.data.cache.builders.data_workers import DataWorkers
 from forebay.data.cache.disk.accounts import INDEX_BYTES
-from forebay.data.cache.local_source import LocalSource
+from forebay.data.cache.source import LocalSource
 from forebay.runtime.metrics import Counters
 from forebay.storage.retry import ReadPolicy
 

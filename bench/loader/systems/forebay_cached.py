@@ -14,7 +14,7 @@ from bench.loader.features import CITIES, KINDS, MAX_TAGS
 from bench.loader.setting import LoaderFacts, LoaderSetting
 from forebay import CacheSpec, Categorical, Dense, Label, Loader, Ragged, Transform, build_plan, scan
 from forebay.data.cache.builders.data_workers import usable_cores
-from forebay.data.cache.local_source import LocalCache
+from forebay.data.cache.source import LocalCache
 from forebay.data.parquet import page_kernels
 from forebay.runtime.metrics import Counters
 

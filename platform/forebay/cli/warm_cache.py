@@ -11,8 +11,7 @@ from forebay.cli.job_file import job_of
 from forebay.cli.output import only_the_document, print_json, print_table, progress_bar
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.disk.lease import named_user
-from forebay.data.cache.local_source import LocalCache
-from forebay.data.cache.source import BlockSource, SourceProvider, open_source
+from forebay.data.cache.source import BlockSource, LocalCache, SourceProvider, open_source
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import InvalidOption

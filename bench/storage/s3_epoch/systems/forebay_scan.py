@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from bench.storage.s3_epoch.setting import SOURCE, S3Setting
 from bench.storage.s3_epoch.store import BUCKET
 from forebay import CacheSpec, Dense, Loader, Transform, build_plan, scan
-from forebay.data.cache.local_source import LocalCache
+from forebay.data.cache.source import LocalCache
 from forebay.data.parquet import page_kernels
 
 _QUOTA_BYTES = 20 << 30

@@ -1,22 +1,31 @@
-"""Interface of block sources for a loader.
+"""Block sources of a loader.
 
 Threads of this process serve them, or the cache actor of its node.
 """
 
 from __future__ import annotations
 
+import os
 import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future
 from itertools import accumulate
-from typing import Protocol, runtime_checkable
+from types import ModuleType
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from forebay.data.cache.builders.block_builder import BlockBuilder, BuildOptions
+from forebay.data.cache.builders.block_pool import BlockPool
+from forebay.data.cache.builders.data_workers import DEFAULT_WORKERS, DataWorkers, processes_for
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.cache.local_source import LocalSource
+from forebay.data.cache.spec import CacheSpec
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.runtime.metrics import Counters
+from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
+
+if TYPE_CHECKING:
+    from forebay.data.cache.builders.worker_processes import DataProcesses
 
 
 class BlockSource(Protocol):
@@ -63,6 +72,135 @@ class SourceProvider(Protocol):
     """
 
     def source(self, dataset: Dataset, counters: Counters) -> BlockSource: ...
+
+
+class LocalSource:
+    """`BlockSource` served by threads of this process.
+
+    Daemon threads look in `cache`, or read, transform and store.
+
+    The threads start at the first request, also in a forked child, which starts without requests. While the source is
+    open, the dataset is not evicted from the cache.
+
+    Args:
+        dataset: Row groups and their transform; `request(i)` returns the block of `dataset.manifest[i]`.
+        cache: Cache of the blocks, or None to read the source each time.
+        counters: Receives the counters.
+        workers: Number of row groups that are read at once, and number of cores that decode them.
+        policy: Deadlines and retries of reads.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        cache: DiskCache | None,
+        *,
+        counters: Counters,
+        workers: DataWorkers = DEFAULT_WORKERS,
+        policy: ReadPolicy = DEFAULT_POLICY,
+    ) -> None:
+        self._facts = (dataset, cache, counters, workers, policy)
+        self._threads = self._start_threads()
+
+    def request(self, index: int) -> Future[Block]:
+        """Request block `index`.
+
+        The future raises the errors of reading and transforming.
+
+        Raises `LoaderClosed` after `close`.
+        """
+        if self._threads.pid != os.getpid():
+            self._threads = self._start_threads()  # threads and locks of the parent do not exist here
+        return self._threads.pool.submit(index)
+
+    def peek(self, index: int, counters: Counters) -> Block | None:
+        """Map block `index` without reading it.
+
+        None unless this process got it from the cache before.
+        """
+        return self._threads.peek(index, counters)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Cancel pending requests and end the threads.
+
+        Returns within `timeout_s` seconds: a stuck read is abandoned. Blocks stay valid.
+        """
+        # A child must not close what it inherited: a release here would release the parent's lease.
+        if self._threads.pid == os.getpid():
+            self._threads.close(timeout_s)
+
+    def _start_threads(self) -> _Threads:
+        return _Threads(*self._facts)
+
+
+class _Threads:
+    """Data workers of one process, with their lease."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        cache: DiskCache | None,
+        counters: Counters,
+        workers: DataWorkers,
+        policy: ReadPolicy,
+    ) -> None:
+        self.pid = os.getpid()
+        self._counters = counters
+        limits = workers.for_files_of(dataset)
+        self.pool: BlockPool[int, Block] = BlockPool(self._build, limits, peek=self.peek)
+        self._processes = _processes(processes_for(limits.num_cores()))
+        options = BuildOptions(
+            policy=policy,
+            cancelled=self.pool.cancelled,
+            cores=self.pool.cores,
+            workers=self._processes.of("", dataset, cache, policy) if self._processes else None,
+        )
+        self._builder = BlockBuilder(dataset, cache, counters=counters, options=options)
+        self._lease = cache.lease(self._builder.names.dataset) if cache else None
+
+    def peek(self, index: int, counters: Counters | None = None) -> Block | None:
+        return self._builder.peek(index, counters)
+
+    def close(self, timeout_s: float) -> None:
+        if self._processes:
+            self._processes.close()
+        self.pool.close(timeout_s)
+        if self._lease:
+            self._lease.release()
+
+    def _build(self, index: int) -> Block:
+        return self.pool.build(self._builder, index, self._counters).block
+
+
+def _processes(number: int) -> DataProcesses | None:
+    return _worker_processes().DataProcesses(number) if number else None
+
+
+def _worker_processes() -> ModuleType:
+    from forebay.data.cache.builders import worker_processes  # noqa: PLC0415 - not on two cores
+
+    return worker_processes
+
+
+class LocalCache:
+    """`SourceProvider` over the cache of `spec`.
+
+    Threads of this process fill it. Works in forked and spawned children.
+
+    `num_processes` such processes on one machine divide the data workers of `spec` among themselves.
+
+    Raises `CacheUnusable` if the directory cannot be used here.
+    """
+
+    def __init__(self, spec: CacheSpec, num_processes: int = 1) -> None:
+        self.disk = spec.open()
+        self._workers = spec.data_workers.divided_by(num_processes)
+        if processes_for(self._workers.num_cores()):
+            _worker_processes().prepare()
+
+    def source(self, dataset: Dataset, counters: Counters) -> LocalSource:
+        """Blocks of `dataset` through this cache."""
+        return LocalSource(dataset, self.disk, counters=counters, workers=self._workers)
 
 
 def open_source(cache: DiskCache | SourceProvider | None, dataset: Dataset, counters: Counters) -> BlockSource:

@@ -12,8 +12,7 @@ import numpy as np
 from forebay.data.cache.block_key import BlockNames
 from forebay.data.cache.builders.block_builder import BlockBuilder
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.cache.local_source import LocalSource
-from forebay.data.cache.source import BlockSource
+from forebay.data.cache.source import BlockSource, LocalSource
 from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES, list_offsets

@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import forebay as fb
-from forebay.data.cache.local_source import LocalSource
+from forebay.data.cache.source import LocalSource
 from forebay.data.loader.loader import _close_all
 from forebay.data.loader.pipeline import live_pipelines
 from forebay.data.parquet import reading

@@ -19,7 +19,7 @@ from tests.unit.data.windows.conftest import random_series, write_series
 
 import forebay as fb
 from forebay.data.cache.builders.data_workers import DataWorkers
-from forebay.data.cache.local_source import LocalCache, LocalSource
+from forebay.data.cache.source import LocalCache, LocalSource
 from forebay.data.kernels.calls import load
 from forebay.runtime.metrics import Counters
 

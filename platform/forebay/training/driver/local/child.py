@@ -15,7 +15,7 @@ from typing import NoReturn
 
 import torch
 
-from forebay.data.cache.local_source import LocalCache
+from forebay.data.cache.source import LocalCache
 from forebay.events import Event, Request
 from forebay.runtime.foreign_code import begin, outcome_of
 from forebay.training.checkpoint.local_store import open_local_checkpoints

@@ -12,7 +12,7 @@ from functools import partial
 
 import torch
 
-from forebay.data.cache.local_source import LocalCache
+from forebay.data.cache.source import LocalCache
 from forebay.errors import ForebayError
 from forebay.events import Event, Preparing, Request
 from forebay.runtime.fork_server import ForkServer, Program

@@ -25,7 +25,7 @@ from forebay.data.cache.builders import worker_processes
 from forebay.data.cache.builders.data_workers import WORKERS_VARIABLE, DataWorkers, processes_for
 from forebay.data.cache.builders.worker_processes import DataProcesses
 from forebay.data.cache.disk.disk_cache import DiskCache
-from forebay.data.cache.local_source import LocalSource
+from forebay.data.cache.source import LocalSource
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.sources.scan import scan
 from forebay.data.transform.block import Block
@@ -298,7 +298,7 @@ OWNER = """
 import pickle, sys, time
 from forebay.data.cache.builders import worker_processes
 from forebay.data.cache.builders.data_workers import WORKERS_VARIABLE, DataWorkers, processes_for
-from forebay.data.cache.local_source import LocalSource
+from forebay.data.cache.source import LocalSource
 from forebay.runtime.metrics import Counters
 cache, dataset = pickle.loads(bytes.fromhex(sys.argv[1]))
 source = LocalSource(dataset, cache, counters=Counters(), workers=DataWorkers(core_share=1.0))
