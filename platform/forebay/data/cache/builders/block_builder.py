@@ -5,6 +5,7 @@ The cache, a build in progress in another process, another node, or the source.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -108,19 +109,12 @@ class BlockBuilder:
         options: BuildOptions | None = None,
         reader: RowGroupReader | None = None,
     ) -> None:
-        self._transform = dataset.transform
+        self._manifest, self._transform = dataset.manifest, dataset.transform
         self._cache = cache
         self._counters = counters
         self._options = options or BuildOptions()
         self._columns = dataset.columns
-        self._reader = reader or RowGroupReader(
-            dataset.manifest,
-            self._options.policy,
-            counters,
-            cancelled=self._options.cancelled,
-            footers=self._options.footers or FooterCache(FooterStore(cache.path) if cache else None, stores_new=False),
-            maps_files=self._options.maps_files,
-        )
+        self._reader, self._opening = reader, threading.Lock()
         self.names = BlockNames(dataset)
         page_kernels.load()
 
@@ -132,7 +126,7 @@ class BlockBuilder:
         if self._cache is None:
             return None
         found = self._cache.peek(self.names.key(index), counters or self._counters, dataset=self.names.dataset)
-        return usable(found, self._reader.manifest, index)
+        return usable(found, self._manifest, index)
 
     def build(self, index: int) -> Built:
         """Get or build block `index`.
@@ -155,9 +149,7 @@ class BlockBuilder:
                 return made
             built, core_s = (peer, None) if peer else self._read(index)
             built_at = time.monotonic()
-            stored = usable(
-                self._cache.put(key, self.names.dataset, built, self._counters), self._reader.manifest, index
-            )
+            stored = usable(self._cache.put(key, self.names.dataset, built, self._counters), self._manifest, index)
             if core_s is not None:
                 core_s += time.monotonic() - built_at
         return Built(stored, "store", core_s) if stored else self._bypass(index, built, core_s)
@@ -190,7 +182,7 @@ class BlockBuilder:
         assert self._cache is not None
         assert made.state is not None
         found = self._cache.adopt(self.names.key(index), made.state)
-        stored = usable(found, self._reader.manifest, index)
+        stored = usable(found, self._manifest, index)
         return Built(stored, "store", made.core_s) if stored else None
 
     def _find(self, cache: DiskCache, index: int) -> Block | None:
@@ -201,13 +193,13 @@ class BlockBuilder:
         Building it then raises the error about these rows.
         """
         found = cache.get(self.names.key(index), self._counters, dataset=self.names.dataset)
-        return usable(found, self._reader.manifest, index)
+        return usable(found, self._manifest, index)
 
     def _read(self, index: int) -> tuple[Block, float]:
         if self._options.cancelled.is_set():
             raise Cancelled(f"the build of block {index} was cancelled")
         if self._options.elsewhere:
-            rows = self._reader.manifest[index].rows
+            rows = self._manifest[index].rows
             return self._options.elsewhere.build(index, rows, self._counters, partial(self.read, index)), 0.0
         return self._read_source(index)
 
@@ -231,24 +223,41 @@ class BlockBuilder:
 
     def _from_source(self, index: int) -> tuple[Block, float]:
         used_s = time.thread_time()
-        fetched = self._reader.fetch(index, self._columns)
+        reader = self._opened_reader()
+        fetched = reader.fetch(index, self._columns)
         copying_s, fetched_at = time.thread_time() - used_s, time.monotonic()
         with self._options.cores:
-            table = self._reader.decode_lazily(fetched)
+            table = reader.decode_lazily(fetched)
             del fetched
             with self._counters.timed("transform_s"), replaced_errors(partial(self._out_of_memory, index), MemoryError):
-                block = apply_to_kept(self._transform, table, self._reader.manifest, index)
-        self._reader.check_unchanged(index)
+                block = apply_to_kept(self._transform, table, self._manifest, index)
+        reader.check_unchanged(index)
         return block, copying_s + time.monotonic() - fetched_at
+
+    def _opened_reader(self) -> RowGroupReader:
+        """Reader of the source. Made for the first block that is read: an epoch from the cache needs none."""
+        with self._opening:
+            if self._reader is None:
+                options, cache = self._options, self._cache
+                store = FooterStore(cache.path) if cache else None
+                self._reader = RowGroupReader(
+                    self._manifest,
+                    options.policy,
+                    self._counters,
+                    cancelled=options.cancelled,
+                    footers=options.footers or FooterCache(store, stores_new=False),
+                    maps_files=options.maps_files,
+                )
+            return self._reader
 
     def _out_of_memory(self, index: int, error: Exception) -> Exception:
         assert isinstance(error, MemoryError)
-        return out_of_memory(self._reader.manifest[index], error)
+        return out_of_memory(self._manifest[index], error)
 
     def _from_peer(self, peers: Peers, index: int) -> Block | None:
         with self._counters.timed("peer_s"):
-            block = peers.find(self.names.key(index), self._reader.manifest[index].rows)
-        if usable(block, self._reader.manifest, index) is None:
+            block = peers.find(self.names.key(index), self._manifest[index].rows)
+        if usable(block, self._manifest, index) is None:
             return None
         assert block is not None
         self._counters.add("peer_hits")
@@ -258,7 +267,7 @@ class BlockBuilder:
     def _bypass(self, index: int, block: Block, core_s: float | None) -> Built:
         self._counters.add("bypasses")
         self._counters.add("bypass_bytes", block.nbytes)
-        found = usable(block, self._reader.manifest, index)
+        found = usable(block, self._manifest, index)
         assert found is not None, "a block that was just built has the rows of its manifest"
         return Built(found, "bypass", core_s)
 
