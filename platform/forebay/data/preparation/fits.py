@@ -21,8 +21,7 @@ from forebay.data.manifest.prepared import FittedColumn
 from forebay.data.parquet.column_casts import table_without_views
 from forebay.data.parquet.reading import RowGroupReader
 from forebay.data.transform.features.categories import check_categories
-from forebay.data.transform.features.columns import column_names, column_type
-from forebay.data.transform.features.numeric import check_numeric
+from forebay.data.transform.features.columns import check_numeric, column_names, column_type
 from forebay.data.transform.features.vocabulary import Vocabulary, count_values, most_frequent
 from forebay.errors import InvalidOption
 

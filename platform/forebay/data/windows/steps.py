@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from forebay.data.transform.block import BlockArray
 from forebay.data.transform.features.categories import is_text, value_type
-from forebay.data.transform.features.columns import column_names, column_type, wrong_type
+from forebay.data.transform.features.columns import check_numeric, column_names, column_type, wrong_type
 from forebay.data.transform.features.groups import Feature, Ragged, Schema
-from forebay.data.transform.features.numeric import cast_numbers, check_dtype, check_numeric, pack_rows, whole
+from forebay.data.transform.features.numeric import cast_numbers, check_dtype, pack_rows, whole
 from forebay.data.transform.features.ragged import is_list, list_parts
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.data.windows.times import time_text

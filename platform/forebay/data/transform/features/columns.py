@@ -12,6 +12,7 @@ from forebay.errors import InvalidOption, MissingColumn, WrongType
 from forebay.runtime.formatting import near_names
 
 _MOST_LISTED = 20
+_REMEDY = "It takes integers, floats, bools and decimals; use Categorical for ids."
 
 
 def column_names(feature: str, columns: Sequence[str]) -> tuple[str, ...]:
@@ -64,6 +65,25 @@ def wrong_type(feature: str, column: str, found: pa.DataType, wanted: str) -> Wr
         column=column,
         found=str(found),
     )
+
+
+def check_numeric(feature: str, column: str, found: pa.DataType, dtype: str, remedy: str = _REMEDY) -> None:
+    """Raise `WrongType` unless `found` converts to `dtype`.
+
+    No value may lose its fraction.
+    """
+    values = found.value_type if pa.types.is_dictionary(found) else found
+    fractional = pa.types.is_floating(values) or (pa.types.is_decimal(values) and values.scale > 0)
+    if not (
+        fractional
+        or pa.types.is_integer(values)
+        or pa.types.is_decimal(values)
+        or pa.types.is_boolean(values)
+        or pa.types.is_null(values)
+    ):
+        raise wrong_type(feature, column, found, remedy)
+    if fractional and not dtype.startswith("float"):
+        raise wrong_type(feature, column, found, f"dtype={dtype!r} would cut off fractions: use a float dtype.")
 
 
 def _paths_into(column: str, found: pa.DataType) -> str:

@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from forebay.data.parquet.decoded_table import Columns
 from forebay.data.transform.block import BlockArray
-from forebay.data.transform.features.columns import column_names, column_type, wrong_type
+from forebay.data.transform.features.columns import check_numeric, column_names, column_type, wrong_type
 from forebay.data.transform.features.groups import Schema
-from forebay.data.transform.features.numeric import cast_numbers, check_dtype, check_numeric, fill_nulls
+from forebay.data.transform.features.numeric import cast_numbers, check_dtype, fill_nulls
 from forebay.data.transform.features.ragged import is_list, list_parts
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption, WrongType

@@ -23,12 +23,11 @@ from forebay.data.transform.features.categories import (
     vocabulary_ids,
     vocabulary_of,
 )
-from forebay.data.transform.features.columns import column_names, column_type, wrong_type
+from forebay.data.transform.features.columns import check_numeric, column_names, column_type, wrong_type
 from forebay.data.transform.features.numeric import (
     address_of,
     cast_numbers,
     check_dtype,
-    check_numeric,
     fill_nulls,
     is_packed_by_address,
     pack_addresses,

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from forebay.data.kernels.calls import pack_columns
 from forebay.data.transform.block import BlockArray
-from forebay.data.transform.features.columns import wrong_type
 from forebay.errors import InvalidOption, WrongType
 from forebay.runtime.memory.pool import empty_array
 
@@ -31,7 +30,6 @@ NUMERIC_DTYPES = (
 
 _WORDS = {4: np.int32, 8: np.int64}
 """Integer types by item size. Packing copies bits, so any type of that size works."""
-_REMEDY = "It takes integers, floats, bools and decimals; use Categorical for ids."
 
 
 def check_dtype(feature: str, dtype: object) -> str:
@@ -45,25 +43,6 @@ def check_dtype(feature: str, dtype: object) -> str:
             f"{feature}(dtype={dtype!r}) is not known. Give one of {', '.join(NUMERIC_DTYPES)}.", dtype=dtype
         )
     return str(name)
-
-
-def check_numeric(feature: str, column: str, found: pa.DataType, dtype: str, remedy: str = _REMEDY) -> None:
-    """Raise `WrongType` unless `found` converts to `dtype`.
-
-    No value may lose its fraction.
-    """
-    values = found.value_type if pa.types.is_dictionary(found) else found
-    fractional = pa.types.is_floating(values) or (pa.types.is_decimal(values) and values.scale > 0)
-    if not (
-        fractional
-        or pa.types.is_integer(values)
-        or pa.types.is_decimal(values)
-        or pa.types.is_boolean(values)
-        or pa.types.is_null(values)
-    ):
-        raise wrong_type(feature, column, found, remedy)
-    if fractional and not dtype.startswith("float"):
-        raise wrong_type(feature, column, found, f"dtype={dtype!r} would cut off fractions: use a float dtype.")
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
