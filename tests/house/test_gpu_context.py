@@ -17,7 +17,7 @@ MAY_USE_A_GPU = {
     "llm/cost/meter.py",
     "llm/score/engines/hf.py",
     "runtime/gpus.py",
-    "runtime/memory/buffers.py",
+    "runtime/memory/pool.py",
     "training/checkpoint/serialization.py",
     "training/collectives/torch_collective.py",
     "training/driver/horovod/world.py",

@@ -15,7 +15,7 @@ from forebay.data.plan.order import Order, PositionedRows
 from forebay.data.transform.augment import Augment
 from forebay.data.transform.block import ArraySchema, Block
 from forebay.data.transform.row_random import RowRandom
-from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.memory.pool import BufferPool
 
 _NAMED_ROWS = 3
 

@@ -15,7 +15,7 @@ from forebay.data.plan.order import PositionedRows
 from forebay.data.transform.block import ArraySchema, Block
 from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES
 from forebay.errors import SourceChanged, TransformFailed
-from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.memory.pool import BufferPool
 
 _ALIGNMENT = 64
 

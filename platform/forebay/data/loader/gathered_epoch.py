@@ -39,8 +39,8 @@ from forebay.data.windows.steps import StepColumns
 from forebay.data.windows.window_table import WindowTables
 from forebay.errors import LoaderClosed, SourceChanged, TransformFailed
 from forebay.runtime.memory.available import available_bytes, machine_bytes
-from forebay.runtime.memory.buffers import BufferPool
 from forebay.runtime.memory.file_map import FileMap
+from forebay.runtime.memory.pool import BufferPool
 from forebay.runtime.metrics import Counters
 from forebay.world import World
 

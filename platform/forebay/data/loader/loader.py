@@ -27,7 +27,7 @@ from forebay.data.transform.transform import Transform
 from forebay.data.windows.sequence_block import SequenceTransform
 from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed, validate_type, whole_number
 from forebay.runtime.formatting import did_you_mean
-from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.memory.pool import BufferPool
 from forebay.runtime.metrics import Counters, HeldCounters
 from forebay.world import World
 

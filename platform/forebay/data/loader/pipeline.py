@@ -27,7 +27,7 @@ from forebay.data.loader.rank_batches import SerialExecutor
 from forebay.data.transform.block import Block
 from forebay.errors import LoaderClosed
 from forebay.runtime.foreign_code import begin, outcome_of
-from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.memory.pool import BufferPool
 from forebay.runtime.metrics import Counters, HeldCounters
 
 _KEPT_S = 10.0

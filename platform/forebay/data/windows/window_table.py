@@ -18,7 +18,7 @@ from forebay.data.windows.index import LocatedWindows, WindowIndex, window_indic
 from forebay.data.windows.sequence_block import RESTS, RUN_ENDS, STATIC, VALUES
 from forebay.data.windows.views import View, WindowViews
 from forebay.errors import SourceChanged
-from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.memory.pool import BufferPool
 
 _NO_MASK = np.empty(0, dtype=np.uint8)
 

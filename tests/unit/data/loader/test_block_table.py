@@ -10,7 +10,7 @@ from forebay.data.loader.gather_threads import GatherThreads
 from forebay.data.plan.order import PositionedRows
 from forebay.data.transform.block import Block
 from forebay.errors import SourceChanged, TransformFailed
-from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.memory.pool import BufferPool
 
 
 def block_of(start: int, rows: int) -> Block:

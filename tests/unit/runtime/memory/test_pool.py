@@ -5,6 +5,7 @@ Memory is used again, never twice at a time, and goes back to the system.
 
 from __future__ import annotations
 
+import mmap
 import multiprocessing
 import subprocess
 import sys
@@ -15,9 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from forebay.runtime.memory import pool as memory
-from forebay.runtime.memory.pool import MemoryPool, array_pool, empty_array
+from forebay.runtime.memory.pool import BufferPool, MemoryPool, array_pool, empty_array
 
 MIB = 1 << 20
 PATIENCE_S = 60
@@ -211,3 +213,66 @@ sys.kept.pop()
 """
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, check=False)
     assert (found.returncode, found.stderr) == (0, b"")
+
+
+PINNED_BYTES = 1000
+
+
+class SharedPool(BufferPool):
+    """Pool whose memory a forked child shares with its parent.
+
+    As it does page-locked memory.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(kept_bytes=1 << 20, pinned=True)
+
+    def _fresh(self, num_bytes: int) -> NDArray[np.uint8]:
+        return np.frombuffer(mmap.mmap(-1, num_bytes), np.uint8) if self._pinned else super()._fresh(num_bytes)
+
+
+def test_a_forked_child_leaves_page_locked_memory_to_its_parent() -> None:
+    pool = SharedPool()
+    read = [pool.lease(PINNED_BYTES)]
+    read[0][:] = 1
+    pool.lease(PINNED_BYTES)[:] = 2  # Idle when the child begins.
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_use_shared, args=(pool, read, theirs))
+    child.start()
+    assert ours.poll(60) and ours.recv() == "written"
+    assert (read[0] == 1).all(), "the child reused what the parent still reads"
+    leased = pool.lease(PINNED_BYTES)
+    leased[:] = 9
+    ours.send("go on")
+    assert ours.poll(60) and ours.recv() == [7, 8]
+    child.join(60)
+    assert (leased == 9).all()
+
+
+def _use_shared(pool: SharedPool, read: list[Any], parent: Any) -> None:
+    first = pool.lease(PINNED_BYTES)
+    first[:] = 7
+    read.clear()  # The child is the last here to drop memory of the parent.
+    second = pool.lease(PINNED_BYTES)
+    second[:] = 8
+    parent.send("written")
+    assert parent.poll(60) and parent.recv() == "go on"
+    parent.send(sorted({*first.tolist(), *second.tolist()}))
+
+
+def test_memory_is_reused_in_a_forked_child_too() -> None:
+    pool = SharedPool()
+    pool.leave_memory()
+    address = pool.lease(PINNED_BYTES).ctypes.data
+    assert pool.lease(PINNED_BYTES).ctypes.data == address
+
+
+def test_page_locked_memory_outlives_long_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "_UNUSED_S", 0.02)
+    locked, plain = SharedPool(), BufferPool(kept_bytes=1 << 20)
+    locked.lease(PINNED_BYTES)
+    plain.lease(PINNED_BYTES)
+    while plain.idle_bytes:  # its thread trims all pools that it may
+        time.sleep(0.01)
+    assert locked.idle_bytes

@@ -27,7 +27,7 @@ from forebay.data.cache.disk.tables import IndexTables
 from forebay.data.parquet import reading
 from forebay.data.transform.dataset import Dataset
 from forebay.runtime.memory import pool as memory_pool
-from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.memory.pool import BufferPool
 from forebay.runtime.metrics import Counters
 
 COLUMNS = 16

@@ -28,7 +28,7 @@ from forebay.data.loader.batch import Batch, start_copy, start_plain_copy
 from forebay.data.loader.device.feed import DeviceFeed
 from forebay.data.loader.device.in_flight import CopyRing
 from forebay.errors import InvalidOption, TransformFailed
-from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.memory.pool import BufferPool
 
 ROWS = 4
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forebay.data.loader.device.host_tensors import HostTensors
-from forebay.runtime.memory.buffers import BufferPool
+from forebay.runtime.memory.pool import BufferPool
 
 
 @settings(max_examples=30)
