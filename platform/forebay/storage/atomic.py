@@ -1,4 +1,4 @@
-"""Files that are read and written whole, and the folders of new ones."""
+"""Files that are looked for, read and written whole, and the folders of new ones."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
+from pyarrow import fs
+
 from forebay.errors import WriteFailed
 from forebay.storage.credentials import redact, redacting
-from forebay.storage.filesystem import Location, resolve
+from forebay.storage.filesystem import Location, resolve, resolve_source
 
 _held: Counter[Path] = Counter()
 """Folders that this process has had, and never creates again.
@@ -204,3 +206,20 @@ def find_small(location: Location) -> bytes | None:
         return read_small(location)
     except (FileNotFoundError, NotADirectoryError):
         return None
+
+
+def is_there(uri: str | Location) -> bool:
+    """Whether a file exists, at the cost of one request.
+
+    Raises `OSError` if storage does not answer.
+    """
+    location = resolve_source(uri)
+    if location.is_local:
+        look_again(Path(location.path).parent)
+        return bool(location.fs.get_file_info(location.path).type == fs.FileType.File)
+    try:
+        # Opening is one HEAD request. `get_file_info` lists the folder, too.
+        with location.fs.open_input_file(location.path):
+            return True
+    except FileNotFoundError:
+        return False

@@ -11,12 +11,10 @@ import time
 from collections import OrderedDict
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import fs
 
-from forebay.storage.atomic import look_again
 from forebay.storage.filesystem import Location, has_local_name, resolve_source
 from forebay.storage.fsspec_bridge import ETAGS, Bridge
 
@@ -103,23 +101,6 @@ def settled_version(file: FoundFile) -> str:
     if changed_ns % _SECOND_NS == 0:  # a file system that keeps whole seconds, or two
         tick_ns = max(tick_ns, 3 * _SECOND_NS)
     return version if time.time_ns() - changed_ns > tick_ns else ""
-
-
-def is_there(uri: str | Location) -> bool:
-    """Whether a file exists, at the cost of one request.
-
-    Raises `OSError` if storage does not answer.
-    """
-    location = resolve_source(uri)
-    if location.is_local:
-        look_again(Path(location.path).parent)
-        return bool(location.fs.get_file_info(location.path).type == fs.FileType.File)
-    try:
-        # Opening is one HEAD request. `get_file_info` lists the folder, too.
-        with location.fs.open_input_file(location.path):
-            return True
-    except FileNotFoundError:
-        return False
 
 
 def stat_etag(uri: str) -> str:

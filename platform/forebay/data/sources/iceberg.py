@@ -22,12 +22,11 @@ from forebay.errors import ForebayError, InvalidOption, NoFiles
 from forebay.runtime.extras import extra_package
 from forebay.runtime.foreign_code import replaced_errors
 from forebay.storage.arrow_stores import ARROW_SCHEMES
-from forebay.storage.atomic import read_small
+from forebay.storage.atomic import is_there, read_small
 from forebay.storage.boundary import SAME_STORE, Boundary, check_stored_uri
 from forebay.storage.filesystem import Location, below, resolve_source
 from forebay.storage.globs import children
 from forebay.storage.retry import ReadPolicy, read
-from forebay.storage.versions import is_there
 
 T = TypeVar("T")
 

@@ -19,12 +19,11 @@ from typing import TypeVar
 from pyarrow.fs import FileType
 
 from forebay.errors import CursorMismatch, ReadFailed
-from forebay.storage.atomic import read_small, write_atomically
+from forebay.storage.atomic import is_there, read_small, write_atomically
 from forebay.storage.credentials import redacting
 from forebay.storage.filesystem import Location, below, resolve
 from forebay.storage.globs import children
 from forebay.storage.retry import ReadPolicy, read
-from forebay.storage.versions import is_there
 from forebay.training.checkpoint.config import FOLDER, CheckpointConfig
 from forebay.training.checkpoint.encoded import (
     METADATA,

@@ -14,13 +14,12 @@ from typing import Literal, TypeVar
 
 from forebay.errors import InvalidOption
 from forebay.runtime.declared_types import require_types
-from forebay.storage.atomic import write_atomically
+from forebay.storage.atomic import is_there, write_atomically
 from forebay.storage.exclusive import create_exclusively, create_locked
 from forebay.storage.file_lock import FileLock, try_lock
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.globs import children
 from forebay.storage.json_file import read_json_content
-from forebay.storage.versions import is_there
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, spool_of
 from forebay.training.checkpoint.files.claim import ATTEMPTS, Claim, claim_name, newest_number, read_claim
