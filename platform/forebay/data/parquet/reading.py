@@ -38,9 +38,8 @@ from forebay.data.parquet.footer import (
 )
 from forebay.data.parquet.schemas import fields_of, missing_column, read_schema
 from forebay.errors import CorruptFile, LimitReached, ReadFailed, SourceChanged, UnsupportedColumn
-from forebay.runtime.at_exit import finished_before_exit
 from forebay.runtime.metrics import Counters
-from forebay.storage.deadline import Cancellation
+from forebay.storage.deadline import Cancellation, finished_before_exit
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
 from forebay.storage.versions import FoundFile, OpenFiles, etag_of, stat, stat_etag
