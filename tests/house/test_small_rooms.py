@@ -28,7 +28,6 @@ SHORT_MODULES = {
     "training/driver/ray_train/warm_up.py": "imports little: a controller waits for it",
     "training/monitors/rows_at_fault.py": "texts of monitors, which the worker's vote only carries",
     "training/run_report/run_table.py": "`Result.show` imports it by name too",
-    "training/runs/job_record.py": "the record of what a run is, beside its order and its result",
     "training/runs/storage_check.py": "a check of a run's storage, which only the command line asks for",
     "training/strategies/torch_strategies.py": "imports every strategy: the protocol's file must not",
     "training/tables/exchange/gradients.py": "one of four messages of tables",

@@ -20,9 +20,9 @@ from forebay.sweep.layout import run_name, runs_path
 from forebay.sweep.space import SweepParameters
 from forebay.training.job.coercion import coerce
 from forebay.training.job.job import Job
-from forebay.training.job.job_facts import SWEEP_FACT
 from forebay.training.job.recipe import Parameter, Recipe
 from forebay.training.runs.control import Callback
+from forebay.training.runs.job_facts import SWEEP_FACT
 
 # Another trial forks from one of the newest checkpoints, which must be in storage and stay there for a while.
 KEPT_FOR_FORKS = 3

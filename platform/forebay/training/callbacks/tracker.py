@@ -15,8 +15,8 @@ from forebay.events import EpochEnded, Evaluated, Event, Failed, Finished, Repor
 from forebay.runtime.foreign_code import begin, error_of
 from forebay.storage.credentials import redact
 from forebay.storage.json_file import Fact
-from forebay.training.job.job_facts import SWEEP_FACT
 from forebay.training.runs.control import Control
+from forebay.training.runs.job_facts import SWEEP_FACT
 
 SEND_EVERY_S = 5.0
 RETRY_S = 60.0

@@ -16,8 +16,8 @@ from forebay.runtime.user_frames import with_traceback
 from forebay.storage.json_file import Fact
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
-from forebay.training.job.job_facts import job_facts
 from forebay.training.runs.attempts.stored_request import load_request
+from forebay.training.runs.job_facts import job_facts
 from forebay.training.runs.run_folder import RunFolder
 
 

@@ -40,7 +40,7 @@ from forebay.training.runs.attempts.fence import Fence
 from forebay.training.runs.attempts.files import AttemptEnd, How
 from forebay.training.runs.attempts.start import start_attempt
 from forebay.training.runs.control import Callback, Control, RequestReader, notify
-from forebay.training.runs.job_record import check_identity, record_job
+from forebay.training.runs.job_facts import check_identity, record_job
 from forebay.training.runs.result import Result, RunHistory, load_result, save_result
 from forebay.training.runs.rows.order_record import record_order
 from forebay.training.runs.run_folder import new_run_folder, run_folder

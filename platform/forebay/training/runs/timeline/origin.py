@@ -18,7 +18,7 @@ from typing import Any
 from forebay.data.loader.data import Data
 from forebay.storage.json_file import Fact
 from forebay.training.job.job import Job
-from forebay.training.job.job_facts import job_facts, public_fact
+from forebay.training.runs.job_facts import job_facts, public_fact
 from forebay.training.runs.timeline.timeline import StartOrigin
 
 _ID_DIGITS = 12

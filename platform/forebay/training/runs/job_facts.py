@@ -1,6 +1,7 @@
-"""Facts of a job for people and trackers.
+"""Facts of a job, without secrets.
 
-Its parameters and its numbers, without secrets.
+Its parameters and numbers, for people and trackers. `job.json` in a run's folder has them too, with those that must be
+the same in a resumed run.
 """
 
 from __future__ import annotations
@@ -10,10 +11,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from forebay.data.transform.augment import as_augment
+from forebay.errors import JobMismatch
 from forebay.storage.credentials import redact, without_credentials
 from forebay.storage.json_file import Fact, to_json
 from forebay.training.job.job import Job
+from forebay.training.runs.run_folder import RunFolder
 
+FILE_NAME = "job.json"
+VERSION = 1
 HIDDEN = "***"
 SWEEP_FACT = "sweep.name"
 """Name of the fact that a job is a trial of a sweep."""
@@ -82,3 +87,51 @@ def _without_credentials(value: Any) -> Any:
 
 def _entry(name: str, value: Any) -> Any:
     return HIDDEN if _SECRET_NAME.search(name) and value is not None else _without_credentials(value)
+
+
+def check_identity(job: Job, folder: RunFolder) -> dict[str, Fact]:
+    """Return the facts that a resumed run must share.
+
+    Of the run in `folder`, and of `job`. Raises `JobMismatch` if the run was begun by a job with
+    another value of one of `job.identity`.
+    """
+    identity = {each: public_fact(each, value) for each, value in job.identity.items()}
+    earlier = load_identity(folder)
+    for each, wanted in identity.items():
+        if each in earlier and earlier[each] != wanted:
+            raise JobMismatch(
+                f"the run {folder.name!r} was begun with {each} = {earlier[each]}, and this job has {each} = "
+                f"{wanted}. Set {each} back, or give the run a new name.",
+                name=folder.name,
+                fact=each,
+                found=earlier[each],
+                wanted=wanted,
+            )
+    return {**earlier, **identity}
+
+
+def record_job(job: Job, folder: RunFolder) -> None:
+    """Write the facts of `job` into a run's folder.
+
+    A job without parameters, identity and augment leaves no file.
+
+    Raises `JobMismatch` as `check_identity`, and `WriteFailed` if storage refuses.
+    """
+    if not job.identity and not job.parameters and job.data.augment is None:
+        return
+    facts = {"version": VERSION, "identity": check_identity(job, folder), "parameters": job_facts(job)}
+    folder.save(FILE_NAME, to_json(facts), f"the facts of run {folder.name!r}")
+
+
+def load_identity(run: str | RunFolder) -> Mapping[str, Any]:
+    """Read the facts that a resumed run must share.
+
+    Empty if none were recorded.
+    """
+    return RunFolder.at(run).load(FILE_NAME, _identity, VERSION) or {}
+
+
+def _identity(facts: dict[str, Any]) -> Mapping[str, Any]:
+    if not isinstance(facts["identity"], dict):
+        raise TypeError("identity is not a mapping")
+    return facts["identity"]
