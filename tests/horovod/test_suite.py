@@ -29,6 +29,7 @@ class TestHorovod(UnderRay, TableSuite):
     # The local driver has the laws of a run.
     variations = frozenset(
         {
+            "test_a_rank_that_runs_no_python_is_named",
             "test_a_silent_rank_is_named_where_no_cpu_is_free",
             "test_callback_that_raises_ends_the_run_and_the_others_are_told",
             "test_changes_of_mind_come_to_the_last_one",

@@ -191,9 +191,9 @@ PEER_PACKAGES = {"huggingface": "datasets", "lancedb": "lancedb"}
         pytest.param("HF datasets, map-style", marks=pytest.mark.variation),
         pytest.param("HF datasets, map-style, shuffled", marks=pytest.mark.variation),
         pytest.param("HF datasets, map-style, local shuffle", marks=pytest.mark.variation),
-        "LanceDB StreamingDataset",
+        pytest.param("LanceDB StreamingDataset", marks=pytest.mark.variation),
         pytest.param("LanceDB StreamingDataset, clumps", marks=pytest.mark.variation),
-        "FuxiCTR's HF loader",
+        pytest.param("FuxiCTR's HF loader", marks=pytest.mark.variation),
     ],
 )
 def test_peers_bring_every_row_and_the_same_bytes(bench: Bench, tmp_path: Path, name: str) -> None:

@@ -32,13 +32,17 @@ def test_first_cell_is_the_same_and_outputs_are_not_committed(name: str) -> None
 def test_first_cell_installs_a_wheel_beside_the_notebook(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an environment that has all packages but Forebay."""
     work, source = tmp_path / "work", tmp_path / "source"
-    subprocess.run(["cp", "-r", "--parents", "platform", "pyproject.toml", "README.md", "LICENSE", _made(source)], cwd=ROOT, check=True)  # noqa: S603, S607
+    subprocess.run(
+        ["cp", "-r", "--parents", "platform", "pyproject.toml", "README.md", "LICENSE", _made(source)],
+        cwd=ROOT,
+        check=True,
+    )
     build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(work), str(source)]
-    subprocess.run(build, check=True, capture_output=True)  # noqa: S603
+    subprocess.run(build, check=True, capture_output=True)
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
     where = [str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]
-    own = Path(subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip())  # noqa: S603
+    own = Path(subprocess.run(where, check=True, capture_output=True, text=True).stdout.strip())
     # Their own .pth files are not read, so that an editable Forebay among them is not found.
     (own / "below.pth").write_text("".join(f"{path}\n" for path in packages()))
     kernel = _made(tmp_path / "jupyter" / "kernels" / "python3")
@@ -54,7 +58,9 @@ def test_first_cell_installs_a_wheel_beside_the_notebook(tmp_path: Path, monkeyp
 
 def packages() -> list[str]:
     """Folders that this process imports installed packages from."""
-    return [path for path in dict.fromkeys([sysconfig.get_path("purelib"), *sys.path]) if path.endswith("site-packages")]
+    return [
+        path for path in dict.fromkeys([sysconfig.get_path("purelib"), *sys.path]) if path.endswith("site-packages")
+    ]
 
 
 def _made(folder: Path) -> str:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from tests.notebook import executed
 
 
+@pytest.mark.variation  # tests/unit/jobs and tests/ray/cli run the same parts by default
 def test_quickstart_runs(tmp_path: Path) -> None:
     # Else the client waits 2.5 s for a kernel that has nothing left to do.
     done = executed("quickstart", tmp_path, timeout_s=180, shutdown_kernel="immediate")
