@@ -1,4 +1,4 @@
-"""Names and options of URIs.
+"""Schemes, names and options of URIs.
 
 On HDFS, names may hold a `?`.
 """
@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import re
 
+SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 HADOOP_SCHEMES = ("hdfs", "viewfs")
 END_OF_NAME = "?&"
 """Written after a name on HDFS whose own end looks like options."""
 
 _HADOOP = re.compile(rf"(?:{'|'.join(HADOOP_SCHEMES)})://", re.IGNORECASE)
 _HADOOP_OPTIONS = re.compile(r"\?(?:&|\w+=[^&?]*(?:&\w+=[^&?]*)*)$")
+
+
+def has_local_name(uri: str) -> bool:
+    """Whether `uri` is a path or `file://`. Opens no storage."""
+    found = SCHEME.match(uri)
+    return found is None or found[1].lower() == "file"
 
 
 def is_hadoop(uri: str) -> bool:

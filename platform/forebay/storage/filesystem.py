@@ -6,7 +6,6 @@ pyarrow's own come first, fsspec serves all others.
 from __future__ import annotations
 
 import os
-import re
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -15,7 +14,7 @@ import fsspec
 from pyarrow import fs
 
 from forebay.errors import InvalidOption, ReadFailed
-from forebay.runtime.uris import HADOOP_SCHEMES, is_hadoop, split_options, with_options
+from forebay.runtime.uris import HADOOP_SCHEMES, SCHEME, has_local_name, is_hadoop, split_options, with_options
 from forebay.storage.arrow_stores import ARROW_SCHEMES, open_store
 from forebay.storage.credentials import Credentials, granted, is_secret, redact, without_credentials
 from forebay.storage.fsspec_bridge import Bridge, open_fsspec
@@ -25,7 +24,6 @@ from forebay.storage.hugging_face.repository import SCHEME as HUB
 from forebay.storage.hugging_face.repository import names_repository
 
 _OWN = (*ARROW_SCHEMES, *HADOOP_SCHEMES, HUB)
-_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 
 
 class Location(NamedTuple):
@@ -70,12 +68,6 @@ def resolve(uri: str | os.PathLike[str] | Location) -> Location:
     return uri if isinstance(uri, Location) else _resolve(uri, once=False)
 
 
-def has_local_name(uri: str) -> bool:
-    """Whether `uri` is a path or `file://`. Opens no storage."""
-    found = _SCHEME.match(uri)
-    return found is None or found[1].lower() == "file"
-
-
 def resolve_source(uri: str | os.PathLike[str] | Location) -> Location:
     """Same as `resolve`, with a client that never retries.
 
@@ -88,7 +80,7 @@ def _resolve(uri: str | os.PathLike[str], *, once: bool) -> Location:
     if not isinstance(uri, str | os.PathLike):
         raise InvalidOption(f"{uri!r} is not a location. Give a path or a URI.")
     text = os.fspath(uri)
-    found = _SCHEME.match(text)
+    found = SCHEME.match(text)
     if found is None or has_local_name(text):
         named = _home_of(text) if found is None else Path(_path_of_file_uri(text))
         # Not Path.resolve: a dataset behind a link keeps its name when the link moves to the next version.

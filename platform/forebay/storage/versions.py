@@ -15,7 +15,8 @@ from functools import lru_cache
 import pyarrow as pa
 from pyarrow import fs
 
-from forebay.storage.filesystem import Location, has_local_name, resolve_source
+from forebay.runtime.uris import has_local_name
+from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.fsspec_bridge import ETAGS, Bridge
 
 _STAMPED_BY_STORE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")

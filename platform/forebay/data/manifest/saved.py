@@ -18,10 +18,11 @@ import pyarrow.parquet as pq
 from forebay.data.manifest.manifest import MANIFEST_VERSION, Field, File, Manifest
 from forebay.data.manifest.row_mask import KeptRows, RowMask
 from forebay.errors import InvalidOption
+from forebay.runtime.uris import has_local_name
 from forebay.storage.atomic import write_atomically
 from forebay.storage.boundary import Uri, allowed_locations, check_stored_uri, is_name_below
 from forebay.storage.credentials import Access
-from forebay.storage.filesystem import Location, has_local_name, resolve
+from forebay.storage.filesystem import Location, resolve
 
 _COUNTS = ("rows", "bytes", "source_bytes")
 _RARE = ("constants", "stored")

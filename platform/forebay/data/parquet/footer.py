@@ -21,7 +21,7 @@ from forebay.data.parquet.footer_store import FooterStore, facts_name, footer_na
 from forebay.data.parquet.other_formats import HEAD_BYTES, MAGIC, encrypted, footer_missing
 from forebay.data.parquet.parquet_columns import ParquetColumns, columns_of
 from forebay.errors import CorruptFile
-from forebay.storage.filesystem import has_local_name
+from forebay.runtime.uris import has_local_name
 from forebay.storage.range_reader import RangeReader
 from forebay.storage.versions import FoundFile
 

@@ -18,10 +18,10 @@ from pyiceberg.table import StaticTable, Table
 from pyiceberg.typedef import EMPTY_DICT, Properties
 
 from forebay.errors import InvalidOption
-from forebay.runtime.uris import split_options
+from forebay.runtime.uris import has_local_name, split_options
 from forebay.storage.arrow_stores import ARROW_SCHEMES
 from forebay.storage.boundary import Boundary
-from forebay.storage.filesystem import has_local_name, resolve_source
+from forebay.storage.filesystem import resolve_source
 
 
 def static_table(metadata: str, boundary: Boundary) -> Table:

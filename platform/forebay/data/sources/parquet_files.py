@@ -22,9 +22,9 @@ from forebay.data.sources.left_out import LeftOut, RealPaths, suffix_counts
 from forebay.data.sources.table_formats import TableSearch
 from forebay.errors import ForebayError, InvalidOption, NoFiles, ReadFailed, validate_type
 from forebay.runtime.formatting import did_you_mean_file
-from forebay.runtime.uris import split_options, with_options
+from forebay.runtime.uris import has_local_name, split_options, with_options
 from forebay.storage.credentials import redact
-from forebay.storage.filesystem import Location, below, has_local_name, resolve_source, uri_below
+from forebay.storage.filesystem import Location, below, resolve_source, uri_below
 from forebay.storage.globs import children, everything, expand, fixed_part, is_pattern, visible, walk
 from forebay.storage.hugging_face.location import RevisionPins
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read

@@ -16,10 +16,10 @@ from forebay.fleet.lifecycle.journal import JournalEntry
 from forebay.fleet.lifecycle.states import JobQueued, LiveAttempt
 from forebay.fleet.spec.job_spec import JobSpec, Task
 from forebay.fleet.submitter import FileOwner, Submitter, nested
-from forebay.runtime.uris import split_options, with_options
+from forebay.runtime.uris import has_local_name, split_options, with_options
 from forebay.storage.atomic import UMASK
 from forebay.storage.credentials import without_credentials
-from forebay.storage.filesystem import has_local_name, resolve
+from forebay.storage.filesystem import resolve
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

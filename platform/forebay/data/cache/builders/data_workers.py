@@ -13,7 +13,7 @@ from typing import Literal, TypeAlias
 from forebay.data.cache.builders.reads_in_flight import ReadBounds
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import InvalidOption, whole_number
-from forebay.storage.filesystem import has_local_name
+from forebay.runtime.uris import has_local_name
 
 NumReads: TypeAlias = int | Literal["auto"]
 """Number of row groups that are read at once. "auto": it follows the line to storage."""

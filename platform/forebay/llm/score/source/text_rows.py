@@ -17,7 +17,7 @@ from forebay.llm.score.source.row_source import RowBlock, RowReader
 from forebay.llm.source.text_files import TextFiles, TextSpan, cut_spans
 from forebay.llm.source.text_rows import TextRow, count_rows, rows_of
 from forebay.runtime.threads import each_in_threads
-from forebay.storage.filesystem import has_local_name
+from forebay.runtime.uris import has_local_name
 from forebay.storage.versions import stat
 
 _SAMPLE_ROWS, _THREADS = 1000, 8
