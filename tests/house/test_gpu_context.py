@@ -22,7 +22,7 @@ MAY_USE_A_GPU = {
     "training/collectives/torch_collective.py",
     "training/driver/horovod/world.py",
     "training/driver/ray_train/membership.py",
-    "training/runs/worker_spec.py",
+    "training/job/resources.py",
     "training/state/rng.py",
 }
 OPENS_NONE = {"torch.cuda.is_available", "torch.cuda.device_count", "torch.cuda.is_initialized"}

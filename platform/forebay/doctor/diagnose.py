@@ -40,8 +40,7 @@ from forebay.runtime.gpus import gpus_here
 from forebay.runtime.metrics import Counters
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.job.job import Job
-from forebay.training.job.resources import settled
-from forebay.training.runs.worker_spec import device_of, use_device
+from forebay.training.job.resources import device_of, settled, use_device
 from forebay.training.state import rng
 from forebay.world import World
 

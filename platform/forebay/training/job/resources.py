@@ -1,4 +1,4 @@
-"""Share of a node for each worker, and its GPUs."""
+"""Share of a node for each worker, its GPUs and its device."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from numbers import Real
 import torch
 
 from forebay.errors import InvalidOption
-from forebay.runtime.gpus import GpuSupply, gpus_here
+from forebay.runtime.gpus import GpuSupply, gpus_here, num_gpus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,6 +114,44 @@ def share_text(wanted: Resources, given: Resources, supply: GpuSupply, *, worker
     room = supply.room(given.gpus)
     limit = f", room for {room} workers" if room < workers else ""
     return f"giving {each} {_count(given.gpus)}{own}; {supply.place} has {_count(supply.total)}{limit}"
+
+
+def device_of(resources: Resources, position: int = 0) -> torch.device:
+    """Device of the worker at `position` among workers with the same GPUs.
+
+    The CPU without GPUs. Ray shows a worker its own GPUs only, so that each is the first there. Workers of the local
+    driver see all of them, as NCCL needs to copy between GPUs directly, and each takes those at its own place.
+    Raises `InvalidOption` if a GPU is missing.
+    """
+    if not resources.gpus:
+        return torch.device("cpu")
+    index, found = int(position * resources.gpus), num_gpus()
+    if index >= found:
+        raise InvalidOption(
+            f"a worker was given Resources(gpus={resources.gpus:g}), but PyTorch {torch.__version__} finds "
+            f"{found or 'no'} GPU{'s' * (found > 1)} in its process. Set gpus=0, or install a build of PyTorch for the "
+            "GPUs of the machine.",
+            gpus=resources.gpus,
+            found=found,
+        )
+    return torch.device("cuda", index)
+
+
+def use_device(device: torch.device) -> torch.device:
+    """Make `device` the current one, before code of users runs.
+
+    So that "cuda" means this worker's GPU there. Raises `InvalidOption` for a GPU that cannot be used.
+    """
+    if device.type == "cuda":
+        try:
+            torch.cuda.set_device(device)
+        except RuntimeError as error:
+            raise InvalidOption(
+                f"PyTorch {torch.__version__} cannot use {device} ({error}). Free it or renew its driver; gpus=0 "
+                "trains on the CPU.",
+                device=str(device),
+            ) from error
+    return device
 
 
 def _count(gpus: float) -> str:

@@ -6,11 +6,8 @@ import inspect
 from dataclasses import dataclass
 from functools import partial
 
-import torch
-
 from forebay.data.cache.spec import CacheSpec
-from forebay.errors import BadJob, InvalidOption
-from forebay.runtime.gpus import num_gpus
+from forebay.errors import BadJob
 from forebay.runtime.pickling import NotPicklable, pickled, unpickled
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.job.resources import Resources
@@ -71,44 +68,6 @@ def title_of(train: object) -> str:
     while isinstance(train, partial):
         train = train.func
     return str(getattr(train, "__name__", type(train).__name__))
-
-
-def device_of(resources: Resources, position: int = 0) -> torch.device:
-    """Device of the worker at `position` among workers with the same GPUs.
-
-    The CPU without GPUs. Ray shows a worker its own GPUs only, so that each is the first there. Workers of the local
-    driver see all of them, as NCCL needs to copy between GPUs directly, and each takes those at its own place.
-    Raises `InvalidOption` if a GPU is missing.
-    """
-    if not resources.gpus:
-        return torch.device("cpu")
-    index, found = int(position * resources.gpus), num_gpus()
-    if index >= found:
-        raise InvalidOption(
-            f"a worker was given Resources(gpus={resources.gpus:g}), but PyTorch {torch.__version__} finds "
-            f"{found or 'no'} GPU{'s' * (found > 1)} in its process. Set gpus=0, or install a build of PyTorch for the "
-            "GPUs of the machine.",
-            gpus=resources.gpus,
-            found=found,
-        )
-    return torch.device("cuda", index)
-
-
-def use_device(device: torch.device) -> torch.device:
-    """Make `device` the current one, before code of users runs.
-
-    So that "cuda" means this worker's GPU there. Raises `InvalidOption` for a GPU that cannot be used.
-    """
-    if device.type == "cuda":
-        try:
-            torch.cuda.set_device(device)
-        except RuntimeError as error:
-            raise InvalidOption(
-                f"PyTorch {torch.__version__} cannot use {device} ({error}). Free it or renew its driver; gpus=0 "
-                "trains on the CPU.",
-                device=str(device),
-            ) from error
-    return device
 
 
 def _parts_of(train: object) -> dict[str, object]:

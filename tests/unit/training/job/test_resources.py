@@ -5,13 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from forebay.errors import InvalidOption
 from forebay.runtime import gpus as runtime_gpus
 from forebay.runtime.gpus import GpuSupply
-from forebay.training.job.resources import Resources, settled, share_text, workers_here
+from forebay.training.job import resources
+from forebay.training.job.resources import Resources, device_of, settled, share_text, use_device, workers_here
 
 
 def supply(*nodes: float, grows: bool = False, unseen: int = 0) -> GpuSupply:
@@ -141,3 +143,31 @@ def test_default_number_of_workers_follows_the_gpus(
 ) -> None:
     monkeypatch.setattr(runtime_gpus, "num_gpus", lambda: found)
     assert workers_here(asked) == workers
+
+
+@pytest.mark.parametrize(
+    ("gpus", "position", "device"),
+    [(None, 3, "cpu"), (0, 3, "cpu"), (1, 0, "cuda:0"), (1, 3, "cuda:3"), (2, 1, "cuda:2"), (0.5, 0, "cuda:0")],
+)
+def test_each_worker_trains_on_a_gpu_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, gpus: float | None, position: int, device: str
+) -> None:
+    monkeypatch.setattr(resources, "num_gpus", lambda: 4)
+    assert device_of(Resources(gpus=gpus), position) == torch.device(device)
+
+
+@pytest.mark.parametrize(("found", "says"), [(0, "finds no GPU in its process"), (1, "finds 1 GPU in its process")])
+def test_a_worker_without_its_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, found: int, says: str) -> None:
+    monkeypatch.setattr(resources, "num_gpus", lambda: found)
+    with pytest.raises(InvalidOption, match=says):
+        device_of(Resources(gpus=1), 1)
+
+
+def test_a_gpu_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(device: object) -> None:
+        raise RuntimeError("the NVIDIA driver on your system is too old")
+
+    monkeypatch.setattr(torch.cuda, "set_device", fail)
+    assert use_device(torch.device("cpu")) == torch.device("cpu")
+    with pytest.raises(InvalidOption, match=r"cannot use cuda:1 \(the NVIDIA driver .* too old\)\. Free it or renew"):
+        use_device(torch.device("cuda", 1))

@@ -11,15 +11,12 @@ from pathlib import Path
 
 import cloudpickle
 import pytest
-import torch
 
-from forebay.errors import BadJob, InvalidOption
+from forebay.errors import BadJob
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.job.job import Job
-from forebay.training.job.resources import Resources
-from forebay.training.runs import worker_spec
-from forebay.training.runs.worker_spec import WorkerSpec, device_of, pack, unpack, use_device
+from forebay.training.runs.worker_spec import WorkerSpec, pack, unpack
 
 MODULE = """
 RATE = 0.5
@@ -69,34 +66,6 @@ def test_code_of_the_users_files_travels_along(tmp_path: Path, monkeypatch: pyte
         assert cloudpickle.list_registry_pickle_by_value() == registered
     finally:
         del sys.modules["my_training"]
-
-
-@pytest.mark.parametrize(
-    ("gpus", "position", "device"),
-    [(None, 3, "cpu"), (0, 3, "cpu"), (1, 0, "cuda:0"), (1, 3, "cuda:3"), (2, 1, "cuda:2"), (0.5, 0, "cuda:0")],
-)
-def test_each_worker_trains_on_a_gpu_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, gpus: float | None, position: int, device: str
-) -> None:
-    monkeypatch.setattr(worker_spec, "num_gpus", lambda: 4)
-    assert device_of(Resources(gpus=gpus), position) == torch.device(device)
-
-
-@pytest.mark.parametrize(("found", "says"), [(0, "finds no GPU in its process"), (1, "finds 1 GPU in its process")])
-def test_a_worker_without_its_gpu_is_refused(monkeypatch: pytest.MonkeyPatch, found: int, says: str) -> None:
-    monkeypatch.setattr(worker_spec, "num_gpus", lambda: found)
-    with pytest.raises(InvalidOption, match=says):
-        device_of(Resources(gpus=1), 1)
-
-
-def test_a_gpu_that_cannot_be_used_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(device: object) -> None:
-        raise RuntimeError("the NVIDIA driver on your system is too old")
-
-    monkeypatch.setattr(torch.cuda, "set_device", fail)
-    assert use_device(torch.device("cpu")) == torch.device("cpu")
-    with pytest.raises(InvalidOption, match=r"cannot use cuda:1 \(the NVIDIA driver .* too old\)\. Free it or renew"):
-        use_device(torch.device("cuda", 1))
 
 
 def test_what_cannot_travel_is_named(tmp_path: Path) -> None:

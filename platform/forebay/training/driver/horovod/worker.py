@@ -27,7 +27,8 @@ from forebay.training.driver.horovod.world import RankAssignment, horovod_world
 from forebay.training.driver.warm_up import make_a_step, use_interface_of
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
-from forebay.training.runs.worker_spec import device_of, unpack, use_device
+from forebay.training.job.resources import device_of, use_device
+from forebay.training.runs.worker_spec import unpack
 from forebay.training.worker.worker import Worker
 
 

@@ -22,7 +22,8 @@ from forebay.training.checkpoint.local_store import open_local_checkpoints
 from forebay.training.collectives.torch_collective import process_group, set_nccl_defaults
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
-from forebay.training.runs.worker_spec import device_of, unpack, use_device
+from forebay.training.job.resources import device_of, use_device
+from forebay.training.runs.worker_spec import unpack
 from forebay.training.worker.worker import Worker
 from forebay.world import World
 

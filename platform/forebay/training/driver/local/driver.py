@@ -24,10 +24,11 @@ from forebay.training.driver.local.processes import RankProcesses, WorkerLost, W
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import work
 from forebay.training.job.job import Job
+from forebay.training.job.resources import device_of, use_device
 from forebay.training.runs.control import Callback
 from forebay.training.runs.result import Result
 from forebay.training.runs.run import Run
-from forebay.training.runs.worker_spec import device_of, pack, use_device
+from forebay.training.runs.worker_spec import pack
 from forebay.training.state import rng
 from forebay.training.worker.worker import Worker
 

@@ -28,7 +28,8 @@ from forebay.training.driver.ray_train.membership import PeerLost, membership
 from forebay.training.driver.warm_up import use_interface_of
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
-from forebay.training.runs.worker_spec import device_of, unpack, use_device
+from forebay.training.job.resources import device_of, use_device
+from forebay.training.runs.worker_spec import unpack
 from forebay.training.worker.worker import Worker
 from forebay.world import World, ranks_text
 
