@@ -68,18 +68,23 @@ def record_order(data: Data, folder: RunFolder) -> None:
     Raises `WriteFailed` if storage refuses. A manifest that is there is not written again, nor an index of windows.
     """
     facts: dict[str, Any] = {"version": VERSION, "plan": data.plan.id, "last": data.last, "order": _facts(data.plan)}
-    if keys := step_keys(data.datasets):
-        facts["keys"] = [_key_facts(each) for each in keys]
     what = f"the order of run {folder.name!r}"
     try:
         for manifest in data.plan.manifests:
             _save_once(save_manifest, manifest, _manifest(folder, manifest.version))
-        for index in window_indices(data.plan):
-            _save_once(save_index, index, _index(folder, index.id))
+        if data.plan.windows:
+            facts["keys"] = _save_windows(data, folder)
         _tell_of_other_files(folder.read(FILE_NAME), facts, folder.name)
     except OSError as error:
         raise write_failed(what, folder.uri, error, name=folder.name) from redacted(error)
     folder.save(FILE_NAME, to_json(facts), what)
+
+
+def _save_windows(data: Data, folder: RunFolder) -> list[dict[str, Any]]:
+    """Save the index of each dataset's windows. Returns the columns that sort their steps."""
+    for index in window_indices(data.plan):
+        _save_once(save_index, index, _index(folder, index.id))
+    return [_key_facts(each) for each in step_keys(data.datasets)]
 
 
 def _tell_of_other_files(earlier: bytes | None, facts: Mapping[str, Any], name: str) -> None:
