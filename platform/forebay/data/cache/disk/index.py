@@ -18,7 +18,7 @@ from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import TypeVar
 
-from forebay.data.cache.disk.tables import SCHEMA, DamagedRow, IndexTables
+from forebay.data.cache.disk.accounts import SCHEMA, DamagedRow, IndexTables
 from forebay.errors import CacheUnusable
 from forebay.storage.file_lock import FileLock, wait_lock
 

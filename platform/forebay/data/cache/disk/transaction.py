@@ -7,10 +7,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from forebay.data.cache.block_file import BadBlock, read_header
-from forebay.data.cache.disk.accounts import Reservation
+from forebay.data.cache.disk.accounts import IndexTables, Reservation
 from forebay.data.cache.disk.allowance import ALLOWANCE
 from forebay.data.cache.disk.directory import CacheDirectory
-from forebay.data.cache.disk.tables import IndexTables
 from forebay.storage.file_lock import try_lock
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -21,9 +21,9 @@ from tests.unit.runtime.memory.counting_pool import CountingPool
 
 import forebay as fb
 from forebay.data.cache.builders.block_builder import BlockBuilder
+from forebay.data.cache.disk.accounts import IndexTables
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.cache.disk.index import Index
-from forebay.data.cache.disk.tables import IndexTables
 from forebay.data.parquet import reading
 from forebay.data.transform.dataset import Dataset
 from forebay.runtime.memory import pool as memory_pool

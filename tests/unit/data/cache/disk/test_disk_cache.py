@@ -21,11 +21,10 @@ import pytest
 from forebay.data.cache.block_file import block_file_bytes, map_block
 from forebay.data.cache.disk import disk_cache as disk
 from forebay.data.cache.disk import transaction
-from forebay.data.cache.disk.accounts import INDEX_BYTES, charge, smallest_quota
+from forebay.data.cache.disk.accounts import INDEX_BYTES, IndexTables, charge, smallest_quota
 from forebay.data.cache.disk.directory import CacheDirectory
 from forebay.data.cache.disk.disk_cache import DiskCache, VerifyReport
 from forebay.data.cache.disk.index import Index, IndexFull
-from forebay.data.cache.disk.tables import IndexTables
 from forebay.data.transform.block import Block
 from forebay.errors import CacheUnusable, InvalidOption
 from forebay.runtime.metrics import Counters

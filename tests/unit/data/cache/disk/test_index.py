@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from forebay.data.cache.disk import index as index_module
-from forebay.data.cache.disk.accounts import Reservation
+from forebay.data.cache.disk.accounts import IndexTables, Reservation
 from forebay.data.cache.disk.index import Index, IndexFull
-from forebay.data.cache.disk.tables import IndexTables
 from forebay.errors import CacheUnusable
 
 NAME = f"{'1' * 20}-{'a' * 40}"
