@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from forebay.data.cache.source import SourceProvider
 from forebay.data.loader.batch import Batch
 from forebay.data.loader.data import Data
 from forebay.data.loader.loader import Loader
-from forebay.data.loader.worker_loaders import WorkerLoaders
 from forebay.errors import BadJob
 from forebay.events import Evaluated, Reporter, Request, RolledBack, Warned
+from forebay.runtime.metrics import Counters
 from forebay.training.checkpoint.checkpoint import CheckpointStore
 from forebay.training.collectives.collective import Collective
 from forebay.training.collectives.micro_batches import LossOf, MicroBatches
@@ -74,7 +75,7 @@ class Worker:
         self._spec, self._collective, self._reporter = spec, collective, reporter
         self._checkpoints = RankCheckpoints(collective, checkpoints)
         spec.data.validate_world_size(collective.world.size)
-        self._loaders = WorkerLoaders(collective.world, collective.device, cache)
+        self._cache, self._loaders = cache, set[Loader]()
         self._step_reports = StepReports(reporter, collective.world)
         self._generators = rng.RankGenerators()
         self._state = TrainState(spec)
@@ -231,7 +232,7 @@ class Worker:
         self.stopped = self.stopped or self._state.end
         while self._goes_on:
             data = self._progress.data
-            with self._loaders.loader(data, self._state.counters, self.epochs) as loader:
+            with self._loader(data, self._state.counters, self.epochs) as loader:
                 loader.seek(self._progress.cursor)
                 yield from self._batches(loader, data)
 
@@ -363,10 +364,22 @@ class Worker:
 
         Called also after an exception in the training loop.
         """
-        self._loaders.close()
+        # A training loop that raises leaves its loader open in the frames of the traceback.
+        while self._loaders:
+            self._loaders.pop().close()
         if self._strategy is not None:
             self._strategy.close()
             self._strategy = None
+
+    @contextmanager
+    def _loader(self, data: Data, counters: Counters, epochs: int = 1) -> Iterator[Loader]:
+        """Open a loader of this rank's part of `data` for a block."""
+        with Loader(
+            data, self._cache, world=self.world, epochs=epochs, counters=counters, device=self.device
+        ) as loader:
+            self._loaders.add(loader)
+            yield loader
+        self._loaders.discard(loader)
 
     @property
     def _goes_on(self) -> bool:
@@ -531,5 +544,5 @@ class Worker:
         self._step_reports.report(metrics, due=due, place=self._state.place(epoch, position))
 
     def _evaluation(self, data: Data) -> Iterator[Batch]:
-        with self._state.totals.timed("eval_s"):
-            yield from self._loaders.one_epoch(data, self._state.held_out_counters)
+        with self._state.totals.timed("eval_s"), self._loader(data, self._state.held_out_counters) as loader:
+            yield from loader

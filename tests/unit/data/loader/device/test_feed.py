@@ -424,3 +424,25 @@ def test_copies_of_a_loader_equal_those_of_a_batch(rows: int) -> None:
     copied = start_plain_copy(host, torch.device("cpu"))
     assert all(torch.equal(copied[name], host[name]) for name in host)
     assert all(rows == 0 or copied[name].data_ptr() != host[name].data_ptr() for name in host)
+
+
+@pytest.fixture
+def data(parquet_folder: Callable[..., Path]) -> fb.Data:
+    transform = fb.Transform(x=fb.Dense(["x0", "x1"]), label=fb.Label("clicked"))
+    plan = fb.build_plan(fb.scan(parquet_folder({"a.parquet": [40, 24]})), lanes=4)
+    return fb.Data(plan=plan, transform=transform, global_batch=16)
+
+
+@pytest.mark.parametrize("device", ["meta", pytest.param("cuda", marks=GPU)])
+def test_copies_are_timed(data: fb.Data, device: str) -> None:
+    with fb.Loader(data, device=device) as loader:
+        batches = list(loader)
+    assert [batch["x"].device.type for batch in batches] == [device] * 4
+    assert 0 < loader.counters["copy_s"] < 60
+    assert batches[-1].ends_epoch
+
+
+def test_where_nothing_is_copied_nothing_is_counted(data: fb.Data) -> None:
+    with fb.Loader(data, device="cpu") as loader:
+        assert len(list(loader)) == 4
+    assert "copy_s" not in loader.counters.as_dict()
