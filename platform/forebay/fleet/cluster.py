@@ -18,6 +18,8 @@ from forebay.fleet.spec.fields import Bytes, Count, Cpus, Duration, EnvValue, Pr
 from forebay.fleet.spec.names import check_dns_label, check_env_name
 from forebay.fleet.spec.quantity import millicpus, nbytes, quantity
 
+VISIBLE_GPUS = "NVIDIA_VISIBLE_DEVICES"
+"""Variable by which NVIDIA's runtime gives a container GPUs. Images of CUDA set it to `all`."""
 _DEVICE = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?")
 _HUGE_PAGES = re.compile(r"hugepages-(\d+[KMG]i)")
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from pydantic import ConfigDict
 
 from forebay.errors import InvalidOption
-from forebay.fleet.cluster import Cluster
+from forebay.fleet.cluster import VISIBLE_GPUS, Cluster
 from forebay.fleet.spec.fields import Count, Words, fault, settle_fields
 from forebay.fleet.spec.job_spec import JobSpec
 from forebay.fleet.spec.names import check_dns_label, check_env_name
@@ -130,6 +130,9 @@ class Submitter:
             gpus = task.workers.largest * task.workers.gpus
             if self.most_gpus is not None and gpus > self.most_gpus:
                 yield f"{gpus} GPUs for task {task.name} (allowed: {self.most_gpus} at once)"
+        given = {**launch.env, **launch.secret_env}.get(VISIBLE_GPUS, "void")
+        if self.most_gpus is not None and given not in ("void", "none"):
+            yield f"{VISIBLE_GPUS} {given!r}, by which a pod sees more GPUs than it asks for (allowed: void)"
 
 
 def require_distinct(submitters: Iterable[Submitter]) -> None:

@@ -61,6 +61,11 @@ ASKED: dict[str, tuple[fb.JobSpec, dict[str, object], str]] = {
     "priority": (spec(priority="high"), {}, "the priority class 'high' (allowed: none)"),
     "shared": (spec(cluster="shared"), {}, 'a shared Ray cluster (allowed: cluster = "own")'),
     "gpus": (spec(), {"most_gpus": 7}, "8 GPUs for task main (allowed: 7 at once)"),
+    "visible": (
+        spec(fb.fleet.Launch(env={"NVIDIA_VISIBLE_DEVICES": "all"})),
+        {"most_gpus": 8},
+        "NVIDIA_VISIBLE_DEVICES 'all', by which a pod sees more GPUs than it asks for (allowed: void)",
+    ),
 }
 ALLOWED: dict[str, tuple[fb.JobSpec, dict[str, object]]] = {
     "nothing": (spec(), {}),
@@ -69,6 +74,8 @@ ALLOWED: dict[str, tuple[fb.JobSpec, dict[str, object]]] = {
     "cluster": (spec(clusters=("w*",)), {"clusters": ("west",)}),
     "denied cluster": (spec(deny=("east",)), {"clusters": ("west",)}),
     "gpus": (spec(), {"most_gpus": 8}),
+    "no GPUs": (spec(fb.fleet.Launch(env={"NVIDIA_VISIBLE_DEVICES": "void"})), {"most_gpus": 8}),
+    "no limit": (spec(fb.fleet.Launch(env={"NVIDIA_VISIBLE_DEVICES": "all"})), {}),
     "secret": (spec(fb.fleet.Launch(secret_env={"TOKEN": "hf/token"})), {"secrets": ("hf",)}),
     "queue": (spec(queue="fast"), {"queues": ("f*",)}),
 }

@@ -53,15 +53,17 @@ annotations: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end -}}
 
-{{/* Image of a container, and its variables beside `env`, a text of list items. */}}
+{{/* Image of a container, and its variables beside `env`, a text of list items. None asks for a GPU, so none sees one. */}}
 {{- define "fb.container" -}}
 {{- $settings := include "fb.settings" . | fromJson -}}
 image: {{ include "fb.image" .root }}
 {{- with $settings.imagePullPolicy }}
 imagePullPolicy: {{ . }}
 {{- end }}
-{{- if or .env $settings.env $settings.secretEnv }}
 env:
+{{- if not (or (hasKey ($settings.env | default dict) "NVIDIA_VISIBLE_DEVICES") (hasKey ($settings.secretEnv | default dict) "NVIDIA_VISIBLE_DEVICES")) }}
+  - {name: NVIDIA_VISIBLE_DEVICES, value: void}
+{{- end }}
 {{- with .env }}
 {{ . }}
 {{- end }}
@@ -69,7 +71,6 @@ env:
   - {name: {{ $name }}, value: {{ $value | quote }}}
 {{- end }}
 {{- include "fb.secretEnv" $settings.secretEnv }}
-{{- end }}
 {{- end -}}
 
 {{/* Port and probes of agent and controller. A thread that hangs restarts them, a round that fails makes them not ready. */}}

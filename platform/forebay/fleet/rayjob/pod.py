@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from forebay.fleet.cluster import CacheVolume, Cluster, Hdfs
+from forebay.fleet.cluster import VISIBLE_GPUS, CacheVolume, Cluster, Hdfs
 from forebay.fleet.rayjob.attempt import CODE_FOLDER, PlacedAttempt, escaped
 from forebay.fleet.spec.job_spec import Launch, Mount
 from forebay.fleet.spec.quantity import nbytes
@@ -14,6 +14,8 @@ SETUP_FAILED = 97
 """Exit code of a container whose code or setup could not be prepared."""
 CACHE_SHARE = 0.9
 GRACE_AFTER_DRAIN_S = 15
+NO_GPUS = {"name": VISIBLE_GPUS, "value": "void"}
+"""As if the node had no NVIDIA runtime. `none` would still mount the driver."""
 _HADOOP, _KEYTAB, _TICKET = "/etc/forebay/hadoop", "/etc/forebay/krb", "/run/forebay/krb"
 
 KubeObject = dict[str, Any]
@@ -92,6 +94,32 @@ def pod_security() -> KubeObject:
         "fsGroup": 1000,
         "seccompProfile": {"type": "RuntimeDefault"},
     }
+
+
+def with_gpus_hidden(template: KubeObject, gpu_resource: str) -> KubeObject:
+    """Return a pod template whose containers see no GPUs, but those that ask for some.
+
+    A device plugin says which GPUs a container sees only where the container asks for one. A variable that is set
+    stays.
+    """
+    spec = dict(template["spec"])
+    for kind in ("initContainers", "containers"):
+        if kind in spec:
+            spec[kind] = [_with_gpus_hidden(each, gpu_resource) for each in spec[kind]]
+    return {**template, "spec": spec}
+
+
+def _with_gpus_hidden(container: KubeObject, gpu_resource: str) -> KubeObject:
+    env = container.get("env", [])
+    asked = container.get("resources", {})
+    has_own = "claims" in asked or any(
+        name == gpu_resource or "gpu" in name or "/mig-" in name
+        for table in ("requests", "limits")
+        for name in asked.get(table, {})
+    )
+    if has_own or any(each["name"] == VISIBLE_GPUS for each in env):
+        return container
+    return {**container, "env": [*env, NO_GPUS]}
 
 
 def container_security() -> KubeObject:

@@ -16,11 +16,13 @@ from forebay.fleet.pod_template import patched
 from forebay.fleet.rayjob.attempt import CODE_FOLDER, DOMAIN, PlacedAttempt, escaped
 from forebay.fleet.rayjob.pod import (
     GRACE_AFTER_DRAIN_S,
+    NO_GPUS,
     KubeObject,
     container_security,
     pod_security,
     pod_spec,
     ray_container,
+    with_gpus_hidden,
 )
 from forebay.fleet.spec.quantity import millicpus, nbytes
 
@@ -154,7 +156,10 @@ def _group(attempt: PlacedAttempt, cluster: Cluster, market: Market, *, is_first
         "rayStartParams": {},
         "labels": {"ray.io/market-type": market, "ray.io/accelerator-type": sku.accelerator or attempt.sku},
         "template": _patched(
-            {"metadata": _template_metadata(attempt), "spec": spec}, attempt, (cluster.pod_template, sku.pod_template)
+            {"metadata": _template_metadata(attempt), "spec": spec},
+            attempt,
+            (cluster.pod_template, sku.pod_template),
+            sku.gpu_resource,
         ),
     }
     if is_elastic:
@@ -194,12 +199,14 @@ def _nodes_without(selectors: Sequence[Mapping[str, str]]) -> KubeObject:
     return {"affinity": {"nodeAffinity": rule}}
 
 
-def _patched(template: KubeObject, attempt: PlacedAttempt, patches: Sequence[Mapping[str, Any]]) -> KubeObject:
+def _patched(
+    template: KubeObject, attempt: PlacedAttempt, patches: Sequence[Mapping[str, Any]], gpu_resource: str = ""
+) -> KubeObject:
     """Return a pod template with the patches of its cluster. Variables of the job stay."""
     launch = attempt.spec.launch
     for patch in patches:
         template = patched(template, patch, {**launch.env, **launch.secret_env})
-    return template
+    return with_gpus_hidden(template, gpu_resource)
 
 
 def _template_metadata(attempt: PlacedAttempt) -> KubeObject:
@@ -211,7 +218,7 @@ def _autoscaler() -> KubeObject:
         "version": "v2",
         "upscalingMode": "Default",
         "idleTimeoutSeconds": IDLE_S,
-        "env": [{"name": "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S", "value": str(ALLOCATE_S)}],
+        "env": [{"name": "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S", "value": str(ALLOCATE_S)}, NO_GPUS],
         "resources": {"requests": {"cpu": "100m", "memory": "512Mi"}, "limits": {"cpu": "500m", "memory": "512Mi"}},
         "securityContext": container_security(),
     }

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.fleet.chart.conftest import HelmFailed, named, render_with
 
+from forebay.fleet.cluster import VISIBLE_GPUS
 from forebay.fleet.status import FLEET_METRICS
 
 ALL: dict[str, Any] = {
@@ -40,7 +41,8 @@ def templates(text: str) -> dict[str, dict[str, Any]]:
 
 
 def test_every_pod_of_the_chart_is_placed_by_its_values(helms: list[str], tmp_path: Path) -> None:
-    own = {"priorityClassName": "urgent", "nodeSelector": {"disk": "ssd"}, "env": {"HTTPS_PROXY": "http://other:1"}}
+    env = {"HTTPS_PROXY": "http://other:1", VISIBLE_GPUS: "all"}
+    own = {"priorityClassName": "urgent", "nodeSelector": {"disk": "ssd"}, "env": env}
     found = templates(render_with({**EVERY, "pods": {"all": ALL, "controller": own}}, tmp_path))
     assert len(found) == 6
     for name, template in found.items():
@@ -50,12 +52,14 @@ def test_every_pod_of_the_chart_is_placed_by_its_values(helms: list[str], tmp_pa
         assert container["imagePullPolicy"] == "Always"
         assert spec["priorityClassName"] == ("urgent" if is_controller else "platform")
         if name == "forebay-cache":
+            assert {"name": VISIBLE_GPUS, "value": "void"} in container["env"]
             continue  # it follows the machines, test_cache.py
         assert spec["tolerations"] == ALL["tolerations"] and spec["affinity"] == ALL["affinity"]
         assert spec["nodeSelector"] == ({"pool": "system"} | ({"disk": "ssd"} if is_controller else {}))
-        env = {each["name"]: each for each in container["env"]}
-        assert env["HTTPS_PROXY"]["value"] == ("http://other:1" if is_controller else "http://proxy:3128")
-        assert env["TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "proxy", "key": "token"}
+        found_env = {each["name"]: each for each in container["env"]}
+        assert found_env[VISIBLE_GPUS]["value"] == ("all" if is_controller else "void"), "none of them asks for a GPU"
+        assert found_env["HTTPS_PROXY"]["value"] == ("http://other:1" if is_controller else "http://proxy:3128")
+        assert found_env["TOKEN"]["valueFrom"]["secretKeyRef"] == {"name": "proxy", "key": "token"}
 
 
 def test_new_machines_restart_the_agent_and_nothing_else(helms: list[str], tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ from tests.unit.fleet.rayjob.kubernetes_schema import (
 from tests.unit.fleet.rayjob.made import attempt, attempts, cluster
 
 import forebay as fb
-from forebay.fleet.cluster import CacheVolume, Cluster, Hdfs, Market, Sku
+from forebay.fleet.cluster import VISIBLE_GPUS, CacheVolume, Cluster, Hdfs, Market, Sku
 from forebay.fleet.rayjob.attempt import PlacedAttempt
+from forebay.fleet.rayjob.pod import NO_GPUS
 from forebay.fleet.rayjob.preflight import faults, preflight
 from forebay.fleet.rayjob.render import _nodes_without, render
 
@@ -73,7 +74,10 @@ def test_spot_comes_first_and_on_demand_is_the_fallback() -> None:
     graces = [each["template"]["spec"]["terminationGracePeriodSeconds"] for each in (spot, on_demand)]
     assert graces == [15, 55]
     options = render(attempt(), cluster())["spec"]["rayClusterSpec"]["autoscalerOptions"]
-    assert options["env"] == [{"name": "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S", "value": "300"}]
+    assert {each["name"]: each["value"] for each in options["env"]} == {
+        "RAY_AUTOSCALER_RECONCILE_ALLOCATE_STATUS_TIMEOUT_S": "300",
+        VISIBLE_GPUS: "void",
+    }
     (only,) = groups_of(render(attempt(workers={"spot": "only"}), cluster()))
     assert only["groupName"] == "spot"
 
@@ -321,6 +325,37 @@ def test_every_pod_keeps_to_the_restricted_level() -> None:
             assert security["allowPrivilegeEscalation"] is False and security["capabilities"] == {"drop": ["ALL"]}
         allowed = {"configMap", "emptyDir", "ephemeral", "persistentVolumeClaim", "projected", "secret"}
         assert all(set(volume) - {"name"} <= allowed for volume in spec.get("volumes", ()))
+
+
+def seen_gpus(template: dict[str, Any]) -> dict[str, Any]:
+    """`NVIDIA_VISIBLE_DEVICES` of each container that has the variable."""
+    spec = template["spec"]
+    return {
+        each["name"]: one["value"]
+        for each in (*spec.get("initContainers", ()), *spec["containers"])
+        for one in each.get("env", ())
+        if one["name"] == VISIBLE_GPUS
+    }
+
+
+def test_a_container_that_asks_for_no_gpu_sees_none() -> None:
+    """Images of CUDA set the variable to `all`, and a device plugin is asked for pods with GPUs alone."""
+    hdfs = Hdfs(config_map="conf", keytab_secret="krb", principal="a@B")
+    patch = {"spec": {"initContainers": [{"name": "warm", "command": ["true"]}]}}
+    job = render(attempt(), cluster(hdfs=hdfs, pod_template=patch))
+    head, submitter = job["spec"]["rayClusterSpec"]["headGroupSpec"], job["spec"]["submitterPodTemplate"]
+    assert seen_gpus(head["template"]) == dict.fromkeys(("kinit", "warm", "ray"), "void")
+    assert seen_gpus(submitter) == dict.fromkeys(("warm", "ray-job-submitter"), "void")
+    assert NO_GPUS in job["spec"]["rayClusterSpec"]["autoscalerOptions"]["env"]
+    for group in groups_of(job):
+        assert seen_gpus(group["template"]) == dict.fromkeys(("kinit", "warm"), "void"), "the plugin names its GPUs"
+    own = render(attempt(workers={"gpus": 0}, launch={"env": {VISIBLE_GPUS: "all"}}), cluster())
+    for gpus, shown in ((render(attempt(workers={"gpus": 0}), cluster()), "void"), (own, "all")):
+        assert {seen_gpus(group["template"])["ray"] for group in groups_of(gpus)} == {shown}
+    other = dataclasses.replace(cluster().sku["h100"], gpu_resource="tencent.com/vcuda-core")
+    assert all(
+        "ray" not in seen_gpus(each["template"]) for each in groups_of(render(attempt(), cluster(sku={"h100": other})))
+    )
 
 
 def check(made: tuple[PlacedAttempt, Cluster]) -> None:
