@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
     FENCED = 75
     """`EX_TEMPFAIL`: another start has taken over."""
     UNUSABLE_STORAGE = 78
-    """`EX_CONFIG`: storage that the machines of a job cannot use."""
+    """`EX_CONFIG`: storage that the machines of a job cannot use, or that is full."""
     INTERRUPTED = 130
     """128 + SIGINT: Ctrl-C."""
     TERMINATED = 143
@@ -201,6 +201,15 @@ class WriteFailed(ForebayError):
     """Storage refused to write something that must be kept."""
 
     exit_status = ExitCode.MACHINE
+
+
+class StorageFull(WriteFailed):
+    """Storage that all machines of a job share has no room.
+
+    No other attempt would find any: a submitted job is not tried again.
+    """
+
+    exit_status = ExitCode.UNUSABLE_STORAGE
 
 
 class PreparationFailed(ForebayError):

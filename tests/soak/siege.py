@@ -19,7 +19,7 @@ from tests.soak.case import patience
 from tests.soak.faults.caches import fill
 from tests.soak.faults.processes import Child
 
-from forebay.errors import Fenced, ForebayError, WriteFailed
+from forebay.errors import Fenced, ForebayError, StorageFull, WriteFailed
 from forebay.training.checkpoint.files import checkpoint_files
 from forebay.training.checkpoint.files import claim as claims
 from forebay.training.runs.attempts import fence as fences
@@ -27,7 +27,7 @@ from forebay.training.runs.attempts import start as starts
 from forebay.training.runs.attempts.files import AttemptFiles
 
 ENDED_CODE, FENCED_CODE = WriteFailed.exit_status, Fenced.exit_status
-CODES = (0, -signal.SIGKILL, ENDED_CODE, FENCED_CODE)
+CODES = (0, -signal.SIGKILL, ENDED_CODE, StorageFull.exit_status, FENCED_CODE)
 POLL_S = 0.005
 
 

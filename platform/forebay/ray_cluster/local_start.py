@@ -6,6 +6,7 @@ Ray says it in many ways: a path that is too long, a process whose log has the r
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -17,7 +18,7 @@ from pathlib import Path
 import ray
 from ray._private.node import Node  # no public way to end a half-started one; ray_cluster/private_names.py
 
-from forebay.errors import RayNotStarted
+from forebay.errors import ForebayError, RayNotStarted, WriteFailed
 from forebay.runtime.foreign_code import error_of
 
 TMPDIR = "RAY_TMPDIR"
@@ -27,6 +28,9 @@ _LONGEST = 107
 """Bytes of the path of a Unix socket on Linux. macOS has 3 fewer."""
 _SOCKET = "/ray/session_2026-11-26_12-00-00_123456_1234567/sockets/plasma_store"
 """What Ray adds to its folder."""
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_LEAST_BYTES = 1 << 20
+"""Room without which no session starts: its logs take more."""
 _TRIES = 2
 _LINES = re.compile(r" Last (\d+ lines|connection error).*")
 _LATE = ("timed out", "timeout", "deadline exceeded", "overloaded")
@@ -39,7 +43,7 @@ log = logging.getLogger(__name__)
 def start_ray(num_cpus: int) -> None:
     """Start Ray with `num_cpus` CPUs on this machine, and connect.
 
-    Tries again once, unless the cause stays. Raises `RayNotStarted`.
+    Tries again once, unless the cause stays. Raises `RayNotStarted`, and `WriteFailed` on a full disk.
     """
     _check_folder()
     _check_memory()
@@ -62,7 +66,7 @@ def _folder() -> str:
 
 
 def _check_folder() -> None:
-    """Raise `RayNotStarted` if `folder` cannot hold a session of Ray."""
+    """Raise `RayNotStarted` if the folder cannot hold a session of Ray, and `WriteFailed` if its disk is full."""
     folder, option = _folder(), TMPDIR if os.environ.get(TMPDIR) else "TMPDIR" if os.environ.get("TMPDIR") else ""
     named = f"{option}={folder!r}" if option else repr(folder)
     room = _LONGEST - len(_SOCKET)
@@ -74,20 +78,22 @@ def _check_folder() -> None:
             folder=folder,
         )
     if (error := _refusal(Path(folder))) is not None:
-        raise RayNotStarted(
+        raise _refused(
             f"Ray cannot start on this machine: its folder {named} cannot be written ({error}). Set {TMPDIR} to a "
             "short folder with room that this user may write to.",
-            folder=folder,
+            folder,
+            error,
         ) from error
 
 
 def _check_memory() -> None:
     """Raise `RayNotStarted` if objects cannot be kept in memory. Ray itself waits for its node in vain."""
     if _MEMORY.exists() and (error := _refusal(_MEMORY)) is not None:
-        raise RayNotStarted(
+        raise _refused(
             f"Ray cannot start on this machine: it keeps objects in {_MEMORY}, which cannot be written ({error}). "
             "Mount a tmpfs there; in a container, give it memory (`--shm-size`).",
-            folder=str(_MEMORY),
+            str(_MEMORY),
+            error,
         )
 
 
@@ -109,10 +115,17 @@ def _check_port() -> None:
 def _refusal(folder: Path) -> OSError | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return None
+        with tempfile.TemporaryFile(dir=folder) as file:
+            file.write(bytes(_LEAST_BYTES))  # a full disk takes the name of a file
+            file.flush()
     except OSError as error:
         return error
+    return None
+
+
+def _refused(message: str, folder: str, error: OSError) -> ForebayError:
+    """Return the error of a folder that cannot be written. A full disk is the machine's fault."""
+    return (WriteFailed if error.errno in _FULL else RayNotStarted)(message, folder=folder)
 
 
 def _end_half_started(error: BaseException) -> None:

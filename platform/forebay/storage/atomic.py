@@ -14,7 +14,7 @@ from typing import BinaryIO
 
 from pyarrow import fs
 
-from forebay.errors import WriteFailed
+from forebay.errors import StorageFull, WriteFailed
 from forebay.storage.credentials import redact, redacting
 from forebay.storage.filesystem import Location, resolve, resolve_source
 
@@ -77,8 +77,12 @@ def look_again(folder: Path) -> None:
         pass
 
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-"""Numbers of the errors of a file that has no room."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Numbers of the errors of storage without room."""
+NO_ROOM = (*FULL, errno.EFBIG)
+"""Numbers of the errors of a file that has no room. A process may be limited itself (`ulimit -f`)."""
+LEAST_BYTES = 1 << 20
+"""Room below which a disk counts as full. Records of runs are smaller, checkpoints are not."""
 ADVICE = "Check that the storage answers, has room, and that this user may write to it."
 UMASK = os.umask(0)
 """Read once at import: reading it requires setting it, for all threads."""
@@ -147,15 +151,37 @@ class Draft:
         self._path = None
 
 
-def write_failed(what: str, uri: str, error: BaseException, advice: str = ADVICE, **facts: object) -> WriteFailed:
+def write_failed(
+    what: str, uri: str, error: BaseException, advice: str = ADVICE, *, is_shared: bool = True, **facts: object
+) -> WriteFailed:
     """Error for what could not be written.
 
-    `what` is such as "the result of run 'a'". `error` is why `uri` refused it.
+    `what` is such as "the result of run 'a'". `error` is why `uri` refused it. `is_shared`: whether another machine
+    would write to the same storage, so that it is a `StorageFull` without room.
 
     It quotes the first line of `error`, without secrets. `uri` and `facts` become attributes of the error.
     """
     reason = redact(f"{type(error).__name__}: {error}".partition("\n")[0])
-    return WriteFailed(f"{what} could not be written to {uri} ({reason}). {advice}", uri=uri, **facts)
+    kind = StorageFull if is_shared and isinstance(error, OSError) and error.errno in FULL else WriteFailed
+    return kind(f"{what} could not be written to {uri} ({reason}). {advice}", uri=uri, **facts)
+
+
+def without_room(uri: str | os.PathLike[str] | Location) -> str:
+    """Sentence about storage on a disk without room, else an empty text.
+
+    Only of a folder: a bucket has no size, and a quota is not seen.
+    """
+    location = resolve(uri)
+    if not location.is_local:
+        return ""
+    try:
+        found = os.statvfs(location.path)
+    except OSError:
+        return ""
+    free = found.f_bavail * found.f_frsize
+    if free >= LEAST_BYTES:
+        return ""
+    return f"{location.path} has {free:,} bytes free: make room there"
 
 
 class NotAFile(OSError):

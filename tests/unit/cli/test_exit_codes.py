@@ -63,7 +63,7 @@ NOT_REFUSED = {
     ExitCode.MACHINE: "ReadFailed LimitReached WriteFailed CacheUnusable",
     ExitCode.USAGE: "BadUsage BadParameter",
     ExitCode.FENCED: "Fenced",
-    ExitCode.UNUSABLE_STORAGE: "UnusableStorage",
+    ExitCode.UNUSABLE_STORAGE: "UnusableStorage StorageFull",
 }
 """Errors by code. All others refuse input."""
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import os
+import pickle
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from forebay.storage.atomic import NotAFile, find_small, read_small, write_atomically
+from forebay.errors import ExitCode, StorageFull, WriteFailed
+from forebay.storage.atomic import NotAFile, find_small, read_small, write_atomically, write_failed
 from forebay.storage.filesystem import resolve
 
 
@@ -54,6 +57,20 @@ def test_a_failure_leaves_the_old_file_and_no_other(tmp_path: Path, monkeypatch:
         write_atomically(path, b"new")
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["a"]
+
+
+def test_storage_without_room_is_an_error_of_its_own_where_all_machines_share_it() -> None:
+    for number, is_shared, kind in (
+        (errno.ENOSPC, True, StorageFull),
+        (errno.EDQUOT, True, StorageFull),
+        (errno.ENOSPC, False, WriteFailed),
+        (errno.EFBIG, True, WriteFailed),
+        (errno.EIO, True, WriteFailed),
+    ):
+        error = write_failed("the result", "/runs/a", OSError(number, os.strerror(number)), is_shared=is_shared, step=2)
+        assert type(error) is kind
+        assert error.exit_status == (ExitCode.UNUSABLE_STORAGE if kind is StorageFull else ExitCode.MACHINE)
+        assert pickle.loads(pickle.dumps(error)).facts == {"uri": "/runs/a", "step": 2}
 
 
 def test_elsewhere_too() -> None:

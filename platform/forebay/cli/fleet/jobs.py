@@ -96,10 +96,16 @@ def _print_jobs(found: FoundJobs) -> None:
     told = {"preparing": "prepares", "refused": "is refused:", "unreadable": "cannot be read:"}
     told |= {"starting": "waits:", "lost": "is lost:"}
     for row in found.rows:
-        if row.state in told and row.why:
-            print_line("\n".join(wrapped(f"{row.name} {told[row.state]} {row.why}", 0)))
+        says = told.get(row.state) or ("failed:" if _is_of_storage(row) else None)
+        if says and row.why:
+            print_line("\n".join(wrapped(f"{row.name} {says} {row.why}", 0)))
     if found.num_older:
         print_line(older_text(found.num_older))
+
+
+def _is_of_storage(row: JobRow) -> bool:
+    """Whether a machine or storage failed, whose disk may have had no room for the log."""
+    return row.status is not None and row.status.code in (ExitCode.MACHINE, ExitCode.UNUSABLE_STORAGE)
 
 
 def _facts(row: JobRow) -> dict[str, object]:

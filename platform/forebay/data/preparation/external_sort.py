@@ -108,7 +108,7 @@ class _SortedRun:
             with pa.OSFile(str(path), "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
                 writer.write_table(table, max_chunksize=self._batch_rows)
         except OSError as error:
-            raise write_failed("A sorted part of the preparation", str(path), error) from error
+            raise write_failed("A sorted part of the preparation", str(path), error, is_shared=False) from error
         self._path = str(path)
         self._reader: pa.ipc.RecordBatchFileReader | None = None
 

@@ -21,6 +21,7 @@ from forebay.storage.deadline import call_with_deadline
 
 T = TypeVar("T")
 ANSWER_S = 10.0
+_LONGEST_WORDS = 500
 _OVERRIDES = ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS")
 """Variables by which Ray's client asks another cluster than the given one, without a word."""
 _ENDED = (JobStatus.SUCCEEDED, JobStatus.FAILED, JobStatus.STOPPED)
@@ -42,6 +43,7 @@ class RayBackend:
             )
         self.address = address
         self._why_not = _why_not(address, is_own)
+        self._said = ""
 
     def start(self, submission: Submission) -> None:
         if self._why_not:
@@ -67,10 +69,17 @@ class RayBackend:
                 ) from None
 
     def is_alive(self, submission: Submission) -> bool | None:
-        return self._ask(lambda client: _is_there(client, submission.id))
+        found = self._ask(lambda client: _found(client, submission.id))
+        if found is None:
+            return None
+        status, message = found
+        is_ended = status is None or status in _ENDED
+        self._said = _short(message) if is_ended else ""
+        return not is_ended
 
     def standing(self, submission: Submission) -> Standing:  # noqa: ARG002 - of the protocol
-        return Standing(why=self._why_not)
+        """Return why the cluster is not asked, or what it said of an ended job."""
+        return Standing(why=self._why_not or self._said)
 
     def end(self, submission: Submission) -> None:
         if self._why_not:
@@ -102,14 +111,26 @@ def _why_not(address: str, is_own: bool) -> str:
     )
 
 
-def _is_there(client: JobSubmissionClient, job: str) -> bool:
-    """Whether the cluster has a job that still runs.
+def _found(client: JobSubmissionClient, job: str) -> tuple[JobStatus | None, str]:
+    """Return the status of a job, and what its cluster says of it.
 
     A cluster that was asked before it was ready has none.
     """
     try:
-        return client.get_job_status(job) not in _ENDED
+        details = client.get_job_info(job)
     except RuntimeError as error:
         if "status code 404" in str(error):
-            return False
+            return None, ""
         raise
+    return details.status, details.message or ""
+
+
+def _short(message: str) -> str:
+    r"""First and last line of Ray's message, between which is the end of the log.
+
+    >>> _short("Job entrypoint command failed with exit code 1, last available logs (...):\nstep 1\nno room\n")
+    'Ray: Job entrypoint command failed with exit code 1: no room'
+    """
+    first, *rest = [line.strip() for line in message.splitlines() if line.strip()] or [""]
+    last = f": {rest[-1]}" if rest else ""
+    return redact(f"Ray: {first.partition(', last available logs')[0]}{last}")[:_LONGEST_WORDS] if first else ""

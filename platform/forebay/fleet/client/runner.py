@@ -18,13 +18,15 @@ from pathlib import Path
 
 from forebay.errors import ExitCode, ForebayError
 from forebay.fleet.client.stored_log import StoredLog
-from forebay.fleet.client.submission import SLURM, VARIABLE, JobFiles, Submission, SubmissionEnd
+from forebay.fleet.client.submission import LONGEST_TEXT, SLURM, VARIABLE, JobFiles, Submission, SubmissionEnd
 from forebay.fleet.code import fetch_code
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.spec.job_spec import Task, ordered
 from forebay.runtime.foreign_code import begin
+from forebay.runtime.formatting import printable
 from forebay.runtime.termination import Termination
-from forebay.storage.atomic import find_small
+from forebay.storage.atomic import NO_ROOM, find_small
+from forebay.storage.credentials import redact
 from forebay.storage.filesystem import resolve_source
 from forebay.training.runs.attempts.files import AttemptFiles
 from forebay.training.runs.attempts.stored_request import awaited_stop
@@ -33,6 +35,7 @@ from forebay.training.runs.run_folder import RunFolder
 
 FINAL_CODES = frozenset({ExitCode.FENCED, ExitCode.TERMINATED})
 """Exit codes that are not tried again here, beside `Task.final_codes`."""
+STORAGE_CODES = frozenset({ExitCode.MACHINE, ExitCode.UNUSABLE_STORAGE})
 ASKED = SubmissionEnd(how="stopped", why="asked to end (SIGTERM)")
 """End of a process that is started again, and continues. It is not recorded."""
 LATE_CODE = -256
@@ -45,9 +48,15 @@ FOREVER_S = 10 * 365 * 86_400
 
 
 class LogTee(StoredLog):
-    """Copies lines to this process's output, too."""
+    """Copies lines to this process's output, too.
+
+    `last_line` is of the newest command.
+    """
+
+    last_line = b""
 
     def append(self, line: bytes) -> None:
+        self.last_line = line.strip() or self.last_line
         sys.stdout.buffer.write(line)
         sys.stdout.flush()
         super().append(line)
@@ -90,7 +99,10 @@ def _run_all(submission: Submission, tee: LogTee) -> SubmissionEnd:
         if code == ExitCode.FENCED:
             return SubmissionEnd(how="fenced", why=f"another attempt has taken over the task {task.name!r}")
         if code != 0:
-            return SubmissionEnd(how="failed", why=f"the task {task.name!r} ended with code {code}", code=code)
+            why = f"the task {task.name!r} ended with code {code}"
+            if code in STORAGE_CODES and tee.last_line:  # the log may have no room for it
+                why += f": {printable(tee.last_line.decode(errors='replace'))[:LONGEST_TEXT]}"
+            return SubmissionEnd(how="failed", why=why, code=code)
         if (why := _stop_reason(submission, task)) is not None:
             return SubmissionEnd(how="stopped", why=why)
     return SubmissionEnd(how="succeeded")
@@ -157,6 +169,7 @@ def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit
     this process, which the command gets, too.
     """
     is_late = threading.Event()
+    tee.last_line = b""
     with subprocess.Popen(  # noqa: S603 - the user's own command, as words
         words,
         stdout=subprocess.PIPE,
@@ -191,22 +204,39 @@ def main() -> int:
     """
     submission = Submission.from_json(os.environ.pop(VARIABLE))
     files = JobFiles(storage=submission.spec.storage, name=submission.spec.name)
-    files.start(submission.number)
     os.environ.update(submission.spec.launch.env)
-    with tempfile.TemporaryDirectory(prefix="forebay-code-") as folder:
-        if submission.code is not None:
-            fetch_code(submission.spec.storage, submission.code, folder)
-            os.chdir(folder)
-        try:
-            end = run_tasks(submission)
-        except (ForebayError, OSError) as error:
-            code = error.exit_status if isinstance(error, ForebayError) else None
-            end = SubmissionEnd(how="failed", why=f"{type(error).__name__}: {error}", code=code)
-        os.chdir(Path.home())
+    try:
+        end = _run_here(submission, files)
+    except (ForebayError, OSError) as error:
+        end = SubmissionEnd(how="failed", why=redact(f"{type(error).__name__}: {error}"), code=_code_of(error))
     if end is ASKED:
         return ExitCode.TERMINATED
-    files.end(submission.number, end)
+    try:
+        files.end(submission.number, end)
+    except OSError as error:
+        why = f"{end.how}{': ' + end.why if end.why else ''}"
+        print(f"The end of the job could not be recorded ({redact(str(error))}): {why}", file=sys.stderr)
     return {"succeeded": 0, "fenced": ExitCode.FENCED}.get(end.how, ExitCode.FAILED)
+
+
+def _run_here(submission: Submission, files: JobFiles) -> SubmissionEnd:
+    """Run the tasks in the folder of their code."""
+    files.start(submission.number)
+    if submission.code is None:
+        return run_tasks(submission)
+    with tempfile.TemporaryDirectory(prefix="forebay-code-") as folder:
+        fetch_code(submission.spec.storage, submission.code, folder)
+        os.chdir(folder)
+        try:
+            return run_tasks(submission)
+        finally:
+            os.chdir(Path.home())
+
+
+def _code_of(error: ForebayError | OSError) -> int | None:
+    if isinstance(error, ForebayError):
+        return error.exit_status
+    return ExitCode.MACHINE if error.errno in NO_ROOM else None
 
 
 if __name__ == "__main__":

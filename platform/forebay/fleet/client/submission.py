@@ -9,6 +9,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -20,7 +21,7 @@ from forebay.fleet.spec.job_spec import JobSpec, ordered
 from forebay.fleet.spec.job_toml import spec_of
 from forebay.fleet.submitter import FileOwner
 from forebay.runtime.declared_types import require_facts, require_types
-from forebay.storage.atomic import NotAFile, find_small, open_regular, write_atomically
+from forebay.storage.atomic import FULL, NotAFile, find_small, open_regular, write_atomically
 from forebay.storage.exclusive import create_exclusively
 from forebay.storage.filesystem import below, resolve, resolve_source
 from forebay.storage.globs import children
@@ -292,8 +293,7 @@ class JobFiles:
         """Record that this process runs the tasks. If it counted as lost, it does not any more."""
         self._write(f"{number:06d}.started.json", Claim.of_this_process(number).to_json())
         if (ended := self.ended(number)) is not None and ended.how == "lost":
-            location = resolve(self._uri(f"{number:06d}.ended.json"))
-            location.fs.delete_file(location.path)
+            self._delete(f"{number:06d}.ended.json")
 
     def started(self, number: int) -> Claim | None:
         """Return the process that runs the tasks, if any."""
@@ -301,8 +301,19 @@ class JobFiles:
         return None if content is None else Claim.from_json(content, self.folder)
 
     def end(self, number: int, end: SubmissionEnd) -> None:
-        """Record the end of a submission."""
-        self._write(f"{number:06d}.ended.json", json.dumps(asdict(end)).encode())
+        """Record the end of a submission.
+
+        On a full disk it takes the room of the records of its start, which say nothing more beside an end.
+        """
+        name, content = f"{number:06d}.ended.json", json.dumps(asdict(end)).encode()
+        try:
+            self._write(name, content)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            for before in ("launched", "started"):
+                self._delete(f"{number:06d}.{before}.json")
+            self._write(name, content)
 
     def ended(self, number: int) -> SubmissionEnd | None:
         """Return the end of a submission, or None.
@@ -390,6 +401,11 @@ class JobFiles:
 
     def _write(self, name: str, content: bytes) -> None:
         write_atomically(self._uri(name), content)
+
+    def _delete(self, name: str) -> None:
+        location = resolve(self._uri(name))
+        with suppress(FileNotFoundError):
+            location.fs.delete_file(location.path)
 
 
 def jobs_below(storage: str) -> list[JobFiles]:

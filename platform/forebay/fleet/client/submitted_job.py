@@ -17,6 +17,7 @@ from forebay.fleet.client.preparing import preparing_text
 from forebay.fleet.client.submission import FLEET, SLURM, JobFiles, Submission, SubmissionEnd, folders_below
 from forebay.fleet.spec.job_spec import ordered
 from forebay.runtime.formatting import did_you_mean
+from forebay.storage.atomic import without_room
 from forebay.storage.filesystem import resolve
 from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.runs.attempts.files import AttemptFiles
@@ -127,6 +128,8 @@ class SubmittedJob:
         if state in ("running", "starting", "lost") or (state == "unreachable" and submission.backend == "ray"):
             standing = self._backend_of(submission).standing(submission)
             state, why = "starting" if standing.is_waiting else state, standing.why
+        if state == "lost":  # it may have been unable to say why
+            why = "; ".join(filter(None, (why, without_room(self._files.storage))))
         run = AttemptFiles(self._run)
         claim = run.newest()
         heartbeat = None if claim is None else run.heartbeat(claim.number)

@@ -231,6 +231,7 @@ class SpooledStore:
             error,
             f"It goes from there to {self._stored.uri}, which has those before it: make room or give access, and run "
             "the same name again to continue.",
+            is_shared=False,
             step=step,
         )
 
@@ -324,7 +325,7 @@ class SpooledStore:
         try:
             folder.mkdir(parents=True, mode=0o700)
         except OSError as error:
-            raise write_failed("the checkpoints of this machine", str(folder), error) from error
+            raise write_failed("the checkpoints of this machine", str(folder), error, is_shared=False) from error
         try:
             location.fs.create_dir(location.path.rpartition("/")[0], recursive=True)
             write_atomically(location.uri, owner)
@@ -333,7 +334,7 @@ class SpooledStore:
         try:
             here.write_bytes(owner)
         except OSError as error:
-            raise write_failed("the owner of the checkpoints", str(here), error) from error
+            raise write_failed("the owner of the checkpoints", str(here), error, is_shared=False) from error
 
     def _offer_remains(self) -> None:
         """Offer the uploader the checkpoint of a killed process."""
