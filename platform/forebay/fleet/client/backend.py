@@ -36,6 +36,12 @@ class JobBackend(Protocol):
         None if that cannot be known now.
         """
 
+    def has_ended(self, submission: Submission) -> bool:
+        """Whether the newest answer of `is_alive` was a recorded end, which stays.
+
+        False where the backend does not know the submission, or its queue may start it again.
+        """
+
     def standing(self, submission: Submission) -> Standing:
         """Return what the backend's queue says.
 
@@ -74,6 +80,10 @@ class LocalBackend:
         # A suspended process answers nothing, and may go on.
         return None if is_dead is None or (started is not None and started.is_suspended()) else not is_dead
 
+    def has_ended(self, submission: Submission) -> bool:  # noqa: ARG002 - of the protocol
+        """Return true: only this machine says that a process of it is lost."""
+        return True
+
     def standing(self, submission: Submission) -> Standing:  # noqa: ARG002 - of the protocol
         return Standing()
 
@@ -98,6 +108,10 @@ class FleetBackend:
     def is_alive(self, submission: Submission) -> bool | None:  # noqa: ARG002 - of the protocol
         """Return true: a job waits or runs until it ends."""
         return True
+
+    def has_ended(self, submission: Submission) -> bool:  # noqa: ARG002 - of the protocol
+        """Return false: the controller records each end."""
+        return False
 
     def standing(self, submission: Submission) -> Standing:  # noqa: ARG002 - of the protocol
         return Standing()

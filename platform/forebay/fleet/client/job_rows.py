@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forebay.errors import InvalidOption
-from forebay.fleet.client.submission import JobFiles, ListedJob, SubmissionEnd, folders_below
+from forebay.fleet.client.submission import JobFiles, ListedJob, folders_below
 from forebay.fleet.client.submitted_job import OVER, JobStatus, SubmittedJob
 from forebay.fleet.spec.job_spec import ordered
 from forebay.storage.atomic import NotAFile
@@ -109,16 +109,17 @@ class JobRows:
         if known is not None and known.changed_at == changed_at:
             return known
         try:
-            return self._read(files, changed_at)
+            return self._read(listed)
         except (InvalidOption, OSError) as error:
             return _unreadable(files, error, changed_at)
 
-    def _read(self, files: JobFiles, changed_at: float) -> JobRow:
+    def _read(self, listed: ListedJob) -> JobRow:
+        files = listed.files
         job = SubmittedJob(files.storage, files.name)
         submission, status = job.submission, job.status()
-        if status.state == "lost" and submission.backend == "local" and files.ended(submission.number) is None:
-            with suppress(OSError):  # then its files are not read again
-                files.end(submission.number, SubmissionEnd(how="lost", why=status.why))
+        if status.state == "lost" and not listed.has_ended:
+            with suppress(OSError):  # a storage that this user may only read
+                job.note_lost(submission, status.why)
         waits = () if status.is_over else self._waits(job)
         has_lines = self._has_lines and status.state not in ("succeeded", "stopped", "refused")
         return JobRow(
@@ -133,7 +134,7 @@ class JobRows:
                 if task.run is not None
             ),
             last_lines=files.last_lines(submission, LOG_LINES, TAIL_BYTES) if has_lines else (),
-            changed_at=changed_at,
+            changed_at=listed.changed_at,
             cost=job.cost(),
         )
 

@@ -44,6 +44,7 @@ class RayBackend:
         self.address = address
         self._why_not = _why_not(address, is_own)
         self._said = ""
+        self._has_ended = False
 
     def start(self, submission: Submission) -> None:
         if self._why_not:
@@ -70,12 +71,13 @@ class RayBackend:
 
     def is_alive(self, submission: Submission) -> bool | None:
         found = self._ask(lambda client: _found(client, submission.id))
-        if found is None:
-            return None
-        status, message = found
-        is_ended = status is None or status in _ENDED
-        self._said = _short(message) if is_ended else ""
-        return not is_ended
+        status, message = found or (None, "")
+        self._has_ended = status in _ENDED
+        self._said = _short(message) if self._has_ended else ""
+        return None if found is None else status is not None and not self._has_ended
+
+    def has_ended(self, submission: Submission) -> bool:  # noqa: ARG002 - the newest answer is its own
+        return self._has_ended
 
     def standing(self, submission: Submission) -> Standing:  # noqa: ARG002 - of the protocol
         """Return why the cluster is not asked, or what it said of an ended job."""

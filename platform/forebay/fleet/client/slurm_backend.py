@@ -43,6 +43,10 @@ class SlurmBackend:
         jobs = self._of(submission)
         return None if jobs is None else any(each.state not in ENDED for each in jobs)
 
+    def has_ended(self, submission: Submission) -> bool:  # noqa: ARG002 - of the protocol
+        """Return false: an operator may requeue a job that has ended, and the lost node's job is requeued later."""
+        return False
+
     def standing(self, submission: Submission) -> Standing:
         jobs = self._of(submission) or ()
         if not jobs:

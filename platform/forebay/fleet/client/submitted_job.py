@@ -30,6 +30,8 @@ from forebay.training.runs.timeline.timeline import load_timeline
 POLL_S = 0.5
 STARTS_WITHIN_S = 60.0
 """Time until the process of a local job is recorded. It takes milliseconds, unless `forebay submit` was killed."""
+FORGOTTEN_S = 3600.0
+"""Silence of a job that its backend does not know. Heartbeats come every few seconds, a requeue within minutes."""
 
 JobState = Literal[
     "starting", "preparing", "running", "unreachable", "lost", "succeeded", "failed", "stopped", "fenced", "refused"
@@ -125,10 +127,11 @@ class SubmittedJob:
         why = "" if ended is None else ended.why
         if state == "running" and (prepares := self._preparing(submission)) is not None:
             state, why = "preparing", prepares
-        if state in ("running", "starting", "lost") or (state == "unreachable" and submission.backend == "ray"):
+        explained = ("running", "starting", "lost", *(["unreachable"] if submission.backend == "ray" else []))
+        if ended is None and state in explained:
             standing = self._backend_of(submission).standing(submission)
             state, why = "starting" if standing.is_waiting else state, standing.why
-        if state == "lost":  # it may have been unable to say why
+        if ended is None and state == "lost":  # it may have been unable to say why
             why = "; ".join(filter(None, (why, without_room(self._files.storage))))
         run = AttemptFiles(self._run)
         claim = run.newest()
@@ -154,6 +157,17 @@ class SubmittedJob:
             cluster=claim.cluster if claim is not None and submission.backend == FLEET else "",
             code=None if ended is None else ended.code,
         )
+
+    def note_lost(self, submission: Submission, why: str) -> None:
+        """Record that a lost submission is lost, so that nobody asks its backend again.
+
+        Not where it may still be heard of: then its backend has a record of the end, or no file of the job has changed
+        for an hour. A process that starts late removes the note. Raises `OSError`.
+        """
+        if (
+            self._is_forgotten(submission) and self._files.ended(submission.number) is None
+        ):  # it may have ended just now
+            self._files.end(submission.number, SubmissionEnd(how="lost", why=why))
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:
         """Yield the lines of the newest submission.
@@ -316,6 +330,16 @@ class SubmittedJob:
             return "running" if has_started else "starting"
         ended = self._files.ended(submission.number)  # between the two questions
         return "lost" if ended is None else ended.how
+
+    def _is_forgotten(self, submission: Submission) -> bool:
+        if self._backend_of(submission).has_ended(submission):
+            return True
+        if submission.backend == SLURM and not self._is_own(submission):
+            return False  # SLURM may show a user only their own jobs
+        runs = [RunFolder.below(self._files.storage, submission.spec.run_name(task)) for task in submission.spec.task]
+        listed = self._files.listed()
+        times = [0.0 if listed is None else listed.changed_at, *(AttemptFiles(run).changed_at() for run in runs)]
+        return time.time() - max(times) > FORGOTTEN_S
 
     def _backend_of(self, submission: Submission) -> JobBackend:
         given = self._backend

@@ -1,4 +1,4 @@
-"""Submitted jobs on full disks: what ends them, how often they are tried, and what a user is told."""
+"""Submitted jobs on full disks: exit codes, numbers of tries, and what `forebay jobs` shows."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def ends(folder: Path) -> None:
 
 
 def no_room(folder: Path) -> None:
-    """Nothing can be recorded, and no disk says which job it was: who asks is told that the disk is full."""
+    """Nothing can be recorded, and `forebay jobs` names the full disk."""
     mounts.mount_tmpfs(folder / "disk", 4 * LEAST_BYTES)
     job = run_job(folder, 0, is_full=True)
     assert not (folder / "tries").exists(), "nothing begins without a record"

@@ -12,10 +12,11 @@ import pytest
 
 import forebay as fb
 from forebay.cli.app import main
-from forebay.fleet.client import job_rows
+from forebay.fleet.client import job_rows, submitted_job
+from forebay.fleet.client.backend import LocalBackend
 from forebay.fleet.client.job_rows import BAD_ENDS, JobRow, JobRows
 from forebay.fleet.client.jobs_page import ServedJobs, jobs_page, served_link, served_run
-from forebay.fleet.client.submission import FLEET, AcceptedBy, JobFiles, Submission, SubmissionEnd
+from forebay.fleet.client.submission import FLEET, AcceptedBy, JobFiles, Standing, Submission, SubmissionEnd
 from forebay.fleet.client.submitted_job import JobStatus
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.training.checkpoint.files.claim import Claim
@@ -170,6 +171,79 @@ def test_an_ended_job_is_read_again_only_when_it_changes(tmp_path: Path, monkeyp
     os.utime(files.uri(1), (time.time() + 5,) * 2)
     (second,) = reader.read().rows
     assert (second.state, second.why) == ("stopped", "by hand")
+
+
+class CountingBackend(LocalBackend):
+    """A cluster that does not know the job, or recorded its end. Counts the questions."""
+
+    address = "a"
+
+    def __init__(self, name: str, *, has_record: bool) -> None:
+        self.name, self.has_record, self.asked = name, has_record, 0
+
+    def is_alive(self, submission: Submission) -> bool | None:
+        self.asked += 1
+        return False
+
+    def has_ended(self, submission: Submission) -> bool:
+        return self.has_record
+
+    def standing(self, submission: Submission) -> Standing:
+        self.asked += 1
+        return Standing(why="its words")
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "is_noted"),
+    [
+        ("ray", "recorded", True),
+        ("ray", "unknown", False),
+        ("ray", "forgotten", True),
+        ("ray", "beats", False),
+        ("slurm", "unknown", False),
+        ("slurm", "forgotten", True),
+        ("slurm", "another's", False),
+        ("local", "recorded", True),
+    ],
+)
+def test_a_lost_job_is_noted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, case: str, is_noted: bool
+) -> None:
+    """By a backend with a record of its end, or an hour after its last heartbeat. Others are asked at each call."""
+    storage = str(tmp_path)
+    spec = fb.JobSpec(name="ctr", storage=storage, task=(fb.fleet.Task(run="train.py"),))
+    files = JobFiles(storage=storage, name="ctr")
+    assert files.create(Submission(spec=spec, number=1, backend=name, token="", address="a"))
+    attempts = AttemptFiles(RunFolder.below(storage, "ctr"))
+    assert attempts.create(Claim.of_this_process(1))
+    if case not in ("unknown", "recorded"):
+        for path in (tmp_path / "ctr").rglob("*.json"):
+            os.utime(path, (time.time() - 2 * submitted_job.FORGOTTEN_S,) * 2)
+    if case == "beats":
+        attempts.beat(1, AttemptHeartbeat(number=1))
+    Path(files.uri(1)).chmod(0o666 if case == "another's" else 0o600)
+    backend = CountingBackend(name, has_record=case == "recorded")
+    monkeypatch.setattr(submitted_job, "backend_of", lambda *_: backend)
+    for _ in range(4):  # as often as the command is called
+        assert [(each.state, each.why) for each in JobRows([storage]).read().rows] == [("lost", "its words")]
+    assert backend.asked == (2 if is_noted else 8), "is it alive, and where does it stand"
+    assert (files.ended(1) is not None) == is_noted
+    files.start(1)
+    assert files.ended(1) is None, "a process that starts late removes the note"
+
+
+def test_a_note_that_may_not_be_written_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = fb.JobSpec(name="ctr", storage=str(tmp_path), task=(fb.fleet.Task(run="train.py"),))
+    assert JobFiles(storage=str(tmp_path), name="ctr").create(
+        Submission(spec=spec, number=1, backend="ray", token="", address="a")
+    )
+    monkeypatch.setattr(submitted_job, "backend_of", lambda *_: CountingBackend("ray", has_record=True))
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(JobFiles, "_write", refuse)
+    assert [each.state for each in JobRows([str(tmp_path)]).read().rows] == ["lost"]
 
 
 def test_a_job_takes_some_hundred_bytes_of_the_page() -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 import forebay as fb
 from forebay.errors import InvalidOption
 from forebay.fleet.client.backend import backend_of
+from forebay.fleet.client.job_rows import JobRows
 from forebay.fleet.client.submission import JobFiles, Submission
 from forebay.fleet.client.submitted_job import SubmittedJob
 
@@ -31,14 +33,25 @@ for mode in sys.argv[3:]:
 
 
 @contextmanager
-def dashboard() -> Iterator[tuple[str, list[str]]]:
-    """Address of a server, and the header `Authorization` of each of its requests."""
+def dashboard(answers: Mapping[str, object] | None = None) -> Iterator[tuple[str, list[str]]]:
+    """Address of a server, and the header `Authorization` of each of its requests.
+
+    It answers JSON by path, and else 404.
+    """
     shown: list[str] = []
+    known = answers or {}
 
     class HeaderRecorder(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             shown.append(self.headers.get("Authorization", ""))
-            self.send_error(404)
+            if self.path not in known:
+                self.send_error(404)
+                return
+            content = json.dumps(known[self.path]).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
 
         def log_message(self, *_: object) -> None:
             pass
@@ -97,3 +110,34 @@ def test_the_user_says_which_cluster_is_asked(tmp_path: Path, monkeypatch: pytes
         other.start(submission)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://10.9.8.7:8265")
     assert not backend_of("ray", "http://10.9.8.7:8265", False).standing(submission).why
+
+
+VERSION = {"ray_version": "2.60.0", "version": "4", "ray_commit": "x"}
+FAILED = {
+    "type": "SUBMISSION",
+    "status": "FAILED",
+    "entrypoint": "python",
+    "message": "Job entrypoint command failed with exit code 1, last available logs (...):\nstep 1\nno room left\n",
+}
+
+
+def test_a_lost_job_has_the_words_of_its_cluster(tmp_path: Path) -> None:
+    answers = {"/api/version": VERSION}
+    with dashboard(answers) as (address, shown):
+        submitted(tmp_path, address).chmod(0o600)
+        job = SubmittedJob(str(tmp_path), "words")
+        submission, backend = job.submission, backend_of("ray", address)
+        assert (backend.is_alive(submission), backend.has_ended(submission)) == (False, False), "it may come to know it"
+        assert job.status().why == ""
+        path = f"/api/jobs/{submission.id}"
+        answers[path] = FAILED
+        assert (backend.is_alive(submission), backend.has_ended(submission)) == (False, True)
+        assert job.status().why == "Ray: Job entrypoint command failed with exit code 1: no room left"
+        asked = len(shown)
+        for _ in range(3):
+            (row,) = JobRows([str(tmp_path)]).read().rows
+            assert (row.state, row.why) == ("lost", "Ray: Job entrypoint command failed with exit code 1: no room left")
+            asked, before = len(shown), asked
+        assert asked == before, "it was noted once"
+        answers[path] = {**FAILED, "status": "RUNNING"}
+        assert (backend.is_alive(submission), backend.has_ended(submission)) == (True, False)

@@ -87,6 +87,14 @@ class AttemptFiles:
         number = newest_number(self._folder)
         return None if number is None else self.claim(number)
 
+    def changed_at(self) -> float:
+        """Return the time of the newest file, by the clock of its storage. 0 without any. Raises `OSError`."""
+        try:
+            found = children(self._once.fs, self._once.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0.0
+        return max((info.mtime_ns or 0 for info in found), default=0) / 1e9
+
     def claim(self, number: int) -> Claim | None:
         """Claim of attempt `number`, or None. Raises as `newest`."""
         return read_claim(self._once, number)
