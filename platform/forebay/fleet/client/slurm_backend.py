@@ -13,7 +13,7 @@ from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.slurm.commands import ENDED, WAITING, QueuedJob, ask, cluster_name, earlier_jobs, jobs_named, tell
 from forebay.fleet.slurm.script import batch_script, options_of
 from forebay.fleet.spec.fields import fault
-from forebay.storage.filesystem import resolve
+from forebay.runtime.uris import has_local_name
 
 ASK_EVERY_S = 5.0
 """Time for which an answer of squeue is used again: the controller of a large cluster has other work."""
@@ -76,16 +76,16 @@ class SlurmBackend:
 def script_of(submission: Submission) -> str:
     """Return the batch script of a submission.
 
-    Raises `InvalidJobSpec` for what SLURM cannot give.
+    Sends no request. Raises `InvalidJobSpec` for what SLURM cannot give.
     """
-    storage = resolve(submission.spec.storage)
+    storage = submission.spec.storage
     options = options_of(submission.spec, name=_name(submission), comment=submission.id)
     return batch_script(
         list(options),
         {**submission.spec.launch.env, VARIABLE: submission.to_json()},
         [sys.executable, "-m", "forebay.fleet.client.runner"],
         python=sys.executable,
-        shared=JobFiles(storage=submission.spec.storage, name=submission.spec.name).folder if storage.is_local else "",
+        shared=JobFiles(storage=storage, name=submission.spec.name).folder if has_local_name(storage) else "",
     )
 
 

@@ -119,6 +119,12 @@ def test_a_script_holds_its_submission() -> None:
     assert "--shared /shared/runs/ctr -- " in script
 
 
+def test_a_script_asks_no_storage() -> None:
+    """A file system of this scheme cannot be opened."""
+    spec = replace(spec_with(), storage="nosuch://lake/runs")
+    assert "--shared" not in script_of(Submission(spec=spec, number=1, backend="slurm", token="t"))
+
+
 def test_without_slurm_its_command_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     assert (
