@@ -63,7 +63,6 @@ class Capacity:
         nodes: Nodes with free room, grouped. A pool is `SKU/MARKET` or `head`.
         can_add: Pool -> nodes that an autoscaler could still add.
         pending_gpus: GPUs that waiting pods ask for.
-        queue_gpus: Queue of Kueue -> GPUs that it may still use.
         fault: Reason why nothing can be placed there, such as a server that does not answer.
     """
 
@@ -72,7 +71,6 @@ class Capacity:
     nodes: tuple[NodeGroup, ...] = ()
     can_add: Mapping[str, int] = field(default_factory=dict)
     pending_gpus: int = 0
-    queue_gpus: Mapping[str, int] = field(default_factory=dict)
     fault: str | None = None
     _most: dict[tuple[str, Shape, Shape | None], int] = field(
         default_factory=dict, init=False, repr=False, compare=False

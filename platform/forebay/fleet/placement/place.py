@@ -237,9 +237,6 @@ class _Question:
         gang = pool.gang
         if pool.cluster.kind == "manager":
             return Fit.AFTER_GROWTH, least
-        queue = self.spec.scheduling.queue
-        if queue is not None and queue in left.queue_gpus and left.queue_gpus[queue] < least * gang.worker.gpus:
-            return Fit.NOT_NOW, least
         most = left.most(gang)
         if most >= least:
             return (Fit.LARGEST_NOW, largest) if most >= largest else (Fit.SMALLEST_NOW, most)

@@ -117,7 +117,6 @@ def test_the_place_that_stays_most_whole_comes_first_at_like_prices() -> None:
         (job(priority="high"), {}, "it has no priority class high"),
         (job(cluster="shared"), {}, "it has no shared Ray cluster"),
         (job(max_price_per_hour=0.1), {}, "h100 spot costs 0.25/h, more than 0.1"),
-        (job(queue="ads"), {"queue_gpus": {"ads": 0}}, "h100 spot has room"),
         (job({"sku": ["a100"]}), {}, "it has h100, and none of a100"),
         (job(), {"observed_at": NOW - 91}, "its figures are 91 s old"),
         (job(), {"fault": "the API server gives no answer"}, "the API server gives no answer"),
@@ -186,7 +185,7 @@ def test_a_gang_that_no_empty_cluster_holds_is_named() -> None:
 
 
 def test_a_capacity_is_one_small_document() -> None:
-    found = capacity("a", can_add={"h100/spot": 3}, pending_gpus=4, queue_gpus={"ads": 7})
+    found = capacity("a", can_add={"h100/spot": 3}, pending_gpus=4)
     assert Capacity.from_json(found.to_json(), NOW) == found
     assert len(found.to_json()) < 1000
     with pytest.raises(InvalidOption, match="Install the same version"):
