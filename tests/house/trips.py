@@ -27,6 +27,8 @@ import torch
 import forebay as fb
 
 ROOT = f"{Path(fb.__file__).parent}/"
+_PASSED_THROUGH = ("runtime/late_import.py", "_hinting.<locals>.call")
+"""Wrapper of public names: it words errors, and a reader follows what it calls."""
 _OPTIMIZED = 1  # flag of a function's code; a class or module lacks it
 
 
@@ -43,7 +45,9 @@ class Calls:
     def note(self, frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         if event == "call" and code.co_flags & _OPTIMIZED and code.co_filename.startswith(ROOT):
-            self.functions.add(f"{code.co_filename.removeprefix(ROOT)}:{code.co_qualname}")
+            called = (code.co_filename.removeprefix(ROOT), code.co_qualname)
+            if called != _PASSED_THROUGH:
+                self.functions.add(":".join(called))
 
 
 @contextmanager

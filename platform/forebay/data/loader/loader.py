@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import inspect
 import os
 import time
 import weakref
@@ -26,7 +25,6 @@ from forebay.data.transform.augment import Augment, AugmentFunction
 from forebay.data.transform.transform import Transform
 from forebay.data.windows.sequence_block import SequenceTransform
 from forebay.errors import CursorMismatch, InvalidOption, LoaderClosed, validate_type, whole_number
-from forebay.runtime.formatting import did_you_mean
 from forebay.runtime.memory.pool import BufferPool
 from forebay.runtime.metrics import Counters, HeldCounters
 from forebay.world import World
@@ -128,10 +126,7 @@ class Loader:
         prefetch_bytes: int | None = None,
         counters: Counters | None = None,
         device: torch.device | str | None = None,
-        **unknown: object,
     ) -> None:
-        if unknown:
-            raise _unknown_argument(next(iter(unknown)))
         if isinstance(data, Data):
             self._cache = _cache_beside_data(transform, cache, global_batch=global_batch, last=last, augment=augment)
         else:
@@ -413,26 +408,6 @@ def _data_of(plan: Any, transform: Any, *, global_batch: int | None, last: Last,
             missing=missing,
         )
     return Data(plan=plan, transform=transform, global_batch=global_batch, last=last, augment=augment)
-
-
-_ELSEWHERE = {
-    "batch_size": "Give global_batch=: rows of a step on all ranks together, so batch_size times the number of ranks.",
-    "shuffle": "fb.build_plan(manifest, shuffle=..., seed=...) decides on the order.",
-    "sampler": "fb.build_plan(manifest) decides on the order. fb.Mixture and fb.Sampled weigh rows.",
-    "num_workers": "Blocks are made by data workers of the node, and read from the cache: FOREBAY_DATA_WORKERS.",
-    "drop_last": 'Give last="drop"; by default, batches are equal to one row and none is dropped.',
-    "pin_memory": 'Give device="cuda": batches are copied from page-locked memory, ahead of need.',
-    "collate_fn": "fb.Transform makes arrays of a row group, and augment= changes batches.",
-    "prefetch_factor": "Give prefetch_bytes=.",
-}
-"""Arguments of `torch.utils.data.DataLoader`, and where their matter is decided here."""
-
-
-def _unknown_argument(name: str) -> InvalidOption:
-    """Error for an argument that a loader does not have."""
-    known = inspect.signature(Loader.__init__).parameters
-    hint = f" {_ELSEWHERE[name]}" if name in _ELSEWHERE else did_you_mean(name, known)
-    return InvalidOption(f"fb.Loader has no argument {name}=.{hint}", argument=name)
 
 
 def _validate_types(cache: object, world: object, counters: object) -> None:

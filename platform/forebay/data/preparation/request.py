@@ -6,6 +6,7 @@ The fingerprint covers everything that decides the content.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -23,10 +24,12 @@ from forebay.data.sources.parquet_files import list_parquet
 from forebay.data.transform.fingerprint.function import function_identity, function_name
 from forebay.data.transform.fingerprint.values import Identity, NotPlain, canonical, digest, value_identity
 from forebay.errors import InvalidOption, SourceChanged, Unfingerprintable, whole_number
+from forebay.runtime.formatting import did_you_mean
 from forebay.storage.filesystem import below, resolve
 
 _MOST_NAMED_INPUTS = 10_000
 _FOLDER_DIGITS = 16
+_OPTIONS = ("into", "key", "row_group_rows", "fit", "fit_on", "inputs", "version", "processes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +127,11 @@ def plan_request(
 
     Raises:
         Unfingerprintable: The function's source does not show everything it uses.
-        InvalidOption: An argument has no identity, or no input is named.
+        InvalidOption: An argument is unknown or has no identity, or no input is named.
         NoFiles: An input does not exist.
     """
     name = function_name(function)
+    _check_arguments(name, function, arguments)
     list_inputs = partial(_input_versions, _inputs(name, arguments, options))
     versions = list_inputs()
     origin = PreparedOrigin(
@@ -151,6 +155,22 @@ def plan_request(
         inputs=_flat(versions),
         list_inputs=lambda: _flat(list_inputs()),
     )
+
+
+def _check_arguments(name: str, function: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    """Raise `InvalidOption` for a name that neither the options nor the function have."""
+    try:
+        parameters = inspect.signature(function).parameters
+    except ValueError:  # compiled: it refuses the name itself
+        return
+    unknown = [each for each in arguments if each not in parameters]
+    if unknown and all(each.kind is not inspect.Parameter.VAR_KEYWORD for each in parameters.values()):
+        meant = did_you_mean(unknown[0], [*parameters, *_OPTIONS])
+        raise InvalidOption(
+            f"{unknown[0]}= is neither an option of a preparation nor an argument of {name}.{meant} The options are "
+            f"{', '.join(_OPTIONS)}.",
+            argument=unknown[0],
+        )
 
 
 def _function_digest(function: Callable[..., Any], version: str | None) -> str:

@@ -29,6 +29,7 @@ from forebay.llm.source.text_files import TextFiles, TextSpan, cut_spans, find_t
 from forebay.llm.source.text_rows import rows_of
 from forebay.llm.source.token_reader import ExampleRows, OnBadRows, TokenReader
 from forebay.llm.source.tokenizers import TokenizerSpec, load_tokenizer, to_text, train_tokenizer
+from forebay.runtime.late_import import with_keyword_hints
 from forebay.storage.credentials import Access
 
 VERSION = 3
@@ -105,7 +106,7 @@ class TokenSource:
             raise InvalidOption(f"tokenizer is a {type(tokenizer).__name__}. Give llm.tokenizer(model).")
         self.data = data if isinstance(data, str) else tuple(map(str, data))
         self.tokenizer = tokenizer
-        self.options = TokenOptions(**options)
+        self.options: TokenOptions = with_keyword_hints(TokenOptions, "fb.llm.TokenSource", __name__)(**options)
 
     @property
     def row_group_rows(self) -> int:

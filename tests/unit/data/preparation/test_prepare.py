@@ -189,6 +189,13 @@ def test_what_cannot_be_prepared(clicks: Path, tmp_path: Path) -> None:
     assert all(found is None for _, found in list_prepared(str(into)))
 
 
+@pytest.mark.parametrize(("name", "meant"), [("row_group_row", "row_group_rows"), ("mst", "most")])
+def test_an_argument_of_neither_is_refused(clicks: Path, tmp_path: Path, name: str, meant: str) -> None:
+    says = rf"{name}= is neither an option of a preparation nor an argument of .*cheap\. Did you mean '{meant}'\?"
+    with pytest.raises(InvalidOption, match=says):
+        make(clicks, tmp_path / "into", **{name: 1})
+
+
 def test_a_prepared_copy_that_was_lost_fits_the_cursor(clicks: Path, tmp_path: Path) -> None:
     first = make(clicks, tmp_path / "into")
     plan = fb.build_plan(first.manifest, seed=3)

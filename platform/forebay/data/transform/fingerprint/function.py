@@ -10,6 +10,7 @@ from typing import Any
 from forebay.data.transform.fingerprint.reference_walk import STATE, ReferenceWalk
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption, Unfingerprintable
+from forebay.runtime.late_import import plain
 
 
 def function_identity(fn: Callable[..., Any], version: str | None, *, reads_inputs: bool = False) -> Identity:
@@ -32,6 +33,7 @@ def function_identity(fn: Callable[..., Any], version: str | None, *, reads_inpu
         raise InvalidOption(
             f"version={version!r} is not a version. Give a non-empty string such as '1'.", version=version
         )
+    fn = plain(fn)
     name, module = function_name(fn), getattr(_innermost(fn), "__module__", None)
     if version is not None and type(fn) is FunctionType and str(module).partition(".")[0] == "forebay":
         # Its own functions count by their version alone: all of its code would change with each release.

@@ -43,6 +43,7 @@ from forebay.data.transform.fingerprint.hidden_state import COMPUTED_NAMES, DOOR
 from forebay.data.transform.fingerprint.values import Identity, NotPlain, canonical, digest, value_identity
 from forebay.errors import Unfingerprintable
 from forebay.runtime.installed import package_of
+from forebay.runtime.late_import import plain
 
 # Their results depend on something outside of the function: a file, a text, keyboard input, an address in memory.
 _BLIND = (open, input, eval, exec, compile, globals, locals, vars, __import__, hash, id, breakpoint, help)
@@ -122,6 +123,7 @@ class ReferenceWalk:
         """Identity of any value. `where` names it in an error."""
         if isinstance(value, ModuleType):
             return self._module(value, where)
+        value = plain(value)
         if isinstance(value, FunctionType | type) or _is_typing(value, "TypeAliasType"):
             # By object, because functions may call each other in circles, and aliases name each other. Data may not. It
             # counts by its content only, so it makes no difference whether two equal tuples are one object.
@@ -409,7 +411,7 @@ class ReferenceWalk:
     def _class(self, kind: type, where: str) -> Identity:
         fields = vars(kind).get("__dataclass_fields__", {})
         described: dict[str, Identity] = {}
-        for name, part in sorted(vars(kind).items()):
+        for name, part in sorted((name, plain(part)) for name, part in vars(kind).items()):
             if name in _BOOKKEEPING or type(part) in (MemberDescriptorType, GetSetDescriptorType):
                 continue
             if name == "__doc__" and fields and str(part).startswith(f"{kind.__name__}("):
