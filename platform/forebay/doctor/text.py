@@ -142,7 +142,7 @@ def notes_of(found: Measurements) -> list[str]:
         notes.append("The model is on the CPU, so there is no copy.")
     notes.append(
         f"Training keeps {found.training_cores:.1f} of {facts.cores:g} cores busy for each worker of this machine. So "
-        f"the job can use {found.usable_data_workers} data workers for each; it has {facts.data_cores}."
+        f"the most data workers that it can use for each is {found.usable_data_workers}; it has {facts.data_cores}."
     )
     shares = ", ".join(f"{name} {share:.0%}" for name, share in found.making.items() if share >= 0.005)
     notes.append(f"Time of data workers, of pages in the page cache: {shares}.")

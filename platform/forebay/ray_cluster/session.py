@@ -127,6 +127,8 @@ def ray_session(num_cpus: int) -> Iterator[bool]:
     validate_extra("ray", "A session of Ray")
     address = os.environ.get(ADDRESS)
     with _environment_put_back(), _handler_of_term() as keep_handler:
+        if not (sys.stdout.isatty() and sys.stderr.isatty()):
+            os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # or a log file has escape codes before each worker's line
         if not address:
             start_ray(max(os.cpu_count() or 1, num_cpus))
         else:

@@ -47,6 +47,18 @@ def test_address_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert not ray.is_initialized()
 
 
+def test_lines_of_workers_have_no_escape_codes_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    with ray_session(1):
+        ray.get(ray.remote(lambda: print("from a worker")).remote())
+        give_up, seen = time.monotonic() + 30.0, ""
+        while "from a worker" not in seen and time.monotonic() < give_up:
+            time.sleep(0.1)
+            seen += capsys.readouterr().out
+    assert "from a worker" in seen
+    assert "\x1b" not in seen
+    assert "RAY_COLOR_PREFIX" not in os.environ
+
+
 def test_what_ray_says_about_an_address_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**options: object) -> None:
         raise ConnectionError("no cluster on this node")

@@ -76,11 +76,11 @@ def _cache(found: Measurements) -> Gain:
     facts = found.facts
     needed = f"blocks need {bytes_text(facts.block_bytes)}"
     if facts.quota_bytes is None:
-        why = f"later epochs, {needed}; the job has no cache"
+        why = f"as in later epochs: {needed}, and the job has no cache"
     elif facts.block_bytes > facts.quota_bytes:
-        why = f"later epochs, {needed}; the quota is {bytes_text(facts.quota_bytes)}"
+        why = f"as in later epochs: {needed}, and the quota is {bytes_text(facts.quota_bytes)}"
     else:
-        why = f"later epochs: {needed}, and the quota has them"
+        why = f"as in later epochs: {needed}, which the quota has"
     return Gain(change=CACHED, factor=factor, why=why)
 
 
@@ -99,10 +99,11 @@ def _bytes(found: Measurements, verdict: BottleneckVerdict) -> Gain:
 
 def _batch(found: Measurements, verdict: BottleneckVerdict) -> Gain:
     change = f"batch of {LARGER} times the rows"
-    if verdict.bottleneck.way not in (Way.COMPUTE, Way.COPY, Way.GATHER):
-        return Gain(change=change, factor=1.0, why="rows are the bottleneck, not steps")
     share = fixed_share_of(found, Way.GATHER)
+    factor = 1.0 if share is None else LARGER / (share + LARGER * (1 - share))
+    if verdict.bottleneck.way not in (Way.COMPUTE, Way.COPY, Way.GATHER):
+        later = "" if share is None else f"; steps of later epochs: {factor:.2f}x"
+        return Gain(change=change, factor=1.0, why=f"rows are the bottleneck, not steps{later}")
     if share is None:
         return Gain(change=change, factor=1.0, why="not measured")
-    factor = LARGER / (share + LARGER * (1 - share))
     return Gain(change=change, factor=factor, why=f"{share:.0%} of a step do not depend on its rows")

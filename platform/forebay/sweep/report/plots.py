@@ -147,7 +147,9 @@ def _names(ends: Iterable[tuple[str, tuple[float, float]]], area: PlotArea) -> l
         if any(abs(at[0] - other[0]) < APART[0] and abs(at[1] - other[1]) < APART[1] for other in taken):
             continue
         taken.append(at)
-        parts.append(label(trial.rpartition("_")[2], at[0] + 7, at[1] - 7, "start", INK, font_size=11))
+        has_room = at[0] + APART[0] < area.across.end  # the color bar begins there
+        aside, anchor = (7, "start") if has_room else (-7, "end")
+        parts.append(label(trial.rpartition("_")[2], at[0] + aside, at[1] - 7, anchor, INK, font_size=11))
     return parts
 
 

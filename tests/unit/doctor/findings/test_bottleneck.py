@@ -48,6 +48,15 @@ def test_a_step_with_a_fixed_cost_stands_at_the_batch(measured: Make) -> None:
     assert best.factor == pytest.approx(4 / (0.8 + 4 * 0.2))
 
 
+def test_a_larger_batch_that_speeds_up_later_epochs_only_says_so(measured: Make) -> None:
+    """The verdict names the batch as their bottleneck: a bare 1.00x would contradict it."""
+    found = measured(**QUICK | {"network": 5.0}, fixed=0.8)
+    verdict = verdict_of(found)
+    assert verdict.bottleneck.name == "network"
+    gain = next(each for each in gains_of(found, verdict) if each.change == "batch of 4 times the rows")
+    assert (gain.factor, gain.why) == (1.0, "rows are the bottleneck, not steps; steps of later epochs: 2.50x")
+
+
 def blocked(
     alone: float = 0.0,
     together: float = 0.0,

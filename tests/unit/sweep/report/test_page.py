@@ -138,6 +138,14 @@ def test_the_picture_of_the_metric_shows_states_names_and_the_deadline() -> None
     assert "deadline" not in texts_of(metric_picture(made))
 
 
+@pytest.mark.parametrize(("elapsed_s", "anchor"), [(20.0, "end"), (60.0, "start")])
+def test_the_name_of_a_trial_keeps_off_the_color_bar(elapsed_s: float, anchor: str) -> None:
+    """A trial that ends with the sweep ends at the edge of the plot."""
+    picture = metric_picture(record(trial("1a_00000", 0.6, 0.9, state="finished"), elapsed_s=elapsed_s))
+    texts = ElementTree.fromstring(picture._repr_svg_()).iter(f"{SVG}text")
+    assert [each.get("text-anchor") for each in texts if each.text == "00000"] == [anchor]
+
+
 def test_workers_are_stacked_with_the_best_trial_at_the_bottom() -> None:
     bad, good = trial("a", 0.5, 0.6), trial("b", 0.6, 0.9, workers=2)
     bottom, top = paths(workers_picture(record(bad, good)))
