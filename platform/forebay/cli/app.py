@@ -44,7 +44,18 @@ COMMANDS = {
     "llm": ("Language models", "forebay.cli.llm.group:app"),
 }
 """Panel and function, or group, of each command. Only the one that is called is imported: all take a second."""
-ELSEWHERE = {"train": "run", "resume": "run", "peek": "rows", "ps": "jobs", "status": "jobs", "version": "--version"}
+ELSEWHERE = {
+    "evaluate": "llm evaluate",
+    "export": "llm export",
+    "memory": "llm memory",
+    "peek": "rows",
+    "ps": "jobs",
+    "resume": "run",
+    "score": "llm score",
+    "status": "jobs",
+    "train": "run",
+    "version": "--version",
+}
 """Commands of other tools, and of earlier releases, by ours."""
 OF_JOBS = ("plan", "rows", "warm", "run", "doctor")
 """Commands that take the parameters of a job file."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import sys
 from collections.abc import Mapping
 
 from forebay.runtime.formatting import did_you_mean
@@ -110,7 +110,7 @@ def keyword_hint(unknown: str, known: Mapping[str, object]) -> str:
         return f" {hint}"
     if hint := did_you_mean(unknown, known):
         return hint
-    front = importlib.import_module("forebay")
+    front = sys.modules["forebay"]
     takers = [f"fb.{each}" for each in _HOMES if meant in inspect.signature(getattr(front, each)).parameters]
     if takers:
         *first, last = takers
@@ -126,9 +126,8 @@ def name_hint(name: str, homes: Mapping[str, str]) -> str:
     """
     if name in NAMES:
         return f". Use {NAMES[name]}."
-    rooms = {room: home.removesuffix(":") for room, home in homes.items() if home.endswith(":")}
-    for room, home in rooms.items():
-        module = importlib.import_module(home)
+    for room in [each for each, home in homes.items() if home.endswith(":")]:
+        module = getattr(sys.modules["forebay"], room)
         if name in getattr(module, "__all__", vars(module)):
             return f". It is fb.{room}.{name}."
     return ""

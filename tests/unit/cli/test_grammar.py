@@ -122,6 +122,7 @@ def test_names_that_are_meant(forebay: Call, tmp_path: Path, job_words: Callable
     for words, meant in (
         (["rnu"], "'run'"),
         (["train"], "'run'"),
+        (["export", "runs/t1"], "'llm export'"),
         (["fleet", "explan"], "'explain'"),
         (["run", "--drivr", "local"], "--driver"),
         (["scan", "data", "--colums", "x"], "--columns"),

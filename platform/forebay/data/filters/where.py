@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import functools
 import operator
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -52,8 +53,10 @@ class Where:
             found: set[str] = set()
             _collect(self._tree, found)
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+            said = error.msg if isinstance(error, SyntaxError) else error
+            equal = " Equal values are compared with ==." if re.search("(?<![<>=!])=(?!=)", text) else ""
             raise InvalidOption(
-                f"where={text!r:.200} cannot be read ({error}). Write it as {_EXAMPLE}.", where=text
+                f"where={text!r:.200} cannot be read ({said}).{equal} Write it as {_EXAMPLE}.", where=text
             ) from error
         self.columns = tuple(sorted(found))
 

@@ -100,6 +100,13 @@ def test_what_is_no_filter_is_refused(table: Path, where: str) -> None:
         scan(table, where=where)
 
 
+def test_the_equals_sign_of_sql_is_answered(table: Path) -> None:
+    with pytest.raises(
+        InvalidOption, match=r"cannot be read \(invalid syntax\)\. Equal values are compared with ==\. "
+    ):
+        scan(table, where="x = 3")
+
+
 def test_a_missing_column_and_a_filter_that_leaves_nothing(table: Path) -> None:
     with pytest.raises(MissingColumn, match="Did you mean 'label'"):
         scan(table, where="labels == 1")
