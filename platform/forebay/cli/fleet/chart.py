@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
@@ -18,6 +17,7 @@ from forebay.errors import InvalidOption
 from forebay.runtime.foreign_code import begin
 
 if TYPE_CHECKING:
+    from forebay.fleet.cluster import Cluster
     from forebay.fleet.federation.controller import FleetController
     from forebay.fleet.fleet_file import FleetFile
     from forebay.fleet.kube.kuberay import KubeRay
@@ -111,7 +111,6 @@ def controller(
     from forebay.fleet.federation.controller import FleetController  # noqa: PLC0415
     from forebay.fleet.fleet_file import FleetFile  # noqa: PLC0415
     from forebay.fleet.lifecycle.journal import JobJournal  # noqa: PLC0415
-    from forebay.storage.credentials import redact  # noqa: PLC0415
 
     known, file = JobJournal(journal), FleetFile(fleet)
     found = FleetController(file.fleet, storage or (), known, only=job, log=print_line)
@@ -123,25 +122,9 @@ def controller(
     described = {each.name: each for each in file.fleet.cluster if each.sku}
     shown: dict[str, str] = {}
     while not ended.is_set():
-        try:
-            is_left = found.step()
-        except OSError as error:
-            why = redact(str(error))
-            print_line(f"{_time()} not all jobs had their round ({why}); the next one tries again", err=True)
-            is_left = True
-        for cluster in found.fleet().cluster:
-            text = (
-                f"its catalogue is read: {', '.join(sorted(cluster.sku))}"
-                if cluster.sku
-                else "its catalogue is not read"
-            )
-            if described.get(cluster.name) != cluster:
-                described[cluster.name] = cluster
-                print_line(f"{_time()} {cluster.name}: {text}")
-        for name, text in _news(found, known):
-            if shown.get(name) != text:
-                shown[name] = text
-                print_line(f"{_time()} {name}: {text}")
+        is_left = _round(found)
+        _tell_clusters(found, described)
+        _tell_jobs(found, known, shown)
         if job is not None and not is_left:
             return
         found.wait(ended)
@@ -149,14 +132,39 @@ def controller(
             _start_again_if_changed(file)
 
 
-def _news(controller: FleetController, journal: JobJournal) -> Iterator[tuple[str, str]]:
-    """Yield what is to be said about each job."""
+def _round(controller: FleetController) -> bool:
+    """Give each job its round. Returns whether any is left, as may be after an error."""
+    from forebay.storage.credentials import redact  # noqa: PLC0415
+
+    try:
+        return controller.step()
+    except OSError as error:
+        why = redact(str(error))
+        print_line(f"{_time()} not all jobs had their round ({why}); the next one tries again", err=True)
+        return True
+
+
+def _tell_clusters(controller: FleetController, told: dict[str, Cluster]) -> None:
+    """Print whose catalogue is read, where that has changed since it was `told`."""
+    for cluster in controller.fleet().cluster:
+        if told.get(cluster.name) != cluster:
+            told[cluster.name] = cluster
+            skus = ", ".join(sorted(cluster.sku))
+            text = f"its catalogue is read: {skus}" if skus else "its catalogue is not read"
+            print_line(f"{_time()} {cluster.name}: {text}")
+
+
+def _tell_jobs(controller: FleetController, journal: JobJournal, told: dict[str, str]) -> None:
+    """Print why each job is where it is, where that has changed since it was `told`."""
     from forebay.fleet.lifecycle.states import JobQueued  # noqa: PLC0415
 
     for entry in journal.entries():
         reasons = journal.reasons(entry.name)
         waits = controller.reasons(entry.name) if isinstance(entry.state, JobQueued) else ()
-        yield entry.name, "; ".join(waits) or (reasons[-1].why if reasons else "it was submitted")
+        text = "; ".join(waits) or (reasons[-1].why if reasons else "it was submitted")
+        if told.get(entry.name) != text:
+            told[entry.name] = text
+            print_line(f"{_time()} {entry.name}: {text}")
 
 
 def _start_again_if_changed(file: FleetFile) -> None:
