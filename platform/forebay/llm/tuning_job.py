@@ -37,7 +37,7 @@ from forebay.llm.preferences.tuning import check_recipe, prefer
 from forebay.llm.recipe import Recipe, Weights
 from forebay.llm.reward_head import OF_LOGITS, check_reward_head, put_reward_head
 from forebay.llm.router_loss import check_router_loss
-from forebay.llm.samples import held_out_prompts
+from forebay.llm.samples import HeldOutPrompt, held_out_prompts
 from forebay.llm.source.hub_model import pinned_model
 from forebay.llm.source.prepared_tokens import PreparedTokens, prepared_tokens
 from forebay.llm.source.token_source import TokenSource
@@ -48,6 +48,7 @@ from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
 from forebay.training.job.resources import Resources, workers_here
 from forebay.training.state.evaluations import KeepBest
+from forebay.training.worker.worker import TrainFunction
 
 PrepareSource: TypeAlias = Callable[..., Prepared]
 """`fb.prepare`, or a function with its signature that prepares elsewhere."""
@@ -78,12 +79,12 @@ def job(options: Options, *, preferences: Preferences | None = None, prepare: Pr
     """
     options = _completed(options, preferences)
     spec = tokenizer(options.model, template=options.template, new_tokens=options.new_tokens)
-    answers = _answers(preferences)
+    answers, into = _answers(preferences), f"{options.storage}/prepared"
 
     def prepared(data: str, spec: TokenizerSpec) -> PreparedTokens:
         rows = {name: value for name, value in _row_options(options).items() if value is not None}
         source = TokenSource(data, spec, on_bad_rows=options.on_bad_rows, **rows)
-        found = prepared_tokens(prepare(source, into=f"{options.storage}/prepared"))
+        found = prepared_tokens(prepare(source, into=into))
         check_model(options.model, found, answers=answers, new_tokens=len(spec.new_tokens))
         return found
 
@@ -103,19 +104,13 @@ def job(options: Options, *, preferences: Preferences | None = None, prepare: Pr
     # A reward model writes nothing.
     prompts = () if held_out is None or _is_reward(preferences) else held_out_prompts(held_out, options.samples)
     if preferences is not None and preferences.is_stored:
-
-        def stored(each: PreparedTokens) -> PreparedTokens:
-            into = f"{options.storage}/prepared"
-            return with_reference(each, recipe, into=into, seed=options.seed, gpus=options.gpus)
-
+        stored = partial(with_reference, recipe=recipe, into=into, seed=options.seed, gpus=options.gpus)
         rows = {data: stored(each) for data, each in parts.items()}
         held_out = None if held_out is None else stored(held_out)
     data_of = partial(_data, options, _transform(preferences, [*rows.values(), *([held_out] if held_out else [])]))
     facts = {} if preferences is None else preferences.facts()
     return Job(
-        train=partial(finetune, recipe, prompts=prompts)
-        if preferences is None
-        else partial(prefer, recipe, preferences=preferences, prompts=prompts),
+        train=_train_function(recipe, preferences, prompts),
         data=data_of(_plan(options, rows)),
         held_out=None if held_out is None else data_of(build_plan(held_out.prepared.manifest, shuffle=False)),
         identity=run_identity(recipe, parts if options.mix else tokens, **facts, **_row_options(options)),
@@ -132,6 +127,12 @@ def _transform(preferences: Preferences | None, rows: Sequence[PreparedTokens]) 
         return token_rows()
     stored = [each.reference for each in rows if each.reference is not None]
     return pair_rows(max(stored, default=None))
+
+
+def _train_function(recipe: Recipe, preferences: Preferences | None, prompts: Sequence[HeldOutPrompt]) -> TrainFunction:
+    if preferences is None:
+        return partial(finetune, recipe, prompts=prompts)
+    return partial(prefer, recipe, preferences=preferences, prompts=prompts)
 
 
 def _answers(preferences: Preferences | None) -> Answers:

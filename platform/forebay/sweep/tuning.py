@@ -128,10 +128,7 @@ class _Tuning:
                 callbacks = [*self._steering_callbacks(scheduler), recorder, SilentReporter(), stopper]
                 self._tune(scheduler, searcher, callbacks, stop_flag, record)
             except SweepStopped:
-                state: State = "stopped" if stopper.interrupted_by is None else "pending"
-                for trial_id in stopper.unfinished:
-                    trial = record.trials[trial_id].with_state(state, record.elapsed_s)
-                    record.put(replace(trial, is_cut=state == "stopped"))
+                _record_unfinished(record, stopper)
                 if stopper.interrupted_by == signal.SIGTERM:
                     raise SystemExit(ExitCode.TERMINATED) from None
                 if stopper.interrupted_by is not None:
@@ -229,6 +226,14 @@ class _Tuning:
                 name=self._name,
                 errors=errors,
             )
+
+
+def _record_unfinished(record: Record, stopper: SweepStopper) -> None:
+    """Record trials that a stopped sweep has not finished. After an interrupt they are to be continued."""
+    state: State = "stopped" if stopper.interrupted_by is None else "pending"
+    for trial_id in stopper.unfinished:
+        trial = record.trials[trial_id].with_state(state, record.elapsed_s)
+        record.put(replace(trial, is_cut=state == "stopped"))
 
 
 @contextmanager

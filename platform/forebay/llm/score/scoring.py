@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from forebay.data.parquet.schemas import missing_column
@@ -21,6 +22,8 @@ from forebay.llm.score.result import ScoreResult
 from forebay.llm.score.shard_scorer import ScoreSpec
 from forebay.llm.score.shards import ShardLayout
 from forebay.llm.score.source.finding import find_source
+from forebay.llm.score.source.row_source import RowSource
+from forebay.llm.score.tasks import ScoreTask
 from forebay.storage.credentials import Access, without_credentials
 from forebay.storage.filesystem import resolve
 
@@ -101,11 +104,7 @@ def set_up(request: ScoreRequest, prompt: PromptFunction | None = None, engine: 
     asked = request.prompt_source(prompt)
     source = find_source(request.data)
     prompts = find_prompt(asked, source.columns, source.name)
-    for name in request.keep:
-        if name in task.answer_names:
-            raise InvalidOption(f"keep= names {name!r}, which is a column of the answers. Leave it out, or rename it.")
-        if name not in source.columns:
-            raise missing_column(name, source.columns, source.name)
+    _check_kept(request.keep, task, source)
     spec.check()
     if task.sampling.schema is not None and isinstance(spec, SchemaEngineSpec):
         spec.check_schema(task.sampling.schema)
@@ -139,6 +138,15 @@ def set_up(request: ScoreRequest, prompt: PromptFunction | None = None, engine: 
         layout=layout,
         plan=plan,
     )
+
+
+def _check_kept(names: Sequence[str], task: ScoreTask, source: RowSource) -> None:
+    """Check that columns to keep are in the source, and not in the answers."""
+    for name in names:
+        if name in task.answer_names:
+            raise InvalidOption(f"keep= names {name!r}, which is a column of the answers. Leave it out, or rename it.")
+        if name not in source.columns:
+            raise missing_column(name, source.columns, source.name)
 
 
 def _score_on_ray(
