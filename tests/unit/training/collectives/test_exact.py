@@ -22,8 +22,7 @@ from forebay.training.batch_size.lr_scaling import LinearScaling
 from forebay.training.batch_size.schedule import BatchSchedule
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import Collective
-from forebay.training.collectives.exact import ExactReduction
-from forebay.training.collectives.lane_tree import LaneNode, LaneTree, nodes_of
+from forebay.training.collectives.exact import ExactReduction, LaneNode, LaneTree, nodes_of
 from forebay.training.collectives.tensor_collectives import (
     SingleProcessTensorCollectives,
     TensorCollectives,
