@@ -28,8 +28,8 @@ from forebay.training.checkpoint.encoded import CorruptCheckpoint
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, readable_checkpoints
 from forebay.training.runs.result import Result, save_result
 from forebay.training.runs.run_folder import RunFolder
-from forebay.training.state.hyperparameters import left_out
 from forebay.training.state.snapshot import Snapshot
+from forebay.training.state.stateful import left_out
 
 PINNED = "pinned"
 NUM_PINNED = 3

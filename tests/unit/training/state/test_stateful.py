@@ -19,8 +19,7 @@ from torch.optim.lr_scheduler import (
 
 from forebay.errors import BadJob
 from forebay.training.batch_size.lr_scaling import LinearScaling, LRScaling
-from forebay.training.state.hyperparameters import left_out
-from forebay.training.state.stateful import StatefulObjects
+from forebay.training.state.stateful import StatefulObjects, left_out
 
 SCHEDULERS: dict[str, Callable[[Any], Any]] = {
     "lambda": lambda optimizer: LambdaLR(optimizer, lambda step: 1 / (1 + step)),
