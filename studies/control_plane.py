@@ -97,20 +97,24 @@ class CountedCoordinator:
         await asyncio.gather(*(self.call(method, *arguments(rank)) for rank in ranks))
 
     async def begin(self, size: int) -> None:
-        """All ranks join a world. Rank 0 reports its begin, and all epochs of the run again."""
+        """All ranks join a world. Rank 0 reports its begin, and asks whether the driver has the newest results."""
         await self.everybody("join", lambda rank: (rank, handle(rank)), range(size))
         await self.call("report", Started(name="a", world_size=size, epochs=1, num_batches=100))
-        for epoch in range(self.epochs):
-            await self._report_epoch(epoch)
+        for report in self._results(self.epochs - 1) if self.epochs else ():
+            await self.call("knows", report)
         await self.call("report", BatchesCut(step=0, epoch=0, position=0, global_batch=1, batches=1, world_size=size))
         await self.call("request")
 
     async def _report_epoch(self, epoch: int) -> None:
-        place = {"epoch": epoch, "step": 100, "metrics": {"loss": 1.0}, "rows": 100}
-        await self.call("report", Evaluated(position=0, ends_epoch=True, **place))
+        for report in self._results(epoch):
+            await self.call("report", report)
+
+    def _results(self, epoch: int) -> tuple[Evaluated, EpochEnded]:
+        place: dict[str, Any] = {"epoch": epoch, "step": 100, "metrics": {"loss": 1.0}, "rows": 100}
         spent = dict.fromkeys(("seconds", "wait_s", "eval_s", "checkpoint_s"), 1.0)
         counters = {f"counter_{number}": 1.0 for number in range(20)}
-        await self.call("report", EpochEnded(**place, **spent, counters=counters))
+        ended = EpochEnded(**place, **spent, counters=counters)
+        return Evaluated(position=0, ends_epoch=True, **place), ended
 
     async def resize(self, size: int, to: int) -> None:
         """All ranks pause, and those of the next world join it. A larger world is asked for by `resize`."""

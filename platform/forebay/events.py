@@ -97,8 +97,7 @@ class Evaluated:
     True if no earlier evaluation was as good. `ends_epoch` is True at the end of an epoch, whose `EpochEnded` has the
     same metrics.
 
-    A checkpoint of the same step follows. A worker that resumes reports all earlier ones again. An unchanged report is
-    not passed to callbacks.
+    A checkpoint of the same step follows. A worker that resumes reports those again that its driver does not have.
     """
 
     step: int
@@ -124,8 +123,8 @@ class EpochEnded:
     `forebay.runtime.metrics.METRICS` over ranks and includes the blocks of the held-out data.
 
     After a resume in the middle of an epoch, the sums continue from the checkpoint. So they cover all steps that shaped
-    the model. A worker that resumes reports all earlier epochs again. The later report of an epoch replaces the earlier
-    one, and an unchanged report is not passed to callbacks.
+    the model. A worker that resumes reports those epochs that its driver does not have. The later report of an
+    epoch replaces the earlier one.
     """
 
     epoch: int
@@ -297,6 +296,7 @@ class Reporter(Protocol):
     - `report` never blocks a training step.
     - `request` answers from memory or within one quick round trip. It is called once per checkpoint.
     - `synced_request` is called at the end of an epoch, and takes as long as the callbacks do.
+    - `knows` answers for the driver, which has all reports before one that it has. It is called where a worker resumes.
     """
 
     def report(self, event: Event) -> None:
@@ -308,6 +308,10 @@ class Reporter(Protocol):
 
     def synced_request(self) -> Request:
         """Return the request once callbacks have received all reported events."""
+        ...
+
+    def knows(self, report: EpochEnded | Evaluated) -> bool:
+        """Return whether the driver has this report."""
         ...
 
 

@@ -58,6 +58,9 @@ class StepLog:
     def synced_request(self) -> Request:
         return Request()
 
+    def knows(self, report: object) -> bool:
+        return True
+
 
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> llm.PreparedTokens:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from studies.ray_nodes.model import Happened, model_of
 
 
@@ -16,8 +17,10 @@ def test_blocks_are_asked_for_where_they_are_and_shared_ones_may_be_read_twice()
     assert many.most_filter_bytes > 1.2 * many.least_filter_bytes
 
 
-def test_a_resize_costs_its_ranks_and_the_epochs_that_are_reported_again() -> None:
-    resized = Happened(before=8, after=7, steps=4, commits=1, looks=14, epochs_before=2, epochs=1)
+@pytest.mark.parametrize("epochs_before", [2, 1000])
+def test_a_resize_costs_its_ranks_and_as_much_after_many_epochs(epochs_before: int) -> None:
+    resized = Happened(before=8, after=7, steps=4, commits=1, looks=14, epochs_before=epochs_before, epochs=1)
     methods = resized.coordinator_cost().methods
     assert (methods["join"], methods["pause"], methods["view"]) == (7, 8, 14)
-    assert methods["report"] == 4 + 2 + 2 * 3 + 2, "steps, the epoch that ends, all epochs again, the new world"
+    assert methods["report"] == 4 + 2 + 2, "steps, the epoch that ends, the new world"
+    assert methods["knows"] == 2, "of the newest epoch and evaluation"

@@ -19,7 +19,8 @@ from forebay.data.plan.plan import build_plan
 from forebay.data.sources.scan import scan
 from forebay.data.transform.features.groups import Dense, Label
 from forebay.data.transform.transform import Transform
-from forebay.events import EpochEnded, Event, Request
+from forebay.events import EpochEnded, Evaluated, Event, Request
+from forebay.training.state.known_reports import KnownReports
 from forebay.world import World
 
 NUM_PROCESSES = 4
@@ -115,10 +116,20 @@ class EventRecorder:
 
     def __init__(self, stop_at: int | None = None, request: Callable[[int], Request] | None = None) -> None:
         self.events: list[Event] = []
+        self.known = KnownReports()
         self.questions, self._stop_at, self._request = 0, stop_at, request
 
     def report(self, event: Event) -> None:
         self.events.append(event)
+        if isinstance(event, EpochEnded | Evaluated):
+            self.known.note(event)
+
+    def forget(self) -> None:
+        """Forget all events, as the next driver after one that died with its record."""
+        self.events, self.known = [], KnownReports()
+
+    def knows(self, report: EpochEnded | Evaluated) -> bool:
+        return self.known.knows(report)
 
     def request(self) -> Request:
         self.questions += 1

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from forebay.cli.tables.counted_rows import CountedRows
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.errors import BadJob
-from forebay.events import Event, Request
+from forebay.events import EpochEnded, Evaluated, Event, Request
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.job.job import Job
@@ -89,6 +89,9 @@ class _NoDriver:
 
     def synced_request(self) -> Request:
         return Request()
+
+    def knows(self, report: EpochEnded | Evaluated) -> bool:  # noqa: ARG002
+        return True
 
 
 class CountingWorker(Worker):

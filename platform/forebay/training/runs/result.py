@@ -13,7 +13,8 @@ from forebay.storage.atomic import ADVICE
 from forebay.storage.json_file import from_json, numbers, to_json
 from forebay.training.runs.attempts.files import AttemptFiles
 from forebay.training.runs.run_folder import RunFolder
-from forebay.training.state.evaluations import best_of, is_same, loaded, with_evaluation
+from forebay.training.state.evaluations import best_of, loaded, with_evaluation
+from forebay.training.state.known_reports import KnownReports
 
 FILE_NAME = "result.json"
 REPORT_FILE = "report.html"
@@ -128,6 +129,7 @@ class RunHistory:
         self._epochs = list(start.epochs)
         self._steps = list(start.steps)
         self._evaluations = start.evaluations
+        self._known = KnownReports([*start.epochs, *start.evaluations])
         self._failures = start.failures
         self._stopped: str | None = None
 
@@ -137,20 +139,24 @@ class RunHistory:
             case Reported():
                 self._record_step(event)
             case Evaluated() if not self.knows(event):
+                self._known.note(event)
                 self._evaluations = _with_few_samples(with_evaluation(self._evaluations, event))
-            case EpochEnded():
+            case EpochEnded() if not self.knows(event):
+                self._known.note(event)
                 self._epochs = [*(epoch for epoch in self._epochs if epoch.epoch < event.epoch), event]
             case Failed(will_retry=True):
                 self._failures += 1
             case Finished():
                 self._stopped = event.stopped
 
+    @property
+    def known(self) -> KnownReports:
+        """Reports recorded so far."""
+        return self._known
+
     def knows(self, event: EpochEnded | Evaluated) -> bool:
         """Whether an equal report of an epoch or an evaluation was recorded before."""
-        if isinstance(event, Evaluated):
-            return any(is_same(event, each) for each in self._evaluations)
-        # Compares texts: a loss that is NaN does not equal itself.
-        return repr(event) in map(repr, self._epochs)
+        return self._known.knows(event)
 
     def _record_step(self, event: Reported) -> None:
         while self._steps and self._steps[-1].step >= event.step:

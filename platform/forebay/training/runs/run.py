@@ -48,6 +48,7 @@ from forebay.training.runs.timeline.origin import origin_of
 from forebay.training.runs.timeline.recorder import TimelineRecorder
 from forebay.training.runs.timeline.timeline import RunStart, open_timeline
 from forebay.training.runs.worker_spec import WorkerSpec, title_of
+from forebay.training.state.known_reports import KnownReports
 
 MOST_WARNINGS, MOST_WARNED_STEPS = 8, 64
 """Warnings of one step that are told, and steps for which they are counted."""
@@ -263,8 +264,8 @@ class Run:
     def tell(self, event: Event) -> None:
         """Record `event` and call the callbacks.
 
-        Raises `RunFailed` if one of them raises. A worker that resumes reports earlier epochs again. An unchanged
-        report is not passed on. Raises `Fenced` if a later attempt has taken over.
+        Raises `RunFailed` if one of them raises, and `Fenced` if a later attempt has taken over. An epoch or evaluation
+        that is recorded already is not passed on.
         """
         if isinstance(event, NodeUsed):  # from a thread of its own
             if self._timeline is not None:
@@ -312,6 +313,11 @@ class Run:
             return event
         more = f"{event.reason}; further warnings of this step are left out"
         return replace(event, reason=more) if count == MOST_WARNINGS else None
+
+    @property
+    def known(self) -> KnownReports:
+        """Ended epochs and evaluations that the run has recorded."""
+        return self._history.known
 
     @property
     def attempt(self) -> int | None:

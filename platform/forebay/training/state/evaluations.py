@@ -86,15 +86,6 @@ def best_of(evaluations: Sequence[Evaluated]) -> Evaluated | None:
     return next((each for each in reversed(evaluations) if each.is_best), None)
 
 
-def is_same(one: Evaluated, other: Evaluated) -> bool:
-    """Whether two reports are of one evaluation.
-
-    A worker that resumes repeats earlier ones without their samples.
-    """
-    # Compares texts: a loss that is NaN does not equal itself.
-    return repr(replace(one, samples=())) == repr(replace(other, samples=()))
-
-
 def with_evaluation(evaluations: Sequence[Evaluated], new: Evaluated) -> tuple[Evaluated, ...]:
     """Return the evaluations with `new`.
 

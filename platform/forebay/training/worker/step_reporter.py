@@ -6,10 +6,11 @@ Also the cuts of the order into steps.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
-from forebay.events import BatchesCut, Event, Reported, Reporter
+from forebay.events import BatchesCut, EpochEnded, Evaluated, Event, Reported, Reporter
 from forebay.training.state.data_progress import PendingBatches
+from forebay.training.state.known_reports import unknown
 from forebay.training.state.metric import Metric, scalar, weighted
 from forebay.world import World
 
@@ -66,6 +67,17 @@ class StepReports:
         """Report `event`."""
         if self._is_first:
             self._reporter.report(event)
+
+    def catch_up(self, evaluations: Sequence[Evaluated], ended: Sequence[EpochEnded]) -> None:
+        """Report those that the driver does not have.
+
+        It may have died, or this rank's predecessor, before it received them.
+        """
+        if self._is_first:
+            for evaluation in unknown(evaluations, self._reporter.knows):
+                self._reporter.report(evaluation)
+            for epoch in unknown(ended, self._reporter.knows):
+                self._reporter.report(epoch)
 
     def count(self, step: int, drawn: PendingBatches, global_batch: int) -> None:
         """Report the cut of batches into steps, if it changes."""

@@ -352,11 +352,7 @@ class Worker:
         self._spec.data.validate_cursor(checkpoint.cursor, step=checkpoint.step)
         snapshot = Snapshot.from_checkpoint(checkpoint)
         self._restore(snapshot)
-        # Report them again: the driver may have died before it received them, and the workers trained on.
-        for evaluation in snapshot.evaluations:
-            self._step_reports.emit(evaluation)
-        for ended in snapshot.ended:
-            self._step_reports.emit(ended)
+        self._step_reports.catch_up(snapshot.evaluations, snapshot.ended)
         return True
 
     def close(self) -> None:

@@ -38,6 +38,9 @@ class LastEpoch:
     def synced_request(self) -> Request:
         return Request()
 
+    def knows(self, report: object) -> bool:
+        return True
+
 
 @pytest.fixture
 def last_epoch() -> LastEpoch:

@@ -49,6 +49,9 @@ class ReportLog:
     def synced_request(self) -> Request:
         return Request()
 
+    def knows(self, report: object) -> bool:
+        return True
+
 
 @pytest.fixture(scope="module")
 def recipe(pairs: llm.PreparedTokens) -> llm.Recipe:

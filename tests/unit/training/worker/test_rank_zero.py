@@ -30,6 +30,9 @@ class Slow:
     def request(self) -> Request:
         raise NotImplementedError
 
+    def knows(self, report: object) -> bool:
+        raise NotImplementedError
+
     def synced_request(self) -> Request:
         self.heard.wait(WAIT_S)
         if self.error is not None:

@@ -144,7 +144,7 @@ def test_a_finished_run_trains_nothing_more(make_run: Callable[..., WorkerRun]) 
 def test_the_end_of_an_epoch_is_told_again_after_a_resume_from_it(make_run: Callable[..., WorkerRun]) -> None:
     run = make_run(checkpoint_every=100)
     run.train(die_at=8)
-    run.recorder.events.clear()
+    run.recorder.forget()
     run.train(die_at=9)
     (ended,) = run.recorder.of(EpochEnded)
     assert (ended.epoch, ended.step, ended.rows) == (0, 6, NUM_ROWS)
@@ -155,7 +155,7 @@ def test_all_epochs_so_far_are_told_again_after_a_resume(make_run: Callable[...,
     run = make_run()
     run.train(die_at=15)
     first = run.recorder.of(EpochEnded)
-    run.recorder.events.clear()
+    run.recorder.forget()
     run.train()
     again = run.recorder.of(EpochEnded)
     assert [event.epoch for event in again] == [0, 1, 2]

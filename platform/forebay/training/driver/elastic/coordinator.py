@@ -13,7 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from forebay.events import EpochEnded, Event, Failed, Preempted, Reported, Request, Started
+from forebay.events import EpochEnded, Evaluated, Event, Failed, Preempted, Reported, Request, Started
 from forebay.training.driver.elastic.phase import (
     Aborted,
     AtWork,
@@ -30,6 +30,7 @@ from forebay.training.driver.elastic.phase import (
 )
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.runs.status import RunState, RunStatus
+from forebay.training.state.known_reports import KnownReports
 
 RATE_OVER_S = 5.0
 DRIVER = "driver"
@@ -134,8 +135,15 @@ class Coordinator:
     4. When all ranks have paused, `begin` opens the next world.
     """
 
-    def __init__(self, start: RunStatus, max_failures: int = 0, is_alive: IsAlive = _assume_alive) -> None:
+    def __init__(
+        self,
+        start: RunStatus,
+        max_failures: int = 0,
+        is_alive: IsAlive = _assume_alive,
+        known: KnownReports | None = None,
+    ) -> None:
         self._status, self._max_failures, self._is_alive = start, max_failures, is_alive
+        self._known = known or KnownReports()
         self._next_look: asyncio.Future[None] | None = None
         self._looked_at = -LOOK_EVERY_S
         self._changed = asyncio.Condition()
@@ -188,6 +196,10 @@ class Coordinator:
         """
         await self._until(lambda: self._num_noted >= count or self._has_ended)
         return await self.request()
+
+    async def knows(self, report: EpochEnded | Evaluated) -> bool:
+        """Return whether the driver has this report, or gets it from here."""
+        return self._known.knows(report)
 
     async def join(self, rank: int, worker: Any) -> int | None:
         """Join the present world.
@@ -513,7 +525,9 @@ class Coordinator:
             await asyncio.sleep(SAME_TIME_S)
 
     def _observe(self, event: Event) -> None:
-        """Update the phase and the status from an event."""
+        """Update the phase, the status and the known reports from an event."""
+        if isinstance(event, EpochEnded | Evaluated):
+            self._known.note(event)
         match event:
             case Started():
                 self._status = replace(self._status, world_size=event.world_size, epochs=event.epochs)

@@ -42,9 +42,9 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
         max_concurrency=CALLS_AT_ONCE + CALLS_OF_RANK * run.job.max_workers,
         scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False),
     )
-    status = _status(run, driver, node)
+    start = _status(run, driver, node), run.job.max_failures, is_living, run.known
     try:
-        coordinator = on_this_node.remote(status, run.job.max_failures, is_living)
+        coordinator = on_this_node.remote(*start)
     except ValueError as error:
         if not _end_earlier(run):
             raise UnderWay(
@@ -52,7 +52,7 @@ def coordinator_of(run: Run, driver: str) -> Iterator[ActorHandle]:
                 "name.",
                 name=run.name,
             ) from error
-        coordinator = on_this_node.remote(status, run.job.max_failures, is_living)
+        coordinator = on_this_node.remote(*start)
     try:
         yield coordinator
     finally:

@@ -11,7 +11,7 @@ import ray
 from ray.actor import ActorHandle
 from ray.exceptions import RayActorError
 
-from forebay.events import Event, Request
+from forebay.events import EpochEnded, Evaluated, Event, Request
 
 
 class CoordinatorReporter:
@@ -42,6 +42,9 @@ class CoordinatorReporter:
         # The last event of this thread: another thread may be about to record an earlier one.
         number = _answer(self._mine.last) if hasattr(self._mine, "last") else 0
         return self._hear(_answer(self._coordinator.synced_request.remote(number)))
+
+    def knows(self, report: EpochEnded | Evaluated) -> bool:
+        return bool(_answer(self._coordinator.knows.remote(report)))
 
     @property
     def _has_changed(self) -> bool:

@@ -16,7 +16,7 @@ from typing import NoReturn
 import torch
 
 from forebay.data.cache.source import LocalCache
-from forebay.events import Event, Request
+from forebay.events import EpochEnded, Evaluated, Event, Request
 from forebay.runtime.foreign_code import begin, outcome_of
 from forebay.training.checkpoint.local_store import open_local_checkpoints
 from forebay.training.collectives.torch_collective import process_group, set_nccl_defaults
@@ -24,6 +24,7 @@ from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome, work
 from forebay.training.job.resources import device_of, use_device
 from forebay.training.runs.worker_spec import unpack
+from forebay.training.state.known_reports import KnownReports
 from forebay.training.worker.worker import Worker
 from forebay.world import World
 
@@ -34,12 +35,13 @@ NODE = "local"
 class Start:
     """The driver's first message.
 
-    The rank of the worker, the rendezvous of the ranks, and the pickled `WorkerSpec`.
+    The rank of the worker, the rendezvous of the ranks, the pickled `WorkerSpec`, and what the driver knows by rank 0.
     """
 
     world: World
     rendezvous: str
     payload: bytes
+    known: KnownReports
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +77,8 @@ class DriverLink:
     Ends this process when the driver has ended.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
+    def __init__(self, connection: Connection, known: KnownReports) -> None:
+        self._connection, self._known = connection, known
         self._request = Request()
         self._synced: queue.SimpleQueue[Request] = queue.SimpleQueue()
         self._outbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
@@ -86,6 +88,8 @@ class DriverLink:
 
     def report(self, event: Message) -> None:
         self._outbox.put(event)
+        if isinstance(event, EpochEnded | Evaluated):
+            self._known.note(event)
 
     def request(self) -> Request:
         return self._request
@@ -94,6 +98,9 @@ class DriverLink:
         # On the same connection, behind all earlier events: the driver processes messages in order.
         self._outbox.put(Sync())
         return self._synced.get()
+
+    def knows(self, report: EpochEnded | Evaluated) -> bool:
+        return self._known.knows(report)
 
     def close(self) -> None:
         """Return when everything reported has left this process."""
@@ -127,7 +134,7 @@ def main(descriptor: int) -> None:
     except (EOFError, OSError):
         os._exit(1)  # the driver was interrupted while it started this process
     assert isinstance(start, Start)
-    with closing(DriverLink(connection)) as link:
+    with closing(DriverLink(connection, start.known)) as link:
         # Catches everything, SystemExit too: the driver judges it.
         if error := outcome_of(lambda: link.report(Done(outcome=_train(start, link)))).error:
             _tell_and_stay(error, start, link)

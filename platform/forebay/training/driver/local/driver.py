@@ -14,7 +14,7 @@ import torch
 
 from forebay.data.cache.source import LocalCache
 from forebay.errors import ForebayError
-from forebay.events import Event, Preparing, Request
+from forebay.events import EpochEnded, Evaluated, Event, Preparing, Request
 from forebay.runtime.fork_server import ForkServer, Program
 from forebay.runtime.gpus import gpus_here
 from forebay.training.checkpoint.local_store import open_local_checkpoints
@@ -67,6 +67,9 @@ class DirectReporter:
 
     def synced_request(self) -> Request:
         return self._run.control.request
+
+    def knows(self, report: EpochEnded | Evaluated) -> bool:
+        return self._run.known.knows(report)
 
 
 def _run_here(run: Run) -> Result:
@@ -122,7 +125,7 @@ def _run_worlds(run: Run, server: ForkServer) -> Result:
         size = run.control.target
         run.tell(Preparing(what=f"starting {size} worker process{'es' if size > 1 else ''}"))
         try:
-            with worker_processes(server, size, payload) as workers:
+            with worker_processes(server, size, payload, run.known) as workers:
                 _follow(run, workers, size)
             if workers.outcome.resize_to is None:
                 return run.finish(workers.outcome.stopped)

@@ -18,6 +18,7 @@ from forebay.runtime.fork_server import ForkServer, ForkServerLost, describe_exi
 from forebay.training.driver.local.child import NODE, Done, Instruction, Message, Start, Sync, Synced
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.driver.worker_main import Outcome
+from forebay.training.state.known_reports import KnownReports
 from forebay.world import World
 
 EXIT_S = 10.0
@@ -164,8 +165,8 @@ def _receive(connection: Connection, member: WorkerProcess) -> Message:
 
 
 @contextmanager
-def worker_processes(server: ForkServer, size: int, payload: bytes) -> Iterator[RankProcesses]:
-    """Fork `size` workers on this machine.
+def worker_processes(server: ForkServer, size: int, payload: bytes, known: KnownReports) -> Iterator[RankProcesses]:
+    """Fork `size` workers on this machine, which report what is not in `known`.
 
     All have ended when the block is left, also by an exception.
     """
@@ -177,7 +178,8 @@ def worker_processes(server: ForkServer, size: int, payload: bytes) -> Iterator[
             members.extend(WorkerProcess(rank, server, folder) for rank in range(size))
             for rank, member in enumerate(members):
                 world = World(rank=rank, size=size, local_rank=rank, node=NODE)
-                member.send(Start(world=world, rendezvous=rendezvous, payload=payload))
+                told = known if world.is_first else KnownReports()
+                member.send(Start(world=world, rendezvous=rendezvous, payload=payload, known=told))
             yield RankProcesses(members)
         finally:
             for member in members:

@@ -12,6 +12,7 @@ from forebay.training.driver.elastic.coordinator import Coordinator
 from forebay.training.driver.elastic.phase import Aborted, Ended, Raised, Resizing, Starting
 from forebay.training.driver.worker_error import WorkerError
 from forebay.training.runs.status import RunStatus
+from forebay.training.state.known_reports import KnownReports
 
 EVENTS = [Finished(name=name, path="/runs") for name in "abc"]
 
@@ -47,6 +48,23 @@ async def joined(workers: int) -> Coordinator:
     await coordinator.report(Started(name="a", world_size=workers, epochs=4, num_batches=8))
     await coordinator.take(0)
     return coordinator
+
+
+def ended(epoch: int) -> EpochEnded:
+    spent = dict.fromkeys(("seconds", "wait_s", "eval_s", "checkpoint_s"), 1.0)
+    return EpochEnded(epoch=epoch, step=8, metrics={}, rows=8, **spent)
+
+
+def test_results_that_the_driver_has_or_gets_are_known() -> None:
+    async def talk() -> None:
+        begun = coordinator_of(1)
+        assert not await begun.knows(ended(0))
+        await begun.report(ended(0))
+        assert await begun.knows(ended(0)), "though the driver has not taken it"
+        continued = Coordinator(await begun.status(), known=KnownReports([ended(0)]))
+        assert await continued.knows(ended(0)) and not await continued.knows(ended(1))
+
+    asyncio.run(talk())
 
 
 def test_events_are_taken_once_in_order() -> None:
