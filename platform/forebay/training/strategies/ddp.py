@@ -101,6 +101,16 @@ class TorchDataParallel(DataParallel):
     def accumulating(self) -> AbstractContextManager[object]:
         return nullcontext() if self._wrapped is None else self._wrapped.no_sync()
 
+    def close(self) -> None:
+        """Release the process group from the model, while others hold it.
+
+        A `Reducer` of torch 2.13 that drops it last holds the interpreter's lock, and waits for the threads of gloo.
+        One of them waits for that lock if its operation ended late: the process stood still for good.
+        """
+        if self._wrapped is not None:
+            del self._wrapped.reducer, self._wrapped.logger
+            self._wrapped = None
+
 
 class UnsplitModel(TorchDataParallel):
     """A sharded strategy in a world of one."""

@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +15,7 @@ from torch import nn
 from forebay.data.loader.data import Data
 from forebay.errors import InvalidOption
 from forebay.training.collectives.collective import Collective, Reduction, SingleProcessCollective
+from forebay.training.collectives.torch_collective import process_group
 from forebay.training.strategies.ddp import FixedBuckets, TorchDataParallel
 from forebay.training.strategies.strategy import StrategyOptions, build_strategy
 from forebay.training.strategies.torch_strategies import TORCH_STRATEGIES
@@ -51,6 +56,44 @@ def test_buckets_are_settled_at_construction(ranks: Ranks, make_data: Callable[.
     assert answers[0]["trained"]
     assert answers[0]["unwrapped"]
     assert answers[0]["inner"]
+
+
+def leave_with_an_operation_under_way(collective: Collective, options: StrategyOptions, folder: Path) -> int:
+    """Leave a world whose other rank is late, and collect its model. Returns gloo's threads that are left."""
+    import torch.distributed.nn  # its functions keep the first group of a process, as default arguments
+
+    meeting, is_first, collecting = (folder / "meet").as_uri(), collective.world.is_first, folder / "collecting"
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
+    with process_group(collective.world, f"{meeting}-1", timeout_s=30) as next_world:
+        strategy = TorchDataParallel(next_world, options)
+        model, _ = strategy.prepare(nn.Linear(4, 1), partial(torch.optim.SGD, lr=1))
+        wrapped = strategy.wrap(model)
+        wrapped(torch.ones(2, 4)).sum().backward()
+        if is_first:
+            torch.distributed.all_reduce(torch.ones(8), async_op=True)
+            threading.Timer(1.0, collecting.touch).start()
+        else:
+            for _ in range(3000):
+                if not collecting.exists():
+                    time.sleep(0.01)
+            torch.distributed.all_reduce(torch.ones(8))
+        strategy.close()
+    wrapped.cycle = [wrapped]
+    del wrapped, strategy, next_world
+    gc.collect()
+    left = [each for each in Path("/proc/self/task").glob("*/comm") if each.read_text() == "pt_gloo_runloop\n"]
+    torch.distributed.init_process_group("gloo", f"{meeting}-2", rank=collective.world.rank, world_size=2)
+    torch.distributed.barrier()
+    return len(left)
+
+
+def test_a_model_that_outlives_its_world_does_not_end_the_process_group(
+    ranks: Ranks, make_data: Callable[..., Data], tmp_path: Path
+) -> None:
+    """Otherwise garbage collection does, with the interpreter's lock: the process stood still for good."""
+    answers = ranks(2, leave_with_an_operation_under_way, options_of(make_data()), tmp_path)
+    assert max(answers) <= 2, "threads of the first group, but none of the one that was left"
 
 
 @pytest.mark.parametrize("reduction", ["mean", "adasum", "exact"])
