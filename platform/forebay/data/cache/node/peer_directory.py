@@ -16,6 +16,8 @@ _LISTED_PER_PEER_S = 0.1
 """All nodes together list the cluster 10 times a second at most: the list comes from one process, Ray's GCS."""
 _ASKED_AT_ONCE = 8
 """Few, since the answers of some save requests to others: they bring the filters that these have received."""
+_ALONE = 3
+"""After so many batches whose peers have received no filters, each asks twice as many as the one before."""
 _FEW_PEERS = 64
 """With more, a filter that is missing is not always asked for at its own node: all would do so at once."""
 _MOST_IN_VAIN = 3
@@ -61,8 +63,8 @@ class PeerDirectory:
 
     def __init__(self, seed: int | None = None) -> None:
         self._random = random.Random(seed)  # noqa: S311 - no secret
-        self._order: list[str] = []
-        self._others_ask, self._in_vain = False, 0
+        self._order: dict[str, None] = {}
+        self._others_ask, self._in_vain, self._alone = False, 0, 0
         self._peers: dict[str, _Peer] = {}
         self._listed_at: float | None = None
         self._next_round: float | None = None
@@ -88,20 +90,24 @@ class PeerDirectory:
     def set_peers(self, names: Collection[str], now: float) -> None:
         """Set the current peers and drop all others."""
         kept = set(names)
-        self._order = [name for name in self._order if name in kept]
-        for name in sorted(kept.difference(self._order)):
-            self._order.insert(self._random.randrange(len(self._order) + 1), name)
+        known = [name for name in self._order if name in kept]
+        places = {name: (index + 1) / (len(known) + 1) for index, name in enumerate(known)}
+        places |= {name: self._random.random() for name in sorted(kept.difference(known))}
+        self._order = dict.fromkeys(sorted(places, key=places.__getitem__))
         self._peers = {name: self._peers.get(name, _Peer()) for name in self._order}
         self._listed_at = now
 
     def to_ask(self, now: float) -> list[str]:
-        """Peers to ask next, at most 8. None once all filters are fresh, or others have no news of the missing ones."""
+        """Peers to ask next. None once all filters are fresh, or others have no news of the missing ones.
+
+        At most 8, and more where only this node asks: then no answer saves a request to others.
+        """
         missing = self.missing(now)
         if not missing or self._in_vain >= _MOST_IN_VAIN:
             return []
         if self._others_ask:
             return [name for name in self._order if self._peers[name].backoff.is_over(now)][:_ASKED_AT_ONCE]
-        return missing[:_ASKED_AT_ONCE]
+        return missing[: _ASKED_AT_ONCE << max(0, self._alone - _ALONE + 1)]
 
     def missing(self, now: float) -> list[str]:
         """Peers without a fresh filter that may be asked."""
@@ -128,13 +134,13 @@ class PeerDirectory:
         """Record the answers of peers that were asked together. Those without an answer are skipped for a while."""
         missing = set(self.missing(now))
         for name in asked:
-            self._order.remove(name)
-            self._order.append(name)
+            self._order[name] = self._order.pop(name)
             if name in answers:
                 self._record_answer(name, answers[name], now)
             else:
                 self.record_failure(name, now)
-        self._others_ask = len(self._peers) > _FEW_PEERS and any(answer[OWN].asks for answer in answers.values())
+        has_news = any(answer[OWN].asks for answer in answers.values())
+        self._others_ask, self._alone = len(self._peers) > _FEW_PEERS and has_news, 0 if has_news else self._alone + 1
         self._in_vain = self._in_vain + 1 if self._others_ask and missing <= set(self.missing(now)) else 0
 
     def _record_answer(self, name: str, answer: Mapping[str, HeardFilter], now: float) -> None:
@@ -144,7 +150,7 @@ class PeerDirectory:
             if found is None and (self._listed_at is None or built_at < self._listed_at):
                 continue  # it had left before the peers were listed
             if found is None:
-                self._order.append(of)
+                self._order[of] = None
             found = found or _Peer()
             # A failed peer may hold other blocks when it answers again: only it says so.
             if built_at > found.built_at and (each == OWN or found.backoff.is_over(now)):
@@ -153,7 +159,7 @@ class PeerDirectory:
     def end_round(self, now: float) -> None:
         """End a round of requests. The next one is due after 2 s, or at once if peers are left to ask."""
         self._next_round = now if self.to_ask(now) else now + _ROUND_S
-        self._in_vain = 0
+        self._in_vain = self._alone = 0
 
     def record_success(self, name: str) -> None:
         """Reset the failures of `name`.
