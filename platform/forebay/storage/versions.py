@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -18,12 +19,16 @@ from pyarrow import fs
 from forebay.runtime.uris import has_local_name
 from forebay.storage.filesystem import Location, resolve_source
 from forebay.storage.fsspec_bridge import ETAGS, Bridge
+from forebay.storage.range_reader import RangeReader
 
 _STAMPED_BY_STORE = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs")
 """Schemes of stores that date every version by their own clock."""
 _OPENED_BY_REQUEST = ("s3", "abfs")
 _WITHOUT_INODES = ("fuse", "9p", "cifs", "smb", "vboxsf", "drvfs")
 _GONE = "gone"
+_TURNS = 256
+"""Locks under which files are opened, by the hash of their version."""
+_TURN_S = 1.0
 _SECOND_NS = 1_000_000_000
 _LOCAL_TICK_NS = 100_000_000
 """A local file system dates files by a clock that moves every few milliseconds."""
@@ -131,16 +136,29 @@ def etag_of(location: Location, opened: pa.NativeFile) -> str:
     return next((facts[name].decode().strip('"') for name in ETAGS if facts.get(name)), "")
 
 
+class SharedFile(RangeReader):
+    """A reader's own position in an open file."""
+
+    def __init__(self, file: pa.NativeFile) -> None:
+        super().__init__(file.size())
+        self._file = file
+
+    def read_range(self, start: int, stop: int) -> bytes:
+        found: bytes = self._file.read_at(stop - start, start)
+        return found
+
+
 class OpenFiles:
     """Open files of known versions, at most `most`. Safe for threads.
 
     Only of S3 and Azure: there an open file is its size, etag and date, which took a request, and holds no connection.
-    It reads whatever version is there.
+    It reads whatever version is there. Several readers share one: `SharedFile`.
     """
 
     def __init__(self, most: int = 4096) -> None:
         self._most = most
         self._lock = threading.Lock()
+        self._turns = [threading.Lock() for _ in range(_TURNS)]
         self._files: OrderedDict[FoundFile, pa.NativeFile] = OrderedDict()
 
     @staticmethod
@@ -148,10 +166,25 @@ class OpenFiles:
         """Whether open files of a store are worth keeping."""
         return location.fs.type_name in _OPENED_BY_REQUEST
 
-    def pop(self, version: FoundFile) -> pa.NativeFile | None:
-        """Hand a file to one reader, which moves its position. None if there is none."""
+    def get(self, version: FoundFile, open_checked: Callable[[], pa.NativeFile]) -> pa.NativeFile:
+        """Return the newest open file of a version. The first of several readers opens it."""
+        turn = self._turns[hash(version) % _TURNS]
+        is_ours = turn.acquire(timeout=_TURN_S)  # an open that stalls must not stall the others
+        try:
+            with self._lock:
+                file = self._files.get(version)
+            if file is None:
+                file = open_checked()
+                self.put(version, file)
+            return file
+        finally:
+            if is_ours:
+                turn.release()
+
+    def forget(self, version: FoundFile) -> None:
+        """Drop a file that failed. It may have been opened with credentials that have expired since."""
         with self._lock:
-            return self._files.pop(version, None)
+            self._files.pop(version, None)
 
     def put(self, version: FoundFile, file: pa.NativeFile) -> None:
         """Keep a file whose version was just checked."""

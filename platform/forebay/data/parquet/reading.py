@@ -42,7 +42,7 @@ from forebay.runtime.metrics import Counters
 from forebay.storage.deadline import Cancellation, finished_before_exit
 from forebay.storage.filesystem import resolve_source
 from forebay.storage.retry import DEFAULT_POLICY, REMEDY, ReadPolicy, read
-from forebay.storage.versions import FoundFile, OpenFiles, etag_of, stat, stat_etag
+from forebay.storage.versions import FoundFile, OpenFiles, SharedFile, etag_of, stat, stat_etag
 
 
 def open_input(uri: str) -> pa.NativeFile:
@@ -239,13 +239,14 @@ class RowGroupReader:
     def _fetch_once(self, row_group: RowGroup, names: tuple[str, ...]) -> Pages:
         if not row_group.file_etag:  # with one, opening the file checks the version
             _check_version(row_group)
-        # The file that the check of an earlier read opened: its version is right, and opening it is a request.
-        kept = self._opened.pop(_version(row_group))
-        known = None if kept is None else kept.metadata()
+        known = None
         try:
-            pages, content = self._fetch_pages(row_group, names, kept or self._open(row_group))
+            file, known = self._checked_file(row_group)
+            pages, content = self._fetch_pages(row_group, names, file)
         except (OSError, CorruptFile):
             # The file was rewritten meanwhile, or storage failed: the error does not show which.
+            if known is not None:
+                self._opened.forget(_version(row_group))
             _check_version(row_group)
             raise
         # Once more: a file replaced during the read may have given pages of both versions.
@@ -294,6 +295,21 @@ class RowGroupReader:
                 self._checked.append(key)
         return footer
 
+    def _checked_file(self, row_group: RowGroup) -> tuple[pa.NativeFile, Mapping[bytes, bytes] | None]:
+        """File of the right version, and what the check found.
+
+        Opening is a request: where that is all it is, the file is the one that the check of an earlier read opened.
+        """
+        if not self._has_checked_files(row_group):
+            return self._open(row_group), None
+        file = self._opened.get(_version(row_group), partial(self._open, row_group))
+        return pa.PythonFile(SharedFile(file), mode="r"), file.metadata()
+
+    @staticmethod
+    def _has_checked_files(row_group: RowGroup) -> bool:
+        is_named = bool(row_group.file_etag) and not _is_content(row_group)
+        return is_named and OpenFiles.keeps(resolve_source(row_group.uri))
+
     def _open(self, row_group: RowGroup) -> pa.NativeFile:
         self._counters.add("parquet_opens")
         file = open_input(row_group.uri)
@@ -307,7 +323,7 @@ class RowGroupReader:
         Where that opens the file, the next read takes it. `known` is what an earlier check found.
         """
         location = resolve_source(row_group.uri)
-        if not row_group.file_etag or _is_content(row_group) or not OpenFiles.keeps(location):
+        if not self._has_checked_files(row_group):
             _check_version(row_group)
             return
         file = open_input(row_group.uri)
@@ -315,9 +331,9 @@ class RowGroupReader:
             _check_version(row_group)
             return
         _check_etag(row_group, etag)
+        self._opened.put(_version(row_group), file)
         if known is not None and known != file.metadata():  # another content, which was put back meanwhile
             raise OSError(f"{row_group.uri} was written again, and may have been another version during the read")
-        self._opened.put(_version(row_group), file)
 
     def _count_retry(self) -> None:
         self._counters.add("retries")
