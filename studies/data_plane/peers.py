@@ -48,9 +48,10 @@ class PeerCluster:
         held: Blocks on the disk of each node.
         in_turn: Nodes ask one after another, and see what those before them have received: fewest requests, and most
             filters that come twice.
+        is_listed: The run hands one list of the nodes to all.
     """
 
-    def __init__(self, held: Sequence[Collection[int]], *, in_turn: bool = False) -> None:
+    def __init__(self, held: Sequence[Collection[int]], *, in_turn: bool = False, is_listed: bool = False) -> None:
         self.now, self._in_turn = 0.0, in_turn
         self.traffic = Traffic()
         self.names = [f"node-{number:05d}" for number in range(len(held))]
@@ -62,6 +63,8 @@ class PeerCluster:
             name: PeerLookup(_Line(self, name), clock=lambda: self.now, directory=directory)
             for name, directory in self.directories.items()
         }
+        for name, lookup in self.lookups.items() if is_listed else ():
+            lookup.begin_with([each for each in self.names if each != name])
         self._answers: dict[str, dict[str, HeardFilter]] = {}
 
     def spread_filters(self, active: Collection[str] | None = None) -> float:

@@ -22,7 +22,7 @@ NAMESPACE = "forebay"
 """Ray namespace of all named actors of Forebay."""
 RUN_PREFIX = "run-"
 """Prefix of a coordinator's actor name. The run's name follows."""
-_CACHE_PROTOCOL = 5
+_CACHE_PROTOCOL = 6
 CACHE_PREFIX = f"forebay-cache-{_CACHE_PROTOCOL}-"
 """Prefix of a cache actor's name.
 

@@ -38,6 +38,29 @@ def test_one_node_that_misses_blocks_among_many_that_do_not_asks_each_once() -> 
     assert set(made.traffic.answered_filters.values()) == {1}
 
 
+@pytest.mark.parametrize("nodes", [66, 256])
+def test_nodes_of_a_run_share_one_list_and_renew_it_in_turn(nodes: int) -> None:
+    """When each listed the cluster at its start, Ray's GCS sent n lists of n nodes at once."""
+    made = PeerCluster([range(number * BLOCKS, (number + 1) * BLOCKS) for number in range(nodes)], is_listed=True)
+    seconds, lists = made.spread_filters(), [made.traffic.lists]
+    assert all(len(each.fresh(made.now)) == nodes - 1 for each in made.directories.values())
+    assert lists[0] <= 30 * seconds + 5, "10 a second and chance, for a start of n nodes"
+    assert max(made.traffic.answered_filters.values()) <= 8 * np.log2(nodes)
+    while made.now < 0.1 * nodes + 5.0:
+        made.now += 2.0
+        before = made.traffic.lists
+        made.spread_filters()
+        lists.append(made.traffic.lists - before)
+    assert sum(lists) >= nodes, "each has listed it once"
+    assert max(lists) <= nodes / 2, "not all at once"
+
+
+def test_few_nodes_list_the_cluster_themselves() -> None:
+    made = PeerCluster([range(number) for number in range(16)], is_listed=True)
+    made.spread_filters()
+    assert made.traffic.lists == 16
+
+
 def test_a_node_that_asks_alone_takes_few_batches() -> None:
     """Each batch looks at all peers: with 8 in each, the 512 batches among 4,096 nodes took 2 s of CPU."""
     made = cluster(512)

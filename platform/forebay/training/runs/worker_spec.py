@@ -17,7 +17,10 @@ from forebay.training.worker.worker import TrainFunction
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerSpec:
-    """Everything that a worker needs, except its `World`."""
+    """Everything that a worker needs, except its `World`.
+
+    `nodes` are the ids of the cluster's nodes at the run's start: one list for all caches.
+    """
 
     name: str
     train: TrainFunction
@@ -26,6 +29,7 @@ class WorkerSpec:
     cache: CacheSpec | None
     checkpoint_config: CheckpointConfig
     hang_timeout_s: float = 120.0
+    nodes: tuple[str, ...] = ()
 
 
 def pack(spec: WorkerSpec) -> bytes:

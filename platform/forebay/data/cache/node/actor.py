@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeAlias
 
@@ -44,10 +44,10 @@ class NodeCache:
         self._peers: PeerLookup | None = None
         self._exporting = ExitStack()
 
-    async def configure(self, spec: CacheSpec) -> ForebayError | None:
+    async def configure(self, spec: CacheSpec, peers: Sequence[str] = ()) -> ForebayError | None:
         """Open the directory, or apply new bounds to it.
 
-        Returns the error if it cannot be used.
+        `peers` are names that caches of other nodes have or will have. Returns the error if it cannot be used.
         """
         try:
             if self._service is None:
@@ -56,6 +56,8 @@ class NodeCache:
                 self._service.apply_spec(spec)
         except ForebayError as error:
             return error
+        if self._peers is not None:
+            self._peers.begin_with(peers)
         return None
 
     async def register(self, dataset_id: str, payload: bytes, spec: CacheSpec) -> ForebayError | None:

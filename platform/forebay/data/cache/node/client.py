@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -24,6 +25,7 @@ from forebay.data.cache.spec import CacheSpec
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import CacheUnusable, Cancelled
 from forebay.ray_cluster.actors import CACHE_PREFIX, NODE_DIGITS, Heartbeat, make_on_node
+from forebay.ray_cluster.nodes import steady_nodes
 from forebay.runtime.metrics import Counters
 
 _MOST_CALLS = 1024
@@ -46,8 +48,7 @@ class NodeCacheClient:
         self.spec = spec
         self.node_id = node_id
         self.is_here = is_here
-        path = hashlib.sha256(spec.directory.encode()).hexdigest()[:12]
-        self.name = f"{CACHE_PREFIX}{node_id[:NODE_DIGITS]}-{path}"
+        self.name = _name_on(node_id, spec)
         self._disk: DiskCache | None = None
         self._actor = self._find_or_create()
 
@@ -135,16 +136,27 @@ def _check_connected(name: str) -> None:
         )
 
 
-def attach(spec: CacheSpec) -> NodeCacheClient:
+def _name_on(node_id: str, spec: CacheSpec) -> str:
+    path = hashlib.sha256(spec.directory.encode()).hexdigest()[:12]
+    return f"{CACHE_PREFIX}{node_id[:NODE_DIGITS]}-{path}"
+
+
+def nodes_with_caches(spec: CacheSpec | None) -> tuple[str, ...]:
+    """Ids of the nodes on which a run may have caches, now. Empty without a cache."""
+    return () if spec is None else tuple(sorted(steady_nodes()))
+
+
+def attach(spec: CacheSpec, nodes: Sequence[str] = ()) -> NodeCacheClient:
     """Connect to the cache of this node.
 
-    It provides blocks. Ray must be initialised.
+    It provides blocks. Ray must be initialised. `nodes` are those on which peers may be: with many, the cache does not
+    list the cluster itself at its start.
 
     Raises `CacheUnusable` if the directory cannot be used here.
     """
     client = NodeCacheClient(spec, ray.get_runtime_context().get_node_id(), is_here=True)
     client.disk()
-    _configure(client)
+    _configure(client, [_name_on(node, spec) for node in nodes if node != client.node_id])
     return client
 
 
@@ -163,7 +175,7 @@ def attach_all(spec: CacheSpec) -> dict[str, NodeCacheClient]:
     return clients
 
 
-def _configure(client: NodeCacheClient) -> None:
-    problem = client.call(threading.Event(), "configure", client.spec)
+def _configure(client: NodeCacheClient, peers: Sequence[str] = ()) -> None:
+    problem = client.call(threading.Event(), "configure", client.spec, peers)
     if problem:
         raise problem

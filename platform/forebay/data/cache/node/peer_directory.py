@@ -85,7 +85,22 @@ class PeerDirectory:
 
     def needs_list(self, now: float) -> bool:
         """Whether the names of the peers must be listed again."""
-        return self._listed_at is None or now >= self._listed_at + max(_ROUND_S, _LISTED_PER_PEER_S * len(self._peers))
+        return self._listed_at is None or now >= self._listed_at + self._list_s
+
+    @property
+    def _list_s(self) -> float:
+        return max(_ROUND_S, _LISTED_PER_PEER_S * len(self._peers))
+
+    def begin_with(self, names: Collection[str], now: float) -> None:
+        """Take many peers from a list that another process made, if this node has none yet.
+
+        When 1,000 nodes start, each would list the cluster at once: a million entries from one process. Their own lists
+        follow at moments spread over the time between two of them. A few nodes list it themselves: some of `names` may
+        have no cache.
+        """
+        if self._listed_at is None and len(names) > _FEW_PEERS:
+            self.set_peers(names, now)
+            self._listed_at = now - self._random.random() * self._list_s
 
     def set_peers(self, names: Collection[str], now: float) -> None:
         """Set the current peers and drop all others."""

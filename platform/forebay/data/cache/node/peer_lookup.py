@@ -85,6 +85,11 @@ class PeerLookup:
         with self._guard:
             return self._directory.answer(own, known, within_s, self._clock())
 
+    def begin_with(self, names: Collection[str]) -> None:
+        """Take peers of a list that the run made. See `PeerDirectory.begin_with`."""
+        with self._guard:
+            self._directory.begin_with(names, self._clock())
+
     def find(self, key: str, rows: int) -> Block | None:
         """Get the block from a peer, or None.
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import queue
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import ray
 from ray.actor import ActorHandle
 
+from forebay.data.cache.node.client import nodes_with_caches
 from forebay.errors import InvalidOption
 from forebay.events import Preparing
 from forebay.ray_cluster.nodes import gpus_of_cluster
@@ -66,7 +68,8 @@ def _check_is_within_cluster() -> None:
 def _open_backend(run: Run, coordinator: ActorHandle) -> Iterator[Trainer]:
     job, inbox = run.job, queue.SimpleQueue[Message]()
     bundle = job.resources.bundle
-    processes = HorovodProcesses(coordinator, pack(run.worker_spec), bundle, inbox)
+    spec = replace(run.worker_spec, nodes=nodes_with_caches(job.cache))
+    processes = HorovodProcesses(coordinator, pack(spec), bundle, inbox)
     pool = WorkerPool(run.name, bundle, inbox, processes)
     backend = HorovodBackend(run.name, pool, processes.address, job.hang_timeout_s)
     try:

@@ -81,7 +81,7 @@ class HorovodWorker:
         use_interface_of(ray.util.get_node_ip_address())
         self._spec = unpack(ray.get(self._request.payload[0]))
         self._device = use_device(device_of(self._spec.resources))
-        self._cache = None if self._spec.cache is None else attach(self._spec.cache)
+        self._cache = None if self._spec.cache is None else attach(self._spec.cache, self._spec.nodes)
         assert not horovod.torch.is_initialized()
         make_a_step()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import ray
 from pyarrow.fs import FileType
@@ -13,6 +14,7 @@ from ray.exceptions import RayError
 from ray.train import FailureConfig, LoggingConfig, RunConfig, ScalingConfig
 from ray.train.torch import TorchConfig
 
+from forebay.data.cache.node.client import nodes_with_caches
 from forebay.events import Preparing
 from forebay.ray_cluster.nodes import gpus_of_cluster, remove_placements
 from forebay.ray_cluster.session import ray_session, session_text, train_environment
@@ -57,7 +59,7 @@ def _torch_trainer(run: Run, coordinator: ActorHandle) -> ForebayTrainer:
     """Trainer of `run`, ready for `fit()`."""
     job = run.job
     folder = resolve(run.path)
-    payload = ray.put(pack(run.worker_spec))
+    payload = ray.put(pack(replace(run.worker_spec, nodes=nodes_with_caches(job.cache))))
     return ForebayTrainer(
         train_loop,
         controller=ControllerConfig(

@@ -69,7 +69,7 @@ def open_job(payload: bytes) -> None:
     """
     spec = unpack(payload)
     if spec.cache is not None:
-        attach(spec.cache)
+        attach(spec.cache, spec.nodes)
 
 
 def train_loop(config: dict[str, Any]) -> None:
@@ -103,7 +103,7 @@ def _train(payload: bytes, world: World, coordinator: ActorHandle) -> Outcome:
     collective: Collective = SingleProcessCollective(device)
     if world.size > 1:
         collective = TorchCollective(world, device, timeout_s=spec.hang_timeout_s)
-    cache = None if spec.cache is None else attach(spec.cache)
+    cache = None if spec.cache is None else attach(spec.cache, spec.nodes)
     tags = {"role": "trainer", "run": spec.name, "node": world.node[:NODE_DIGITS]}
     with closing(open_ray_checkpoints(spec.name, spec.checkpoint_config, coordinator)) as checkpoints:
         reporter = CoordinatorReporter(coordinator)
