@@ -200,7 +200,8 @@ def _run(words: list[str], environment: Mapping[str, str], tee: LogTee, *, limit
 def main() -> int:
     """Run the submission of `FOREBAY_SUBMISSION`.
 
-    Returns the exit code: 0, 75 for a fenced one, 143 for one that was asked to end and continues, else 1.
+    Returns the exit code: 0, also for one that its user stopped, 75 for a fenced one, 143 for one that was asked to end
+    and continues, else 1.
     """
     submission = Submission.from_json(os.environ.pop(VARIABLE))
     files = JobFiles(storage=submission.spec.storage, name=submission.spec.name)
@@ -216,7 +217,7 @@ def main() -> int:
     except OSError as error:
         why = f"{end.how}{': ' + end.why if end.why else ''}"
         print(f"The end of the job could not be recorded ({redact(str(error))}): {why}", file=sys.stderr)
-    return {"succeeded": 0, "fenced": ExitCode.FENCED}.get(end.how, ExitCode.FAILED)
+    return {"succeeded": 0, "stopped": 0, "fenced": ExitCode.FENCED}.get(end.how, ExitCode.FAILED)
 
 
 def _run_here(submission: Submission, files: JobFiles) -> SubmissionEnd:

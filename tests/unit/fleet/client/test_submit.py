@@ -324,6 +324,19 @@ def test_a_stop_is_recorded_as_one_and_later_tasks_do_not_begin(
         assert load_request(run.run, 1).stop is None, "the next submission obeys the stop of this one"
 
 
+@pytest.mark.parametrize(("how", "code"), [("succeeded", 0), ("stopped", 0), ("fenced", 75), ("failed", 1)])
+def test_exit_code_of_the_runner_is_that_of_the_end(
+    write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch, how: How, code: int
+) -> None:
+    """SLURM and Ray show a job that its user stopped as completed, not as failed."""
+    job = fb.submit(write_job())
+    monkeypatch.setenv(runner.VARIABLE, quiet.begun[-1].to_json())
+    monkeypatch.setattr(runner, "run_tasks", lambda _: SubmissionEnd(how=how, why="enough"))
+    monkeypatch.chdir(Path.cwd())
+    assert runner.main() == code
+    assert job.status().state == how
+
+
 def test_commands_obey_no_request(write_job: Callable[..., str], quiet: Quiet) -> None:
     job = fb.submit(write_job())
     with pytest.raises(InvalidOption, match=r"commands, which obey no request.*stop\(now=True\)"):
