@@ -18,6 +18,7 @@ from forebay.llm.score.engines.hf import HfEngineSpec
 from forebay.llm.score.pool.counters import ScoreProgress
 from forebay.llm.score.request import ScoreRequest
 from forebay.llm.score.scoring import score_rows
+from forebay.runtime.late_import import plain
 
 Requests = Callable[..., ScoreRequest]
 
@@ -251,7 +252,7 @@ def test_bad_input_is_found_before_an_engine_is_opened(request_of: Requests, wro
 
 
 def test_public_names() -> None:
-    assert fb.llm.score.score_rows is score_rows
+    assert plain(fb.llm.score.score_rows) is score_rows
     assert [name for name in fb.llm.score.__all__ if not (getattr(fb.llm.score, name).__doc__ or "").strip()] == []
 
 

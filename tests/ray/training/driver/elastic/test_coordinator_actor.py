@@ -9,6 +9,7 @@ import pytest
 import ray
 
 from forebay.training.driver.elastic.coordinator_actor import coordinator_of
+from forebay.training.state.known_reports import KnownReports
 
 RANKS = 1_100
 """Calls of an actor that wait at the same time: Ray's own limit is 1,000."""
@@ -20,9 +21,8 @@ class Mortal:
 
 def run_of(workers: int) -> Any:
     job = SimpleNamespace(start_workers=workers, min_workers=1, max_workers=workers, max_failures=0, epochs=1)
-    return SimpleNamespace(
-        name="crowd", job=job, path="runs/crowd", attempt=None, result=SimpleNamespace(epochs_done=0)
-    )
+    result = SimpleNamespace(epochs_done=0)
+    return SimpleNamespace(name="crowd", job=job, path="runs/crowd", attempt=None, result=result, known=KnownReports())
 
 
 @pytest.mark.usefixtures("ray_session")

@@ -45,6 +45,7 @@ from forebay.training.job.resources import Resources
 from forebay.training.runs.control import Control
 from forebay.training.runs.result import Result, load_result, save_result
 from forebay.training.runs.timeline.timeline import load_timeline
+from forebay.training.state.known_reports import KnownReports
 from forebay.training.worker.worker import TrainFunction, Worker
 
 
@@ -387,7 +388,7 @@ def test_ctrl_c_ends_workers_also_between_a_request_and_its_answer(monkeypatch: 
     with (
         pytest.raises(KeyboardInterrupt) as kept,
         closing(ForkServer(worker_program())) as server,
-        worker_processes(server, 2, b""),
+        worker_processes(server, 2, b"", KnownReports()),
     ):
         pass
     for _ in range(100):  # a worker that the driver does not know of ends itself
@@ -409,15 +410,15 @@ import ctypes, os, pickle, signal, sys, time
 from pathlib import Path
 from forebay.runtime.fork_server import ForkServer
 from forebay.training.driver.local.driver import worker_program
-from forebay.training.driver.local.driver import worker_program
 from forebay.training.driver.local.processes import worker_processes
+from forebay.training.state.known_reports import KnownReports
 
 class Busy:
     def __reduce__(self):
         return exec, ("import ctypes, pathlib; pathlib.Path('busy').touch(); ctypes.PyDLL(None).sleep(100)",)
 
 server = ForkServer(worker_program())
-with worker_processes(server, 2, pickle.dumps(Busy())) as workers:
+with worker_processes(server, 2, pickle.dumps(Busy()), KnownReports()) as workers:
     print(server._process.pid, *[each.pid for each in workers._members], file=open("pids", "w"), flush=True)
     while not Path("busy").exists():
         time.sleep(0.01)
