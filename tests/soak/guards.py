@@ -21,6 +21,8 @@ import forebay as fb
 GRACE_S = 5.0
 # Threads that a library starts once per process and keeps.
 PROCESS_WIDE = ("fsspecIO",)
+# Children that serve the whole process until it ends: servers of multiprocessing and of data workers.
+SERVERS = ("multiprocessing", "import forebay.data.cache.builders.worker_process\n")
 
 
 class Before:
@@ -55,17 +57,16 @@ class Before:
 
 
 def _children() -> list[str]:
-    # fork server and resource tracker of multiprocessing serve the whole process
     found = []
     for task in Path("/proc/self/task").iterdir():
         with suppress(OSError):  # a thread may end meanwhile
             found += [_command(number) for number in (task / "children").read_text().split()]
-    return [name for name in found if name and "multiprocessing" not in name]
+    return [name[:120] for name in found if name and not any(server in name for server in SERVERS)]
 
 
 def _command(pid: str) -> str:
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")[:120] or pid
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace") or pid
     except OSError:
         return ""
 
