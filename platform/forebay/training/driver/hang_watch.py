@@ -50,12 +50,20 @@ class HangWatch:
 
     def check(self) -> None:
         """Look, if it is time, and tell what was found."""
-        if self._due is None or self._clock() < self._due:
+        if self._due is not None and self._clock() >= self._due:
+            self.look_now()
+            self._due = self._clock() + self._pause_s
+            self._pause_s *= 2
+
+    def look_now(self) -> None:
+        """Look, and tell what was found.
+
+        At the latest before the world ends, which may be first on a busy machine.
+        """
+        if self._due is None:
             return
         for each in self._look():
             # A process of an earlier world may still be there.
             if each.rank not in self._told and each.seconds <= self._clock() - self._began:
                 self._told.add(each.rank)
                 self._tell(Warned(reason=each.text, step=each.step, rank=each.rank))
-        self._due = self._clock() + self._pause_s
-        self._pause_s *= 2

@@ -64,3 +64,20 @@ def test_a_silent_rank_is_told_once_for_each_silence() -> None:
     watch.see(Failed(error="lost worker 1", failures=1, will_retry=True))
     at(2900.0)
     assert len(looks) == num_looks, "until the next world begins"
+
+
+def test_a_silent_rank_is_told_before_the_world_ends() -> None:
+    """On a busy machine the others may give up before it was time to look."""
+    clock, told = SetClock(), list[Event]()
+    silent = SilentRank(rank=1, step=5, seconds=70.0, does="holds the interpreter's lock in job.py:24 in train")
+    watch = HangWatch(100.0, lambda: [silent], told.append, clock)
+    watch.look_now()
+    assert told == [], "before it trains"
+    clock.now = 1000.0
+    watch.see(started(2))
+    clock.now = 1075.0
+    watch.check()
+    assert told == []
+    watch.look_now()
+    watch.look_now()
+    assert told == [Warned(reason=silent.text, step=5, rank=1)]

@@ -143,15 +143,19 @@ def _follow(run: Run, workers: RankProcesses, size: int) -> None:
     from forebay.training.driver.rank_stack import silent_ranks  # noqa: PLC0415
 
     watch = HangWatch(run.job.hang_timeout_s, partial(silent_ranks, run.name, workers.pids), run.tell)
-    for event in workers.events():
-        run.check_fence()
-        watch.check()
-        match event:
-            case Sync():
-                workers.answer_sync(run.control.request.for_world(size))
-            case None:
-                pass
-            case _:
-                watch.see(event)
-                run.tell(event)
-        workers.send_request(run.control.request.for_world(size))
+    try:
+        for event in workers.events():
+            run.check_fence()
+            watch.check()
+            match event:
+                case Sync():
+                    workers.answer_sync(run.control.request.for_world(size))
+                case None:
+                    pass
+                case _:
+                    watch.see(event)
+                    run.tell(event)
+            workers.send_request(run.control.request.for_world(size))
+    except WorkerRaised:
+        watch.look_now()
+        raise
