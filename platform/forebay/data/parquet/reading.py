@@ -296,9 +296,9 @@ class RowGroupReader:
         return footer
 
     def _checked_file(self, row_group: RowGroup) -> tuple[pa.NativeFile, Mapping[bytes, bytes] | None]:
-        """File of the right version, and what the check found.
+        """Return a file of the right version, and its metadata where it is shared.
 
-        Opening is a request: where that is all it is, the file is the one that the check of an earlier read opened.
+        On stores where opening is one request and holds no connection, readers share the file that a check has opened.
         """
         if not self._has_checked_files(row_group):
             return self._open(row_group), None
@@ -320,7 +320,7 @@ class RowGroupReader:
     def _check_read(self, row_group: RowGroup, known: Mapping[bytes, bytes] | None) -> None:
         """Check the version after a read.
 
-        Where that opens the file, the next read takes it. `known` is what an earlier check found.
+        Where that opens the file, the next reads use it. `known` is the metadata that an earlier check found.
         """
         location = resolve_source(row_group.uri)
         if not self._has_checked_files(row_group):

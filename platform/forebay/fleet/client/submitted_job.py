@@ -164,9 +164,8 @@ class SubmittedJob:
         Not where it may still be heard of: then its backend has a record of the end, or no file of the job has changed
         for an hour. A process that starts late removes the note. Raises `OSError`.
         """
-        if (
-            self._is_forgotten(submission) and self._files.ended(submission.number) is None
-        ):  # it may have ended just now
+        # It may have ended just now.
+        if self._is_forgotten(submission) and self._files.ended(submission.number) is None:
             self._files.end(submission.number, SubmissionEnd(how="lost", why=why))
 
     def logs(self, *, follow: bool = False) -> Iterator[str]:

@@ -106,9 +106,9 @@ class PeerDirectory:
         """Set the current peers and drop all others."""
         kept = set(names)
         known = [name for name in self._order if name in kept]
-        places = {name: (index + 1) / (len(known) + 1) for index, name in enumerate(known)}
-        places |= {name: self._random.random() for name in sorted(kept.difference(known))}
-        self._order = dict.fromkeys(sorted(places, key=places.__getitem__))
+        positions = {name: (index + 1) / (len(known) + 1) for index, name in enumerate(known)}
+        positions |= {name: self._random.random() for name in sorted(kept.difference(known))}
+        self._order = dict.fromkeys(sorted(positions, key=positions.__getitem__))
         self._peers = {name: self._peers.get(name, _Peer()) for name in self._order}
         self._listed_at = now
 
