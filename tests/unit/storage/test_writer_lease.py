@@ -17,7 +17,7 @@ from forebay.storage.writer_lease import LEASE_NAME, LeaseTimes, hold_lease
 
 QUICK = LeaseTimes(renew_s=0.02, expires_s=0.3, settle_s=0.02)
 # Two that wait may both find the lease free. A busy machine can stop one of them for longer than a quick one settles.
-BUSY = LeaseTimes(renew_s=0.02, expires_s=5.0, settle_s=0.4)
+BUSY = LeaseTimes(renew_s=0.1, expires_s=30.0, settle_s=2.0)
 
 
 @pytest.fixture(params=["local", "remote"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -17,7 +18,8 @@ class HangWatch:
     """Looks for silent ranks when the run reports nothing.
 
     After most of `hang_timeout_s`. `look` must not block: an answer may come with a later call. `tell` gets each rank
-    once for each silence.
+    once for each silence. Processes of an earlier world may be found, too: silent since before it failed, or before
+    `since`, in seconds of `clock`.
     """
 
     def __init__(
@@ -26,10 +28,11 @@ class HangWatch:
         look: Callable[[], Sequence[SilentRank]],
         tell: Callable[[Event], None],
         clock: Callable[[], float] = time.monotonic,
+        since: float = -math.inf,
     ) -> None:
         self._timeout_s, self._look, self._tell, self._clock = hang_timeout_s, look, tell, clock
         self._due: float | None = None
-        self._began = 0.0
+        self._since = since
         self._pause_s = 0.0
         self._is_watched = False
         self._told = set[int]()
@@ -40,9 +43,9 @@ class HangWatch:
         No rank waits for a single worker.
         """
         if isinstance(event, Started):
-            self._is_watched, self._began = event.world_size > 1, self._clock()
+            self._is_watched = event.world_size > 1
         elif isinstance(event, Failed):  # until the next world begins
-            self._is_watched = False
+            self._is_watched, self._since = False, self._clock()
         if not isinstance(event, NodeUsed | Warned):  # they come from threads beside the training
             self._due = self._clock() + SHARE * self._timeout_s if self._is_watched else None
             self._pause_s = AGAIN_SHARE * self._timeout_s
@@ -63,7 +66,7 @@ class HangWatch:
         if self._due is None:
             return
         for each in self._look():
-            # A process of an earlier world may still be there.
-            if each.rank not in self._told and each.seconds <= self._clock() - self._began:
+            # Not since its `Started`: on a busy machine, that arrives when a rank may already be silent.
+            if each.rank not in self._told and self._clock() - each.seconds >= self._since:
                 self._told.add(each.rank)
                 self._tell(Warned(reason=each.text, step=each.step, rank=each.rank))

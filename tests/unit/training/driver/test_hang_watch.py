@@ -56,14 +56,30 @@ def test_a_silent_rank_is_told_once_for_each_silence() -> None:
     at(2279.0)
     at(2280.0)
     assert len(told) == 3
-    found[0] = [replace(silent, seconds=81.0)]
-    watch.see(started(2))
-    at(2360.0)
-    assert len(told) == 3, "a process of an earlier world"
     num_looks = len(looks)
     watch.see(Failed(error="lost worker 1", failures=1, will_retry=True))
     at(2900.0)
     assert len(looks) == num_looks, "until the next world begins"
+    watch.see(started(2))
+    found[0] = [replace(silent, seconds=701.0)]
+    at(2980.0)
+    assert len(told) == 3, "a process of the world that failed"
+    found[0] = [replace(silent, seconds=86.0)]
+    at(2985.0)
+    assert len(told) == 4, "silent before the driver heard that its world began"
+
+
+def test_ranks_of_an_earlier_driver_are_not_told() -> None:
+    clock, told, found = SetClock(), list[Event](), list[SilentRank]()
+    watch = HangWatch(100.0, lambda: found, told.append, clock, since=1000.0)
+    clock.now = 1010.0
+    watch.see(started(2))
+    for seconds in (91.0, 90.0):
+        found[:] = [SilentRank(rank=1, step=5, seconds=seconds, does="is stopped")]
+        clock.now += 80.0
+        watch.look_now()
+        assert len(told) == (seconds == 90.0)
+        clock.now -= 80.0
 
 
 def test_a_silent_rank_is_told_before_the_world_ends() -> None:

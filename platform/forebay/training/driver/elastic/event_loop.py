@@ -6,6 +6,7 @@ It passes events of the workers to the run, and requests of callbacks to the coo
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,7 +38,7 @@ def follow(run: Run, coordinator: ActorHandle, is_training: Callable[[], bool]) 
     `RunFailed` if the cluster never has room for the first workers.
     """
     watch = StartWatch(run)
-    hangs = HangWatch(run.job.hang_timeout_s, AskedNodes(run.name), run.tell)
+    hangs = HangWatch(run.job.hang_timeout_s, AskedNodes(run.name), run.tell, since=time.monotonic())
     # Requests made before the first worker started: the coordinator does not know them yet.
     made_with = Request(target=run.job.start_workers if run.control.is_elastic else None)
     known = _pass_on(run.control, made_with, coordinator)
