@@ -62,7 +62,8 @@ test: export FOREBAY_PRELOAD = 1
 test k8s: export PYTHONDONTWRITEBYTECODE =
 
 # Without a C++ compiler the tests that need Horovod skip, and say so; everywhere else they run. Types and imports are
-# checked beside pytest, half of which waits for processes; what they find is shown last.
+# checked beside pytest, half of which waits for processes; what they find is shown last. A few tests that failed run
+# again, alone.
 test: ruff
 	@echo "== horovod"
 	@$(BIN)/python scripts/build_horovod.py --or-skip
@@ -71,7 +72,8 @@ test: ruff
 	@$(MAKE) --no-print-directory deepspeed
 	@$(MAKE) --no-print-directory types > $(VENV)/types.log 2>&1 & types=$$!; failed=; \
 	  $(MAKE) --no-print-directory compile || failed=1; \
-	  echo "== pytest"; $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) || failed=1; \
+	  echo "== pytest"; rm -f .pytest_cache/v/cache/lastfailed; \
+	  $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) || { [ $$? = 1 ] && $(BIN)/python -m tests.again; } || failed=1; \
 	  wait $$types || failed=1; cat $(VENV)/types.log; [ -z "$$failed" ]
 
 check: export OMP_NUM_THREADS = 1
