@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 # Number of cases for a few seconds of `make test`. `-m soak` runs many more, each time with another seed.
-SHORT = {"parquet": 600, "cached": 120, "saved": 400}
+SHORT = {"parquet": 300, "cached": 60, "saved": 200}
 LONG = {"parquet": 100_000, "cached": 20_000, "saved": 50_000}
 
 

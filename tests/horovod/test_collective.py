@@ -21,7 +21,7 @@ from forebay.training.driver.horovod.collective import HorovodCollective
 from forebay.training.driver.horovod.gradients import HorovodDataParallel
 from forebay.training.strategies.strategy import StrategyOptions
 
-SIZES = (1, pytest.param(2, marks=pytest.mark.variation), 3)
+SIZES = (*(pytest.param(size, marks=pytest.mark.variation) for size in (1, 2)), 3)
 
 
 def build_model() -> nn.Module:

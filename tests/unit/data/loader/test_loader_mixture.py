@@ -105,7 +105,7 @@ def test_every_epoch_is_the_planned_one_cold_and_warm(mixed: Mixed, cache: fb.Di
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("size", [1, 2, 3, 5, 16])
+@pytest.mark.parametrize("size", [1, 3, *(pytest.param(size, marks=pytest.mark.variation) for size in (2, 5, 16))])
 def test_ranks_share_the_same_global_batches(wide_plans: Plans, cache: fb.DiskCache, kind: str, size: int) -> None:
     mixed = mixture(wide_plans, kind)
     for given in (None, cache, cache):

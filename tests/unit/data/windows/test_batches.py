@@ -21,7 +21,7 @@ from tests.unit.data.windows.oracle import ExpectedWindow, windows_of
 
 import forebay as fb
 
-NUM_CASES, NUM_USUAL = 300, 32
+NUM_CASES, NUM_USUAL = 300, 16
 LAYOUTS = ("entity", "day", "lists", "interleaved")
 
 
