@@ -36,6 +36,8 @@ from forebay.training.runs.run_folder import RunFolder
 FINAL_CODES = frozenset({ExitCode.FENCED, ExitCode.TERMINATED})
 """Exit codes that are not tried again here, beside `Task.final_codes`."""
 STORAGE_CODES = frozenset({ExitCode.MACHINE, ExitCode.UNUSABLE_STORAGE})
+PAUSES_S = (10.0, 20.0, 40.0, 60.0)
+"""Pauses after `ExitCode.MACHINE`, the last one for all that follow. All tries may be over before a share is back."""
 ASKED = SubmissionEnd(how="stopped", why="asked to end (SIGTERM)")
 """End of a process that is started again, and continues. It is not recorded."""
 LATE_CODE = -256
@@ -141,11 +143,23 @@ def _run_task(submission: Submission, task: Task, tee: LogTee) -> int:
         # All workers share this machine, and its user works on it. `forebay scale` adds some.
         environment["FOREBAY_RUN_START"] = str(task.workers.min)
     code = 0
-    for _ in range(task.retries + 1):
+    for tries in range(task.retries + 1):
+        if code == ExitCode.MACHINE and _is_ended_in(PAUSES_S[:tries][-1], tee):
+            return ExitCode.TERMINATED
         code = _run(_words(submission, attempt), environment, tee)
         if code == 0 or code in FINAL_CODES | task.final_codes:
             break
     return code
+
+
+def _is_ended_in(pause_s: float, tee: LogTee) -> bool:
+    """Wait. Returns whether this process is asked to end meanwhile."""
+    tee.append(f"A machine or its storage failed (code {ExitCode.MACHINE}). Next try in {pause_s:g} s.\n".encode())
+    tee.flush()
+    ended = threading.Event()
+    with Termination(ended.set) as term:
+        ended.wait(pause_s)
+    return term.is_asked
 
 
 def _words(submission: Submission, attempt: PlacedAttempt) -> list[str]:

@@ -64,6 +64,7 @@ def run_job(folder: Path, code: int, *, is_full: bool = False) -> SubmittedJob:
     else:
         files.launch(1, os.getpid())
     os.environ[VARIABLE] = submission.to_json()
+    runner.PAUSES_S = (0.1,)
     assert runner.main() == ExitCode.FAILED
     return SubmittedJob(storage, "words")
 

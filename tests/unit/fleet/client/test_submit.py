@@ -9,7 +9,9 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +19,7 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
+from tests.waiting import until
 
 import forebay as fb
 from forebay.cli.app import main
@@ -370,17 +373,38 @@ def test_submit_ends_with_the_line_to_type_next(
 
 @pytest.mark.parametrize("ended", [3, ExitCode.MACHINE])
 def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
-    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path, ended: int
+    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path, ended: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(runner, "PAUSES_S", (0.25,))
     marker = tmp_path / "tries"
     code = f"import pathlib, sys; p = pathlib.Path({str(marker)!r}); p.open('a').write('x'); sys.exit({ended})"
     job = fb.submit(write_job(code))
     end = quiet.run()
     assert end == SubmissionEnd(how="failed", why=f"the task 'second' ended with code {ended}", code=ended)
     assert marker.read_text() == "xx", "retries = 1"
+    assert ("Next try in 0.25 s." in "".join(job.logs())) == (ended == ExitCode.MACHINE)
     with pytest.raises(RunFailed, match=rf"job 'words': failed: the task 'second' ended with code {ended}"):
         job.wait()
     assert fb.submit(write_job(code)).submission.number == 2
+
+
+def test_a_job_that_waits_for_its_next_try_ends_when_it_is_asked(
+    write_job: Callable[..., str], quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "PAUSES_S", (600.0,))
+    marker = tmp_path / "tries"
+    code = f"import pathlib, sys; pathlib.Path({str(marker)!r}).open('a').write('x'); sys.exit({ExitCode.MACHINE})"
+    job = fb.submit(write_job(code))
+
+    def ask() -> None:
+        until(lambda: "Next try in 600 s." in "".join(job.logs()))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    assert runner.run_tasks(quiet.begun[-1]) == runner.ASKED
+    asking.join()
+    assert marker.read_text() == "x"
 
 
 @pytest.mark.parametrize(("code", "tries"), [(1, 2), (2, 1), (3, 1), (74, 2), (78, 1), (137, 2)])
