@@ -65,6 +65,7 @@ class PeerDirectory:
         self._random = random.Random(seed)  # noqa: S311 - no secret
         self._order: dict[str, None] = {}
         self._others_ask, self._in_vain, self._alone = False, 0, 0
+        self._asked: set[str] = set()
         self._peers: dict[str, _Peer] = {}
         self._listed_at: float | None = None
         self._next_round: float | None = None
@@ -122,7 +123,9 @@ class PeerDirectory:
             return []
         if self._others_ask:
             return [name for name in self._order if self._peers[name].backoff.is_over(now)][:_ASKED_AT_ONCE]
-        return missing[: _ASKED_AT_ONCE << max(0, self._alone - _ALONE + 1)]
+        # Each once in a round: where answers take a second, the first filters are old before the last ones come.
+        left = [name for name in missing if name not in self._asked]
+        return left[: _ASKED_AT_ONCE << max(0, self._alone - _ALONE + 1)]
 
     def missing(self, now: float) -> list[str]:
         """Peers without a fresh filter that may be asked."""
@@ -148,6 +151,7 @@ class PeerDirectory:
     def record_answers(self, asked: list[str], answers: Mapping[str, Mapping[str, HeardFilter]], now: float) -> None:
         """Record the answers of peers that were asked together. Those without an answer are skipped for a while."""
         missing = set(self.missing(now))
+        self._asked.update(asked)
         for name in asked:
             self._order[name] = self._order.pop(name)
             if name in answers:
@@ -175,6 +179,7 @@ class PeerDirectory:
         """End a round of requests. The next one is due after 2 s, or at once if peers are left to ask."""
         self._next_round = now if self.to_ask(now) else now + _ROUND_S
         self._in_vain = self._alone = 0
+        self._asked.clear()
 
     def record_success(self, name: str) -> None:
         """Reset the failures of `name`.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from forebay.data.cache.node.bloom_filter import BloomFilter
@@ -93,17 +93,26 @@ class PeerLookup:
     def find(self, key: str, rows: int) -> Block | None:
         """Get the block from a peer, or None.
 
-        Only a peer whose Bloom filter contains it is asked.
+        Only a peer whose Bloom filter contains it is asked. An old filter serves as well: a peer that has evicted the
+        block says so at once. New ones are asked for where those at hand do not lead to it.
         """
-        self._refresh()
+        asked: list[str] = []
+        has_refreshed = False
+        while True:
+            for name in self._holders(key, asked):
+                asked.append(name)
+                block, is_silent = self._request(name, key, rows)
+                # "Not here" is a fast answer, so another peer is asked. A silent peer has taken long enough.
+                if block or is_silent:
+                    return block
+            if has_refreshed or not self._refresh():
+                return None
+            has_refreshed = True
+
+    def _holders(self, key: str, asked: Sequence[str]) -> list[str]:
         with self._guard:
             holders = self._directory.holders(key, self._clock())
-        for name in holders[:_MOST_ASKED]:
-            block, is_silent = self._request(name, key, rows)
-            # "Not here" is a fast answer, so another peer is asked. A silent peer has taken long enough.
-            if block or is_silent:
-                return block
-        return None
+        return [name for name in holders if name not in asked][: _MOST_ASKED - len(asked)]
 
     def _request(self, name: str, key: str, rows: int) -> tuple[Block | None, bool]:
         """Request the block.
@@ -122,19 +131,21 @@ class PeerLookup:
             self._directory.record_success(name)
         return block, False
 
-    def _refresh(self) -> None:
+    def _refresh(self) -> bool:
+        """Ask for filters, unless that was done a moment ago. Returns whether there may be new ones."""
         with self._guard:
             has_refreshed, is_stale = self._directory.has_refreshed, self._directory.is_stale(self._clock())
         if not is_stale:
-            return
+            return False
         # One thread runs the round, and the others wait 2 s for its result. If some peer is slow, they use the filters
         # of the last round. In the first round there are none, so they wait longer.
         if not self._refreshing.acquire(timeout=_MOMENT_S if has_refreshed else 2 * self._deadline_s):
-            return
+            return True
         try:
             self._pull_filters()
         finally:
             self._refreshing.release()
+        return True
 
     def _pull_filters(self) -> None:
         now = self._clock()

@@ -50,6 +50,19 @@ def test_asked_again_after_two_seconds(directory: PeerDirectory) -> None:
     assert directory.is_stale(102.0) and ask(directory, 102.0) == ["a", "b", "c"]
 
 
+def test_a_peer_is_asked_once_in_a_round_however_slow_the_answers_are() -> None:
+    directory, names = PeerDirectory(), {f"{number:04d}" for number in range(16)}
+    directory.set_peers(names, 0.0)
+    asked = directory.to_ask(0.0)
+    directory.record_answers(asked, dict.fromkeys(asked, own()), 1.5)
+    rest = directory.to_ask(1.5)
+    assert {*asked, *rest} == names
+    directory.record_answers(rest, dict.fromkeys(rest, own()), 4.0)
+    assert directory.to_ask(4.0) == [], "although the first filters are old by now"
+    directory.end_round(4.0)
+    assert not directory.is_stale(5.9) and directory.is_stale(6.0) and len(directory.to_ask(6.0)) == 8
+
+
 def test_many_peers_are_asked_less_often_and_listed_less_often() -> None:
     directory, names = PeerDirectory(), [f"{number:04d}" for number in range(1000)]
     directory.set_peers(names, 0.0)

@@ -135,6 +135,33 @@ def test_block_that_was_evicted_since_is_no_failure(
     assert line.asked[-1] == ("b", KEYS[2]), "it is asked again: it may have others"
 
 
+def test_old_filters_serve_as_long_as_they_lead_to_blocks(
+    peers: PeerLookup, line: LookupLine, disk: Callable[[str], DiskCache]
+) -> None:
+    """Every 2 s, each node that missed blocks asked all others again, although it knew who had them."""
+    assert peers.find(KEYS[0], 5)
+    line.later_s = 6000
+    assert all(peers.find(key, 5) for key in KEYS[1:30])
+    assert line.num_asked("summary") == 2, "of the first round"
+    disk("b").clear()
+    assert disk("c").put(KEYS[35], "clicks", Block.of({"id": np.zeros(5)}))
+    assert peers.find(KEYS[35], 5) and line.num_asked("summary") == 4, "no filter had it"
+    line.later_s = 12000
+    assert disk("c").put(KEYS[2], "clicks", Block.of({"id": np.zeros(5)}))
+    assert peers.find(KEYS[2], 5) and line.num_asked("summary") == 6
+
+
+def test_a_holder_by_an_old_filter_is_asked_once(
+    peers: PeerLookup, line: LookupLine, disk: Callable[[str], DiskCache]
+) -> None:
+    assert peers.find(KEYS[0], 5)
+    disk("b").clear()
+    line.later_s = 6000
+    assert disk("c").put(KEYS[1], "clicks", Block.of({"id": np.zeros(5)}))
+    assert peers.find(KEYS[1], 5), "its new filter says so, and the next one is asked"
+    assert [name for name, question in line.asked if question == KEYS[1]] == ["b", "c"]
+
+
 def test_another_one_is_asked_where_the_first_has_it_no_more(
     peers: PeerLookup, line: LookupLine, disk: Callable[[str], DiskCache]
 ) -> None:
@@ -225,7 +252,7 @@ def test_threads_wait_for_the_first_round_and_a_moment_for_later_ones(
     assert asking.wait(60)
     until(lambda: lock.waits[-2:] == [600.0, 600.0])
     monkeypatch.setattr(peers_module, "_MOMENT_S", 0.05)
-    assert peers.find(KEYS[6], 5), "by what is known, if the round takes long"
+    assert peers.find(KEYS[38], 5) is None, "by what is known, if the round takes long"
     go.set()
     for thread in threads:
         thread.join(60)
