@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import pickle
 import queue
 import time
@@ -22,14 +23,27 @@ from types import SimpleNamespace
 from typing import Any
 
 import cloudpickle
+import numpy as np
 import torch
 
 from forebay.data.plan.cursor import Cursor
-from forebay.events import BatchesCut, EpochEnded, Evaluated, Reported, Request, Started
+from forebay.events import (
+    BatchesCut,
+    EpochEnded,
+    Evaluated,
+    MachineUse,
+    NodeUsed,
+    Reported,
+    Request,
+    Started,
+)
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.checkpoint import Checkpoint, Encoder
+from forebay.training.checkpoint.encoded import PartFacts
+from forebay.training.checkpoint.part_memory.store import KeptPart
 from forebay.training.checkpoint.parts.part import FlatChunk, PartReceipt, write_part
 from forebay.training.checkpoint.parts.table import table_text
+from forebay.training.checkpoint.shared_buffer import BufferHandle
 from forebay.training.driver.elastic import pool as pool_module
 from forebay.training.driver.elastic.coordinator import Coordinator
 from forebay.training.driver.elastic.event_loop import POLL_S
@@ -37,7 +51,7 @@ from forebay.training.driver.elastic.policy import PoolView, decide
 from forebay.training.driver.elastic.pool import Lost, Message, Ready, SpawnedWorker, Warmed, WorkerPool
 from forebay.training.driver.horovod.failure_detector import Answered, FailureDetector
 from forebay.training.driver.horovod.liveness import Entered
-from forebay.training.driver.worker_main import Outcome
+from forebay.training.driver.worker_main import FIRST_RANKS, Outcome
 from forebay.training.monitors.monitor import Verdict
 from forebay.training.runs.status import RunStatus
 from forebay.training.state import rng
@@ -61,6 +75,12 @@ class PlaceCost:
     cpu_s: float = 0.0
     methods: Counter[str] = field(default_factory=Counter)
 
+    def count(self, method: str, sent: Sequence[object], times: int = 1) -> None:
+        """Count a call of `method`, with its arguments and its answer."""
+        self.calls += times
+        self.methods[method] += times
+        self.num_bytes += times * sum(len(pickle.dumps(each)) for each in sent)
+
     @contextmanager
     def timed(self) -> Iterator[None]:
         began = time.process_time()
@@ -72,13 +92,15 @@ class PlaceCost:
 class CountedCoordinator:
     """The coordinator of a run, whose calls are counted. Pings to workers too.
 
-    `epochs` is the number of epochs that the run has ended.
+    `epochs` is the number of epochs that the run has ended. `knows_request`: rank 0 of the present world has asked for
+    the request to it, and hears of changes.
     """
 
     ranks: int
     epochs: int = 0
     cost: PlaceCost = field(default_factory=PlaceCost)
     dead: set[int] = field(default_factory=set)
+    knows_request: bool = False
     _coordinator: Coordinator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -97,17 +119,40 @@ class CountedCoordinator:
         await asyncio.gather(*(self.call(method, *arguments(rank)) for rank in ranks))
 
     async def begin(self, size: int) -> None:
-        """All ranks join a world. Rank 0 reports its begin, and asks whether the driver has the newest results."""
+        """Open a world that all ranks join. Rank 0 reports its begin, and asks whether the driver has its results."""
+        await self.call("begin", size)
         await self.everybody("join", lambda rank: (rank, handle(rank)), range(size))
+        self.knows_request = False
         await self.call("report", Started(name="a", world_size=size, epochs=1, num_batches=100))
+        await self.round()
         for report in self._results(self.epochs - 1) if self.epochs else ():
             await self.call("knows", report)
         await self.call("report", BatchesCut(step=0, epoch=0, position=0, global_batch=1, batches=1, world_size=size))
-        await self.call("request")
 
-    async def _report_epoch(self, epoch: int) -> None:
+    async def round(self) -> None:
+        """The driver takes the events that are there."""
+        await self.call("take", POLL_S)
+        await self.call("noted", 0)
+
+    async def commit(self) -> None:
+        """Rank 0 asks for the request to its world at its first commit, and then for the next change of it."""
+        if self.knows_request:
+            await self.call("committed")
+            return
+        await self.call("request")
+        await self._hear()
+
+    async def _hear(self) -> None:
+        self.knows_request = True
+        await self.call("changed", Request(stop="another request: so it does not wait"))
+
+    async def _end_epoch(self, epoch: int) -> None:
         for report in self._results(epoch):
             await self.call("report", report)
+        await self.round()
+        await self.call("synced_request", 0)
+        if not self.knows_request:
+            await self._hear()
 
     def _results(self, epoch: int) -> tuple[Evaluated, EpochEnded]:
         place: dict[str, Any] = {"epoch": epoch, "step": 100, "metrics": {"loss": 1.0}, "rows": 100}
@@ -117,11 +162,23 @@ class CountedCoordinator:
         return Evaluated(position=0, ends_epoch=True, **place), ended
 
     async def resize(self, size: int, to: int) -> None:
-        """All ranks pause, and those of the next world join it. A larger world is asked for by `resize`."""
-        await self.call("set_target", to) if to < size else await self.call("resize", to)
+        """All ranks pause at their next commit, and those of the next world join it."""
+        await self.ask_resize(size, to)
+        await self.commit()
+        await self.change_world(size, to)
+
+    async def ask_resize(self, size: int, to: int) -> None:
+        """A smaller world is asked for by its target, a larger one by `resize` too."""
+        await self.call("set_target", to)
+        if to > size:
+            await self.call("resize", to)
+        self.knows_request = False
+
+    async def change_world(self, size: int, to: int, pauses: int = 1) -> None:
+        """All ranks pause, for which the controller asks `pauses` times, and the next world begins."""
         await self.everybody("pause", lambda rank: (rank,), range(size))
-        assert await self.call("all_paused", 60.0)
-        await self.call("begin", to)
+        for _ in range(pauses):
+            assert await self.call("all_paused", 60.0)
         await self.begin(to)
 
     async def train(self, *, steps: int, looks: int, commits: int, epochs: int = 0) -> None:
@@ -129,24 +186,27 @@ class CountedCoordinator:
         for step in range(steps):
             reported = Reported(step=step + 1, epoch=0, position=step, metrics={"loss": 1.0}, rows=step)
             await self.call("report", reported)
-            await self.call("take", 0.5)
-            await self.call("noted", step)
+            await self.round()
         for _ in range(looks):
             await self.call("view")
         for _ in range(commits):
-            await self.call("committed")
+            await self.commit()
         for _ in range(epochs):
-            await self._report_epoch(self.epochs)
-            await self.call("noted", self.epochs)
-            await self.call("synced_request", 0)
+            await self._end_epoch(self.epochs)
             self.epochs += 1
 
-    async def wait(self, seconds: float) -> None:
+    async def report_use(self, ranks: int) -> None:
+        """The first rank of each node reports the node's use, if it is one of the first ranks of the world."""
+        use = MachineUse(*[0.123456789] * len(MachineUse._fields))
+        for _ in range(0, min(ranks, FIRST_RANKS), RANKS_OF_NODE):
+            await self.call("report", NodeUsed(node="node-00001", use=use))
+            await self.round()
+
+    async def wait(self, rounds: int) -> None:
         """The driver asks for events, and none comes."""
-        for _ in range(int(seconds / POLL_S)):
+        for _ in range(rounds):
             self._coordinator._events.append(None)  # noqa: SLF001 - so that it does not wait
-            await self.call("take", POLL_S)
-            await self.call("noted", 0)
+            await self.round()
 
     async def _is_alive(self, worker: bytes) -> bool:
         self.cost.calls += 1
@@ -186,6 +246,8 @@ async def life(ranks: int) -> dict[str, PlaceCost]:
         await made.begin(ranks)
     with phase("10 s of training"):
         await made.train(steps=100, looks=100, commits=10)
+    with phase("use of the nodes, each 5 s or later"):
+        await made.report_use(ranks)
     with phase("resize by one"):
         await made.resize(ranks, ranks - 1)
     with phase("resize to half"):
@@ -195,7 +257,6 @@ async def life(ranks: int) -> dict[str, PlaceCost]:
     with phase("lost rack"):
         await made.everybody("lost", lambda _: (60.0,), survivors)
         await made.call("record_failure", "lost workers")
-        await made.call("begin", len(survivors))
         await made.begin(len(survivors))
     return found
 
@@ -239,6 +300,24 @@ def receipts(ranks: int) -> PlaceCost:
     with cost.timed():
         heard = [cloudpickle.loads(each) for each in sent]
         table_text([replace(each, contents=before.contents) for each, before in zip(heard, made, strict=True)])
+    return cost
+
+
+def part_commit(num_bytes: int = 0) -> PlaceCost:
+    """Calls for a rank's part of a commit at its node's store: a buffer, the part, and the copy on the next node.
+
+    `num_bytes` of contents are in the copy.
+    """
+    facts = PartFacts(number=7, num_bytes=1 << 20, checksum="0" * 16, node="0" * 56)
+    part = KeptPart(step=1000, sealed=990, facts=facts)
+    buffer = BufferHandle(number=1, path="/proc/100000/fd/100", pid=100_000)
+    cost = PlaceCost()
+    for method, *sent in (
+        ("acquire", (1000, 7, 990), buffer),
+        ("keep", (part, 1), None),
+        ("keep_copy", (part, np.zeros(num_bytes, np.uint8)), None),
+    ):
+        cost.count(method, sent)
     return cost
 
 
@@ -337,6 +416,10 @@ def costs(ranks: int) -> dict[str, PlaceCost]:
     found = {f"coordinator: {name}": cost for name, cost in asyncio.run(life(ranks)).items()}
     found["rank 0: commit, no random numbers drawn"] = commit(ranks, draws=False)
     found["rank 0: commit, all generators changed"] = commit(ranks, draws=True)
+    parts = part_commit()
+    found["a node's store: parts of a commit, without contents"] = PlaceCost(
+        calls=RANKS_OF_NODE * parts.calls, num_bytes=RANKS_OF_NODE * parts.num_bytes
+    )
     found["rank 0: receipts of parts"] = receipts(ranks)
     found["rank 0: generators in a checkpoint"] = generators(ranks)
     found |= {f"controller: {name}": cost for name, cost in controller(ranks).items()}
@@ -361,6 +444,7 @@ def table(sizes: Sequence[int]) -> str:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
+    gc.freeze()  # the processes of a run have few of the modules that are imported here: no collection walks them
     print("Calls; kB; CPU ms.\n")
     print(table(parser.parse_args(arguments).ranks))
 

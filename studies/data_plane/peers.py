@@ -14,10 +14,10 @@ import numpy as np
 
 from forebay.data.cache.node.bloom_filter import BloomFilter
 from forebay.data.cache.node.peer_directory import OWN, HeardFilter, PeerDirectory
-from forebay.data.cache.node.peer_lookup import PeerLookup
+from forebay.data.cache.node.peer_lookup import PeerLookup, PeerTransport
 from forebay.data.transform.block import Block
 
-NAME_BYTES, FILTER_BYTES, MESSAGE_BYTES = 48, 78, 160
+NAME_BYTES, FILTER_BYTES, MESSAGE_BYTES = 44, 78, 111
 """Pickled: a name that the asking node knows, a filter without its bits, and question and answer without both."""
 STEP_S = 0.1
 _BLOCK = Block.of({"x": np.zeros(1, np.float32)})
@@ -46,8 +46,7 @@ class PeerCluster:
 
     Args:
         held: Blocks on the disk of each node.
-        in_turn: Nodes ask one after another, and see what those before them have received: fewest requests, and most
-            filters that come twice.
+        in_turn: An answer has what the node has received until then, and not until the beginning of the step.
         is_listed: The run hands one list of the nodes to all.
     """
 
@@ -90,6 +89,15 @@ class PeerCluster:
         directory.end_round(self.now)
         return not directory.missing(self.now)
 
+    def keep(self, name: str, block: int) -> None:
+        """Let a node store a block."""
+        self.held[name].add(key_of(block))
+        self._own[name] = BloomFilter.of(sorted(self.held[name]))
+
+    def transport(self, name: str) -> PeerTransport:
+        """Transport of a node, which counts."""
+        return _Line(self, name)
+
     def answer(self, name: str, known: Collection[str], within_s: float) -> dict[str, HeardFilter]:
         """Answer of a node, by what it had received at the beginning of this step."""
         if self._in_turn:
@@ -126,8 +134,8 @@ class _Line:
                 continue
             traffic.answered_filters[name] += 1
             answer = self._cluster.answer(name, known, within_s)
-            answer.pop(self._name, None)
             sent = sum(FILTER_BYTES + len(each.bloom_filter.bits) for each in answer.values())
+            answer.pop(self._name, None)
             traffic.filter_bytes[self._name] += MESSAGE_BYTES + sent + NAME_BYTES * len(known)
             answers[name] = answer
         return answers

@@ -2,21 +2,26 @@
 
     python -m studies.ray_nodes 8 16 32
 
-A node takes some 250 MB and 10 CPU seconds. With `FOREBAY_PRELOAD=1` workers fork from one process, which halves both.
+A node takes some 250 MB and 10 CPU seconds. With `FOREBAY_PRELOAD=1 OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1`, workers
+fork from one process, which halves both.
 """
 
 from __future__ import annotations
 
 import sys
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from statistics import median
 
 import psutil
 from studies.ray_nodes import control, data
 from studies.ray_nodes.counted import by_method, counting, received
+from studies.ray_nodes.model import ModelEpoch
 from tests.preloaded.workers import forked_workers
 
 from forebay.testing.drivers.nodes import SmallNodes
@@ -46,34 +51,43 @@ def cpu_of(name: str) -> float:
 
 
 def measure(num_nodes: int) -> None:
-    """Print what a run and two epochs sent, beside the models."""
+    """Print what two epochs and a run sent, beside the models. Each has nodes of its own: 32 take 20 GB for both."""
     with tempfile.TemporaryDirectory(prefix="fb-") as name:
-        folder = Path(name)
+        folder, began = Path(name), time.monotonic()
+        with running(num_nodes, folder / "epochs"):
+            print(f"{num_nodes} nodes, {time.monotonic() - began:.0f} s; {head()}", flush=True)
+            tell_data(*data.measure(folder / "data", folder / "epochs"))
+            print(f"  {head()}", flush=True)
         with running(num_nodes, folder / "calls"):
-            print(f"{num_nodes} nodes; Ray's head: {cpu_of('gcs_server'):.1f} s of CPU", flush=True)
-            tell_data(*data.measure(folder / "data", folder / "calls"))
-            print(f"  Ray's head: {cpu_of('gcs_server'):.1f} s of CPU", flush=True)
             tell_control(control.measure(num_nodes, folder / "run", folder / "calls"))
-            print(f"  Ray's head: {cpu_of('gcs_server'):.1f} s of CPU", flush=True)
+            print(f"  {head()}, {time.monotonic() - began:.0f} s in all", flush=True)
             print("  all calls:", dict(sorted(by_method(received(folder / "calls")).items())), flush=True)
 
 
-def tell_data(first: data.EpochCalls, again: data.EpochCalls, model: data.ModelEpoch) -> None:
+def head() -> str:
+    """CPU seconds of Ray's head."""
+    return f"Ray's head: {cpu_of('gcs_server'):.1f} s of CPU"
+
+
+def tell_data(first: data.EpochCalls, again: data.EpochCalls, model: ModelEpoch) -> None:
     """Print the epochs beside the model."""
     print(f"  first epoch: {first.from_source} row groups from the source, {first.from_peers} from peers")
+    times = [at for each in again.looked_up_at for at in each]
+    begins = [min(each) for each in again.looked_up_at if each]
+    print(
+        f"  look-ups in {max(times) - min(times):.1f} s, of {len(begins)} nodes that began within "
+        f"{max(begins) - min(begins):.1f} s; filters came after {median(chain(*again.answer_s)) * 1e3:.0f} ms"
+    )
     rows = (
-        ("requests for filters", again.total("bloom_filters"), model.filter_requests),
-        ("kB of filters", again.num_bytes("bloom_filters") / 1e3, _kb(model)),
-        ("requests for blocks", again.total("send_block"), model.block_requests),
-        ("at the busiest peer", again.most("send_block"), model.busiest),
+        ("look-ups", again.total("find"), f"{model.lookups}"),
+        ("requests for filters", again.total("bloom_filters"), f"{model.filter_requests}"),
+        ("kB of filters", again.num_bytes("bloom_filters") / 1e3, f"{model.filter_bytes / 1e3:.0f}"),
+        ("requests for blocks", again.total("send_block"), f"{model.block_requests}"),
+        ("at the busiest peer", again.most("send_block"), f"{model.busiest}"),
         ("row groups from the source", again.from_source, f"{model.least_at_source} to {model.most_at_source}"),
     )
     for what, real, said in rows:
         print(f"  {what}: {real:.0f}, model {said}", flush=True)
-
-
-def _kb(model: data.ModelEpoch) -> str:
-    return f"{model.least_filter_bytes / 1e3:.1f} to {model.most_filter_bytes / 1e3:.1f}"
 
 
 def tell_control(phases: Sequence[control.PhaseCalls]) -> None:
@@ -82,9 +96,14 @@ def tell_control(phases: Sequence[control.PhaseCalls]) -> None:
         print(f"  {phase.name}: {phase.seconds:.1f} s, {phase.happened}")
         for actor, said in phase.model().items():
             here = [call for call in phase.calls if call.actor == actor]
-            real_kb, methods = sum(call.num_bytes for call in here) / 1e3, Counter(call.method for call in here)
-            model_kb = f", model {said.num_bytes / 1e3:.0f}" if said.num_bytes else ""
-            print(f"    {actor}: {len(here)} calls, model {said.calls}; {real_kb:.0f} kB{model_kb}")
+            if not here and not said.calls:
+                continue
+            methods, real_kb = Counter(call.method for call in here), sum(call.num_bytes for call in here) / 1e3
+            cpu = here[-1].cpu_s - here[0].cpu_s if here else 0.0
+            print(
+                f"    {actor}: {len(here)} calls, model {said.calls}; {real_kb:.0f} kB, model "
+                f"{said.num_bytes / 1e3:.0f}" + (f"; {cpu:.2f} s of CPU with Ray" if said.cpu_s else "")
+            )
             for method in sorted(methods | said.methods):
                 if methods[method] != said.methods[method]:
                     print(f"      {method}: {methods[method]}, model {said.methods[method]}", flush=True)

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
 from typing import Any
@@ -25,17 +25,21 @@ import pytest
 import ray
 from ray.actor import ActorHandle
 
-from forebay.data.cache.node.actor import NodeCache
+from forebay.data.cache.node.actor import NodeCache, RayPeerTransport
+from forebay.data.cache.node.peer_lookup import PeerLookup
 from forebay.training.checkpoint.memory_store_actor import StoreActor
 from forebay.training.checkpoint.part_memory.actor import PartStoreActor
+from forebay.training.checkpoint.part_memory.store import KeptPart
 from forebay.training.driver.elastic.coordinator import Coordinator
 
 ACTORS = (Coordinator, StoreActor, PartStoreActor, NodeCache)
+ASKING = ((PeerLookup, "find"), (RayPeerTransport, "ask_filters"))
+"""Methods in a cache's process that ask other nodes. They are not messages: their bytes are 0."""
 HOOK = "__RAY_WORKER_PROCESS_SETUP_HOOK_ENV_VAR"
 """Variable in which Ray 2.60 names a function that each worker calls first."""
 FOLDER = "FOREBAY_COUNTED"
-HANDLE = bytes(700)
-"""In place of a handle, which has about this size when it is sent."""
+HANDLE_BYTES = 700
+"""Of a handle of an actor, about, when it is sent."""
 ROOT = Path(__file__).parents[2]
 _is_inside: ContextVar[bool] = ContextVar("is_inside", default=False)
 
@@ -44,20 +48,25 @@ _is_inside: ContextVar[bool] = ContextVar("is_inside", default=False)
 class ReceivedCall:
     """A call that an actor has answered.
 
-    `cpu_s` is the CPU time of its process until then, without what counting took.
+    `at` is when it came, and `took_s` later it was answered. `subject`: the first argument if it is a number or text,
+    the length of a list, the step of a part, or the class of an event. `cpu_s` is the CPU time of the process until
+    the answer, without what counting took.
     """
 
     actor: str
     pid: int
     method: str
     at: float
+    took_s: float
+    subject: str
     num_bytes: int
     cpu_s: float
 
 
 class _Sizer(cloudpickle.Pickler):  # type: ignore[misc]
     def persistent_id(self, value: object) -> bytes | None:
-        return HANDLE if isinstance(value, ActorHandle | ray.ObjectRef) else None
+        # Not one object for all: pickle would write it once.
+        return bytes(HANDLE_BYTES) if isinstance(value, ActorHandle | ray.ObjectRef) else None
 
 
 def size_of(value: object) -> int:
@@ -74,10 +83,10 @@ class _Log:
         self._file = path.open("a", buffering=1)
         self._own_s = 0.0
 
-    def write(self, actor: str, method: str, sent: Sequence[object]) -> None:
+    def write(self, actor: str, method: str, at: float, subject: str, sent: Sequence[object]) -> None:
         began = time.thread_time()
         cpu_s = time.process_time() - self._own_s
-        row = [actor, os.getpid(), method, time.time(), sum(map(size_of, sent)), cpu_s]
+        row = [actor, os.getpid(), method, at, time.time() - at, subject, sum(map(size_of, sent)), cpu_s]
         self._file.write(json.dumps(row) + "\n")
         self._own_s += time.thread_time() - began
 
@@ -89,6 +98,8 @@ def install() -> None:
         for name, method in inspect.getmembers(actor, inspect.iscoroutinefunction):
             if not name.startswith("_"):
                 setattr(actor, name, _counted(log, actor, name, method))
+    for owner, name in ASKING:
+        setattr(owner, name, _noted(log, owner.__name__, getattr(owner, name)))
 
 
 def _counted(log: _Log, actor: type, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,17 +108,37 @@ def _counted(log: _Log, actor: type, name: str, method: Callable[..., Any]) -> C
         if _is_inside.get():  # an actor's call of its own method is no message
             return await method(self, *arguments, **named)
         _is_inside.set(True)
-        answer = None
+        answer, at = None, time.time()
         try:
             answer = await method(self, *arguments, **named)
         finally:
-            log.write(actor.__name__, name, [arguments, named, answer])
+            log.write(actor.__name__, name, at, _subject(arguments), [arguments, named, answer])
             _is_inside.set(False)
         return answer
 
     # An inherited method has the name of its base class. Pickled by the name of its own, it is not copied with its log.
     call.__module__, call.__qualname__ = actor.__module__, f"{actor.__qualname__}.{name}"
     return call
+
+
+def _noted(log: _Log, owner: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(method)
+    def call(self: object, *arguments: object, **named: object) -> object:
+        at = time.time()
+        answer = method(self, *arguments, **named)
+        log.write(owner, method.__name__, at, _subject(arguments), [])
+        return answer
+
+    return call
+
+
+def _subject(arguments: Sequence[object]) -> str:
+    first = arguments[0] if arguments else ""
+    if isinstance(first, KeptPart):
+        return str(first.step)
+    if isinstance(first, int | str):
+        return str(first)
+    return str(len(first)) if isinstance(first, list) else type(first).__name__
 
 
 @contextmanager
@@ -122,12 +153,11 @@ def counting(folder: Path) -> Iterator[None]:
 
 
 def received(folder: Path) -> list[ReceivedCall]:
-    """All calls, in the order of time."""
-    found = []
+    """All calls, in the order in which they came."""
+    found, names = list[ReceivedCall](), [field.name for field in fields(ReceivedCall)]
     for path in folder.glob("*.calls"):
-        for line in path.read_text().splitlines():
-            actor, pid, method, at, num_bytes, cpu_s = json.loads(line)
-            found.append(ReceivedCall(actor=actor, pid=pid, method=method, at=at, num_bytes=num_bytes, cpu_s=cpu_s))
+        rows = map(json.loads, path.read_text().splitlines())
+        found += (ReceivedCall(**dict(zip(names, row, strict=True))) for row in rows)
     return sorted(found, key=lambda call: call.at)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import shutil
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,28 +32,48 @@ from forebay.world import World
 
 GROUPS_OF_NODE, GROUPS_OF_FILE, ROWS = 20, 10, 4000
 BATCH_OF_NODE = 1000
+AT_ONCE = 8
+"""Nodes that read at once: with 32 on two cores, answers took more than the 5 s for which a cache waits for them."""
+T = TypeVar("T")
 TRANSFORM = Transform(x=Dense(["a", "b", "c", "d"], dtype="float64"))
 """128 kB a block: smaller ones travel inside a message."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochCalls:
-    """An epoch on all nodes: calls at the caches, and blocks by where they came from."""
+    """An epoch on all nodes: calls at the caches, and blocks by where they came from.
+
+    `pids` are the processes of the caches, by node.
+    """
 
     calls: Sequence[ReceivedCall]
+    pids: Sequence[int]
     from_source: int
     from_peers: int
     opened: int
 
     def most(self, method: str) -> int:
         """Calls of a method at the busiest cache."""
-        return max(Counter(call.pid for call in self.calls if call.method == method).values(), default=0)
+        return max(Counter(call.pid for call in self.of(method)).values(), default=0)
 
     def total(self, method: str) -> int:
-        return sum(call.method == method for call in self.calls)
+        return len(self.of(method))
 
     def num_bytes(self, method: str) -> int:
-        return sum(call.num_bytes for call in self.calls if call.method == method)
+        return sum(call.num_bytes for call in self.of(method))
+
+    def of(self, method: str) -> list[ReceivedCall]:
+        return [call for call in self.calls if call.method == method]
+
+    @property
+    def looked_up_at(self) -> list[list[float]]:
+        """Times at which each node looked up a block."""
+        return [[call.at for call in self.of("find") if call.pid == pid] for pid in self.pids]
+
+    @property
+    def answer_s(self) -> list[list[float]]:
+        """Times until the peers that each node asked together for filters had answered."""
+        return [[call.took_s for call in self.of("ask_filters") if call.pid == pid] for pid in self.pids]
 
 
 def write_files(folder: Path, nodes: int) -> Plan:
@@ -73,18 +95,33 @@ def _read(plan: Plan, spec: CacheSpec, world: World, batch: int) -> dict[str, fl
     return counters.as_dict()
 
 
+def _open(spec: CacheSpec) -> None:
+    attach(spec)
+
+
+def _on(node: str, work: Callable[..., T], *arguments: object) -> ray.ObjectRef[T]:
+    """Call `work` in a task on a node."""
+    strategy = NodeAffinitySchedulingStrategy(node, soft=False)
+    return ray.remote(num_cpus=1, scheduling_strategy=strategy)(work).remote(*arguments)
+
+
 def _epoch(plan: Plan, seats: Sequence[tuple[str, CacheSpec]], ranks: Sequence[int], counted: Path) -> EpochCalls:
-    before, asked = len(received(counted)), []
+    for node, spec in seats:  # one after another: the processes of 32 nodes take minutes of two cores to start
+        ray.get(_on(node, _open, spec))
+    began, size, found = time.time(), len(seats), Counter[str]()
+    asked: list[ray.ObjectRef[dict[str, float]]] = []
     for (node, spec), rank in zip(seats, ranks, strict=True):
-        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-        task = ray.remote(num_cpus=1, scheduling_strategy=strategy)(_read)
-        world = World(rank=rank, size=len(seats))
-        asked.append(task.remote(plan, spec, world, BATCH_OF_NODE * len(seats)))
-    found = Counter[str]()
+        if len(asked) >= AT_ONCE:
+            done, asked = ray.wait(asked)
+            found.update(ray.get(done[0]))
+        asked.append(_on(node, _read, plan, spec, World(rank=rank, size=size), BATCH_OF_NODE * size))
     for counters in ray.get(asked):
         found.update(counters)
+    facts = ray.get([actor.facts.remote() for actor in actors_by_name(CACHE_PREFIX).values()])
+    pids = {each["node_id"]: each["pid"] for each in facts}
     return EpochCalls(
-        calls=received(counted)[before:],
+        calls=[call for call in received(counted) if call.at >= began],
+        pids=[pids[node] for node, _ in seats],
         from_source=round(found["stores"] - found["peer_hits"]),
         from_peers=round(found["peer_hits"]),
         opened=round(found["parquet_opens"]),
@@ -107,4 +144,5 @@ def measure(folder: Path, counted: Path) -> tuple[EpochCalls, EpochCalls, ModelE
     for (_, spec), blocks in zip(seats, held, strict=True):
         if not blocks:
             shutil.rmtree(spec.path)
-    return first, _epoch(plan, seats, ranks, counted), model_of([needed[rank] for rank in ranks], held)
+    again = _epoch(plan, seats, ranks, counted)
+    return first, again, model_of([needed[rank] for rank in ranks], held, again.looked_up_at, again.answer_s)
