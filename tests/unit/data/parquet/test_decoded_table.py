@@ -1,4 +1,4 @@
-"""Decoded tables whose columns of numbers are no objects of Arrow yet: the same tables as those of Arrow."""
+"""A decoded table whose columns of numbers become Arrow arrays lazily equals the table of Arrow."""
 
 from __future__ import annotations
 
