@@ -87,8 +87,11 @@ def corrupt_page(rng: random.Random, folder: Path) -> CaseOutcome:
     content[rng.randrange(4, _end_of_pages(content))] ^= 1 << rng.randrange(8)
 
     def strike() -> None:
-        path.write_bytes(content)
-        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        # Written in place, it would have another time for a moment.
+        new = path.with_suffix(".new")
+        new.write_bytes(content)
+        os.utime(new, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+        new.rename(path)
 
     return run(rng, setting, path, strike, CorruptFile)
 

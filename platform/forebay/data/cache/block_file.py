@@ -124,7 +124,10 @@ def map_block(path: Path, key: str, *, verify: bool, size: int | None = None) ->
             size = os.fstat(file.fileno()).st_size
             header, start = _header_of_key(file.read, path, size, key)
             _verify(file, size)
-        memory = _memory(path, size)
+            memory = _memory(path, size)
+            # While it is open, no other file has its number.
+            if path.lstat().st_ino != os.fstat(file.fileno()).st_ino:
+                raise BadBlock(f"{path} was replaced while it was verified.", path=str(path))
     else:
         # Not opened twice: each call of the system hands the GIL over, and this is in the gathering thread.
         if size is None:

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from forebay.data.cache import block_file
 from forebay.data.cache.block_file import BadBlock, block_file_bytes, map_block, read_header, write_block
 from forebay.data.transform.block import ATTACHED, Block
 
@@ -81,6 +82,23 @@ def test_every_flipped_bit_is_found(tmp_path: Path) -> None:
         path.write_bytes(bad)
         with pytest.raises(BadBlock):
             map_block(path, KEY, verify=True)
+
+
+def test_only_the_file_that_was_verified_is_mapped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may replace it in between."""
+    path = stored(tmp_path / "block", Block.of({"x": np.arange(3000)}))
+    bad = bytearray(path.read_bytes())
+    bad[-1000] ^= 1
+    verify = block_file._verify
+
+    def replaced(file: Any, size: int) -> None:
+        verify(file, size)
+        (tmp_path / "new").write_bytes(bad)
+        (tmp_path / "new").rename(path)
+
+    monkeypatch.setattr(block_file, "_verify", replaced)
+    with pytest.raises(BadBlock, match=r"block was replaced while it was verified"):
+        map_block(path, KEY, verify=True)
 
 
 def test_every_truncation_and_addition_is_found_without_reading_the_arrays(tmp_path: Path) -> None:

@@ -164,7 +164,11 @@ def num_gpus(devices: str = "/dev") -> int:
 
     Not of this process: the actor of a node may use none, and works for trainers that do.
     """
-    return len([path for path in Path(devices).glob("nvidia*") if path.name.removeprefix("nvidia").isdecimal()])
+    try:
+        names = os.listdir(devices)  # noqa: PTH208 - names alone
+    except OSError:  # not this system's, or no descriptor is left: numbers of threads depend on it, nothing else
+        return 0
+    return len([name for name in names if name.startswith("nvidia") and name.removeprefix("nvidia").isdecimal()])
 
 
 def usable_cores(root: str = "/") -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import pickle
@@ -66,10 +67,16 @@ def test_data_workers_take_what_training_leaves(
     assert DataWorkers().times(8).num_cores(cores) == cores
 
 
-def test_gpus_are_counted_by_their_devices(tmp_path: Path) -> None:
+def test_gpus_are_counted_by_their_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("nvidia0", "nvidia1", "nvidia12", "nvidiactl", "nvidia-uvm", "nvme0", "null"):
         (tmp_path / name).touch()
     assert (data_workers.num_gpus(str(tmp_path)), data_workers.num_gpus(str(tmp_path / "none"))) == (3, 0)
+
+    def no_descriptor_left(_: str) -> list[str]:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    monkeypatch.setattr(os, "listdir", no_descriptor_left)
+    assert data_workers.num_gpus(str(tmp_path)) == 0, "fewer threads, not the end of a loader"
 
 
 @pytest.mark.parametrize(("share", "start", "least"), [(0.01, 2, 2), (1.0, 64, 4)])
