@@ -10,8 +10,12 @@ from tests.soak.faults import load
 from tests.soak.slots import CaseSlot
 
 load(under_ray=False)
+WITH_LAWS = ("spawn", "early-break", "read-error", "short-read", "throttled", "removed-object", "racing-threads")
+"""Faults whose mechanisms have laws below tests/unit."""
 CASES = [
-    pytest.param(Case(name, seed), id=f"{name}-{seed}", marks=pytest.mark.variation if seed else ())
+    pytest.param(
+        Case(name, seed), id=f"{name}-{seed}", marks=pytest.mark.variation if seed or name in WITH_LAWS else ()
+    )
     for name in FAULTS
     for seed in range(TERMS[name].quick)
     if not TERMS[name].group

@@ -111,7 +111,7 @@ def train(collective: Collective, kind: type[nn.Module], data: Data, epochs: int
     ("kind", "lanes", "rows", "global_batch"),
     [
         (Mlp, 4, (61, 1, 40, 9), 16),
-        (Mlp, 6, (61, 1, 40, 9), 23),
+        pytest.param(Mlp, 6, (61, 1, 40, 9), 23, marks=pytest.mark.variation),
         (Mlp, 7, (9, 1, 3, 5), 7),
         (Cnn, 16, (61, 1, 140, 9), 64),
     ],

@@ -160,8 +160,7 @@ kinds = pytest.mark.parametrize(
     "bench",
     [
         mixed,
-        windows,
-        *(pytest.param(each, marks=pytest.mark.variation) for each in (plain, sampled, mixed_windows)),
+        *(pytest.param(each, marks=pytest.mark.variation) for each in (windows, plain, sampled, mixed_windows)),
     ],
     indirect=True,
 )
