@@ -122,7 +122,8 @@ def check_cache(setting: SoakSetting, *, may_be_damaged: bool = False) -> None:
         cache.verify()
     report = cache.verify()
     assert not report.bad, f"{report.bad} of {report.checked} blocks were damaged and had not been found"
-    assert sorted(path.name for path in (cache.path / "temp").iterdir()) == [], "unfinished files are left"
+    left = sorted(path.name for path in (cache.path / "temp").iterdir())
+    assert left == [], f"unfinished files are left: {left}"
     assert sum(use.blocks for use in cache.datasets()) == report.checked, "the accounts and the blocks differ"
     _check_unlocked(cache.path / "locks")
     check(setting, epoch(setting.with_disk(cache)))

@@ -184,8 +184,13 @@ class Siege:
             self.forgets = True
 
             def back() -> None:
-                with suppress(FileExistsError, FileNotFoundError), path.open("xb") as file:
-                    file.write(content)
+                kept = self.share / "claim"
+                try:
+                    with suppress(FileExistsError, FileNotFoundError):
+                        kept.write_bytes(content)  # whole or not at all: the disk may be full
+                        os.link(kept, path)
+                finally:
+                    kept.unlink(missing_ok=True)
 
             if self.rng.random() < 0.7:
                 self._later(back, 0.5)

@@ -91,7 +91,8 @@ def _link(path: Path, content: bytes) -> FileLock | None:
     descriptor, draft = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     lock = FileLock(descriptor)
     try:
-        os.write(descriptor, content)
+        with open(descriptor, "wb", closefd=False) as file:  # a disk without room may take a part at first
+            file.write(content)
         os.fchmod(descriptor, 0o666 & ~UMASK)
         # Before the link: after a crash, a claim that is there but empty would be read.
         os.fsync(descriptor)

@@ -58,6 +58,19 @@ def test_what_is_created_is_neither_held_open_nor_locked(tmp_path: Path) -> None
     lock.release()
 
 
+def test_what_has_no_room_appears_not_even_in_part(tmp_path: Path) -> None:
+    """A nearly full disk takes a part of a write, and refuses the next one."""
+    code = (
+        "import errno, resource, sys; from forebay.storage.exclusive import create_exclusively\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "try: create_exclusively(sys.argv[1], bytes(10_000))\n"
+        "except OSError as error: sys.exit(error.errno != errno.EFBIG)\n"
+        "sys.exit('created')"
+    )
+    subprocess.run([sys.executable, "-c", code, str(tmp_path / "claim")], check=True)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_locked_from_birth_until_its_process_ends(tmp_path: Path) -> None:
     path = tmp_path / "1.json"
     with subprocess.Popen(
