@@ -41,7 +41,7 @@ def test_submitted_twice_runs_once_and_its_words_meet_no_shell(jobs: Jobs, capfd
     job = submit(path, "slurm")
     assert submit(path, "slurm").status().state in ("starting", "running")
     until(lambda: job.status().is_over, "the end", 120)
-    assert job.status().state == "succeeded"
+    assert (status := job.status()).state == "succeeded", (status, jobs.cluster.call("scontrol", "show", "jobs"))
     assert list(job.logs()) == ['it\'s $HOME; `ls` "x"']
     shown = jobs.cluster.call("squeue", "--noheader", "--states=all", "--format=%j %T").split()
     assert [each for each in shown if each.startswith("fb-words-")] == [shown[0]], "one job of SLURM"
