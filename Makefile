@@ -74,7 +74,7 @@ test: ruff
 	@$(MAKE) --no-print-directory types > $(VENV)/types.log 2>&1 & types=$$!; failed=; \
 	  $(MAKE) --no-print-directory compile || failed=1; \
 	  echo "== pytest"; rm -f .pytest_cache/v/cache/lastfailed; \
-	  $(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) || { [ $$? = 1 ] && $(BIN)/python -m tests.again; } || failed=1; \
+	  $(BIN)/python -m pytest --processes $(TEST_PROCESSES) || { [ $$? = 1 ] && $(BIN)/python -m tests.again; } || failed=1; \
 	  wait $$types || failed=1; cat $(VENV)/types.log; [ -z "$$failed" ]
 
 check: export OMP_NUM_THREADS = 1
@@ -82,7 +82,7 @@ check: export OPENBLAS_NUM_THREADS = 1
 check: export FOREBAY_RARE_GC = 1
 check: lint
 	@echo "== pytest, without processes"
-	@$(BIN)/python -m pytest --quick --numprocesses 2 -p no:cacheprovider --quiet tests/unit tests/house
+	@$(BIN)/python -m pytest --quick --processes 2 -p no:cacheprovider --quiet tests/unit tests/house
 
 test-all: lint
 	@echo "== horovod"
@@ -92,7 +92,7 @@ test-all: lint
 	@scripts/install_slurm.sh --or-skip
 	@$(MAKE) --no-print-directory deepspeed
 	@echo "== pytest, with all variations"
-	@$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) -m "not soak"
+	@$(BIN)/python -m pytest --processes $(TEST_PROCESSES) -m "not soak"
 	@$(MAKE) --no-print-directory first-half-hour
 
 first-half-hour: $(INSTALLED_TEST)
@@ -186,7 +186,7 @@ bench-tables: $(INSTALLED)
 # Half of the time goes into waits, for lost clusters and for Ray to start: two processes, each with its own clusters.
 k8s: $(INSTALLED_TEST)
 	@echo "== pytest, on a control plane"
-	@$(BIN)/python -m pytest -m k8s --numprocesses 2 tests/k8s
+	@$(BIN)/python -m pytest -m k8s --processes 2 tests/k8s
 
 docs: $(INSTALLED)
 	@echo "== the site: scripts/build_docs.py"

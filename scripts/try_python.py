@@ -50,7 +50,7 @@ def environment(version: str) -> Path:
     python = str(folder / "bin" / "python")
     if not Path(python).exists():
         _run([interpreter(version), "-m", "venv", str(folder)])
-    _run([python, *INSTALL, "--editable", f"{ROOT}[ray]", "pytest>=8.4", "pytest-timeout>=2.3", "pytest-xdist>=3.6"])
+    _run([python, *INSTALL, "--editable", f"{ROOT}[ray]", "pytest>=8.4", "pytest-timeout>=2.3"])
     wanted = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]["test"]
     others = [each for each in wanted if not each.startswith("forebay")]
     if not _is_done([python, *INSTALL, "--only-binary", ":all:", *others]):

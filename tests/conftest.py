@@ -17,12 +17,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
-from tests.schedule import LongestFirst, is_quick, module_of, save_durations, seconds_by, starts_ray
-from xdist.remote import Producer
+from tests.schedule import is_quick, module_of, save_durations, seconds_by, starts_ray
 
 from forebay.data.parquet import footer_store
 from forebay.runtime import gpus
 
+pytest_plugins = ["tests.processes"]
 # The time of an example means nothing on a machine with other work.
 settings.register_profile("forebay", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("few", settings.get_profile("forebay"), max_examples=30)
@@ -36,7 +36,7 @@ for _size in ("COLUMNS", "LINES"):
 GRACE_S = 30.0
 OF_HELPERS = (
     *("tests/unit/bench/", "tests/unit/studies/", "tests/unit/testing/"),
-    *("tests/fuzz/test_harness.py", "tests/soak/test_harness.py"),
+    *("tests/fuzz/test_harness.py", "tests/soak/test_harness.py", "tests/test_processes.py"),
 )
 SETTLE_S = 0.02
 # One event loop per process that fsspec starts on first use and never stops.
@@ -92,7 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     """Show where the time of a whole run went."""
-    if not config.getoption("numprocesses", None):
+    if not config.getoption("processes"):
         return
     reports = [
         report for group in terminalreporter.stats.values() for report in group if isinstance(report, pytest.TestReport)
@@ -141,11 +141,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         case = item.callspec.id if hasattr(item, "callspec") else None
         if getattr(item, "originalname", None) in variations or case in getattr(cls, "varied_cases", ()):
             item.add_marker(pytest.mark.variation)
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LongestFirst:
-    """`make test` balances its processes by the durations of the last recorded run."""
-    return LongestFirst(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -5,14 +5,11 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from pathlib import Path
 
 import pytest
-from xdist.remote import Producer
-from xdist.scheduler import LoadScopeScheduling
-from xdist.workermanage import WorkerController
 
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds per module of tests, from a run with `--save-durations`. A missing module counts as short."""
@@ -52,6 +49,7 @@ def module_of(test: str) -> str:
     return test.partition("::")[0]
 
 
+@cache
 def load_durations() -> dict[str, float]:
     """Seconds per module, as recorded."""
     recorded: dict[str, float] = json.loads(DURATIONS.read_text()) if DURATIONS.exists() else {}
@@ -72,32 +70,22 @@ def save_durations(reports: Iterable[pytest.TestReport]) -> None:
     DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
 
 
-class LongestFirst(LoadScopeScheduling):
-    """Runs each module in one process, so that its fixtures are set up once. Hands out the longest modules first.
+def next_module(modules: Collection[str], process: int, num_processes: int) -> str:
+    """Module to run in `process`: the longest of the kind it prefers.
 
-    The first processes, at most two and not the last one, start with the modules that need Ray. They go on with the
-    others, and the last process ends with those that need Ray. A Ray takes 4 CPU seconds to start, and stays up for the
-    later modules of its process. So modules that end it come first.
+    A module runs in one process, so that its fixtures are set up once. The first processes, at most two and not the
+    last one, start with the modules that need Ray. They go on with the others, and the last process ends with those
+    that need Ray. A Ray takes 4 CPU seconds to start, and stays up for the later modules of its process. So modules
+    that end it come first.
     """
-
-    def __init__(self, config: pytest.Config, log: Producer) -> None:
-        super().__init__(config, log)
-        self._seconds = load_durations()
-
-    def _split_scope(self, nodeid: str) -> str:
-        return module_of(nodeid)
-
-    def _assign_work_unit(self, node: WorkerController) -> None:
-        processes = list(self.assigned_work)
-        prefers_ray = processes.index(node) < max(1, min(RAYS_AT_ONCE, len(processes) - 1))
-        module = min(
-            self.workqueue,
-            key=lambda module: (
-                starts_ray(module) != prefers_ray,
-                starts_ray(module) and not ends_ray(module),
-                -self._seconds.get(module, 0.0),
-                module,
-            ),
-        )
-        self.workqueue.move_to_end(module, last=False)
-        super()._assign_work_unit(node)
+    prefers_ray = process < max(1, min(RAYS_AT_ONCE, num_processes - 1))
+    seconds = load_durations()
+    return min(
+        modules,
+        key=lambda module: (
+            starts_ray(module) != prefers_ray,
+            starts_ray(module) and not ends_ray(module),
+            -seconds.get(module, 0.0),
+            module,
+        ),
+    )

@@ -41,7 +41,7 @@ def test_submitted_twice_runs_once_and_its_words_meet_no_shell(jobs: Jobs, capfd
     job = submit(path, "slurm")
     assert submit(path, "slurm").status().state in ("starting", "running")
     until(lambda: job.status().is_over, "the end", 120)
-    assert (status := job.status()).state == "succeeded", (status, jobs.cluster.call("scontrol", "show", "jobs"))
+    assert (status := job.status()).state == "succeeded", status
     assert list(job.logs()) == ['it\'s $HOME; `ls` "x"']
     shown = jobs.cluster.call("squeue", "--noheader", "--states=all", "--format=%j %T").split()
     assert [each for each in shown if each.startswith("fb-words-")] == [shown[0]], "one job of SLURM"
@@ -62,6 +62,17 @@ def test_a_waiting_job_says_why_and_can_be_stopped(jobs: Jobs) -> None:
         until(lambda: jobs.cluster.call("squeue", "--noheader") == "", "an empty queue", 30)
     finally:
         jobs.cluster.call("scontrol", "update", "NodeName=n1,n2", "State=RESUME")
+
+
+@pytest.mark.variation
+def test_a_job_whose_ray_does_not_start_says_why(jobs: Jobs) -> None:
+    path = write(jobs, "no-ray", "print(1)")
+    path.write_text(path.read_text().replace("env = {", 'env = {TMPDIR = "/proc", '))
+    job = submit(path, "slurm")
+    until(lambda: job.status().is_over, "the end", 120)
+    assert (status := job.status()).state == "lost"
+    assert "SLURM: FAILED (NonZeroExitCode), job " in status.why
+    assert "Ray has no folder ([Errno 2] No such file or directory" in status.why, status.why
 
 
 @pytest.mark.variation

@@ -8,12 +8,14 @@ import sys
 import time
 
 from forebay.errors import InvalidOption
-from forebay.fleet.client.submission import SLURM, VARIABLE, JobFiles, Standing, Submission
+from forebay.fleet.client.submission import LONGEST_TEXT, SLURM, VARIABLE, JobFiles, Standing, Submission
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.slurm.commands import ENDED, WAITING, QueuedJob, ask, cluster_name, earlier_jobs, jobs_named, tell
 from forebay.fleet.slurm.script import batch_script, options_of
 from forebay.fleet.spec.fields import fault
+from forebay.runtime.formatting import printable
 from forebay.runtime.uris import has_local_name
+from forebay.storage.credentials import redact
 
 ASK_EVERY_S = 5.0
 """Time for which an answer of squeue is used again: the controller of a large cluster has other work."""
@@ -56,7 +58,9 @@ class SlurmBackend:
             return Standing()
         if newest.state in WAITING:
             return Standing(is_waiting=True, why=newest.text)
-        return Standing(why=newest.text if newest.state in ENDED else "")
+        if newest.state not in ENDED:
+            return Standing()
+        return Standing(why=": ".join(filter(None, (newest.text, _shown(newest.last_line())))))
 
     def end(self, submission: Submission) -> None:
         for each in self._of(submission) or ():
@@ -87,6 +91,10 @@ def script_of(submission: Submission) -> str:
         python=sys.executable,
         shared=JobFiles(storage=storage, name=submission.spec.name).folder if has_local_name(storage) else "",
     )
+
+
+def _shown(line: str) -> str:
+    return printable(redact(line))[:LONGEST_TEXT]
 
 
 def _name(submission: Submission) -> str:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from forebay.errors import InvalidOption
+from forebay.storage.atomic import open_regular
 
 ANSWER_S = 30.0
 ENDED = frozenset(
@@ -15,17 +18,19 @@ ENDED = frozenset(
 )
 """States of a job that does not run again. A requeued one is `PENDING`."""
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "CONFIGURING"})
-_QUEUE_FORM = "%i|%T|%r|%k"
-_HISTORY_FORM = "JobID,State,Comment"
+_QUEUE_FORM = "%i|%T|%r|%Z|%k"
+_HISTORY_FORM = "JobID,State,WorkDir,Comment"
+_TAIL = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuedJob:
-    """A job as SLURM shows it. `comment` is the submission's id."""
+    """A job as SLURM shows it. `comment` is the submission's id, `folder` is where it runs."""
 
     job: str
     state: str
     reason: str = ""
+    folder: str = ""
     comment: str = ""
 
     @property
@@ -33,6 +38,22 @@ class QueuedJob:
         """State for people, such as `PENDING (Resources), job 17`."""
         reason = f" ({self.reason})" if self.reason not in ("", "None") else ""
         return f"SLURM: {self.state}{reason}, job {self.job}"
+
+    def last_line(self) -> str:
+        """Return the last line of its log, empty where this user has none here.
+
+        What ended before it recorded anything has left its reason there: Ray that did not start, a missing Python.
+        """
+        try:
+            with open_regular(Path(self.folder) / f"slurm-{self.job}.out") as file:
+                found = os.fstat(file.fileno())
+                if not self.folder or found.st_uid != os.geteuid():  # anyone may name a folder
+                    return ""
+                file.seek(max(0, found.st_size - _TAIL))
+                lines = file.read(_TAIL).decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        return next((line.strip() for line in reversed(lines) if line.strip()), "")
 
 
 def require_command(name: str, error: OSError) -> InvalidOption:
@@ -85,7 +106,7 @@ def jobs_named(name: str) -> tuple[QueuedJob, ...] | None:
     None if it gives no answer. Ended jobs leave after `MinJobAge`, 5 minutes by default.
     """
     found = ask(["squeue", "--noheader", "--states=all", "--sort=i", f"--name={name}", f"--format={_QUEUE_FORM}"])
-    return None if found is None else tuple(_job(line) for line in found.splitlines() if line.strip())
+    return None if found is None else tuple(_job(*line.split("|", 3)) for line in found.splitlines() if line.strip())
 
 
 def earlier_jobs(name: str) -> tuple[QueuedJob, ...]:
@@ -95,9 +116,9 @@ def earlier_jobs(name: str) -> tuple[QueuedJob, ...]:
     """
     words = ["sacct", "--noheader", "--parsable2", "--allocations", "--starttime=now-30days", f"--name={name}"]
     found = ask([*words, f"--format={_HISTORY_FORM}"]) or ""
-    lines = (line.split("|") for line in found.splitlines())
+    lines = (line.split("|", 2) for line in found.splitlines() if line.strip())
     # `CANCELLED by 1000`
-    return tuple(QueuedJob(job=job, state=state, comment=comment) for job, state, comment in lines)
+    return tuple(_job(job, state, "", rest) for job, state, rest in lines)
 
 
 def cluster_name() -> str:
@@ -113,6 +134,6 @@ def _run(words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _job(line: str) -> QueuedJob:
-    job, state, reason, comment = line.strip().split("|", 3)
-    return QueuedJob(job=job, state=state, reason=reason, comment=comment)
+def _job(job: str, state: str, reason: str, rest: str) -> QueuedJob:
+    folder, _, comment = rest.strip().rpartition("|")  # the name of a folder may have this sign, too
+    return QueuedJob(job=job.strip(), state=state, reason=reason, folder=folder, comment=comment)

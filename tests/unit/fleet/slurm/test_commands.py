@@ -1,0 +1,42 @@
+"""The log of a SLURM job gives the reason of its end."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from forebay.fleet.slurm.commands import QueuedJob
+
+
+@pytest.mark.parametrize(
+    ("content", "line"),
+    [
+        (b"", ""),
+        (b"\n \n", ""),
+        (b"one\ntwo\n", "two"),
+        (b"\xff no text\n\n", "\ufffd no text"),
+        (b"x" * 9000 + b"\nlast", "last"),
+        (b"x" * 9000, "x" * 4096),
+    ],
+)
+def test_last_line_of_a_log(content: bytes, line: str, tmp_path: Path) -> None:
+    (tmp_path / "slurm-7.out").write_bytes(content)
+    assert QueuedJob(job="7", state="FAILED", folder=str(tmp_path)).last_line() == line
+
+
+@pytest.mark.parametrize("case", ["missing", "pipe", "folder", "unknown folder", "of another user"])
+def test_what_is_no_log_of_this_user_is_not_read(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "slurm-7.out"
+    if case == "pipe":
+        os.mkfifo(path)
+    elif case == "folder":
+        path.mkdir()
+    elif case != "missing":
+        path.write_text("words")
+    if case == "of another user":
+        monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
+    folder = "" if case == "unknown folder" else str(tmp_path)
+    assert QueuedJob(job="7", state="FAILED", folder=folder).last_line() == ""
