@@ -14,7 +14,6 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -32,21 +31,17 @@ RAY = str(Path(sys.executable).parent / "ray")
 @pytest.fixture
 def dashboard(ray_off: None, tmp_path: Path) -> Iterator[str]:
     """A cluster of one node that accepts jobs, started by hand as a user would start it."""
-    ports = dict(
-        zip(
-            ("port", "dashboard-port", "dashboard-agent-listen-port", "ray-client-server-port"),
-            free_ports(4),
-            strict=True,
-        )
-    )
+    port, client_port = free_port(), free_port()
     start = [RAY, "start", "--head", "--block", "--num-cpus=8", "--disable-usage-stats"]
     # A folder of its own: Ray gives a job the address that the newest cluster wrote into the common one, and a test
     # beside this one may have started that. Its sockets need a short path.
     folder = Path(tempfile.mkdtemp(prefix="ray-", dir="/tmp"))
     with (tmp_path / "ray.log").open("w") as log:
-        options = [f"--temp-dir={folder}", *(f"--{name}={port}" for name, port in ports.items())]
+        # Ray chooses the others. One chosen here may be taken by a process beside, before Ray takes it.
+        options = [f"--temp-dir={folder}", f"--dashboard-port={port}", f"--ray-client-server-port={client_port}"]
+        options += ["--port=0", "--dashboard-agent-listen-port=0"]
         head = subprocess.Popen([*start, *options], stdout=log, stderr=log, start_new_session=True)
-    address = f"http://127.0.0.1:{ports['dashboard-port']}"
+    address = f"http://127.0.0.1:{port}"
     until_it_answers(address)
     yield address
     # The whole group: with --block the head waits for its children, which do not wait for it. Some never end by that.
@@ -59,12 +54,10 @@ def dashboard(ray_off: None, tmp_path: Path) -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as open_sockets:
-        sockets = [open_sockets.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def until_it_answers(address: str) -> None:

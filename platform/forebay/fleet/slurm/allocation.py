@@ -30,7 +30,7 @@ from forebay.runtime.termination import Termination
 
 NODE = "forebay.fleet.slurm.ray_node"
 READY = "forebay-node-is-ready"
-"""Begins the line of a node whose Ray runs. The step's number and the node's name follow."""
+"""Begins the line of a node whose Ray runs. The step's number, the node's name and the cluster's address follow."""
 NODES_WITHIN_S = 180.0
 
 log = logging.getLogger(__name__)
@@ -77,9 +77,7 @@ def ray_of(allocation: Allocation, shared: str = "") -> Iterator[Mapping[str, st
     Yields the variables with which a process connects. Raises `RayNotStarted`, and `UnusableStorage` if a node does not
     see the folder `shared`.
     """
-    address = own_address(allocation.nodes)
     variables = {
-        "RAY_ADDRESS": f"{address}:{_free_port(address)}",
         # Other users of a node reach its ports.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -87,15 +85,15 @@ def ray_of(allocation: Allocation, shared: str = "") -> Iterator[Mapping[str, st
     with ExitStack() as stack:
         mark = stack.enter_context(_marked(shared)) if shared and len(allocation.nodes) > 1 else ""
         words = [sys.executable, "-m", NODE, f"{allocation.job}-{allocation.restarts}", mark]
-        head = stack.enter_context(_Nodes([*words, "head"], variables))
+        head = stack.enter_context(_Nodes([*words, "head", own_address(allocation.nodes)], variables))
         head.wait(1, NODES_WITHIN_S)
         if len(allocation.nodes) > 1:
-            others = stack.enter_context(_Nodes([*_srun(allocation), *words, "worker"], variables))
+            others = stack.enter_context(_Nodes([*_srun(allocation), *words, "worker", head.address], variables))
             others.wait(len(allocation.nodes) - 1, NODES_WITHIN_S)
             others.leave()
             stack.callback(ask, ["scancel", "--signal=KILL", f"{allocation.job}.{others.step}"])
         log.info("Ray runs on %s", ", ".join(allocation.nodes))
-        yield variables
+        yield {**variables, "RAY_ADDRESS": head.address}
 
 
 def own_address(nodes: Sequence[str]) -> str:
@@ -125,7 +123,7 @@ class _Nodes:
         self._ready: list[str] = []
         self._said: list[str] = []
         self._has_ended = threading.Event()
-        self.step = ""
+        self.step, self.address = "", ""
         begin(threading.Thread(target=self._read, name="forebay-nodes", daemon=True))
 
     def __enter__(self) -> Self:
@@ -156,7 +154,7 @@ class _Nodes:
         for line in self._process.stdout:
             word, _, rest = line.strip().partition(" ")
             if word == READY:
-                self.step, _, name = rest.partition(" ")
+                self.step, name, self.address = rest.split(" ")
                 self._ready.append(name)
             else:
                 self._said.append(line.strip())
@@ -199,12 +197,6 @@ def _marked(folder: str) -> Iterator[str]:
         yield str(mark)
     finally:
         mark.unlink(missing_ok=True)
-
-
-def _free_port(address: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return int(probe.getsockname()[1])
 
 
 def _run(words: Sequence[str], variables: Mapping[str, str]) -> int:

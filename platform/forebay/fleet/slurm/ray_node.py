@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -11,29 +12,36 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 LONGEST_ROOT = 18
 """Bytes of a folder that leave room for the names of Ray's sockets."""
 LOOKS = 40
 LOOK_EVERY_S = 0.5
+TRIES = 3
+"""Starts of Ray. It gives up where its own processes take half a minute, as on a busy node."""
+_FIRST_PORT, _PORTS = 20_000, 12_000
 _TMP = Path("/tmp")  # noqa: S108 - the node's own disk
-_STARTED = "Ray runtime started"
+_LOG = "start.log"
+_ADDRESS = "ray_current_cluster"
+"""File in the folder of a Ray that has started, with the address of its cluster."""
 
 
 def start_words(role: str, address: str, folder: Path, environment: Mapping[str, str]) -> list[str]:
     """Return the words that start Ray on this node.
 
-    No port is Ray's default: several jobs may share a node.
+    No port is Ray's default: several jobs may share a node. Ray chooses those that it can choose, so that no other
+    process takes one in between.
     """
     words = [sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"]
     words += [f"--temp-dir={folder}", f"--num-cpus={environment.get('SLURM_CPUS_ON_NODE') or os.cpu_count()}"]
-    words += [f"--num-gpus={num_gpus(environment)}", f"--dashboard-agent-listen-port={_free_port()}"]
+    words += [f"--num-gpus={num_gpus(environment)}", "--dashboard-agent-listen-port=0"]
     words += ["--min-worker-port=0", "--max-worker-port=0"]
-    host, _, port = address.rpartition(":")
     if role == "worker":
         return [*words, f"--address={address}"]
-    head = ["--head", f"--node-ip-address={host}", f"--port={port}", "--include-dashboard=false"]
+    head = ["--head", f"--node-ip-address={address}", "--port=0", "--include-dashboard=false"]
     return [*words, *head, f"--ray-client-server-port={_free_port()}"]
 
 
@@ -70,32 +78,37 @@ def temporary_folder(name: str, environment: Mapping[str, str]) -> Path:
 
 
 def main(words: Sequence[str]) -> int:
-    """Start Ray, say so, and wait for its end."""
-    name, mark, role = words
+    """Start Ray, say where it runs, and wait for its end."""
+    name, mark, role, address = words
     # A requeue sends SIGTERM to all processes: Ray has to outlive it until the run has saved its checkpoint.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     host = socket.gethostname()
     if mark and not _sees(Path(mark)):
         _say(f"the node {host} does not see {Path(mark).parent}: give a folder that all nodes share as the storage.")
         return 1
-    try:
-        folder = temporary_folder(name, os.environ)
-    except OSError as error:
-        _say(f"{host}: Ray has no folder ({error}). Set TMPDIR to a folder on the node's disk.")
-        return 1
-    log = folder / "start.log"
-    with log.open("wb") as file:
-        process = subprocess.Popen(  # noqa: S603 - words of this file
-            start_words(role, os.environ["RAY_ADDRESS"], folder, os.environ),
-            stdin=subprocess.DEVNULL, stdout=file, stderr=file,
-        )  # fmt: skip
-    while _STARTED not in log.read_text(errors="replace"):
-        if process.poll() is not None:
-            _say(f"{host}: Ray ended with code {process.returncode}: {log.read_text(errors='replace')[-1500:]}")
+    said = ""
+    for _ in range(TRIES):
+        try:
+            folder = temporary_folder(name, os.environ)
+        except OSError as error:
+            _say(f"{host}: Ray has no folder ({error}). Set TMPDIR to a folder on the node's disk.")
             return 1
-        time.sleep(0.1)
-    _say(f"forebay-node-is-ready {os.environ.get('SLURM_STEP_ID', '')} {host}")
-    return process.wait()
+        process = _start(start_words(role, address, folder, os.environ), folder)
+        while process.poll() is None:
+            if cluster := _read(folder / _ADDRESS):
+                _say(f"forebay-node-is-ready {os.environ.get('SLURM_STEP_ID', '')} {host} {cluster}")
+                return process.wait()
+            time.sleep(0.1)
+        log = _read(folder / _LOG)
+        print(log, file=sys.stderr, flush=True)
+        said = f"{host}: Ray ended with code {process.returncode}: {log.splitlines()[-1] if log else ''}"
+    _say(said)
+    return 1
+
+
+def _start(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    with (folder / _LOG).open("wb") as log:
+        return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # noqa: S603 - of this file
 
 
 def _sees(mark: Path) -> bool:
@@ -107,10 +120,24 @@ def _sees(mark: Path) -> bool:
     return False
 
 
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+
+
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that no process listens at.
+
+    Not one of those that the system gives to connections, which begin all the time.
+    """
+    first = _FIRST_PORT + secrets.randbelow(_PORTS)
+    for port in chain(range(first, _FIRST_PORT + _PORTS), range(_FIRST_PORT, first)):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return port
+    return first
 
 
 def _say(text: str) -> None:
