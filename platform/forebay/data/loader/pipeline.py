@@ -5,7 +5,6 @@ Epoch after epoch.
 
 from __future__ import annotations
 
-import math
 import os
 import threading
 import time
@@ -107,7 +106,7 @@ class Pipeline:
     Once an epoch is made, the thread goes on with the next one, at most one ahead of the trainer. If `options.epochs`
     does not say that this one comes, it plans the first window, maps its blocks and gathers two batches, as far as
     they are in the cache. Before the trainer begins, it reads no source, calls no function of the user and counts
-    nothing. It ends after 10 s without the trainer, or once `owner` returns None.
+    nothing. It ends 10 s after the trainer has taken all batches before it, or once `owner` returns None.
 
     Args:
         options: Options of the loader.
@@ -247,9 +246,12 @@ class Pipeline:
         Raises `LoaderClosed` if it does not.
         """
         making = self._making
-        give_up = math.inf if making.is_sure else time.monotonic() + _KEPT_S
+        needed_at = time.monotonic()
         while not making.begun.wait(_POLL_S):
-            if self._owner() is None or time.monotonic() >= give_up:
+            # The trainer may stop for minutes with batches of a small epoch in the queue: it uses the cache meanwhile.
+            if making.is_sure or any(each.queue.held_bytes for each in [*self._epochs] if each is not making):
+                needed_at = time.monotonic()
+            if self._owner() is None or time.monotonic() - needed_at >= _KEPT_S:
                 with self._lock:
                     if not making.begun.is_set():
                         self._epochs.remove(making)

@@ -151,6 +151,21 @@ def test_an_epoch_that_does_not_come_ends_by_itself(
         loader.close()
 
 
+def test_a_trainer_that_stops_between_two_batches_goes_on_using_the_cache(
+    small: Any, cache: fb.DiskCache, epoch_ids: Ids, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pipeline, "_KEPT_S", 0.1)
+    with small.loader(cache) as loader:
+        batches = iter(loader)
+        found = [next(batches)]
+        until(lambda: epoch_made(loader) == 1)
+        time.sleep(0.6)  # three looks at the time
+        assert cache.users()
+        found += [*batches]
+        until(lambda: not cache.users())
+        assert [epoch_ids(found), epoch_ids(loader)] == expected(small, epoch_ids, 2)
+
+
 @pytest.mark.usefixtures("gatherers")
 def test_an_epoch_left_early_goes_on_where_it_was(small: Any, cache: fb.DiskCache, epoch_ids: Ids) -> None:
     first, second = expected(small, epoch_ids, 2)
