@@ -17,7 +17,7 @@ STEPS := 2> >(grep -v '^WARNING' >&2) | \
 help:
 	@echo "make demo    train the click model on a click log, with 2 workers under Ray; minutes, install included"
 	@echo "make check   lint, types, and the unit tests that start no process: two minutes, at every save"
-	@echo "make test    every check, and a test of every mechanism; TEST_PROCESSES=3 run side by side"
+	@echo "make test    every check, and a test of every mechanism; TEST_PROCESSES=4 run side by side"
 	@echo "make test-all  the same with all variations of each mechanism; about twice as long"
 	@echo "make test-ray-range RAY=2.61.0  what exercises Ray, on another version of it; several, if RAY names several"
 	@echo "make test-python PYTHON=3.13  the unit tests and a run on Ray, on another Python, in an environment of its own"
@@ -47,9 +47,9 @@ demo: $(INSTALLED)
 	@$(BIN)/python -m forebay run jobs/train_ctr.py
 
 # A test under Ray waits for two thirds of its time, for processes to start and for deadlines. So two processes run
-# those, and a third one the tests that compute (tests/schedule.py). With four, two cores are busy for 99 % of the time
-# instead of 86 %, and tests that wait for SLURM or a job of Ray fail beside the others.
-TEST_PROCESSES ?= 3
+# those, and two the tests that compute (tests/schedule.py). They keep two cores busy for 99 % of the time; three of
+# them for 86 %.
+TEST_PROCESSES ?= 4
 
 # Tests start some 300 processes on few cores. Libraries that start a thread per core spin at each other's expense, and
 # a quarter of the time of an import goes into looking for garbage: `test-all` and `soak` run with both as they are.

@@ -16,6 +16,7 @@ from multiprocessing.connection import Connection, Pipe, wait
 from typing import Any
 
 import pytest
+from tests.preloaded.server import FORK_SAFE_THREADS, threads
 from tests.schedule import module_of, next_module
 
 ENDED_WELL = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED)
@@ -77,6 +78,8 @@ class _Processes:
 
     def run(self) -> bool:
         """Run all tests. Returns in each of the processes, too."""
+        if lost := threads() - FORK_SAFE_THREADS:
+            raise pytest.UsageError(f"a module of tests has started threads, which a fork loses: {', '.join(lost)}")
         for number in range(self._count):
             if (connection := self._fork(number)) is not None:
                 return _run_tests(self._session, connection, number)

@@ -158,6 +158,13 @@ def test_errors_of_collection_end_it(folder: Path) -> None:
     assert not (folder / "ran").exists()
 
 
+def test_a_thread_of_a_module_is_refused(folder: Path) -> None:
+    (folder / "test_c.py").write_text("import threading\n\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
+    status, out = _pytest(folder)
+    assert status == pytest.ExitCode.USAGE_ERROR, out
+    assert "a module of tests has started threads, which a fork loses" in out
+
+
 def test_a_child_that_a_test_forgot_reports_nothing(folder: Path) -> None:
     (folder / "test_c.py").write_text(ORPHAN)
     status, out = _pytest(folder)
