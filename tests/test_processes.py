@@ -159,7 +159,8 @@ def test_errors_of_collection_end_it(folder: Path) -> None:
 
 
 def test_a_thread_of_a_module_is_refused(folder: Path) -> None:
-    (folder / "test_c.py").write_text("import threading\n\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n")
+    code = "import threading\n\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+    (folder / "test_c.py").write_text(code)
     status, out = _pytest(folder)
     assert status == pytest.ExitCode.USAGE_ERROR, out
     assert "a module of tests has started threads, which a fork loses" in out

@@ -5,11 +5,13 @@ The tests run wherever Horovod can be built.
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -30,15 +32,31 @@ from forebay.world import World
 
 HERE = "127.0.0.1"
 RANK_S, HANG_S = 120.0, 30.0
-RANK = """
+RANKS = """
 import os, pickle, sys
 import torch
-torch.set_num_threads(1)
 from forebay.training.driver.warm_up import use_interface_of
+
+torch.set_num_threads(1)
 use_interface_of("127.0.0.1")
-place, work, args = pickle.load(sys.stdin.buffer)
-answers, sys.stdout = sys.stdout.buffer, sys.stderr
-answers.write(pickle.dumps(work(place, *args)))
+places, work, args = pickle.load(sys.stdin.buffer)
+ranks = []
+# Imported once, then forked: no thread has started yet.
+for place in places:
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        break
+    os.close(write_end)
+    ranks.append((pid, read_end))
+if len(ranks) == len(places):
+    answers = [open(read_end, "rb").read() for _, read_end in ranks]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid, _ in ranks]
+    pickle.dump((answers, codes), sys.stdout.buffer)
+else:
+    sys.stdout = sys.stderr
+    with open(write_end, "wb") as answer:
+        answer.write(pickle.dumps(work(place, *args)))
 """
 
 
@@ -70,20 +88,19 @@ def run_places(
     cloudpickle.register_pickle_by_value(sys.modules[module or work.__module__])
     hosts = [f"host-{rank}" for rank in range(size)]
     meeting = Rendezvous(HERE, hosts)
-    processes = []
-    for rank, host in enumerate(hosts):
-        place = RankAssignment(number=1, world=World(rank=rank, size=size), host=host, rendezvous=meeting.bound_to)
-        process = subprocess.Popen([sys.executable, "-c", RANK], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        process.stdin.write(cloudpickle.dumps((place, work, args)))
-        process.stdin.close()
-        process.stdin = None
-        processes.append(process)
+    places = [
+        RankAssignment(number=1, world=World(rank=rank, size=size), host=host, rendezvous=meeting.bound_to)
+        for rank, host in enumerate(hosts)
+    ]
+    process = subprocess.Popen(
+        [sys.executable, "-c", RANKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
     try:
-        answers = [process.communicate(timeout=RANK_S)[0] for process in processes]
+        answers, codes = pickle.loads(process.communicate(cloudpickle.dumps((places, work, args)), timeout=RANK_S)[0])
     finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
         meeting.close()
-    assert [process.returncode for process in processes] == [-signal.SIGKILL if r in killed else 0 for r in range(size)]
+    assert codes == [-signal.SIGKILL if rank in killed else 0 for rank in range(size)]
     return [pickle.loads(answer) for rank, answer in enumerate(answers) if rank not in killed]

@@ -154,10 +154,10 @@ def _run_task(submission: Submission, task: Task, tee: LogTee) -> int:
 
 def _is_ended_in(pause_s: float, tee: LogTee) -> bool:
     """Wait. Returns whether this process is asked to end meanwhile."""
-    tee.append(f"A machine or its storage failed (code {ExitCode.MACHINE}). Next try in {pause_s:g} s.\n".encode())
-    tee.flush()
     ended = threading.Event()
     with Termination(ended.set) as term:
+        tee.append(f"A machine or its storage failed (code {ExitCode.MACHINE}). Next try in {pause_s:g} s.\n".encode())
+        tee.flush()
         ended.wait(pause_s)
     return term.is_asked
 

@@ -100,7 +100,7 @@ def main(words: Sequence[str]) -> int:
                 return process.wait()
             time.sleep(0.1)
         log = _read(folder / _LOG)
-        print(log, file=sys.stderr, flush=True)
+        os.write(2, f"{log}\n".encode())
         said = f"{host}: Ray ended with code {process.returncode}: {log.splitlines()[-1] if log else ''}"
     _say(said)
     return 1

@@ -109,6 +109,7 @@ def autoscaling_cluster(ray_off: None, tmp_path: Path, monkeypatch: pytest.Monke
         "autoscaling_config": str(config),
         "env_vars": {"RAY_OVERRIDE_NODE_ID_FOR_TESTING": FAKE_HEAD_NODE_ID},
     }
+    others = set(psutil.Process().children(recursive=True))  # such as the server from which workers of Ray fork
     cluster = Cluster(initialize_head=True, head_node_args=head)
     try:
         ray.init(address=cluster.address, log_to_driver=False, logging_level=logging.ERROR)
@@ -116,7 +117,7 @@ def autoscaling_cluster(ray_off: None, tmp_path: Path, monkeypatch: pytest.Monke
     finally:
         ray.shutdown()
         # The provider's nodes are children of the cluster's monitor, which does not end them.
-        below = psutil.Process().children(recursive=True)
+        below = set(psutil.Process().children(recursive=True)) - others
         cluster.shutdown()
         for process in below:
             with suppress(psutil.NoSuchProcess):
