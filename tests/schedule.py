@@ -14,6 +14,7 @@ import pytest
 DURATIONS = Path(__file__).with_name("durations.json")
 """Seconds per module of tests, from a run with `--save-durations`. A missing module counts as short."""
 WITH_RAY = ("tests/ray/", "tests/horovod/")
+WITH_SERVERS = "tests/storage/"
 RAYS_AT_ONCE = 2
 """A test under Ray waits for two thirds of its time. With four Rays on two cores, one did not start within 90 s."""
 OWN_CLUSTER = re.compile(r"ray_off|ray\.shutdown\(|Cluster\(|SmallNodes\(|three_node_cluster\(|cluster\.here\(")
@@ -76,14 +77,16 @@ def next_module(modules: Collection[str], process: int, num_processes: int) -> s
     A module runs in one process, so that its fixtures are set up once. The first processes, at most two and not the
     last one, start with the modules that need Ray. They go on with the others, and the last process ends with those
     that need Ray. A Ray takes 4 CPU seconds to start, and stays up for the later modules of its process. So modules
-    that end it come first.
+    that end it come first. Modules with servers of storage, 6 CPU seconds, are run by the last process.
     """
+    is_last = process == num_processes - 1
     prefers_ray = process < max(1, min(RAYS_AT_ONCE, num_processes - 1))
     seconds = load_durations()
     return min(
         modules,
         key=lambda module: (
             starts_ray(module) != prefers_ray,
+            module.startswith(WITH_SERVERS) and not is_last,
             starts_ray(module) and not ends_ray(module),
             -seconds.get(module, 0.0),
             module,

@@ -86,7 +86,10 @@ def error_of(
 
 @pytest.mark.parametrize(
     ("outlive", "killed"),
-    [pytest.param(outlive_a_rank, {KILLED}, id="rank"), pytest.param(outlive_a_connection, set(), id="connection")],
+    [
+        pytest.param(outlive_a_rank, {KILLED}, id="rank"),
+        pytest.param(outlive_a_connection, set(), id="connection", marks=pytest.mark.variation),
+    ],
 )
 def test_ranks_of_a_broken_world_are_free_at_once_whomever_they_wait_for(
     outlive: Callable[[RankAssignment, Path], bool],

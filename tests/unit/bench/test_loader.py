@@ -124,8 +124,7 @@ def test_report_shows_misses_failures_and_stopped_epochs(bench: Bench, tmp_path:
     assert (tmp_path / "plot.png").stat().st_size > 1000
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("kind", [pytest.param("dense", marks=pytest.mark.variation), "mixed"])
+@pytest.mark.parametrize("kind", ["dense", "mixed"])
 def test_forebay_gather_and_pyarrow_bring_every_row(bench: Bench, tmp_path: Path, kind: str) -> None:
     """All run in processes of their own, like the bench. Forebay and the bare gather deliver the same batches."""
     measuring, peers = bench("loader.measuring"), bench("loader.peers")

@@ -93,7 +93,7 @@ def start_writers(python: Start, path: Path, quota: int, min_free: int, fake_dis
     return writers
 
 
-@pytest.mark.parametrize("bound", ["quota", "minimum free disk"])
+@pytest.mark.parametrize("bound", ["quota", pytest.param("minimum free disk", marks=pytest.mark.variation)])
 def test_bounds_hold_at_every_moment_with_eight_writers(
     tmp_path: Path, python: Start, disk_bytes: Callable[[Path], int], bound: str
 ) -> None:
