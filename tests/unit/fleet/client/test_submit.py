@@ -478,8 +478,9 @@ def test_a_process_that_dies_before_it_says_so_is_lost(
         dies.setattr(sys, "executable", shutil.which("false"))
         job = fb.submit(write_job())
     until_lost = time.monotonic() + 60
-    while job.status().state != "lost":
-        assert job.status().state == "starting" and time.monotonic() < until_lost
+    while (state := job.status().state) != "lost":
+        assert state == "starting" and time.monotonic() < until_lost
+        time.sleep(0.05)
     files, rows = JobFiles(storage=str(tmp_path / "runs"), name="words"), JobRows([str(tmp_path / "runs")])
     assert [each.state for each in rows.read().rows] == ["lost"]
     listed = files.listed()
