@@ -105,7 +105,9 @@ class _Processes:
         for reporter in filter(None, [self._config.pluginmanager.get_plugin("terminalreporter")]):
             reporter.flush()
         sys.stdout.flush()
-        pid = os.fork()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 counts native threads, too
+            pid = os.fork()
         if pid == 0:
             here.close()
             for connection in self._processes:
