@@ -36,7 +36,7 @@ from forebay.events import Event, Started
 from forebay.testing.drivers.bench import ROWS, DriverBench, newest_commit
 from forebay.testing.drivers.counting_model import CountingModel, build_optimizer, train_step
 from forebay.testing.drivers.events import Disturbance, StepRecord
-from forebay.training.checkpoint import local_store
+from forebay.training.checkpoint import background_writer, local_store
 from forebay.training.driver.local import driver as local_driver
 from forebay.training.driver.local.driver import LocalDriver
 from forebay.training.job.elastic import Elastic
@@ -352,7 +352,7 @@ class DriverSiege(Siege):
 def drive(make: Callable[[], Job], *, machines: bool, least_bytes: int, home: Path, jump_s: float = 0.0) -> None:
     """A driver with its worker, in this fork. Ends it with the exit code of a driver."""
     hurry(machines=machines, ask_s=0.1)
-    local_store.LEAST_BYTES = least_bytes
+    background_writer.LEAST_BYTES = local_store.LEAST_BYTES = least_bytes
     if jump_s:
         begun = time.monotonic()
         time.time = lambda: TIME() + jump_s * (time.monotonic() - begun > 0.3)

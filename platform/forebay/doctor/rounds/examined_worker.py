@@ -98,6 +98,9 @@ class NoCheckpoints:
     def reserve(self, num_bytes: int) -> None:
         """Make nothing."""
 
+    def reserve_part(self, num_bytes: int) -> None:
+        """Make nothing."""
+
     def raise_failed(self, *, wait: bool = False) -> None:
         """Do nothing: no write can fail."""
 

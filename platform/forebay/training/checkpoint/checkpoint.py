@@ -62,14 +62,17 @@ class CheckpointStore(Protocol):
     - A saved state may be changed as soon as `save` has returned, although its checkpoint may be written later. An
       error of that is raised by the next call but `close` that waits for it or comes after it.
     - Of a checkpoint in parts, each rank saves its own with `save_part`. Then rank 0 calls `save`, with all receipts.
-      Until that returns, the checkpoint before it stands.
-    - Every rank calls `save_part` and `read_part`. All other methods are called on rank 0. Calls come one at a time,
-      but on several threads.
+      Until that returns, the checkpoint before it stands, and no rank calls `save_part` for the next one.
+    - Every rank calls `reserve_part`, `save_part` and `read_part`. All other methods are called on rank 0. Calls come
+      one at a time, but on several threads.
     - Making a store costs the other ranks nothing.
     """
 
     def reserve(self, num_bytes: int) -> None:
         """Make memory for checkpoints of about `num_bytes`, without waiting."""
+
+    def reserve_part(self, num_bytes: int) -> None:
+        """Make memory for this rank's parts of about `num_bytes`, without waiting."""
 
     def raise_failed(self, *, wait: bool = False) -> None:
         """Raise the error of a saved checkpoint that could not be written.
@@ -84,7 +87,9 @@ class CheckpointStore(Protocol):
         """
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
-        """Save this rank's part of `step`, to survive this process.
+        """Save this rank's part of `step`.
+
+        It survives this process once rank 0's `save` has returned.
 
         Args:
             step: Step of the checkpoint, later than the newest complete one.
@@ -212,6 +217,9 @@ class DirectoryStore:
 
     def reserve(self, num_bytes: int) -> None:
         """Do nothing: the first save makes the memory."""
+
+    def reserve_part(self, num_bytes: int) -> None:
+        """Do nothing, as `reserve`."""
 
     def raise_failed(self, *, wait: bool = False) -> None:
         """Do nothing: `save` raises."""

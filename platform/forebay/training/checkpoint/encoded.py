@@ -89,10 +89,15 @@ class EncodedCheckpoint:
         """
         if _CHECKSUM in self.metadata:
             return self
-        sums = {str(number): {_CHECKSUM: _checksum(content)} for number, content in self.shards.items()}
+        whole = self.shards.keys() - part_facts(self.metadata).keys()
+        sums = {str(number): {_CHECKSUM: _checksum(self.shards[number])} for number in whole}
         table = {number: {**facts, **sums.get(number, {})} for number, facts in self.metadata["shards"].items()}
         described = {**self.metadata, "shards": table}
         return EncodedCheckpoint(metadata={**described, _CHECKSUM: metadata_checksum(described)}, shards=self.shards)
+
+    def with_parts(self, parts: Mapping[int, Bytes]) -> EncodedCheckpoint:
+        """Return the checkpoint with the bytes of parts that it names."""
+        return EncodedCheckpoint(metadata=self.metadata, shards={**self.shards, **parts})
 
     @property
     def step(self) -> int:

@@ -20,13 +20,12 @@ from forebay.errors import WriteFailed
 from forebay.storage.atomic import read_small, write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
-from forebay.training.checkpoint.background_writer import BackgroundWriter
+from forebay.training.checkpoint.background_writer import LEAST_BYTES, BackgroundWriter, can_outlive
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.checkpoint import (
     Checkpoint,
     CheckpointStore,
     DirectoryStore,
-    Encoder,
     Tier,
     found_in,
     newest_of,
@@ -36,14 +35,13 @@ from forebay.training.checkpoint.encoded import Bytes, EncodedCheckpoint, PartFa
 from forebay.training.checkpoint.files.checkpoint_files import SPOOLS, CheckpointFiles, spool_of
 from forebay.training.checkpoint.files.names import file_names
 from forebay.training.checkpoint.files.pending import wait_until_written
+from forebay.training.checkpoint.part_buffers import PartBuffers
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.training.checkpoint.parts.verified_part import ReadBytes
 from forebay.training.checkpoint.serialization import num_bytes_of
 from forebay.training.checkpoint.uploader import Uploader
 
 OWNER = "spooled-by"
-LEAST_BYTES = 16 << 20
-"""A smaller state is written while the step waits: that takes some 20 ms, and needs no memory between two processes."""
 
 T = TypeVar("T")
 
@@ -75,28 +73,38 @@ class DirectStore(DirectoryStore):
         self._files = CheckpointFiles(config)
         self._config = config
         self._background: BackgroundWriter | None = None
+        self._part_buffers: PartBuffers | None = None
 
     def reserve(self, num_bytes: int) -> None:
         """Allocate memory for large checkpoints, during training."""
         if num_bytes >= LEAST_BYTES:
             self._writer().reserve(num_bytes)
 
+    def reserve_part(self, num_bytes: int) -> None:
+        """Allocate memory for this rank's parts, during training."""
+        self._own_parts().reserve(num_bytes)
+
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` would survive this process.
 
         It is in storage, or in memory and on its way. Raises `WriteFailed`, also of an earlier one.
         """
-        num_bytes = num_bytes_of(checkpoint.shards)
-        is_small = bool(parts) or num_bytes < LEAST_BYTES
-        if is_small:
-            self.raise_failed(wait=True)
-        if is_small or not self._writer().save(checkpoint, num_bytes):
-            self._with_claim(checkpoint.step, partial(super().save, checkpoint, parts))
+        if parts or self._background is not None or num_bytes_of(checkpoint.shards) >= LEAST_BYTES:
+            self._writer().save(checkpoint, parts)
+        else:
+            self._with_claim(checkpoint.step, partial(super().save, checkpoint))
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
-        """Return once the part is in storage. Raises `WriteFailed`."""
-        self.raise_failed(wait=True)
-        return self._with_claim(step, partial(super().save_part, step, number, chunks))
+        """Return once the part is in memory, from which rank 0 writes it.
+
+        Without such memory, once it is in storage. Raises `WriteFailed`.
+        """
+        if not can_outlive():
+            return self._with_claim(step, partial(super().save_part, step, number, chunks))
+        try:
+            return self._own_parts().write(step, number, chunks)
+        except OSError as error:
+            raise self._refused(step, error) from error
 
     def newest(self, shards: Collection[int] | None = None, *, before: int | None = None) -> Checkpoint | None:
         """Return the newest complete checkpoint, or None.
@@ -121,10 +129,16 @@ class DirectStore(DirectoryStore):
         if self._background is not None:
             self._background.close()
             self._background = None
+        if self._part_buffers is not None:
+            self._part_buffers.close()
+
+    def _own_parts(self) -> PartBuffers:
+        self._part_buffers = self._part_buffers or PartBuffers()
+        return self._part_buffers
 
     def _writer(self) -> BackgroundWriter:
         if self._background is None:
-            self._background = BackgroundWriter(self._config, self._encoder, self._write)
+            self._background = BackgroundWriter(self._config, self._write)
         return self._background
 
     def _write(self, encoded: EncodedCheckpoint) -> None:
@@ -175,7 +189,7 @@ class SpooledStore:
     def __init__(self, config: CheckpointConfig, spools: str = SPOOLS) -> None:
         self._config = config
         self._spools = spools
-        self._encoder, self._buffer = Encoder(), ReusableBuffer()
+        self._part_buffers: PartBuffers | None = None
         self._opened: _Spool | None = None
 
     def reserve(self, num_bytes: int) -> None:
@@ -183,18 +197,16 @@ class SpooledStore:
         if num_bytes >= LEAST_BYTES:
             self._spool().background.reserve(num_bytes)
 
+    def reserve_part(self, num_bytes: int) -> None:
+        """Allocate memory for this rank's parts, during training."""
+        self._own_parts().reserve(num_bytes)
+
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` would survive this process.
 
         It is on this machine's disk, or in memory and on its way.
         """
-        spool = self._spool()
-        num_bytes = num_bytes_of(checkpoint.shards)
-        is_small = bool(parts) or num_bytes < LEAST_BYTES
-        if is_small:
-            spool.background.raise_failed(wait=True)
-        if is_small or not spool.background.save(checkpoint, num_bytes):
-            self._write(self._encoder.encode(checkpoint, self._buffer, parts))
+        self._spool().background.save(checkpoint, parts)
 
     def _write(self, encoded: EncodedCheckpoint) -> None:
         assert self._opened is not None
@@ -207,13 +219,15 @@ class SpooledStore:
         spool.uploader.offer(mapped)
 
     def save_part(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
-        """Return once the part is on this machine's disk.
+        """Return once the part is in memory, from which rank 0 writes it.
 
-        All ranks share the folder, and rank 0 uploads it.
+        Without such memory, once it is on this machine's disk: all ranks share the folder, and rank 0 uploads it.
         """
-        receipt = write_part(number, chunks, self._buffer)
         try:
-            self._spooled.write_part(step, number, self._buffer.written())
+            if can_outlive():
+                return self._own_parts().write(step, number, chunks)
+            receipt = write_part(number, chunks, buffer := ReusableBuffer())
+            self._spooled.write_part(step, number, buffer.written())
         except OSError as error:
             raise self._refused(step, error) from error
         return receipt
@@ -266,6 +280,8 @@ class SpooledStore:
 
         The folder stays if storage lacks a part of it.
         """
+        if self._part_buffers is not None:
+            self._part_buffers.close()
         if self._opened is None:
             return
         self._opened.background.close()
@@ -275,12 +291,16 @@ class SpooledStore:
             shutil.rmtree(self._opened.folder, ignore_errors=True)
         self._opened = None
 
+    def _own_parts(self) -> PartBuffers:
+        self._part_buffers = self._part_buffers or PartBuffers()
+        return self._part_buffers
+
     def _spool(self) -> _Spool:
         if self._opened is None:
             uploader, folder = Uploader(self._config), self._folder
             wait_until_written(folder)
             self._own(folder, uploader.files.uri)
-            background = BackgroundWriter(self._spool_config, self._encoder, self._write)
+            background = BackgroundWriter(self._spool_config, self._write)
             self._opened = _Spool(folder=folder, files=self._spooled, uploader=uploader, background=background)
             self._offer_remains()
         return self._opened

@@ -1,7 +1,7 @@
 """Process that has a trainer's checkpoints in memory too.
 
-It waits. If the trainer ends with a checkpoint that it has not written, this process writes it. It imports little
-before that, and no PyTorch: it takes 10 MB.
+It waits. If the trainer ends with a checkpoint that it has not written, this process writes it, with the parts of all
+ranks. It imports little before that, and no PyTorch: it takes 10 MB.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -59,7 +60,10 @@ def keep(parent: int, lock: int, descriptors: Sequence[int]) -> None:
         time.sleep(POLL_S)
     facts = json.load(sys.stdin)
     try:
-        note = _write_rest(facts, descriptors)
+        with Path(f"/proc/self/fd/{descriptors[0]}").open("rb") as turn:
+            # One at a time: a keeper with less memory may be about to be ended, and the trainer ended before that.
+            fcntl.flock(turn, fcntl.LOCK_EX)
+            note = _write_rest(facts, descriptors)
         if note:
             os.pwrite(lock, note.encode(), 0)
     finally:
@@ -71,7 +75,7 @@ def _write_rest(facts: dict[str, Any], descriptors: Sequence[int]) -> str:
     # Only now: imports take half a second, and most trainers leave nothing.
     from forebay.errors import ForebayError  # noqa: PLC0415
     from forebay.training.checkpoint.config import CheckpointConfig  # noqa: PLC0415
-    from forebay.training.checkpoint.encoded import CorruptCheckpoint  # noqa: PLC0415
+    from forebay.training.checkpoint.encoded import CorruptCheckpoint, part_facts  # noqa: PLC0415
     from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles  # noqa: PLC0415
     from forebay.training.checkpoint.shared_buffer import SharedBuffer  # noqa: PLC0415
 
@@ -79,19 +83,29 @@ def _write_rest(facts: dict[str, Any], descriptors: Sequence[int]) -> str:
     config = CheckpointConfig(**{**facts, "restorable": None if pinned is None else frozenset(pinned)})
     files = CheckpointFiles(config)
 
-    def written(encoded: EncodedCheckpoint) -> str:
+    def whole(head: EncodedCheckpoint) -> EncodedCheckpoint:
+        asked = [(facts, each) for facts in part_facts(head.metadata).values() for each in buffers]
+        found = {facts.number: content for facts, each in asked if (content := each.part(head.step, facts)) is not None}
+        return head.with_parts(found)
+
+    def written(head: EncodedCheckpoint) -> str:
         try:
-            files.with_claim(lambda: files.write(encoded.sealed()))
+            files.with_claim(lambda: files.write(head.sealed()))
         except (OSError, ForebayError) as error:
             return (
-                f"A process ended while its checkpoint of step {encoded.step} was in memory, and that could not be "
+                f"A process ended while its checkpoint of step {head.step} was in memory, and that could not be "
                 f"written to {config.uri} ({error}). The run continues from the one before it."
             )
+        for each in buffers:
+            if (found := each.read()) is not None and found.step == head.step:
+                each.clear()
         return ""
 
+    buffers = [SharedBuffer(number, each) for number, each in enumerate(descriptors)]
     try:
-        left = [SharedBuffer(number, each).read() for number, each in enumerate(descriptors)]
+        # What has no whole shard is a part.
+        left = [whole(found) for each in buffers if (found := each.read()) is not None and found.shards]
     except CorruptCheckpoint as error:
         return f"What a process left in memory for {config.uri} is not a checkpoint ({error})."
-    notes = [written(each) for each in sorted(filter(None, left), key=lambda each: each.step)]
+    notes = [written(each) for each in sorted(left, key=lambda each: each.step)]
     return "\n".join(filter(None, notes))

@@ -22,7 +22,9 @@ from forebay.training.checkpoint.encoded import (
     Bytes,
     EncodedCheckpoint,
     Metadata,
+    PartFacts,
     parse_metadata,
+    part_facts,
     split_shards,
     whole_sizes,
 )
@@ -30,6 +32,7 @@ from forebay.training.checkpoint.encoded import (
 METADATA_ROOM = 1 << 16
 """Bytes before the shards: the metadata's length, which is written last, and the metadata."""
 _LENGTH_BYTES = 8
+_TAKEN_AT = METADATA_ROOM - 1
 _STEP_BYTES = 1 << 20
 _TOUCHED_BYTES = 64 << 20
 
@@ -85,6 +88,26 @@ class SharedBuffer:
         The present metadata belongs to an earlier checkpoint.
         """
         os.pwrite(self._file, bytes(_LENGTH_BYTES), 0)
+        os.pwrite(self._file, b"\0", _TAKEN_AT)
+
+    def take(self) -> None:
+        """Mark it as read by another process, until that clears it."""
+        os.pwrite(self._file, b"\1", _TAKEN_AT)
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether another process reads it."""
+        return os.pread(self._file, 1, _TAKEN_AT) == b"\1"
+
+    def part(self, step: int, facts: PartFacts) -> memoryview | None:
+        """Bytes of a part, without a copy. None if another or none is here.
+
+        A part's metadata names no whole shard. Raises `CorruptCheckpoint`.
+        """
+        found = self.read()
+        if found is None or found.shards or found.step != step or part_facts(found.metadata).get(facts.number) != facts:
+            return None
+        return self.view(facts.num_bytes)
 
     def read(self) -> EncodedCheckpoint | None:
         """Return a worker's checkpoint without a copy.
@@ -152,7 +175,7 @@ class SharedBufferWriter(ReusableBuffer):
         Then the checkpoint is complete, even if this process dies.
         """
         metadata = encoded.metadata_bytes
-        assert len(metadata) <= METADATA_ROOM - _LENGTH_BYTES, "a checkpoint has at most some hundred shards"
+        assert len(metadata) < METADATA_ROOM - _LENGTH_BYTES, "a checkpoint has at most some hundred shards"
         os.pwrite(self._file, metadata, _LENGTH_BYTES)
         # Last: without its length there is no metadata.
         os.pwrite(self._file, len(metadata).to_bytes(_LENGTH_BYTES, "little"), 0)

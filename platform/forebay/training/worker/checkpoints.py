@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from torch import Tensor
 
@@ -38,12 +39,16 @@ class RankCheckpoints:
         self.strategy: Strategy | None = None
         """Strategy that lays out the tensors that are read."""
 
-    def reserve(self, num_bytes: Callable[[], int]) -> None:
+    def reserve(self, num_bytes: Callable[[], int], objects: Callable[[], Mapping[str, Any]]) -> None:
         """Allocate memory for checkpoints of this size, during training.
 
-        Only rank 0 saves what all ranks have.
+        Rank 0 saves what all ranks have, and each rank its part of sharded `objects`.
         """
-        if self._collective.world.is_first and self.strategy is not None and not self.strategy.is_sharded:
+        if self.strategy is None:
+            return
+        if self.strategy.is_sharded:
+            self._store.reserve_part(sum(each.values.nbytes for each in split_shards(objects())[1].values()))
+        elif self._collective.world.is_first:
             self._store.reserve(num_bytes())
 
     def raise_failed(self) -> None:

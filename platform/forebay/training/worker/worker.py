@@ -300,7 +300,7 @@ class Worker:
         self._checkpoints.raise_failed()
         if not self._has_reserved:
             self._has_reserved = True
-            self._checkpoints.reserve(lambda: self._state.num_bytes)
+            self._checkpoints.reserve(lambda: self._state.num_bytes, self._state.objects.state)
         self._step_reports.count(self.step, drawn, self.global_batch)
         if self.epoch > drawn.epoch:
             self._end_epoch(drawn.epoch, drawn.position, metrics, found)

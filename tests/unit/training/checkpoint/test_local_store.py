@@ -12,7 +12,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
-from tests.unit.training.checkpoint.store_laws import CheckpointStoreLaws, checkpoint_at, newest_step
+from tests.unit.training.checkpoint.store_laws import CheckpointStoreLaws, checkpoint_at, newest_step, save_in_parts
 
 from forebay.errors import Fenced, WriteFailed
 from forebay.storage.atomic import write_atomically
@@ -131,7 +131,8 @@ def test_a_disk_that_refuses_is_named_and_so_is_the_storage(config: CheckpointCo
         (folder,) = spools.iterdir()
         shutil.rmtree(folder)
         folder.write_text("a file")
-        for save in (lambda: commits.save(checkpoint_at(2)), lambda: commits.save_part(2, 1, {})):
+        others = [SpooledStore(config, str(spools)) for _ in range(2)]
+        for save in (lambda: commits.save(checkpoint_at(2)), lambda: save_in_parts([commits, *others], 2)):
             with pytest.raises(WriteFailed, match=rf"step 2 .*{folder}.*{config.uri}, which has those before it"):
                 save()
     with pytest.raises(WriteFailed, match=rf"this machine could not be written to {folder}"):
@@ -153,8 +154,8 @@ def test_a_folder_emptied_by_a_later_attempt_ends_the_earlier_one(
         commits.flush()
         claim.write_text("{}")
         monkeypatch.setattr(CheckpointFiles, "write", emptied)
-        monkeypatch.setattr(CheckpointFiles, "write_part", emptied)
-        for save in (lambda: commits.save(checkpoint_at(2)), lambda: commits.save_part(2, 1, {})):
+        others = [SpooledStore(config, str(spools)) for _ in range(2)]
+        for save in (lambda: commits.save(checkpoint_at(2)), lambda: save_in_parts([commits, *others], 2)):
             with pytest.raises(Fenced):
                 save()
 

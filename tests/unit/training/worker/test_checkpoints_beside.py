@@ -16,7 +16,7 @@ from tests.unit.training.worker.test_worker import Killed, WorkerRun
 
 from forebay.data.loader.data import Data
 from forebay.errors import WriteFailed
-from forebay.training.checkpoint import local_store
+from forebay.training.checkpoint import background_writer, local_store
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.training.checkpoint.local_store import DirectStore
@@ -40,7 +40,8 @@ class RunBeside(WorkerRun):
 def make_beside(
     make_data: Callable[..., Data], tmp_path: Path, make_recorder: type, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[[str], RunBeside]:
-    monkeypatch.setattr(local_store, "LEAST_BYTES", 0)
+    for module in (background_writer, local_store):
+        monkeypatch.setattr(module, "LEAST_BYTES", 0)
     write = CheckpointFiles._write
 
     def slow(self: CheckpointFiles, path: str, contents: Any) -> None:

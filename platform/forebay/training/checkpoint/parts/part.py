@@ -78,6 +78,8 @@ class PartReceipt:
     contents: str = field(repr=False)
     node: str = ""
     """Node whose memory has the part. Empty if it is in storage."""
+    path: str = ""
+    """File in memory from which rank 0 of the same machine writes the part. Empty if it is written."""
 
     @property
     def facts(self) -> PartFacts:
