@@ -16,8 +16,12 @@ from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 
+from forebay.storage.file_lock import FileLock, try_lock
+
 LONGEST_ROOT = 18
 """Bytes of a folder that leave room for the names of Ray's sockets."""
+KEPT_S = 86_400.0
+"""Age of a folder of an ended job, at which it is removed. Until then its logs can be read."""
 LOOKS = 40
 LOOK_EVERY_S = 0.5
 TRIES = 3
@@ -25,8 +29,12 @@ TRIES = 3
 _FIRST_PORT, _PORTS = 20_000, 12_000
 _TMP = Path("/tmp")  # noqa: S108 - the node's own disk
 _LOG = "start.log"
+_LOCK = "lock"
 _ADDRESS = "ray_current_cluster"
 """File in the folder of a Ray that has started, with the address of its cluster."""
+
+_held: list[FileLock | None] = []
+"""Locks on the folders of this process, as long as it lives."""
 
 
 def start_words(role: str, address: str, folder: Path, environment: Mapping[str, str]) -> list[str]:
@@ -59,22 +67,42 @@ def num_gpus(environment: Mapping[str, str]) -> int:
 def temporary_folder(name: str, environment: Mapping[str, str]) -> Path:
     """Make the folder of Ray's sockets and logs, for this user alone.
 
-    `name` has the numbers of the job and of its start. Folders of earlier starts on this node are removed. The path is
-    short: a socket's may have 107 bytes. It differs between nodes, because TMPDIR may be on a shared disk, where two
-    nodes would answer at one socket.
+    `name` has the numbers of the job and of its start. Folders of its earlier starts on this node are removed, and
+    those of other jobs that ended more than a day ago: SLURM kills all processes of a job, so none removes its own.
+
+    The path is short: a socket's may have 107 bytes. It differs between nodes, because TMPDIR may be on a shared disk,
+    where two nodes would answer at one socket.
     """
     root = Path(environment.get("TMPDIR") or _TMP)
     if len(str(root)) > LONGEST_ROOT:
         root = _TMP
     job, node = name.partition("-")[0], hashlib.sha256(socket.gethostname().encode()).hexdigest()[:4]
-    for earlier in root.glob(f"fb-{job}-*-{node}"):
-        shutil.rmtree(earlier, ignore_errors=True)
+    for earlier in root.glob(f"fb-*-*-{node}"):
+        if earlier.name.startswith(f"fb-{job}-") or _has_long_ended(earlier):
+            shutil.rmtree(earlier, ignore_errors=True)
     folder = root / f"fb-{name}-{node}"
     folder.mkdir(mode=0o700)
+    with suppress(OSError):  # TMPDIR is on a file system without locks: its folders stay
+        _held.append(try_lock(folder / _LOCK))
     # Ray opens its own folder to all users.
     inner = folder / "r"
     inner.mkdir()
     return inner
+
+
+def _has_long_ended(folder: Path) -> bool:
+    """Whether a folder of this user belongs to a job that ended more than a day ago."""
+    try:
+        found = (folder / _LOCK).lstat()
+        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < KEPT_S:
+            return False
+        lock = try_lock(folder / _LOCK, flags=0)
+    except OSError:
+        return False
+    if lock is None:
+        return False
+    lock.release()
+    return True
 
 
 def main(words: Sequence[str]) -> int:
