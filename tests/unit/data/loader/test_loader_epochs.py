@@ -291,4 +291,7 @@ def train():
 threading.Thread(target=train).start()
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False)
-    assert (done.stdout.strip(), done.returncode) == ("176", 0), done.stderr
+    if (3, 12) <= sys.version_info < (3, 13):  # it starts no thread then
+        assert "LimitReached" in done.stderr and "The main thread of this program has ended" in done.stderr
+    else:
+        assert (done.stdout.strip(), done.returncode) == ("176", 0), done.stderr

