@@ -20,7 +20,7 @@ from forebay.errors import WriteFailed
 from forebay.storage.atomic import read_small, write_atomically, write_failed
 from forebay.storage.filesystem import below, resolve
 from forebay.storage.retry import read
-from forebay.training.checkpoint.background_writer import LEAST_BYTES, BackgroundWriter, can_outlive
+from forebay.training.checkpoint.background_writer import LEAST_BYTES, BackgroundWriter
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.checkpoint import (
     Checkpoint,
@@ -35,7 +35,7 @@ from forebay.training.checkpoint.encoded import Bytes, EncodedCheckpoint, PartFa
 from forebay.training.checkpoint.files.checkpoint_files import SPOOLS, CheckpointFiles, spool_of
 from forebay.training.checkpoint.files.names import file_names
 from forebay.training.checkpoint.files.pending import wait_until_written
-from forebay.training.checkpoint.part_buffers import PartBuffers
+from forebay.training.checkpoint.part_buffers import PartBuffers, can_share
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.training.checkpoint.parts.verified_part import ReadBytes
 from forebay.training.checkpoint.serialization import num_bytes_of
@@ -82,7 +82,8 @@ class DirectStore(DirectoryStore):
 
     def reserve_part(self, num_bytes: int) -> None:
         """Allocate memory for this rank's parts, during training."""
-        self._own_parts().reserve(num_bytes)
+        if can_share():
+            self._own_parts().reserve(num_bytes)
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` would survive this process.
@@ -99,7 +100,7 @@ class DirectStore(DirectoryStore):
 
         Without such memory, once it is in storage. Raises `WriteFailed`.
         """
-        if not can_outlive():
+        if not can_share():
             return self._with_claim(step, partial(super().save_part, step, number, chunks))
         try:
             return self._own_parts().write(step, number, chunks)
@@ -199,7 +200,8 @@ class SpooledStore:
 
     def reserve_part(self, num_bytes: int) -> None:
         """Allocate memory for this rank's parts, during training."""
-        self._own_parts().reserve(num_bytes)
+        if can_share():
+            self._own_parts().reserve(num_bytes)
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` would survive this process.
@@ -224,7 +226,7 @@ class SpooledStore:
         Without such memory, once it is on this machine's disk: all ranks share the folder, and rank 0 uploads it.
         """
         try:
-            if can_outlive():
+            if can_share():
                 return self._own_parts().write(step, number, chunks)
             receipt = write_part(number, chunks, buffer := ReusableBuffer())
             self._spooled.write_part(step, number, buffer.written())

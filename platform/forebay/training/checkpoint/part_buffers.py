@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import subprocess
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import cache
 from math import prod
+from subprocess import DEVNULL
 
 from forebay.errors import LimitReached
 from forebay.runtime.foreign_code import OutcomeThread, begin
 from forebay.runtime.memory.available import available_bytes
+from forebay.training.checkpoint.background_writer import can_outlive
 from forebay.training.checkpoint.encoded import EncodedCheckpoint
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.training.checkpoint.shared_buffer import SharedBuffer, SharedBufferWriter
@@ -18,6 +23,28 @@ from forebay.training.checkpoint.shared_buffer import SharedBuffer, SharedBuffer
 NUM_BUFFERS = 2
 """One part is written while the next one is copied. A third waits for the first."""
 _POLL_S = 0.002
+
+log = logging.getLogger(__name__)
+
+
+@cache
+def can_share() -> bool:
+    """Whether other processes of this user may open memory of this one.
+
+    Asked by a process, since sandboxes differ in what they hide in /proc.
+    """
+    if not can_outlive():
+        return False
+    buffer = SharedBuffer(0)
+    try:
+        words = ["cat", buffer.path]
+        done = subprocess.run(words, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, timeout=10, check=False)  # noqa: S603 - words of this file
+    except (OSError, subprocess.TimeoutExpired) as error:
+        log.info("Parts of checkpoints are written while training waits (%s).", error)
+        return False
+    if done.returncode:
+        log.info("Parts of checkpoints are written while training waits: %s cannot be opened.", buffer.path)
+    return done.returncode == 0
 
 
 class PartBuffers:

@@ -68,8 +68,8 @@ class TestSpooledStoreBeside(CheckpointStoreLaws):
 @pytest.fixture
 def memory_ends_with_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on macOS."""
-    for module in (background_writer, local_store):
-        monkeypatch.setattr(module, "can_outlive", lambda: False)
+    monkeypatch.setattr(background_writer, "can_outlive", lambda: False)
+    monkeypatch.setattr(local_store, "can_share", lambda: False)
 
 
 @pytest.mark.usefixtures("memory_ends_with_the_process")
