@@ -122,7 +122,7 @@ class _Processes:
         process = self._processes[connection]
         try:
             word, *facts = connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):  # also within a message
             return self._ended(connection)
         if word == "next":
             process.tests = self._next_tests(process.number)
