@@ -151,7 +151,7 @@ def s3_port(logs: Path) -> Iterator[int]:
     needs("moto", "moto[s3]")
     needs("flask_cors", "flask-cors")
     port = free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+    command = [sys.executable, str(SERVERS / "s3.py"), "-H", "127.0.0.1", "-p", str(port)]
     with serving(command, port, logs / "moto.log"):
         yield port
 
