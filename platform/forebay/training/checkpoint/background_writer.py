@@ -9,7 +9,6 @@ import fcntl
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
@@ -31,7 +30,7 @@ from forebay.training.checkpoint.files.pending import WRITING
 from forebay.training.checkpoint.memory_keeper import start_keeper
 from forebay.training.checkpoint.parts.part import PartReceipt
 from forebay.training.checkpoint.serialization import lock_pages, num_bytes_of
-from forebay.training.checkpoint.shared_buffer import SharedBuffer, SharedBufferWriter
+from forebay.training.checkpoint.shared_buffer import SharedBuffer, SharedBufferWriter, can_outlive
 
 LEAST_BYTES = 16 << 20
 """A smaller checkpoint is written while the step waits: that takes some 20 ms, and needs no second process."""
@@ -306,8 +305,3 @@ def _end(keeper: subprocess.Popen[bytes]) -> None:
 
 def _seal_and_write(draft: EncodedCheckpoint, write: Write) -> None:
     write(draft.sealed())
-
-
-def can_outlive() -> bool:
-    """Whether two processes may share memory without a file name."""
-    return sys.platform == "linux" and bool(sys.executable)

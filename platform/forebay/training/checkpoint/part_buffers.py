@@ -15,10 +15,9 @@ from subprocess import DEVNULL
 from forebay.errors import LimitReached
 from forebay.runtime.foreign_code import OutcomeThread, begin
 from forebay.runtime.memory.available import available_bytes
-from forebay.training.checkpoint.background_writer import can_outlive
 from forebay.training.checkpoint.encoded import EncodedCheckpoint
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
-from forebay.training.checkpoint.shared_buffer import SharedBuffer, SharedBufferWriter
+from forebay.training.checkpoint.shared_buffer import SharedBuffer, SharedBufferWriter, can_outlive
 
 NUM_BUFFERS = 2
 """One part is written while the next one is copied. A third waits for the first."""

@@ -37,6 +37,11 @@ _STEP_BYTES = 1 << 20
 _TOUCHED_BYTES = 64 << 20
 
 
+def can_outlive() -> bool:
+    """Whether two processes may share memory without a file name."""
+    return sys.platform == "linux" and bool(sys.executable)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BufferHandle:
     """Buffer that a worker may write next.
