@@ -165,7 +165,8 @@ class _Processes:
         left = [index for index in process.tests if index != self._indices.get(nodeid)]
         if left:
             self._modules[module_of(self._session.items[left[0]].nodeid)] = left
-        return process.number if self._modules else None
+        # One that dies without a test dies again.
+        return process.number if process.running and self._modules else None
 
 
 def _run_tests(session: pytest.Session, connection: Connection[Any, Any], number: int) -> bool:

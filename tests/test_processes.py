@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 CONFTEST = """
-import os, sys, warnings
+import os
 import pytest
 
 with open("collected", "a") as file:
@@ -26,9 +26,8 @@ def of_session(tmp_path_factory):
         raise OSError("of the session's fixture")
 """
 MODULE = """
-import os, signal, sys, warnings
+import os, warnings
 from multiprocessing import get_context
-from pathlib import Path
 import pytest
 
 @pytest.fixture(scope="module")
@@ -82,7 +81,7 @@ def test_that_forks():
 def _pytest(folder: Path, *words: str, **variables: str) -> tuple[int, str]:
     kept = {name: value for name, value in os.environ.items() if name != "PYTEST_ADDOPTS"}
     command = [sys.executable, "-m", "pytest", "-p", "tests.processes", "--processes", "2", *words]
-    variables["PYTHONPATH"] = str(ROOT)
+    variables = {"PYTHONPATH": str(ROOT)} | variables
     done = subprocess.run(command, cwd=folder, env=kept | variables, capture_output=True, text=True, check=False)
     return done.returncode, done.stdout + done.stderr
 
@@ -131,6 +130,15 @@ def test_a_process_that_dies_fails_its_test_and_is_replaced(folder: Path) -> Non
     assert "1 failed, 10 passed" in out
     assert "test_c.py::test_dies" in out
     assert "The process of this test ended with -9, a signal." in out
+
+
+def test_processes_that_cannot_begin_end_it(folder: Path) -> None:
+    code = "import tests.processes, os\ntests.processes._given = lambda _: os._exit(7)\n"
+    (folder / "dies_first.py").write_text(code)
+    status, out = _pytest(folder, "-p", "dies_first", PYTHONPATH=f"{ROOT}{os.pathsep}{folder}")
+    assert status == 1
+    assert out.count("ended with 7, its exit code.") >= 2
+    assert not (folder / "ran").exists()
 
 
 def test_what_fails_at_the_end_of_a_process_counts(folder: Path) -> None:
