@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -106,7 +106,7 @@ def jobs_named(name: str) -> tuple[QueuedJob, ...] | None:
     None if it gives no answer. Ended jobs leave after `MinJobAge`, 5 minutes by default.
     """
     found = ask(["squeue", "--noheader", "--states=all", "--sort=i", f"--name={name}", f"--format={_QUEUE_FORM}"])
-    return None if found is None else tuple(_job(*line.split("|", 3)) for line in found.splitlines() if line.strip())
+    return None if found is None else tuple(_jobs(found, ("job", "state", "reason")))
 
 
 def earlier_jobs(name: str) -> tuple[QueuedJob, ...]:
@@ -116,9 +116,7 @@ def earlier_jobs(name: str) -> tuple[QueuedJob, ...]:
     """
     words = ["sacct", "--noheader", "--parsable2", "--allocations", "--starttime=now-30days", f"--name={name}"]
     found = ask([*words, f"--format={_HISTORY_FORM}"]) or ""
-    lines = (line.split("|", 2) for line in found.splitlines() if line.strip())
-    # `CANCELLED by 1000`
-    return tuple(_job(job, state, "", rest) for job, state, rest in lines)
+    return tuple(_jobs(found, ("job", "state")))
 
 
 def cluster_name() -> str:
@@ -134,6 +132,13 @@ def _run(words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def _job(job: str, state: str, reason: str, rest: str) -> QueuedJob:
-    folder, _, comment = rest.strip().rpartition("|")  # the name of a folder may have this sign, too
-    return QueuedJob(job=job.strip(), state=state, reason=reason, folder=folder, comment=comment)
+def _jobs(text: str, names: Sequence[str]) -> Iterator[QueuedJob]:
+    """Yield a job per line, of fields with these names, its folder and its comment.
+
+    Any user names a folder: it may have the sign between fields. One with a line break is no whole line, and left out.
+    """
+    for line in text.split("\n"):
+        *fields, rest = line.strip().split("|", len(names))
+        folder, divider, comment = rest.rpartition("|")
+        if len(fields) == len(names) and divider:
+            yield QueuedJob(**dict(zip(names, fields, strict=True)), folder=folder, comment=comment)

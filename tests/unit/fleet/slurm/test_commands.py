@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from forebay.fleet.slurm import commands
 from forebay.fleet.slurm.commands import QueuedJob
 
 
@@ -40,3 +41,19 @@ def test_what_is_no_log_of_this_user_is_not_read(case: str, tmp_path: Path, monk
         monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     folder = "" if case == "unknown folder" else str(tmp_path)
     assert QueuedJob(job="7", state="FAILED", folder=folder).last_line() == ""
+
+
+def test_jobs_of_others_hide_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = "8|RUNNING|None|/tmp/two\nlines|fb-ctr-2\n"
+    said = f"7|FAILED|NonZeroExitCode|/home/a|b|fb-ctr-1\n{broken}9|PENDING|Resources|/c|\n"
+    monkeypatch.setattr(commands, "ask", lambda _: said)
+    found = commands.jobs_named("ctr")
+    assert found is not None
+    assert [(job.job, job.state, job.reason, job.folder, job.comment) for job in found] == [
+        ("7", "FAILED", "NonZeroExitCode", "/home/a|b", "fb-ctr-1"),
+        ("9", "PENDING", "Resources", "/c", ""),
+    ]
+    monkeypatch.setattr(commands, "ask", lambda _: "7|CANCELLED by 1000|/home/a|fb-ctr-1\n")
+    assert commands.earlier_jobs("ctr") == (
+        QueuedJob(job="7", state="CANCELLED by 1000", folder="/home/a", comment="fb-ctr-1"),
+    )
