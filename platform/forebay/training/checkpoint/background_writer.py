@@ -102,7 +102,9 @@ class BackgroundWriter:
             self.raise_failed()
             num_bytes = num_bytes_of(checkpoint.shards)
             is_large = num_bytes + sum(each.num_bytes for each in receipts) >= LEAST_BYTES
-            if is_large and self._can_wait() and self._add(checkpoint, receipts, parts, num_bytes):
+            # Parts in storage are those of an incomplete checkpoint, which the end of another one would remove.
+            is_in_memory = len(parts) == len(receipts)
+            if is_large and is_in_memory and self._can_wait() and self._add(checkpoint, receipts, parts, num_bytes):
                 given_up.pop_all()
                 return
             self.raise_failed(wait=True)

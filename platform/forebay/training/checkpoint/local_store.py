@@ -73,7 +73,7 @@ class DirectStore(DirectoryStore):
         self._files = CheckpointFiles(config)
         self._config = config
         self._background: BackgroundWriter | None = None
-        self._part_buffers: PartBuffers | None = None
+        self._own_parts = PartBuffers()
 
     def reserve(self, num_bytes: int) -> None:
         """Allocate memory for large checkpoints, during training."""
@@ -82,8 +82,7 @@ class DirectStore(DirectoryStore):
 
     def reserve_part(self, num_bytes: int) -> None:
         """Allocate memory for this rank's parts, during training."""
-        if can_share():
-            self._own_parts().reserve(num_bytes)
+        self._own_parts.reserve(num_bytes)
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` would survive this process.
@@ -103,7 +102,7 @@ class DirectStore(DirectoryStore):
         if not can_share():
             return self._with_claim(step, partial(super().save_part, step, number, chunks))
         try:
-            return self._own_parts().write(step, number, chunks)
+            return self._own_parts.write(step, number, chunks)
         except OSError as error:
             raise self._refused(step, error) from error
 
@@ -130,12 +129,7 @@ class DirectStore(DirectoryStore):
         if self._background is not None:
             self._background.close()
             self._background = None
-        if self._part_buffers is not None:
-            self._part_buffers.close()
-
-    def _own_parts(self) -> PartBuffers:
-        self._part_buffers = self._part_buffers or PartBuffers()
-        return self._part_buffers
+        self._own_parts.close()
 
     def _writer(self) -> BackgroundWriter:
         if self._background is None:
@@ -190,7 +184,7 @@ class SpooledStore:
     def __init__(self, config: CheckpointConfig, spools: str = SPOOLS) -> None:
         self._config = config
         self._spools = spools
-        self._part_buffers: PartBuffers | None = None
+        self._own_parts = PartBuffers()
         self._opened: _Spool | None = None
 
     def reserve(self, num_bytes: int) -> None:
@@ -200,8 +194,7 @@ class SpooledStore:
 
     def reserve_part(self, num_bytes: int) -> None:
         """Allocate memory for this rank's parts, during training."""
-        if can_share():
-            self._own_parts().reserve(num_bytes)
+        self._own_parts.reserve(num_bytes)
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` would survive this process.
@@ -227,7 +220,7 @@ class SpooledStore:
         """
         try:
             if can_share():
-                return self._own_parts().write(step, number, chunks)
+                return self._own_parts.write(step, number, chunks)
             receipt = write_part(number, chunks, buffer := ReusableBuffer())
             self._spooled.write_part(step, number, buffer.written())
         except OSError as error:
@@ -282,8 +275,7 @@ class SpooledStore:
 
         The folder stays if storage lacks a part of it.
         """
-        if self._part_buffers is not None:
-            self._part_buffers.close()
+        self._own_parts.close()
         if self._opened is None:
             return
         self._opened.background.close()
@@ -292,10 +284,6 @@ class SpooledStore:
         if uploader.is_done:
             shutil.rmtree(self._opened.folder, ignore_errors=True)
         self._opened = None
-
-    def _own_parts(self) -> PartBuffers:
-        self._part_buffers = self._part_buffers or PartBuffers()
-        return self._part_buffers
 
     def _spool(self) -> _Spool:
         if self._opened is None:

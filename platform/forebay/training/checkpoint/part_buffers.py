@@ -64,7 +64,7 @@ class PartBuffers:
 
         Its first touch takes several times as long as the copy.
         """
-        if self._reserving is None and not self._buffers:
+        if can_share() and self._reserving is None and not self._buffers:
             with suppress(LimitReached):  # then the first part allocates it
                 self._reserving = begin(OutcomeThread(lambda: self._reserve(num_bytes), "forebay-reserve"))
 
