@@ -2,7 +2,7 @@
 
 unshare -n sh -c 'ip link set lo up; python -m studies.commit_votes 8 16 32'   # as root
 
-The bytes are those of the loopback interface.
+The bytes are counted at the loopback interface.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def load_settings(path: Path) -> Settings:
         facts = tomllib.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return Settings()
-    except (OSError, ValueError, RecursionError) as error:  # text that is no UTF-8, or no TOML
+    except (OSError, ValueError, RecursionError) as error:  # not UTF-8, or not TOML
         raise InvalidOption(f"{path} cannot be read ({error}). Correct the file, or remove it.") from error
     known = [each.name for each in fields(Settings)]
     for name, value in facts.items():

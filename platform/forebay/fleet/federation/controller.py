@@ -286,7 +286,7 @@ class FleetController:
             try:
                 verdict = self._acceptance.judge(files, found)
                 refusal = verdict.refusal or self._name_taken(submission)
-            except InvalidOption as error:  # its storage is no location
+            except InvalidOption as error:  # its storage cannot be a location
                 verdict, refusal = Judgement(), str(error)
             name = "" if verdict.submitter is None else verdict.submitter.name
             line = AuditLine(action="accepted", submitter=name, by=verdict.by, says=submission.says)

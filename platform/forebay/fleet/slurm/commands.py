@@ -135,7 +135,8 @@ def _run(words: Sequence[str], text: str) -> subprocess.CompletedProcess[str]:
 def _jobs(text: str, names: Sequence[str]) -> Iterator[QueuedJob]:
     """Yield a job per line, of fields with these names, its folder and its comment.
 
-    Any user names a folder: it may have the sign between fields. One with a line break is no whole line, and left out.
+    Any user names a folder: it may have the sign between fields. One with a line break has only a part of its line, and
+    is left out.
     """
     for line in text.split("\n"):
         *fields, rest = line.strip().split("|", len(names))

@@ -67,8 +67,8 @@ def num_gpus(environment: Mapping[str, str]) -> int:
 def temporary_folder(name: str, environment: Mapping[str, str]) -> Path:
     """Make the folder of Ray's sockets and logs, for this user alone.
 
-    `name` has the numbers of the job and of its start. Folders of its earlier starts on this node are removed, and
-    those of other jobs that ended more than a day ago: SLURM kills all processes of a job, so none removes its own.
+    `name` has the numbers of the job and of its start. Removes folders of earlier starts on this node, and of
+    other jobs that ended more than a day ago: SLURM kills all processes of a job, so none removes its own.
 
     The path is short: a socket's may have 107 bytes. It differs between nodes, because TMPDIR may be on a shared disk,
     where two nodes would answer at one socket.

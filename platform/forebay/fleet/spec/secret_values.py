@@ -26,12 +26,12 @@ _HEADER = re.compile(r"\b(?:Bearer|Basic)\s+[\w.~+/-]{16,}", re.IGNORECASE)
 _VALUE = r"""("[^"]*"|'[^']*'|[^\s;&|)]+)"""
 _ASSIGNED = re.compile(rf"(?<![\w-])-{{0,2}}([A-Za-z_][\w-]*)={_VALUE}")
 _OPTION = re.compile(rf"(?<!\S)--([A-Za-z][\w-]*)\s+{_VALUE}")
-# `--token-type` and `--key-length` are no secrets.
+# Not secret: `--token-type` and `--key-length`.
 _ABOUT_SECRETS = frozenset(
     {"budget", "count", "embedding", "format", "id", "ids", "index", "len", "length", "limit", "name", "prefix"}
     | {"ratio", "size", "style", "type", "url"}
 )
-# `eos_token = "</s>"` and `tokens = 4096` are no secrets.
+# Not secret: `eos_token = "</s>"` and `tokens = 4096`.
 _LEAST_LETTERS = 8
 
 

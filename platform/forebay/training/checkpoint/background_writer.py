@@ -102,7 +102,7 @@ class BackgroundWriter:
             self.raise_failed()
             num_bytes = num_bytes_of(checkpoint.shards)
             is_large = num_bytes + sum(each.num_bytes for each in receipts) >= LEAST_BYTES
-            # Parts in storage are those of an incomplete checkpoint, which the end of another one would remove.
+            # Parts in storage have no complete checkpoint yet: the end of another one would remove them.
             is_in_memory = len(parts) == len(receipts)
             if is_large and is_in_memory and self._can_wait() and self._add(checkpoint, receipts, parts, num_bytes):
                 given_up.pop_all()

@@ -212,7 +212,7 @@ def create_attempt(run: str | RunFolder, number: int, *, key: str = "", cluster:
     """
     files = AttemptFiles(run)
     submitter = Claim.of_this_process(number, key=key, cluster=cluster)
-    # The process of the submitter may end: it is no evidence about the attempt.
+    # The process of the submitter may end: it says nothing about the attempt.
     claim = Claim(
         number=number,
         token=submitter.token,
