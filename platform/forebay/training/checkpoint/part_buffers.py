@@ -17,6 +17,7 @@ from forebay.runtime.foreign_code import OutcomeThread, begin
 from forebay.runtime.memory.available import available_bytes
 from forebay.training.checkpoint.encoded import EncodedCheckpoint
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
+from forebay.training.checkpoint.serialization import lock_pages
 from forebay.training.checkpoint.shared_buffer import SharedBuffer, SharedBufferWriter, can_outlive
 
 NUM_BUFFERS = 2
@@ -92,6 +93,7 @@ class PartBuffers:
     def _reserve(self, num_bytes: int) -> None:
         _, writer = self._made()
         writer.touch(num_bytes)
+        lock_pages(writer)
 
     def _made(self) -> tuple[SharedBuffer, SharedBufferWriter]:
         buffer = SharedBuffer(len(self._buffers))

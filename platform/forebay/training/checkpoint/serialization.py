@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import weakref
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, TypeAlias, cast
@@ -39,7 +40,7 @@ def serialize(state: Mapping[str, Any], buffer: ReusableBuffer) -> None:
             with skip_data():
                 torch.save(dict(state), cast(IO[bytes], buffer))
             if [num_bytes for _, num_bytes in buffer.holes] == [each.nbytes() for each in storages]:
-                _fill(buffer, storages)
+                fill(buffer, [_bytes_in(each) for each in storages])
                 return
             buffer.reset(begin)
         torch.save(dict(state), cast(IO[bytes], buffer))
@@ -81,23 +82,26 @@ def _storages(state: Mapping[str, Any]) -> list[torch.UntypedStorage] | None:
     return list(found.values()) if all(map(add, state.values())) else None
 
 
-def _fill(buffer: ReusableBuffer, storages: Sequence[torch.UntypedStorage]) -> None:
-    """Copy `storages` into the holes of `buffer`."""
+def fill(buffer: ReusableBuffer, sources: Sequence[Tensor]) -> None:
+    """Copy the bytes of tensors (uint8, [bytes]) into the holes of `buffer`.
+
+    A GPU copies in the order of its work.
+    """
     devices = set[torch.device]()
-    if any(each.device.type != "cpu" for each in storages):
+    if any(each.device.type != "cpu" for each in sources):
         lock_pages(buffer)
-    for (begin, num_bytes), storage in zip(buffer.holes, storages, strict=True):
-        if num_bytes and storage.device.type != "cpu":
+    for (begin, num_bytes), source in zip(buffer.holes, sources, strict=True):
+        if num_bytes and source.device.type != "cpu":
             on_host = torch.frombuffer(buffer.window(begin, num_bytes), dtype=torch.uint8)
             # On the stream of the trainer: its next step changes the tensors, and begins after the copy.
-            on_host.copy_(_bytes_in(storage), non_blocking=True)
-            devices.add(storage.device)
+            on_host.copy_(source, non_blocking=True)
+            devices.add(source.device)
     pieces = list[tuple[Array, Array]]()
-    for (begin, num_bytes), storage in zip(buffer.holes, storages, strict=True):
-        if num_bytes and storage.device.type == "cpu":
-            target, source = np.frombuffer(buffer.window(begin, num_bytes), np.uint8), _bytes_in(storage).numpy()
+    for (begin, num_bytes), source in zip(buffer.holes, sources, strict=True):
+        if num_bytes and source.device.type == "cpu":
+            target, values = np.frombuffer(buffer.window(begin, num_bytes), np.uint8), source.numpy()
             cuts = [slice(at, at + _PIECE_BYTES) for at in range(0, num_bytes, _PIECE_BYTES)]
-            pieces += [(target[cut], source[cut]) for cut in cuts]
+            pieces += [(target[cut], values[cut]) for cut in cuts]
     num_threads = (
         min(_MOST_THREADS, torch.get_num_threads()) if sum(len(each) for each, _ in pieces) > _PIECE_BYTES else 1
     )
@@ -126,7 +130,9 @@ def lock_pages(buffer: ReusableBuffer) -> None:
     memory = np.frombuffer(buffer.window(0, buffer.capacity), np.uint8)
     address = memory.ctypes.data
     if int(runtime.cudaHostRegister(address, memory.nbytes, 1)) == 0:
-        buffer.unlock_pages = lambda: runtime.cudaHostUnregister(address)
+        # Also before the memory is unmapped: pages of a buffer that was given up would stay locked.
+        buffer.unlock_pages = weakref.finalize(buffer, runtime.cudaHostUnregister, address)
+        buffer.unlock_pages.atexit = False
     else:  # a sandbox, or a limit of the system: copies are slower, and right
         runtime.cudaGetLastError()
         buffer.unlock_pages = lambda: None

@@ -5,6 +5,7 @@ It has the chunks of tensors that one rank writes, as raw bytes one after anothe
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,6 +19,7 @@ from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.encoded import BLOCK_BYTES, Bytes, PartFacts, block_sums, sum_of
 from forebay.training.checkpoint.parts.contents import Region, StoredChunk, StoredTensor, contents_text, flat_regions
 from forebay.training.checkpoint.parts.verified_part import VerifiedPart
+from forebay.training.checkpoint.serialization import fill
 
 _PIECE_BYTES = 1 << 17
 
@@ -92,11 +94,18 @@ def write_part(number: int, chunks: Mapping[str, LocalChunk], buffer: ReusableBu
     Chunks without elements take no room.
     """
     buffer.reset()
-    buffer.reserve(sum(chunk.values.numel() * chunk.values.dtype.itemsize for chunk in chunks.values()))
+    tensors = [chunk.values.detach() for chunk in chunks.values() if chunk.values.numel()]
+    buffer.reserve(sum(each.nbytes for each in tensors))
     sums = list[int]()
-    for chunk in chunks.values():
-        if chunk.values.numel():
-            _write(_bytes_of(chunk.values), buffer, sums)
+    if any(map(_is_on_gpu, tensors)):
+        # Straight into the buffer, whose pages are locked. Checksums later: a GPU writes past the processor's cache.
+        sources = [_bytes_of(each) for each in tensors]
+        for each in sources:
+            buffer.seek(each.nbytes, os.SEEK_CUR)
+        fill(buffer, sources)
+    else:
+        for each in tensors:
+            _write(_bytes_of(each.cpu()).numpy().data, buffer, sums)
     written = buffer.written()
     sums += block_sums(written[len(sums) * BLOCK_BYTES :])
     layout = tuple(
@@ -176,6 +185,9 @@ def _write(content: Bytes, buffer: ReusableBuffer, sums: list[int]) -> None:
             sums += block_sums(buffer.written()[len(sums) * BLOCK_BYTES : complete * BLOCK_BYTES])
 
 
-def _bytes_of(values: Tensor) -> memoryview:
-    flat = values.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
+def _is_on_gpu(values: Tensor) -> bool:
+    return values.is_cuda
+
+
+def _bytes_of(values: Tensor) -> Tensor:
+    return values.contiguous().reshape(-1).view(torch.uint8)

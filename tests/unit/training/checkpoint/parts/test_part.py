@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from forebay.training.checkpoint.buffer import ReusableBuffer
 from forebay.training.checkpoint.encoded import BLOCK_BYTES, Bytes, CorruptCheckpoint, block_sums
+from forebay.training.checkpoint.parts import part
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, read_region, write_part
 from forebay.training.checkpoint.parts.table import PartsTable, filled, scalar, scalar_tensor, table_text
 
@@ -103,19 +104,33 @@ def test_a_scalar_of_a_head_is_the_same_tensor_again(dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("rest", [0, 1, BLOCK_BYTES - 1])
-def test_checksums_are_those_of_blocks_however_tensors_lie_across_them(rest: int) -> None:
-    sizes = [3, BLOCK_BYTES // 2, 2 * BLOCK_BYTES - 3, BLOCK_BYTES // 2 + rest]
-    tensors = [torch.randint(256, (size,), dtype=torch.uint8) for size in sizes]
+@pytest.mark.parametrize(
+    ("device", "is_on_gpu"),
+    [
+        ("cpu", False),
+        ("cpu", True),
+        pytest.param("cuda", True, marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")),
+    ],
+)
+def test_checksums_are_those_of_blocks_however_tensors_lie_across_them(
+    rest: int, device: str, is_on_gpu: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(part, "_is_on_gpu", lambda _: is_on_gpu)
+    sizes = [3, BLOCK_BYTES // 2, 2 * BLOCK_BYTES - 3, BLOCK_BYTES // 2 + rest - 4 * 15 - 1]
+    tensors = [torch.randint(256, (size,), dtype=torch.uint8, device=device) for size in sizes]
+    # Not in the order of memory; of one element; of none.
+    tensors += [torch.arange(15.0, device=device).reshape(3, 5).T, torch.tensor(True, device=device), torch.ones(0)]
     buffer = ReusableBuffer()
     buffer.write(bytes(BLOCK_BYTES))
     chunks = {
-        str(number): LocalChunk(shape=tuple(each.shape), offsets=(0,), values=each)
+        str(number): LocalChunk(shape=tuple(each.shape), offsets=(0,) * each.ndim, values=each)
         for number, each in enumerate(tensors)
     }
     receipt = write_part(1, chunks, buffer)
-    assert buffer.written() == torch.cat(tensors).numpy().tobytes()
+    assert buffer.written() == b"".join(each.cpu().contiguous().numpy().tobytes() for each in tensors)
     assert list(receipt.sums) == block_sums(buffer.written())
     assert len(receipt.sums) == 3 + bool(rest)
+    assert write_part(1, chunks, buffer) == receipt
 
 
 def test_only_the_blocks_that_are_needed_are_read_and_each_copy_is_tried() -> None:
