@@ -98,7 +98,7 @@ class NoCheckpoints:
     def reserve(self, num_bytes: int) -> None:
         """Make nothing."""
 
-    def reserve_part(self, num_bytes: int) -> None:
+    def reserve_part(self, number: int, num_bytes: int) -> None:
         """Make nothing."""
 
     def raise_failed(self, *, wait: bool = False) -> None:

@@ -71,8 +71,11 @@ class CheckpointStore(Protocol):
     def reserve(self, num_bytes: int) -> None:
         """Make memory for checkpoints of about `num_bytes`, without waiting."""
 
-    def reserve_part(self, num_bytes: int) -> None:
-        """Make memory for this rank's parts of about `num_bytes`, without waiting."""
+    def reserve_part(self, number: int, num_bytes: int) -> None:
+        """Make memory for parts of about `num_bytes`, without waiting.
+
+        `number` is the one of this rank's parts.
+        """
 
     def raise_failed(self, *, wait: bool = False) -> None:
         """Raise the error of a saved checkpoint that could not be written.
@@ -218,7 +221,7 @@ class DirectoryStore:
     def reserve(self, num_bytes: int) -> None:
         """Do nothing: the first save makes the memory."""
 
-    def reserve_part(self, num_bytes: int) -> None:
+    def reserve_part(self, number: int, num_bytes: int) -> None:
         """Do nothing, as `reserve`."""
 
     def raise_failed(self, *, wait: bool = False) -> None:

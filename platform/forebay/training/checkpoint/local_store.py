@@ -80,7 +80,7 @@ class DirectStore(DirectoryStore):
         if num_bytes >= LEAST_BYTES:
             self._writer().reserve(num_bytes)
 
-    def reserve_part(self, num_bytes: int) -> None:
+    def reserve_part(self, number: int, num_bytes: int) -> None:  # noqa: ARG002 - each rank has a store of its own
         """Allocate memory for this rank's parts, during training."""
         self._parts().reserve(num_bytes)
 
@@ -198,7 +198,7 @@ class SpooledStore:
         if num_bytes >= LEAST_BYTES:
             self._spool().background.reserve(num_bytes)
 
-    def reserve_part(self, num_bytes: int) -> None:
+    def reserve_part(self, number: int, num_bytes: int) -> None:  # noqa: ARG002 - each rank has a store of its own
         """Allocate memory for this rank's parts, during training."""
         self._parts().reserve(num_bytes)
 

@@ -132,8 +132,9 @@ class RayCheckpointStore:
             with suppress(LimitReached):  # then the first checkpoint allocates it
                 self._reserving = begin(OutcomeThread(lambda: self._touch(num_bytes), "forebay-reserve"))
 
-    def reserve_part(self, num_bytes: int) -> None:
-        """Do nothing: the first parts make the memory of the node."""
+    def reserve_part(self, number: int, num_bytes: int) -> None:
+        """Allocate memory in this node's store of parts, during training."""
+        self._part_memory.reserve(number, num_bytes)
 
     def raise_failed(self, *, wait: bool = False) -> None:
         """Do nothing: `save` raises, or storage at a flush."""

@@ -35,6 +35,7 @@ _LENGTH_BYTES = 8
 _TAKEN_AT = METADATA_ROOM - 1
 _STEP_BYTES = 1 << 20
 _TOUCHED_BYTES = 64 << 20
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux only
 
 
 def can_outlive() -> bool:
@@ -156,7 +157,8 @@ class SharedBufferWriter(ReusableBuffer):
         self._file = os.open(path, os.O_RDWR)
         weakref.finalize(self, os.close, self._file)
         if (size := os.fstat(self._file).st_size) > METADATA_ROOM:
-            self._memory = memoryview(mmap.mmap(self._file, size))[METADATA_ROOM:]
+            # Its pages at once: by faults during the first copy, 256 MB take 0.1 s instead of 0.06.
+            self._memory = memoryview(mmap.mmap(self._file, size, flags=mmap.MAP_SHARED | _POPULATE))[METADATA_ROOM:]
 
     def grow(self, num_bytes: int) -> memoryview:
         """Extend the same memory. Written data stays."""

@@ -39,7 +39,7 @@ class RankCheckpoints:
         self.strategy: Strategy | None = None
         """Strategy that lays out the tensors that are read."""
 
-    def reserve(self, num_bytes: Callable[[], int], objects: Callable[[], Mapping[str, Any]]) -> None:
+    def reserve(self, num_whole_bytes: Callable[[], int], objects: Callable[[], Mapping[str, Any]]) -> None:
         """Allocate memory for checkpoints of this size, during training.
 
         Rank 0 saves what all ranks have, and each rank its part of sharded `objects`.
@@ -47,9 +47,10 @@ class RankCheckpoints:
         if self.strategy is None:
             return
         if self.strategy.is_sharded:
-            self._store.reserve_part(sum(each.values.nbytes for each in split_shards(objects())[1].values()))
+            num_bytes = sum(each.values.nbytes for each in split_shards(objects())[1].values())
+            self._store.reserve_part(self._collective.world.rank + 1, num_bytes)
         elif self._collective.world.is_first:
-            self._store.reserve(num_bytes())
+            self._store.reserve(num_whole_bytes())
 
     def raise_failed(self) -> None:
         """Raise on rank 0 if a saved checkpoint could not be written."""

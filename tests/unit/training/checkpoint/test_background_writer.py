@@ -467,7 +467,7 @@ def test_where_no_thread_can_begin_the_step_waits(
         with monkeypatch.context() as patch:
             patch.setattr(threading.Thread, "start", refused)
             ranks.first.reserve(4 * SIZE)
-            ranks.first.reserve_part(4 * SIZE)
+            ranks.first.reserve_part(1, 4 * SIZE)
             ranks.save(1)
             assert CheckpointFiles(config).complete_steps() == [1]
         ranks.save(2)
@@ -477,7 +477,10 @@ def test_where_no_thread_can_begin_the_step_waits(
 def test_memory_is_made_before_the_first_checkpoint(config: CheckpointConfig, open_direct: Open) -> None:
     with closing(open_direct(config)) as ranks:
         assert isinstance(ranks.first, DirectStore)
-        (ranks.first.reserve if len(ranks.stores) == 1 else ranks.first.reserve_part)(4 * SIZE)
+        if len(ranks.stores) == 1:
+            ranks.first.reserve(4 * SIZE)
+        else:
+            ranks.first.reserve_part(1, 4 * SIZE)
         ranks.save(1, torch.ones(SIZE))
         memory = writer_of(ranks)._memory if len(ranks.stores) == 1 else ranks.first._parts()._buffers
         sizes = [writer.capacity for _, writer in memory]

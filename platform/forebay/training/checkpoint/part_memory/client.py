@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import mmap
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -49,6 +50,11 @@ class PartMemory:
         self.sealed: int | None = None
         """Step of the newest complete checkpoint, as far as this rank knows."""
 
+    def reserve(self, number: int, num_bytes: int) -> None:
+        """Make memory for parts of about `num_bytes` on this node, without waiting."""
+        with suppress(RayError):  # the first part meets it again, and says so
+            self._started().reserve.remote(number, num_bytes)
+
     def save(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt | None:
         """Write a part into the memory of this node.
 
@@ -88,20 +94,24 @@ class PartMemory:
                 yield _fetched(store, step, facts)
 
     def _save(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
-        if self._store is None:
-            self._store = make_part_store(self._owner, self._node, self._is_needed)
+        store = self._started()
         if self._written not in (None, step):
             # All ranks come to their next checkpoint only after the one before it is complete.
             self.sealed = self._written
         # The store answers when the copy of the part before is made.
         within_s = min(COPY_S + READ_S + self._copied_bytes / COPY_BYTES_PER_S, self._owner.config.store_timeout_s)
-        handle = ray.get(self._store.acquire.remote(step, number, self.sealed), timeout=within_s)
+        handle = ray.get(store.acquire.remote(step, number, self.sealed), timeout=within_s)
         self._client = self._client or SharedBufferClient(handle.pid)
         receipt = replace(write_part(number, chunks, self._client.writer(handle)), node=self._node)
         part = KeptPart(step=step, sealed=self.sealed, facts=receipt.facts)
-        ray.get(self._store.keep.remote(part, handle.number), timeout=READ_S)
+        ray.get(store.keep.remote(part, handle.number), timeout=READ_S)
         self._copied_bytes, self._written = receipt.num_bytes, step
         return receipt
+
+    def _started(self) -> ActorHandle:
+        if self._store is None:
+            self._store = make_part_store(self._owner, self._node, self._is_needed)
+        return self._store
 
 
 class MappedPart:

@@ -9,18 +9,21 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 
 import numpy as np
 import numpy.typing as npt
 
+from forebay.runtime.memory.available import available_bytes
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import PartFacts
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.training.checkpoint.shared_buffer import BufferHandle, SharedBuffer, SharedBufferWriter
 
+_NUM_KEPT = 2
+"""Parts of a rank at once: of the checkpoint that is written, and of the newest complete one."""
 MOST_PERMANENT = 3
 """Steps that are kept permanently in storage and wait here for their upload, at most."""
 
@@ -61,15 +64,26 @@ class PartStore:
         self._readers: Counter[int] = Counter()
         self._given: dict[int, int] = {}
         self._copying: dict[int, asyncio.Task[None]] = {}
+        self._reserving: dict[int, asyncio.Task[None]] = {}
+        self._for_copies: set[int] = set()
         self._uploaded: set[tuple[int, PartFacts]] = set()
+
+    async def reserve(self, number: int, num_bytes: int) -> None:
+        """Make memory for two parts of about `num_bytes`, beside training.
+
+        For the rank with part `number`. Its first touch takes several times as long as the copy.
+        """
+        if number not in self._reserving:
+            self._reserving[number] = asyncio.create_task(self._reserve(num_bytes))
 
     async def acquire(self, step: int, number: int, sealed: int | None) -> BufferHandle:
         """Return a buffer for part `number` of `step`.
 
         Waits for the copy of the part before it.
         """
-        if (before := self._copying.pop(number, None)) is not None:
-            await before
+        for before in (self._reserving.get(number), self._copying.pop(number, None)):
+            if before is not None:
+                await before
         self._forget(step, sealed)
         if (abandoned := self._given.pop(number, None)) is not None:
             del self._buffers[abandoned]  # Its worker is dead, or about to be, and may still write there.
@@ -89,7 +103,7 @@ class PartStore:
     async def keep_copy(self, part: KeptPart, content: npt.NDArray[np.uint8]) -> None:
         """Keep a copy of another node's part."""
         self._forget(part.step, part.sealed)
-        buffer = self._free_buffer()
+        buffer = self._free_buffer(of_copies=True)
         with self._reading(buffer.number):
             await asyncio.to_thread(_fill, buffer, content)
         self._kept[part.step, part.facts.number] = part, buffer.number
@@ -140,6 +154,15 @@ class PartStore:
         """
         self._uploaded.update((step, facts) for facts in parts if self._find(step, facts) is not None)
 
+    async def _reserve(self, num_bytes: int) -> None:
+        for _ in range(_NUM_KEPT):
+            if available_bytes() < 2 * num_bytes:
+                return  # then each part makes its own
+            buffer = SharedBuffer(next(self._numbers))
+            with suppress(OSError):
+                await asyncio.to_thread(SharedBufferWriter(buffer.path).touch, num_bytes)
+                self._buffers[buffer.number] = buffer
+
     async def _copy_part(self, part: KeptPart, buffer: int) -> None:
         with self._reading(buffer):
             await self._copy(part, self._buffers[buffer].view(part.facts.num_bytes))
@@ -159,13 +182,16 @@ class PartStore:
         self._kept = {key: value for key, value in self._kept.items() if key[0] in wanted}
         self._uploaded = {(at, facts) for at, facts in self._uploaded & kept if at in wanted}
 
-    def _free_buffer(self) -> SharedBuffer:
+    def _free_buffer(self, *, of_copies: bool = False) -> SharedBuffer:
         in_use = {buffer for _, buffer in self._kept.values()} | set(self._given.values()) | set(+self._readers)
         for buffer in self._buffers.values():
-            if buffer.number not in in_use:
+            # A copy must not take the memory of a rank, which would wait for other memory in its step.
+            if buffer.number not in in_use and (buffer.number in self._for_copies) == of_copies:
                 return buffer
         buffer = SharedBuffer(next(self._numbers))
         self._buffers[buffer.number] = buffer
+        if of_copies:
+            self._for_copies.add(buffer.number)
         return buffer
 
     @contextmanager

@@ -14,6 +14,7 @@ import pytest
 from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.checkpoint.encoded import PartFacts, block_sums, sum_of
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
+from forebay.training.checkpoint.part_memory import store
 from forebay.training.checkpoint.part_memory.store import KeptPart, PartStore
 from forebay.training.checkpoint.shared_buffer import SharedBufferWriter
 
@@ -29,12 +30,14 @@ class PartNode:
         self.hold.set()
         self.store = PartStore(config, self._copy)
         self.buffers: set[int] = set()
+        self.found_bytes: list[int] = []
 
     async def save(self, step: int, number: int, sealed: int | None) -> PartFacts:
         handle = await self.store.acquire(step, number, sealed)
         self.buffers.add(handle.number)
-        content = content_of(step, number)
-        SharedBufferWriter(handle.path).write(content)
+        writer = SharedBufferWriter(handle.path)
+        self.found_bytes.append(writer.capacity)
+        writer.write(content_of(step, number))
         facts = facts_of(step, number)
         await self.store.keep(KeptPart(step=step, sealed=sealed, facts=facts), handle.number)
         return facts
@@ -94,6 +97,32 @@ def test_the_next_part_waits_for_the_copy_of_the_one_before(config: CheckpointCo
         await waiting
         assert node.copied[0] == (1, 1, content_of(1, 1))
 
+    asyncio.run(run())
+
+
+def test_memory_that_was_reserved_is_the_ranks_and_not_for_copies(config: CheckpointConfig) -> None:
+    async def run() -> None:
+        node = PartNode(config)
+        for number in (1, 2, 1):  # a worker that was started again asks again
+            await node.store.reserve(number, 5 * SIZE)
+        copy = KeptPart(step=1, sealed=None, facts=facts_of(1, 7))
+        await node.store.keep_copy(copy, np.frombuffer(content_of(1, 7), np.uint8))
+        for step in (1, 2, 3):
+            for number in (1, 2):
+                await node.save(step, number, step - 1 or None)
+        assert len(node.buffers) == 4 and min(node.found_bytes) >= 5 * SIZE
+
+    asyncio.run(run())
+
+
+def test_without_free_memory_nothing_is_reserved(config: CheckpointConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        node = PartNode(config)
+        await node.store.reserve(1, 5 * SIZE)
+        await node.save(1, 1, None)
+        assert node.found_bytes == [0]
+
+    monkeypatch.setattr(store, "available_bytes", lambda: 9.0 * SIZE)
     asyncio.run(run())
 
 
