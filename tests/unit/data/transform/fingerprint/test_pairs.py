@@ -39,9 +39,9 @@ class Looked:
     versioned: str
 
 
-def look(text: str) -> Looked:
+def look(text: str, folder: str) -> Looked:
     module = types.ModuleType("pair_module")
-    module.__dict__["FOLDER"] = tempfile.mkdtemp()
+    module.__dict__["FOLDER"] = folder
     sys.modules["pair_module"] = module
     exec(text, module.__dict__)
     identity, refused = None, ""
@@ -59,7 +59,8 @@ def look(text: str) -> Looked:
 
 def look_safely(text: str) -> Looked:
     try:
-        return look(text)
+        with tempfile.TemporaryDirectory() as folder:
+            return look(text, folder)
     except Exception:  # noqa: BLE001 - the test of this pair shows it
         return Looked("", None, traceback.format_exc(), "")
 
