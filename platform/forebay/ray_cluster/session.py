@@ -10,6 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from types import FrameType
 
 import ray
 
@@ -146,14 +147,29 @@ def _handler_of_term() -> Iterator[Callable[[], object]]:
 
     Yields a function to call after `ray.init`. Without a handler, the process ends with the code of Forebay, not with
     Ray's 15. Ray's native handler goes too: it prints addresses, and aborts the process 3 s later, in its end.
+    A handler that exits while Ray waits keeps its code: Ray makes 1 of each.
     """
     before = signal.getsignal(signal.SIGTERM)
     if threading.current_thread() is not threading.main_thread() or before is None:  # one in C cannot be put back
         yield lambda: None
         return
-    handler = (lambda *_: sys.exit(ExitCode.TERMINATED)) if before is signal.SIG_DFL else before
+    ends: list[SystemExit] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            if not callable(before):
+                sys.exit(ExitCode.TERMINATED)
+            before(number, frame)
+        except SystemExit as end:
+            ends.append(end)
+            raise
+
     try:
-        yield lambda: signal.signal(signal.SIGTERM, handler)
+        yield lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN if before is signal.SIG_IGN else handle)
+    except SystemExit as error:
+        if ends and error.code == 1:
+            raise ends[0] from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

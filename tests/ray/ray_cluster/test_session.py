@@ -6,13 +6,15 @@ import faulthandler
 import os
 import signal
 import socket
+import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 import ray
 
-from forebay.errors import InvalidOption
+from forebay.errors import ExitCode, InvalidOption
 from forebay.ray_cluster.session import _handler_of_term, ray_session, session_text
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.driver.driver import run
@@ -45,6 +47,24 @@ def test_address_that_leads_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert time.monotonic() - began < 60.0, "Ray itself tries for minutes"
     assert dict(os.environ) == before
     assert not ray.is_initialized()
+
+
+@pytest.mark.parametrize("own_code", [None, pytest.param(7, marks=pytest.mark.variation)])
+def test_sigterm_while_ray_waits_keeps_its_code(own_code: int | None) -> None:
+    """Ray makes 1 of the code with which a handler exits."""
+
+    def wait() -> None:
+        with ray_session(1):
+            threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            ray.get(ray.remote(lambda: time.sleep(60)).remote())
+
+    before = signal.signal(signal.SIGTERM, (lambda *_: sys.exit(own_code)) if own_code else signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as caught:
+            wait()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == (own_code or ExitCode.TERMINATED)
 
 
 def test_lines_of_workers_have_no_escape_codes_in_a_file(capsys: pytest.CaptureFixture[str]) -> None:

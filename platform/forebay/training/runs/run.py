@@ -15,7 +15,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Self
 
-from forebay.errors import CursorMismatch, Fenced, Hung, RunFailed, WriteFailed
+from forebay.errors import CursorMismatch, ExitCode, Fenced, Hung, RunFailed, WriteFailed
 from forebay.events import (
     INTERRUPTED,
     EpochEnded,
@@ -455,7 +455,8 @@ def _summary(error: BaseException) -> str:
 
     Its traceback is for people, not for callbacks.
     """
-    if isinstance(error, KeyboardInterrupt):
+    was_terminated = isinstance(error, SystemExit) and error.code == ExitCode.TERMINATED
+    if was_terminated or isinstance(error, KeyboardInterrupt):
         return INTERRUPTED
     if isinstance(error, RunFailed) and "summary" in error.facts:
         return str(error.facts["summary"])

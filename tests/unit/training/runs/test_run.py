@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from forebay.errors import Hung, InvalidOption, RunFailed
+from forebay.errors import ExitCode, Hung, InvalidOption, RunFailed
 from forebay.events import Event, Failed, Preparing, Reported, Warned
 from forebay.runtime.gpus import GpuSupply
 from forebay.testing.drivers.bench import DriverBench
@@ -105,6 +105,22 @@ def test_the_error_of_a_run_that_hung_begins_with_the_silent_ranks(
     assert str(end.value) == begin
     assert end.value.facts.get("silent", []) == sorted(silent)
     assert heard[-1] == Failed(error=f"Hung: {begin}", failures=1, will_retry=False)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        (KeyboardInterrupt(), "interrupted"),
+        (SystemExit(ExitCode.TERMINATED), "interrupted"),
+        (SystemExit(1), "SystemExit: 1"),
+    ],
+)
+def test_a_run_that_was_asked_to_end_was_interrupted(tmp_path: Path, end: BaseException, said: str) -> None:
+    heard: list[Event] = []
+    run = Run(DriverBench(tmp_path).job("a"), [lambda event, control: heard.append(event)])
+    with pytest.raises(type(end)), run:
+        raise end
+    assert heard[-1] == Failed(error=said, failures=1, will_retry=False)
 
 
 @pytest.mark.parametrize("why", ["it broke. Run 'a' again: it continues.", "it broke", "it broke."])
