@@ -29,7 +29,7 @@ from forebay.training.checkpoint.encoded import CorruptCheckpoint, EncodedCheckp
 from forebay.training.checkpoint.files.pending import WRITING
 from forebay.training.checkpoint.memory_keeper import start_keeper
 from forebay.training.checkpoint.parts.part import PartReceipt
-from forebay.training.checkpoint.serialization import lock_pages, num_bytes_of
+from forebay.training.checkpoint.serialization import gpu_of_thread, lock_pages, num_bytes_of
 from forebay.training.checkpoint.shared_buffer import SharedBuffer, SharedBufferWriter, can_outlive
 
 LEAST_BYTES = 16 << 20
@@ -89,7 +89,8 @@ class BackgroundWriter:
         """
         if can_outlive() and self._reserving is None:
             with suppress(LimitReached):  # then the first checkpoint allocates it
-                self._reserving = begin(OutcomeThread(lambda: self._reserve(num_bytes), "forebay-reserve"))
+                reserve = partial(self._reserve, num_bytes, gpu_of_thread())
+                self._reserving = begin(OutcomeThread(reserve, "forebay-reserve"))
 
     def save(self, checkpoint: Checkpoint, receipts: Sequence[PartReceipt] = ()) -> None:
         """Copy `checkpoint` into memory, where its parts are, or write it.
@@ -202,10 +203,10 @@ class BackgroundWriter:
     def _path(self) -> Path:
         return Path(self._config.uri.removeprefix("file://")) / WRITING
 
-    def _reserve(self, num_bytes: int) -> None:
+    def _reserve(self, num_bytes: int, gpu: int | None) -> None:
         writer = self._memory[0][1]
         writer.touch(num_bytes)
-        lock_pages(writer)
+        lock_pages(writer, gpu)
         self._is_kept()
 
     def _free_memory(self, step: int, num_bytes: int) -> int:

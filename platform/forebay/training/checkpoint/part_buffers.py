@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from math import prod
 from subprocess import DEVNULL
 
@@ -17,7 +17,7 @@ from forebay.runtime.foreign_code import OutcomeThread, begin
 from forebay.runtime.memory.available import available_bytes
 from forebay.training.checkpoint.encoded import EncodedCheckpoint
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
-from forebay.training.checkpoint.serialization import lock_pages
+from forebay.training.checkpoint.serialization import gpu_of_thread, lock_pages
 from forebay.training.checkpoint.shared_buffer import SharedBuffer, SharedBufferWriter, can_outlive
 
 NUM_BUFFERS = 2
@@ -35,8 +35,8 @@ def can_share() -> bool:
     """
     if not can_outlive():
         return False
-    buffer = SharedBuffer(0)
     try:
+        buffer = SharedBuffer(0)
         words = ["cat", buffer.path]
         done = subprocess.run(words, stdin=DEVNULL, stdout=DEVNULL, stderr=DEVNULL, timeout=10, check=False)  # noqa: S603 - words of this file
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -67,7 +67,8 @@ class PartBuffers:
         """
         if can_share() and self._reserving is None and not self._buffers:
             with suppress(LimitReached):  # then the first part allocates it
-                self._reserving = begin(OutcomeThread(lambda: self._reserve(num_bytes), "forebay-reserve"))
+                reserve = partial(self._reserve, num_bytes, gpu_of_thread())
+                self._reserving = begin(OutcomeThread(reserve, "forebay-reserve"))
 
     def write(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt:
         """Copy part `number` of `step` into memory.
@@ -90,10 +91,10 @@ class PartBuffers:
             self._reserving.join()
         self._buffers, self._reserving = [], None
 
-    def _reserve(self, num_bytes: int) -> None:
+    def _reserve(self, num_bytes: int, gpu: int | None) -> None:
         _, writer = self._made()
         writer.touch(num_bytes)
-        lock_pages(writer)
+        lock_pages(writer, gpu)
 
     def _made(self) -> tuple[SharedBuffer, SharedBufferWriter]:
         buffer = SharedBuffer(len(self._buffers))

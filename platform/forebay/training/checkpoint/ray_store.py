@@ -42,7 +42,7 @@ from forebay.training.checkpoint.part_memory.actor import StoreOwner, is_alive
 from forebay.training.checkpoint.part_memory.client import PartMemory
 from forebay.training.checkpoint.parts.part import LocalChunk, PartReceipt, write_part
 from forebay.training.checkpoint.parts.verified_part import ReadBytes
-from forebay.training.checkpoint.serialization import lock_pages
+from forebay.training.checkpoint.serialization import gpu_of_thread, lock_pages
 from forebay.training.checkpoint.shared_buffer import (
     BufferHandle,
     SharedBufferClient,
@@ -130,7 +130,8 @@ class RayCheckpointStore:
         self._reserved()
         if num_bytes >= LEAST_TOUCHED and self._pending is not None:
             with suppress(LimitReached):  # then the first checkpoint allocates it
-                self._reserving = begin(OutcomeThread(lambda: self._touch(num_bytes), "forebay-reserve"))
+                touch = partial(self._touch, num_bytes, gpu_of_thread())
+                self._reserving = begin(OutcomeThread(touch, "forebay-reserve"))
 
     def reserve_part(self, number: int, num_bytes: int) -> None:
         """Allocate memory in this node's store of parts, during training."""
@@ -231,7 +232,7 @@ class RayCheckpointStore:
             self._reserving.join()
             self._reserving = None
 
-    def _touch(self, num_bytes: int) -> None:
+    def _touch(self, num_bytes: int, gpu: int | None) -> None:
         """Touch the pages of the next buffer, if it is new.
 
         What fails here fails again at the next checkpoint, which knows what to do.
@@ -241,7 +242,7 @@ class RayCheckpointStore:
             self._client = self._client or SharedBufferClient(self._handle.pid)
             writer = self._client.writer(self._handle)
             writer.touch(num_bytes)
-            lock_pages(writer)
+            lock_pages(writer, gpu)
 
     def _next_handle(self) -> BufferHandle | None:
         """Buffer for the next checkpoint.

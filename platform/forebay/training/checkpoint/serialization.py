@@ -88,8 +88,8 @@ def fill(buffer: ReusableBuffer, sources: Sequence[Tensor]) -> None:
     A GPU copies in the order of its work.
     """
     devices = set[torch.device]()
-    if any(each.device.type != "cpu" for each in sources):
-        lock_pages(buffer)
+    if gpus := [each.device.index for each in sources if each.device.type != "cpu"]:
+        lock_pages(buffer, gpus[0])
     for (begin, num_bytes), source in zip(buffer.holes, sources, strict=True):
         if num_bytes and source.device.type != "cpu":
             on_host = torch.frombuffer(buffer.window(begin, num_bytes), dtype=torch.uint8)
@@ -119,23 +119,38 @@ def _copy(piece: tuple[Array, Array]) -> None:
     np.copyto(*piece)
 
 
-def lock_pages(buffer: ReusableBuffer) -> None:
-    """Lock the pages of a buffer for copies from a GPU, once.
+def gpu_of_thread() -> int | None:
+    """GPU that the calling thread uses. None in a process that uses none."""
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
 
-    Only in a process that uses one. Copies are then five times as fast, and locking takes longer than a copy.
+
+def lock_pages(buffer: ReusableBuffer, gpu: int | None) -> None:
+    """Lock the pages of a buffer for copies from `gpu`, once.
+
+    Copies are then five times as fast, and locking takes longer than a copy. A new thread is on GPU 0: without `gpu`,
+    each rank of a machine would begin to use that one, and take some hundred MB of its memory.
     """
-    if buffer.unlock_pages is not None or not buffer.capacity or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if gpu is None or buffer.unlock_pages is not None or not buffer.capacity:
         return
     runtime = torch.cuda.cudart()  # type: ignore[no-untyped-call]
     memory = np.frombuffer(buffer.window(0, buffer.capacity), np.uint8)
     address = memory.ctypes.data
-    if int(runtime.cudaHostRegister(address, memory.nbytes, 1)) == 0:
-        # Also before the memory is unmapped: pages of a buffer that was given up would stay locked.
-        buffer.unlock_pages = weakref.finalize(buffer, runtime.cudaHostUnregister, address)
-        buffer.unlock_pages.atexit = False
-    else:  # a sandbox, or a limit of the system: copies are slower, and right
-        runtime.cudaGetLastError()
-        buffer.unlock_pages = lambda: None
+    with torch.cuda.device(gpu):
+        is_locked = int(runtime.cudaHostRegister(address, memory.nbytes, 1)) == 0
+        if not is_locked:  # a sandbox, or a limit of the system: copies are slower, and right
+            runtime.cudaGetLastError()
+    # Also before the memory is unmapped: pages of a buffer that was given up would stay locked.
+    buffer.unlock_pages = weakref.finalize(buffer, _unlock if is_locked else _do_nothing, address, gpu)
+    buffer.unlock_pages.atexit = False
+
+
+def _unlock(address: int, gpu: int) -> None:
+    with torch.cuda.device(gpu):
+        torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
+
+
+def _do_nothing(*_: object) -> None:
+    pass
 
 
 def _bytes_in(storage: torch.UntypedStorage) -> Tensor:

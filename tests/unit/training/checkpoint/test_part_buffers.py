@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,7 +24,11 @@ def asked_again() -> Iterator[None]:
     can_share.cache_clear()
 
 
-@pytest.mark.parametrize("cat", ["opens it", "is refused", "is missing"])
+def refuse(_: str) -> int:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.parametrize("cat", ["opens it", "is refused", "is missing", "has no memory to open"])
 def test_a_sandbox_that_hides_descriptors_costs_time_only(
     cat: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -31,6 +37,8 @@ def test_a_sandbox_that_hides_descriptors_costs_time_only(
     if cat == "is refused":
         (tmp_path / "cat").write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / "cat").chmod(0o700)
+    if cat == "has no memory to open":
+        monkeypatch.setattr(os, "memfd_create", refuse)
     monkeypatch.setattr(background_writer, "LEAST_BYTES", 0)
     if cat != "opens it":  # the next parts would be beside a checkpoint that is being written
         monkeypatch.setattr(BackgroundWriter, "_add", lambda *_: pytest.fail("its parts are in storage"))

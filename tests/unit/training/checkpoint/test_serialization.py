@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import random
+import threading
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -109,3 +113,54 @@ def test_many_threads_copy_what_one_does(monkeypatch: pytest.MonkeyPatch) -> Non
     buffer = ReusableBuffer()
     serialize(state, buffer)
     assert bytes(buffer.written()) == saved_by_torch(state)
+
+
+class GpuRuntime:
+    """Stands for CUDA on a machine without: it notes the GPU of the thread that calls it."""
+
+    def __init__(self) -> None:
+        self.of_thread = threading.local()
+        self.calls: list[tuple[str, int]] = []
+
+    def current(self) -> int:
+        return getattr(self.of_thread, "gpu", 0)
+
+    @contextmanager
+    def device(self, gpu: int) -> Iterator[None]:
+        before, self.of_thread.gpu = self.current(), gpu
+        yield
+        self.of_thread.gpu = before
+
+    def cudaHostRegister(self, address: int, num_bytes: int, flags: int) -> int:  # noqa: N802 - CUDA's
+        self.calls.append(("lock", self.current()))
+        return 0
+
+    def cudaHostUnregister(self, address: int) -> None:  # noqa: N802 - CUDA's
+        self.calls.append(("unlock", self.current()))
+
+
+def test_pages_are_locked_and_unlocked_by_the_gpu_of_the_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new thread is on GPU 0, and would make each rank of a machine use that one."""
+    runtime = GpuRuntime()
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", runtime.current)
+    monkeypatch.setattr(torch.cuda, "device", runtime.device)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    runtime.of_thread.gpu = 3
+    buffer = ReusableBuffer()
+    buffer.reserve(1000)
+    lock = partial(serialization.lock_pages, buffer, serialization.gpu_of_thread())
+    for _ in range(2):
+        thread = threading.Thread(target=lock)
+        thread.start()
+        thread.join()
+    assert runtime.calls == [("lock", 3)]
+    buffer.reserve(5000)  # moves it
+    lock()
+    freeing = threading.Thread(target=[buffer].clear)
+    del buffer, lock
+    freeing.start()
+    freeing.join()
+    del thread, freeing
+    gc.collect()
+    assert runtime.calls == [("lock", 3), ("unlock", 3)] * 2

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import mmap
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -53,7 +54,7 @@ class PartMemory:
     def reserve(self, number: int, num_bytes: int) -> None:
         """Make memory for parts of about `num_bytes` on this node, without waiting."""
         with suppress(RayError):  # the first part meets it again, and says so
-            self._started().reserve.remote(number, num_bytes)
+            self._started().reserve.remote(number, num_bytes, os.getpid())
 
     def save(self, step: int, number: int, chunks: Mapping[str, LocalChunk]) -> PartReceipt | None:
         """Write a part into the memory of this node.

@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,8 @@ from forebay.training.checkpoint.encoded import PartFacts
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles
 from forebay.training.checkpoint.shared_buffer import BufferHandle, SharedBuffer, SharedBufferWriter
 
+_COPIES = 0
+"""User of the buffers with copies of other nodes' parts. Those of ranks have numbers from 1."""
 _NUM_KEPT = 2
 """Parts of a rank at once: of the checkpoint that is written, and of the newest complete one."""
 MOST_PERMANENT = 3
@@ -64,30 +67,46 @@ class PartStore:
         self._readers: Counter[int] = Counter()
         self._given: dict[int, int] = {}
         self._copying: dict[int, asyncio.Task[None]] = {}
-        self._reserving: dict[int, asyncio.Task[None]] = {}
-        self._for_copies: set[int] = set()
+        self._turns: Counter[int] = Counter()
+        self._ranks: dict[int, int] = {}
+        self._num_made = 0
+        self._users: dict[int, int] = {}
         self._uploaded: set[tuple[int, PartFacts]] = set()
 
-    async def reserve(self, number: int, num_bytes: int) -> None:
-        """Make memory for two parts of about `num_bytes`, beside training.
+    async def reserve(self, number: int, num_bytes: int, pid: int) -> None:
+        """Make memory for two parts of about `num_bytes` each, beside training.
 
-        For the rank with part `number`. Its first touch takes several times as long as the copy.
+        For the rank with part `number`, process `pid` of this node. Its first touch takes several times as long as the
+        copy. Memory of ranks that have ended is used again, whatever their numbers.
         """
-        if number not in self._reserving:
-            self._reserving[number] = asyncio.create_task(self._reserve(num_bytes))
+        self._forget_ended(pid)
+        self._ranks[number] = pid
+        with suppress(OSError):  # then each part makes its own
+            while self._lacks_memory(num_bytes):
+                buffer = SharedBuffer(next(self._numbers))
+                self._num_made += 1
+                try:
+                    await asyncio.to_thread(SharedBufferWriter(buffer.path).touch, num_bytes)
+                finally:
+                    self._num_made -= 1
+                self._buffers[buffer.number] = buffer
 
     async def acquire(self, step: int, number: int, sealed: int | None) -> BufferHandle:
         """Return a buffer for part `number` of `step`.
 
-        Waits for the copy of the part before it.
+        Waits for the copy of the part before it. Raises `OSError` if another call came meanwhile: the worker of this
+        one has ended.
         """
-        for before in (self._reserving.get(number), self._copying.pop(number, None)):
-            if before is not None:
-                await before
+        self._turns[number] += 1
+        turn = self._turns[number]
+        if (before := self._copying.get(number)) is not None:
+            await asyncio.wait([before])
+        if turn != self._turns[number]:
+            raise OSError(f"part {number} was asked for again")
         self._forget(step, sealed)
         if (abandoned := self._given.pop(number, None)) is not None:
-            del self._buffers[abandoned]  # Its worker is dead, or about to be, and may still write there.
-        buffer = self._free_buffer()
+            self._drop(abandoned)  # Its worker is dead, or about to be, and may still write there.
+        buffer = self._free_buffer(number)
         self._given[number] = buffer.number
         return buffer.handle
 
@@ -103,7 +122,7 @@ class PartStore:
     async def keep_copy(self, part: KeptPart, content: npt.NDArray[np.uint8]) -> None:
         """Keep a copy of another node's part."""
         self._forget(part.step, part.sealed)
-        buffer = self._free_buffer(of_copies=True)
+        buffer = self._free_buffer(_COPIES)
         with self._reading(buffer.number):
             await asyncio.to_thread(_fill, buffer, content)
         self._kept[part.step, part.facts.number] = part, buffer.number
@@ -154,14 +173,24 @@ class PartStore:
         """
         self._uploaded.update((step, facts) for facts in parts if self._find(step, facts) is not None)
 
-    async def _reserve(self, num_bytes: int) -> None:
-        for _ in range(_NUM_KEPT):
-            if available_bytes() < 2 * num_bytes:
-                return  # then each part makes its own
-            buffer = SharedBuffer(next(self._numbers))
-            with suppress(OSError):
-                await asyncio.to_thread(SharedBufferWriter(buffer.path).touch, num_bytes)
-                self._buffers[buffer.number] = buffer
+    def _lacks_memory(self, num_bytes: int) -> bool:
+        of_ranks = sum(self._users.get(buffer) != _COPIES for buffer in self._buffers) + self._num_made
+        return of_ranks < _NUM_KEPT * len(self._ranks) and available_bytes() >= 2 * num_bytes
+
+    def _forget_ended(self, pid: int) -> None:
+        """Forget ranks whose processes have ended, or are `pid`, which begins anew.
+
+        They may have numbers that no rank of this node has now.
+        """
+        for number, process in list(self._ranks.items()):
+            if process == pid or not Path(f"/proc/{process}").exists():
+                del self._ranks[number]
+                if (given := self._given.pop(number, None)) is not None:
+                    self._drop(given)
+
+    def _drop(self, buffer: int) -> None:
+        del self._buffers[buffer]
+        self._users.pop(buffer, None)
 
     async def _copy_part(self, part: KeptPart, buffer: int) -> None:
         with self._reading(buffer):
@@ -182,16 +211,24 @@ class PartStore:
         self._kept = {key: value for key, value in self._kept.items() if key[0] in wanted}
         self._uploaded = {(at, facts) for at, facts in self._uploaded & kept if at in wanted}
 
-    def _free_buffer(self, *, of_copies: bool = False) -> SharedBuffer:
+    def _free_buffer(self, user: int) -> SharedBuffer:
+        """Buffer for the rank with part `user`, or for copies.
+
+        A rank has mapped, and with a GPU locked, the buffers that it had before: it gets one of these, or else a new
+        one. Copies get no buffer of a rank, which would wait for another one in its step.
+        """
         in_use = {buffer for _, buffer in self._kept.values()} | set(self._given.values()) | set(+self._readers)
-        for buffer in self._buffers.values():
-            # A copy must not take the memory of a rank, which would wait for other memory in its step.
-            if buffer.number not in in_use and (buffer.number in self._for_copies) == of_copies:
-                return buffer
-        buffer = SharedBuffer(next(self._numbers))
-        self._buffers[buffer.number] = buffer
-        if of_copies:
-            self._for_copies.add(buffer.number)
+        free = [
+            each
+            for each in self._buffers.values()
+            if each.number not in in_use and (self._users.get(each.number) == _COPIES) == (user == _COPIES)
+        ]
+        ranks = {user: 0, None: 1}
+        buffer = min(free, key=lambda each: ranks.get(self._users.get(each.number), 2), default=None)
+        if buffer is None:
+            buffer = SharedBuffer(next(self._numbers))
+            self._buffers[buffer.number] = buffer
+        self._users[buffer.number] = user
         return buffer
 
     @contextmanager

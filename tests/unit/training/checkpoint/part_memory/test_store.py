@@ -6,6 +6,12 @@ What it keeps, which buffers it hands out, and what it uploads.
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
+import subprocess
+import threading
+from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +25,8 @@ from forebay.training.checkpoint.part_memory.store import KeptPart, PartStore
 from forebay.training.checkpoint.shared_buffer import SharedBufferWriter
 
 SIZE = 1000
+PROCESSES = {1: os.getpid(), 2: os.getppid()}
+"""Processes that run, by the number of a part."""
 
 
 class PartNode:
@@ -30,11 +38,13 @@ class PartNode:
         self.hold.set()
         self.store = PartStore(config, self._copy)
         self.buffers: set[int] = set()
+        self.buffers_of: dict[int, set[int]] = defaultdict(set)
         self.found_bytes: list[int] = []
 
     async def save(self, step: int, number: int, sealed: int | None) -> PartFacts:
         handle = await self.store.acquire(step, number, sealed)
         self.buffers.add(handle.number)
+        self.buffers_of[number].add(handle.number)
         writer = SharedBufferWriter(handle.path)
         self.found_bytes.append(writer.capacity)
         writer.write(content_of(step, number))
@@ -100,29 +110,124 @@ def test_the_next_part_waits_for_the_copy_of_the_one_before(config: CheckpointCo
     asyncio.run(run())
 
 
+@pytest.fixture(scope="module")
+def ended() -> int:
+    """Id of a process that has ended."""
+    process = subprocess.Popen(["true"])
+    process.wait()
+    return process.pid
+
+
 def test_memory_that_was_reserved_is_the_ranks_and_not_for_copies(config: CheckpointConfig) -> None:
     async def run() -> None:
         node = PartNode(config)
-        for number in (1, 2, 1):  # a worker that was started again asks again
-            await node.store.reserve(number, 5 * SIZE)
+        await asyncio.gather(*[node.store.reserve(number, 5 * SIZE, pid) for number, pid in PROCESSES.items()])
+        await node.save(1, 1, None)
         copy = KeptPart(step=1, sealed=None, facts=facts_of(1, 7))
         await node.store.keep_copy(copy, np.frombuffer(content_of(1, 7), np.uint8))
-        for step in (1, 2, 3):
-            for number in (1, 2):
+        for step in range(1, 6):
+            for number in (1, 2) if step % 2 else (2, 1):
                 await node.save(step, number, step - 1 or None)
         assert len(node.buffers) == 4 and min(node.found_bytes) >= 5 * SIZE
+        assert [len(each) for each in node.buffers_of.values()] == [2, 2], "each rank maps its own only"
 
     asyncio.run(run())
 
 
-def test_without_free_memory_nothing_is_reserved(config: CheckpointConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_other_numbers_get_the_memory_of_those_that_ended(config: CheckpointConfig, ended: int) -> None:
+    """As after a resize, or a lost node: memory would fill up with that of ranks which are elsewhere."""
+
+    async def run() -> None:
+        node, step = PartNode(replace(config, keep_every=None)), 0
+        for world in range(6):
+            numbers = (2 * world + 1, 2 * world + 2)
+            for number, pid in zip(numbers, PROCESSES.values(), strict=True):
+                await node.store.reserve(number, SIZE, pid)
+            for _ in range(4):
+                step += 1
+                for number in numbers:
+                    await node.save(step, number, step - 1 or None)
+            if world % 2:
+                await node.store.acquire(step + 1, numbers[0], step)  # and it ends before it has written
+            if world < 3:  # later ones have the same processes
+                node.store._ranks = dict.fromkeys(numbers, ended)
+        assert len(node.store._buffers) <= 5
+
+    asyncio.run(run())
+
+
+def test_a_checkpoint_before_the_first_step_needs_no_third_buffer(config: CheckpointConfig) -> None:
     async def run() -> None:
         node = PartNode(config)
-        await node.store.reserve(1, 5 * SIZE)
+        await node.save(1, 1, None)
+        await node.store.reserve(1, SIZE, os.getpid())
+        for step in range(2, 9):
+            await node.save(step, 1, step - 1)
+        assert len(node.buffers) == 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("refused", ["memory", "descriptors"])
+def test_what_cannot_be_reserved_is_made_by_the_first_part(
+    config: CheckpointConfig, monkeypatch: pytest.MonkeyPatch, refused: str
+) -> None:
+    async def run() -> None:
+        node = PartNode(config)
+        with monkeypatch.context() as patch:
+            if refused == "memory":
+                patch.setattr(store, "available_bytes", lambda: 9.0 * SIZE)
+            else:
+                patch.setattr(os, "memfd_create", refuse)
+            await node.store.reserve(1, 5 * SIZE, os.getpid())
         await node.save(1, 1, None)
         assert node.found_bytes == [0]
 
-    monkeypatch.setattr(store, "available_bytes", lambda: 9.0 * SIZE)
+    def refuse(_: str) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    asyncio.run(run())
+
+
+def test_a_first_part_does_not_wait_for_memory(config: CheckpointConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rank would take the store for lost, and end it with the parts of all ranks."""
+
+    async def run() -> None:
+        node = PartNode(config)
+        reserving = asyncio.create_task(node.store.reserve(1, SIZE, os.getpid()))
+        assert await asyncio.to_thread(is_touching.wait, 60)
+        await node.save(1, 1, None)
+        goes_on.set()
+        await reserving
+        await node.save(2, 1, 1)
+        await node.save(3, 1, 2)
+        assert len(node.store._buffers) == 2
+
+    is_touching, goes_on = threading.Event(), threading.Event()
+
+    def touch(*_: object) -> None:
+        is_touching.set()
+        goes_on.wait(60)
+
+    monkeypatch.setattr(SharedBufferWriter, "touch", touch)
+    asyncio.run(run())
+
+
+def test_a_worker_that_ended_while_it_waited_takes_no_buffer_from_its_successor(config: CheckpointConfig) -> None:
+    async def run() -> None:
+        node = PartNode(config)
+        node.hold.clear()
+        await node.save(1, 1, None)
+        dead = asyncio.create_task(node.store.acquire(2, 1, 1))
+        await asyncio.sleep(0.01)
+        successor = asyncio.create_task(node.save(2, 1, 1))
+        await asyncio.sleep(0.01)
+        node.hold.set()
+        await successor
+        with pytest.raises(OSError, match="part 1 was asked for again"):
+            await dead
+        assert await node.has(2, 1)
+
     asyncio.run(run())
 
 
