@@ -126,7 +126,10 @@ class _Processes:
             return self._ended(connection)
         if word == "next":
             process.tests = self._next_tests(process.number)
-            connection.send(process.tests)
+            try:
+                connection.send(process.tests)
+            except OSError:  # it died since it asked
+                return self._ended(connection)
         elif word == "start":
             process.running = facts[0], facts[1]
             self._config.hook.pytest_runtest_logstart(nodeid=facts[0], location=facts[1])

@@ -132,8 +132,24 @@ def test_a_process_that_dies_fails_its_test_and_is_replaced(folder: Path) -> Non
     assert "The process of this test ended with -9, a signal." in out
 
 
-def test_processes_that_cannot_begin_end_it(folder: Path) -> None:
-    code = "import tests.processes, os\ntests.processes._given = lambda _: os._exit(7)\n"
+DIES_FIRST = """
+import os, time
+from tests import processes
+
+processes._given = lambda connection: os._exit(7)
+"""
+DIES_ASKING = """
+import os, time
+from tests import processes
+
+processes._given = lambda connection: (connection.send(("next",)), os._exit(7))
+answer = processes._Processes._next_tests
+processes._Processes._next_tests = lambda self, number: (time.sleep(0.3), answer(self, number))[1]
+"""
+
+
+@pytest.mark.parametrize("code", [DIES_FIRST, DIES_ASKING])
+def test_processes_that_cannot_begin_end_it(folder: Path, code: str) -> None:
     (folder / "dies_first.py").write_text(code)
     status, out = _pytest(folder, "-p", "dies_first", PYTHONPATH=f"{ROOT}{os.pathsep}{folder}")
     assert status == 1

@@ -21,7 +21,7 @@ from forebay.storage.file_lock import FileLock, try_lock
 LONGEST_ROOT = 18
 """Bytes of a folder that leave room for the names of Ray's sockets."""
 KEPT_S = 86_400.0
-"""Age of a folder of an ended job, at which it is removed. Until then its logs can be read."""
+"""Time for which the logs of an ended job can be read, from when another start finds it ended."""
 LOOKS = 40
 LOOK_EVERY_S = 0.5
 TRIES = 3
@@ -30,6 +30,8 @@ _FIRST_PORT, _PORTS = 20_000, 12_000
 _TMP = Path("/tmp")  # noqa: S108 - the node's own disk
 _LOG = "start.log"
 _LOCK = "lock"
+_ENDED = "ended"
+"""File that is made when the job is first found ended."""
 _ADDRESS = "ray_current_cluster"
 """File in the folder of a Ray that has started, with the address of its cluster."""
 
@@ -91,18 +93,21 @@ def temporary_folder(name: str, environment: Mapping[str, str]) -> Path:
 
 
 def _has_long_ended(folder: Path) -> bool:
-    """Whether a folder of this user belongs to a job that ended more than a day ago."""
+    """Whether a folder of this user belongs to a job that was found ended more than a day ago.
+
+    Notes the first time that it is found so.
+    """
     try:
-        found = (folder / _LOCK).lstat()
-        if found.st_uid != os.geteuid() or time.time() - found.st_mtime < KEPT_S:
+        if any(each.lstat().st_uid != os.geteuid() for each in (folder, folder / _LOCK)):
             return False
-        lock = try_lock(folder / _LOCK, flags=0)
+        if (lock := try_lock(folder / _LOCK, flags=0)) is None:
+            return False
+        lock.release()
+        with suppress(FileExistsError):
+            (folder / _ENDED).open("xb").close()
+        return time.time() - (folder / _ENDED).lstat().st_mtime >= KEPT_S
     except OSError:
         return False
-    if lock is None:
-        return False
-    lock.release()
-    return True
 
 
 def main(words: Sequence[str]) -> int:

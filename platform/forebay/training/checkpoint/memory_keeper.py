@@ -35,19 +35,20 @@ def start_keeper(config: CheckpointConfig, lock: int, descriptors: Sequence[int]
         "from forebay.training.checkpoint.memory_keeper import keep\n"
         f"keep({os.getpid()}, {lock}, {list(descriptors)})"
     )
-    # A session of its own: Ctrl-C ends the trainer alone. No output of the trainer stays open for readers of it.
-    process = subprocess.Popen(  # noqa: S603 - our own interpreter
-        [sys.executable, "-c", program],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        pass_fds=[lock, *descriptors],
-        start_new_session=True,
-    )
-    assert process.stdin is not None
-    with process.stdin:
-        process.stdin.write(json.dumps(facts).encode())
-    return process
+    # Not a pipe: its 64 KiB are fewer than 4,000 checkpoints that stay, and a child that is forked meanwhile keeps its
+    # end open, for which the keeper would wait.
+    with os.fdopen(os.memfd_create("forebay-keeper"), "r+b", buffering=0) as given:
+        given.write(json.dumps(facts).encode())
+        given.seek(0)
+        # A session of its own: Ctrl-C ends the trainer alone. No output of the trainer stays open for readers of it.
+        return subprocess.Popen(  # noqa: S603 - our own interpreter
+            [sys.executable, "-c", program],
+            stdin=given,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[lock, *descriptors],
+            start_new_session=True,
+        )
 
 
 def keep(parent: int, lock: int, descriptors: Sequence[int]) -> None:

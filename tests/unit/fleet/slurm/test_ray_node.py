@@ -33,11 +33,17 @@ def test_folders_of_jobs_that_ended_long_ago_are_removed(tmp_path: Path, monkeyp
         held = ray_node._held[names.index(name) - len(names)]
         assert held is not None
         held.release()
-    for name in ("8-0", "10-0"):
-        os.utime(folders[name] / "lock", (time.time() - 2 * ray_node.KEPT_S,) * 2)
+    days_ago = (time.time() - 2 * ray_node.KEPT_S,) * 2
+    for folder in folders.values():  # its job has begun then
+        for path in (folder / "lock", folder):
+            if path.exists():
+                os.utime(path, days_ago)
     (tmp_path / folders["10-0"].name.replace("10-0", "11-0")).mkdir()  # of a version without a lock
     ray_node.temporary_folder("12-0", place)
-    kept = {"7-1", "8-0", "9-0", "11-0", "12-0"}
+    assert folders["9-0"].exists() and folders["10-0"].exists(), "they may have ended a moment ago"
+    os.utime(folders["10-0"] / "ended", days_ago)
+    ray_node.temporary_folder("13-0", place)
+    kept = {"7-1", "8-0", "9-0", "11-0", "12-0", "13-0"}
     assert {path.name.removeprefix("fb-").rpartition("-")[0] for path in tmp_path.iterdir()} == kept
     for held in ray_node._held:
         if held is not None:
