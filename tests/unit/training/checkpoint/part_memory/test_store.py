@@ -135,7 +135,7 @@ def test_memory_that_was_reserved_is_the_ranks_and_not_for_copies(config: Checkp
 
 
 def test_ranks_with_other_numbers_get_the_memory_of_those_that_ended(config: CheckpointConfig, ended: int) -> None:
-    """As after a resize, or a lost node: memory would fill up with that of ranks which are elsewhere."""
+    """As after a resize, or a lost node: it would fill up with memory of ranks which are elsewhere."""
 
     async def run() -> None:
         node, step = PartNode(replace(config, keep_every=None)), 0
