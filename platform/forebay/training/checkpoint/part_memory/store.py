@@ -79,7 +79,7 @@ class PartStore:
         For the rank with part `number`, process `pid` of this node. Its first touch takes several times as long as the
         copy. Memory of ranks that have ended is used again, whatever their numbers.
         """
-        self._forget_ended(pid)
+        self._forget_others(number, pid)
         self._ranks[number] = pid
         with suppress(OSError):  # then each part makes its own
             while self._lacks_memory(num_bytes):
@@ -177,15 +177,15 @@ class PartStore:
         of_ranks = sum(self._users.get(buffer) != _COPIES for buffer in self._buffers) + self._num_made
         return of_ranks < _NUM_KEPT * len(self._ranks) and available_bytes() >= 2 * num_bytes
 
-    def _forget_ended(self, pid: int) -> None:
-        """Forget ranks whose processes have ended, or are `pid`, which begins anew.
+    def _forget_others(self, number: int, pid: int) -> None:
+        """Forget ranks whose processes have ended, or have another number now.
 
-        They may have numbers that no rank of this node has now.
+        No rank of this node may have their numbers now. Not `number`: this may run after its `acquire`.
         """
-        for number, process in list(self._ranks.items()):
-            if process == pid or not Path(f"/proc/{process}").exists():
-                del self._ranks[number]
-                if (given := self._given.pop(number, None)) is not None:
+        for other, process in list(self._ranks.items()):
+            if other != number and (process == pid or not Path(f"/proc/{process}").exists()):
+                del self._ranks[other]
+                if (given := self._given.pop(other, None)) is not None:
                     self._drop(given)
 
     def _drop(self, buffer: int) -> None:
