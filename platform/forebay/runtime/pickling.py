@@ -6,7 +6,9 @@ They may be unable to import the user's own code.
 from __future__ import annotations
 
 import io
+import os
 import sys
+import threading
 import types
 from collections import ChainMap
 from collections.abc import Iterator
@@ -19,6 +21,11 @@ from forebay.runtime.foreign_code import replaced_errors
 from forebay.runtime.installed import is_own
 
 _NO_FILE = "<dynamic-code>"
+_REGISTERING = threading.RLock()
+"""Held while modules are in cloudpickle's list, which is one for all threads: another would take them out."""
+os.register_at_fork(
+    before=_REGISTERING.acquire, after_in_parent=_REGISTERING.release, after_in_child=_REGISTERING.release
+)
 
 
 @contextmanager
@@ -63,7 +70,8 @@ def pickled(value: object) -> bytes:
 
     Raises `NotPicklable`, whatever the value's own code raises.
     """
-    with own_code_by_value(), replaced_errors(lambda error: NotPicklable(f"{type(error).__name__}: {error}")):
+    unpickled = replaced_errors(lambda error: NotPicklable(f"{type(error).__name__}: {error}"))
+    with _REGISTERING, own_code_by_value(), unpickled:
         return dumps(value)
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import errno
 import json
-import mmap
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -150,9 +149,9 @@ def map_descriptor(descriptor: int) -> Block:
     """
     with open(descriptor, "rb") as file:
         size = os.fstat(descriptor).st_size
-        file.seek(0)  # the writer shares the position
-        header, start = _read_header(file.read, str(file.name), size)
-        memory = pa.py_buffer(mmap.mmap(descriptor, size, prot=mmap.PROT_READ))
+        # By Arrow: Python's own map keeps a descriptor for each block that is held, and a process has some 1,000.
+        memory = _memory(Path(f"/proc/self/fd/{descriptor}"), size)
+        header, start = _read_header(_reader(memory), str(file.name), size)
     arrays = {stored.name: _array(memory, stored, offset) for stored, offset in _offsets(header, start)}
     return Block(header.rows, arrays, owner=memory)
 

@@ -10,6 +10,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import ExitStack
 from itertools import accumulate
 from types import ModuleType
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
@@ -155,8 +156,12 @@ class _Threads:
             cores=self.pool.cores,
             workers=self._processes.of("", dataset, cache, policy) if self._processes else None,
         )
-        self._builder = BlockBuilder(dataset, cache, counters=counters, options=options)
-        self._lease = cache.lease(self._builder.names.dataset) if cache else None
+        with ExitStack() as undo:
+            if self._processes:
+                undo.callback(self._processes.close)
+            self._builder = BlockBuilder(dataset, cache, counters=counters, options=options)
+            self._lease = cache.lease(self._builder.names.dataset) if cache else None
+            undo.pop_all()
 
     def peek(self, index: int, counters: Counters | None = None) -> Block | None:
         return self._builder.peek(index, counters)

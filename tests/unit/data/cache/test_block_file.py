@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -199,3 +200,16 @@ def test_deeply_nested_header_is_refused(tmp_path: Path) -> None:
     path.write_bytes(hostile_file(b"[" * 200_000, b""))
     with pytest.raises(BadBlock):
         map_block(path, KEY, verify=True)
+
+
+@pytest.mark.parametrize("rows", [3, 100_000])
+def test_a_block_in_memory_holds_no_descriptor(rows: int) -> None:
+    """An epoch without a cache holds some 1,000 blocks, and a process may have 1,024 descriptors."""
+    block = Block.of({"x": np.arange(rows, dtype=np.int64)})
+    with os.fdopen(os.memfd_create("block"), "wb") as file:
+        write_block(file, block, "", "")
+        file.flush()
+        before = set(Path("/proc/self/fd").iterdir())
+        found = block_file.map_descriptor(os.dup(file.fileno()))
+        assert set(Path("/proc/self/fd").iterdir()) <= before
+    assert np.array_equal(found.arrays["x"], block.arrays["x"])

@@ -107,7 +107,8 @@ def main(descriptor: int) -> None:
         end_at = math.inf
         while time.monotonic() < end_at or worker.num_busy:
             if not owner.poll(_IDLE_S):
-                worker.record_stored()
+                if not worker.num_busy:  # its allowance ends with the record
+                    worker.record_stored()
                 continue
             request: Literal["line"] | float = owner.recv()
             if request == "line":

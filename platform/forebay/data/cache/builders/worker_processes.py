@@ -44,7 +44,10 @@ _MOST_DEATHS = 3
 _START_S = 60.0
 _POLL_S = 0.01
 KEPT_S = 10.0
-"""How long workers stay for the next loader: an evaluation, the next trial."""
+"""How long workers stay without a loader. In the first half, the next one uses them: an evaluation, a trial.
+
+Not until they end: one that is ending still takes a request, and never answers.
+"""
 _MOST_DATASETS = 64
 
 
@@ -267,12 +270,17 @@ class _Pool:
         self._server = ForkServer(PROGRAM)
         self._num_lost = 0
         self._is_refused = False
+        self._kept_until = math.inf
 
     def join(self, user: DataProcesses) -> None:
         """Start workers for `user`, in the background."""
         with self._changed:
             if not self._users:
+                if time.monotonic() > self._kept_until:
+                    for worker in [*self._workers]:
+                        self._remove(worker)
                 self._num_lost, self._is_refused = 0, False
+            self._kept_until = math.inf
             self._users.add(user)
             for worker in self._workers:
                 worker.keep(math.inf)
@@ -288,6 +296,7 @@ class _Pool:
         with self._changed:
             self._users.discard(user)
             if not self._users:
+                self._kept_until = time.monotonic() + KEPT_S / 2
                 for worker in self._workers:
                     worker.keep(KEPT_S)
 

@@ -207,7 +207,8 @@ class Quota:
                 transaction.record_part(name, finished)
             if allowance.part:
                 transaction.tables.release(allowance.part.path.name)
-            plenty = Reservation(key=ALLOWANCE, dataset="", bytes=_PLENTY * ahead)
+            # What this process is writing counts too: its allowance was released above.
+            plenty = Reservation(key=ALLOWANCE, dataset="", bytes=writing + _PLENTY * ahead)
             left = ahead if ahead and self._missing(transaction.tables.usage(), plenty) <= 0 else 0
             if part and writing + left:
                 held = Reservation(key=ALLOWANCE, dataset="", bytes=writing + left)

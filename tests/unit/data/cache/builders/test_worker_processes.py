@@ -32,7 +32,7 @@ from forebay.data.transform.block import Block
 from forebay.data.transform.dataset import Dataset
 from forebay.data.transform.features.groups import Categorical, Dense, Label, Ragged
 from forebay.data.transform.transform import Transform
-from forebay.errors import ForebayError, ReadFailed, TransformFailed
+from forebay.errors import CacheUnusable, ForebayError, ReadFailed, TransformFailed
 from forebay.runtime.metrics import Counters
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="worker processes need Linux")
@@ -357,6 +357,28 @@ def test_workers_stay_for_the_next_source(
     assert set(ready()) >= set(pids[:1])
     monkeypatch.setattr(worker_processes, "KEPT_S", 0.0)
     second.close()
+
+
+def test_workers_that_are_about_to_end_get_no_work(manifest: Manifest, cache: DiskCache) -> None:
+    """They take a request, and never answer: three in a row were taken for a block that ends its workers."""
+    first = DataProcesses(2)
+    pids = ready()
+    first.close()  # with `KEPT_S` 0 they end now
+    second = DataProcesses(2)
+    assert not set(pids) & {worker.pid for worker in worker_processes._pool._workers}
+    second.close()
+
+
+def test_a_source_that_cannot_be_opened_leaves_no_workers(
+    manifest: Manifest, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: str) -> None:
+        raise CacheUnusable("its disk is full", path="c")
+
+    monkeypatch.setattr(cache, "lease", refuse)
+    with pytest.raises(CacheUnusable):
+        LocalSource(Dataset(manifest, KINDS), cache, counters=Counters(), workers=WORKERS)
+    assert not worker_processes._pool._users
 
 
 def test_threads_where_there_is_one_core(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,8 +21,8 @@ import pytest
 from forebay.data.cache.block_file import block_file_bytes, map_block
 from forebay.data.cache.disk import disk_cache as disk
 from forebay.data.cache.disk import transaction
-from forebay.data.cache.disk.accounts import INDEX_BYTES, IndexTables, charge, smallest_quota
-from forebay.data.cache.disk.directory import CacheDirectory
+from forebay.data.cache.disk.accounts import INDEX_BYTES, IndexTables, Reservation, charge, smallest_quota
+from forebay.data.cache.disk.directory import CacheDirectory, new_part
 from forebay.data.cache.disk.disk_cache import DiskCache, VerifyReport
 from forebay.data.cache.disk.index import Index, IndexFull
 from forebay.data.transform.block import Block
@@ -614,3 +614,18 @@ def test_folder_of_other_things_keeps_its_readers(tmp_path: Path) -> None:
         DiskCache(disk, quota_bytes=1 << 20, min_free_bytes=0)
         assert disk.stat().st_mode & 0o777 == 0o755
     assert (disk / "blocks").stat().st_mode & 0o777 == 0o700
+
+
+def test_what_a_worker_is_writing_counts_when_it_reserves_ahead(tmp_path: Path) -> None:
+    """Writers of one process, each with a block of a twentieth of the quota: all 100 were admitted."""
+    cache = DiskCache(tmp_path / "cache", quota_bytes=100 * MIB, min_free_bytes=0)
+    cache.account_in_batches()
+    with ExitStack() as writing:
+        for number in range(30):
+            part = new_part(cache._directory, f"{number:040x}", 5 * MIB)
+            writing.callback(part.discard)
+            reservation = Reservation(key=f"{number:040x}", dataset="d", bytes=5 * MIB)
+            if not cache._quota.reserve(part.path.name, reservation):
+                break
+        assert 10 <= number < 20
+        assert cache.used_bytes <= 100 * MIB
