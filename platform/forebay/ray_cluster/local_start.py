@@ -19,7 +19,7 @@ import ray
 from ray._private.node import Node  # no public way to end a half-started one; ray_cluster/private_names.py
 
 from forebay.errors import ForebayError, RayNotStarted, WriteFailed
-from forebay.runtime.foreign_code import error_of
+from forebay.runtime.foreign_code import outcome_of
 
 TMPDIR = "RAY_TMPDIR"
 PORT = "RAY_GCS_SERVER_PORT"
@@ -49,9 +49,11 @@ def start_ray(num_cpus: int) -> None:
     _check_memory()
     _check_port()
     for tries_left in reversed(range(_TRIES)):
-        if (error := error_of(lambda: _init(num_cpus))) is None:
+        if (error := outcome_of(lambda: _init(num_cpus)).error) is None:
             return
         _end_half_started(error)
+        if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
+            raise error
         if not tries_left or _stays(error):
             raise _not_started(error) from error
         log.warning("Ray did not start on this machine (%s). Trying once more.", _reason(error))

@@ -153,7 +153,7 @@ def _handler_of_term() -> Iterator[Callable[[], object]]:
     if threading.current_thread() is not threading.main_thread() or before is None:  # one in C cannot be put back
         yield lambda: None
         return
-    ends: list[SystemExit] = []
+    ends, is_ours = list[SystemExit](), False
 
     def handle(number: int, frame: FrameType | None) -> None:
         try:
@@ -164,9 +164,17 @@ def _handler_of_term() -> Iterator[Callable[[], object]]:
             ends.append(end)
             raise
 
+    def keep() -> None:
+        nonlocal is_ours
+        signal.signal(signal.SIGTERM, signal.SIG_IGN if before is signal.SIG_IGN else handle)
+        is_ours = True
+
     try:
-        yield lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN if before is signal.SIG_IGN else handle)
+        yield keep
     except SystemExit as error:
+        if not is_ours and error.code in (signal.SIGTERM, 1):  # Ray's own handler, while it starts or connects
+            handle(signal.SIGTERM, None)
+            sys.exit(ExitCode.TERMINATED)
         if ends and error.code == 1:
             raise ends[0] from None
         raise

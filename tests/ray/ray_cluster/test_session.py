@@ -128,6 +128,18 @@ def test_sigterm_reaches_python_and_no_native_handler(capfd: pytest.CaptureFixtu
     assert heard == [signal.SIGTERM] * 2 and capfd.readouterr().err == ""
 
 
+@pytest.mark.parametrize("code", [signal.SIGTERM, 1])
+def test_sigterm_while_ray_starts_ends_with_our_code(code: int) -> None:
+    """Then the handler is Ray's, which exits with 15."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    try:
+        with pytest.raises(SystemExit) as caught, _handler_of_term():
+            sys.exit(code)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert caught.value.code == ExitCode.TERMINATED
+
+
 @pytest.mark.parametrize("ignored", [True, False])
 def test_who_ignores_sigterm_goes_on_doing_so(ignored: bool) -> None:
     before = signal.signal(signal.SIGTERM, signal.SIG_IGN if ignored else signal.SIG_DFL)

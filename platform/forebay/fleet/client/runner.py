@@ -97,7 +97,7 @@ def _run_all(submission: Submission, tee: LogTee) -> SubmissionEnd:
             return SubmissionEnd(how="stopped", why=why)
         code = _run_task(submission, task, tee)
         if code == ExitCode.TERMINATED:
-            return ASKED
+            return _asked_or_stopped(submission, task)
         if code == ExitCode.FENCED:
             return SubmissionEnd(how="fenced", why=f"another attempt has taken over the task {task.name!r}")
         if code != 0:
@@ -108,6 +108,14 @@ def _run_all(submission: Submission, tee: LogTee) -> SubmissionEnd:
         if (why := _stop_reason(submission, task)) is not None:
             return SubmissionEnd(how="stopped", why=why)
     return SubmissionEnd(how="succeeded")
+
+
+def _asked_or_stopped(submission: Submission, task: Task) -> SubmissionEnd:
+    """End of a task that got SIGTERM: it continues, unless its user has stopped it before."""
+    why = None
+    with suppress(OSError, ForebayError):  # storage does not answer: the next start asks again
+        why = _stop_reason(submission, task)
+    return ASKED if why in (None, ASKED.why) else SubmissionEnd(how="stopped", why=why)
 
 
 def _awaited_stop(submission: Submission, task: Task) -> str | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import chain
@@ -68,7 +68,9 @@ def open_ray_checkpoints(run: str, config: CheckpointConfig, coordinator: ActorH
 
 
 @contextmanager
-def checkpoint_stores(run: str, config: CheckpointConfig) -> Iterator[None]:
+def checkpoint_stores(
+    run: str, config: CheckpointConfig, has_successor: Callable[[], bool] = lambda: False
+) -> Iterator[None]:
     """End a run's memory stores before and after the block.
 
     On the driver. No checkpoint is lost with them.
@@ -81,7 +83,8 @@ def checkpoint_stores(run: str, config: CheckpointConfig) -> Iterator[None]:
         yield
     finally:
         try:
-            end_stores(run)
+            if not has_successor():
+                end_stores(run)
         except RayError as error:  # The cluster no longer exists. If it does, the stores end with the coordinator.
             log.warning(
                 "The memory stores of the run's checkpoints could not be reached, and may still run (%s).",

@@ -101,9 +101,9 @@ class Run:
             self._load()
             start = RunStart(at=time.time(), attempt=self.attempt, origin=origin_of(job))
             self._timeline = TimelineRecorder(folder, start, open_timeline(folder))
+            self._stored_requests = RequestReader(folder, self._fence.number, self.control)
+            self._fence.watch(self._each_round)
             undo.pop_all()
-        self._stored_requests = RequestReader(folder, self._fence.number, self.control)
-        self._fence.watch(self._each_round)
 
     def _each_round(self) -> None:
         self._stored_requests.obey()
@@ -341,6 +341,16 @@ class Run:
         """
         with suppress(OSError):  # storage does not answer: the error stays what it is
             self._fence.ask()
+
+    def has_successor(self) -> bool:
+        """Whether a later attempt has the run, as far as storage answers."""
+        try:
+            self.ask_fence()
+        except Fenced:
+            return True
+        except WriteFailed:
+            pass
+        return False
 
     def settle(self, supply: GpuSupply) -> None:
         """Decide how many GPUs each worker gets, and say it.

@@ -18,6 +18,7 @@ from forebay.training.job.elastic import Elastic
 from forebay.training.job.resources import Resources
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts import start
+from forebay.training.runs.attempts.start import create_attempt
 from forebay.training.runs.run import Run
 from forebay.training.runs.timeline.timeline import load_timeline
 
@@ -148,3 +149,10 @@ def test_a_follower_says_once_what_to_do_after_a_failure(
     assert isinstance(error, RunFailed)
     text = str(error)
     assert text.count("Run 'a' again") == 1 and ".." not in text and text.endswith("."), text
+
+
+def test_a_run_knows_its_successor(tmp_path: Path) -> None:
+    with Run(DriverBench(tmp_path).job("a")) as run:
+        assert not run.has_successor()
+        create_attempt(run.path, 2)
+        assert run.has_successor()

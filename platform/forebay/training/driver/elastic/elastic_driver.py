@@ -40,7 +40,10 @@ def train_elastic(run: Run, driver: str, open_backend: OpenBackend) -> Result:
     `driver` is the name of the driver for messages. Raises `RunFailed` when a train function raises, workers die too
     often, or Ray cannot be reached any more.
     """
-    with coordinator_of(run, driver) as coordinator, checkpoint_stores(run.name, run.checkpoint_config):
+    with (
+        coordinator_of(run, driver) as coordinator,
+        checkpoint_stores(run.name, run.checkpoint_config, run.has_successor),
+    ):
         run.tell(Preparing(what=f"starting {run.job.start_workers} workers, a process each"))
         try:
             with open_backend(run, coordinator) as trainer, TrainingThread(trainer, coordinator) as training:

@@ -160,7 +160,7 @@ def _cause(raised: list[WorkerError]) -> WorkerError:
 def _receive(connection: Connection, member: WorkerProcess) -> Message:
     try:
         return connection.recv()  # type: ignore[no-any-return]
-    except (EOFError, ConnectionResetError):
+    except (EOFError, OSError):  # also within a message
         raise WorkerLost(f"worker {member.rank} {member.how_it_ended()}") from None
 
 

@@ -183,23 +183,29 @@ class Fence:
 
         A fenced attempt records nothing, nor does one whose claim is missing: its file would be another's.
         """
-        self._is_released.set()
-        if self._thread is not None:
-            self._thread.join(JOIN_S)
-        if self._files is not None and self._claim is not None:
-            try:
-                if end is not None and not isinstance(self._end, Fenced):
-                    self._end = None
-                    self.ask()
-                    self._files.end(self._claim.number, end)
-            except Fenced:
-                log.info("The end of the run is not recorded: a later attempt has it.")
-            except (OSError, ForebayError) as error:
-                log.warning("The end of the run could not be recorded (%s).", redact(str(error)))
-            finally:
+        try:
+            self._is_released.set()
+            if self._thread is not None:
+                self._thread.join(JOIN_S)
+            if self._files is not None and self._claim is not None and end is not None:
+                self._record(self._files, self._claim.number, end)
+        finally:  # a second Ctrl-C: this process must be able to start the run again
+            if self._files is not None and self._claim is not None:
                 let_go(self._files.run.location)
-        if self._lock is not None:
-            self._lock.release()
+            if self._lock is not None:
+                self._lock.release()
+
+    def _record(self, files: AttemptFiles, number: int, end: AttemptEnd) -> None:
+        if isinstance(self._end, Fenced):
+            return
+        try:
+            self._end = None
+            self.ask()
+            files.end(number, end)
+        except Fenced:
+            log.info("The end of the run is not recorded: a later attempt has it.")
+        except (OSError, ForebayError) as error:
+            log.warning("The end of the run could not be recorded (%s).", redact(str(error)))
 
     def _watch(self, each_round: Round) -> None:
         while not self._is_released.wait(ASK_S):

@@ -117,3 +117,18 @@ def test_requests_reach_their_attempt_and_no_later_one(run: str, held: Fence) ->
         send_request(storage, "ctr", stop="again")
     with pytest.raises(InvalidOption, match="there is no run 'ctx' in"):
         send_request(storage, "ctx", stop="again")
+
+
+def test_a_second_ctrl_c_at_the_end_leaves_the_run_to_the_next_start(
+    run: str, held: Fence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AttemptFiles, "end", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            held.release(AttemptEnd(how="failed"))
+    again = start_attempt(run, StartPolicy(), print)
+    assert isinstance(again, Fence), "this process has the run no more"
+    again.release(AttemptEnd(how="finished"))
