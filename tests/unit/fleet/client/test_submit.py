@@ -388,6 +388,17 @@ def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
     assert fb.submit(write_job(code)).submission.number == 2
 
 
+@pytest.mark.parametrize("why", ["forebay stop", runner.ASKED.why, None])
+def test_a_stop_of_its_user_holds_for_a_job_that_is_then_asked_to_end(
+    write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch, why: str | None
+) -> None:
+    monkeypatch.setattr(runner, "_run", lambda *_: ExitCode.TERMINATED)
+    monkeypatch.setattr(runner, "_stop_reason", lambda *_: why)
+    fb.submit(write_job())
+    stopped = SubmissionEnd(how="stopped", why="forebay stop")
+    assert runner.run_tasks(quiet.begun[-1]) == (stopped if why == "forebay stop" else runner.ASKED)
+
+
 def test_a_job_that_waits_for_its_next_try_ends_when_it_is_asked(
     write_job: Callable[..., str], quiet: Quiet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
