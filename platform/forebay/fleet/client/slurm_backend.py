@@ -60,7 +60,9 @@ class SlurmBackend:
             return Standing(is_waiting=True, why=newest.text)
         if newest.state not in ENDED:
             return Standing()
-        return Standing(why=": ".join(filter(None, (newest.text, _shown(newest.last_line())))))
+        # Somebody cancelled it: its log does not say why.
+        line = "" if newest.state.startswith("CANCELLED") else _shown(newest.last_line())
+        return Standing(why=": ".join(filter(None, (newest.text, line))))
 
     def end(self, submission: Submission) -> None:
         for each in self._of(submission) or ():
