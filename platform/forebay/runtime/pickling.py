@@ -70,8 +70,8 @@ def pickled(value: object) -> bytes:
 
     Raises `NotPicklable`, whatever the value's own code raises.
     """
-    unpickled = replaced_errors(lambda error: NotPicklable(f"{type(error).__name__}: {error}"))
-    with _REGISTERING, own_code_by_value(), unpickled:
+    refused = replaced_errors(lambda error: NotPicklable(f"{type(error).__name__}: {error}"))
+    with _REGISTERING, own_code_by_value(), refused:
         return dumps(value)
 
 

@@ -73,7 +73,7 @@ class DirectStore(DirectoryStore):
         self._files = CheckpointFiles(config)
         self._config = config
         self._background: BackgroundWriter | None = None
-        self._own_parts: PartBuffers | None = None
+        self._part_buffers: PartBuffers | None = None
 
     def reserve(self, num_bytes: int) -> None:
         """Allocate memory for large checkpoints, during training."""
@@ -82,7 +82,7 @@ class DirectStore(DirectoryStore):
 
     def reserve_part(self, number: int, num_bytes: int) -> None:  # noqa: ARG002 - each rank has a store of its own
         """Allocate memory for this rank's parts, during training."""
-        self._parts().reserve(num_bytes)
+        self._own_parts().reserve(num_bytes)
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` would survive this process.
@@ -102,7 +102,7 @@ class DirectStore(DirectoryStore):
         if not can_share():
             return self._with_claim(step, partial(super().save_part, step, number, chunks))
         try:
-            return self._parts().write(step, number, chunks)
+            return self._own_parts().write(step, number, chunks)
         except OSError as error:
             raise self._refused(step, error) from error
 
@@ -129,18 +129,17 @@ class DirectStore(DirectoryStore):
         if self._background is not None:
             self._background.close()
             self._background = None
-        if self._own_parts is not None:
-            self._own_parts.close()
+        if self._part_buffers is not None:
+            self._part_buffers.close()
 
     def _writer(self) -> BackgroundWriter:
         if self._background is None:
             self._background = BackgroundWriter(self._config, self._write)
         return self._background
 
-    def _parts(self) -> PartBuffers:
-        if self._own_parts is None:
-            self._own_parts = PartBuffers()
-        return self._own_parts
+    def _own_parts(self) -> PartBuffers:
+        self._part_buffers = self._part_buffers or PartBuffers()
+        return self._part_buffers
 
     def _write(self, encoded: EncodedCheckpoint) -> None:
         self._with_claim(encoded.step, partial(self._files.write, encoded))
@@ -190,7 +189,7 @@ class SpooledStore:
     def __init__(self, config: CheckpointConfig, spools: str = SPOOLS) -> None:
         self._config = config
         self._spools = spools
-        self._own_parts: PartBuffers | None = None
+        self._part_buffers: PartBuffers | None = None
         self._opened: _Spool | None = None
 
     def reserve(self, num_bytes: int) -> None:
@@ -200,7 +199,7 @@ class SpooledStore:
 
     def reserve_part(self, number: int, num_bytes: int) -> None:  # noqa: ARG002 - each rank has a store of its own
         """Allocate memory for this rank's parts, during training."""
-        self._parts().reserve(num_bytes)
+        self._own_parts().reserve(num_bytes)
 
     def save(self, checkpoint: Checkpoint, parts: Sequence[PartReceipt] = ()) -> None:
         """Return once `checkpoint` would survive this process.
@@ -226,7 +225,7 @@ class SpooledStore:
         """
         try:
             if can_share():
-                return self._parts().write(step, number, chunks)
+                return self._own_parts().write(step, number, chunks)
             receipt = write_part(number, chunks, buffer := ReusableBuffer())
             self._spooled.write_part(step, number, buffer.written())
         except OSError as error:
@@ -281,8 +280,8 @@ class SpooledStore:
 
         The folder stays if storage lacks a part of it.
         """
-        if self._own_parts is not None:
-            self._own_parts.close()
+        if self._part_buffers is not None:
+            self._part_buffers.close()
         if self._opened is None:
             return
         self._opened.background.close()
@@ -292,10 +291,9 @@ class SpooledStore:
             shutil.rmtree(self._opened.folder, ignore_errors=True)
         self._opened = None
 
-    def _parts(self) -> PartBuffers:
-        if self._own_parts is None:
-            self._own_parts = PartBuffers()
-        return self._own_parts
+    def _own_parts(self) -> PartBuffers:
+        self._part_buffers = self._part_buffers or PartBuffers()
+        return self._part_buffers
 
     def _spool(self) -> _Spool:
         if self._opened is None:

@@ -136,21 +136,18 @@ def lock_pages(buffer: ReusableBuffer, gpu: int | None) -> None:
     memory = np.frombuffer(buffer.window(0, buffer.capacity), np.uint8)
     address = memory.ctypes.data
     with torch.cuda.device(gpu):
-        is_locked = int(runtime.cudaHostRegister(address, memory.nbytes, 1)) == 0
-        if not is_locked:  # a sandbox, or a limit of the system: copies are slower, and right
+        if int(runtime.cudaHostRegister(address, memory.nbytes, 1)):  # a sandbox, or a limit: copies are slower
             runtime.cudaGetLastError()
+            buffer.unlock_pages = lambda: None
+            return
     # Also before the memory is unmapped: pages of a buffer that was given up would stay locked.
-    buffer.unlock_pages = weakref.finalize(buffer, _unlock if is_locked else _do_nothing, address, gpu)
-    buffer.unlock_pages.atexit = False
+    buffer.unlock_pages = unlock = weakref.finalize(buffer, _unlock, address, gpu)
+    unlock.atexit = False
 
 
 def _unlock(address: int, gpu: int) -> None:
     with torch.cuda.device(gpu):
         torch.cuda.cudart().cudaHostUnregister(address)  # type: ignore[no-untyped-call]
-
-
-def _do_nothing(*_: object) -> None:
-    pass
 
 
 def _bytes_in(storage: torch.UntypedStorage) -> Tensor:

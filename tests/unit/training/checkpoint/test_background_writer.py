@@ -484,7 +484,7 @@ def test_memory_is_made_before_the_first_checkpoint(config: CheckpointConfig, op
         else:
             ranks.first.reserve_part(1, 4 * SIZE)
         ranks.save(1, torch.ones(SIZE))
-        memory = writer_of(ranks)._memory if len(ranks.stores) == 1 else ranks.first._parts()._buffers
+        memory = writer_of(ranks)._memory if len(ranks.stores) == 1 else ranks.first._own_parts()._buffers
         sizes = [writer.capacity for _, writer in memory]
         assert sizes[0] >= 4 * SIZE and sizes[1:] in ([], [0])
         assert newest_step(ranks.first) == 1

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -183,7 +183,7 @@ class PartStore:
         No rank of this node may have their numbers now. Not `number`: this may run after its `acquire`.
         """
         for other, process in list(self._ranks.items()):
-            if other != number and (process == pid or not Path(f"/proc/{process}").exists()):
+            if other != number and (process == pid or not _runs(process)):
                 del self._ranks[other]
                 if (given := self._given.pop(other, None)) is not None:
                     self._drop(given)
@@ -238,6 +238,14 @@ class PartStore:
             yield
         finally:
             self._readers[buffer] -= 1
+
+
+def _runs(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError as error:
+        return not isinstance(error, ProcessLookupError)
+    return True
 
 
 def _fill(buffer: SharedBuffer, content: npt.NDArray[np.uint8]) -> None:

@@ -98,9 +98,7 @@ def _clear_away(run: Run) -> None:
 
     Failures are only logged, so that they do not hide the outcome of the run.
     """
-    if (
-        run.has_successor()
-    ):  # groups, stores and folder of this name are a later attempt's. Ours end with this job of Ray
+    if run.has_successor():  # what has the run's name is the later attempt's
         return
     try:
         remove_placements(lambda name: name == run.name)
