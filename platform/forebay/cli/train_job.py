@@ -144,7 +144,7 @@ class _StopAtTerm(Termination):
 
     def _stop(self) -> None:
         assert self._control is not None
-        self._control.obey_stop(TERM)
+        self._control.obey_stop(TERM, "interrupted")
 
 
 def _run_sweep(sweep: Sweep, *, as_json: bool) -> None:

@@ -105,9 +105,24 @@ def _run_all(submission: Submission, tee: LogTee) -> SubmissionEnd:
             if code in STORAGE_CODES and tee.last_line:  # the log may have no room for it
                 why += f": {printable(tee.last_line.decode(errors='replace'))[:LONGEST_TEXT]}"
             return SubmissionEnd(how="failed", why=why, code=code)
-        if (why := _stop_reason(submission, task)) is not None:
-            return SubmissionEnd(how="stopped", why=why)
+        if (end := _end_after(submission, task, tee)) is not None:
+            return end
     return SubmissionEnd(how="succeeded")
+
+
+def _end_after(submission: Submission, task: Task, tee: LogTee) -> SubmissionEnd | None:
+    """End of a submission whose task has returned. None if the next task follows."""
+    why = None
+    for pause_s in (*PAUSES_S, 0.0):
+        try:
+            why = _stop_reason(submission, task)
+            break
+        except OSError as error:  # what is trained is not lost with one read
+            if not pause_s:
+                raise
+            if _is_ended_in(pause_s, tee, f"How the task {task.name!r} ended cannot be read ({redact(str(error))})."):
+                return ASKED
+    return None if why is None else SubmissionEnd(how="stopped", why=why)
 
 
 def _asked_or_stopped(submission: Submission, task: Task) -> SubmissionEnd:
@@ -115,7 +130,7 @@ def _asked_or_stopped(submission: Submission, task: Task) -> SubmissionEnd:
     why = None
     with suppress(OSError, ForebayError):  # storage does not answer: the next start asks again
         why = _stop_reason(submission, task)
-    return ASKED if why in (None, ASKED.why) else SubmissionEnd(how="stopped", why=why)
+    return ASKED if why is None else SubmissionEnd(how="stopped", why=why)
 
 
 def _awaited_stop(submission: Submission, task: Task) -> str | None:
@@ -152,7 +167,8 @@ def _run_task(submission: Submission, task: Task, tee: LogTee) -> int:
         environment["FOREBAY_RUN_START"] = str(task.workers.min)
     code = 0
     for tries in range(task.retries + 1):
-        if code == ExitCode.MACHINE and _is_ended_in(PAUSES_S[:tries][-1], tee):
+        failed = f"A machine or its storage failed (code {ExitCode.MACHINE})."
+        if code == ExitCode.MACHINE and _is_ended_in(PAUSES_S[:tries][-1], tee, failed):
             return ExitCode.TERMINATED
         code = _run(_words(submission, attempt), environment, tee)
         if code == 0 or code in FINAL_CODES | task.final_codes:
@@ -160,11 +176,11 @@ def _run_task(submission: Submission, task: Task, tee: LogTee) -> int:
     return code
 
 
-def _is_ended_in(pause_s: float, tee: LogTee) -> bool:
-    """Wait. Returns whether this process is asked to end meanwhile."""
+def _is_ended_in(pause_s: float, tee: LogTee, why: str) -> bool:
+    """Wait, and say why. Returns whether this process is asked to end meanwhile."""
     ended = threading.Event()
     with Termination(ended.set) as term:
-        tee.append(f"A machine or its storage failed (code {ExitCode.MACHINE}). Next try in {pause_s:g} s.\n".encode())
+        tee.append(f"{why} Next try in {pause_s:g} s.\n".encode())
         tee.flush()
         ended.wait(pause_s)
     return term.is_asked

@@ -42,7 +42,7 @@ class SeenClaim:
 
     number: int
     target: Target
-    how: Literal["finished", "stopped", "failed"] | None = None
+    how: Literal["finished", "stopped", "interrupted", "failed"] | None = None
     why: str = ""
 
 

@@ -139,7 +139,8 @@ class Tracker(ABC):
                 self._end("failed", event.error)
             case Finished():
                 # Ended early by a rule of its own, such as a patience, a run is as complete as any.
-                self._end("stopped" if control.was_asked(event.stopped) else "finished", event.stopped or "")
+                is_finished = control.how_ended(event.stopped) == "finished"
+                self._end("finished" if is_finished else "stopped", event.stopped or "")
 
     def _start(self, event: Started, control: Control) -> None:
         self._world_size = event.world_size

@@ -16,6 +16,7 @@ from forebay.runtime.user_frames import with_traceback
 from forebay.storage.json_file import Fact
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.job import Job
+from forebay.training.runs.attempts.files import How
 from forebay.training.runs.attempts.stored_request import load_request
 from forebay.training.runs.job_facts import job_facts
 from forebay.training.runs.run_folder import RunFolder
@@ -52,7 +53,7 @@ class Control:
         self._request = Request(target=None if elastic is None else elastic.target)
         self._world_size = self.target
         self._requested: int | None = None
-        self._is_asked = False
+        self._how: How = "finished"
         self._lock = threading.Lock()
 
     @classmethod
@@ -76,18 +77,21 @@ class Control:
             if self._request.stop is None:
                 self._request = replace(self._request, stop=reason)
 
-    def obey_stop(self, reason: str) -> None:
+    def obey_stop(self, reason: str, how: How = "stopped") -> None:
         """For drivers: stop because somebody asked from outside of the job.
 
-        Such as a person or SIGTERM. A run that its own callbacks or monitors end has finished instead.
+        `how` is how the run ends then: "stopped" by a person, "interrupted" by SIGTERM.
         """
         with self._lock:
             if self._request.stop is None:
-                self._request, self._is_asked = replace(self._request, stop=reason), True
+                self._request, self._how = replace(self._request, stop=reason), how
 
-    def was_asked(self, stopped: str | None) -> bool:
-        """Whether a run that ended early for the reason `stopped` was asked to, from outside."""
-        return self._is_asked and stopped == self._request.stop
+    def how_ended(self, stopped: str | None) -> How:
+        """How a run has ended, early for the reason `stopped`.
+
+        One that its own callbacks or monitors end has finished.
+        """
+        return self._how if stopped == self._request.stop else "finished"
 
     def resize(self, workers: int) -> int:
         """Set the target, clamped to the job's bounds.

@@ -10,12 +10,12 @@ import re
 import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from typing import Self
 
-from forebay.errors import CursorMismatch, ExitCode, Fenced, Hung, RunFailed, WriteFailed
+from forebay.errors import CursorMismatch, ExitCode, Fenced, Hung, ReadFailed, RunFailed, WriteFailed
 from forebay.events import (
     INTERRUPTED,
     EpochEnded,
@@ -37,7 +37,7 @@ from forebay.training.checkpoint.config import CheckpointConfig
 from forebay.training.job.job import Job
 from forebay.training.job.resources import settled, share_text
 from forebay.training.runs.attempts.fence import Fence
-from forebay.training.runs.attempts.files import AttemptEnd, How
+from forebay.training.runs.attempts.files import AttemptEnd
 from forebay.training.runs.attempts.start import start_attempt
 from forebay.training.runs.control import Callback, Control, RequestReader, notify
 from forebay.training.runs.job_facts import check_identity, record_job
@@ -85,25 +85,28 @@ class Run:
         self.folder = folder
         self.control = Control.of(job)
         self._fence = Fence(None, None)
-        self._was_followed = False
+        self._followed: Result | None = None
         self._timeline: TimelineRecorder | None = None
-        # Before the plan: other rows are a consequence of another seq_len, and the error names the cause.
-        check_identity(job, folder)
         self._load()
+        while not self.is_finished and self._has_followed():
+            self._load()
         if self.is_finished:
             return
-        self._start()
-        with ExitStack() as undo:
-            undo.callback(self._fence.release, None)
-            record_job(job, folder)
-            record_order(job.data, folder)
-            # Another attempt may have ended meanwhile.
-            self._load()
-            start = RunStart(at=time.time(), attempt=self.attempt, origin=origin_of(job))
-            self._timeline = TimelineRecorder(folder, start, open_timeline(folder))
-            self._stored_requests = RequestReader(folder, self._fence.number, self.control)
-            self._fence.watch(self._each_round)
-            undo.pop_all()
+        try:
+            self._begin()
+        except BaseException as error:  # without an end, the claim would count as alive where nothing can be locked
+            self._fence.release(_failed_by(error))
+            raise
+
+    def _begin(self) -> None:
+        record_job(self.job, self.folder)
+        record_order(self.job.data, self.folder)
+        # Another attempt may have ended meanwhile.
+        self._load()
+        start = RunStart(at=time.time(), attempt=self.attempt, origin=origin_of(self.job))
+        self._timeline = TimelineRecorder(self.folder, start, open_timeline(self.folder))
+        self._stored_requests = RequestReader(self.folder, self._fence.number, self.control)
+        self._fence.watch(self._each_round)
 
     def _each_round(self) -> None:
         self._stored_requests.obey()
@@ -114,28 +117,46 @@ class Run:
             self._timeline.save()
 
     def _load(self) -> None:
-        self._history = RunHistory(self._earlier_result() or self._empty_result())
+        try:
+            # Before the plan: other rows are a consequence of another seq_len, and the error names the cause.
+            check_identity(self.job, self.folder)
+            earlier = self._earlier_result()
+        except OSError as error:
+            raise ReadFailed(
+                f"the records of run {self.name!r} in {self.path} could not be read ({redact(str(error))}). Check that "
+                "the storage answers.",
+                what=self.path,
+            ) from redacted(error)
+        self._history = RunHistory(earlier or self._empty_result())
         self.control.begin_with(self.result.epochs_done)
 
-    def _start(self) -> None:
-        """Claim the run, or follow the attempt that has it."""
+    def _has_followed(self) -> bool:
+        """Claim the run, or follow the attempt that has it to its end.
+
+        Returns whether it has followed. Then the run may need another attempt: that one was interrupted, or had fewer
+        epochs.
+        """
         try:
             started = start_attempt(self.folder, self.job.start, self._tell_progress)
         except OSError as error:
             raise write_failed(f"the claim on run {self.name!r}", self.path, error) from redacted(error)
         if isinstance(started, Fence):
             self._fence = started
-            return
-        if started.end.how == "failed":
+            return False
+        end = started.end
+        if end.how == "failed":
             again = f"Run {self.name!r} again"
-            remedy = "" if again in started.end.why else f" {again} to continue from its newest checkpoint."
+            remedy = "" if again in end.why else f" {again} to continue from its newest checkpoint."
             raise RunFailed(
                 f"{started.claim.title} of run {self.name!r}, which this start has followed, failed: "
-                f"{started.end.why.rstrip('.')}.{remedy}",
+                f"{end.why.rstrip('.')}.{remedy}",
                 name=self.name,
-                summary=started.end.why,
+                summary=end.why,
             )
-        self._was_followed = True
+        if end.why and end.how != "interrupted":
+            self._load()
+            self._followed = replace(self.result, stopped=end.why)
+        return True
 
     def _tell_progress(self, text: str) -> None:
         notify(self._callbacks, Preparing(what=text), self.control)
@@ -212,11 +233,11 @@ class Run:
 
         Every epoch is trained, or the attempt that was followed was stopped.
         """
-        return self._was_followed or self.result.epochs_done >= self.job.epochs
+        return self._followed is not None or self.result.epochs_done >= self.job.epochs
 
     @property
     def result(self) -> Result:
-        return self._history.result
+        return self._followed or self._history.result
 
     def __enter__(self) -> Self:
         return self
@@ -229,11 +250,10 @@ class Run:
         if isinstance(error, Hung) and self._silent:
             self._blame_silent(error)
         stopped = self.result.stopped
-        how: How = "stopped" if self.control.was_asked(stopped) else "finished"
-        end = AttemptEnd(how=how, why=stopped or "")
+        end = AttemptEnd(how=self.control.how_ended(stopped), why=stopped or "")
         try:
             if error is not None:
-                end = AttemptEnd(how="failed", why=redact(_summary(error)))
+                end = _failed_by(error)
                 self._tell_end(error)
         finally:
             self._fence.release(end)
@@ -458,6 +478,11 @@ def _title(job: Job) -> str:
     """
     title = re.sub(r"[^A-Za-z0-9_]+", "-", title_of(job.train)).strip("-_") or "run"
     return f"{title}-{datetime.now().astimezone():%Y%m%d-%H%M%S}"
+
+
+def _failed_by(error: BaseException) -> AttemptEnd:
+    why = redact(_summary(error))
+    return AttemptEnd(how="interrupted" if why == INTERRUPTED else "failed", why=why)
 
 
 def _summary(error: BaseException) -> str:

@@ -388,7 +388,7 @@ def test_failed_job_is_tried_again_and_continues_when_it_is_submitted_again(
     assert fb.submit(write_job(code)).submission.number == 2
 
 
-@pytest.mark.parametrize("why", ["forebay stop", runner.ASKED.why, None])
+@pytest.mark.parametrize("why", ["forebay stop", None])
 def test_a_stop_of_its_user_holds_for_a_job_that_is_then_asked_to_end(
     write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch, why: str | None
 ) -> None:
@@ -397,6 +397,25 @@ def test_a_stop_of_its_user_holds_for_a_job_that_is_then_asked_to_end(
     fb.submit(write_job())
     stopped = SubmissionEnd(how="stopped", why="forebay stop")
     assert runner.run_tasks(quiet.begun[-1]) == (stopped if why == "forebay stop" else runner.ASKED)
+
+
+@pytest.mark.parametrize("why", ["forebay stop", None])
+def test_the_end_of_a_task_is_read_again_where_storage_does_not_answer(
+    write_job: Callable[..., str], quiet: Quiet, monkeypatch: pytest.MonkeyPatch, why: str | None
+) -> None:
+    answers = iter([OSError("away"), TimeoutError("away"), why, why])
+
+    def stop_reason(*_: object) -> str | None:
+        if isinstance(answer := next(answers), OSError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(runner, "PAUSES_S", (0.01, 0.01))
+    monkeypatch.setattr(runner, "_stop_reason", stop_reason)
+    job = fb.submit(write_job())
+    end = SubmissionEnd(how="succeeded") if why is None else SubmissionEnd(how="stopped", why=why)
+    assert runner.run_tasks(quiet.begun[-1]) == end
+    assert "How the task 'first' ended cannot be read (away). Next try in 0.01 s." in "".join(job.logs())
 
 
 def test_a_job_that_waits_for_its_next_try_ends_when_it_is_asked(

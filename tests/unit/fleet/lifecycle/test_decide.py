@@ -101,6 +101,7 @@ HELD: list[tuple[str, JobState, JobObservation, type, str]] = [
     ("removed by its TTL after its end", RUNNING, ended("finished"), JobSucceeded, ""),
     ("stopped by forebay stop", RUNNING, ended("stopped"), JobStopped, ""),
     ("the run failed", RUNNING, ended("failed"), AttemptWithdrawing, "end delete"),
+    ("its head was drained", RUNNING, ended("interrupted"), AttemptWithdrawing, "end delete"),
     ("deleted by hand", RUNNING, seen(ray_job=ray("absent")), AttemptWithdrawing, "end delete"),
     ("failed", RUNNING, seen(ray_job=ray("failed")), AttemptWithdrawing, "end delete"),
     ("failed for good", RUNNING, seen(ray_job=ray("failed", exit_code=78)), JobFailed, "end"),

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from forebay.errors import ExitCode, Hung, InvalidOption, RunFailed
-from forebay.events import Event, Failed, Preparing, Reported, Warned
+from forebay.errors import ExitCode, Hung, InvalidOption, ReadFailed, RunFailed
+from forebay.events import EpochEnded, Event, Failed, Preparing, Reported, Warned
 from forebay.runtime.gpus import GpuSupply
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.job.elastic import Elastic
 from forebay.training.job.resources import Resources
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts import start
+from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles
 from forebay.training.runs.attempts.start import create_attempt
 from forebay.training.runs.run import Run
 from forebay.training.runs.timeline.timeline import load_timeline
@@ -149,6 +153,86 @@ def test_a_follower_says_once_what_to_do_after_a_failure(
     assert isinstance(error, RunFailed)
     text = str(error)
     assert text.count("Run 'a' again") == 1 and ".." not in text and text.endswith("."), text
+
+
+def end_by_user(run: Run) -> None:
+    run.control.obey_stop("enough")
+    run.finish("enough")
+
+
+def end_by_term(run: Run) -> None:
+    run.control.obey_stop("asked to end", "interrupted")
+    run.finish("asked to end")
+
+
+def end_by_early_term(run: Run) -> None:
+    raise SystemExit(ExitCode.TERMINATED)
+
+
+def end_after_all_epochs(run: Run) -> None:
+    none = dict.fromkeys(("seconds", "wait_s", "eval_s", "checkpoint_s"), 0.0)
+    for epoch in range(run.job.epochs):
+        run.tell(EpochEnded(epoch=epoch, step=7 * (epoch + 1), metrics={}, rows=112, **none))
+    run.finish(None)
+
+
+@pytest.mark.parametrize(
+    ("end", "more_epochs", "stopped", "attempt"),
+    [
+        (end_by_user, 0, "enough", None),
+        (lambda run: run.finish("no better"), 0, "no better", None),
+        (end_after_all_epochs, 0, None, None),
+        (end_after_all_epochs, 1, None, 2),
+        (end_by_term, 0, None, 2),
+        (end_by_early_term, 0, None, 2),
+    ],
+    ids=["stopped", "patience", "finished", "more epochs", "SIGTERM", "SIGTERM before its workers"],
+)
+def test_a_follower_returns_what_is_over_and_trains_what_is_left(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    end: Callable[[Run], object],
+    more_epochs: int,
+    stopped: str | None,
+    attempt: int | None,
+) -> None:
+    monkeypatch.setattr(start, "POLL_S", 0.01)
+    job, is_following = replace(DriverBench(tmp_path).job("a"), parameters={"rate": 1}), threading.Event()
+
+    def follow() -> tuple[bool, str | None, int | None]:
+        again = replace(job, epochs=job.epochs + more_epochs, start=StartPolicy(follow=True), parameters={"rate": 2})
+        with Run(again, [lambda *_: is_following.set()]) as run:
+            return run.is_finished, run.result.stopped, run.attempt
+
+    with ThreadPoolExecutor(1) as pool:
+        with suppress(SystemExit), Run(job) as first:
+            follower = pool.submit(follow)
+            assert is_following.wait(60)
+            end(first)
+        assert follower.result(60) == (attempt is None, stopped, attempt)
+    facts = json.loads((Path(first.path) / "job.json").read_text())
+    assert facts["parameters"]["rate"] == (1 if attempt is None else 2), "a start that only followed wrote its facts"
+
+
+def test_a_start_that_fails_leaves_the_end_of_its_attempt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RunFailed("no room")
+
+    monkeypatch.setattr("forebay.training.runs.run.record_order", refuse)
+    job = DriverBench(tmp_path).job("a")
+    with pytest.raises(RunFailed):
+        Run(job)
+    assert AttemptFiles(str(tmp_path / "runs" / "a")).ended(1) == AttemptEnd(how="failed", why="RunFailed: no room")
+
+
+def test_records_that_cannot_be_read_are_the_fault_of_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_out(*_: object) -> None:
+        raise TimeoutError("no answer")
+
+    monkeypatch.setattr("forebay.training.runs.run.load_result", time_out)
+    with pytest.raises(ReadFailed, match=r"the records of run 'a' in .* could not be read \(no answer\)") as failed:
+        Run(DriverBench(tmp_path).job("a"))
+    assert failed.value.exit_status == ExitCode.MACHINE
 
 
 def test_a_run_knows_its_successor(tmp_path: Path) -> None:

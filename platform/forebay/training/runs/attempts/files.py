@@ -28,15 +28,16 @@ from forebay.training.runs.run_folder import RunFolder
 
 T = TypeVar("T")
 _END_FORM = re.compile(r"(\d{6,})\.ended\.json", re.ASCII)
-How = Literal["finished", "stopped", "failed"]
+How = Literal["finished", "stopped", "interrupted", "failed"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
     """Regular end of an attempt.
 
-    stopped: asked to from outside. A run that its own callbacks or monitors end early is finished. `why` is the reason
-    of an early end, or the error.
+    stopped: somebody asked the run to end. A run that its own callbacks or monitors end early is finished.
+    interrupted: somebody asked the process to end (SIGTERM, Ctrl-C), and another start continues the run. `why` is the
+    reason of an early end, or the error.
     """
 
     how: How
@@ -182,7 +183,7 @@ class AttemptFiles:
         return self._fact(f"{number:06d}.ended.json", AttemptEnd)
 
     def num_failed(self, since: int, before: int) -> int:
-        """Count attempts `since` to `before` - 1 that recorded their failure. Raises as `ended`.
+        """Count attempts `since` to `before` - 1 that failed or were interrupted. Raises as `ended`.
 
         Only ends that are there are read: a file in the place of a claim may have any number.
         """
@@ -192,7 +193,7 @@ class AttemptFiles:
             return 0
         numbers = [int(name[1]) for name in names if name]
         ends = [self.ended(number) for number in numbers if since <= number < before]
-        return sum(end is not None and end.how == "failed" for end in ends)
+        return sum(end is not None and end.how in ("failed", "interrupted") for end in ends)
 
     def finish(self, epochs: int, result: str) -> bool:
         """Record the result of all `epochs` epochs.

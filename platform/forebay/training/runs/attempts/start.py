@@ -11,11 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from forebay.errors import Fenced, InvalidOption, UnderWay
+from forebay.storage.credentials import redact
 from forebay.storage.exclusive import NoExclusiveCreation
 from forebay.storage.file_lock import FileLock
-from forebay.training.checkpoint.files.claim import Claim, fenced_error
+from forebay.training.checkpoint.files.claim import GONE_S, Claim, ClaimGone, check_own, fenced_error
 from forebay.training.job.start_policy import StartPolicy
-from forebay.training.runs.attempts.fence import ASK_S, Fence
+from forebay.training.runs.attempts.fence import ASK_S, CONFIRM_S, Fence
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, AttemptHeartbeat
 from forebay.training.runs.run_folder import RunFolder
 
@@ -89,23 +90,46 @@ class _Starter:
         self._first = self._last = _NO_HEARTBEAT
         self._heard_at = 0.0
         self._said = ""
+        self._unread_since: float | None = None
 
     def start(self) -> Fence | FollowedEnd:
         while True:
-            newest = self._files.newest()
-            if newest is None:
-                number = 1
-            elif (end := self._files.ended(newest.number)) is not None:
-                if self._watched is not None and self._policy.follow:
-                    return FollowedEnd(claim=newest, end=end)
-                number = newest.number + 1
-            elif self._may_take_over(newest):
-                number = newest.number + 1
-            else:
+            found = self._read()
+            if isinstance(found, FollowedEnd):
+                return found
+            if found is None:
                 time.sleep(POLL_S)
-                continue
-            if (fence := self._claim(number)) is not None:
+            elif (fence := self._claim(found)) is not None:
                 return fence
+
+    def _read(self) -> FollowedEnd | int | None:
+        """Return the end of the attempt that was followed, or the number to claim.
+
+        None while the attempt is alive, and while storage does not answer: its driver, too, waits that long.
+        """
+        try:
+            found = self._next()
+        except OSError as error:
+            since = self._unread_since = self._unread_since or time.monotonic()
+            limit_s = GONE_S if isinstance(error, ClaimGone) else CONFIRM_S
+            if self._watched is None or time.monotonic() - since > limit_s:
+                raise
+            self._tell(f"following {self._watched.title}: its storage does not answer ({redact(str(error))})")
+            return None
+        self._unread_since = None
+        return found
+
+    def _next(self) -> FollowedEnd | int | None:
+        newest, watched = self._files.newest(), self._watched
+        if newest is None and watched is not None:  # removed, or not mounted: a new run there would be another one
+            check_own(self._files.claim_uri(watched.number), watched.number, watched.token)
+            return None
+        if newest is None:
+            return 1
+        if (end := self._files.ended(newest.number)) is not None:
+            is_followed = watched is not None and self._policy.follow
+            return FollowedEnd(claim=newest, end=end) if is_followed else newest.number + 1
+        return newest.number + 1 if self._may_take_over(newest) else None
 
     def _claim(self, number: int) -> Fence | None:
         claim = Claim.of_this_process(number, restorable=self._files.restorable_by(number))
@@ -156,7 +180,8 @@ class _Starter:
         heartbeat = self._files.heartbeat(newest.number) or _NO_HEARTBEAT
         if self._watched is None or self._watched.token != newest.token:
             self._watched, self._first, self._last, self._heard_at = newest, heartbeat, heartbeat, time.monotonic()
-        elif heartbeat != self._last:
+        elif heartbeat != self._last or self._unread_since is not None:
+            # Storage that did not answer here may not have taken its heartbeats either.
             self._last, self._heard_at = heartbeat, time.monotonic()
         return time.monotonic() - self._heard_at
 
@@ -166,6 +191,9 @@ class _Starter:
         text = f"following {newest.title}{where}"
         if silent_s > 2 * ASK_S:
             text += f"; no heartbeat for {silent_s // 10 * 10:.0f} s, taken over after {self._policy.takeover_s:g} s"
+        self._tell(text)
+
+    def _tell(self, text: str) -> None:
         if text != self._said:
             self._said = text
             self._on_progress(text)

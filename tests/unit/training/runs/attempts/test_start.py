@@ -10,12 +10,13 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 
 import pytest
 
 from forebay.errors import Fenced, InvalidOption, UnderWay
 from forebay.storage.private_folder import MountPoint
-from forebay.training.checkpoint.files.claim import Claim
+from forebay.training.checkpoint.files.claim import Claim, ClaimGone
 from forebay.training.job.start_policy import StartPolicy
 from forebay.training.runs.attempts import start
 from forebay.training.runs.attempts.fence import Fence
@@ -131,6 +132,60 @@ def test_follower_shows_progress_and_returns_the_end(run: str) -> None:
     assert isinstance(ended, FollowedEnd)
     assert ended.end == AttemptEnd(how="stopped", why="enough")
     assert said[0].endswith("on elsewhere): epoch 2 of 3, step 70")
+
+
+def test_follower_waits_for_storage_that_does_not_answer(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = on_another_machine(run)
+    said: list[str] = []
+    read, failures = AttemptFiles.newest, iter([OSError("away"), TimeoutError("away"), None, OSError("again")])
+
+    def newest(self: AttemptFiles) -> Claim | None:
+        if said and (error := next(failures, None)) is not None:
+            raise error
+        return read(self)
+
+    def on_progress(text: str) -> None:
+        said.append(text)
+        if "(again)" in text:
+            files.end(1, AttemptEnd(how="finished"))
+
+    monkeypatch.setattr(AttemptFiles, "newest", newest)
+    ended = start_attempt(run, StartPolicy(follow=True, takeover_s=30.0), on_progress)
+    assert isinstance(ended, FollowedEnd)
+    assert [text.partition(": ")[2] for text in said] == [
+        "",
+        "its storage does not answer (away)",
+        "",
+        "its storage does not answer (again)",
+    ]
+
+
+def test_silence_counts_only_while_storage_answers(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = on_another_machine(run)
+    clock = iter(range(0, 10_000, 20))
+    monkeypatch.setattr(start.time, "monotonic", lambda: float(next(clock)))
+    read, num_reads = AttemptFiles.heartbeat, 0
+
+    def heartbeat(self: AttemptFiles, number: int) -> AttemptHeartbeat | None:
+        nonlocal num_reads
+        num_reads += 1
+        if 1 < num_reads < 20:
+            raise OSError("away")
+        if num_reads == 21:
+            files.end(1, AttemptEnd(how="finished"))
+        return read(self, number)
+
+    monkeypatch.setattr(AttemptFiles, "heartbeat", heartbeat)
+    ended = start_attempt(run, StartPolicy(follow=True, takeover_s=100.0), lambda _: None)
+    assert isinstance(ended, FollowedEnd), "the attempt was taken over for the silence of storage"
+
+
+def test_a_run_that_is_followed_and_goes_is_not_begun_anew(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    on_another_machine(run)
+    monkeypatch.setattr(start, "GONE_S", 0.05)
+    with pytest.raises(ClaimGone, match="its share is not mounted"):
+        start_attempt(run, StartPolicy(follow=True, takeover_s=30.0), lambda _: rmtree(run, ignore_errors=True))
+    assert not Path(run).exists()
 
 
 def test_attempt_of_a_submitter_is_adopted_once(run: str) -> None:
