@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -73,41 +74,47 @@ class ForkServer:
             return
         self.close()
         self._has_forked = False
-        ours, theirs = socket.socketpair()
-        # First: a server whose start is interrupted here is unknown, and ends itself once this end is closed.
-        self._connection = Connection(ours.detach())
-        with theirs:
+        with socket_pair() as (ours, theirs):
+            # First: a server whose start is interrupted here is unknown, and ends itself once this end is closed.
+            self._connection = ours
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
-                [sys.executable, "-c", _entry(self._program, theirs.fileno())],
-                pass_fds=[theirs.fileno()],
+                [sys.executable, "-c", _entry(self._program, theirs)],
+                pass_fds=[theirs],
                 env={**self._program.environment, **os.environ},
             )
 
-    def fork(self, descriptor: int, folder: str = "") -> int:
-        """Fork a worker that inherits the socket `descriptor`.
+    def fork(self, folder: str = "") -> tuple[Connection, int]:
+        """Fork a worker.
 
-        Returns its process id. If this process ends before it removes `folder`, the server does. Raises
-        `ForkServerLost` if the server has ended.
+        Returns the connection to it, and its process id. If this process ends before it removes `folder`, the server
+        does. Raises `ForkServerLost` if the server has ended, and `OSError` if it cannot fork.
         """
-        pid = int(self._ask(("fork", folder), descriptor))
-        self._has_forked = True
-        return pid
+        with contextlib.ExitStack() as undo:
+            with self._lost_at_error():
+                with socket_pair() as (connection, theirs):
+                    # Also at Ctrl-C: a notebook keeps the frame of this call, and a worker would wait for its start.
+                    undo.callback(connection.close)
+                    self._send(("fork", folder), theirs)
+                answer = self._answer()
+            if isinstance(answer, OSError):
+                raise answer
+            self._has_forked = True
+            undo.pop_all()
+        return connection, int(answer)
 
-    def post_fork(self, descriptor: int) -> None:
-        """Fork a worker that inherits the socket `descriptor`, without waiting for it.
+    def post_fork(self) -> Connection:
+        """Fork a worker, without waiting for it.
 
-        A server that is asked so is asked nothing else. Raises `ForkServerLost` if the server has ended.
+        Returns the connection to it, which ends at once if the server cannot fork. A server that is asked so is asked
+        nothing else. Raises `ForkServerLost` if the server has ended.
         """
         assert self._connection is not None, "start() comes first"
-        assert self._process is not None
-        try:
+        with self._lost_at_error():
             while self._connection.poll():  # process ids of earlier ones
                 self._connection.recv()
-            self._connection.send(("fork", ""))
-            send_handle(self._connection, descriptor, self._process.pid)
-        except (EOFError, OSError):
-            self._connection.close()
-            raise ForkServerLost(self._end(END_S)) from None
+        with socket_pair() as (connection, theirs), self._lost_at_error():
+            self._send(("fork", ""), theirs)
+        return connection
 
     def kill(self, pid: int) -> None:
         """Kill a worker, and wait for it.
@@ -148,22 +155,33 @@ class ForkServer:
         is_connected = self._connection is not None and not self._connection.closed
         return is_connected and self._process is not None and self._process.poll() is None
 
-    def _ask(self, request: Call, descriptor: int | None = None) -> Any:
+    def _ask(self, request: Call) -> Any:
+        with self._lost_at_error():
+            self._send(request)
+            return self._answer()
+
+    def _send(self, request: Call, descriptor: int | None = None) -> None:
         assert self._connection is not None, "start() comes first"
         assert self._process is not None
-        with contextlib.ExitStack() as undo:
-            # Also at Ctrl-C: the next request would get the answer of this one. The server ends, with all workers.
-            undo.callback(self._connection.close)
-            try:
-                self._connection.send(request)
-                if descriptor is not None:
-                    send_handle(self._connection, descriptor, self._process.pid)
-                answer = self._connection.recv()
-            except (EOFError, OSError):
-                self._connection.close()
-                raise ForkServerLost(self._end(END_S)) from None
-            undo.pop_all()
-            return answer
+        self._connection.send(request)
+        if descriptor is not None:
+            send_handle(self._connection, descriptor, self._process.pid)
+
+    def _answer(self) -> Any:
+        assert self._connection is not None
+        return self._connection.recv()
+
+    @contextlib.contextmanager
+    def _lost_at_error(self) -> Iterator[None]:
+        assert self._connection is not None
+        try:
+            yield
+        except (EOFError, OSError):
+            self._connection.close()
+            raise ForkServerLost(self._end(END_S)) from None
+        except BaseException:  # Ctrl-C: the next request would get the answer of this one. All workers end.
+            self._connection.close()
+            raise
 
     def _end(self, timeout_s: float) -> int:
         """Wait for a disconnected server.
@@ -177,6 +195,26 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             return self._process.wait()
+
+
+_opening = threading.RLock()
+os.register_at_fork(before=_opening.acquire, after_in_parent=_opening.release, after_in_child=_opening.release)
+
+
+@contextlib.contextmanager
+def socket_pair() -> Iterator[tuple[Connection, int]]:
+    """Open a connection, and the descriptor of its other end for another process, until the end of the block.
+
+    No thread forks this process meanwhile: the child would hold the other end open, and the end of the process that got
+    it would not be seen. If the block raises, closes the connection.
+    """
+    with _opening, contextlib.ExitStack() as undo:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            connection = Connection(ours.detach())
+            undo.callback(connection.close)
+            yield connection, theirs.fileno()
+            undo.pop_all()
 
 
 def describe_exit(code: int) -> str:
@@ -220,12 +258,13 @@ def serve(descriptor: int, spawn: str) -> int:
                     folders |= {folder} if folder else set()
                     _reap(workers)
                     worker_end = recv_handle(connection)
-                    pid = _spawn(spawn, worker_end) if spawn else os.fork()
+                    pid = _forked(spawn, worker_end)
                     if pid == 0:
                         connection.close()
                         return worker_end
                     os.close(worker_end)
-                    workers[pid] = None
+                    if isinstance(pid, int):
+                        workers[pid] = None
                     connection.send(pid)
                 case ("kill", int(pid)):
                     _kill(pid, workers)
@@ -240,6 +279,14 @@ def serve(descriptor: int, spawn: str) -> int:
             for folder in folders:
                 shutil.rmtree(folder, ignore_errors=True)
             os._exit(0)
+
+
+def _forked(spawn: str, worker_end: int) -> int | OSError:
+    """Process id of a new worker, 0 in the worker itself, or why there is none: the others live on."""
+    try:
+        return _spawn(spawn, worker_end) if spawn else os.fork()
+    except OSError as error:  # no process or memory is left for this user or container
+        return error
 
 
 def _reap(workers: dict[int, int | None]) -> None:
@@ -288,9 +335,12 @@ def _spawn(program: str, descriptor: int) -> int:
 
 
 def _program(preload: str, module: str, call: str) -> str:
-    # Ctrl-C reaches the whole process group, also during the imports. The owner decides.
+    # Ctrl-C and SIGTERM (of SLURM, `timeout` or a container) reach the whole process group, also during the imports.
+    # The owner decides: it may save a checkpoint first. What a user's function starts must not ignore SIGTERM, too, so
+    # that is a handler.
     return (
-        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
+        "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); "
+        "signal.signal(signal.SIGTERM, lambda *_: None)\n"
         f"import sys; sys.path[:] = {sys.path!r}; from forebay.runtime import fork_server\n"
         "with fork_server.without_gc():\n"
         f"    {preload}\n"

@@ -15,7 +15,7 @@ import socket
 import threading
 import time
 import weakref
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import recv_handle, send_handle
@@ -28,7 +28,7 @@ from forebay.data.cache.builders.worker_process import CacheOptions, MemoryFile,
 from forebay.data.cache.disk.disk_cache import DiskCache
 from forebay.data.transform.dataset import Dataset
 from forebay.errors import Cancelled, ReadFailed
-from forebay.runtime.fork_server import ForkServer, ForkServerLost, Program
+from forebay.runtime.fork_server import ForkServer, ForkServerLost, Program, socket_pair
 from forebay.runtime.metrics import Counters
 from forebay.runtime.pickling import NotPicklable
 from forebay.storage.retry import DEFAULT_POLICY, ReadPolicy
@@ -49,6 +49,8 @@ KEPT_S = 10.0
 Not until they end: one that is ending still takes a request, and never answers.
 """
 _MOST_DATASETS = 64
+_MOST_STARTING = 64
+"""Workers that are asked for at once. A socket takes about 140 requests while the server imports; then `send` waits."""
 
 
 def prepare() -> None:
@@ -236,14 +238,10 @@ class _Worker:
         """Connection to a thread of the process, for one build at a time."""
         with suppress(IndexError):
             return self.idle.pop()
-        ours, theirs = socket.socketpair()
-        with theirs, ExitStack() as undo:
-            undo.callback(ours.close)
-            with self.sending:
-                self.control.send("line")
-                send_handle(self.control, theirs.fileno(), self.pid)
-            undo.pop_all()
-        return Connection(ours.detach())
+        with socket_pair() as (line, theirs), self.sending:
+            self.control.send("line")
+            send_handle(self.control, theirs, self.pid)
+        return line
 
     def keep(self, idle_s: float) -> None:
         """Tell the process how many seconds to stay without work."""
@@ -252,6 +250,11 @@ class _Worker:
 
     def close(self) -> None:
         """Close the connections. The process ends."""
+        with self.sending:  # a thread that is sending would use a handle that is None
+            self.leave()
+
+    def leave(self) -> None:
+        """Close the connections in a forked child, where no thread sends."""
         for connection in (self.control, *self.idle):
             with suppress(OSError):
                 connection.close()
@@ -295,6 +298,7 @@ class _Pool:
         """Let the workers end some seconds later, unless there is another user."""
         with self._changed:
             self._users.discard(user)
+            self._trim()
             if not self._users:
                 self._kept_until = time.monotonic() + KEPT_S / 2
                 for worker in self._workers:
@@ -317,6 +321,7 @@ class _Pool:
             worker.num_busy -= 1
             if worker in self._workers:
                 self._num_lost = 0
+            self._trim()
 
     def remove(self, worker: _Worker) -> None:
         """Remove a worker that has ended. Another one starts."""
@@ -326,7 +331,7 @@ class _Pool:
     def leave_memory(self) -> None:
         """Close the connections, in a forked child. The workers belong to the parent."""
         for worker in self._workers:
-            worker.close()
+            worker.leave()
         self._server.leave()
         self.__init__()  # type: ignore[misc] # its lock may be held by a thread that does not exist here
 
@@ -348,6 +353,15 @@ class _Pool:
             self._is_refused = True
             log.warning("%d data workers have ended. Threads of this process build blocks.", self._num_lost)
 
+    def _trim(self) -> None:
+        """End idle workers that no user is large enough for."""
+        if not self._users:
+            return
+        for worker in self._workers[self._wanted :]:
+            if not worker.num_busy:
+                self._workers.remove(worker)
+                worker.close()
+
     @property
     def _wanted(self) -> int:
         return max((user.number for user in self._users), default=0)
@@ -357,7 +371,7 @@ class _Pool:
         if self._is_refused:
             return
         try:
-            while len(self._workers) < self._wanted:
+            while len(self._workers) < self._wanted and self._num_starting() < _MOST_STARTING:
                 self._workers.append(_fork(self._server))
         except ForkServerLost:  # the next build starts another one
             self._num_lost += 1
@@ -365,20 +379,19 @@ class _Pool:
             self._is_refused = True
             log.warning("Threads of this process build the blocks, because worker processes cannot start: %s", error)
 
+    def _num_starting(self) -> int:
+        return sum(not each.pid and not self._is_ready(each) for each in [*self._workers])
+
 
 def _busy(worker: _Worker) -> int:
     return worker.num_busy
 
 
 def _fork(server: ForkServer) -> _Worker:
-    ours, theirs = socket.socketpair()
-    with ExitStack() as undo, theirs:
-        control = Connection(ours.detach())
-        undo.callback(control.close)
-        server.start()
-        server.post_fork(theirs.fileno())
+    server.start()
+    control = server.post_fork()
+    with suppress(OSError):  # it has ended already, which the first look at it tells
         control.send(os.getpid())
-        undo.pop_all()
     return _Worker(control)
 
 

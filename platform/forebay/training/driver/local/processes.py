@@ -5,11 +5,10 @@ From their start to the cause of their end.
 
 from __future__ import annotations
 
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
@@ -46,17 +45,12 @@ class WorkerProcess:
     def __init__(self, rank: int, server: ForkServer, folder: str) -> None:
         self.rank = rank
         self._server = server
-        ours, theirs = socket.socketpair()
-        self.connection = Connection(ours.detach())
-        with ExitStack() as undo:
-            # Also at Ctrl-C: a notebook keeps the frame of this call, and a forked worker would wait for its start.
-            undo.callback(self.connection.close)
-            try:
-                with theirs:
-                    self.pid = server.fork(theirs.fileno(), folder)
-            except ForkServerLost as lost:
-                raise WorkerLost(str(lost)) from None
-            undo.pop_all()
+        try:
+            self.connection, self.pid = server.fork(folder)
+        except ForkServerLost as lost:
+            raise WorkerLost(str(lost)) from None
+        except OSError as error:
+            raise WorkerLost(f"a worker process cannot start ({error})") from None
 
     def send(self, message: Instruction) -> None:
         """Send to the worker.

@@ -369,6 +369,46 @@ def test_workers_that_are_about_to_end_get_no_work(manifest: Manifest, cache: Di
     second.close()
 
 
+@pytest.mark.parametrize("by", ["close", "resize"])
+def test_workers_that_no_user_is_large_enough_for_end(manifest: Manifest, cache: DiskCache, by: str) -> None:
+    small, large = DataProcesses(1), DataProcesses(3)
+    until(lambda: len(left()) == 3 and all(left()))
+    first, busy, _ = worker_processes._pool._workers
+    taken = [worker for _ in range(2) if (worker := worker_processes._pool.take(2))]
+    assert {*taken} == {first, busy}
+    large.close() if by == "close" else large.resize(1)
+    assert worker_processes._pool._workers == [first, busy], "one of them builds"
+    for worker in taken:
+        worker_processes._pool.put_back(worker)
+    assert worker_processes._pool._workers == [first]
+    until(lambda: not is_alive(busy.pid))
+    large.close()
+    small.close()
+
+
+def test_few_workers_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_processes, "_MOST_STARTING", 2)
+    many = DataProcesses(5)
+    assert len(left()) == 2
+    until(lambda: len(ready()) <= len(worker_processes._pool._workers) == 5)
+    many.close()
+
+
+def test_a_worker_is_not_closed_while_a_line_to_it_is_opened() -> None:
+    processes = DataProcesses(1)
+    ready()
+    (worker,) = worker_processes._pool._workers
+    removing = threading.Thread(target=lambda: worker_processes._pool.remove(worker))
+    with worker.sending:  # as a thread in `line`
+        removing.start()
+        removing.join(0.2)
+        assert not worker.control.closed, "that thread would use a handle that is None"
+    removing.join(60)
+    with pytest.raises(OSError, match="closed"):
+        worker.line()
+    processes.close()
+
+
 def test_a_source_that_cannot_be_opened_leaves_no_workers(
     manifest: Manifest, cache: DiskCache, monkeypatch: pytest.MonkeyPatch
 ) -> None:

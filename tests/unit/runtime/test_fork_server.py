@@ -1,0 +1,108 @@
+"""Fork server: workers outlive what ends a group of processes, and the failure of another fork."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from forebay.runtime.fork_server import ForkServer, Program, socket_pair
+
+ECHO = """
+from multiprocessing.connection import Connection
+
+def main(descriptor):
+    connection = Connection(descriptor)
+    while True:
+        connection.send(connection.recv())
+"""
+FAIL_SECOND = """
+import os
+fork, calls = os.fork, []
+
+def fork_but_second():
+    calls.append(0)
+    if len(calls) == 2:
+        raise BlockingIOError(11, "no process is left")
+    return fork()
+
+os.fork = fork_but_second
+"""
+
+
+@pytest.fixture
+def make_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], ForkServer]]:
+    (tmp_path / "echo_worker.py").write_text(ECHO)
+    (tmp_path / "few_processes.py").write_text(FAIL_SECOND)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    made: list[ForkServer] = []
+
+    def make(preload: str = "pass") -> ForkServer:
+        made.append(ForkServer(Program(preload=preload, main=("echo_worker", "main"))))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.close()
+
+
+def echo(connection: object) -> str:
+    connection.send("here")  # type: ignore[attr-defined]
+    answer: str = connection.recv()  # type: ignore[attr-defined]
+    return answer
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_workers_outlive_a_signal_to_the_group_of_their_owner(
+    make_server: Callable[[], ForkServer], number: signal.Signals
+) -> None:
+    server = make_server()
+    first, pid = server.fork()
+    assert echo(first) == "here"
+    assert server._process is not None
+    os.kill(pid, number)
+    os.kill(server._process.pid, number)
+    second, _ = server.fork()
+    assert (echo(first), echo(second)) == ("here", "here")
+    server.kill(pid)
+    assert server.wait(pid, 10.0) == -signal.SIGKILL
+
+
+def test_a_fork_that_fails_ends_no_other_worker(make_server: Callable[[str], ForkServer]) -> None:
+    server = make_server("import few_processes")
+    first, _ = server.fork()
+    with pytest.raises(OSError, match="no process is left"):
+        server.fork()
+    third, _ = server.fork()
+    assert (echo(first), echo(third)) == ("here", "here")
+
+
+def test_a_posted_fork_that_fails_closes_its_connection(make_server: Callable[[str], ForkServer]) -> None:
+    server = make_server("import few_processes")
+    first, second, third = (server.post_fork() for _ in range(3))
+    with pytest.raises(EOFError):
+        second.recv()
+    assert (echo(first), echo(third)) == ("here", "here")
+
+
+def test_no_fork_of_this_process_gets_the_other_end_of_a_worker() -> None:
+    def fork() -> None:
+        if (pid := os.fork()) == 0:
+            os._exit(0)
+        os.waitpid(pid, 0)
+
+    forking = threading.Thread(target=fork)
+    with socket_pair() as (connection, theirs):
+        forking.start()
+        forking.join(0.2)
+        assert forking.is_alive(), "a child has the other end, and keeps the connection open"
+        assert os.fstat(theirs)
+    forking.join(60)
+    assert not forking.is_alive()
+    with pytest.raises(EOFError):
+        connection.recv()
