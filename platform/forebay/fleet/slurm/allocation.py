@@ -231,7 +231,7 @@ def main(words: Sequence[str]) -> int:
     if code == ExitCode.TERMINATED:
         is_back = allocation.requeue()
         log.info("the job was asked to end%s", ", and goes back into the queue" if is_back else "")
-    return code
+    return code if code >= 0 else 128 - code  # of a signal, as a shell says it
 
 
 if __name__ == "__main__":

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import threading
+import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
 import ray
 from ray.actor import ActorHandle
-from ray.exceptions import RayActorError
+from ray.exceptions import ActorUnavailableError, RayActorError
 
 from forebay.events import EpochEnded, Evaluated, Event, Request
+
+_UNAVAILABLE_S = 1.0
 
 
 class CoordinatorReporter:
@@ -29,22 +33,24 @@ class CoordinatorReporter:
         self._change: Future[None] | None = None
 
     def report(self, event: Event) -> None:
-        self._mine.last = self._coordinator.report.remote(event)
+        self._mine.event, self._mine.last = event, self._coordinator.report.remote(event)
 
     def request(self) -> Request:
         if self._known is None or self._has_changed:
-            return self._hear(_answer(self._coordinator.request.remote()))
+            return self._hear(_answer(self._coordinator.request.remote))
         self._coordinator.committed.remote()
         return self._known
 
     def synced_request(self) -> Request:
         # Ray may reorder calls of one caller, so this call names the event it comes after.
         # The last event of this thread: another thread may be about to record an earlier one.
-        number = _answer(self._mine.last) if hasattr(self._mine, "last") else 0
-        return self._hear(_answer(self._coordinator.synced_request.remote(number)))
+        mine, number = self._mine, 0
+        if hasattr(mine, "last"):
+            number = _answer(lambda: self._coordinator.report.remote(mine.event), mine.last)
+        return self._hear(_answer(lambda: self._coordinator.synced_request.remote(number)))
 
     def knows(self, report: EpochEnded | Evaluated) -> bool:
-        return bool(_answer(self._coordinator.knows.remote(report)))
+        return bool(_answer(lambda: self._coordinator.knows.remote(report)))
 
     @property
     def _has_changed(self) -> bool:
@@ -61,8 +67,17 @@ class CoordinatorReporter:
         return request
 
 
-def _answer(reply: Any) -> Any:
-    try:
-        return ray.get(reply)
-    except RayActorError:
-        os._exit(1)  # it died with the driver: what this orphan saves would harm a run that continues elsewhere
+def _answer(ask: Callable[[], Any], reply: Any = None) -> Any:
+    """Answer of the coordinator, to `reply` if it was asked before.
+
+    It is asked again while Ray is not sure that it lives: its machine may stand still for some time. It knows a report
+    that it gets twice.
+    """
+    while True:
+        try:
+            return ray.get(ask() if reply is None else reply)
+        except ActorUnavailableError:
+            reply = None
+            time.sleep(_UNAVAILABLE_S)
+        except RayActorError:
+            os._exit(1)  # it died with the driver: what this orphan saves would harm a run that continues elsewhere

@@ -128,7 +128,7 @@ class TrainingThread:
         """
         was_running = self.is_running
         with suppress(RayError):
-            workers = ray.get(self._coordinator.abort.remote())
+            workers = ray.get(self._coordinator.abort.remote(), timeout=END_S)
             for worker in workers.values() if was_running else ():
                 ray.kill(worker)
         self._thread.join(END_S)

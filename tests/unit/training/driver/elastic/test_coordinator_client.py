@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from ray.exceptions import ActorUnavailableError
 
 from forebay.events import Event, Finished, Request, Warned
 from forebay.training.driver.elastic import coordinator_client
@@ -58,3 +59,25 @@ def test_without_events_nothing_is_waited_for(monkeypatch: pytest.MonkeyPatch) -
     line: Any = SlowLine()
     CoordinatorReporter(line).synced_request()
     assert line.asked == [0]
+
+
+@pytest.mark.parametrize("is_lost", [False, True], ids=["answer late", "no answer to the event"])
+def test_a_coordinator_that_stood_still_is_asked_again(monkeypatch: pytest.MonkeyPatch, is_lost: bool) -> None:
+    """Ray may give up a call to one that lives, as on a machine that is migrated: all ranks ended for it."""
+    unsure = ActorUnavailableError("no answer", b"0" * 16)
+    answers = iter([unsure, unsure, None] if is_lost else [None, unsure, None])
+
+    def get(answer: object) -> object:
+        if (error := next(answers, None)) is not None:
+            raise error
+        return answer
+
+    monkeypatch.setattr(coordinator_client.ray, "get", get)
+    monkeypatch.setattr(coordinator_client, "_UNAVAILABLE_S", 0.0)
+    line: Any = SlowLine()
+    reporter = CoordinatorReporter(line)
+    reporter.report(Finished(name="a", path="/runs"))
+    assert reporter.synced_request() == Request()
+    assert [*answers] == []
+    assert len(line.reported) == (3 if is_lost else 1)
+    assert line.asked[-1] == len(line.reported)
