@@ -97,16 +97,21 @@ class Siege:
                 self.start()
             self.strike()
         self.heal(everything=True)
-        self.codes.clear()
         deadline = time.monotonic() + patience(limit_s)
-        while 0 not in self.codes or self.children:
+        self._wait(lambda: not self.children, deadline)
+        # One that has returned a result may have had it before its folder was removed.
+        self.codes.clear()
+        self._wait(lambda: 0 in self.codes and not self.children, deadline)
+        self.heal(everything=True)
+
+    def _wait(self, is_over: Callable[[], bool], deadline: float) -> None:
+        while not is_over():
             assert time.monotonic() < deadline, f"no end: {dict(self.struck)}, codes {self.codes}"
             self.heal()
             self.reap()
-            if not self.children and 0 not in self.codes:
+            if not self.children and not is_over():
                 self.start()
             time.sleep(POLL_S)
-        self.heal(everything=True)
 
     def kill(self) -> bool:
         for child in self._some():
