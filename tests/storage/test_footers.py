@@ -12,7 +12,7 @@ import pytest
 
 import forebay as fb
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.data.sources.parquet_files import list_parquet
+from forebay.data.sources.parquet_files import find_parquet
 from forebay.runtime.metrics import Counters
 
 NUM_OBJECTS = 100
@@ -80,7 +80,7 @@ def test_the_second_scan_of_objects_requests_no_footer(
     uri, cache = faulty.uri("footers"), tmp_path / "cache"
     now_ns = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: now_ns() + 60_000_000_000)  # no object is young
-    listing = num_requests(lambda: list_parquet(uri))
+    listing = num_requests(lambda: find_parquet(uri).files)
     found: list[fb.Manifest] = []
     first = num_requests(lambda: found.append(fb.scan(uri, footers=cache)))
     assert first[0] - listing[0] >= NUM_OBJECTS

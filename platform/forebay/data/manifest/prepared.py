@@ -9,6 +9,7 @@ that the manifest's id depends on content alone. A dataset that was lost and pre
 from __future__ import annotations
 
 import decimal
+import hashlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -160,6 +161,17 @@ class Prepared:
         return manifest_of(self.folder, self.fields, self.files)
 
     @property
+    def content_id(self) -> str:
+        """Id of the rows, and of what was fitted on them.
+
+        The id of the manifest if nothing was fitted.
+        """
+        fitted = _fitted_facts(self)
+        if not any(fitted.values()):
+            return self.manifest.id
+        return hashlib.sha256(to_json([self.manifest.id, fitted]).encode()).hexdigest()
+
+    @property
     def rows(self) -> int:
         """Number of rows."""
         return sum(sum(file.rows) for file in self.files)
@@ -222,7 +234,7 @@ def write_seal(prepared: Prepared) -> None:
 
     Raises `OSError`.
     """
-    names = ("fingerprint", "key", "seconds", "sealed_at", "preprocessors", "facts")
+    names = ("fingerprint", "key", "seconds", "sealed_at")
     facts: dict[str, Any] = {name: getattr(prepared, name) for name in names}
     facts |= {
         "version": SEAL_VERSION,
@@ -230,10 +242,18 @@ def write_seal(prepared: Prepared) -> None:
         "origin": asdict(prepared.origin),
         "fields": [asdict(each) for each in prepared.fields],
         "files": [asdict(file) for file in prepared.files],
+    }
+    write_json_file(prepared.folder, SEAL, to_json(facts | _fitted_facts(prepared)))
+
+
+def _fitted_facts(prepared: Prepared) -> dict[str, Mapping[str, Any]]:
+    """Everything in a seal besides files that a reader of the dataset may use."""
+    return {
         "statistics": {name: asdict(found) for name, found in prepared.statistics.items()},
         "vocabularies": {name: [_to_plain(value) for value in kept] for name, kept in prepared.vocabularies.items()},
+        "preprocessors": prepared.preprocessors,
+        "facts": prepared.facts,
     }
-    write_json_file(prepared.folder, SEAL, to_json(facts))
 
 
 def list_prepared(into: str) -> Iterator[tuple[str, Prepared | None]]:

@@ -20,7 +20,7 @@ from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.prepared import Prepared, PreparedOrigin
 from forebay.data.preparation.fits import Fit, Fits
 from forebay.data.preparation.parts import LAYOUT_VERSION, ROW_GROUPS_PER_FILE
-from forebay.data.sources.parquet_files import list_parquet
+from forebay.data.sources.parquet_files import ANY_SUFFIX, find_files
 from forebay.data.transform.fingerprint.function import function_identity, function_name
 from forebay.data.transform.fingerprint.values import Identity, NotPlain, canonical, digest, value_identity
 from forebay.errors import InvalidOption, SourceChanged, Unfingerprintable, whole_number
@@ -202,7 +202,7 @@ def _argument_digest(function: str, name: str, value: Any) -> str:
     if isinstance(value, Manifest):
         return value.version
     if isinstance(value, Prepared):
-        return value.manifest.id
+        return value.content_id
     try:
         return digest(canonical(_plain_identity(value)).encode())
     except NotPlain as error:
@@ -236,7 +236,8 @@ def _inputs(
 
 def _input_versions(uris: Sequence[str]) -> dict[str, dict[str, str]]:
     """Version of each input file, by each of `uris`."""
-    return {uri: {file.uri: file.version for file in list_parquet(uri)} for uri in uris}
+    # Of any suffix: the function may read CSV, or a list of names beside the Parquet files.
+    return {uri: {file.uri: file.version for file in find_files(uri, suffixes=ANY_SUFFIX).files} for uri in uris}
 
 
 def _flat(versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:

@@ -33,6 +33,9 @@ from forebay.storage.versions import FoundFile, found
 SUFFIXES = (".parquet", ".parq", ".pq")
 """Suffixes of Parquet files, taken from a folder. A file that is named itself, or by a pattern, may have any suffix."""
 
+ANY_SUFFIX = ("",)
+"""Suffix of every file."""
+
 # The deadline covers one call, but listing a folder of a million objects takes a thousand requests.
 _PATIENCE = 10
 
@@ -51,11 +54,6 @@ class Listing:
     root: str
     files: tuple[FoundFile, ...]
     left_out: LeftOut = field(default_factory=LeftOut)
-
-
-def list_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) -> list[FoundFile]:
-    """Files found by `find_parquet`, sorted by URI."""
-    return list(find_parquet(uri, policy).files)
 
 
 def find_parquet(uri: Uri | Sequence[Uri], policy: ReadPolicy = DEFAULT_POLICY) -> Listing:
@@ -272,6 +270,8 @@ def _nothing_at(location: Location, suffixes: tuple[str, ...]) -> str:
             f"name that holds *, ? or [ itself is written [*], [?] or [[].{_encoding_hint(location)}"
         )
     info = location.fs.get_file_info(location.path)
+    if info.type == fs.FileType.Directory and suffixes == ANY_SUFFIX:
+        return f"{location.uri} holds no file, or only hidden ones (_name, .name). Name a folder with files."
     if info.type == fs.FileType.Directory:
         others = [other.base_name for other in walk(location.fs, location.path) if other.type == fs.FileType.File]
         seen = "no files at all"
@@ -286,7 +286,8 @@ def _nothing_at(location: Location, suffixes: tuple[str, ...]) -> str:
     nearest = next((str(up) for up in Path(location.path).parents if up.is_dir()), "/") if location.is_local else ""
     hint = f" The nearest folder that exists is {nearest}." if nearest else ""
     hint += did_you_mean_file(Path(location.path)) if location.is_local else ""
-    kind = "Parquet file" if suffixes == SUFFIXES else f"file ({', '.join(suffixes)})"
+    kinds = {SUFFIXES: "Parquet file", ANY_SUFFIX: "file"}
+    kind = kinds.get(suffixes, f"file ({', '.join(suffixes)})")
     return (
         f"{location.uri} does not exist.{hint}{_encoding_hint(location)} "
         f"Name a {kind}, a folder of them, or a pattern: data/*{suffixes[0]}."

@@ -150,6 +150,47 @@ def test_a_manifest_as_an_argument_is_the_input(clicks: Path, tmp_path: Path) ->
     assert len({first.folder, second.folder, third.folder}) == 3
 
 
+def test_what_was_fitted_on_a_prepared_argument_counts(clicks: Path, tmp_path: Path) -> None:
+    def centred(first: fb.Prepared) -> pa.Table:
+        return pa.table({"mean": [first.statistics["price"].mean]})
+
+    means = {}
+    for chosen in (pc.field("row") < 100, pc.field("row") < 200):
+        first = make(clicks, tmp_path / "first", fit=fb.preparation.Moments("price"), fit_on=chosen)
+        again = fb.Prepared.load(first.folder)
+        made = [fb.prepare(centred, first=each, into=str(tmp_path / "second")) for each in (first, again)]
+        assert made[0].folder == made[1].folder
+        means[first.statistics["price"].mean] = read_all(made[0])["mean"].to_pylist()
+    assert means == {24.75: [24.75], 49.75: [49.75]}
+
+
+def test_nothing_fitted_leaves_the_id_of_the_rows(clicks: Path, tmp_path: Path) -> None:
+    prepared = make(clicks, tmp_path / "into")
+    assert prepared.content_id == prepared.manifest.id
+
+
+@pytest.mark.parametrize("beside", [True, False], ids=["beside Parquet", "alone"])
+def test_inputs_of_any_suffix_are_noticed(clicks: Path, tmp_path: Path, beside: bool) -> None:
+    def named(root: Path) -> pa.Table:
+        return pa.table({"name": (root / "names.csv").read_text().split()})
+
+    root = clicks if beside else tmp_path / "texts"
+    root.mkdir(exist_ok=True)
+    rows = []
+    for names in ("a", "a b c"):
+        (root / "names.csv").write_text(names)
+        rows.append(fb.prepare(named, root=root, inputs=[str(root)], into=str(tmp_path / "into"), version="1").rows)
+    assert rows == [1, 3]
+
+
+def test_a_folder_without_inputs_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "_SUCCESS").touch()
+    with pytest.raises(NoFiles, match=r"holds no file, or only hidden ones"):
+        fb.prepare(cheap, root=tmp_path, inputs=[str(tmp_path)], into=str(tmp_path / "into"))
+    with pytest.raises(NoFiles, match=r"Name a file, a folder of them, or a pattern: data/\*\."):
+        fb.prepare(cheap, root=tmp_path, inputs=[str(tmp_path / "none")], into=str(tmp_path / "into"))
+
+
 @pytest.mark.parametrize("how", ["renamed over", "in place", "removed"])
 def test_an_input_that_is_replaced_meanwhile_leaves_nothing(clicks: Path, tmp_path: Path, how: str) -> None:
     def reading(root: Path, how: str) -> Iterator[pa.Table]:

@@ -11,7 +11,7 @@ import pytest
 from pyarrow import fs
 
 from forebay.data.sources import parquet_files
-from forebay.data.sources.parquet_files import find_parquet, list_parquet
+from forebay.data.sources.parquet_files import find_parquet
 from forebay.errors import InvalidOption, NoFiles, ReadFailed
 from forebay.storage.filesystem import Location
 from forebay.storage.versions import FoundFile, stat
@@ -25,13 +25,13 @@ def test_a_folder_is_searched_to_the_bottom(touch: Callable[..., Path]) -> None:
     root = touch(
         "b.parquet", "a.parq", "x/y/c.pq", "_SUCCESS", "_tmp/d.parquet", ".e.parquet", "f.csv", "x/.g/h.parquet"
     )
-    assert names(root, list_parquet(root)) == ["a.parq", "b.parquet", "x/y/c.pq"]
+    assert names(root, find_parquet(root).files) == ["a.parq", "b.parquet", "x/y/c.pq"]
     assert find_parquet(root).root == str(root)
 
 
 def test_order_is_that_of_the_uris_not_of_the_numbers(touch: Callable[..., Path]) -> None:
     root = touch("part-10.parquet", "part-2.parquet", "part-1.parquet")
-    assert names(root, list_parquet(f"{root}/")) == ["part-1.parquet", "part-10.parquet", "part-2.parquet"]
+    assert names(root, find_parquet(f"{root}/").files) == ["part-1.parquet", "part-10.parquet", "part-2.parquet"]
 
 
 def test_a_named_file_may_have_any_suffix_and_its_folder_is_the_root(touch: Callable[..., Path]) -> None:
@@ -51,7 +51,7 @@ def test_a_pattern_takes_any_suffix_from_files_and_ours_from_folders(touch: Call
 
 def test_a_file_with_wildcards_in_its_name_is_itself(touch: Callable[..., Path]) -> None:
     root = touch("a[1].parquet", "a1.parquet")
-    assert names(root, list_parquet(root / "a[1].parquet")) == ["a[1].parquet"]
+    assert names(root, find_parquet(root / "a[1].parquet").files) == ["a[1].parquet"]
 
 
 def test_overlapping_uris_give_each_file_once(touch: Callable[..., Path]) -> None:
@@ -84,7 +84,7 @@ def test_versions(touch: Callable[..., Path]) -> None:
     now = path.stat()
     stamp = f"{now.st_ino}.{now.st_ctime_ns}"
     assert stat(path) == FoundFile(uri=str(path), size=1, mtime_ns=1_700_000_000_123_456_789, stamp=stamp)
-    assert list_parquet(path) == [stat(path)]
+    assert find_parquet(path).files == (stat(path),)
 
 
 def test_stat_of_nothing_and_of_a_folder(tmp_path: Path) -> None:
@@ -116,7 +116,7 @@ def test_arrow_uris_are_percent_encoded_and_keep_their_options() -> None:
 
 def test_nothing_there_names_the_nearest_folder(tmp_path: Path) -> None:
     with pytest.raises(NoFiles, match=rf"no/such/place does not exist. The nearest folder that exists is {tmp_path}\."):
-        list_parquet(tmp_path / "no/such/place")
+        find_parquet(tmp_path / "no/such/place")
 
 
 @pytest.mark.parametrize(
@@ -126,28 +126,28 @@ def test_nothing_there_names_the_nearest_folder(tmp_path: Path) -> None:
 def test_a_name_that_is_nearly_there_is_asked_for(touch: Callable[..., Path], asked: str, meant: str | None) -> None:
     root = touch("clicks/a.parquet")
     with pytest.raises(NoFiles) as nothing:
-        list_parquet(root / asked)
+        find_parquet(root / asked)
     assert (f" Did you mean {meant!r}?" in str(nothing.value)) == (meant is not None)
 
 
 def test_other_files_are_counted_and_the_pattern_is_told(touch: Callable[..., Path]) -> None:
     root = touch("a.csv", "b.csv")
     with pytest.raises(NoFiles, match=r"2 files of other names, e.g. [ab].csv.*/\*"):
-        list_parquet(root)
+        find_parquet(root)
 
 
 def test_an_empty_folder_a_pattern_and_an_empty_list(tmp_path: Path) -> None:
     with pytest.raises(NoFiles, match="no files at all"):
-        list_parquet(tmp_path)
+        find_parquet(tmp_path)
     with pytest.raises(NoFiles, match="No file matches"):
-        list_parquet(f"{tmp_path}/*.parquet")
+        find_parquet(f"{tmp_path}/*.parquet")
     with pytest.raises(NoFiles, match="list of URIs is empty"):
-        list_parquet([])
+        find_parquet([])
 
 
 def test_what_is_no_location_is_named() -> None:
     with pytest.raises(InvalidOption, match="3 is not a location"):
-        list_parquet([3])  # type: ignore[list-item]
+        find_parquet([3])  # type: ignore[list-item]
 
 
 def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,7 @@ def test_a_folder_that_may_not_be_listed(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(parquet_files, "_list", denied)
     with pytest.raises(ReadFailed, match=r"may not be listed.*Permission denied.*read access"):
-        list_parquet(tmp_path)
+        find_parquet(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import fsspec
 import pytest
 
 from forebay.data.sources import table_formats
-from forebay.data.sources.parquet_files import find_parquet, list_parquet
+from forebay.data.sources.parquet_files import find_parquet
 from forebay.errors import NotPlainParquet
 
 DELTA = ("t/_delta_log/00000000000000000000.json", "t/part-0.snappy.parquet", "t/day=1/part-1.snappy.parquet")
@@ -50,7 +50,7 @@ def test_a_place_within_a_table_is_refused(touch: Touch, name: str, place: str) 
 def test_files_named_one_by_one_are_taken(touch: Touch, name: str) -> None:
     root = touch(*TABLES[name])
     files = sorted(str(root / file) for file in TABLES[name] if file.endswith(".parquet"))
-    assert [file.uri for file in list_parquet(files)] == files
+    assert [file.uri for file in find_parquet(files).files] == files
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_plain_folders_are_read(touch: Touch, others: tuple[str, ...], place: st
         for name in others
         if name.startswith("d/") and name.endswith(".parquet") and "_old" not in name
     )
-    assert [file.uri for file in list_parquet(f"{root}/{place}")] == expected
+    assert [file.uri for file in find_parquet(f"{root}/{place}").files] == expected
 
 
 @pytest.mark.parametrize("name", TABLES)
