@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from forebay.data.manifest.manifest import Manifest
 from forebay.data.manifest.prepared import FittedColumn
-from forebay.data.parquet.column_casts import table_without_views
+from forebay.data.parquet.column_casts import cast_column, table_without_views
 from forebay.data.parquet.reading import RowGroupReader
+from forebay.data.parquet.type_promotion import plain_type
 from forebay.data.transform.features.categories import check_categories
 from forebay.data.transform.features.columns import check_numeric, column_names, column_type
 from forebay.data.transform.features.vocabulary import Vocabulary, count_values, most_frequent
@@ -138,7 +139,7 @@ class Fits:
         counts: dict[str, Counter[Any]] = {}
         for name in dict.fromkeys(_columns(self.fits, Vocabulary)):
             counts[name] = Counter()
-            for chunk in (chunk for table in tables for chunk in table[name].chunks):
+            for chunk in (chunk for table in tables for chunk in _as_stored(table[name]).chunks):
                 count_values(counts[name], chunk)
         names = dict.fromkeys(_columns(self.fits, Moments))
         return FitPart(
@@ -242,6 +243,14 @@ def _finite(column: pa.ChunkedArray) -> tuple[NDArray[np.float64], int]:
     floats = pc.cast(column, pa.float64(), safe=False).drop_null().to_numpy()
     finite = floats[np.isfinite(floats)]
     return finite, len(column) - len(finite)
+
+
+def _as_stored(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Column in the units of a file.
+
+    Parquet has no seconds: a vocabulary of them would hold no value that a reader finds.
+    """
+    return cast_column(column, str(plain_type(column.type)))
 
 
 def _summary(column: pa.ChunkedArray) -> Summary:

@@ -376,3 +376,17 @@ def test_hints_of_arrow_are_no_other_schema(kinds: tuple[str, str], key: tuple[s
     made = fb.prepare(lambda: tables, into=str(tmp_path), key=key, fit=fit, fit_on=on, inputs=[], version="1")
     assert read_all(made)["a"].to_pylist() == (["0", "1", "2", "3"] if key else ["0", "2", "1", "3"])
     assert made.vocabularies["a"] == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("kind", ["timestamp[s]", "timestamp[s, tz=Asia/Tokyo]", "time32[s]", "date64[ms]"])
+@pytest.mark.parametrize("is_encoded", [False, True])
+def test_a_vocabulary_holds_values_as_files_do(kind: str, is_encoded: bool, tmp_path: Path) -> None:
+    values = pa.array([0, 86_400_000, None], pa.int64()).cast(pa.timestamp("ms")).cast(pa.date64())
+    if kind.startswith("time32"):
+        values = pa.array([0, 3600, None], pa.int32()).cast(pa.time32("s"))
+    column = values.cast(parse_type(kind))
+    table = pa.table({"a": column.dictionary_encode() if is_encoded else column})
+    made = fb.prepare(lambda: table, into=str(tmp_path), fit=fb.Vocabulary("a"), inputs=[], version="1")
+    assert made.vocabularies == fb.Vocabulary("a").fit(made.manifest)
+    ids = fb.Transform(x=fb.Categorical(["a"], vocabulary=made.vocabularies)).apply(read_all(made)).arrays["x"]
+    assert ids.tolist() == [[2], [3], [0]]
