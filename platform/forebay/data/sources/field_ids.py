@@ -47,10 +47,16 @@ class FieldIds:
 
         Raises:
             InvalidOption: A selected column cannot be read as the table has it now: a field within it was renamed, or
-                its type cannot be cast. Or two columns have one id.
+                its type cannot be cast. Or two columns have one id, or the file has no ids and the table no names.
         """
         by_id: dict[int, pa.Field] = {}
         has_ids = any(_id_of(field) is not None for field in schema)
+        if not (has_ids or self.names):
+            raise InvalidOption(
+                f"{uri} has no field ids, and the table has no schema.name-mapping.default: nothing says which of the "
+                "columns are the table's. Set this property of the table, or write the file again.",
+                uri=uri,
+            )
         for field in schema:
             number = _id_of(field) if has_ids else self.names.get(field.name)
             if number is not None and by_id.setdefault(number, field) is not field:

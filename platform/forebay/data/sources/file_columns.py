@@ -175,7 +175,7 @@ def _by_id(
 def _check_constant(uri: str, field: Field, text: str) -> None:
     try:
         constant_scalar(field.type, text)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, UnicodeEncodeError) as error:
         raise InvalidOption(
             f"{uri} does not hold the column {field.name!r}, which has the value {text!r:.60} for all its rows. No "
             f"{field.type} is made of that ({error}). Write the file with the column, or leave it out (columns=[...]).",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -66,7 +67,7 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy, allowed: tu
     Raises:
         MissingPackage: pyiceberg is missing or too old.
         InvalidOption: There is no such table or snapshot, pyiceberg cannot read it, it has equality deletes, or it
-            names files outside of its folder and of the `allowed` locations.
+            names files twice or outside of its folder and of the `allowed` locations.
         NoFiles: The snapshot has no row.
         ReadFailed: Storage kept failing.
     """
@@ -92,6 +93,12 @@ def iceberg_table(uri: str, version: int | None, policy: ReadPolicy, allowed: tu
     uris = [boundary.uri_of(_parquet(task, name), is_encoded=False) for task in tasks]
     for path in {delete.file_path for task in tasks for delete in task.delete_files}:
         boundary.uri_of(path, is_encoded=False)
+    if twice := [uri for uri, count in Counter(uris).items() if count > 1]:
+        raise InvalidOption(
+            f"{name} names {len(twice)} files more than once, such as {twice[0]}. A scan takes each file once, and the "
+            "table has its rows several times. Remove the repeated entries, or choose another snapshot.",
+            uri=twice[0],
+        )
     files = stat_files(uris, name, policy)
     deleted = _deleted(tasks, name, boundary, policy)
     names = {field.field_id: field.name for field in scan.projection().fields}
@@ -279,8 +286,10 @@ def _identity_partitions(spec: Any, file: Any, names: Mapping[int, str], schema:
 def _text(value: object, kind: pa.DataType) -> str:
     """Value of pyiceberg as text that Arrow casts back.
 
-    Dates and times are numbers there.
+    Dates and times are numbers there. Bytes that are no UTF-8 become a text that Arrow refuses.
     """
+    if isinstance(value, bytes):
+        return value.decode(errors="surrogateescape")
     try:
         return str(pa.scalar(value, kind).cast(pa.string()))
     except pa.ArrowException:

@@ -101,6 +101,53 @@ def test_renamed_fields_of_structs_are_refused_if_they_are_selected(tmp_path: Pa
     assert rows_of(fb.scan(table.metadata_location, columns=["x"])) == [{"x": 1}]
 
 
+def file_of(table: Any, content: pa.Table) -> str:
+    """File without field ids, in the folder of the table."""
+    uri = f"{table.location()}/data/own.parquet"
+    path = Path(uri.removeprefix("file://"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(content, path)
+    return uri
+
+
+def test_a_file_without_ids_in_a_table_without_names_is_refused(tmp_path: Path) -> None:
+    content = pa.table({"a": [1, 2], "b": ["x", "y"]})
+    table = catalog_at(tmp_path).create_table("db.t", content.schema)
+    table.add_files([file_of(table, content)])
+    assert rows_of(fb.scan(table.metadata_location)) == content.to_pylist()
+    with table.transaction() as transaction:
+        transaction.remove_properties("schema.name-mapping.default")
+    with pytest.raises(InvalidOption, match=r"own\.parquet has no field ids.*schema\.name-mapping\.default"):
+        fb.scan(table.metadata_location)
+
+
+def test_a_file_that_a_table_has_twice_is_refused(tmp_path: Path) -> None:
+    content = pa.table({"a": [1, 2]})
+    table = catalog_at(tmp_path).create_table("db.t", content.schema)
+    uri = file_of(table, content)
+    for _ in range(2):
+        table.add_files([uri], check_duplicate_files=False)
+    with pytest.raises(InvalidOption, match=r"names 1 files more than once, such as .*own\.parquet"):
+        fb.scan(table.metadata_location)
+
+
+@pytest.mark.parametrize("value", [b"a", b"\xff", "\u00e9".encode()], ids=str)
+def test_a_partition_of_bytes_is_exact_or_refused(tmp_path: Path, value: bytes) -> None:
+    content = pa.table({"a": [1, 2], "key": pa.array([value, value], pa.binary())})
+    table = catalog_at(tmp_path).create_table("db.t", content.schema)
+    with table.update_spec() as spec:
+        spec.add_identity("key")
+    table.append(content)
+    (task,) = table.scan().plan_files()
+    path = Path(task.file.file_path.removeprefix("file://"))
+    pq.write_table(pq.read_table(path, partitioning=None).select(["a"]), path)
+    if value == b"\xff":
+        with pytest.raises(InvalidOption, match=r"does not hold the column 'key'"):
+            fb.scan(table.metadata_location)
+    else:
+        assert rows_of(fb.scan(table.metadata_location)) == content.to_pylist()
+
+
 def test_files_of_others_have_no_ids_no_partition_columns_and_defaults(tmp_path: Path) -> None:
     """`add_files` maps columns by name, a partition column comes from the metadata, a new column has its default."""
     from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
