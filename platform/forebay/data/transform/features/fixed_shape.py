@@ -13,7 +13,7 @@ from forebay.data.parquet.decoded_table import Columns
 from forebay.data.transform.block import BlockArray
 from forebay.data.transform.features.columns import check_numeric, column_names, column_type, wrong_type
 from forebay.data.transform.features.groups import Schema
-from forebay.data.transform.features.numeric import cast_numbers, check_dtype, fill_nulls
+from forebay.data.transform.features.numeric import cast_numbers, check_dtype, check_fill, fill_nulls
 from forebay.data.transform.features.ragged import is_list, list_parts
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption, WrongType
@@ -28,7 +28,8 @@ class Array:
     shape of one row: 128 or (3, 224, 224). Takes any of Arrow's lists of numbers, nested as deep as `shape` is long. A
     null row is all `fill`, and so is a null within a list.
 
-    Raises `WrongType` for other columns, and for a list of another length, with its row.
+    Raises `WrongType` for other columns, and for a list of another length, with its row. Raises `InvalidOption` for
+    an unusable shape, and for a fill that does not fit `dtype`.
     """
 
     column: str
@@ -45,6 +46,7 @@ class Array:
             )
         object.__setattr__(self, "shape", shape)
         object.__setattr__(self, "dtype", check_dtype("Array", self.dtype))
+        object.__setattr__(self, "fill", check_fill("Array", self.fill, self.dtype))
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -74,7 +76,7 @@ class Array:
         return {name: packed}
 
     def identity(self) -> Identity:
-        return ["Array", self.column, list(self._sizes), self.dtype, repr(float(self.fill))]
+        return ["Array", self.column, list(self._sizes), self.dtype, repr(self.fill)]
 
     @property
     def _sizes(self) -> tuple[int, ...]:

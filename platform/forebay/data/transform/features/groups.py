@@ -28,6 +28,7 @@ from forebay.data.transform.features.numeric import (
     address_of,
     cast_numbers,
     check_dtype,
+    check_fill,
     fill_nulls,
     is_packed_by_address,
     pack_addresses,
@@ -89,12 +90,7 @@ class Dense:
     def __post_init__(self) -> None:
         object.__setattr__(self, "columns", column_names("Dense", self.columns))
         object.__setattr__(self, "dtype", check_dtype("Dense", self.dtype))
-        try:
-            pa.scalar(float(self.fill), pa.float64()).cast(pa.from_numpy_dtype(np.dtype(self.dtype)))
-        except (pa.ArrowInvalid, TypeError, ValueError) as error:
-            raise InvalidOption(
-                f"Dense(fill={self.fill!r}) does not fit {self.dtype}: {error}. Give a fill that does.", fill=self.fill
-            ) from error
+        object.__setattr__(self, "fill", check_fill("Dense", self.fill, self.dtype))
 
     def array_names(self, name: str) -> tuple[str, ...]:
         return (name,)
@@ -118,7 +114,7 @@ class Dense:
         return {name: pack_addresses(addresses, table.num_rows, self.dtype)}
 
     def identity(self) -> Identity:
-        return ["Dense", list(self.columns), self.dtype, repr(float(self.fill))]
+        return ["Dense", list(self.columns), self.dtype, repr(self.fill)]
 
     def _filled(self, name: str, column: str, table: Columns, target: pa.DataType) -> pa.Array:
         array = whole(table[column])

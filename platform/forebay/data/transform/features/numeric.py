@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +45,28 @@ def check_dtype(feature: str, dtype: object) -> str:
             f"{feature}(dtype={dtype!r}) is not known. Give one of {', '.join(NUMERIC_DTYPES)}.", dtype=dtype
         )
     return str(name)
+
+
+def check_fill(feature: str, fill: Any, dtype: str) -> int | float:
+    """Return `fill` as a number of `dtype`.
+
+    A float, and an integer only if no float equals it. So the text of the result names it.
+
+    Raises `InvalidOption` for a number that does not fit, or no number.
+    """
+    number: int | float | None = None
+    with suppress(TypeError, ValueError, OverflowError):
+        if dtype.startswith("float"):
+            number = float(fill)
+            with np.errstate(over="ignore"):
+                fits = np.isinf(number) or not np.isinf(np.dtype(dtype).type(number))
+        else:
+            # Not by way of a float, which holds whole numbers to 2**53.
+            number = int(fill) if int(fill) == fill else None
+            fits = number is not None and np.iinfo(dtype).min <= number <= np.iinfo(dtype).max
+        if number is not None and fits:
+            return number if isinstance(number, int) and int(float(number)) != number else float(number)
+    raise InvalidOption(f"{feature}(fill={fill!r}) does not fit {dtype}. Give a number that does.", fill=fill)
 
 
 def whole(column: pa.ChunkedArray) -> pa.Array:
@@ -106,6 +130,8 @@ def fill_nulls(numbers: pa.Array, fill: float = 0) -> pa.Array:
     """
     if not numbers.null_count:
         return numbers
+    if pa.types.is_integer(numbers.type):
+        return pc.fill_null(numbers, pa.scalar(int(fill), numbers.type))
     return pc.fill_null(numbers, pa.scalar(float(fill), pa.float64()).cast(numbers.type))
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from forebay.data.transform.features.categories import value_type
+from forebay.data.transform.features.fixed_shape import Array
 from forebay.data.transform.features.groups import Categorical, Dense, Feature, Label, Ragged
 from forebay.data.transform.features.hashing import bucket_ids, column_salt, hash_integers, hash_texts
 from forebay.data.transform.features.ragged import LIST_OFFSETS, LIST_VALUES, list_offsets
@@ -147,11 +148,34 @@ class TestDense:
             {"dtype": "uint8", "fill": -1},
             {"fill": None},
             {"fill": "a"},
+            {"fill": 1e300},
+            {"dtype": "int64", "fill": float("nan")},
+            {"dtype": "int64", "fill": 1 << 63},
         ],
     )
     def test_impossible_options_are_refused(self, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidOption):
             Dense("c", **options)
+        if "fill" in options:
+            with pytest.raises(InvalidOption, match=r"Array\(fill=.* does not fit"):
+                Array("c", 2, **options)
+
+    @pytest.mark.parametrize("fill", [-(1 << 53) - 1, (1 << 63) - 1, np.int64(1 << 62) + 1])
+    def test_a_whole_fill_is_exact_and_has_its_own_fingerprint(self, fill: int) -> None:
+        def both(number: int) -> list[Feature]:
+            return [Dense("c", dtype="int64", fill=number), Array("v", 1, dtype="int64", fill=number)]
+
+        table = pa.table({"c": pa.nulls(1, pa.int64()), "v": pa.nulls(1, pa.list_(pa.int64()))})
+        for feature, other in zip(both(fill), both(fill - 1), strict=True):
+            assert feature.arrays("f", table)["f"].tolist() == [[fill]]
+            assert feature.identity() != other.identity()
+
+    @pytest.mark.parametrize(
+        ("fill", "text"),
+        [(0, "0.0"), (5, "5.0"), (-1.5, "-1.5"), (float("nan"), "nan"), (1 << 53, "9007199254740992.0")],
+    )
+    def test_usual_fills_keep_the_names_of_their_blocks(self, fill: float, text: str) -> None:
+        assert Dense("c", fill=fill, dtype="float64").identity() == ["Dense", ["c"], "float64", text]
 
 
 class TestColumns:
