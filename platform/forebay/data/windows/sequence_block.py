@@ -183,7 +183,11 @@ def _static_arrays(
     for feature_name, feature in columns.static.items():
         for name, array in feature.arrays(feature_name, table).items():
             per_step = array[steps.row]
-            changes = (per_step[1:] != per_step[:-1]).any(axis=tuple(range(1, per_step.ndim)))
+            after, before = per_step[1:], per_step[:-1]
+            differs = after != before
+            if per_step.dtype.kind == "f":  # NaN is not equal to itself
+                differs &= ~(np.isnan(after) & np.isnan(before))
+            changes = differs.any(axis=tuple(range(1, per_step.ndim)))
             changes[first[1:] - 1] = False
             if changes.any():
                 at = int(np.flatnonzero(changes)[0])

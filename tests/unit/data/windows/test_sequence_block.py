@@ -155,6 +155,17 @@ def test_lists_of_a_row_have_equal_lengths() -> None:
         transform_of(time=None, is_list=True).apply(table)
 
 
+def test_a_static_value_may_be_nan_in_all_steps() -> None:
+    nan = float("nan")
+    steps = {"meter": ["a", "a", "b"], "ts": [1, 2, 1], "load": [0.0] * 3, "temp": [0.0] * 3}
+    table = pa.table(steps | {"x": [nan, nan, 2.0]})
+    static = {"static": fb.Dense(["x"])}
+    found = transform_of(static=static).apply(table).arrays["@static.static"]
+    np.testing.assert_array_equal(found, [[nan], [2.0]])
+    with pytest.raises(BadSeries, match="changes within entity 'a'"):
+        transform_of(static=static).apply(pa.table(steps | {"x": [nan, 1.0, 2.0]}))
+
+
 def test_a_static_value_that_changes_is_refused() -> None:
     table = pa.table({"meter": ["a", "b", "a"], "ts": [1, 1, 2], "load": [0.0] * 3, "temp": [0.0] * 3, "x": [1, 2, 3]})
     with pytest.raises(BadSeries, match="changes within entity 'a', between rows 0 and 2"):
