@@ -49,6 +49,7 @@ class Where:
             if len(text) > _LARGEST:
                 raise ValueError(f"it has {len(text)} characters, and at most {_LARGEST} are read")
             self._tree = ast.parse(text.strip(), mode="eval").body
+            _restore_names(self._tree, text.strip())
             self.text = ast.unparse(self._tree)
             found: set[str] = set()
             _collect(self._tree, found)
@@ -94,6 +95,19 @@ class Where:
         """
         known = set(names)
         return tuple(dict.fromkeys(top_column(path, known) or path for path in self.columns))
+
+
+def _restore_names(tree: ast.expr, source: str) -> None:
+    """Give names the letters of the `source`.
+
+    Python reads those beyond ASCII in another form (NFKC), which may be another column.
+    """
+    for node in () if source.isascii() else ast.walk(tree):
+        if isinstance(node, ast.Name):
+            node.id = ast.get_source_segment(source, node) or node.id
+        elif isinstance(node, ast.Attribute):
+            written = ast.get_source_segment(source, node) or node.attr
+            node.attr = written.rpartition(".")[2].strip()
 
 
 def _collect(node: ast.expr, found: set[str], depth: int = 0) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 
@@ -143,3 +144,19 @@ def test_parts_of_a_filtered_data_set(table: Path) -> None:
     rest, held_out = manifest.split(0.3)
     assert sorted(rows_of(rest) + rows_of(held_out)) == rows_of(manifest)
     assert rest.num_rows + held_out.num_rows == manifest.num_rows
+
+
+@pytest.mark.parametrize("name", ["\u00b5", "e\u0301", "\ufb01x", "\u212b"])
+def test_a_name_beyond_ascii_is_read_as_written(name: str, tmp_path: Path) -> None:
+    """Python gives each of these other letters: the sign of micro becomes the Greek letter."""
+    other = unicodedata.normalize("NFKC", name)
+    assert other != name
+    inner = pa.array([{name: 1, other: 10}, {name: 2, other: 20}])
+    pq.write_table(pa.table({name: [1, 2], other: [10, 20], "s": inner}), tmp_path / "a.parquet")
+    for where in (f"{name} == 1", f"s.{name} == 1", f"s . {name} == 1 and {name} < 2", f"({name} in (1, 3))"):
+        found = scan(tmp_path, where=where)
+        assert found.num_rows == 1
+        assert scan(tmp_path, where=found.kept.where if found.kept else "").id == found.id
+    assert scan(tmp_path, where=f"{other} == 20").num_rows == 1
+    with pytest.raises(NoFiles):
+        scan(tmp_path, where=f"{name} == 10")
