@@ -5,6 +5,7 @@ So only the rows decide the files.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 import pyarrow as pa
@@ -44,11 +45,13 @@ def agreeing(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
 
     Types that differ in hints of Arrow alone become as in the first table.
 
-    Raises `MixedSchemas` for another schema than the first.
+    Raises `MixedSchemas` for another schema than the first, and for two columns of one name.
     """
     schema = None
     for number, given in enumerate(tables):
         table = plain_table(given)
+        if schema is None:
+            _refuse_twice(table.schema)
         schema = schema or table.schema
         if table.schema != schema and _differ_in_hints(table.schema, schema):
             table = _of_types(table, schema)
@@ -59,6 +62,16 @@ def agreeing(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
             )
         if table.num_rows:
             yield table
+
+
+def _refuse_twice(schema: pa.Schema) -> None:
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        raise MixedSchemas(
+            f"table 0 of the preparation has two columns {twice[0]!r}, of which no reader could choose one. Rename one "
+            "of them: table.rename_columns(names).",
+            column=twice[0],
+        )
 
 
 def _differ_in_hints(one: pa.Schema, other: pa.Schema) -> bool:

@@ -68,7 +68,8 @@ def prepare(  # noqa: PLR0913 - public options, all keyword-only
         MixedSchemas: The tables differ in their columns.
         WriteFailed: Storage refused a file.
     """
-    rows = row_group_rows or (function.row_group_rows if isinstance(function, SpanSource) else ROW_GROUP_ROWS)
+    default = function.row_group_rows if isinstance(function, SpanSource) else ROW_GROUP_ROWS
+    rows = default if row_group_rows is None else row_group_rows
     options = preparation_options(
         into=into, key=key, row_group_rows=rows, fit=fit, fit_on=fit_on, inputs=inputs, version=version
     )

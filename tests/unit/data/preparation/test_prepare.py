@@ -221,6 +221,11 @@ def test_what_cannot_be_prepared(clicks: Path, tmp_path: Path) -> None:
         make(clicks, into, most=-1.0)
     with pytest.raises(MixedSchemas, match="table 1 .* Cast each table"):
         fb.prepare(lambda: [pa.table({"a": [1]}), pa.table({"a": ["x"]})], into=str(into), inputs=[], version="1")
+    twice = pa.table([[1], [2]], names=["a", "a"])
+    with pytest.raises(MixedSchemas, match="table 0 .* two columns 'a'"):
+        fb.prepare(lambda: twice, into=str(into), inputs=[], version="1")
+    with pytest.raises(InvalidOption, match="row_group_rows=0"):
+        make(clicks, into, row_group_rows=0)
     with pytest.raises(InvalidOption, match="gave dict as item 0"):
         fb.prepare(lambda: [{"a": 1}], into=str(into), inputs=[], version="1")
     with pytest.raises(Unfingerprintable, match='Give the preparation version="1"'):

@@ -46,7 +46,7 @@ def prepare_on_ray(source: SpanSource, /, *, into: str, row_group_rows: int | No
     options = preparation_options(
         into=into,
         key=(),
-        row_group_rows=row_group_rows or source.row_group_rows,
+        row_group_rows=source.row_group_rows if row_group_rows is None else row_group_rows,
         fit=(),
         fit_on=None,
         inputs=None,

@@ -21,7 +21,7 @@ from forebay.data.preparation.request import PreparationOptions, PreparationRequ
 from forebay.data.preparation.sealing import Production, prepare_once
 from forebay.data.preparation.spans.process_pool import map_unordered
 from forebay.data.preparation.spans.source import SpanReader, SpanSource
-from forebay.errors import InvalidOption
+from forebay.errors import InvalidOption, whole_number
 from forebay.storage.atomic import write_failed
 from forebay.storage.credentials import Access
 from forebay.storage.filesystem import below, resolve
@@ -84,9 +84,10 @@ def in_processes(processes: int | None) -> SpanMap:
 
     There is at most one per span. None: one per core.
     """
+    most = os.cpu_count() or 1 if processes is None else whole_number("processes", processes, least=1)
 
     def call(writer: SpanWriter, tasks: Sequence[tuple[int, Any]]) -> Iterator[tuple[int, WrittenSpan]]:
-        yield from map_unordered(writer, tasks, processes=min(processes or os.cpu_count() or 1, len(tasks)))
+        yield from map_unordered(writer, tasks, processes=min(most, len(tasks)))
 
     return call
 
@@ -141,12 +142,14 @@ def _produce(
 def _recorded(folder: str, number: int) -> WrittenSpan | None:
     """Record of a span.
 
-    None if the span was not written, or if its file is missing.
+    None if the span was not written, or if its file is missing. None also for a part of a record: WebHDFS shows a
+    file before its content, and keeps it so after a kill.
     """
     text = read_json_file(below(folder, RECORDS), _record_name(number), "prepared dataset")
-    if text is None:
+    try:
+        facts = json.loads(text or b"")
+    except ValueError:
         return None
-    facts = json.loads(text)
     try:
         file = None if facts["file"] is None else prepared_file(facts["file"], folder)
     except ValueError as error:

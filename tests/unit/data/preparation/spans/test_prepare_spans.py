@@ -11,7 +11,7 @@ import pytest
 import forebay as fb
 from forebay.data.manifest.prepared import PreparedOrigin
 from forebay.data.parquet.reading import RowGroupReader
-from forebay.errors import NoFiles, PreparationFailed
+from forebay.errors import InvalidOption, NoFiles, PreparationFailed
 
 Contents = Callable[[str], dict[str, bytes]]
 
@@ -87,6 +87,24 @@ def test_lost_file_of_a_finished_span_is_written_again(tmp_path: Path) -> None:
     next((tmp_path / "a").glob("*/part-00000*")).unlink()
     broken.unlink()
     assert len(squares_of(fb.prepare(source, into=str(tmp_path / "a"), processes=1))) == 40
+
+
+@pytest.mark.parametrize("content", ["", '{"file": {"pa'])
+def test_part_of_a_record_is_none(tmp_path: Path, content: str) -> None:
+    broken = tmp_path / "broken"
+    broken.touch()
+    source = Squares(fails_at=2, broken=broken)
+    with pytest.raises(ValueError, match="no square today"):
+        fb.prepare(source, into=str(tmp_path / "a"), processes=1)
+    next((tmp_path / "a").glob("*/_spans/000001.json")).write_text(content)
+    broken.unlink()
+    assert len(squares_of(fb.prepare(source, into=str(tmp_path / "a"), processes=1))) == 40
+
+
+@pytest.mark.parametrize("options", [{"row_group_rows": 0}, {"processes": 0}, {"processes": -1}], ids=str)
+def test_a_number_below_one_is_refused(tmp_path: Path, options: dict[str, int]) -> None:
+    with pytest.raises(InvalidOption, match=f"{next(iter(options))}=.*1 or more"):
+        fb.prepare(Squares(), into=str(tmp_path), **options)
 
 
 def test_processes_write_the_same_files_and_their_errors_arrive(tmp_path: Path, bytes_of: Contents) -> None:
