@@ -29,6 +29,7 @@ from forebay.storage.versions import etag_of
 
 _MOST = 1 << 53
 """Limit for the rows and bytes of a row group. Larger numbers are a sign of corruption."""
+_NANOSECONDS = "timestamp[ns"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -109,12 +110,13 @@ class FileScan:
         footer = decode_footer(file.uri, content)
         schema = read_schema(file.uri, footer)
         fields = fields_of(schema)
-        selected = None if self.columns is None else {*self.columns, *self._compared(source, schema)}
+        compared = self._compared(source, schema)
+        selected = None if self.columns is None else {*self.columns, *compared}
         columns = file_columns(source, fields, self.sources, selected, schema)
         check_chunks(file.uri, footer, file.size)
         facts = read_facts(file.uri, footer, fields, etag)
         may_match = None
-        if self.where is not None and facts.num_rows:
+        if self.where is not None and facts.num_rows and not self._cut_times(columns).intersection(compared):
             may_match = _may_match(self.where, columns, footer, content, is_retyped=self._is_retyped(columns))
         return self._scanned(source, facts, columns, may_match), facts
 
@@ -143,6 +145,18 @@ class FileScan:
         types = {field.name: field.type for field in self.sources.table or ()}
         is_other = any(types.get(field.name, field.type) != field.type for field in columns.schema.fields)
         return is_other or bool(columns.stored)
+
+    def _cut_times(self, columns: FileColumns) -> set[str]:
+        """Columns whose nanoseconds the table cuts.
+
+        The statistics of the file are of values that no filter compares.
+        """
+        types = {field.name: field.type for field in self.sources.table or ()}
+        there = {field.name: field.type for field in columns.schema.fields}
+        there |= {name: kind for name, _, kind in columns.stored}
+        return {
+            name for name, kind in there.items() if _NANOSECONDS in kind and _NANOSECONDS not in types.get(name, kind)
+        }
 
     def _compared(self, source: SourceFile, schema: pa.Schema) -> Sequence[str]:
         """Columns that the filter compares, also by a field."""

@@ -150,6 +150,21 @@ def test_times_of_spark_have_no_zone_in_int96(tmp_path: Path) -> None:
     assert fb.scan(tmp_path, where="x >= '2024-01-01T12:00:00.123456+00:00'").num_rows == 1
 
 
+@pytest.mark.parametrize("is_nested", [False, True])
+def test_a_filter_compares_times_as_the_table_cuts_them(is_nested: bool, tmp_path: Path) -> None:
+    """Statistics of a file of nanoseconds would show that no row is at the microsecond before them."""
+    times = [pa.array([1500], pa.timestamp("ns")), pa.array([1500, 900, 2000], pa.timestamp("ns"))]
+    declared: object = "timestamp_ntz"
+    if is_nested:
+        times = [pa.StructArray.from_arrays([array], ["t"]) for array in times]
+        field = {"name": "t", "type": declared, "nullable": True, "metadata": {}}
+        declared = {"type": "struct", "fields": [field]}
+    _commit(tmp_path, [(f"{number}.parquet", array) for number, array in enumerate(times)], declared)
+    name = "x.t" if is_nested else "x"
+    for op, rows in (("==", 2), ("<=", 3), ("<", 1), (">", 1), ("!=", 2)):
+        assert fb.scan(tmp_path, where=f"{name} {op} '1970-01-01T00:00:00.000001'").num_rows == rows
+
+
 @pytest.mark.parametrize(
     ("declared", "array"),
     [
