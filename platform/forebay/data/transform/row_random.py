@@ -59,9 +59,11 @@ class RowRandom:
         else:
             values = self._fractions(shape)
             values *= 2.0**-52
-        lowest = _as(low, values)
-        values *= _as(high, values) - lowest
+        lowest, highest = _as(low, values), _as(high, values)
+        values *= highest - lowest
         values += lowest
+        if lowest.any() and np.all(lowest <= highest):  # the sum may round up to `high`, and the product does not
+            np.minimum(values, np.nextafter(highest, lowest), out=values)
         return values
 
     def normal(

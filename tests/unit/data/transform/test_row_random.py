@@ -128,3 +128,14 @@ def test_parameters_may_be_arrays_of_rows() -> None:
 def test_what_cannot_be_drawn_is_refused(call: Callable[[RowRandom], Any], text: str) -> None:
     with pytest.raises(InvalidOption, match=text):
         call(RowRandom(1, np.arange(2, dtype=np.uint64)))
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize(("low", "high"), [(0, 3), (1, 2), (-1e-8, 1), (-7, -3), (5, 5), ([[0.0], [1.0]], 2)])
+def test_uniform_is_below_high(monkeypatch: pytest.MonkeyPatch, dtype: Any, low: Any, high: float) -> None:
+    """Also for the largest random bits: their float plus `low` rounds up to `high`."""
+    monkeypatch.setattr(RowRandom, "_words", lambda self, shape: np.full((len(self), *shape), 2**32 - 1, np.uint32))
+    found = RowRandom(1, np.arange(2, dtype=np.uint64)).uniform(low, high, 3, dtype=dtype)
+    least = np.broadcast_to(np.asarray(low, dtype), found.shape)
+    assert np.all(np.where(least == high, found == high, (found < high) & (found > least)))
+    assert found.dtype == dtype
