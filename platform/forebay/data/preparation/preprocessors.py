@@ -5,6 +5,7 @@ So serving applies what was fitted. Ray's own `serialize` writes pickles. Privat
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -81,14 +82,15 @@ def _to_plain(value: Any) -> Any:
     """
     if isinstance(value, np.generic):
         value = value.item()
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
     if value is None or isinstance(value, str | bool | int | float):
         return value
     if isinstance(value, dict):
         return {"dict": [[_to_plain(key), _to_plain(each)] for key, each in value.items()]}
-    if isinstance(value, list):
-        return [_to_plain(each) for each in value]
-    if isinstance(value, tuple):
-        return {"tuple": [_to_plain(each) for each in value]}
+    if isinstance(value, list | tuple):
+        items = [_to_plain(each) for each in value]
+        return {"tuple": items} if isinstance(value, tuple) else items
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         return {"numpy": value.tolist(), "dtype": value.dtype.str}
     if isinstance(value, pa.ChunkedArray):
@@ -102,12 +104,12 @@ def _from_plain(value: Any) -> Any:
     match value:
         case {"dict": pairs}:
             return {_from_plain(key): _from_plain(each) for key, each in pairs}
+        case {"float": text}:
+            return float(text)
         case {"tuple": items}:
             return tuple(map(_from_plain, items))
         case {"numpy": items, "dtype": dtype}:
             return np.array(items, dtype)
         case {"arrow": items, "type": kind}:
             return pa.array(_from_plain(items), parse_type(kind))
-        case list():
-            return list(map(_from_plain, value))
-    return value
+    return [_from_plain(each) for each in value] if isinstance(value, list) else value
