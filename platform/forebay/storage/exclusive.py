@@ -49,8 +49,7 @@ def create_exclusively(uri: str | Location, content: bytes) -> bool:
 
     Returns whether this call created it: False if there was one already.
 
-    `content` is unique to the caller: a client that repeats a request whose answer was lost finds its
-    own file.
+    `content` is unique to the caller: a client whose request was done, and its answer lost, finds its own file.
 
     Raises:
         NoExclusiveCreation: The store has no such operation, or overwrote the file in spite of the condition.
@@ -64,9 +63,15 @@ def create_exclusively(uri: str | Location, content: bytes) -> bool:
             lock.release()
         return lock is not None
     with redacting():
-        is_created = _create(location, content)
-        # A store that ignores the condition accepts a second one, too.
-        if is_created and not _is_trusted(location) and _create(location, content):
+        try:
+            is_created = _create(location, content)
+            # A store that ignores the condition accepts a second one, too.
+            is_replaced = is_created and not _is_trusted(location) and _create(location, content)
+        except OSError:  # the answer may have been lost
+            if find_small(location) != content:
+                raise
+            return True
+        if is_replaced:
             raise NoExclusiveCreation(
                 f"{location.uri} was created twice, though the request said not to replace it: this store ignores "
                 f"conditions. {_ADVICE}",

@@ -7,17 +7,26 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import fsspec
 import pytest
+from pyarrow import fs
 
 from forebay.storage import exclusive
 from forebay.storage.exclusive import NoExclusiveCreation, create_exclusively, create_locked
 from forebay.storage.file_lock import try_lock
+from forebay.storage.filesystem import Location
+from forebay.storage.fsspec_bridge import Bridge
+from forebay.storage.hadoop.files import HadoopFiles
 
 RACERS = 16
 HOLDER = """
@@ -133,3 +142,88 @@ def test_link_whose_answer_was_lost(
         return
     assert create_exclusively(str(path), b"mine") is is_done
     assert path.read_bytes() == (b"mine" if is_done else b"another's")
+
+
+class InMemory(fsspec.AbstractFileSystem):
+    """Files by name. The answer to a rename may get lost, or the request."""
+
+    cachable = False
+    protocol = "webhdfs"
+
+    def __init__(self, *, loses_answers: bool = False, loses_requests: bool = False) -> None:
+        fsspec.AbstractFileSystem.__init__(self)
+        self.contents: dict[str, bytes] = {}
+        self.loses_answers, self.loses_requests = loses_answers, loses_requests
+
+    def create(self, name: str) -> Any:
+        self.contents[name] = b""
+        return closing(SimpleNamespace(write=lambda content: self.contents.update({name: content}), close=lambda: None))
+
+    def mv(self, path1: str, path2: str, overwrite: bool = True, **_options: object) -> None:
+        if self.loses_requests:
+            raise OSError("connection reset by peer")
+        if path2 in self.contents:
+            if not overwrite:
+                raise OSError("FileAlreadyExistsException")
+            return  # so does WebHDFS
+        self.contents[path2] = self.contents.pop(path1)
+        if self.loses_answers:
+            raise OSError("connection reset by peer")
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> None:
+        pass
+
+    def exists(self, path: str, **_options: object) -> bool:
+        return path in self.contents
+
+    def rm(self, path: str, recursive: bool = False, maxdepth: int | None = None) -> None:
+        if self.contents.pop(path, None) is None:
+            raise FileNotFoundError(path)
+
+    def info(self, path: str, **_options: object) -> dict[str, Any]:
+        if path not in self.contents:
+            raise FileNotFoundError(path)
+        return {"name": path, "size": len(self.contents[path]), "type": "file", "mtime": 0}
+
+    def open(self, path: str, mode: str = "rb", **_options: object) -> Any:
+        return self.create(path) if mode == "wb" else io.BytesIO(self.contents[path])
+
+
+class HadoopInMemory(InMemory, HadoopFiles):
+    protocol = "hdfs"
+
+
+@pytest.mark.parametrize("kind", [InMemory, HadoopInMemory])
+@pytest.mark.parametrize("loses_answers", [False, True])
+def test_rename_whose_answer_was_lost(kind: type[InMemory], loses_answers: bool) -> None:
+    files = kind(loses_answers=loses_answers)
+    location = Location(fs.PyFileSystem(Bridge(files)), "/runs/1.json", f"{kind.protocol}://name/runs/1.json")
+    assert create_exclusively(location, b"mine")
+    assert not create_exclusively(location, b"another's")
+    assert files.contents == {"/runs/1.json": b"mine"}
+
+
+@pytest.mark.parametrize("kind", [InMemory, HadoopInMemory])
+def test_rename_that_was_not_done(kind: type[InMemory]) -> None:
+    files = kind(loses_requests=True)
+    location = Location(fs.PyFileSystem(Bridge(files)), "/runs/1.json", f"{kind.protocol}://name/runs/1.json")
+    with pytest.raises(OSError, match="connection reset"):
+        create_exclusively(location, b"mine")
+    assert "/runs/1.json" not in files.contents
+
+
+def test_check_of_a_store_whose_answer_was_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a store that may ignore conditions, a second creation is asked: its failure undoes nothing."""
+    files = InMemory()
+    location = Location(fs.PyFileSystem(Bridge(files)), "/runs/1.json", "webhdfs://name/runs/1.json")
+    monkeypatch.setattr(exclusive, "_is_trusted", lambda _: False)
+    created = exclusive._create
+
+    def once(location: Location, content: bytes) -> bool:
+        files.loses_requests = "/runs/1.json" in files.contents
+        return created(location, content)
+
+    monkeypatch.setattr(exclusive, "_create", once)
+    assert create_exclusively(location, b"mine")
+    with pytest.raises(OSError, match="connection reset"):
+        create_exclusively(location, b"another's")
