@@ -23,7 +23,11 @@ def cast_column(column: pa.ChunkedArray, data_type: str) -> pa.ChunkedArray:
 
     Times are cut to their new unit. Fields that a struct does not hold are null.
     """
-    kind = parse_type(data_type)
+    return cast_to(column, parse_type(data_type))
+
+
+def cast_to(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    """Same as `cast_column`, to a type of Arrow."""
     return pa.chunked_array([_cast(chunk, kind) for chunk in column.chunks], kind)
 
 

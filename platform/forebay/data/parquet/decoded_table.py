@@ -16,10 +16,12 @@ from numpy.typing import NDArray
 
 from forebay.data.parquet import page_kernels as kernels
 from forebay.data.parquet.arrow_checks import check_num_values, check_times
+from forebay.data.parquet.column_casts import cast_to
 from forebay.data.parquet.column_decoders import Numbers, decode_lists, decode_numbers, decode_texts
 from forebay.data.parquet.column_paths import steps_of, top_column, type_at
 from forebay.data.parquet.fetch import Pages
 from forebay.data.parquet.parquet_columns import ParquetColumns
+from forebay.data.parquet.schemas import has_registered_type
 
 _NO_COLUMNS = pa.table({})
 _NO_TEXTS: Mapping[str, pa.DictionaryArray] = {}
@@ -244,7 +246,7 @@ def _check_pages(pages: Pages, columns: list[str]) -> None:
 def _decode_rest(pages: Pages, paths: list[str], columns: list[str]) -> pa.Table:
     """Table of `columns`, decoded by Arrow, and checked."""
     _check_pages(pages, columns)
-    table = _decode_by_arrow(pages, paths).select(columns)
+    table = _as_stored(_decode_by_arrow(pages, paths).select(columns), pages.footer.columns)
     # Finds what the decoder does not check: text that is not UTF-8, and dictionary indices out of range.
     table.validate(full=True)
     rows = pages.footer.metadata.row_group(pages.index).num_rows
@@ -257,6 +259,25 @@ def _decode_rest(pages: Pages, paths: list[str], columns: list[str]) -> pa.Table
         again = [path for path in paths if top_column(path, tops)]
         check_times(table, _decode_by_arrow(pages, again, int96_unit="s").select(sorted(tops)), pages)
     return table
+
+
+def _as_stored(table: pa.Table, there: ParquetColumns) -> pa.Table:
+    """Table without types that Python code registered."""
+    for index, found in enumerate(table.schema):
+        if has_registered_type(found.type):
+            kind = _held_type(there.schema.field(found.name).type, found.type)
+            table = table.set_column(index, found.with_type(kind), cast_to(table.column(index), kind))
+    return table
+
+
+def _held_type(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
+    """Type without the fields of structs that were not read."""
+    found = found.storage_type if isinstance(found, pa.ExtensionType) else found
+    if not (pa.types.is_struct(kind) and pa.types.is_struct(found)):
+        return kind
+    types = {field.name: field.type for field in found}
+    held = [field for field in kind if field.name in types]
+    return pa.struct([field.with_type(_held_type(field.type, types[field.name])) for field in held])
 
 
 def _decode_by_arrow(pages: Pages, paths: list[str], int96_unit: str | None = None) -> pa.Table:

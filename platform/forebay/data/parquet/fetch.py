@@ -96,7 +96,7 @@ def fetch(
     is the path of a local file whose pages are mapped, not copied. Until they are decoded it must not be cut: that
     would end the process.
     """
-    size = file.size()
+    size, columns = file.size(), footer.columns.decodable(columns)
     leaves = footer.columns.leaves(columns)
     ranges, num_values = _ranges(footer, index, leaves)
     parts = []
@@ -111,7 +111,7 @@ def fetch(
     return Pages(
         footer=footer,
         index=index,
-        columns=tuple(columns),
+        columns=columns,
         leaves=leaves,
         ranges=ranges,
         num_values=num_values,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from itertools import accumulate
 from typing import NamedTuple
@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from forebay.data.parquet.column_paths import top_column
-from forebay.data.parquet.schemas import leaves_of
+from forebay.data.parquet.column_paths import steps_of, top_column
+from forebay.data.parquet.schemas import arrow_schema, has_registered_type, leaves_of
 
 
 class NumberColumn(NamedTuple):
@@ -145,7 +145,7 @@ class ParquetColumns:
 
         Raises `pa.ArrowException` for a type that Arrow does not read.
         """
-        return self._metadata.schema.to_arrow_schema()
+        return arrow_schema(self._metadata)
 
     @cached_property
     def _paths(self) -> tuple[str, ...]:
@@ -231,6 +231,23 @@ class ParquetColumns:
             self._tops[columns] = {name: top_column(name, self.names) or name for name in columns}
         return self._tops[columns]
 
+    def decodable(self, columns: Sequence[str]) -> tuple[str, ...]:
+        """Paths that Arrow decodes for some paths.
+
+        Of a struct under a type that Python code registered, Arrow decodes all fields.
+        """
+        types = self._registered
+        return tuple(dict.fromkeys(_whole_path(path, types) for path in columns)) if types else tuple(columns)
+
+    @cached_property
+    def _registered(self) -> dict[str, pa.DataType]:
+        """Columns of types that Python code registered, or with such fields."""
+        return {
+            field.name: field.type
+            for field in self._metadata.schema.to_arrow_schema()
+            if has_registered_type(field.type)
+        }
+
     def leaves(self, columns: Sequence[str]) -> tuple[int, ...]:
         """Numbers of the column chunks that hold `columns`."""
         wanted = tuple(columns)
@@ -304,6 +321,19 @@ class ParquetColumns:
 
     def _paths_below(self, name: str) -> int:
         return sum(path.startswith(f"{name}.") for path in self._paths)
+
+
+def _whole_path(path: str, types: Mapping[str, pa.DataType]) -> str:
+    top = top_column(path, types)
+    if top is None:
+        return path
+    held, kind = [top], types[top]
+    for step in steps_of(path, top):
+        if isinstance(kind, pa.ExtensionType):
+            break
+        held.append(step)
+        kind = kind.field(step).type
+    return ".".join(held)
 
 
 _MOST_KEPT, _MOST_KEPT_BYTES = 8, 1 << 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -38,7 +38,7 @@ def read_schema(uri: str, footer: pq.FileMetaData) -> pa.Schema:
     Raises `CorruptFile` if Arrow cannot read the schema.
     """
     try:
-        schema = footer.schema.to_arrow_schema()
+        schema = arrow_schema(footer)
         fields_of(schema)  # a name may be no text
     except (pa.ArrowException, OSError, *_OF_SCHEMAS) as error:
         raise CorruptFile(
@@ -47,6 +47,54 @@ def read_schema(uri: str, footer: pq.FileMetaData) -> pa.Schema:
             uri=uri,
         ) from error
     return schema
+
+
+def arrow_schema(footer: pq.FileMetaData) -> pa.Schema:
+    """Arrow schema in a footer, equal in all processes.
+
+    Python code registers extension types, such as Ray Data the type of its tensors, and other processes read what is
+    stored. So do all.
+
+    Raises as pyarrow for a type that Arrow does not read.
+    """
+    schema = footer.schema.to_arrow_schema()
+    if not any(map(has_registered_type, schema.types)):
+        return schema
+    paths = [tuple(footer.schema.column(leaf).path.split(".")) for leaf in range(footer.num_columns)]
+    fields = [field.with_type(_stored_type(field.type, (field.name,), paths)) for field in schema]
+    return pa.schema(fields, schema.metadata)
+
+
+def has_registered_type(kind: pa.DataType) -> bool:
+    """Whether a type is, or has at any depth, one that Python code registered."""
+    if isinstance(kind, pa.BaseExtensionType):
+        return isinstance(kind, pa.ExtensionType)
+    return any(has_registered_type(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def _stored_type(kind: pa.DataType, path: tuple[str, ...], paths: Sequence[tuple[str, ...]]) -> pa.DataType:
+    """Type that a process reads which knows no registered type.
+
+    `path` leads to it, and `paths` to each column chunk. They have the names of the items of lists.
+    """
+    if isinstance(kind, pa.ExtensionType):
+        return _stored_type(kind.storage_type, path, paths)
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_stored_type(field.type, (*path, field.name), paths)) for field in kind])
+    build = next((build for is_kind, build in _LISTS if is_kind(kind)), None)
+    if build is None:
+        return kind
+    depth = len(path) + 1
+    steps = next((each[len(path) : depth + 1] for each in paths if each[: len(path)] == path and len(each) > depth), ())
+    item = kind.value_field.with_type(_stored_type(kind.value_type, (*path, *steps), paths))
+    return build(item.with_name(steps[-1]) if steps else item, kind)
+
+
+_LISTS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[pa.Field, pa.DataType], pa.DataType]], ...] = (
+    (pa.types.is_list, lambda item, _: pa.list_(item)),
+    (pa.types.is_large_list, lambda item, _: pa.large_list(item)),
+    (pa.types.is_fixed_size_list, lambda item, kind: pa.list_(item, kind.list_size)),
+)
 
 
 def fields_of(schema: pa.Schema) -> tuple[Field, ...]:

@@ -19,7 +19,13 @@ from forebay.data.filters.where import Where
 from forebay.data.parquet.footer import FooterSizes, check_chunks, check_types, decode_footer, fetch_footer
 from forebay.data.parquet.footer_facts import FooterFacts, read_facts, stored_facts
 from forebay.data.parquet.footer_store import FooterStore, facts_name, footer_name, kept_version
-from forebay.data.parquet.schemas import fields_of, leaves_of, read_schema
+from forebay.data.parquet.schemas import (
+    arrow_schema,
+    fields_of,
+    has_registered_type,
+    leaves_of,
+    read_schema,
+)
 from forebay.data.parquet.statistics import check_statistics, untrusted_groups
 from forebay.data.sources.dataset_files import SourceFile, Sources
 from forebay.data.sources.file_columns import FileColumns, Scanned, file_columns
@@ -178,13 +184,15 @@ def _may_match(
     check_types(uri, footer)
     check_statistics(uri, content, footer)
     try:
-        bounds: pc.Expression = where.bounds(columns.kinds(footer.schema.to_arrow_schema()), uri)
+        bounds: pc.Expression = where.bounds(columns.kinds(arrow_schema(footer)), uri)
     except (InvalidOption, MissingColumn):
         if is_retyped:
             return None  # a filter that does not fit the table either is refused when the rows are read
         raise
     fragment = ds.ParquetFileFormat().make_fragment(pa.BufferReader(content))
     compared = columns.names_in_file(where.tops(field.name for field in columns.schema.fields))
+    if any(has_registered_type(field.type) for field in footer.schema.to_arrow_schema() if field.name in compared):
+        return None  # Arrow compares no such type
     paths = [footer.schema.column(leaf).path for leaf in range(footer.num_columns)]
     try:
         found = {group.id for group in fragment.subset(filter=bounds).row_groups}
