@@ -279,9 +279,12 @@ class Federation:
 
     def _hold(self, entries: list[JournalEntry], round_: _Round) -> None:
         waiting = [
-            WaitingTask(name=entry.name, spec=entry.spec, task=entry.task, submitted_at=entry.submitted_at)
+            WaitingTask(name=entry.name, spec=entry.spec, task=entry.task, since=entry.state.since)
             for entry in entries
+            # Room that is held for a task that may not start would stay empty, also for the task that it waits for.
             if isinstance(entry.state, JobQueued)
+            and self._before(entry) is None
+            and round_.shares.refusal(entry) is None
         ]
         self._holds = choose_holds(waiting, self._view(round_), self._holds, round_.now)
 

@@ -24,12 +24,12 @@ Holds: TypeAlias = Mapping[tuple[str, str], str]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaitingTask:
-    """A task that waits for capacity."""
+    """A task that waits for capacity, and for nothing else."""
 
     name: str
     spec: JobSpec
     task: Task
-    submitted_at: float
+    since: float
 
 
 def choose_holds(waiting: Sequence[WaitingTask], view: FleetView, before: Holds, now: float) -> Holds:
@@ -47,7 +47,7 @@ def choose_holds(waiting: Sequence[WaitingTask], view: FleetView, before: Holds,
     for each in waiting:
         if len(held) >= most:
             break
-        if now - each.submitted_at < HOLD_AFTER_S or each.name in held.values():
+        if now - each.since < HOLD_AFTER_S or each.name in held.values():
             continue
         open_pools = ((room, pool) for room, pool in _rooms(each, view, now) if pool not in held)
         best = max(open_pools, default=None)

@@ -10,6 +10,7 @@ from tests.fleet_simulation.made import made_fleet, simulated
 from tests.fleet_simulation.storage import SimulatedStorage
 
 import forebay as fb
+from forebay.fleet.federation.acceptance import GpuShares, Oversight, job_folder
 from forebay.fleet.federation.federation import Federation
 from forebay.fleet.federation.run_storage import target_of
 from forebay.fleet.kube.api_errors import KubeError, NamespaceEnds, ObjectInvalid, QuotaExceeded
@@ -17,7 +18,9 @@ from forebay.fleet.kube.kuberay import NameTaken
 from forebay.fleet.lifecycle.decide import Phase, SeenClaim
 from forebay.fleet.lifecycle.journal import JobJournal
 from forebay.fleet.lifecycle.states import JobState
+from forebay.fleet.placement.hold import HOLD_AFTER_S
 from forebay.fleet.rayjob.attempt import PlacedAttempt
+from forebay.fleet.submitter import Submitter
 
 
 class FleetBench:
@@ -139,6 +142,50 @@ def test_a_large_job_does_not_starve_behind_small_ones(monkeypatch: pytest.Monke
         bench.submit(f"small-{number}", 1, 0.5)
     bench.run(900 + 2 * 3600)
     assert (bench.state("large") == "JobSucceeded") == holds
+
+
+def test_no_room_is_held_for_a_task_that_waits_for_another_task() -> None:
+    """It would stay empty, and the earlier task could not be tried again there."""
+    bench = FleetBench()
+    shape = fb.fleet.TaskWorkers(cpu="32", memory="256Gi", gpus=8)
+    first = fb.fleet.Task(name="a", run="a.py", workers=shape)
+    bench.submit("job", 1, 10, first, fb.fleet.Task(name="b", run="b.py", after=("a",), workers=shape))
+    bench.run(HOLD_AFTER_S + 600)
+    bench.submit("other", 1, 0.5)
+    bench.run(600)
+    assert bench.state("other") == "AttemptRunning"
+    (cluster,) = bench.clusters.clusters.values()
+    ray_job = next(job for job in cluster.jobs.values() if job.run == "job.a")
+    cluster.end(ray_job, "failed", "exit 1", bench.now)
+    bench.run(600)
+    assert bench.state("job.a") == "AttemptRunning"
+
+
+def test_no_room_is_held_for_a_task_above_the_share_of_its_submitter() -> None:
+    bench = FleetBench()
+    team = Submitter(name="team", storage=("memory://r",), most_gpus=8)
+    owners = {job_folder("memory://r", name): team for name in ("one", "two")}
+    oversight = Oversight(shares=lambda entries: GpuShares(entries, owners))
+    bench.federation = Federation(bench.fleet, bench.clusters, bench.storage, bench.journal, oversight=oversight)
+    bench.submit("one", 1, 10)
+    bench.submit("two", 1, 10)
+    bench.run(HOLD_AFTER_S + 600)
+    bench.submit("other", 1, 0.5)
+    bench.run(600)
+    assert [bench.state(name) for name in ("one", "two", "other")] == ["AttemptRunning", "JobQueued", "AttemptRunning"]
+
+
+def test_an_attempt_that_failed_has_not_waited_while_it_ran() -> None:
+    bench = FleetBench()
+    bench.submit("long", 3, 10)
+    bench.run(HOLD_AFTER_S + 600)
+    (cluster,) = bench.clusters.clusters.values()
+    (ray_job,) = cluster.jobs.values()
+    cluster.end(ray_job, "failed", "exit 1", bench.now)
+    bench.run(60)
+    bench.submit("short", 1, 0.1)
+    bench.run(300)
+    assert bench.federation.reasons("short") == (), "room was held for the next attempt of the other one"
 
 
 def test_a_ray_job_is_deleted_some_time_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from forebay.fleet.placement.place import place
 
 def waiting(name: str, waited_s: float = HOLD_AFTER_S, **workers: object) -> WaitingTask:
     spec = dataclasses.replace(job({"min": 12, **workers}), name=name)
-    return WaitingTask(name=name, spec=spec, task=spec.task[0], submitted_at=NOW - waited_s)
+    return WaitingTask(name=name, spec=spec, task=spec.task[0], since=NOW - waited_s)
 
 
 SEEN = view((cluster("a"), capacity("a", count=3)), (cluster("b"), capacity("b", count=1)))
