@@ -206,6 +206,8 @@ class FleetController:
         self._note_targets(followed)
         for files, found in followed:
             self._rounds.beat()
+            if files.folder in self._faults:  # what its storage has is not known
+                continue
             with self._answering(files.folder):
                 is_logged = self._follow_logs(files, found.submission)
                 self._record(files, found.submission, now, is_logged=is_logged)
@@ -372,8 +374,18 @@ class FleetController:
             has_ended = isinstance(state, JobFailed | JobStopped) and state.number <= after
             is_replaced = isinstance(state, JobSucceeded) and state.number <= replaced.get(entry.name, -1)
             if is_new or has_ended or is_replaced:
-                again = JobQueued(since=now, number=after)
-                self._journal.record(entry.name, again, now, "it was submitted again")
+                self._journal.submit_again(entry.name, JobQueued(since=now, number=after), now)
+            elif isinstance(state, JobEnd) and state.number > after and self._is_removed(entry):
+                # Its next attempt has a name of its own: the RayJob of the last one may still be there.
+                self._journal.submit_again(entry.name, JobQueued(since=now, number=state.number), now)
+
+    def _is_removed(self, entry: JournalEntry) -> bool:
+        """Whether the attempt that ended a run is no longer in storage. Raises `ReadFailed`."""
+        try:
+            claim = self._storage.newest_claim(entry.spec, entry.task)
+        except InvalidOption:
+            return False
+        return claim is None or claim.number < entry.state.number
 
     def _attempts_replaced(self, files: JobFiles, submission: Submission) -> Mapping[str, int]:
         """Return the newest attempt of each run under an earlier specification."""

@@ -13,8 +13,12 @@ from forebay.fleet.kube.api import SILENCE_S, KubeApi, Object, by_label
 from forebay.fleet.kube.api_errors import ApiUnreachable, KubeError, ObjectChanged, ObjectExists, ObjectMissing
 
 JOBS, CLUSTERS = "rayjobs", "rayclusters"
-IDENTITY = ("forebay.dev/key", "forebay.dev/attempt")
-"""Annotations by which an object is known as the one that was to be created."""
+FENCE = "forebay.dev/fence"
+IDENTITY = ("forebay.dev/key", "forebay.dev/attempt", FENCE)
+"""Annotations by which an object is known as the one that was to be created.
+
+A job whose folder was removed begins with attempt 1 again, with another fence.
+"""
 KEPT_OF_GROUPS = ("replicas", "scaleStrategy")
 """Fields of a worker group that the autoscaler writes."""
 
@@ -57,9 +61,11 @@ class KubeRay:
                     raise
                 return self.api.create(path, body, dry_run=dry_run)
         if _identity(found) != _identity(body):
+            shown = [{name: each for name, each in _identity(job).items() if name != FENCE} for job in (found, body)]
             raise NameTaken(
-                f"cluster {self.api.cluster} has a RayJob {found['metadata']['name']} with "
-                f"{_identity(found)}, and {_identity(body)} was to be created. Delete it, or choose another name.",
+                f"cluster {self.api.cluster} has a RayJob {found['metadata']['name']} with {shown[0]}, and "
+                f"{shown[1] if shown[0] != shown[1] else 'one of a later submission'} was to be created. Delete it, or "
+                "choose another name.",
                 cluster=self.api.cluster,
             )
         return found

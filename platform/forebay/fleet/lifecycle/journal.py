@@ -99,6 +99,11 @@ class JobJournal:
         if why:
             self._write("INSERT INTO reasons VALUES (?, ?, ?, ?)", (name, at, type(state).__name__, why))
 
+    def submit_again(self, name: str, state: JobQueued, at: float) -> None:
+        """Queue a job behind those that were submitted before `at`."""
+        self._write("UPDATE jobs SET submitted_at = ? WHERE name = ?", (at, name))
+        self.record(name, state, at, "it was submitted again")
+
     def entry(self, name: str) -> JournalEntry | None:
         """A job, or None."""
         row = self._database.execute(

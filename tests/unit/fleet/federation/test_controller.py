@@ -5,6 +5,7 @@ A job that is submitted again after its end begins again.
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from forebay.fleet.client.submit import submit
 from forebay.fleet.federation.controller import FleetController
 from forebay.fleet.lifecycle.decide import Phase
 from forebay.fleet.lifecycle.journal import JobJournal
+from forebay.fleet.rayjob.attempt import PlacedAttempt
 from forebay.training.runs.attempts.files import AttemptEnd, AttemptFiles, How
 from forebay.training.runs.attempts.stored_request import send_request
 
@@ -54,6 +56,11 @@ class ControllerBench:
         self.attempts.end(claim.number, AttemptEnd(how=how, why="enough"))
         phase: Phase = "succeeded" if how == "finished" else how
         self.clusters.clusters["c00"].end(list(self.ray_jobs.values())[-1], phase, "", at)
+
+    @property
+    def name(self) -> str:
+        """Name of its RayJobs, without their number."""
+        return PlacedAttempt(spec=self.spec, task=self.spec.task[0], number=0, sku="").prefix
 
     @property
     def newest(self) -> int:
@@ -119,3 +126,33 @@ def test_another_specification_is_what_the_next_attempt_runs(
     ended = bench.files.ended(2)
     assert ended is not None and ended.how == "succeeded"
     assert bench.submit(changed) == 2 and bench.newest == 2
+
+
+def test_a_job_whose_folder_was_removed_is_trained_again(bench: ControllerBench) -> None:
+    bench.submit(bench.spec)
+    bench.rounds(0.0)
+    bench.end("finished", 90.0)
+    bench.rounds(100.0)
+    shutil.rmtree(bench.files.folder)
+    assert bench.submit(bench.spec) == 1
+    bench.rounds(200.0)
+    assert bench.files.ended(1) is None, "its result is the removed one"
+    assert sorted(bench.ray_jobs) == [f"{bench.name}-1", f"{bench.name}-2"] and bench.newest == 2
+    bench.end("finished", 290.0)
+    bench.rounds(300.0)
+    ended = bench.files.ended(1)
+    assert ended is not None and ended.how == "succeeded"
+
+
+def test_a_job_submitted_again_waits_behind_those_that_wait(bench: ControllerBench) -> None:
+    bench.spec = replace(bench.spec, task=(replace(bench.spec.task[0], retries=0),))
+    bench.submit(bench.spec)
+    bench.rounds(0.0)
+    bench.end("failed", 90.0)
+    bench.rounds(100.0)
+    other = replace(bench.spec, name="other")
+    bench.submit(other)
+    bench.rounds(200.0)
+    bench.submit(bench.spec)
+    bench.rounds(300.0)
+    assert [each.name for each in bench.journal.entries(live=True)] == ["other", "ctr"]
