@@ -19,6 +19,9 @@ _LABEL_NAME = re.compile(r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-
 _RESOURCE_PARAMS = ("num-cpus", "num-gpus", "memory", "resources")
 _AUTOSCALER_V2 = "RAY_enable_autoscaler_v2"
 _TOKEN_SINCE = (2, 52)
+_OF_A_SHELL = re.compile(r"[$`\x7f]")
+LONGEST_LINE = 100_000
+"""Bytes of the submitter's line, which is one argument of bash. Linux allows 131,072."""
 
 Facts = Mapping[str, Any]
 Check = Callable[[Facts], Iterator[str]]
@@ -94,8 +97,21 @@ def _submission(job: Facts) -> Iterator[str]:
             if name in spec:
                 yield f"SidecarMode takes no {name}"
     text = spec.get("runtimeEnvYAML", "")
-    if text and not _is_mapping(text):
+    found = _mapping(text) if text else {}
+    if found is None:
         yield "runtimeEnvYAML is not a mapping"
+        found = {}
+    if names := [name for name, value in found.get("env_vars", {}).items() if _OF_A_SHELL.search(value)]:
+        # It stands between double quotes there: `...` and $(...) would run.
+        yield (
+            f"the values of {', '.join(names)} have $, ` or a delete character, and on a shared cluster a shell of "
+            'KubeRay replaces them: set them in the program, or write cluster = "own"'
+        )
+    if (size := len(f"{spec.get('entrypoint', '')}{text}".encode())) > LONGEST_LINE:
+        yield (
+            f"its words and variables have {size:,} bytes, and KubeRay writes them into one line of at most "
+            f"{LONGEST_LINE:,}: put long lists into a file"
+        )
 
 
 def _deletion(job: Facts) -> Iterator[str]:
@@ -132,6 +148,14 @@ def _groups(job: Facts) -> Iterator[str]:
         for key, value in (group.get("labels") or {}).items():
             if not _LABEL_NAME.fullmatch(key) or not _LABEL.fullmatch(value):
                 yield f"the group {name} has the invalid label {key}={value}"
+
+
+def _mounts(job: Facts) -> Iterator[str]:
+    for name, group in _named_groups(job["spec"].get("rayClusterSpec") or {}):
+        for container in _containers(group):
+            paths = [each["mountPath"] for each in container.get("volumeMounts") or ()]
+            if twice := sorted({path for path in paths if paths.count(path) > 1}):
+                yield f"the group {name} mounts two volumes at {', '.join(twice)}"
 
 
 def _replicas(job: Facts) -> Iterator[str]:
@@ -208,6 +232,7 @@ _CHECKS: Sequence[Check] = (
     _submission,
     _deletion,
     _groups,
+    _mounts,
     _replicas,
     _autoscaling,
     _suspended_groups,
@@ -234,9 +259,10 @@ def _env_of_head(ray: Facts) -> dict[str, str]:
     return {each["name"]: str(each.get("value", "")) for each in variables}
 
 
-def _is_mapping(text: str) -> bool:
+def _mapping(text: str) -> dict[str, Any] | None:
     # Ours is written as JSON, which is YAML too.
     try:
-        return isinstance(json.loads(text), dict)
+        found = json.loads(text)
     except ValueError:
-        return False
+        return None
+    return found if isinstance(found, dict) else None

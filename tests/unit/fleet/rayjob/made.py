@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from hypothesis import strategies as st
@@ -74,9 +75,11 @@ def attempts(draw: st.DrawFn) -> tuple[PlacedAttempt, Cluster]:
             {"run": st.just("train.py"), "args": st.dictionaries(NAMES.map(lambda n: n.replace("-", "_")), TEXTS)}
         )
     )
+    # A shell of KubeRay reads the variables of a job on a shared cluster.
+    values = TEXTS.map(lambda text: re.sub(r"[$`\x7f]", "", text)) if scheduling.cluster == "shared" else TEXTS
     launch = fb.fleet.Launch(
         setup=draw(st.lists(TEXTS, max_size=2).map(tuple)),
-        env=draw(st.dictionaries(NAMES.map(lambda name: name.upper().replace("-", "_")), TEXTS, max_size=3)),
+        env=draw(st.dictionaries(NAMES.map(lambda name: name.upper().replace("-", "_")), values, max_size=3)),
         secret_env=draw(st.sampled_from([{}, {"HF_TOKEN": "hf/token"}])),
         mounts=draw(
             st.sampled_from(

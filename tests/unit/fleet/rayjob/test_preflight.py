@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import json
+import subprocess
 from typing import Any
 
 import pytest
@@ -50,6 +52,9 @@ BROKEN: list[tuple[str, dict[str, Any]]] = [
     ("takes no submitterPodTemplate", {"spec.submissionMode": "SidecarMode"}),
     ("takes no submitterConfig", {"spec.submissionMode": "SidecarMode", "spec.submitterConfig": {}}),
     ("not a mapping", {"spec.runtimeEnvYAML": "[1]"}),
+    ("the values of A, B have $", {"spec.runtimeEnvYAML": json.dumps({"env_vars": {"A": "$$HOME", "B": "`id`"}})}),
+    ("and variables have 100,010 bytes", {"spec.entrypoint": "printf " + "x" * 100_003}),
+    ("group spot mounts two volumes at /work", {f"{GROUP}.{POD}.containers.0.volumeMounts.1.mountPath": "/work"}),
     ("deletionRules exclude", {"spec.deletionStrategy": {"deletionRules": [{"policy": "DeleteSelf"}]}}),
     ("DeleteWorkers excludes", {"spec.deletionStrategy": {"onSuccess": {"policy": "DeleteWorkers"}}}),
     (
@@ -132,3 +137,22 @@ def test_a_broken_rule_is_named(good: dict[str, Any], fault: str, changes: dict[
 
 def test_there_are_enough_rules() -> None:
     assert len({fault for fault, _ in BROKEN}) >= 25
+
+
+def test_a_mount_of_the_job_hides_no_volume_of_ours() -> None:
+    launch = {"mounts": [{"secret": "krb", "path": "/cache"}]}
+    assert faults(render(attempt(launch=launch), cluster())) == [
+        "the group spot mounts two volumes at /cache",
+        "the group on-demand mounts two volumes at /cache",
+    ]
+
+
+@pytest.mark.parametrize("value", ["$HOME", "`id`", "plain \"words\" 'é' \\n\n"])
+def test_a_variable_that_a_shell_would_change_is_refused_on_a_shared_cluster(value: str) -> None:
+    """KubeRay writes runtimeEnvYAML as JSON between double quotes into a line of bash."""
+    made = attempt(scheduling={"cluster": "shared"}, launch={"env": {"A": value}})
+    job = render(made, cluster(shared_cluster="shared"))
+    quoted = json.dumps(json.dumps(json.loads(job["spec"]["runtimeEnvYAML"]))).replace("$$", "$")
+    line = ["bash", "-c", f"printf %s {quoted}"]
+    found = json.loads(subprocess.run(line, capture_output=True, text=True, check=True).stdout)["env_vars"]["A"]
+    assert (found == value) == (faults(job) == [])
