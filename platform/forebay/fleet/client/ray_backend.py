@@ -55,7 +55,7 @@ class RayBackend:
         def submit() -> None:
             client = JobSubmissionClient(self.address)
             client.submit_job(
-                entrypoint=shlex.join(words), submission_id=submission.id, runtime_env={"env_vars": variables}
+                entrypoint=shlex.join(words), submission_id=_id(submission), runtime_env={"env_vars": variables}
             )
 
         try:
@@ -70,7 +70,7 @@ class RayBackend:
                 ) from None
 
     def is_alive(self, submission: Submission) -> bool | None:
-        found = self._ask(lambda client: _found(client, submission.id))
+        found = self._ask(lambda client: _found(client, _id(submission)))
         status, message = found or (None, "")
         self._has_ended = status in _ENDED
         self._said = _short(message) if self._has_ended else ""
@@ -86,7 +86,7 @@ class RayBackend:
     def end(self, submission: Submission) -> None:
         if self._why_not:
             raise InvalidOption(f"job {submission.spec.name!r} cannot be ended here: {self._why_not}")
-        self._ask(lambda client: client.stop_job(submission.id))
+        self._ask(lambda client: client.stop_job(_id(submission)))
 
     def _ask(self, question: Callable[[JobSubmissionClient], T]) -> T | None:
         if self._why_not:
@@ -111,6 +111,14 @@ def _why_not(address: str, is_own: bool) -> str:
         f"{address} is not asked: Ray's client would show it this user's token, and another user may have written that "
         f"address. If it is yours, set RAY_API_SERVER_ADDRESS={address}."
     )
+
+
+def _id(submission: Submission) -> str:
+    """Return the id that Ray knows a submission by.
+
+    Ray keeps those of ended jobs. A job whose folder was removed begins with submission 1 again, with another token.
+    """
+    return f"{submission.id}-{submission.token}".rstrip("-")
 
 
 def _found(client: JobSubmissionClient, job: str) -> tuple[JobStatus | None, str]:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -141,3 +142,14 @@ def test_a_lost_job_has_the_words_of_its_cluster(tmp_path: Path) -> None:
         assert asked == before, "it was noted once"
         answers[path] = {**FAILED, "status": "RUNNING"}
         assert (backend.is_alive(submission), backend.has_ended(submission)) == (True, False)
+
+
+def test_a_job_whose_folder_was_removed_is_another_one_to_ray(tmp_path: Path) -> None:
+    answers: dict[str, object] = {"/api/version": VERSION}
+    with dashboard(answers) as (address, _):
+        submitted(tmp_path, address)
+        backend = backend_of("ray", address)
+        before = replace(SubmittedJob(str(tmp_path), "words").submission, token="a1")
+        answers[f"/api/jobs/{before.id}-a1"] = FAILED
+        assert (backend.is_alive(before), backend.has_ended(before)) == (False, True)
+        assert (backend.is_alive(replace(before, token="b2")), backend.has_ended(before)) == (False, False)
