@@ -9,9 +9,9 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
-from forebay.errors import InvalidOption, UnderWay
+from forebay.errors import InvalidJobSpec, InvalidOption, UnderWay
 from forebay.fleet.client.backend import JobBackend, backend_of
-from forebay.fleet.client.submission import JobFiles, Submission
+from forebay.fleet.client.submission import FLEET, JobFiles, Submission
 from forebay.fleet.client.submitted_job import JobState, SubmittedJob
 from forebay.fleet.code import pack, store_code
 from forebay.fleet.spec.canonical import key_of, require_same
@@ -23,6 +23,9 @@ from forebay.storage.credentials import redacted
 from forebay.storage.filesystem import resolve
 from forebay.training.runs.attempts.start import newest_attempt
 from forebay.training.runs.attempts.stored_request import forget_request
+
+LONGEST_VARIABLE = 100_000
+"""Bytes of a submission. Linux allows a variable 131,072, and Ray writes its quotes twice."""
 
 
 def submit(
@@ -72,10 +75,12 @@ def submit(
             return job
         for task in spec.task:
             check_program(spec, task, root)
+        submission = _next(spec, chosen, root, earlier)
+        _require_size(submission)
         if earlier is not None:
             for task in spec.task:
                 forget_request(spec.storage, spec.run_name(task))  # it was made to the submission before
-        _start(files, chosen, _next(spec, chosen, root, earlier))
+        _start(files, chosen, submission)
     except OSError as error:
         raise write_failed(f"the job {spec.name!r}", files.folder, error) from redacted(error)
     return job
@@ -128,6 +133,16 @@ def _next(spec: JobSpec, backend: JobBackend, root: str, earlier: Submission | N
         after={} if earlier is None else _attempts(spec),
         says=says(),
     )
+
+
+def _require_size(submission: Submission) -> None:
+    """Raise `InvalidJobSpec` for a specification that fits into no variable of a process."""
+    if submission.backend != FLEET and (size := len(submission.to_json())) > LONGEST_VARIABLE:
+        raise InvalidJobSpec(
+            f"the job {submission.spec.name!r} has {size:,} bytes, and the process that runs its tasks can be given "
+            f"{LONGEST_VARIABLE:,}. Put long lists of args into a file that the job reads, or make several jobs of its "
+            "tasks."
+        )
 
 
 def says() -> str:

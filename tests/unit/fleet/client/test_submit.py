@@ -23,7 +23,7 @@ from tests.waiting import until
 
 import forebay as fb
 from forebay.cli.app import main
-from forebay.errors import ExitCode, InvalidOption, RunFailed, SpecChanged, UnderWay
+from forebay.errors import ExitCode, InvalidJobSpec, InvalidOption, RunFailed, SpecChanged, UnderWay
 from forebay.events import EpochEnded
 from forebay.fleet.client import runner
 from forebay.fleet.client.backend import LocalBackend, backend_of
@@ -90,6 +90,15 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
     backend = Quiet()
     monkeypatch.setattr("forebay.fleet.client.submit.backend_of", lambda *_: backend)
     return backend
+
+
+@pytest.mark.parametrize("backend", ["local", "slurm"])
+def test_a_job_that_no_process_can_be_given_is_refused_and_not_recorded(tmp_path: Path, backend: str) -> None:
+    task = fb.fleet.Task(command=("true", *map(str, range(20_000))))
+    spec = fb.JobSpec(name="long", storage=str(tmp_path / "runs"), task=(task,))
+    with pytest.raises(InvalidJobSpec, match="can be given 100,000. Put long lists of args into a file"):
+        fb.submit(spec, backend, folder=ROOT / "jobs")
+    assert JobFiles(storage=spec.storage, name="long").newest() is None
 
 
 def test_submitted_twice_is_one_job(
