@@ -49,23 +49,24 @@ class CodeArchive:
 
 
 def pack(folder: str | os.PathLike[str]) -> CodeArchive:
-    """Archive of `folder`. Links are followed where they stay inside.
+    """Archive of `folder`, with its submodules. Links are followed where they stay inside.
 
-    Raises `InvalidOption` for a folder that is not there, has no files, or has more than 200 MiB.
+    Raises `InvalidOption` for a folder that is not there, has no files, or has more than 200 MiB, and for a file that
+    cannot be read or named.
     """
     root = Path(folder).resolve()
     if not root.is_dir():
         raise InvalidOption(f"{root} is not a folder. Give the folder of the job file.", folder=str(root))
-    files = sorted(each for each in _files(root) if each.is_file() and each.resolve().is_relative_to(root))
+    files = sorted(set(_files(root, root, frozenset())))
     _check_size(root, files)
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
         for each in files:
             # The time of a file says nothing about its content, and would make two archives differ.
-            entry = zipfile.ZipInfo(each.relative_to(root).as_posix(), _SAME_TIME)
+            entry = zipfile.ZipInfo(_name(root, each), _SAME_TIME)
             entry.compress_type = zipfile.ZIP_DEFLATED
             entry.external_attr = (0o755 if each.stat().st_mode & stat.S_IXUSR else 0o644) << 16
-            archive.writestr(entry, each.read_bytes())
+            archive.writestr(entry, _content(each))
     content = buffer.getvalue()
     return CodeArchive(content, hashlib.sha256(content).hexdigest())
 
@@ -96,7 +97,26 @@ def unpack(content: bytes, digest: str, into: str | os.PathLike[str]) -> None:
             path.chmod(entry.external_attr >> 16 & 0o777 or 0o644)
 
 
-def _files(root: Path) -> Iterator[Path]:
+def _files(folder: Path, root: Path, parents: frozenset[Path]) -> Iterator[Path]:
+    """Yield the files of a folder below `root`.
+
+    Git names submodules, other repositories and links to folders, and not what is in them. `parents` are the folders
+    around this one, to which a link may lead back.
+    """
+    around = parents | {folder.resolve()}
+    for each in _listed(folder):
+        if not (each.is_dir() or each.is_file()):  # a link to itself cannot be resolved
+            continue
+        found = each.resolve()
+        if not found.is_relative_to(root):
+            continue
+        if each.is_file():
+            yield each
+        elif found not in around:
+            yield from _files(each, root, around)
+
+
+def _listed(root: Path) -> Iterator[Path]:
     command = ["git", "-C", str(root), "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     try:
         listed = subprocess.run(command, capture_output=True, check=True)  # noqa: S603 - words of this file
@@ -109,7 +129,29 @@ def _files(root: Path) -> Iterator[Path]:
 def _walked(root: Path) -> Iterator[Path]:
     for folder, folders, names in os.walk(root):
         folders[:] = [each for each in folders if each not in SKIPPED]
+        yield from (path for each in folders if (path := Path(folder) / each).is_symlink())
         yield from (Path(folder) / name for name in names)
+
+
+def _name(root: Path, path: Path) -> str:
+    name = path.relative_to(root).as_posix()
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise InvalidOption(
+            f"the name of {os.fsencode(path)!r} is not UTF-8. Rename the file, or add it to .gitignore."
+        ) from None
+    return name
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidOption(
+            f"{path} belongs to the code of the job and cannot be read ({error.strerror}). Let this user read the "
+            "file, or add it to .gitignore."
+        ) from error
 
 
 def _check_size(root: Path, files: list[Path]) -> None:

@@ -81,6 +81,62 @@ def test_link_that_leads_outside_stays_out(tmp_path: Path) -> None:
     assert names(pack(folder)) == ["job.py"]
 
 
+@pytest.mark.parametrize("has_git", [True, False])
+def test_folders_behind_links_belong_to_the_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_git: bool
+) -> None:
+    folder = write(tmp_path / "code", job_py="x = 1", lib__more_py="y = 2", lib__deep__n_py="n = 3")
+    write(tmp_path / "other", secret="s")
+    for link, to in (
+        ("linked", "lib"),
+        ("lib/deep/up", "../../lib"),
+        ("here", "."),
+        ("out", "../other"),
+        ("own", "own"),
+    ):
+        (folder / link).symlink_to(to)
+    if has_git:
+        subprocess.run(["git", "init", "-q", folder], check=True)
+    else:
+        monkeypatch.setenv("PATH", "")
+    found = names(pack(folder))
+    assert {"job.py", "lib/more.py", "linked/more.py", "linked/deep/n.py"} <= set(found)
+    assert not [each for each in found if each.startswith(("out", "here"))]
+
+
+def test_submodules_and_repositories_in_the_folder_belong_to_the_code(tmp_path: Path) -> None:
+    def git(folder: Path, *words: str) -> None:
+        own = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+        subprocess.run(["git", "-C", folder, *own, *words], check=True, capture_output=True)
+
+    library = write(tmp_path / "library", more_py="y = 2")
+    folder = write(tmp_path / "code", job_py="x = 1", nested__n_py="n = 3")
+    for each in (library, folder, folder / "nested"):
+        git(each, "init", "-q")
+    git(library, "add", ".")
+    git(library, "commit", "-qm", "a")
+    git(folder, "submodule", "--quiet", "add", str(library), "library")
+    assert names(pack(folder)) == [".gitmodules", "job.py", "library/more.py", "nested/n.py"]
+
+
+def test_a_file_that_cannot_be_named_or_read_is_refused_by_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write(tmp_path / "code", job_py="x = 1")
+    strange = folder / os.fsdecode(b"b\xff.txt")
+    strange.touch()
+    with pytest.raises(InvalidOption, match=r"b\\xff.txt' is not UTF-8. Rename the file"):
+        pack(folder)
+    strange.unlink()
+
+    def refuse(_: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "read_bytes", refuse)
+    with pytest.raises(InvalidOption, match=r"job.py belongs to the code of the job and cannot be read"):
+        pack(folder)
+
+
 def test_too_much_is_refused_with_the_largest_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archives, "LARGEST_BYTES", 1000)
     folder = write(tmp_path / "code", job_py="x = 1", weights="0" * 5000, more="0" * 400)
