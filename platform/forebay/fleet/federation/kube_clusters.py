@@ -192,11 +192,7 @@ class KubeClusters:
                 kuberay.api.clock()
             jobs = {each["metadata"]["name"]: each for each in kuberay.jobs(OURS)}
             pods = _by_job(jobs, kuberay.pods(OURS)) if jobs else {}
-            if (why := self._fault_of_catalogue(cluster)) is None:
-                capacity, counted = self._capacity(cluster, now, pods)
-            else:
-                # Its jobs are followed. Nothing new is placed there.
-                capacity, counted = _fault(cluster, now, why), frozenset()
+            capacity, counted = self._room(cluster, now, pods)
         except ApiUnreachable:
             raise
         except AccessRefused as error:
@@ -205,6 +201,21 @@ class KubeClusters:
             return ClusterView(capacity=_fault(cluster, now, str(error)), ray_jobs=None)
         seen = {name: seen_job(job, pods.get(name, ())) for name, job in jobs.items()}
         return ClusterView(capacity=capacity, ray_jobs=seen, counted=counted, cluster=self._described[cluster])
+
+    def _room(
+        self, cluster: str, now: float, pods: Mapping[str, tuple[Object, ...]]
+    ) -> tuple[Capacity, frozenset[str]]:
+        """Return the capacity, and the RayJobs whose pods are part of it.
+
+        A catalogue or figures that cannot be used are a fault: nothing new is placed there, and its jobs are followed.
+        """
+        why = self._fault_of_catalogue(cluster)
+        if why is None:
+            try:
+                return self._capacity(cluster, now, pods)
+            except InvalidOption as error:
+                why = str(error)
+        return _fault(cluster, now, why), frozenset()
 
     def create(self, cluster: str, attempt: PlacedAttempt) -> None:
         """Create the RayJob of an attempt, once.
@@ -268,7 +279,10 @@ class KubeClusters:
             counted = count(found, api.items("/api/v1/nodes"), api.items("/api/v1/pods"), now)
             return counted, frozenset(pods)
         figures = self._figures[cluster]
-        beat = int(data.get("beat", "-1"))
+        try:
+            beat = int(data.get("beat", "-1"))
+        except ValueError:
+            raise InvalidOption(f"the ConfigMap {CAPACITY} has beat={data['beat']!r}, which is no number.") from None
         if beat != figures.beat and "capacity.json" in data:
             # The time at which new figures were first seen here: the clocks of two machines differ.
             capacity = replace(Capacity.from_json(data["capacity.json"], now), cluster=cluster)

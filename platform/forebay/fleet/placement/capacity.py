@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 from forebay.errors import InvalidOption
+from forebay.runtime.declared_types import require_types
 
 VERSION = 1
 HEAD_POOL = "head"
@@ -96,8 +97,8 @@ class Capacity:
             if facts.pop("version") != VERSION:
                 raise ValueError("another version")
             nodes = [NodeGroup(Shape(**free), tuple(pools), count) for free, pools, count in facts.pop("nodes")]
-            return cls(**facts, nodes=tuple(nodes), observed_at=observed_at)
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            return require_types(cls(**facts, nodes=tuple(nodes), observed_at=observed_at))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             raise InvalidOption(
                 f"this is not a capacity of version {VERSION} ({error}). Install the same version of Forebay in every "
                 "cluster."

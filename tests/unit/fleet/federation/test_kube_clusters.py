@@ -14,6 +14,7 @@ from forebay.fleet.federation.kube_clusters import KubeClusters, seen_job, seen_
 from forebay.fleet.kube.api import KubeApi
 from forebay.fleet.kube.api_errors import ApiUnreachable
 from forebay.fleet.kube.connection import by_context
+from forebay.fleet.placement.capacity import Capacity, NodeGroup, Shape
 
 
 def test_words_of_the_scheduler() -> None:
@@ -44,6 +45,46 @@ def test_a_silent_cluster_is_left_alone_for_a_while(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(kube_clusters.time, "monotonic", lambda: 1e12)
     assert "/version" in (clusters.look_all(2.0)["c00"].capacity.fault or "")
     assert len(waits) == 2
+
+
+class OneRunningJob:
+    """API server of a cluster with one RayJob that runs, and figures of an agent."""
+
+    def __init__(self, figures: dict[str, str]) -> None:
+        self.figures = figures
+
+    def items(self, path: str, **_: object) -> list[dict[str, Any]]:
+        job = {"metadata": {"name": "fb-x-1"}, "status": {"jobDeploymentStatus": "Running", "jobStatus": "RUNNING"}}
+        return [job] if path.endswith("/rayjobs") else []
+
+    def exists(self, _: str) -> bool:
+        return False
+
+    def get(self, _: str) -> dict[str, Any]:
+        return {"data": self.figures}
+
+
+GOOD = Capacity(cluster="here", observed_at=0.0, nodes=(NodeGroup(Shape(1, 2, 3), ("h100/spot",)),)).to_json()
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"beat": "1", "capacity.json": GOOD.replace('"version": 1', '"version": 2')},
+        {"beat": "1", "capacity.json": GOOD.replace('"cpu": 1', '"cpu": "1"')},
+        {"beat": "1", "capacity.json": GOOD.replace('"can_add": {}', '"can_add": ["h100/spot"]')},
+        {"beat": "1", "capacity.json": "[" * 5000},
+        {"beat": "one", "capacity.json": GOOD},
+    ],
+)
+def test_jobs_of_a_cluster_whose_figures_cannot_be_read_are_followed(figures: dict[str, str]) -> None:
+    """They run: their cluster is not silent, as it would be while its agent has another version."""
+    api: Any = OneRunningJob(figures)
+    (view,) = KubeClusters(made_fleet(1), lambda _: api).look_all(0.0).values()
+    assert view.capacity.fault is not None
+    assert view.ray_jobs is not None and view.ray_jobs["fb-x-1"].phase == "running"
+    api.figures = {"beat": "2", "capacity.json": GOOD}
+    assert KubeClusters(made_fleet(1), lambda _: api).look_all(0.0)["c00"].capacity.fault is None
 
 
 @pytest.mark.parametrize(
