@@ -177,6 +177,7 @@ def _fields(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sku(facts: Any, name: str) -> Sku:
     at: Path_ = ("skus", name)
+    facts = _table(facts, at)
     fields = _mapped(facts, SKU, at)
     for price in ("price_per_hour", "spot_price_per_hour"):
         if fields.get(price) == 0:  # unknown

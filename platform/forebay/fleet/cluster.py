@@ -77,6 +77,9 @@ class Sku:
 
     def __post_init__(self) -> None:
         settle_fields(self)
+        for name in ("gpus", "most_nodes"):
+            if (found := getattr(self, name)) < 0:
+                raise fault(f"{found} cannot work. Give a whole number from 0.", name)
         if not self.markets:
             raise fault("a SKU has at least one market. Enable markets.onDemand or markets.spot.", "markets")
         for name, value in self.resources.items():
@@ -95,7 +98,7 @@ class Sku:
             amount = quantity(value)
         except InvalidOption as error:
             raise fault(str(error), "resources", name) from None
-        if amount <= 0 or amount % 1 or (is_pages and amount % nbytes(is_pages[1])):
+        if not 0 < amount < 2**63 or amount % 1 or (is_pages and amount % nbytes(is_pages[1])):
             raise fault(f"{value!r} is not a whole number of {'pages' if is_pages else 'devices'}.", "resources", name)
 
     def selector(self, market: Market) -> dict[str, str]:

@@ -134,6 +134,13 @@ def test_catalogues_of_other_charts_are_refused_by_name(version: object, words: 
         ({"skus": {}}, "skus: it is missing"),
         ({"skus": {"h100": {"memory": "1Ti"}}}, "skus.h100.cpu: it is missing"),
         ({"skus": {"h100": {"cpu": 1, "memory": "1Ti", "max": "many"}}}, "skus.h100.max: "),
+        ({"skus": {"h100": {"cpu": 1, "memory": "1Ti", "gpus": -1}}}, "skus.h100.gpus: -1 cannot work"),
+        ({"skus": {"h100": {"cpu": 1, "memory": "1Ti", "max": -1}}}, "skus.h100.max: -1 cannot work"),
+        ({"skus": {"h100": None}}, "skus.h100.cpu: it is missing"),
+        (
+            {"skus": {"h100": {"cpu": 1, "memory": "1Ti", "resources": {"example.com/nic": 10**30}}}},
+            "is not a whole number of devices",
+        ),
         (
             {"skus": {"h100": {"cpu": 1, "memory": "1Ti", "markets": {"spot": {"enabled": "no"}}}}},
             "spot.enabled: it must",
