@@ -15,7 +15,7 @@ from pydantic import ConfigDict
 from forebay.errors import InvalidOption
 from forebay.fleet.pod_template import check_pod_template
 from forebay.fleet.spec.fields import Bytes, Count, Cpus, Duration, EnvValue, Price, Words, fault, settle_fields
-from forebay.fleet.spec.names import check_dns_label, check_env_name
+from forebay.fleet.spec.names import check_dns_label, check_env_name, check_object_name
 from forebay.fleet.spec.quantity import millicpus, nbytes, quantity
 
 VISIBLE_GPUS = "NVIDIA_VISIBLE_DEVICES"
@@ -257,7 +257,7 @@ class Cluster:
     def __post_init__(self) -> None:
         settle_fields(self)
         check_dns_label("name", self.name, most=63)
-        check_dns_label("namespace", self.namespace, most=63)
+        check_object_name("namespace", self.namespace, is_namespace=True)
         if self.sku and not _IMAGE.fullmatch(self.image):
             raise fault(f"{self.image!r} is not an image. Write REPOSITORY@sha256:...", "image")
         for name in self.sku:

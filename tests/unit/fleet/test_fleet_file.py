@@ -138,6 +138,13 @@ def test_clusters_with_another_ray_than_this_machine(fleet: Fleet, monkeypatch: 
             fleet.check(spec)
 
 
+def test_a_namespace_may_begin_with_a_digit() -> None:
+    text = '[[cluster]]\nname = "west"\nnamespace = "{}"\n'
+    assert parse_fleet(text.format("3d-vision")).cluster[0].namespace == "3d-vision"
+    with pytest.raises(InvalidOption, match=r"namespace: 'a.b' is not the name"):
+        parse_fleet(text.format("a.b"))
+
+
 def test_images_without_a_digest_are_named(fleet: Fleet) -> None:
     spec = fb.JobSpec(name="ctr", storage="s3://a/b", task=(fb.fleet.Task(run="a.py"),))
     assert fleet.images_without_digest(spec) == ()

@@ -27,7 +27,7 @@ from forebay.fleet.spec.fields import (
     fault,
     settle_fields,
 )
-from forebay.fleet.spec.names import check_dns_label, check_env_name, check_label, check_text
+from forebay.fleet.spec.names import check_dns_label, check_env_name, check_label, check_object_name, check_text
 from forebay.fleet.spec.secret_values import refuse_secrets
 from forebay.runtime.late_import import late
 from forebay.training.job.elastic import Elastic
@@ -203,8 +203,8 @@ class Scheduling:
             if seconds is not None and not least <= seconds <= 366 * 86_400:
                 raise fault(f"{seconds:g} s cannot work. Give a time from {least:g}s to 366d.", name)
         if self.queue is not None:
-            check_dns_label("queue", self.queue, most=63)
-        check_dns_label("priority", self.priority, most=63)
+            check_object_name("queue", self.queue)
+        check_object_name("priority", self.priority)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,10 @@ import re
 from forebay.fleet.spec.fields import fault
 
 MAX_NAME = 30
+MAX_LABEL = 63
 _DNS_1035 = re.compile(r"[a-z]([-a-z0-9]*[a-z0-9])?")
+_DNS_1123 = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_OBJECT = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _LABEL = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _OURS = "FOREBAY_"
@@ -24,6 +27,19 @@ def check_dns_label(field_name: str, name: str, most: int = MAX_NAME) -> None:
         raise fault(
             f"{name!r} cannot name an object of Kubernetes. Use lower-case letters, digits and '-', and begin with a "
             "letter.",
+            field_name,
+        )
+
+
+def check_object_name(field_name: str, name: str, *, is_namespace: bool = False) -> None:
+    """Raise `InvalidJobSpec` for a name that no object of Kubernetes has.
+
+    It may begin with a digit, and only a namespace has no dots. It is also the value of a label.
+    """
+    if len(name) > MAX_LABEL or not (_DNS_1123 if is_namespace else _OBJECT).fullmatch(name):
+        raise fault(
+            f"{name!r} is not the name of an object of Kubernetes. Use lower-case letters, digits"
+            f"{' and' if is_namespace else ', . and'} '-', at most {MAX_LABEL}.",
             field_name,
         )
 

@@ -181,6 +181,15 @@ def test_a_wrong_job_file_is_refused_with_its_line(good: str, wrong: str, line: 
     assert error.value.__cause__ is None
 
 
+def test_queues_and_priorities_have_the_names_of_objects() -> None:
+    """Kubernetes lets them begin with a digit, and have dots."""
+    changed = JOB.replace('queue = "ads"', 'queue = "4090.low"').replace('priority = "high"', 'priority = "1.high"')
+    scheduling = parse_job_spec(changed).scheduling
+    assert (scheduling.queue, scheduling.priority) == ("4090.low", "1.high")
+    with pytest.raises(InvalidJobSpec, match=r"queue: 'Ads' is not the name of an object of Kubernetes. Use lower"):
+        parse_job_spec(JOB.replace('queue = "ads"', 'queue = "Ads"'))
+
+
 def test_what_is_no_toml_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidJobSpec, match=r"is not TOML.*line 2"):
         parse_job_spec('name = "a"\nqueue = "b"; x = 1\n')
