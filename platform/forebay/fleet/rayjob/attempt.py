@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import shlex
 from dataclasses import dataclass
-from typing import Any
 
 from forebay.fleet.cluster import Cluster, Market, Sku
 from forebay.fleet.spec.canonical import key_of
+from forebay.fleet.spec.fields import argument_text
 from forebay.fleet.spec.job_spec import JobSpec, Task
 from forebay.fleet.spec.quantity import millicpus, nbytes, quantity
 from forebay.fleet.submitter import Submitter
@@ -95,7 +94,7 @@ class PlacedAttempt:
         """Command of the attempt, as words."""
         if self.task.run is None:
             return self.task.command
-        given = [f"{name}={_text(value)}" for name, value in self.task.args.items()]
+        given = [f"{name}={argument_text(value)}" for name, value in self.task.args.items()]
         return ("forebay", "run", self.task.run, *given)
 
     @property
@@ -146,7 +145,3 @@ def escaped(text: str) -> str:
     Kubernetes replaces `$(NAME)` there, and `$$` is a `$`.
     """
     return text.replace("$", "$$")
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value)

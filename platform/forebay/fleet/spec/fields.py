@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
 import re
 import typing
 from collections.abc import Hashable, Mapping, Sequence
@@ -65,6 +66,11 @@ Words = Annotated[
 ]
 Scalar = StrictInt | StrictFloat | StrictBool | StrictStr
 Argument = Scalar | list[Scalar]
+
+
+def argument_text(value: Argument) -> str:
+    """Return the text of an argument, as a job function gets it from a command line."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 @functools.cache

@@ -72,6 +72,31 @@ def test_a_program_that_cannot_run_is_refused(folder: Path, wrong: dict[str, obj
     assert fault in str(error.value) and str(error.value).startswith("task[0].")
 
 
+@pytest.mark.parametrize(
+    ("kind", "value", "fault"),
+    [
+        ("str | list[str]", ["a", "b"], """there '["a", "b"]' is '["a", "b"]', not ['a', 'b']"""),
+        ("int | str", 5, "there '5' is '5', not 5"),
+        ("int", True, "x=true is not of type int"),
+        ("list[str]", ["a,b", "none"], None),
+        ("float | int", 5, None),
+        ("float", float("nan"), None),
+        ("bool | None", False, None),
+    ],
+)
+def test_an_argument_is_what_the_run_gets_by_its_command_line(
+    tmp_path: Path, kind: str, value: object, fault: str | None
+) -> None:
+    (tmp_path / "train.py").write_text(f"def job(data: str, x: {kind}): ...")
+    spec = spec_with(x=value)
+    if fault is None:
+        check_program(spec, spec.task[0], tmp_path)
+        return
+    with pytest.raises(InvalidJobSpec) as error:
+        check_program(spec, spec.task[0], tmp_path)
+    assert fault in str(error.value)
+
+
 def test_a_required_parameter_is_asked_for(folder: Path) -> None:
     task = fb.fleet.Task(run="train.py")
     with pytest.raises(InvalidJobSpec, match=r"this job needs data=\.\.\."):
