@@ -55,9 +55,13 @@ def by_context(context: str | None = None, kubeconfig: str | None = None) -> Con
 
     def connect() -> Connection:
         config = _config()
+        from yaml import YAMLError  # type: ignore[import-untyped]  # noqa: PLC0415 - of the extra
+
+        # The package looks at no types: a file that is being written, or is another one, has any error.
+        wrong = (YAMLError, ValueError, TypeError, LookupError, AttributeError)
         try:
             return Connection(config.new_client_from_config(config_file=kubeconfig, context=context))
-        except (config.ConfigException, OSError) as error:
+        except (config.ConfigException, OSError, *wrong) as error:
             raise InvalidOption(
                 f"the kubeconfig has no usable context{f' {context!r}' if context else ''} ({error}). Set KUBECONFIG, "
                 "or choose one of `kubectl config get-contexts`.",

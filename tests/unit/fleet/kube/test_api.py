@@ -290,3 +290,14 @@ def test_only_the_ray_job_of_the_job_is_deleted(
     assert [verb for verb, *_ in server.requests] == verbs
     bodies = [json.loads(body) for body in server.bodies if body]
     assert [body["preconditions"] for body in bodies] == [{"uid": "1"}] * verbs.count("DELETE")
+
+
+@pytest.mark.parametrize(
+    "text", ["\tclusters: [a", "just text", "[]", "clusters: {a: b}", "contexts: 7", "clusters:\n- name: c"]
+)
+def test_a_damaged_kubeconfig_is_named(tmp_path: Path, text: str) -> None:
+    """A command that renews it may be writing it now: a controller goes on with the other clusters."""
+    path = tmp_path / "kubeconfig"
+    path.write_text(text)
+    with pytest.raises(InvalidOption, match="the kubeconfig has no usable context 'here'"):
+        by_context("here", str(path))()
