@@ -9,8 +9,10 @@ import functools
 import json
 import sqlite3
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forebay.errors import InvalidOption, WriteFailed
 from forebay.fleet.lifecycle.states import JobEnd, JobQueued, JobState, state_from_facts, state_to_facts
@@ -58,7 +60,7 @@ class JobJournal:
     """Tasks of jobs, by the names of their runs.
 
     Losing it loses no job: storage and the clusters make it again. Raises `WriteFailed` for a full or broken disk, and
-    `InvalidOption` for one that machines share.
+    `InvalidOption` for one that machines share, and for a file that is damaged or of another release.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -70,10 +72,12 @@ class JobJournal:
                 "losing it loses no job.",
                 path=self._path,
             )
-        self._database = sqlite3.connect(self._path, isolation_level=None)
-        self._write("PRAGMA journal_mode=WAL")
-        self._write("PRAGMA synchronous=NORMAL")
-        self._database.executescript(_SCHEMA)
+        with self._answering():
+            self._database = sqlite3.connect(self._path, isolation_level=None)
+        self._ask("PRAGMA journal_mode=WAL")
+        self._ask("PRAGMA synchronous=NORMAL")
+        for statement in _SCHEMA.split(";"):
+            self._ask(statement)
 
     def add(self, spec: JobSpec, at: float) -> None:
         """Add the tasks of a job, unless known.
@@ -83,33 +87,31 @@ class JobJournal:
         text, state = json.dumps(facts_of(spec), sort_keys=True), json.dumps(state_to_facts(JobQueued(since=at)))
         for task in ordered(spec.task):
             values = (spec.run_name(task), text, task.name, state, 0, at)
-            self._write("INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", values)
+            self._ask("INSERT OR IGNORE INTO jobs VALUES (?, ?, ?, ?, ?, ?)", values)
 
     def replace(self, spec: JobSpec) -> None:
         """Give the known tasks of a job another specification."""
         text = json.dumps(facts_of(spec), sort_keys=True)
         for task in spec.task:
             values = (text, task.name, spec.run_name(task))
-            self._write("UPDATE jobs SET spec = ?, task = ? WHERE name = ?", values)
+            self._ask("UPDATE jobs SET spec = ?, task = ? WHERE name = ?", values)
 
     def record(self, name: str, state: JobState, at: float, why: str) -> None:
         """Write the new state of a job, and why."""
         text = json.dumps(state_to_facts(state))
-        self._write("UPDATE jobs SET state = ?, is_ended = ? WHERE name = ?", (text, isinstance(state, JobEnd), name))
+        self._ask("UPDATE jobs SET state = ?, is_ended = ? WHERE name = ?", (text, isinstance(state, JobEnd), name))
         if why:
-            self._write("INSERT INTO reasons VALUES (?, ?, ?, ?)", (name, at, type(state).__name__, why))
+            self._ask("INSERT INTO reasons VALUES (?, ?, ?, ?)", (name, at, type(state).__name__, why))
 
     def submit_again(self, name: str, state: JobQueued, at: float) -> None:
         """Queue a job behind those that were submitted before `at`."""
-        self._write("UPDATE jobs SET submitted_at = ? WHERE name = ?", (at, name))
+        self._ask("UPDATE jobs SET submitted_at = ? WHERE name = ?", (at, name))
         self.record(name, state, at, "it was submitted again")
 
     def entry(self, name: str) -> JournalEntry | None:
         """A job, or None."""
-        row = self._database.execute(
-            "SELECT spec, task, state, submitted_at FROM jobs WHERE name = ?", (name,)
-        ).fetchone()
-        return None if row is None else _entry(row)
+        rows = self._ask("SELECT spec, task, state, submitted_at FROM jobs WHERE name = ?", (name,))
+        return self._entry(rows[0]) if rows else None
 
     def entries(self, *, live: bool = False) -> Iterator[JournalEntry]:
         """Yield jobs in the order of their submission.
@@ -118,27 +120,47 @@ class JobJournal:
         """
         where = "WHERE is_ended = 0" if live else ""
         query = f"SELECT spec, task, state, submitted_at FROM jobs {where} ORDER BY submitted_at, rowid"  # noqa: S608 - fixed text
-        for row in self._database.execute(query).fetchall():
-            yield _entry(row)
+        for row in self._ask(query):
+            yield self._entry(row)
 
     def reasons(self, name: str) -> list[Reason]:
         """All decisions on a job, the oldest first."""
-        rows = self._database.execute("SELECT at, state, why FROM reasons WHERE job = ? ORDER BY rowid", (name,))
+        rows = self._ask("SELECT at, state, why FROM reasons WHERE job = ? ORDER BY rowid", (name,))
         return [Reason(at=at, state=state, why=why) for at, state, why in rows]
 
     def close(self) -> None:
         """Close the file."""
         self._database.close()
 
-    def _write(self, query: str, values: tuple[object, ...] = ()) -> None:
+    def _ask(self, query: str, values: tuple[object, ...] = ()) -> list[Any]:
+        with self._answering():
+            return self._database.execute(query, values).fetchall()
+
+    def _entry(self, row: tuple[str, str, str, float]) -> JournalEntry:
         try:
-            self._database.execute(query, values)
+            return _entry(row)
+        except (InvalidOption, ValueError, LookupError, TypeError, StopIteration) as error:
+            raise self._unusable(error) from error
+
+    @contextmanager
+    def _answering(self) -> Iterator[None]:
+        try:
+            yield
         except sqlite3.OperationalError as error:
             raise WriteFailed(
-                f"the journal {self._path} cannot be written ({error}). Give its disk room, or remove the file: it is "
-                "made again from storage and the clusters.",
+                f"the journal {self._path} cannot be written ({error}). Give its disk room and a folder that is there, "
+                "or remove the file: it is made again from storage and the clusters.",
                 path=self._path,
             ) from error
+        except sqlite3.DatabaseError as error:
+            raise self._unusable(error) from error
+
+    def _unusable(self, error: Exception) -> InvalidOption:
+        return InvalidOption(
+            f"{self._path} is not a journal of this release ({error}). Remove the file: it is made again from storage "
+            "and the clusters.",
+            path=self._path,
+        )
 
 
 @functools.lru_cache(maxsize=16_384)

@@ -47,6 +47,25 @@ def test_a_journal_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     journal.close()
 
 
+def test_a_file_that_is_no_journal_is_named(tmp_path: Path) -> None:
+    for name, content in (("garbage", b"x" * 9000), ("torn", b"SQLite format 3\0" + b"x" * 9000)):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InvalidOption, match=f"{name} is not a journal of this release .* Remove the file"):
+            JobJournal(tmp_path / name)
+    with pytest.raises(WriteFailed, match="a folder that is there"):
+        JobJournal(tmp_path / "nothing" / "jobs.db")
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '{"name": "a", "field_of_a_later_release": 1}'])
+def test_a_job_that_this_release_cannot_read_names_the_journal(tmp_path: Path, text: str) -> None:
+    journal = JobJournal(tmp_path / "jobs.db")
+    journal.add(job("one"), at=0.0)
+    journal._database.execute("UPDATE jobs SET spec = ?", (text,))
+    with pytest.raises(InvalidOption, match="jobs.db is not a journal of this release"):
+        list(journal.entries())
+    journal.close()
+
+
 def test_a_full_disk_keeps_what_was_written(tmp_path: Path) -> None:
     journal = JobJournal(tmp_path / "jobs.db")
     journal.add(job("one"), at=0.0)
