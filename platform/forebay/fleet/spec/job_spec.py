@@ -188,7 +188,7 @@ class Scheduling:
     start_within: Duration = 600.0
     """Time in which the workers must run. After it, the next cluster is tried."""
     finish_within: Duration | None = None
-    """Time after which an attempt is ended."""
+    """Time after which an attempt is ended, in a fleet. A SLURM job has `launch.slurm.time`."""
     max_price_per_hour: Price | None = None
     """Highest price of the smallest world per hour, in the currency of the fleet."""
     unreachable: Unreachable = field(default_factory=Unreachable)
