@@ -8,7 +8,7 @@
 
 {{- define "fb.labels" -}}
 app.kubernetes.io/name: forebay
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
 {{- end -}}
@@ -40,7 +40,7 @@ securityContext:
 {{- with .Values.image.pullSecrets }}
 imagePullSecrets:
 {{- range . }}
-  - name: {{ . }}
+  - name: {{ . | quote }}
 {{- end }}
 {{- end }}
 {{- end -}}
@@ -68,7 +68,7 @@ env:
 {{ . }}
 {{- end }}
 {{- range $name, $value := $settings.env }}
-  - {name: {{ $name }}, value: {{ $value | quote }}}
+  - {name: {{ $name | quote }}, value: {{ $value | quote }}}
 {{- end }}
 {{- include "fb.secretEnv" $settings.secretEnv }}
 {{- end -}}
@@ -93,9 +93,9 @@ readinessProbe:
 
 {{- define "fb.secretEnv" -}}
 {{- range $name, $where := . }}
-  - name: {{ $name }}
+  - name: {{ $name | quote }}
     valueFrom:
-      secretKeyRef: {name: {{ splitList "/" $where | first }}, key: {{ splitList "/" $where | last }}}
+      secretKeyRef: {name: {{ splitList "/" $where | first | quote }}, key: {{ splitList "/" $where | last | quote }}}
 {{- end }}
 {{- end -}}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.fleet.chart.conftest import HelmFailed, named, render_with
+from tests.unit.fleet.chart.conftest import CHART, HelmFailed, helm, named, render_with
 
 from forebay.fleet.cluster import VISIBLE_GPUS
 from forebay.fleet.status import FLEET_METRICS
@@ -38,6 +39,44 @@ CRDS = ("kueue.x-k8s.io/v1beta2", "kueue.x-k8s.io/v1beta1", "monitoring.coreos.c
 def templates(text: str) -> dict[str, dict[str, Any]]:
     found = (each for each in yaml.load_all(text, yaml.CSafeLoader) if each)
     return {each["metadata"]["name"]: each["spec"]["template"] for each in found if "template" in each.get("spec", {})}
+
+
+@pytest.mark.parametrize(("name", "variable"), [("123", "A_1"), ("on", "ON")])
+def test_names_like_numbers_and_booleans_stay_texts(helms: list[str], tmp_path: Path, name: str, variable: str) -> None:
+    """Kubernetes has such names, and the API server refuses a number in their place."""
+
+    def rendered(name: str, variable: str) -> list[object]:
+        pods = {
+            "priorityClassName": name,
+            "env": {variable: "x"},
+            "secretEnv": {f"{variable}_": f"{name}/{name}"},
+        }
+        values = {
+            **EVERY,
+            "image": {"pullSecrets": [name]},
+            "controller": {
+                "enabled": True,
+                "fleetSecret": name,
+                "storages": [f"/mnt/{name}: runs"],
+                "journal": {"storageClass": name},
+            },
+            "storage": {"secretEnv": {"A": f"{name}/{name}"}},
+            "networkPolicy": {"operatorNamespace": name, "metricsNamespace": name},
+            "kueue": {"clusterQueue": name},
+            "pods": {"all": pods},
+        }
+        path = tmp_path / "values.json"
+        path.write_text(json.dumps(values))
+        return list(yaml.load_all(helm("template", name, CHART, "-n", name, "-f", path), yaml.CSafeLoader))
+
+    def replaced(value: object) -> object:
+        if isinstance(value, dict):
+            return {str(replaced(key)): replaced(each) for key, each in value.items() if "checksum" not in str(key)}
+        if isinstance(value, list):
+            return [replaced(each) for each in value]
+        return value.replace("plain", name).replace("PLAIN", variable) if isinstance(value, str) else value
+
+    assert replaced(rendered(name, variable)) == replaced(rendered("plain", "PLAIN"))
 
 
 def test_every_pod_of_the_chart_is_placed_by_its_values(helms: list[str], tmp_path: Path) -> None:
