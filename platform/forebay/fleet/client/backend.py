@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from forebay.errors import InvalidOption
-from forebay.fleet.client.submission import FLEET, SLURM, VARIABLE, JobFiles, Standing, Submission
+from forebay.fleet.client.submission import FLEET, SLURM, VARIABLE, JobFiles, Standing, Submission, SubmissionEnd
 
 
 class JobBackend(Protocol):
@@ -63,15 +63,22 @@ class LocalBackend:
 
     def start(self, submission: Submission) -> None:
         environment = {**os.environ, VARIABLE: submission.to_json()}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "forebay.fleet.client.runner"],
-            env=environment,
-            cwd=submission.folder or Path.cwd(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "forebay.fleet.client.runner"],
+                env=environment,
+                cwd=submission.folder or Path.cwd(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            why = f"its process could not be started on this machine ({error})"
+            _files(submission).end(submission.number, SubmissionEnd(how="failed", why=why))
+            raise InvalidOption(
+                f"job {submission.spec.name!r}: {why}. Free some of its memory or processes, and submit again."
+            ) from error
         _files(submission).launch(submission.number, process.pid)
 
     def is_alive(self, submission: Submission) -> bool | None:

@@ -61,6 +61,8 @@ def submit(
         folder = Path(spec).absolute().parent if folder is None else folder
         spec = load_job_spec(Path(spec))
     root = str(Path(folder or ".").absolute())
+    if not Path(root).is_dir():
+        raise InvalidOption(f"{root} is not a folder. Give the folder with the code of the job.", folder=root)
     spec = _absolute(spec)
     chosen = backend_of(backend, address)
     files = JobFiles(storage=spec.storage, name=spec.name)

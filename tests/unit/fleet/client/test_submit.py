@@ -92,6 +92,26 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> Quiet:
     return backend
 
 
+def test_a_folder_that_is_not_there_is_refused_and_nothing_is_recorded(tmp_path: Path) -> None:
+    spec = fb.JobSpec(name="words", storage=str(tmp_path / "runs"), task=(fb.fleet.Task(command=("true",)),))
+    with pytest.raises(InvalidOption, match="nothing is not a folder. Give the folder with the code"):
+        fb.submit(spec, folder=tmp_path / "nothing")
+    assert JobFiles(storage=spec.storage, name="words").newest() is None
+
+
+def test_a_process_that_cannot_be_started_is_no_fault_of_the_storage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = fb.JobSpec(name="words", storage=str(tmp_path / "runs"), task=(fb.fleet.Task(command=("true",)),))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no-python"))
+    with pytest.raises(InvalidOption, match="its process could not be started on this machine .* submit again"):
+        fb.submit(spec, folder=tmp_path)
+    monkeypatch.undo()
+    job = fb.submit(spec, folder=tmp_path)
+    job.wait(60)
+    assert (job.status().state, job.submission.number) == ("succeeded", 2)
+
+
 @pytest.mark.parametrize("backend", ["local", "slurm"])
 def test_a_job_that_no_process_can_be_given_is_refused_and_not_recorded(tmp_path: Path, backend: str) -> None:
     task = fb.fleet.Task(command=("true", *map(str, range(20_000))))
