@@ -10,7 +10,7 @@ import time
 from forebay.errors import InvalidOption
 from forebay.fleet.client.submission import LONGEST_TEXT, SLURM, VARIABLE, JobFiles, Standing, Submission
 from forebay.fleet.rayjob.attempt import PlacedAttempt
-from forebay.fleet.slurm.commands import ENDED, WAITING, QueuedJob, ask, cluster_name, earlier_jobs, jobs_named, tell
+from forebay.fleet.slurm.commands import WAITING, QueuedJob, ask, cluster_name, earlier_jobs, jobs_named, tell
 from forebay.fleet.slurm.script import batch_script, options_of
 from forebay.fleet.spec.fields import fault
 from forebay.runtime.formatting import printable
@@ -43,7 +43,7 @@ class SlurmBackend:
 
     def is_alive(self, submission: Submission) -> bool | None:
         jobs = self._of(submission)
-        return None if jobs is None else any(each.state not in ENDED for each in jobs)
+        return None if jobs is None else any(not each.has_ended for each in jobs)
 
     def has_ended(self, submission: Submission) -> bool:  # noqa: ARG002 - of the protocol
         """Return false: an operator may requeue a job that has ended, and the lost node's job is requeued later."""
@@ -53,12 +53,12 @@ class SlurmBackend:
         jobs = self._of(submission) or ()
         if not jobs:
             jobs = tuple(each for each in earlier_jobs(_name(submission)) if each.comment in ("", submission.id))
-        newest = next((each for each in reversed(jobs) if each.state not in ENDED), jobs[-1] if jobs else None)
+        newest = next((each for each in reversed(jobs) if not each.has_ended), jobs[-1] if jobs else None)
         if newest is None:
             return Standing()
         if newest.state in WAITING:
             return Standing(is_waiting=True, why=newest.text)
-        if newest.state not in ENDED:
+        if not newest.has_ended:
             return Standing()
         # Somebody cancelled it: its log does not say why.
         line = "" if newest.state.startswith("CANCELLED") else _shown(newest.last_line())
@@ -66,7 +66,7 @@ class SlurmBackend:
 
     def end(self, submission: Submission) -> None:
         for each in self._of(submission) or ():
-            if each.state not in ENDED:
+            if not each.has_ended:
                 ask(["scancel", each.job])
         self._asked_at = -math.inf
 

@@ -34,6 +34,11 @@ class QueuedJob:
     comment: str = ""
 
     @property
+    def has_ended(self) -> bool:
+        """Whether it does not run again. The accounting says `CANCELLED by 1000`."""
+        return self.state.partition(" ")[0] in ENDED
+
+    @property
     def text(self) -> str:
         """State for people, such as `PENDING (Resources), job 17`."""
         reason = f" ({self.reason})" if self.reason not in ("", "None") else ""

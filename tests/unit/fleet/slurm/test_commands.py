@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 
+import forebay as fb
+from forebay.fleet.client.slurm_backend import SlurmBackend
+from forebay.fleet.client.submission import Submission
 from forebay.fleet.slurm import commands
 from forebay.fleet.slurm.commands import QueuedJob
 
@@ -54,6 +57,20 @@ def test_jobs_of_others_hide_none(monkeypatch: pytest.MonkeyPatch) -> None:
         ("9", "PENDING", "Resources", "/c", ""),
     ]
     monkeypatch.setattr(commands, "ask", lambda _: "7|CANCELLED by 1000|/home/a|fb-ctr-1\n")
-    assert commands.earlier_jobs("ctr") == (
-        QueuedJob(job="7", state="CANCELLED by 1000", folder="/home/a", comment="fb-ctr-1"),
-    )
+    (job,) = commands.earlier_jobs("ctr")
+    assert job == QueuedJob(job="7", state="CANCELLED by 1000", folder="/home/a", comment="fb-ctr-1")
+    assert job.has_ended
+
+
+def test_a_job_that_was_cancelled_long_ago_has_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the accounting still knows it."""
+    task = fb.fleet.Task(command=("true",))
+    spec = fb.JobSpec(name="ctr", storage="/shared/runs", task=(task,))
+    submission = Submission(spec=spec, number=1, backend="slurm", token="", address="west")
+
+    def ask(words: list[str]) -> str:
+        said = {"scontrol": "ClusterName = west\n", "sacct": f"7|CANCELLED by 1000|/home/a|{submission.id}\n"}
+        return said.get(words[0], "")
+
+    monkeypatch.setattr(commands, "ask", ask)
+    assert SlurmBackend("west").standing(submission).why == "SLURM: CANCELLED by 1000, job 7"
