@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,12 @@ WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPEC
 _QUEUE_FORM = "%i|%T|%r|%Z|%k"
 _HISTORY_FORM = "JobID,State,WorkDir,Comment"
 _TAIL = 4096
+_UNREACHABLE = re.compile(
+    "unable to contact slurm controller|could not establish a configuration source|timed out|connection refused"
+    "|zero bytes were transmitted",
+    re.IGNORECASE,
+)
+"""Words of SLURM's commands about a controller that they do not reach (22.05)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +94,13 @@ def tell(words: Sequence[str], text: str = "") -> str:
         ) from error
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
+        if _UNREACHABLE.search(said):
+            raise InvalidOption(
+                f"SLURM gives no answer: {said}. Check the cluster with `scontrol ping`, and submit again: nothing "
+                "runs twice.",
+                command=words[0],
+                said=said,
+            )
         raise InvalidOption(
             f"SLURM refuses the job: {said}. Correct [launch.slurm] of the job file (`sinfo` lists partitions, "
             "`sacctmgr show associations` accounts), and submit again.",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import forebay as fb
+from forebay.errors import InvalidOption
 from forebay.fleet.client.slurm_backend import SlurmBackend
 from forebay.fleet.client.submission import Submission
 from forebay.fleet.slurm import commands
@@ -74,3 +75,16 @@ def test_a_job_that_was_cancelled_long_ago_has_its_reason(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(commands, "ask", ask)
     assert SlurmBackend("west").standing(submission).why == "SLURM: CANCELLED by 1000, job 7"
+
+
+@pytest.mark.parametrize(
+    ("said", "fault"),
+    [
+        ("sbatch: error: invalid partition specified: gpus", "Correct .launch.slurm. of the job file"),
+        ("sbatch: fatal: Could not establish a configuration source", "SLURM gives no answer: .* `scontrol ping`"),
+        ("sbatch: error: Batch job submission failed: Unable to contact slurm controller", "SLURM gives no answer"),
+    ],
+)
+def test_a_silent_controller_is_no_fault_of_the_job_file(said: str, fault: str) -> None:
+    with pytest.raises(InvalidOption, match=fault):
+        commands.tell(["sh", "-c", f"echo '{said}' >&2; exit 1"])
