@@ -270,6 +270,8 @@ def _submitter(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
 def _queue_labels(attempt: PlacedAttempt, cluster: Cluster) -> dict[str, str]:
     scheduling = attempt.spec.scheduling
     labels: dict[str, str] = {}
+    if scheduling.cluster == "shared" and scheduling.queue is None and cluster.scheduler == "kueue":
+        return labels  # the nodes are there: Kueue takes no job of theirs
     if cluster.scheduler == "kueue":
         labels |= (
             {"kueue.x-k8s.io/queue-name": scheduling.queue or cluster.queues[0]}

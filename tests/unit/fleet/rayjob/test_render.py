@@ -180,6 +180,14 @@ def test_a_fixed_size_needs_no_autoscaler() -> None:
     assert "enableInTreeAutoscaling" not in job["spec"]["rayClusterSpec"]
 
 
+def test_a_job_on_the_shared_cluster_waits_in_no_queue_that_it_does_not_name() -> None:
+    queued = cluster(shared_cluster="shared", scheduler="kueue", queues=("forebay",))
+    job = render(attempt(scheduling={"cluster": "shared"}), queued)
+    assert faults(job) == []
+    named = render(attempt(scheduling={"cluster": "shared", "queue": "forebay"}), queued)
+    assert faults(named) == ["a job on a shared cluster cannot wait in a queue of Kueue"]
+
+
 def test_workers_ask_for_what_the_job_file_says() -> None:
     group = groups_of(render(attempt(), cluster()))[0]
     requests = container_of(group)["resources"]["requests"]
