@@ -20,7 +20,7 @@ from forebay.errors import InvalidJobSpec, InvalidOption
 from forebay.fleet.catalogue import CATALOGUE, DESCRIPTION, advice, described
 from forebay.fleet.cluster import Cluster
 from forebay.fleet.spec.fields import fault, first_fault, settle_fields
-from forebay.fleet.spec.job_spec import JobSpec
+from forebay.fleet.spec.job_spec import JobSpec, check_shared
 from forebay.fleet.spec.job_toml import line_of, refuse_unknown_keys
 from forebay.fleet.submitter import Submitter, require_distinct
 from forebay.runtime.formatting import did_you_mean
@@ -85,6 +85,7 @@ class Fleet:
 
         A cluster that is not described yet may have every SKU, queue and priority class. Sends no request.
         """
+        check_shared(spec)
         for number, task in enumerate(spec.task):
             for sku in task.workers.sku if all(each.sku for each in self.cluster) else ():
                 _one_of(

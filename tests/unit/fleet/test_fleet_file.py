@@ -113,6 +113,8 @@ def test_one_cluster_twice_is_refused(text: str) -> None:
             "version of Ray (launch.image: 1.13.0) than",
         ),
         ({"scheduling": {"cluster": "shared", "clusters": ["us-*"]}}, "no allowed cluster has a shared Ray cluster"),
+        ({"scheduling": {"cluster": "shared"}, "launch": {"setup": "kinit"}}, "launch.setup: the pods of a shared Ray"),
+        ({"scheduling": {"cluster": "shared"}, "launch": {"secret_env": {"A": "s/k"}}}, "launch.secret_env: the pods"),
     ],
 )
 def test_a_job_that_no_cluster_could_run_is_refused(fleet: Fleet, changes: dict[str, Any], fault: str) -> None:

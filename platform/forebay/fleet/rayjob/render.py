@@ -24,6 +24,7 @@ from forebay.fleet.rayjob.pod import (
     ray_container,
     with_gpus_hidden,
 )
+from forebay.fleet.spec.job_spec import check_shared
 from forebay.fleet.spec.quantity import millicpus, nbytes
 
 CLUSTER_TTL_S = 0
@@ -45,7 +46,11 @@ _PRIORITY_OF_MARKET: dict[Market, int] = {"spot": 10, "on-demand": 0}
 
 
 def render(attempt: PlacedAttempt, cluster: Cluster) -> KubeObject:
-    """RayJob of `attempt` on `cluster`, as JSON."""
+    """Return the RayJob of `attempt` on `cluster`, as JSON.
+
+    Raises `InvalidJobSpec` for what a shared cluster cannot give.
+    """
+    check_shared(attempt.spec)
     scheduling = attempt.spec.scheduling
     spec: KubeObject = {
         "entrypoint": attempt.entrypoint,

@@ -391,6 +391,17 @@ class JobSpec:
         return self.name if len(self.task) == 1 else f"{self.name}.{task.name}"
 
 
+def check_shared(spec: JobSpec) -> None:
+    """Raise `InvalidJobSpec` for what running pods cannot be given."""
+    for name in ("image", "setup", "secret_env", "mounts"):
+        if spec.scheduling.cluster == "shared" and getattr(spec.launch, name):
+            raise fault(
+                "the pods of a shared Ray cluster are there already, and would go without. Remove it, or write "
+                '[scheduling] cluster = "own".',
+                *("launch", name),
+            )
+
+
 def check_count(found: Sequence[object], most: int, *path: str | int) -> None:
     """Raise `InvalidJobSpec` for a list that is too long."""
     if len(found) > most:

@@ -75,19 +75,7 @@ def attempts(draw: st.DrawFn) -> tuple[PlacedAttempt, Cluster]:
             {"run": st.just("train.py"), "args": st.dictionaries(NAMES.map(lambda n: n.replace("-", "_")), TEXTS)}
         )
     )
-    # A shell of KubeRay reads the variables of a job on a shared cluster.
-    values = TEXTS.map(lambda text: re.sub(r"[$`\x7f]", "", text)) if scheduling.cluster == "shared" else TEXTS
-    launch = fb.fleet.Launch(
-        setup=draw(st.lists(TEXTS, max_size=2).map(tuple)),
-        env=draw(st.dictionaries(NAMES.map(lambda name: name.upper().replace("-", "_")), values, max_size=3)),
-        secret_env=draw(st.sampled_from([{}, {"HF_TOKEN": "hf/token"}])),
-        mounts=draw(
-            st.sampled_from(
-                [(), (fb.fleet.Mount(secret="krb", path="/secrets/krb"), fb.fleet.Mount(claim="c", path="/c"))]
-            )
-        ),
-        labels=draw(st.dictionaries(NAMES, NAMES, max_size=2)),
-    )
+    launch = draw(_launches(is_shared=scheduling.cluster == "shared"))
     spec = fb.JobSpec(
         name=draw(st.from_regex(r"\A[a-z]([-a-z0-9]{0,28}[a-z0-9])?\Z")),
         storage="s3://lake/runs",
@@ -96,6 +84,24 @@ def attempts(draw: st.DrawFn) -> tuple[PlacedAttempt, Cluster]:
         launch=launch,
     )
     return _placed(draw, spec), _cluster(draw, is_shared=scheduling.cluster == "shared")
+
+
+@st.composite
+def _launches(draw: st.DrawFn, *, is_shared: bool) -> fb.fleet.Launch:
+    # A shell of KubeRay reads the variables of a job on a shared cluster, and its pods are there already.
+    values = TEXTS.map(lambda text: re.sub(r"[$`\x7f]", "", text)) if is_shared else TEXTS
+    env = draw(st.dictionaries(NAMES.map(lambda name: name.upper().replace("-", "_")), values, max_size=3))
+    labels = draw(st.dictionaries(NAMES, NAMES, max_size=2))
+    if is_shared:
+        return fb.fleet.Launch(env=env, labels=labels)
+    mounts = (fb.fleet.Mount(secret="krb", path="/secrets/krb"), fb.fleet.Mount(claim="c", path="/c"))
+    return fb.fleet.Launch(
+        setup=draw(st.lists(TEXTS, max_size=2).map(tuple)),
+        env=env,
+        secret_env=draw(st.sampled_from([{}, {"HF_TOKEN": "hf/token"}])),
+        mounts=draw(st.sampled_from([(), mounts])),
+        labels=labels,
+    )
 
 
 def _placed(draw: st.DrawFn, spec: fb.JobSpec) -> PlacedAttempt:
