@@ -279,7 +279,7 @@ class Federation:
 
     def _hold(self, entries: list[JournalEntry], round_: _Round) -> None:
         waiting = [
-            WaitingTask(name=entry.name, spec=entry.spec, task=entry.task, since=entry.state.since)
+            WaitingTask(name=entry.name, spec=entry.spec, task=entry.task, since=self._waits_since(entry))
             for entry in entries
             # Room that is held for a task that may not start would stay empty, also for the task that it waits for.
             if isinstance(entry.state, JobQueued)
@@ -287,6 +287,10 @@ class Federation:
             and round_.shares.refusal(entry) is None
         ]
         self._holds = choose_holds(waiting, self._view(round_), self._holds, round_.now)
+
+    def _waits_since(self, entry: JournalEntry) -> float:
+        """Return when a task began to wait. An attempt that was turned away did not end that, one that failed did."""
+        return max(entry.submitted_at, self._history.get(entry.name, PlacementHistory()).failed_at)
 
     def _record(self, entry: JournalEntry, decision: FleetDecision, now: float) -> None:
         if isinstance(entry.state, LiveAttempt):

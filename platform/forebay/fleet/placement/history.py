@@ -5,6 +5,7 @@ Pure.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -34,6 +35,11 @@ class PlacementHistory:
     def with_failure(self, pool: Pool, now: float) -> PlacementHistory:
         """History after an attempt failed on a pool."""
         return replace(self, failed={**self.failed, pool: (*self.failed.get(pool, ()), now)})
+
+    @property
+    def failed_at(self) -> float:
+        """Time of the newest failure."""
+        return max((times[-1] for times in self.failed.values()), default=-math.inf)
 
     def refusal(self, pool: Pool, now: float) -> str | None:
         """Return why a pool is refused now, or None."""

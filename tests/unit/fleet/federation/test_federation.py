@@ -188,6 +188,23 @@ def test_an_attempt_that_failed_has_not_waited_while_it_ran() -> None:
     assert bench.federation.reasons("short") == (), "room was held for the next attempt of the other one"
 
 
+def test_an_attempt_that_is_turned_away_waits_on() -> None:
+    bench = FleetBench()
+    (cluster,) = bench.clusters.clusters.values()
+    empty = cluster.capacity(0.0)
+    bench.submit("long", 4, 100)
+    bench.run(300)
+    bench.submit("waits", 4, 1)
+    reasons = set[str]()
+    while bench.now < HOLD_AFTER_S + 1500:
+        cluster.frozen = dataclasses.replace(empty, observed_at=bench.now)  # figures of an agent that lags
+        if bench.now > HOLD_AFTER_S + 300:
+            bench.submit(f"small-{bench.now:.0f}", 1, 1)
+        bench.run(30)
+        reasons |= {each for job in bench.work for each in bench.federation.reasons(job) if job.startswith("small")}
+    assert any("held for waits" in each for each in reasons), reasons
+
+
 def test_a_ray_job_is_deleted_some_time_after_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.fleet_simulation.clusters.TTL_S", 1e9)
     monkeypatch.setattr("forebay.fleet.federation.federation.KEEP_ENDED_S", 600.0)
