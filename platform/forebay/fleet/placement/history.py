@@ -47,7 +47,7 @@ class PlacementHistory:
         if away is not None and now - away < COOL_DOWN_S:
             return f"turned an attempt away {now - away:.0f} s ago"
         failures = self.failed.get(pool, ())
-        if failures and now - failures[-1] < min(BACK_OFF_S * 2 ** (len(failures) - 1), COOL_DOWN_S):
+        if failures and now - failures[-1] < min(BACK_OFF_S * 2.0 ** min(len(failures) - 1, 60), COOL_DOWN_S):
             return f"had an attempt that failed {now - failures[-1]:.0f} s ago"
         return None
 

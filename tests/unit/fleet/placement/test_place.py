@@ -135,6 +135,13 @@ def test_a_cluster_that_turned_an_attempt_away_rests() -> None:
         assert (best(job(), view((cluster("a"), capacity("a"))), history) is None) == rests
 
 
+def test_a_pool_where_thousands_of_attempts_failed_is_asked_again() -> None:
+    """15 s, doubled each time, is no number after the 1,021st."""
+    history = PlacementHistory(failed={("a", "h100", "spot"): (NOW - 700.0,) * 5000})
+    assert history.refusal(("a", "h100", "spot"), NOW) is None
+    assert history.refusal(("a", "h100", "spot"), NOW - 500) == "had an attempt that failed 200 s ago"
+
+
 def test_a_retry_goes_elsewhere_and_without_another_place_back_to_the_same_one() -> None:
     market: Market = "spot"
     alone, both = (
