@@ -15,6 +15,7 @@ import os
 import stat
 import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -202,14 +203,27 @@ def fetch_code(storage: str, digest: str, into: str | os.PathLike[str]) -> None:
 def main(words: Sequence[str]) -> None:
     """Fetch the code and run the command.
 
-    An existing folder is not fetched again.
+    An existing folder is not fetched again. It is whole: jobs of a shared cluster use one folder.
     """
     storage, digest, folder, *rest = words
     if not Path(folder).exists():
-        fetch_code(storage, digest, folder)
+        _fetch_whole(storage, digest, Path(folder))
     if rest:
         os.chdir(folder)
         os.execvp(rest[1], rest[1:])  # noqa: S606 - the user's own command
+
+
+def _fetch_whole(storage: str, digest: str, folder: Path) -> None:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".code-", dir=folder.parent, ignore_cleanup_errors=True) as temporary:
+        whole = Path(temporary) / "code"
+        whole.mkdir()
+        fetch_code(storage, digest, whole)
+        try:
+            whole.rename(folder)
+        except OSError:
+            if not folder.is_dir():  # another process was first
+                raise
 
 
 if __name__ == "__main__":

@@ -56,6 +56,30 @@ def test_half_an_archive_is_written_again(tmp_path: Path) -> None:
     fetch_code(str(tmp_path), archive.digest, tmp_path / "pod")
 
 
+def test_a_folder_of_code_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs of a shared cluster use one folder, and one may begin while another fetches."""
+    storage, pod = str(tmp_path / "runs"), tmp_path / "work" / "code"
+    archive = pack(write(tmp_path / "code", job_py="x = 1", more_py="y = 2"))
+    store_code(storage, archive)
+    words, found = [storage, archive.digest, str(pod)], list[bool]()
+    write_bytes = Path.write_bytes
+
+    def watched(path: Path, content: bytes) -> int:
+        found.append(pod.exists())
+        if len(found) == 2:
+            raise OSError(28, "No space left on device")
+        return write_bytes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", watched)
+    with pytest.raises(OSError, match="No space left"):
+        archives.main(words)
+    archives.main(words)
+    archives.main(words)
+    assert found == [False] * 4
+    assert sorted(each.name for each in pod.iterdir()) == ["job.py", "more.py"]
+    assert list(pod.parent.iterdir()) == [pod]
+
+
 def test_what_git_ignores_stays_out(tmp_path: Path) -> None:
     folder = write(tmp_path / "code", job_py="x = 1", data__big="0" * 100, sub__notes="n")
     (folder / ".gitignore").write_text("data/\n")
