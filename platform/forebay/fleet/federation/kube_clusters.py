@@ -282,7 +282,7 @@ class KubeClusters:
         try:
             beat = int(data.get("beat", "-1"))
         except ValueError:
-            raise InvalidOption(f"the ConfigMap {CAPACITY} has beat={data['beat']!r}, which is no number.") from None
+            raise InvalidOption(f"the ConfigMap {CAPACITY} has beat={data['beat']!r}, which is not a number.") from None
         if beat != figures.beat and "capacity.json" in data:
             # The time at which new figures were first seen here: the clocks of two machines differ.
             capacity = replace(Capacity.from_json(data["capacity.json"], now), cluster=cluster)

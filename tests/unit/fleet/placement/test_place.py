@@ -136,7 +136,7 @@ def test_a_cluster_that_turned_an_attempt_away_rests() -> None:
 
 
 def test_a_pool_where_thousands_of_attempts_failed_is_asked_again() -> None:
-    """15 s, doubled each time, is no number after the 1,021st."""
+    """15 s, doubled 1,021 times, overflows a float."""
     history = PlacementHistory(failed={("a", "h100", "spot"): (NOW - 700.0,) * 5000})
     assert history.refusal(("a", "h100", "spot"), NOW) is None
     assert history.refusal(("a", "h100", "spot"), NOW - 500) == "had an attempt that failed 200 s ago"
