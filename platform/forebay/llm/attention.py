@@ -6,6 +6,7 @@ A dense mask makes sdpa compute the scores of all pairs of tokens of a row. Here
 from __future__ import annotations
 
 import importlib.util
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -35,6 +36,8 @@ _IS_PACKED: ContextVar[bool | None] = ContextVar("is_packed", default=None)
 """Whether the rows of the pass of this thread hold several documents. None: it is not known."""
 _POSITIONS: ContextVar[Tensor | None] = ContextVar("positions", default=None)
 """Positions of whole rows, where a pass has parts of them."""
+_OWN_POSITIONS: ContextVar[Tensor | None] = ContextVar("own_positions", default=None)
+"""Positions of the tokens of a pass, for masks of models that do not pass them on."""
 
 
 def chosen_attention(attn: Attention, device: torch.device, *, is_compiled: bool = False) -> str:
@@ -75,19 +78,21 @@ def chosen_attention(attn: Attention, device: torch.device, *, is_compiled: bool
 
 
 @contextmanager
-def known_packing(words: PackedRows) -> Iterator[None]:
-    """Let transformers know whether rows hold several documents.
+def known_packing(words: PackedRows, positions: Tensor | None = None) -> Iterator[None]:
+    """Let transformers know the documents of rows.
 
-    `words` are packed tokens in main memory.
+    `words` are packed tokens in main memory, `positions` what the model gets as `position_ids`.
 
-    It asks the device otherwise, in each pass, and waits for all that the device computes.
+    It asks the device otherwise, in each pass, and waits for all that the device computes. Some models make their mask
+    without positions, such as gpt-oss: their documents would see each other.
     """
     _tell_transformers()
-    before = _IS_PACKED.set(bool((words[:, 1:] & START).any()))
+    packed, own = _IS_PACKED.set(bool((words[:, 1:] & START).any())), _OWN_POSITIONS.set(positions)
     try:
         yield
     finally:
-        _IS_PACKED.reset(before)
+        _IS_PACKED.reset(packed)
+        _OWN_POSITIONS.reset(own)
 
 
 @contextmanager
@@ -106,13 +111,14 @@ def packing_of_rows(positions: Tensor) -> Iterator[None]:
 
 @cache
 def _tell_transformers() -> None:
-    """Replace the function of transformers that asks the device.
+    """Replace the functions of transformers that find documents.
 
     Versions 5.16 to 5.19 have no option for it.
     """
     from transformers import masking_utils  # noqa: PLC0415 - an extra, which takes seconds to import
 
-    ask = masking_utils.find_packed_sequence_indices
+    ask, prepare = masking_utils.find_packed_sequence_indices, masking_utils._preprocess_mask_arguments  # noqa: SLF001
+    arguments = inspect.signature(prepare)
 
     def find(position_ids: Tensor) -> Tensor | None:
         is_packed, whole = _IS_PACKED.get(), _POSITIONS.get()
@@ -122,7 +128,14 @@ def _tell_transformers() -> None:
             return asked
         return _document_indices(position_ids) if is_packed else None
 
+    def prepared(*given: Any, **named: Any) -> Any:
+        found = arguments.bind(*given, **named)
+        if found.arguments["position_ids"] is None:
+            found.arguments["position_ids"] = _OWN_POSITIONS.get()
+        return prepare(*found.args, **found.kwargs)
+
     masking_utils.find_packed_sequence_indices = find
+    masking_utils._preprocess_mask_arguments = prepared  # noqa: SLF001 - as above
 
 
 def _document_indices(position_ids: Tensor) -> Tensor:

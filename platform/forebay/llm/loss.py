@@ -121,9 +121,10 @@ def next_tokens(
     return logits.view(*tokens.labels.shape, -1)[:, :-1], tokens.labels[:, 1:]
 
 
-def model_inputs(model: Any, packed: Tensor) -> dict[str, Any]:
-    """Arguments of a forward pass over packed tokens."""
-    return _inputs(causal_model(model), unpack(packed), packed.cpu().numpy())
+def model_outputs(model: Any, packed: Tensor) -> Tensor:
+    """Outputs of the last layer for packed tokens."""
+    words = packed.cpu().numpy()
+    return _logits(model, _inputs(causal_model(model), unpack(packed), words), words, None)
 
 
 def _pass(
@@ -135,14 +136,14 @@ def _pass(
     context: ContextRanks | None,
 ) -> Tensor:
     if context is None:
-        with known_packing(words):
-            return _logits(model, _inputs(causal, tokens, words), routers)
-    with known_packing(words), context.attending(words, tokens.position_ids):
-        return _logits(model, _inputs(causal, context.own_tokens(tokens), words), routers)
+        return _logits(model, _inputs(causal, tokens, words), words, routers)
+    with context.attending(words, tokens.position_ids):
+        return _logits(model, _inputs(causal, context.own_tokens(tokens), words), words, routers)
 
 
-def _logits(model: Any, inputs: dict[str, Any], routers: list[Tensor] | None) -> Tensor:
-    found = model(**inputs) if routers is None else model(**inputs, output_router_logits=True)
+def _logits(model: Any, inputs: dict[str, Any], words: PackedRows, routers: list[Tensor] | None) -> Tensor:
+    with known_packing(words, inputs["position_ids"]):
+        found = model(**inputs) if routers is None else model(**inputs, output_router_logits=True)
     if routers is not None:
         routers.extend(found.router_logits)
     logits: Tensor = found.logits

@@ -46,6 +46,10 @@ Head = Literal["tokens", "reward"]
 
 _CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _TINY_POSITIONS = 4096
+_MIXING_LAYERS = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention"})
+"""Kinds of layers of transformers whose state goes on over the beginning of a document."""
+_MIXING_MODELS = frozenset({"biogpt", "bloom", "openai-gpt"})
+"""Architectures of transformers (5.16 to 5.19) whose mask lets documents of a row see each other."""
 
 Answers = Literal["one", "pairs", "labels"]
 """Answers of a row of data: one that is learned, a preferred one and a rejected one, or one with a label."""
@@ -210,7 +214,8 @@ def check_model(name: str, tokens: PreparedTokens, *, answers: Answers = "one", 
     The model is not loaded.
 
     Raises `InvalidOption` for a folder without a configuration or safetensors, with code of its own, for a tokenizer
-    that is larger than the embedding, for rows that are longer than the model's positions, and for rows whose `answers`
+    that is larger than the embedding, for rows that are longer than the model's positions, for rows of several
+    documents that the model would let see each other, and for rows whose `answers`
     are others: "one", "pairs", or "labels" for one that is desired or not. And for weights that are
     quantized already. The last `new_tokens` entries of the tokenizer are new to the model.
     """
@@ -234,13 +239,44 @@ def check_model(name: str, tokens: PreparedTokens, *, answers: Answers = "one", 
             "itself, or leave new_tokens out.",
             option="new_tokens",
         )
-    positions = config.get("max_position_embeddings")
+    # Not from config.json: it has other names for some, and may leave out what is the default of the architecture.
+    with replaced_errors(partial(_unloadable, name)):
+        whole = full_config({"model_type": "llama", **config} if name == TINY else config).get_text_config()
+    if found != "one" or tokens.packing != "none":
+        _check_apart(name, whole, found)
+    positions = getattr(whole, "max_position_embeddings", None)
     if positions is not None and tokens.seq_len > positions:
         raise InvalidOption(
             f"seq_len={tokens.seq_len}, and the model {name} has {positions} positions. Set seq_len to at most that.",
             seq_len=tokens.seq_len,
             positions=positions,
         )
+
+
+def full_config(config: Mapping[str, Any]) -> Any:
+    """Configuration of transformers for config.json, with the defaults of its architecture."""
+    with tempfile.TemporaryDirectory(prefix="forebay-config-") as folder:
+        # Only a file is read with all that transformers writes, such as an infinite number.
+        (Path(folder) / _CONFIG).write_text(json.dumps(dict(config)))
+        return import_transformers().AutoConfig.from_pretrained(folder, local_files_only=True)
+
+
+def _check_apart(name: str, config: Any, answers: Answers) -> None:
+    """Check that the model keeps the documents of a row apart. Raises `InvalidOption`."""
+    known, layers = import_transformers().MODEL_FOR_CAUSAL_LM_MAPPING, getattr(config, "layer_types", None) or ()
+    mixed = sorted(_MIXING_LAYERS.intersection(layers))
+    # Not all models name their layers. The flag of the class has no public name.
+    has_state = not layers and type(config) in known and known[type(config)]._is_stateful  # noqa: SLF001
+    if not has_state and not mixed and config.model_type not in _MIXING_MODELS:
+        return
+    why = f"layers of the kind {mixed[0]!r}" if mixed else "a state" if has_state else "a mask of its own"
+    what = "the answers to compare" if answers != "one" else "documents"
+    use = "Take a base of another architecture." if answers != "one" else "Set packing='none', one document a row."
+    raise InvalidOption(
+        f"the model {name} (model_type={config.model_type!r}) has {why}, through which {what} in one row would see "
+        f"each other. {use}",
+        path=name,
+    )
 
 
 def read_config(folder: str) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from forebay.llm.attention import (
     flash_documents,
     known_packing,
 )
+from forebay.llm.loss import model_outputs
 from forebay.llm.models import ModelSpec
 from forebay.llm.packing import START
 from forebay.llm.token_batch import unpack
@@ -187,6 +188,39 @@ def test_packing_that_is_known_is_what_transformers_would_ask_the_device() -> No
         assert (found is None) == (expected is None) == (len(rows) == 1)
         assert expected is None or torch.equal(found, expected)
         assert "ask" in transformers.masking_utils.find_packed_sequence_indices.__code__.co_freevars
+
+
+def own_positions(config: Any) -> Any:
+    """Model that makes its mask without the positions that it is given."""
+    torch.manual_seed(0)
+    return transformers.AutoModelForCausalLM.from_config(config).eval()
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        transformers.GptOssConfig(
+            **SIZES, head_dim=8, num_local_experts=4, num_experts_per_tok=2, sliding_window=4, initializer_range=0.2
+        ),
+        transformers.OPTConfig(
+            vocab_size=50, hidden_size=32, ffn_dim=48, num_hidden_layers=2, num_attention_heads=4,
+            word_embed_proj_dim=32, init_std=0.2,
+        ),
+        pytest.param(
+            transformers.FalconConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=4),
+            marks=pytest.mark.variation,
+        ),
+    ],
+    ids=["gpt-oss", "opt", "falcon"],
+)  # fmt: skip
+def test_documents_stay_apart_where_a_model_keeps_positions_from_its_mask(config: Any) -> None:
+    model = own_positions(config)
+    words = np.tile(WORDS[:1], (2, 1))
+    words[1, :6] += 1  # other documents before the last one
+    with torch.no_grad():
+        logits = model_outputs(model, torch.from_numpy(words))
+    assert torch.equal(logits[0, 6:], logits[1, 6:])
+    assert (logits[0, :6] - logits[1, :6]).abs().max() > 1e-3
 
 
 def test_documents_are_for_cpus() -> None:

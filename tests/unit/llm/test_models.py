@@ -18,15 +18,15 @@ from forebay.llm.source.prepared_tokens import PreparedTokens
 from forebay.llm.tokens import TokenCounts
 
 
-def tokens_of(vocab_size: int = 300, seq_len: int = 256) -> PreparedTokens:
+def tokens_of(vocab_size: int = 300, seq_len: int = 256, **facts: Any) -> PreparedTokens:
     prepared: Any = None
     return PreparedTokens(
         prepared=prepared,
         seq_len=seq_len,
-        packing="bfd",
         vocab_size=vocab_size,
         counts=TokenCounts(),
         trained_tokenizer=None,
+        **{"packing": "bfd", **facts},
     )
 
 
@@ -76,6 +76,38 @@ def test_model_must_have_an_entry_for_each_token_and_a_position_for_each_of_a_ro
         check_model(str(folder), tokens_of(seq_len=8192))
     with pytest.raises(InvalidOption, match="seq_len=8192, and the model tiny"):
         check_model("tiny", tokens_of(seq_len=8192))
+
+
+def test_positions_by_another_name_are_found(folder: Path) -> None:
+    sizes = {"model_type": "gpt2", "vocab_size": 300, "n_positions": 128}
+    (folder / "config.json").write_text(json.dumps(sizes))
+    check_model(str(folder), tokens_of(seq_len=128))
+    with pytest.raises(InvalidOption, match="seq_len=256, and the model .* has 128 positions"):
+        check_model(str(folder), tokens_of())
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"model_type": "lfm2", "layer_types": ["conv"], "num_hidden_layers": 1}, "layers of the kind 'conv'"),
+        ({"model_type": "mamba", "num_hidden_layers": 1}, "layers of the kind 'linear_attention'"),
+        ({"model_type": "recurrent_gemma"}, "a state"),
+        ({"model_type": "bloom"}, "a mask of its own"),
+    ],
+)
+def test_models_whose_documents_would_see_each_other(folder: Path, config: dict[str, Any], why: str) -> None:
+    (folder / "config.json").write_text(json.dumps({**config, "vocab_size": 300}))
+    with pytest.raises(InvalidOption, match=rf"has {why}, through which documents .* Set packing='none'"):
+        check_model(str(folder), tokens_of())
+    check_model(str(folder), tokens_of(packing="none"))
+    with pytest.raises(InvalidOption, match="through which the answers to compare in one row .* another architecture"):
+        check_model(str(folder), tokens_of(packing="none", has_pairs=True), answers="pairs")
+
+
+def test_layers_of_attention_alone_keep_documents_apart(folder: Path) -> None:
+    config = {"model_type": "granitemoehybrid", "layer_types": ["attention"], "num_hidden_layers": 1, "vocab_size": 300}
+    (folder / "config.json").write_text(json.dumps(config))
+    check_model(str(folder), tokens_of())
 
 
 def test_weights_that_are_quantized_already(folder: Path) -> None:

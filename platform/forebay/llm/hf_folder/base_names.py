@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from forebay.llm.hf_folder.safetensors_files import Weight
-from forebay.llm.models import TINY
+from forebay.llm.models import TINY, full_config
 from forebay.llm.source.folders import copy_headers, small_files_of
 from forebay.llm.source.hub_model import hub_model
 from forebay.llm.source.tokenizers import import_transformers
@@ -85,8 +85,5 @@ def file_names(model: str) -> frozenset[str] | None:
 
 def skeleton_of(config: Mapping[str, Any]) -> Any:
     """Causal model of a configuration, without memory."""
-    transformers = import_transformers()
-    facts = {name: value for name, value in config.items() if name not in ("model_type", "architectures")}
     with torch.device("meta"):
-        found = transformers.AutoConfig.for_model(config["model_type"], **facts)
-        return transformers.AutoModelForCausalLM.from_config(found)
+        return import_transformers().AutoModelForCausalLM.from_config(full_config(config))

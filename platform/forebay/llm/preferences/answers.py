@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from forebay.data.loader.batch import Batch
-from forebay.llm.loss import LOSS_CHUNK, cross_entropy, model_inputs, of_targets
+from forebay.llm.loss import LOSS_CHUNK, cross_entropy, model_outputs, of_targets
 from forebay.llm.packing import DESIRED, START
 from forebay.llm.preferences.losses import AnswerScores
 from forebay.llm.token_batch import IGNORED, document_numbers
@@ -35,7 +35,7 @@ def rewards(model: Any, batch: Batch) -> AnswerScores:
     `model` has a reward head (`ModelSpec(head="reward")`).
     """
     packed: Tensor = batch[TOKENS]
-    outputs = model(**model_inputs(model, packed)).logits.view(packed.shape)
+    outputs = model_outputs(model, packed).view(packed.shape)
     # The token before the next text. The rest of a row is one more text.
     is_last = functional.pad((packed & START) != 0, (0, 1), value=True)[:, 1:]
     numbers = document_numbers(packed)

@@ -19,7 +19,7 @@ from forebay import llm
 from forebay.data.loader.batch import Batch
 from forebay.llm.chat.documents import Document
 from forebay.llm.cost.memory import estimate_memory
-from forebay.llm.loss import model_inputs, token_loss
+from forebay.llm.loss import model_outputs, token_loss
 from forebay.llm.packing import RowLayout, arrange, num_targets
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.collectives.micro_batches import MicroBatches
@@ -133,7 +133,7 @@ def measured(recipe: llm.Recipe, seq_len: int) -> int:
     def loss_of(part: Batch) -> torch.Tensor:
         with recipe.autocast(torch.device("cpu")):
             if recipe.model.head == "reward":
-                return model(**model_inputs(model, part["tokens"])).logits.double().sum()  # type: ignore[no-any-return]
+                return model_outputs(model, part["tokens"]).double().sum()
             return token_loss(model, part, chunk=recipe.loss_chunk)
 
     def run() -> None:
