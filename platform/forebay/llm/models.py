@@ -44,7 +44,7 @@ TINY = "tiny"
 Quantization = Literal["nf4"]
 Head = Literal["tokens", "reward"]
 
-_CONFIG, _WEIGHTS, _INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+_CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 _TINY_POSITIONS = 4096
 _MIXING_LAYERS = frozenset({"conv", "hybrid", "hybrid_sliding", "linear_attention"})
 """Kinds of layers of transformers whose state goes on over the beginning of a document."""
@@ -302,10 +302,10 @@ def read_config(folder: str) -> dict[str, Any]:
             "transformers library has itself.",
             path=named,
         )
-    missing = sorted(set(_read_json(location, _INDEX)["weight_map"].values()) - names) if _INDEX in names else []
+    missing = sorted(set(_read_json(location, INDEX)["weight_map"].values()) - names) if INDEX in names else []
     if missing:
         raise InvalidOption(f"{named} lacks {', '.join(missing)} of its weights. Copy the folder again.")
-    if _INDEX not in names and _WEIGHTS not in names:
+    if INDEX not in names and WEIGHTS not in names:
         pickles = sorted(name for name in names if name.endswith((".bin", ".pt", ".pth")))
         why = f"{pickles[0]} is a pickle, which may run any code, and is not read" if pickles else f"it holds {seen}"
         raise InvalidOption(f"{named} has no weights as safetensors: {why}. {needs}", path=named)

@@ -5,6 +5,7 @@ Transformers renames and stacks some of them when it loads a model: the experts 
 
 from __future__ import annotations
 
+import json
 import tempfile
 from collections.abc import Iterator, Mapping
 from functools import partial
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from forebay.llm.hf_folder.safetensors_files import Weight
-from forebay.llm.models import TINY, full_config
+from forebay.llm.models import INDEX, TINY, WEIGHTS, full_config
 from forebay.llm.source.folders import copy_headers, small_files_of
 from forebay.llm.source.hub_model import hub_model
 from forebay.llm.source.tokenizers import import_transformers
@@ -80,7 +81,17 @@ def file_names(model: str) -> frozenset[str] | None:
 
     with tempfile.TemporaryDirectory(prefix="forebay-headers-") as folder:
         copy_headers(small_files_of(model), Path(folder), with_weights=True)
-        return frozenset(name for path in Path(folder).glob("*.safetensors") for name in named(path))
+        return frozenset(name for path in weight_files(Path(folder)) for name in named(path))
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """Files of a model's weights that transformers loads.
+
+    A folder may hold the same weights in another form too, such as Mistral's `consolidated.safetensors`.
+    """
+    if (single := folder / WEIGHTS).exists():
+        return [single]
+    return [folder / name for name in sorted({*json.loads((folder / INDEX).read_text())["weight_map"].values()})]
 
 
 def skeleton_of(config: Mapping[str, Any]) -> Any:

@@ -212,7 +212,7 @@ def _causal_weights(plan: _ExportPlan, state: StoredState, config: Mapping[str, 
         return adapter_weights(state, tied_outputs(plan.origin, config))
     names = BaseNames(config, file_names(plan.origin.model.name))
     if adapter is None:
-        return trained_weights(state, config, names)
+        return trained_weights(state, names)
     base = base_weights(plan.origin)
     if plan.origin.model.quantization is not None:
         log.warning(

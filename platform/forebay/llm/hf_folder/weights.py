@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from forebay.errors import InvalidOption
 from forebay.llm.adapters import Lora, StackForm, adapted_weights
 from forebay.llm.experts import expert_weights
-from forebay.llm.hf_folder.base_names import BaseNames, skeleton_of
+from forebay.llm.hf_folder.base_names import BaseNames, skeleton_of, weight_files
 from forebay.llm.hf_folder.model_origin import ModelOrigin
 from forebay.llm.hf_folder.safetensors_files import Weight
 from forebay.llm.models import TINY
@@ -34,12 +34,13 @@ _MAGNITUDE, _SAVED = ".lora_magnitude_vector.default.weight", ".modules_to_save.
 _OUTPUT = "lm_head.weight"
 
 
-def trained_weights(state: StoredState, config: Mapping[str, Any], names: BaseNames) -> list[Weight]:
+def trained_weights(state: StoredState, names: BaseNames) -> list[Weight]:
     """Weights of a fully trained model, named as its base.
 
     A tied output layer is left out.
     """
-    is_tied = bool(config.get("tie_word_embeddings"))
+    # Not from config.json: it may leave out what is the default, and Gemma's is tied.
+    is_tied = getattr(names.model.config, "tie_word_embeddings", False)
     leaves = state.head["objects"]["model"]
     kept = (each for each in _weights(state, leaves) if not (is_tied and each.name == _OUTPUT))
     return [part for each in kept for part in names.split(each)]
@@ -155,7 +156,7 @@ def base_weights(origin: ModelOrigin) -> list[Weight]:
         from safetensors import safe_open  # noqa: PLC0415 - an extra
 
     weights: list[Weight] = []
-    for path in sorted(Path(local_copy(origin.model.name)).glob("*.safetensors")):
+    for path in weight_files(Path(local_copy(origin.model.name))):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 - not a mapping
                 found = file.get_slice(name)
@@ -185,7 +186,7 @@ def dequantized_weights(base: list[Weight], names: BaseNames) -> list[Weight]:
 def tied_outputs(origin: ModelOrigin, config: Mapping[str, Any]) -> dict[str, str]:
     """Names of a tied, trained output layer and its embedding."""
     assert origin.adapter is not None, "a run without one has no such layers"
-    if origin.model.head == "reward" or not config.get("tie_word_embeddings"):
+    if origin.model.head == "reward":
         return {}
     model = skeleton_of(config)
     if not origin.adapter.ties_embedding(model):

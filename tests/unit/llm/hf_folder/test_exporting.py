@@ -175,6 +175,38 @@ def test_kinds_of_adapters_load_in_peft(
     assert loss_of(merged, tokens) == pytest.approx(loss, abs=1e-5)
 
 
+def test_tied_output_that_config_json_does_not_name(
+    train_run: TrainRun, tokens: llm.PreparedTokens, tmp_path: Path
+) -> None:
+    import peft
+
+    sizes = llm.models.tiny_sizes(tokens.vocab_size) | {"num_hidden_layers": 1, "head_dim": 16}
+    torch.manual_seed(2)
+    config = transformers.GemmaConfig(**sizes | {"tie_word_embeddings": True})
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    facts = json.loads((tmp_path / "base" / "config.json").read_text())
+    # Gemma's own files have none: it is the default of the architecture.
+    del facts["tie_word_embeddings"]
+    (tmp_path / "base" / "config.json").write_text(json.dumps(facts))
+    loss = train_run(model=str(tmp_path / "base"), adapter=llm.Lora(r=4, modules_to_save="embed_tokens"))
+    llm.export("mine", str(tmp_path / "adapter"), storage=str(tmp_path / "runs"))
+    adapted = peft.PeftModel.from_pretrained(load(tmp_path / "base"), tmp_path / "adapter")
+    assert loss_of(adapted, tokens) == pytest.approx(loss, abs=1e-6)
+
+
+def test_other_files_in_the_folder_of_the_base_are_not_merged(
+    train_run: TrainRun, tokens: llm.PreparedTokens, base: Path, tmp_path: Path
+) -> None:
+    state = {name: each.clone() for name, each in load(base).state_dict().items() if name != "lm_head.weight"}
+    save_file({f"old.{name}": each for name, each in state.items()}, base / "consolidated.safetensors")
+    save_file(state, base / "model-copy.safetensors")
+    loss = train_run(model=str(base), adapter=llm.Lora(r=4))
+    llm.export("mine", str(tmp_path / "merged"), storage=str(tmp_path / "runs"), merge=True)
+    merged, found = load(tmp_path / "merged", output_loading_info=True)
+    assert not found["missing_keys"] and not found["unexpected_keys"]
+    assert loss_of(merged, tokens) == pytest.approx(loss, abs=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
