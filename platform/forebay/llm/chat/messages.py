@@ -26,6 +26,9 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 _SHARES = ("weight", "train", "loss")
 """Names of a turn's share in the loss, of OpenAI, axolotl and ms-swift."""
 
+_NOT_VARIABLES = ("messages", "tools", "add_generation_prompt", "continue_final_message", "self")
+"""Names that a template gets in another way."""
+
 Message = Mapping[str, Any]
 Messages = Sequence[Message]
 
@@ -55,12 +58,10 @@ def conversation_of(
     Raises `InvalidConversation`.
     """
     turns = with_system(check_messages(messages), system)
-    if variables is not None and not isinstance(variables, Mapping):
-        raise InvalidConversation(f"column 'chat_template_kwargs' is {short(variables)}, not an object")
     return Conversation(
         messages=[{name: value for name, value in turn.items() if name not in _SHARES} for turn in turns],
         tools=tools_of(tools),
-        variables={name: value for name, value in (variables or {}).items() if value is not None},
+        variables=variables_of(variables),
         untrained=frozenset(number for number, turn in enumerate(turns) if not _is_trained(turn, number)),
     )
 
@@ -128,6 +129,21 @@ def tools_of(value: object) -> Sequence[Mapping[str, Any]]:
     return tuple(found)
 
 
+def variables_of(value: object) -> Mapping[str, Any]:
+    """Variables of the chat template: `chat_template_kwargs` of a row.
+
+    Raises `InvalidConversation`.
+    """
+    if value is not None and not isinstance(value, Mapping):
+        raise InvalidConversation(f"column 'chat_template_kwargs' is {short(value)}, not an object")
+    found = {name: each for name, each in (value or {}).items() if each is not None}
+    if taken := [name for name in _NOT_VARIABLES if name in found]:
+        raise InvalidConversation(
+            f"column 'chat_template_kwargs' has {taken[0]!r}, which is given by the row itself or by what is asked for"
+        )
+    return found
+
+
 def without_nulls(value: Any) -> Any:
     """Value without the fields that are null, at any depth.
 
@@ -136,6 +152,11 @@ def without_nulls(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {name: without_nulls(each) for name, each in value.items() if each is not None}
     return [without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def row_without_nulls(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Row of Arrow with the fields that its structs had before, as `without_nulls`."""
+    return {name: without_nulls(value) if isinstance(value, list | dict) else value for name, value in row.items()}
 
 
 def short(value: object) -> str:

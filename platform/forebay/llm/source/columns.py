@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any, TypeAlias
 
 from forebay.errors import InvalidOption
@@ -16,6 +17,8 @@ CHANGING = (
     *("history", "input", "documents", "image", "images", "audio", "audios", "video", "videos"),
 )
 """Columns that change a prompt. One that a schema does not read is refused."""
+_MASKS = ("attention_mask", "completion_mask", "assistant_masks")
+"""Masks beside `input_ids`, of transformers and TRL: 0 for padding, and for tokens that are not learned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,15 +113,28 @@ class Schema:
 def find_schema(columns: Sequence[str], names: Mapping[str, str]) -> Schema:
     """Schema of rows with these columns, after `names` was applied.
 
-    Raises `InvalidOption` if none fits.
+    The first one that reads all columns of `names`. Raises `InvalidOption` if none fits.
     """
     known_names = {name for schema in SCHEMAS for name in (*schema.required, *schema.others)}
     if unknown := sorted(set(names) - known_names):
         raise InvalidOption(f"columns= names {unknown[0]!r}, which is not one of the columns that are looked for.")
+    if absent := [name for name, column in names.items() if column not in columns]:
+        raise InvalidOption(
+            f"columns= reads {absent[0]!r} from the column {names[absent[0]]!r}, and the first row of the data has "
+            f"{', '.join(map(repr, columns)) or 'none'}. Name one of these.",
+            columns=tuple(columns),
+        )
     present = set(renamed(dict.fromkeys(columns), names))
-    for schema in SCHEMAS:
-        if present.issuperset(schema.required):
+    fitting = [schema for schema in SCHEMAS if present.issuperset(schema.required)]
+    for schema in fitting:
+        if set(names).issubset((*schema.required, *schema.others)):
             return schema
+    if fitting:
+        raise InvalidOption(
+            f"columns= names {', '.join(map(repr, names))}, and no row has all of them: the data would be read as "
+            f"{fitting[0].name}. Name the columns of one kind of row.",
+            columns=tuple(columns),
+        )
     known = ", ".join(schema.name for schema in SCHEMAS)
     raise InvalidOption(
         f"the data has the columns {', '.join(map(repr, columns)) or 'none'}, and needs one of: {known}. Rename them "
@@ -131,11 +147,13 @@ def find_schema(columns: Sequence[str], names: Mapping[str, str]) -> Schema:
 def renamed(row: Row, names: Mapping[str, str]) -> Row:
     """Rename the columns of a row.
 
-    `names` maps the known names to columns of the data.
+    `names` maps the known names to columns of the data, which lose their own names.
     """
     if not names:
         return row
-    return {**row, **{name: row[column] for name, column in names.items() if column in row}}
+    moved = {*names, *names.values()}
+    kept = {name: value for name, value in row.items() if name not in moved}
+    return {**kept, **{name: row[column] for name, column in names.items() if column in row}}
 
 
 def _talk(row: Row, messages: object) -> Conversation:
@@ -184,11 +202,15 @@ def _refuse_beside_text(row: Row) -> None:
 
 
 def _instruction(row: Row) -> Example:
-    question = _text(row, "instruction")
-    if row.get("input"):
-        question = f"{question}\n\n{_text(row, 'input')}"
-    turns = [*alpaca_history(row), {"role": "user", "content": question}]
+    turns = [*alpaca_history(row), {"role": "user", "content": instruction_of(row)}]
     return _talk(row, [*turns, {"role": "assistant", "content": _text(row, "output")}])
+
+
+def instruction_of(row: Row) -> str:
+    """Question of a row of Alpaca: its instruction, and its input if there is one."""
+    question, more = _text(row, "instruction"), row.get("input")
+    is_blank = not more or (isinstance(more, str) and not more.strip())
+    return question if is_blank else f"{question}\n\n{_text(row, 'input')}"
 
 
 def alpaca_history(row: Row) -> list[dict[str, Any]]:
@@ -240,7 +262,30 @@ def _ids(row: Row) -> Example:
             raise InvalidConversation(f"column {name!r} is not a list of whole numbers from -2**31 to 2**31")
     if not ids or (labels is not None and len(labels) != len(ids)):
         raise InvalidConversation(f"the row has {len(ids or ())} input_ids and {len(labels or ())} labels")
-    return TokenIds(ids, labels)
+    for at, (token, label) in enumerate(zip(ids, labels or (), strict=False)):
+        if 0 <= label != token:
+            raise InvalidConversation(
+                f"labels have {label} at position {at}, and input_ids {token}: a label is the token itself, not the "
+                "next one, or -100"
+            )
+    is_own, *of_targets = (_mask(row, name, len(ids)) for name in _MASKS)
+    is_target = [all(each) for each in zip(*of_targets, strict=True)]
+    if labels is not None or not all(is_target):
+        labels = [label if counts else -100 for label, counts in zip(labels or ids, is_target, strict=True)]
+    if not any(is_own):
+        raise InvalidConversation(f"column {_MASKS[0]!r} leaves no token of the row")
+    # Padding is no part of a text.
+    return TokenIds([*compress(ids, is_own)], labels and [*compress(labels, is_own)])
+
+
+def _mask(row: Row, name: str, length: int) -> list[bool]:
+    """Mask of tokens in a column, of which all count without it."""
+    values = row.get(name)
+    if values is None:
+        return [True] * length
+    if not isinstance(values, list) or len(values) != length or any(each not in (0, 1) for each in values):
+        raise InvalidConversation(f"column {name!r} is {short(values)}, not a list of {length} times 0 or 1")
+    return [bool(each) for each in values]
 
 
 def _is_id(value: object) -> bool:
@@ -268,7 +313,7 @@ SCHEMAS = (
     Schema(required=("instruction", "output"), build=_instruction, others=("input", "history", *OF_TALKS)),
     Schema(required=("conversations",), build=_conversations, others=OF_TALKS),
     # Their text is whole: no other column changes it.
-    Schema(required=("input_ids",), build=_ids, others=("labels", *CHANGING)),
+    Schema(required=("input_ids",), build=_ids, others=("labels", *_MASKS, *CHANGING)),
     Schema(required=("text",), build=_plain, others=CHANGING),
 )
 """Schemas, in the order in which they are looked for."""

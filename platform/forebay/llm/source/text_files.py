@@ -21,6 +21,8 @@ SPAN_BYTES = 16 << 20
 """About 4 million tokens of English text: enough documents to fill rows well, few enough to hold them in memory."""
 
 Format = Literal["parquet", "jsonl", "compressed", "arrow"]
+FROM_ARROW = ("parquet", "arrow")
+"""Formats whose structs have the fields of all structs of their column."""
 _FORMATS: dict[str, Format] = {
     **dict.fromkeys(SUFFIXES, "parquet"),
     ".jsonl": "jsonl",

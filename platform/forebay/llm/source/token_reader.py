@@ -14,7 +14,7 @@ from forebay.data.manifest.manifest import Manifest
 from forebay.data.preparation.progress import tell
 from forebay.errors import InvalidDocument, InvalidOption
 from forebay.llm.chat.documents import Document, Rendered, TrainOn, encode, prompt_and_completion
-from forebay.llm.chat.messages import Conversation, InvalidConversation, short, without_nulls
+from forebay.llm.chat.messages import Conversation, InvalidConversation, row_without_nulls, short
 from forebay.llm.chat.rendering import render
 from forebay.llm.packing import RowLayout
 from forebay.llm.source.columns import (
@@ -29,7 +29,7 @@ from forebay.llm.source.columns import (
     TokenIds,
     renamed,
 )
-from forebay.llm.source.text_files import Format, TextSpan
+from forebay.llm.source.text_files import FROM_ARROW, Format, TextSpan
 from forebay.llm.source.text_rows import TextRow, rows_of
 from forebay.llm.tokens import TokenCounts, token_table
 from forebay.runtime.formatting import count_text
@@ -40,7 +40,6 @@ _EXAMPLES = 256
 """Examples that are split into tokens in one call: enough to keep the tokenizer's threads busy."""
 _SKIPPED = "skipped"
 _MOST_MEASURED = 2000
-_FROM_ARROW = ("parquet", "arrow")
 
 Made = TypeVar("Made")
 
@@ -92,12 +91,8 @@ class ExampleRows:
         if isinstance(row.values, InvalidDocument):
             return row.values
         values = renamed(row.values, self.names)
-        if self.format in _FROM_ARROW:
-            # A struct of Arrow has the fields of all structs of its column.
-            values = {
-                name: without_nulls(value) if isinstance(value, list | dict) else value
-                for name, value in values.items()
-            }
+        if self.format in FROM_ARROW:
+            values = row_without_nulls(values)
         try:
             return make(self.schema.example(values))
         except InvalidConversation as error:

@@ -24,9 +24,18 @@ TURNS = [QUESTION, ANSWER]
             {"instruction": "q", "input": "i", "output": "a"},
             Conversation([{"role": "user", "content": "q\n\ni"}, ANSWER]),
         ),
+        ({"instruction": "q", "input": " ", "output": "a"}, Conversation(TURNS)),
         ({"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}, Conversation(TURNS)),
         ({"input_ids": [1, 2], "labels": [-100, 2]}, TokenIds([1, 2], [-100, 2])),
         ({"input_ids": [1, 2]}, TokenIds([1, 2], None)),
+        ({"input_ids": [1, 2, 0], "attention_mask": [1, 1, 0]}, TokenIds([1, 2], None)),
+        ({"input_ids": [0, 1, 2], "attention_mask": [0, 1, 1], "labels": [0, -100, 2]}, TokenIds([1, 2], [-100, 2])),
+        ({"input_ids": [1, 2, 3], "completion_mask": [0, 1, 1]}, TokenIds([1, 2, 3], [-100, 2, 3])),
+        (
+            {"input_ids": [1, 2, 3], "completion_mask": [0, 1, 1], "assistant_masks": [True, True, False]},
+            TokenIds([1, 2, 3], [-100, 2, -100]),
+        ),
+        ({"input_ids": [1, 2], "completion_mask": None, "labels": None}, TokenIds([1, 2], None)),
         ({"text": "x", "id": 1}, PlainText("x")),
     ],
 )
@@ -39,6 +48,33 @@ def test_columns_may_have_other_names() -> None:
     assert find_schema(["body"], names).example(renamed({"body": "x"}, names)) == PlainText("x")
     with pytest.raises(InvalidOption, match="columns= names 'txet'"):
         find_schema(["body"], {"txet": "body"})
+
+
+@pytest.mark.parametrize(
+    ("row", "names", "example"),
+    [
+        ({"input": "q", "output": "a"}, {"instruction": "input"}, Conversation(TURNS)),
+        ({"input": "q", "output": "a"}, {"prompt": "input", "completion": "output"}, Completion("q", "a")),
+        ({"body": "x", "messages": TURNS}, {"text": "body"}, PlainText("x")),
+        ({"body": "x", "text": "y"}, {"text": "body"}, PlainText("x")),
+        ({"prompt": "a", "completion": "q"}, {"prompt": "completion", "completion": "prompt"}, Completion("q", "a")),
+        ({"q": "q", "completion": "a", "messages": TURNS}, {"prompt": "q"}, Completion("q", "a")),
+    ],
+)
+def test_a_column_that_is_named_is_read_once(row: dict[str, Any], names: dict[str, str], example: object) -> None:
+    assert find_schema(list(row), names).example(renamed(row, names)) == example
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ({"text": "bdy"}, "reads 'text' from the column 'bdy', and the first row of the data has 'body', 'messages'"),
+        ({"text": "body", "prompt": "body"}, "names 'text', 'prompt', and no row has all .* would be read as messages"),
+    ],
+)
+def test_names_that_are_read_nowhere_are_refused(names: dict[str, str], found: str) -> None:
+    with pytest.raises(InvalidOption, match=found):
+        find_schema(["body", "messages"], names)
 
 
 def test_data_without_text_is_refused() -> None:
@@ -58,6 +94,18 @@ def test_data_without_text_is_refused() -> None:
         (["conversations"], {"conversations": "x"}, "not a list of {from, value}"),
         (["conversations"], {"conversations": [{"from": "robot", "value": "x"}]}, "the role 'robot'"),
         (["input_ids"], {"input_ids": [1, "x"]}, "column 'input_ids' is not a list of whole numbers"),
+        (
+            ["input_ids"],
+            {"input_ids": [1, 2], "labels": [2, -100]},
+            "labels have 2 at position 0, and input_ids 1: a",
+        ),
+        (
+            ["input_ids"],
+            {"input_ids": [1, 2], "attention_mask": [1]},
+            r"'attention_mask' is \[1\], not a list of 2",
+        ),
+        (["input_ids"], {"input_ids": [1, 2], "completion_mask": [0, 2]}, r"'completion_mask' is \[0, 2\], not a list"),
+        (["input_ids"], {"input_ids": [1, 2], "attention_mask": [0, 0]}, "'attention_mask' leaves no token of the row"),
         (["input_ids"], {"input_ids": [1, 2], "labels": [1]}, "the row has 2 input_ids and 1 labels"),
         (["input_ids"], {"input_ids": []}, "the row has 0 input_ids"),
     ],
@@ -116,6 +164,13 @@ CALLED = [QUESTION, CALL, {"role": "tool", "content": "r"}, ANSWER]
 )
 def test_what_changes_a_prompt_is_read(row: dict[str, Any], example: Any) -> None:
     assert find_schema(list(row), {}).example(row) == Conversation(example)
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "self"])
+def test_variables_of_a_template_that_it_gets_otherwise_are_refused(name: str) -> None:
+    row = {"messages": TURNS, "chat_template_kwargs": {name: False}}
+    with pytest.raises(InvalidConversation, match=f"'chat_template_kwargs' has '{name}', which is given by the row"):
+        find_schema(list(row), {}).example(row)
 
 
 @pytest.mark.parametrize("tools", [[TOOL], [{"name": "f"}], '[{"name": "f"}]', {"name": "f"}, ['{"name": "f"}']])
