@@ -11,9 +11,18 @@ from forebay.data.parquet.schemas import missing_column
 from forebay.data.transform.fingerprint.function import function_identity
 from forebay.data.transform.fingerprint.values import Identity
 from forebay.errors import InvalidOption
-from forebay.llm.chat.messages import InvalidConversation, Messages, check_turns, short, tools_of, with_system
+from forebay.llm.chat.messages import (
+    InvalidConversation,
+    Messages,
+    check_turns,
+    row_without_nulls,
+    short,
+    tools_of,
+    variables_of,
+    with_system,
+)
 from forebay.llm.score.engines.engine import Prompt, TokenPrompt
-from forebay.llm.source.columns import CHANGING, OF_TALKS, alpaca_history
+from forebay.llm.source.columns import CHANGING, OF_TALKS, alpaca_history, instruction_of
 
 Row: TypeAlias = Mapping[str, Any]
 PromptFunction: TypeAlias = Callable[[dict[str, Any]], Any]
@@ -35,6 +44,7 @@ class PromptSource:
         with_answer: Whether a conversation keeps its last turn if that is the assistant's.
         with_end: Whether the likelihood counts the end token.
         beside: Columns of the data beside the prompt that change it, such as `system` and `tools`.
+        from_arrow: Whether structs of a row have null for fields of other rows. A function gets them as they are.
     """
 
     column: str | None = None
@@ -45,6 +55,7 @@ class PromptSource:
     with_answer: bool = False
     with_end: bool = False
     beside: tuple[str, ...] = ()
+    from_arrow: bool = False
 
     def columns(self, present: Sequence[str]) -> tuple[str, ...]:
         """Columns that a prompt needs. A function may need all."""
@@ -86,6 +97,8 @@ class PromptSource:
 
         Raises `InvalidConversation` for a row without a prompt.
         """
+        if self.from_arrow and self.function is None:
+            row = row_without_nulls(row)
         completion = None if self.completion is None else _completion(row[self.completion], self.completion)
         content, given = self._content(row), {name: row[name] for name in self.beside if row[name]}
         if isinstance(content, str | TokenPrompt):
@@ -105,7 +118,7 @@ class PromptSource:
             row=number,
             content=with_system(content, given.get("system") or given.get("system_prompt")),
             tools=tools_of(given.get("tools") or given.get("functions")),
-            variables=_variables(given.get("chat_template_kwargs")),
+            variables=variables_of(given.get("chat_template_kwargs")),
             completion=completion,
             with_end=self.with_end,
         )
@@ -137,8 +150,8 @@ class PromptSource:
             return self._checked(self.template.format(**row), "the template's result")
         assert self.column is not None
         value = row[self.column]
-        if self.column == "instruction" and row.get("input"):
-            value = f"{value}\n\n{row['input']}"
+        if self.column == "instruction":
+            value = instruction_of(row)
         found = self._checked(value, f"column {self.column!r}")
         return [*alpaca_history(row), *found] if self._history and not isinstance(found, str | TokenPrompt) else found
 
@@ -160,8 +173,10 @@ class PromptSource:
         return turns
 
 
-def find_prompt(source: PromptSource, present: Sequence[str], where: str) -> PromptSource:
+def find_prompt(source: PromptSource, present: Sequence[str], where: str, *, from_arrow: bool = False) -> PromptSource:
     """Choose the column of the data, unless `source` names one.
+
+    `from_arrow` is the source's.
 
     Raises `InvalidOption` if none of `KNOWN` is there, `MissingColumn` for a named one that is not.
     """
@@ -174,7 +189,8 @@ def find_prompt(source: PromptSource, present: Sequence[str], where: str) -> Pro
                 columns=tuple(present),
             )
         source = replace(source, column=found[0])
-    source = replace(source, beside=tuple(name for name in source.changing if name in present))
+    beside = tuple(name for name in source.changing if name in present)
+    source = replace(source, beside=beside, from_arrow=from_arrow)
     for name in source.columns(present):
         if name not in present:
             raise missing_column(name, present, where)
@@ -194,12 +210,6 @@ def _fields(template: str) -> list[str]:
             "a text: {{ and }}."
         )
     return list(dict.fromkeys(names))
-
-
-def _variables(value: object) -> Mapping[str, Any]:
-    if value is not None and not isinstance(value, Mapping):
-        raise InvalidConversation(f"column 'chat_template_kwargs' is {short(value)}, not an object")
-    return {name: each for name, each in (value or {}).items() if each is not None}
 
 
 def _completion(value: object, name: str) -> str:

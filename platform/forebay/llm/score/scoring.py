@@ -103,7 +103,7 @@ def set_up(request: ScoreRequest, prompt: PromptFunction | None = None, engine: 
     spec, task = engine or request.engine_spec(), request.scoring_task()
     asked = request.prompt_source(prompt)
     source = find_source(request.data)
-    prompts = find_prompt(asked, source.columns, source.name)
+    prompts = find_prompt(asked, source.columns, source.name, from_arrow=source.from_arrow)
     _check_kept(request.keep, task, source)
     spec.check()
     if task.sampling.schema is not None and isinstance(spec, SchemaEngineSpec):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from forebay.llm.chat.messages import InvalidConversation
@@ -62,6 +63,39 @@ def test_system_and_tools_are_part_of_a_conversation(
     text = tokens.tokenizer.decode(ids)
     assert text.startswith("<|im_start|>system\nBe short.\n\n# Tools") and '"name": "weather"' in text
     assert text.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
+
+
+def test_fields_that_arrow_adds_to_structs_are_no_part_of_a_prompt() -> None:
+    other = {
+        "type": "function",
+        "function": {"name": "city", "parameters": {"type": "object", "properties": {"x": {}}}},
+    }
+    rows = [{"messages": ASKED, "tools": [{**TOOL, "strict": True}]}, {"messages": ASKED, "tools": [other]}]
+    filled = pa.Table.from_pylist(rows).to_pylist()
+    assert filled[1]["tools"][0]["strict"] is None
+    source = find_prompt(PromptSource(), [*filled[1]], "data", from_arrow=True)
+    assert source.prompt(0, filled[1]).tools == source.prompt(0, rows[1]).tools
+    assert "strict" not in source.prompt(0, filled[1]).tools[0]
+    # A null of JSON was written, and a function gets rows as they are.
+    assert find_prompt(PromptSource(), [*filled[1]], "data").prompt(0, filled[1]).tools[0]["strict"] is None
+    seen: list[Any] = []
+    own = PromptSource(function=lambda row: seen.append(row) or "x")  # type: ignore[func-returns-value]
+    find_prompt(own, [*filled[1]], "data", from_arrow=True).prompt(0, filled[1])
+    assert seen == [filled[1]]
+
+
+@pytest.mark.parametrize(
+    ("row", "found"),
+    [
+        ({"instruction": None, "input": "x"}, "column 'instruction' is 'None', not text"),
+        ({"instruction": 5, "input": "x"}, "column 'instruction' is '5', not text"),
+        ({"instruction": "Sum up.", "input": 5}, "column 'input' is '5', not text"),
+    ],
+)
+def test_an_instruction_that_is_no_text_is_an_error_of_the_row(row: dict[str, Any], found: str) -> None:
+    with pytest.raises(InvalidConversation, match=found):
+        prompt_of(row)
+    assert prompt_of({"instruction": "Sum up.", "input": " "}).content == [{"role": "user", "content": "Sum up."}]
 
 
 @pytest.mark.parametrize("name", ["system", "tools"])

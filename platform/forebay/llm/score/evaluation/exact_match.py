@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from forebay.llm.chat.messages import InvalidConversation, check_turns, without_nulls
 from forebay.llm.score.evaluation.answer_files import read_answers
 from forebay.llm.score.evaluation.interval import wilson_interval
 
@@ -50,6 +51,14 @@ def count_exact_matches(request: ExactMatchRequest) -> ExactMatch:
     table = read_answers(request.answers, ["text", request.expected])
     matches = 0
     for text, expected in zip(table["text"].to_pylist(), table[request.expected].to_pylist(), strict=True):
-        right = expected[-1].get("content") if isinstance(expected, list) and expected else expected
+        right = _last_turn(expected) if isinstance(expected, list) else expected
         matches += text is not None and isinstance(right, str) and text.strip() == right.strip()
     return ExactMatch(rows=table.num_rows, matches=matches)
+
+
+def _last_turn(messages: object) -> str | None:
+    """Text of the last turn of a conversation, in any form."""
+    try:
+        return str(check_turns(without_nulls(messages))[-1]["content"]) or None
+    except InvalidConversation:
+        return None

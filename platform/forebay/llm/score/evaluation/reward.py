@@ -37,7 +37,7 @@ def prompt_rows(data: str, *, prompt: str | None = None, keep: Sequence[str] = (
     Raises `InvalidOption` for the first row without a prompt, and as `score_rows`.
     """
     source = find_source(data)
-    prompts = find_prompt(PromptSource(column=prompt), source.columns, source.name)
+    prompts = find_prompt(PromptSource(column=prompt), source.columns, source.name, from_arrow=source.from_arrow)
     names = tuple(dict.fromkeys((*prompts.columns(source.columns), *keep)))
     if missing := [name for name in keep if name not in source.columns]:
         raise InvalidOption(f"keep= names {missing[0]!r}, and {source.name} has {', '.join(source.columns)}.")

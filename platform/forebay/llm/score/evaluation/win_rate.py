@@ -138,7 +138,7 @@ def _questions(request: WinRateRequest, data: RowSource) -> list[str | None]:
 
     The last turn of a conversation.
     """
-    source = find_prompt(PromptSource(column=request.prompt), data.columns, data.name)
+    source = find_prompt(PromptSource(column=request.prompt), data.columns, data.name, from_arrow=data.from_arrow)
     reader = data.open(source.columns(data.columns), ())
     found: list[str | None] = []
     for start in range(0, data.num_rows, ROWS_AT_A_TIME):

@@ -70,6 +70,10 @@ class ManifestRows:
     def identity(self) -> str:
         return self.manifest.id
 
+    @property
+    def from_arrow(self) -> bool:
+        return True
+
     def open(self, columns: Sequence[str], keep: Sequence[str]) -> RowReader:
         return ParquetReader(self.manifest, columns, keep)
 

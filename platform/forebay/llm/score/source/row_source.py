@@ -56,6 +56,11 @@ class RowSource(Protocol):
         """Digest of everything that decides the rows."""
         ...
 
+    @property
+    def from_arrow(self) -> bool:
+        """Whether structs of a row have null for fields of other rows."""
+        ...
+
     def open(self, columns: Sequence[str], keep: Sequence[str]) -> RowReader:
         """Open a reader of `columns`, which include `keep`."""
         ...

@@ -14,7 +14,7 @@ import pyarrow as pa
 from forebay.data.transform.fingerprint.values import canonical, digest
 from forebay.errors import InvalidDocument, InvalidOption, SourceChanged
 from forebay.llm.score.source.row_source import RowBlock, RowReader
-from forebay.llm.source.text_files import TextFiles, TextSpan, cut_spans
+from forebay.llm.source.text_files import FROM_ARROW, TextFiles, TextSpan, cut_spans
 from forebay.llm.source.text_rows import TextRow, count_rows, rows_of
 from forebay.runtime.threads import each_in_threads
 from forebay.runtime.uris import has_local_name
@@ -50,6 +50,10 @@ class TextRows:
     @property
     def identity(self) -> str:
         return digest(canonical({file.uri: file.without_stamp for file in self.found.files}).encode())
+
+    @property
+    def from_arrow(self) -> bool:
+        return self.found.format in FROM_ARROW
 
     def open(self, columns: Sequence[str], keep: Sequence[str]) -> RowReader:
         return TextReader(self, columns, keep)

@@ -105,14 +105,16 @@ def test_exact_match_with_a_column_and_with_the_last_turn(
     turns = [
         [{"role": "user", "content": "q"}, {"role": "assistant", "content": each}] for each in ("yes", "no", "yes ")
     ]
-    data = write_rows({"messages": turns, "right": ["yes", "yes", None]})
+    shared = [[{"from": "human", "value": "q"}, {"from": "gpt", "value": turn[-1]["content"]}] for turn in turns]
+    columns = {"messages": turns, "conversations": shared, "right": ["yes", "yes", None]}
     score_rows(
-        request_of(data=data, prompt="messages", keep=("messages", "right"), to=str(tmp_path / "a")),
+        request_of(data=write_rows(columns), prompt="messages", keep=tuple(columns), to=str(tmp_path / "a")),
         engine=RuleSpec("yes"),
     )
-    by_turn = count_exact_matches(ExactMatchRequest(answers=str(tmp_path / "a"), expected="messages"))
-    by_column = count_exact_matches(ExactMatchRequest(answers=str(tmp_path / "a"), expected="right"))
-    assert (by_turn.matches, by_turn.rows, by_column.matches) == (2, 3, 2)
+    by_turn, by_shared, by_column = (
+        count_exact_matches(ExactMatchRequest(answers=str(tmp_path / "a"), expected=each)) for each in columns
+    )
+    assert (by_turn.matches, by_turn.rows, by_shared.matches, by_column.matches) == (2, 3, 2, 2)
     assert by_turn.interval[0] < by_turn.share < by_turn.interval[1]
 
 
