@@ -20,7 +20,7 @@ from forebay.data.preparation.progress import tell
 from forebay.events import Sample
 from forebay.llm.evaluation import evaluating
 from forebay.llm.loss import of_targets
-from forebay.llm.packing import ID_BITS, START, TARGET
+from forebay.llm.packing import DESIRED, ID_BITS, START, TARGET
 from forebay.llm.recipe import Recipe
 from forebay.llm.source.hub_model import hub_access
 from forebay.llm.source.prepared_tokens import PreparedTokens
@@ -71,8 +71,9 @@ def _documents(tokens: PreparedTokens) -> Iterator[NDArray[np.int32]]:
     for index in range(min(len(manifest), _ROW_GROUPS)):
         for batch in reader.read(index).to_batches():
             for row in token_arrays(batch)[TOKENS]:
-                # Of a pair, the rejected answer follows the preferred one.
-                yield from documents_of(row)[:: 2 if tokens.has_pairs else 1]
+                # Of a pair, the rejected answer follows the preferred one, or the answer to another prompt.
+                found = documents_of(row)[:: 2 if tokens.has_pairs or tokens.has_labels else 1]
+                yield from (each for each in found if not tokens.has_labels or each[0] & DESIRED)
 
 
 def documents_of(row: NDArray[np.int32]) -> list[NDArray[np.int32]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,16 @@ def test_prompts_of_prepared_rows(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert all(loaded.decode(each.wanted).endswith("<|im_end|>") for each in found)
     assert len(held_out_prompts(tokens, 1000)) < 1000
     assert "samples=1000: " in caplog.text
+
+
+def test_prompts_of_labels_have_their_own_desired_answer(tmp_path: Path) -> None:
+    rows = [{"prompt": f"Say {n}. ", "completion": f"number {n}", "label": n % 2 == 0} for n in range(5)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    source = llm.TokenSource(str(tmp_path / "rows.jsonl"), llm.tokenizer("tiny"), seq_len=128, overflow="drop")
+    tokens = llm.prepared_tokens(fb.prepare(source, into=str(tmp_path / "into")))
+    loaded = tokens.tokenizer(llm.tokenizer("tiny"))
+    found = {loaded.decode(each.ids): loaded.decode(each.wanted) for each in held_out_prompts(tokens, 8)}
+    assert found == {f"Say {n}. ": f"number {n}<|im_end|>" for n in (0, 2, 4)}
 
 
 def test_prompts_of_pairs_have_the_preferred_answer(tmp_path: Path) -> None:

@@ -79,7 +79,8 @@ def prompt_and_completion(prompt: str, completion: str) -> Rendered:
 def encode(tokenizer: ChatTokenizer, texts: Sequence[Rendered]) -> Iterator[Document]:
     """Encode rendered texts to token ids and targets.
 
-    A token that crosses the border of a range is not a target.
+    A token that begins before a range and ends in it is a target: it holds the beginning of the answer, such as the
+    word behind the blank that ends a prompt. One that goes on behind a range is not.
     """
     if not texts:
         return
@@ -94,5 +95,5 @@ def _targets(rendered: Rendered, offsets: Sequence[tuple[int, int]]) -> NDArray[
     starts, stops = np.asarray(offsets, np.int64).reshape(-1, 2).T
     found = np.zeros(len(offsets), bool)
     for low, high in rendered.targets:
-        found |= (starts >= low) & (stops <= high) & (stops > starts)
+        found |= (stops > low) & (stops <= high) & (stops > starts)
     return found

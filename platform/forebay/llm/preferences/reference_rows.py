@@ -31,7 +31,7 @@ from forebay.llm.tokens import PAIRS, REFERENCE, TARGETS, TOKENS, pair_arrays
 from forebay.runtime.formatting import count_text
 from forebay.runtime.gpus import num_gpus
 
-VERSION = 1
+VERSION = 2
 """Part of every fingerprint. Raised when equal rows would get other numbers."""
 _TEXTS = "most texts of a row"
 

@@ -89,6 +89,8 @@ class PromptSource:
             "beside": list(self.beside) or None,
             # Before this fact there was one rule: the end token counted.
             "end": "counts" if self.with_end else "left out" if self.with_answer else None,
+            # The same: a token of both the prompt and the completion did not count.
+            "border": "counts" if self.with_answer else None,
         }
         return {name: fact for name, fact in facts.items() if fact not in (None, False)}
 

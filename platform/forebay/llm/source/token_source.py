@@ -32,7 +32,7 @@ from forebay.llm.source.tokenizers import TokenizerSpec, load_tokenizer, to_text
 from forebay.runtime.late_import import with_keyword_hints
 from forebay.storage.credentials import Access
 
-VERSION = 3
+VERSION = 4
 """Part of every fingerprint. Raised when equal data would give other rows."""
 ROW_GROUP_TOKENS = 1 << 18
 _TRAINING_EXAMPLES = 2000

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from forebay.errors import InvalidOption
-from forebay.llm.chat.documents import check_train_on, encode, prompt_and_completion
+from forebay.llm.chat.documents import Rendered, check_train_on, encode, prompt_and_completion
 from forebay.llm.chat.messages import InvalidConversation, check_messages, conversation_of
 from forebay.llm.chat.named import CHATML
 from forebay.llm.chat.rendering import render
@@ -146,9 +146,11 @@ def test_completion_is_the_target(tokenizer: Any) -> None:
     assert tokenizer.decode(document.ids) == "Add (1,2)\n3<|im_end|>"
 
 
-def test_token_across_the_border_is_no_target(tokenizer: Any) -> None:
+def test_token_that_holds_the_beginning_of_an_answer_is_a_target(tokenizer: Any) -> None:
     (document,) = encode(tokenizer, [prompt_and_completion("Rev", "erse (fox")])
-    assert tokenizer.decode(document.ids[document.is_target]) == " (fox"
+    assert tokenizer.decode(document.ids[document.is_target]) == "Reverse (fox"
+    (document,) = encode(tokenizer, [Rendered("Reverse (fox", ((0, 3), (7, 10)))])
+    assert tokenizer.decode(document.ids[document.is_target]) == " ("
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from forebay.errors import InvalidOption
 from forebay.llm.chat.messages import Conversation, InvalidConversation
-from forebay.llm.source.columns import Completion, PlainText, TokenIds, find_schema, renamed
+from forebay.llm.source.columns import Completion, PlainText, Preference, TokenIds, find_schema, renamed
 
 QUESTION, ANSWER = {"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}
 TURNS = [QUESTION, ANSWER]
@@ -164,6 +164,14 @@ CALLED = [QUESTION, CALL, {"role": "tool", "content": "r"}, ANSWER]
 )
 def test_what_changes_a_prompt_is_read(row: dict[str, Any], example: Any) -> None:
     assert find_schema(list(row), {}).example(row) == Conversation(example)
+
+
+@pytest.mark.parametrize("prompt", [[QUESTION], "q", None])
+@pytest.mark.parametrize("has_prompt", [True, False])
+def test_answers_may_contain_their_prompt(prompt: Any, has_prompt: bool) -> None:
+    chosen, rejected = ([*([QUESTION] if has_prompt or prompt is None else []), ANSWER] for _ in range(2))
+    row = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    assert find_schema(list(row), {}).example(row) == Preference(Conversation(TURNS), Conversation(TURNS))
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt", "self"])

@@ -217,4 +217,4 @@ def a_table() -> Any:
 
 def test_span_bytes_are_part_of_the_version() -> None:
     """Another size of spans packs other documents with each other: raise `VERSION` with it."""
-    assert (token_source.VERSION, text_files.SPAN_BYTES) == (3, 16 << 20)
+    assert (token_source.VERSION, text_files.SPAN_BYTES) == (4, 16 << 20)
