@@ -130,7 +130,7 @@ def _tell_transformers() -> None:
 
     def prepared(*given: Any, **named: Any) -> Any:
         found = arguments.bind(*given, **named)
-        if found.arguments["position_ids"] is None:
+        if found.arguments.get("position_ids") is None:
             found.arguments["position_ids"] = _OWN_POSITIONS.get()
         return prepare(*found.args, **found.kwargs)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -32,16 +33,21 @@ from forebay.llm.hf_folder.weights import (
 )
 from forebay.llm.models import TINY
 from forebay.llm.reward_head import classifier_config
+from forebay.llm.source.folders import folder_digest
 from forebay.storage.filesystem import Location, below, resolve
 from forebay.training.checkpoint.encoded import CorruptCheckpoint
 from forebay.training.checkpoint.files.checkpoint_files import CheckpointFiles, readable_checkpoints
 from forebay.training.checkpoint.parts.stored_state import StoredState, open_state
 from forebay.training.runs.found_runs import no_run
+from forebay.training.runs.job_facts import load_identity
 
 Content = Literal["model", "adapter", "merged model"]
 
 _TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 _MODEL_SEAL, _ADAPTER_SEAL = "config.json", "adapter_config.json"
+
+_DIGEST = re.compile(r"\(([0-9a-f]{12})\)")
+"""Digest of a base in the facts of a run (`run_identity`)."""
 
 log = logging.getLogger(__name__)
 
@@ -110,6 +116,8 @@ def export(  # noqa: PLR0913 - public options, all but two keyword-only
     try:
         with open_state(files, found) as state:
             origin = _origin(state, name)
+            if origin.adapter is not None:
+                _warn_of_another_base(origin.model.name, name, load_identity(below(resolve(storage).uri, name)))
             plan = _ExportPlan(run=name, step=found, checksum=checksum, origin=origin, merge=merge, dtype=dtype)
             return _write(plan, state, to, wrote)
     except CorruptCheckpoint as error:
@@ -265,6 +273,18 @@ def found_step(files: CheckpointFiles, name: str, step: int | Literal["best"] | 
         return found, str(files.read(found, shards=()).metadata["xxh3_128"])
     except CorruptCheckpoint as error:
         raise CorruptFile(f"the checkpoint {files.uri_of(found)} is corrupt: {error}.", step=found) from error
+
+
+def _warn_of_another_base(model: str, name: str, identity: Mapping[str, Any]) -> None:
+    """Warn if the folder of the base is not what run `name` recorded when it began."""
+    recorded = _DIGEST.search(str(identity.get("model", "")))
+    if recorded and not folder_digest(model).startswith(recorded[1]):
+        log.warning(
+            "The base model %s was changed or replaced since run %r began, and the adapter was trained beside what it "
+            "was. Put the old folder back, unless only its texts changed.",
+            model,
+            name,
+        )
 
 
 def _origin(state: StoredState, name: str) -> ModelOrigin:

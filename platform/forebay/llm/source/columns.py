@@ -243,8 +243,8 @@ def _answered(row: Row, column: str) -> Conversation | Completion:
         if isinstance(prompt, str) and prompt.strip() and all(_role(turn) != "user" for turn in answer):
             prompt = [{"role": "user", "content": prompt}]
         # Messages may contain the prompt themselves.
-        is_apart = isinstance(prompt, list) and answer[: len(prompt)] != prompt
-        return _talk(row, [*(prompt if is_apart else ()), *answer])
+        before = prompt if isinstance(prompt, list) and answer[: len(prompt)] != prompt else ()
+        return _talk(row, [*before, *answer])
     if isinstance(prompt, list):
         return _talk(row, [*prompt, {"role": "assistant", "content": answer}])
     _refuse_beside_text(row)

@@ -21,10 +21,12 @@ from forebay.errors import CorruptFile, InvalidOption
 from forebay.llm.hf_folder import safetensors_files
 from forebay.llm.hf_folder.model_origin import TRACKED
 from forebay.llm.hf_folder.side_files import end_tokens
+from forebay.llm.source.folders import folder_digest
 from forebay.storage.filesystem import resolve
 from forebay.training.checkpoint.checkpoint import Checkpoint, DirectoryStore
 from forebay.training.checkpoint.parts.part import LocalChunk
 from forebay.training.checkpoint.parts.table import TABLE, named, table_text
+from forebay.training.runs import job_facts
 from forebay.world import World
 
 TrainRun = Callable[..., float]
@@ -348,6 +350,22 @@ def test_run_does_not_go_on_with_another_adapter(train_run: TrainRun) -> None:
     train_run(adapter=llm.Lora(r=4), steps=2)
     with pytest.raises(fb.errors.BadJob, match="was trained with lora_r=4, .* and this run has lora_r=4, lora_alpha=8"):
         train_run(adapter=llm.Lora(r=4, alpha=8), steps=2)
+
+
+def test_another_base_than_the_one_of_the_run_is_told(
+    train_run: TrainRun, base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    train_run(model=str(base), adapter=llm.Lora(r=4), steps=2)
+    identity = {"model": f"base ({folder_digest(str(base))[:12]}) in nf4"}
+    facts = {"version": job_facts.VERSION, "identity": identity, "parameters": {}}
+    (tmp_path / "runs" / "mine" / job_facts.FILE_NAME).write_text(json.dumps(facts))
+    llm.export("mine", str(tmp_path / "out"), storage=str(tmp_path / "runs"), merge=True)
+    assert "changed or replaced" not in caplog.text
+    model = load(base)
+    model.model.norm.weight.data += 1
+    model.save_pretrained(base)
+    llm.export("mine", str(tmp_path / "again"), storage=str(tmp_path / "runs"), merge=True)
+    assert f"The base model {base} was changed or replaced since run 'mine' began" in caplog.text
 
 
 def test_adapter_beside_4_bit_weights_is_merged_into_what_they_stand_for(
