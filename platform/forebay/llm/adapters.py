@@ -283,10 +283,12 @@ def adapted_weights(model: nn.Module, adapter: Lora) -> dict[str, tuple[str, Sta
             own = name.removeprefix(prefix)
             if isinstance(layer, peft.tuners.lora.layer.ParamWrapper):
                 weight = f"{own.replace('.base_layer', '')}.{layer.parameter_name}"
-                is_transposed = not layer._did_swap_in_out_features  # noqa: SLF001 - peft (0.21) has no public name
+                # peft (0.21) has no public name.
+                is_transposed = layer.num_experts > 1 and not layer._did_swap_in_out_features  # noqa: SLF001
                 found[own] = (weight, StackForm(experts=layer.num_experts, is_transposed=is_transposed))
             else:
-                found[own] = (f"{own}.weight", StackForm())
+                # A Conv1D of GPT-2 has the inputs first.
+                found[own] = (f"{own}.weight", StackForm(is_transposed=getattr(layer, "fan_in_fan_out", False)))
     return found
 
 

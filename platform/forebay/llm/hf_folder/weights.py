@@ -92,6 +92,9 @@ def merged_weights(base: list[Weight], state: StoredState, adapter: Lora, names:
         raise _unnamed(min(unnamed), layers)
     whole = [replace(each, name=name.replace(_SAVED, ".")) for name, each in parts.items() if _SAVED in name]
     saved = {part.name: part for each in whole for part in names.split(each)}
+    if adapter.ties_embedding(names.model):
+        # The output layer is the embedding that was trained. Files of a base may have both.
+        base = [each for each in base if each.name != _OUTPUT]
     merged = []
     for weight in base:
         if weight.name in of_parts:
@@ -133,7 +136,7 @@ class _Change:
         """The change, in float32, in which the adapter was trained."""
         a, b = self.a().float(), self.b().float()
         if self.form.experts == 1:
-            return self.scale * (b @ a)
+            return self.scale * (a.T @ b.T if self.form.is_transposed else b @ a)
         # The order of peft: rows of A by experts, and columns of B by ranks.
         a, b = a.reshape(self.form.experts, -1, a.shape[-1]), b.reshape(b.shape[0], -1, self.form.experts)
         order = "ore,eri->eio" if self.form.is_transposed else "ore,eri->eoi"
@@ -237,10 +240,9 @@ def _through_4_bits(read: Callable[[], Tensor], *, as_row: bool) -> Tensor:
 def _with_change(base: Weight, change: _Change, names: BaseNames) -> Tensor:
     """Sum in float32, in which the adapter was trained."""
     total: Tensor = base.read().float() + names.parts(change.name, change.values())[base.name]
-    return total if change.magnitude is None else _of_magnitude(total, change.magnitude())
-
-
-def _of_magnitude(direction: Tensor, magnitude: Tensor) -> Tensor:
-    """Weight with the row lengths of DoRA."""
-    lengths: Tensor = magnitude.float() / torch.linalg.norm(direction, dim=1)
-    return direction * lengths[:, None]
+    if change.magnitude is None:
+        return total
+    # DoRA has a length for each output.
+    inputs = 0 if change.form.is_transposed else 1
+    lengths: Tensor = change.magnitude().float() / torch.linalg.norm(total, dim=inputs)
+    return total * lengths.unsqueeze(inputs)

@@ -196,6 +196,31 @@ def test_tied_output_that_config_json_does_not_name(
     assert loss_of(adapted, tokens) == pytest.approx(loss, abs=1e-6)
 
 
+@pytest.mark.parametrize("dora", [False, pytest.param(True, marks=pytest.mark.variation)])
+def test_layers_with_the_inputs_first_are_merged(
+    train_run: TrainRun, tokens: llm.PreparedTokens, tmp_path: Path, dora: bool
+) -> None:
+    sizes = {"n_positions": 128, "n_embd": 32, "n_layer": 1, "n_head": 2, "initializer_range": 0.2}
+    still = dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)
+    torch.manual_seed(2)
+    config = transformers.GPT2Config(vocab_size=tokens.vocab_size, **sizes, **still)
+    transformers.AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    loss = train_run(model=str(tmp_path / "base"), adapter=llm.Lora(r=4, dora=dora))
+    llm.export("mine", str(tmp_path / "merged"), storage=str(tmp_path / "runs"), merge=True)
+    assert loss_of(load(tmp_path / "merged"), tokens) == pytest.approx(loss, abs=1e-5)
+
+
+def test_a_tied_output_in_the_files_of_the_base_is_merged_with_its_embedding(
+    train_run: TrainRun, tokens: llm.PreparedTokens, base: Path, tmp_path: Path
+) -> None:
+    state = {name: each.clone() for name, each in load(base).state_dict().items()}
+    assert "lm_head.weight" in state
+    save_file(state, base / "model.safetensors", metadata={"format": "pt"})
+    loss = train_run(model=str(base), adapter=llm.Lora(r=4, modules_to_save="embed_tokens"))
+    llm.export("mine", str(tmp_path / "merged"), storage=str(tmp_path / "runs"), merge=True)
+    assert loss_of(load(tmp_path / "merged"), tokens) == pytest.approx(loss, abs=1e-5)
+
+
 def test_other_files_in_the_folder_of_the_base_are_not_merged(
     train_run: TrainRun, tokens: llm.PreparedTokens, base: Path, tmp_path: Path
 ) -> None:
