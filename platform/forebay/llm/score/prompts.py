@@ -27,6 +27,7 @@ from forebay.llm.source.columns import CHANGING, OF_TALKS, alpaca_history, instr
 Row: TypeAlias = Mapping[str, Any]
 PromptFunction: TypeAlias = Callable[[dict[str, Any]], Any]
 """Function of a row, as a dictionary, that returns a text, a conversation or a `TokenPrompt`."""
+_TURNS = ("messages", "conversations")
 KNOWN = ("messages", "conversations", "prompt", "instruction", "text")
 """Columns that are looked for, in this order."""
 
@@ -161,6 +162,8 @@ class PromptSource:
         if isinstance(value, TokenPrompt):
             return value
         is_chat = self.is_chat or self.column == "instruction"
+        if isinstance(value, str) and self.column in _TURNS and value.lstrip().startswith("["):
+            raise InvalidConversation(f"{what} is JSON text, not a list of turns: {short(value)}")
         if isinstance(value, str):
             if not value.strip():
                 raise InvalidConversation(f"{what} is empty")

@@ -251,6 +251,11 @@ class TokenReader:
         return Document(np.asarray(ids, np.int32), is_target)
 
     def _nothing(self, total: TokenCounts) -> InvalidOption:
+        if total.skipped and not total.longest:
+            return InvalidOption(
+                f"none of the {count_text(total.skipped)} rows of the data is valid. Set on_bad_rows='raise' to see "
+                "why."
+            )
         return InvalidOption(
             f"no document of the data can be trained on with seq_len={self.layout.seq_len}, "
             f"overflow={self.layout.overflow!r} and train_on={self.train_on!r}: {count_text(total.dropped)} are too "

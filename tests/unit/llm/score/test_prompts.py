@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -82,6 +83,13 @@ def test_fields_that_arrow_adds_to_structs_are_no_part_of_a_prompt() -> None:
     own = PromptSource(function=lambda row: seen.append(row) or "x")  # type: ignore[func-returns-value]
     find_prompt(own, [*filled[1]], "data", from_arrow=True).prompt(0, filled[1])
     assert seen == [filled[1]]
+
+
+@pytest.mark.parametrize("name", ["messages", "conversations"])
+def test_turns_as_json_text_are_no_prompt(name: str) -> None:
+    with pytest.raises(InvalidConversation, match=f"column '{name}' is JSON text, not a list of turns"):
+        prompt_of({name: json.dumps(ASKED)})
+    assert prompt_of({name: "Is it warm?"}).content == "Is it warm?"
 
 
 @pytest.mark.parametrize(

@@ -186,6 +186,12 @@ def test_nothing_to_train_on_is_explained(chats: Path, tmp_path: Path) -> None:
         fb.prepare(source, into=str(tmp_path / "into"))
 
 
+def test_data_without_a_valid_row_is_not_too_long(write: Callable[..., Path], tmp_path: Path) -> None:
+    source = TokenSource(str(write([{"messages": []}, {"messages": None}])), TINY, on_bad_rows="skip")
+    with pytest.raises(InvalidOption, match="none of the 2 rows of the data is valid. Set on_bad_rows='raise'"):
+        fb.prepare(source, into=str(tmp_path / "into"))
+
+
 def test_messages_need_a_template(chats: Path, tmp_path: Path, tokenizer: Any) -> None:
     tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "chat_template.jinja").unlink()
