@@ -113,7 +113,8 @@ def _fake(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def with_layers(config: Any, layers: int) -> Any:
     """Copy of `config` with its first `layers` layers."""
     short = copy.deepcopy(config)
-    if isinstance(types := getattr(short, "layer_types", None), list):
+    # Some derive their kinds from the number, such as Mamba.
+    if isinstance(types := vars(short).get("layer_types"), list):
         short.layer_types = types[:layers]
     short.num_hidden_layers = layers
     return short

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 import forebay as fb
 from forebay import llm
@@ -90,6 +91,19 @@ def test_adapters_count_by_their_targets() -> None:
     assert estimate_memory(replace(plan, lora_targets="all-linear")).trained > 3 * (query + value)
     with pytest.raises(InvalidOption, match="matches no layer of the model"):
         estimate_memory(replace(plan, lora_targets="query"))
+
+
+@pytest.mark.parametrize(
+    ("config", "kinds"),
+    [
+        (transformers.MambaConfig(num_hidden_layers=4), ["linear_attention"] * 2),
+        (transformers.Lfm2Config(num_hidden_layers=4, full_attn_idxs=[1]), ["conv", "full_attention"]),
+    ],
+    ids=["derived", "listed"],
+)
+def test_first_layers_keep_their_kinds(config: Any, kinds: list[str]) -> None:
+    found = with_layers(config, 2)
+    assert (found.num_hidden_layers, list(found.layer_types)) == (2, kinds)
 
 
 @pytest.mark.parametrize("adapter", [None, pytest.param(llm.Lora(r=4), marks=pytest.mark.variation)])
