@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from forebay.events import EpochEnded
 from forebay.runtime.metrics import Counters
-from forebay.training.state.metric import Metric, Scalar, weighted
+from forebay.training.state.metric import Metric, Scalar, WeightedMean, weighted
 
 TRAINER_METRICS = ("wait_s", "copy_s", "batches", "rows")
 """Counters of a held-out loader that must not count as training."""
@@ -21,8 +21,8 @@ class EpochFacts:
 
     Ranks exchange them and checkpoints save them.
 
-    `rows` are global rows. `spent` holds seconds. A metric is kept as its sum and its number of values,
-    or of rows for a `WeightedMean`.
+    `rows` are global rows. `spent` holds seconds. A metric is kept as its sum and its number of values in the steps of
+    a rank, or in the rows of all ranks for a `WeightedMean`: the next world may have another number of ranks.
     """
 
     rows: int = 0
@@ -83,8 +83,8 @@ class EpochTotals:
     Metrics may be tensors. They are summed on their device. Only `facts` reads them, which waits for the device.
     """
 
-    def __init__(self, train: Counters, held_out: Counters, start: EpochFacts) -> None:
-        self._train, self._held_out = train, held_out
+    def __init__(self, train: Counters, held_out: Counters, start: EpochFacts, world_size: int) -> None:
+        self._train, self._held_out, self._world_size = train, held_out, world_size
         self._before = train.as_dict(), held_out.as_dict()
         self._start = start
         self._rows = start.rows
@@ -126,13 +126,16 @@ class EpochTotals:
             self._timed.discard(what)
             self.add_time(what, time.perf_counter() - began)
 
-    def add_metrics(self, metrics: Mapping[str, Metric]) -> None:
-        """Add metrics of one step.
+    def add_metrics(self, metrics: Mapping[str, Metric], *, are_of_all_ranks: bool = False) -> None:
+        """Add metrics of one step, of this rank or of all of them.
 
         Raises `InvalidOption` for a metric that is not a single number.
         """
         for name, value in metrics.items():
             total, weight = weighted(name, value)
+            if isinstance(value, WeightedMean) and not are_of_all_ranks:
+                # `over_ranks` averages: so the mean of these is the sum over ranks.
+                total, weight = total * self._world_size, weight * self._world_size
             self._sums[name] = self._sums.get(name, 0.0) + total
             self._times[name] = self._times.get(name, 0.0) + weight
 

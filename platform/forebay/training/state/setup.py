@@ -50,7 +50,7 @@ class LocalParts:
     A gradient before a step, or None.
 
     `tables` are rows that are not parameters (`forebay.training.tables`). All ranks call `metrics` together before a
-    checkpoint, for what they measured since the last one.
+    checkpoint, for what all of them measured since the last one.
     """
 
     value: Callable[[Tensor], Tensor] = local_part

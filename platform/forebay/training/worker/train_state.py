@@ -34,7 +34,7 @@ class TrainState:
     step.
     """
 
-    def __init__(self, spec: TrainSpec) -> None:
+    def __init__(self, spec: TrainSpec, world_size: int) -> None:
         self.progress = DataProgress(spec.data)
         self.objects = StatefulObjects()
         self.monitors = MonitorSet(spec.monitors)
@@ -44,7 +44,7 @@ class TrainState:
         self.ended: tuple[EpochEnded, ...] = ()
         self.evaluations: tuple[Evaluated, ...] = ()
         self.restored: Snapshot | None = None
-        self._spec, self._parts = spec, LocalParts()
+        self._spec, self._parts, self._world_size = spec, LocalParts(), world_size
         self._setup: TrainSetup | None = None
         self.totals = self._new_totals(EpochFacts())
 
@@ -123,10 +123,11 @@ class TrainState:
         The metrics are of its monitors and of the strategy.
         """
         began = time.perf_counter()
-        verdict, measured = self.monitors.verdict(), {**self.monitors.metrics(), **self._parts.metrics()}
-        self.totals.add_metrics(measured)
+        verdict, own, shared = self.monitors.verdict(), self.monitors.metrics(), self._parts.metrics()
+        self.totals.add_metrics(own)
+        self.totals.add_metrics(shared, are_of_all_ranks=True)
         self.totals.add_time("checkpoint_s", time.perf_counter() - began)
-        return verdict, measured
+        return verdict, {**own, **shared}
 
     def decide_batch(self, requested: int | None, measured: Sequence[tuple[float, ...]]) -> None:
         """Choose the global batch from here on.
@@ -203,4 +204,4 @@ class TrainState:
         self.restored = snapshot
 
     def _new_totals(self, start: EpochFacts) -> EpochTotals:
-        return EpochTotals(self.counters, self.held_out_counters, start)
+        return EpochTotals(self.counters, self.held_out_counters, start, self._world_size)

@@ -78,7 +78,7 @@ class Worker:
         self._cache, self._loaders = cache, set[Loader]()
         self._step_reports = StepReports(reporter, collective.world)
         self._generators = rng.RankGenerators()
-        self._state = TrainState(spec)
+        self._state = TrainState(spec, collective.world.size)
         self._progress = self._state.progress
         self._evaluator: Evaluator | None = None
         self._is_displaced, self._strategies = True, strategies
