@@ -64,8 +64,11 @@ class SavedModel:
         self._inner, self._value_of, self._agree = inner, value_of, agree
         names: dict[int, str] = {}
         tensors = model.state_dict(keep_vars=True)
+        # An extra state is any object: two modules with an equal small number there are not tied.
         self._tied = {
-            name: first for name, tensor in tensors.items() if (first := names.setdefault(id(tensor), name)) != name
+            name: first
+            for name, tensor in tensors.items()
+            if isinstance(tensor, Tensor) and (first := names.setdefault(id(tensor), name)) != name
         }
         self._frozen = {name: each for name, each in _frozen(model).items() if name not in self._tied}
         self._marks = self._marked()

@@ -16,7 +16,7 @@ from forebay.errors import BadJob
 from forebay.training.checkpoint.checkpoint import DirectoryStore
 from forebay.training.collectives.collective import SingleProcessCollective
 from forebay.training.state.snapshot import Snapshot
-from forebay.training.strategies.saved_model import BLOCK, sum_of_bits
+from forebay.training.strategies.saved_model import BLOCK, FrozenBase, sum_of_bits, whole_states
 from forebay.training.worker.spec import TrainSpec
 from forebay.training.worker.worker import Worker
 
@@ -99,3 +99,29 @@ def test_sum_of_bits_tells_values_orders_and_signs_apart() -> None:
     assert sum_of_bits(values) == sum_of_bits(values.clone())
     assert {sum_of_bits(torch.empty(0)), sum_of_bits(torch.zeros(2, 2, dtype=torch.uint8))} == {0}
     assert sum_of_bits(torch.ones(3, dtype=torch.bfloat16)) != sum_of_bits(torch.zeros(3, dtype=torch.bfloat16))
+
+
+class CountingModule(nn.Module):
+    """A module whose state is a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = 0
+
+    def get_extra_state(self) -> int:
+        return self.seen
+
+    def set_extra_state(self, state: int) -> None:
+        self.seen = state
+
+
+def test_modules_keep_extra_states_that_were_equal_at_the_start() -> None:
+    def made() -> tuple[nn.Module, Any]:
+        model = nn.Sequential(CountingModule(), CountingModule(), nn.Linear(1, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, whole_states(model, optimizer, FrozenBase(model))["model"]
+
+    (model, state), (other, restored) = made(), made()
+    model[0].seen, model[1].seen = 5, 9  # type: ignore[assignment]
+    restored.load_state_dict(state.state_dict())
+    assert (other[0].seen, other[1].seen) == (5, 9)
