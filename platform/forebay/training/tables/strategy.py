@@ -100,7 +100,8 @@ class TableStrategy:
         )
         self._metrics = TableMetrics(lambda: tables.shared, self._collective)
         model, built = self._inner.prepare(model, optimizer)
-        start = built.param_groups[0]["lr"]
+        # A number: a scheduler changes a rate that is a tensor in place.
+        start = float(built.param_groups[0]["lr"])
 
         def train_tables(trained: Optimizer, _args: Any, _kwargs: Any) -> None:
             tables.step(float(trained.param_groups[0]["lr"] / start) if start else 1.0)

@@ -53,6 +53,11 @@ class TrainState:
         return self.progress.data.global_batch
 
     @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the model's `fb.Table` modules."""
+        return tuple(table.name for table in self._parts.tables)
+
+    @property
     def num_bytes(self) -> int:
         """Approximate size of a checkpoint.
 

@@ -198,10 +198,11 @@ class Worker:
     def track(self, **others: Stateful) -> None:
         """Save and restore more objects: schedulers, gradient scalers.
 
-        Call it between `setup` and the loop.
+        Call it between `setup` and the loop. Raises `BadJob` for a gradient scaler of a model with `fb.Table` modules.
         """
         if not self._is_displaced:
             raise BadJob("track() was called in the training loop. Call it between setup() and worker.loader().")
+        self._refuse_scalers(others)
         self._state.objects.add(**others)
         if self._state.restored is not None:
             # Restore everything again: building a scheduler changes the learning rates of the optimizer.
@@ -531,6 +532,18 @@ class Worker:
         if self.resize_to is not None:
             # The workers of the next world look for it, and this one may end.
             self._checkpoints.settle()
+
+    def _refuse_scalers(self, others: Mapping[str, Stateful]) -> None:
+        """A scaler divides the gradients of parameters by its scale, and rows of tables are none."""
+        scalers = [
+            name for name, each in others.items() if isinstance(each, torch.amp.GradScaler) and each.is_enabled()
+        ]
+        if scalers and (tables := self._state.tables):
+            raise BadJob(
+                f"{scalers[0]!r} scales the loss, and it does not scale the gradients of table {', '.join(tables)} "
+                "back: their rows are not parameters. Train in bfloat16 without a scaler, or use nn.Embedding.",
+                tables=tables,
+            )
 
     def _restore(self, snapshot: Snapshot) -> None:
         self._state.restore(snapshot, rank=self.world.rank)

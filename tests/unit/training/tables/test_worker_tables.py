@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import Adam
+from torch.optim.lr_scheduler import LambdaLR
 
 from forebay.data.loader.data import Data
 from forebay.errors import BadJob
@@ -127,3 +128,39 @@ def test_checkpoint_of_other_tables_is_refused(
     run_to(SingleProcessCollective(), data, folder, 2, make_recorder)
     with pytest.raises(BadJob, match=words):
         run_to(SingleProcessCollective(), data, folder, 4, make_recorder, **change)
+
+
+@pytest.mark.parametrize("rate", [0.01, torch.tensor(0.01)])
+def test_tables_follow_a_scheduler(
+    make_data: Callable[..., Data], make_recorder: Any, tmp_path: Path, rate: float | torch.Tensor
+) -> None:
+    changes = []
+
+    def train(worker: Worker) -> None:
+        model, optimizer = worker.setup(Ranker(), partial(Adam, lr=rate), tables=OPTIMIZER)
+        scheduler = LambdaLR(optimizer, lambda epoch: 0.0 if epoch else 1.0)
+        worker.track(scheduler=scheduler)
+        for batch in worker.loader():
+            before = model.id.shared.weight().clone()
+            worker.backward(batch, lambda part: (model(part) - part["label"]).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            scheduler.step()
+            changes.append(not torch.equal(model.id.shared.weight(), before))
+            worker.commit()
+
+    spec = TrainSpec(data=make_data(lanes=4), epochs=1, checkpoint_every=100)
+    Worker(spec, SingleProcessCollective(), None, DirectoryStore(str(tmp_path)), make_recorder()).run(train)
+    assert changes[0] and not any(changes[1:])
+
+
+def test_a_scaler_of_gradients_is_refused(make_data: Callable[..., Data], make_recorder: Any, tmp_path: Path) -> None:
+    def train(worker: Worker) -> None:
+        worker.setup(Ranker(), partial(Adam, lr=0.01), tables=OPTIMIZER)
+        worker.track(off=torch.amp.GradScaler("cpu", enabled=False))
+        worker.track(scaler=torch.amp.GradScaler("cpu"))
+
+    spec = TrainSpec(data=make_data(lanes=4), epochs=1, checkpoint_every=100)
+    worker = Worker(spec, SingleProcessCollective(), None, DirectoryStore(str(tmp_path)), make_recorder())
+    with pytest.raises(BadJob, match=r"'scaler' scales the loss.* of table id, open back"):
+        worker.run(train)
