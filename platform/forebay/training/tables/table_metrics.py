@@ -116,7 +116,7 @@ def _metrics(shared: SharedRows | OpenRows, counts: _Counts, touched_by_rank: _C
         found["shared_share"] = WeightedMean(total=numbers.shared, weight=numbers.unique)
     elif shared.owned.optimizer.moments:
         found["trained_rows"] = numbers.occupied
-        if numbers.occupied < shared.facts.rows:  # A full table does not show how many ids it has.
+        if numbers.occupied < shared.facts.rows > 1:  # A full table does not show how many ids it has.
             found["collisions"] = estimated_collisions(numbers.occupied, shared.facts.rows)
     return found
 

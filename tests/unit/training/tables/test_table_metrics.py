@@ -44,6 +44,15 @@ class CountedTable(nn.Module):
         return self.out(rows)[:, 0]
 
 
+class OneRow(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.row, self.out = Table(1, DIM), nn.Linear(DIM, 1)
+
+    def forward(self, batch: Any) -> torch.Tensor:
+        return self.out(self.row(batch["id"]))[:, 0]
+
+
 def two_steps(
     collective: Collective, ids_of_ranks: list[list[int]], placement: str = "rows", looks_up_together: bool = False
 ) -> dict[str, float]:
@@ -63,6 +72,17 @@ def two_steps(
 
 
 IDS = [[0, 0, 0, 1, 64, 65], [0, 0, 3, 500, -1, 2]]
+
+
+def test_a_table_of_one_untrained_row_has_metrics() -> None:
+    model = OneRow()
+    options = StrategyOptions(reduction="mean", plan=None, seed=0)  # type: ignore[arg-type]
+    collective = SingleProcessCollective()
+    strategy = with_tables(
+        TorchDataParallel(collective, options), "ddp", model, RowWiseAdagrad(lr=0.1), collective, options
+    )
+    strategy.prepare(model, partial(SGD, lr=0.1))
+    assert strategy.local_parts().metrics()["tables/row/trained_rows"] == 0
 
 
 @pytest.mark.parametrize("looks_up_together", [False, True])
