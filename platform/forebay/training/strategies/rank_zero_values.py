@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -19,14 +18,13 @@ def broadcast_values(model: nn.Module) -> None:
 def follow_statistics(model: nn.Module) -> None:
     """Make collected statistics follow rank 0, as under DDP.
 
-    Such as running means of batch norm.
+    Such as running means of batch norm. In evaluation too: it is of the model that a checkpoint has.
     """
     if statistics := list(_statistics(model)):
 
-        def broadcast_statistics(module: nn.Module, _inputs: Any) -> None:
-            if module.training and torch.is_grad_enabled():
-                for statistic in statistics:
-                    dist.broadcast(statistic, src=0)
+        def broadcast_statistics(_module: nn.Module, _inputs: Any) -> None:
+            for statistic in statistics:
+                dist.broadcast(statistic, src=0)
 
         model.register_forward_pre_hook(broadcast_statistics)
 
