@@ -274,7 +274,8 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
     def _note_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         self._experience.note_result(trial_id, result, self.elapsed_s)
         if self._metric is not None and self._metric in result:
-            self._experience.note_score(trial_id, _score(result[self._metric], self._mode))
+            score = _score(result[self._metric], self._mode)
+            self._experience.note_score(trial_id, score, result.get("training_iteration"))
 
     def _end(self, trial: Trial) -> None:
         history = self._experience.history(trial.trial_id)

@@ -65,12 +65,14 @@ class TrialStats:
         """History of a trial, created if needed."""
         return self.histories.setdefault(trial_id, TrialHistory())
 
-    def note_score(self, trial_id: str, score: float) -> None:
-        """Add the score of a trial's next epoch.
+    def note_score(self, trial_id: str, score: float, epoch: int | None = None) -> None:
+        """Add the score of a trial's next epoch, or of `epoch`, from 1.
 
-        Higher is better.
+        Higher is better. Scores from `epoch` on are replaced: a trial whose process was lost trains these again.
         """
         scores = self.history(trial_id).scores
+        while epoch is not None and len(scores) >= epoch:
+            self.rungs[len(scores)].remove(scores.pop())
         score = score if math.isfinite(score) else -math.inf
         if scores:
             self.learning_curve.note(len(scores), score - scores[-1])

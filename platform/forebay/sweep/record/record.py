@@ -105,15 +105,17 @@ class TrialRecord:
         trial = replace(self, state=state, error=error, running_s=running_s, running_since_s=running_since_s)
         return trial if state == "running" else trial.with_workers(0, at_s)
 
-    def with_point(self, point: Point) -> TrialRecord:
+    def with_point(self, point: Point, *, is_fork: bool = False) -> TrialRecord:
         """Return a copy with the end of an epoch.
 
-        A repeated one, as after a restart, changes nothing.
+        A repeated one, as after a restart, changes nothing. Another one replaces all from its epoch on, which were
+        trained again. Those of a fork belong to several runs, so it replaces none.
         """
         last = self.last
         if last is not None and (last.epoch, last.value) == (point.epoch, point.value):
             return self
-        return replace(self, points=(*self.points, point))
+        kept = (each for each in self.points if is_fork or each.epoch < point.epoch)
+        return replace(self, points=(*kept, point))
 
     def with_best(self, mode: Mode, before: Point | None, config: Mapping[str, Any]) -> TrialRecord:
         """Return a copy with the run and config of its best value.

@@ -17,7 +17,7 @@ from ray.tune.experiment import Trial
 from forebay.storage.atomic import ADVICE, write_failed
 from forebay.storage.credentials import redact, redacted
 from forebay.storage.filesystem import resolve
-from forebay.sweep.layout import run_name
+from forebay.sweep.layout import generation_of, run_name
 from forebay.sweep.record.backfill import backfill
 from forebay.sweep.record.record import Point, Record, State, TrialRecord, inexact_names, save_record
 
@@ -89,7 +89,8 @@ class SweepRecorder(tune.Callback):  # type: ignore[misc]
         before = known.best(self.record.mode)
         known = replace(known, run=result.get("run", known.run), blocks=result.get("blocks", known.blocks))
         if "epoch" in result:
-            known = known.with_point(_point(result, self.record.metric, now_s))
+            is_fork = generation_of(known.run, self.record.name) > 0
+            known = known.with_point(_point(result, self.record.metric, now_s), is_fork=is_fork)
             # PBT may have changed the trial's config since this result.
             known = known.with_best(self.record.mode, before, _config(result.get("config", trial.config)))
         if result.get("diverged"):

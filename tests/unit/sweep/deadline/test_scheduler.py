@@ -244,3 +244,23 @@ def test_metric_and_mode_come_from_the_sweep_once() -> None:
 def test_impossible_options(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidOption):
         DeadlineScheduler(**options)
+
+
+def test_epochs_that_are_trained_again_count_once() -> None:
+    scheduler = DeadlineScheduler(10_000.0, 1, metric="loss", mode="min")
+    scheduler.set_limits(1, (1, 1), epochs=10)
+    controller = SchedulerController(scheduler, 1)
+    controller.start_all()
+    for epoch in range(1, 7):
+        controller.report(0, 1 / epoch, training_iteration=epoch)
+    (trial,) = controller.trials
+    # Its process is lost. The newest checkpoint in storage is of epoch 2.
+    scheduler.on_trial_error(controller, trial)
+    trial.status = Trial.PENDING
+    scheduler.on_trial_add(controller, trial)
+    controller.start_all()
+    decisions = [controller.report(0, 1 / epoch, training_iteration=epoch) for epoch in range(3, 11)]
+    assert decisions == [TrialScheduler.CONTINUE] * 7 + [TrialScheduler.STOP]
+    assert {epoch: len(scores) for epoch, scores in scheduler._experience.rungs.items()} == dict.fromkeys(
+        range(1, 11), 1
+    )

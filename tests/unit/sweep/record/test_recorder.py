@@ -226,3 +226,13 @@ def test_an_error_is_the_last_line_of_its_traceback() -> None:
         _last_line("Traceback:\n  1 / 0\nZeroDivisionError: division by zero\n\n")
         == "ZeroDivisionError: division by zero"
     )
+
+
+def test_epochs_that_are_trained_again_replace_those_before(tmp_path: Path) -> None:
+    told = Told(tmp_path)
+    trial = told.add("a", lr=0.1)
+    for epoch, value in ((1, 0.5), (2, 0.6), (3, 0.7), (2, 0.61), (3, 0.69)):
+        told.end_epoch(trial, epoch, auc=value)
+    known = told.record.trials["a"]
+    assert [(point.epoch, point.value) for point in known.points] == [(1, 0.5), (2, 0.61), (3, 0.69)]
+    assert told.record.best_value == 0.69
