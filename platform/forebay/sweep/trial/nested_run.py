@@ -104,6 +104,12 @@ class NestedRun:
         return self._thread.is_alive()
 
     @property
+    def first_epoch(self) -> int:
+        """Epoch that the run began with, from 0. It is 0 before its first event."""
+        with self._changed:
+            return 0 if self._control is None else self._control.first_epoch
+
+    @property
     def paused_at(self) -> EpochEnded | None:
         """Return the epoch after which the run is paused, or None."""
         with self._changed:

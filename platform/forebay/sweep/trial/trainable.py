@@ -98,7 +98,7 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
                 nested = self._restarted_run()
                 continue
             except Diverged as error:
-                return self._diverged(error)
+                return self._diverged(nested, error)
             if epoch is not None and epoch.ended.epoch > self._reported_epoch:
                 return self._result(nested, epoch)
             if epoch is not None:
@@ -266,12 +266,12 @@ class TrialRun(tune.Trainable):  # type: ignore[misc]
         """Metric of a diverged trial, which searchers avoid."""
         return math.inf if self._spec.mode == "min" else -math.inf
 
-    def _diverged(self, error: Diverged) -> dict[str, Any]:
+    def _diverged(self, nested: NestedRun, error: Diverged) -> dict[str, Any]:
         """Return the result of a run that a monitor has ended.
 
         It is of the epoch after the last one.
         """
-        self._reported_epoch += 1
+        self._reported_epoch = max(self._reported_epoch + 1, nested.first_epoch)
         return {
             "workers": 0,
             self._spec.metric: self._worst,

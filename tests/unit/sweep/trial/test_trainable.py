@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,6 +20,7 @@ from forebay.sweep.trial.nested_run import NestedRun
 from forebay.sweep.trial.trainable import CHECKPOINT, TrialRun
 from forebay.testing.drivers.bench import STEPS_PER_EPOCH, DriverBench
 from forebay.training.runs.control import Control
+from forebay.training.worker.worker import Worker
 
 
 def make_trial_run(**spec: Any) -> TrialRun:
@@ -49,9 +51,30 @@ def test_a_metric_that_nobody_tells_is_refused_with_those_that_are_told() -> Non
 def test_a_run_that_a_monitor_has_ended_has_the_worst_value(mode: str, worst: float) -> None:
     made = make_trial_run(metric="auc", mode=mode)
     made._reported_epoch = 2
-    told = made._diverged(Diverged("NanGuard: loss of step 7 not finite"))
+    nested: Any = SimpleNamespace(first_epoch=0)
+    told = made._diverged(nested, Diverged("NanGuard: loss of step 7 not finite"))
     assert (told["auc"], told["epoch"], told["done"], told["finished"]) == (worst, 4, True, False)
     assert told["diverged"] and "not finite" in told["why"]
+
+
+def fail_at_once(worker: Worker) -> None:
+    raise Diverged(f"NanGuard: loss of step {worker.step} not finite")
+
+
+def test_a_resumed_run_that_diverges_at_once_tells_the_epoch_after_the_last_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = DriverBench(tmp_path).job("diverges", epochs=4)
+    first = NestedRun(job, "local")
+    for epoch in range(2):
+        assert first.next_epoch(60.0) is not None
+        first.stop("enough") if epoch else first.resume(epoch)
+    assert first.join(60.0)
+    made = make_trial_run(metric="loss", mode="min")
+    made._nested, made._reported_epoch = NestedRun(replace(job, train=fail_at_once), "local"), -1
+    monkeypatch.setattr(TrialRun, "_stop_if_asked", lambda *_: False)  # asked by Ray
+    told = made.step()
+    assert (told["epoch"], told["training_iteration"], told["diverged"]) == (3, 3, True)
 
 
 def test_a_run_that_hangs_after_its_last_epoch_is_not_waited_for(tmp_path: Path) -> None:
