@@ -63,13 +63,16 @@ class TensorBoard(Tracker):
     def close(self, state: EndState, reason: str) -> None:
         """Write the end."""
         text = f"{state}: {reason}" if reason else state
-        self._opened(self._last_step + 1).add_text("run/state", text, self._last_step)
+        # A run that has reported no step of its own discards none: one that was resumed has those from before.
+        self._opened(self._last_step + 1, discards=self._last_step > 0).add_text("run/state", text, self._last_step)
         self._close_writer()
 
-    def _opened(self, step: int) -> Any:
+    def _opened(self, step: int, *, discards: bool = True) -> Any:
         if self._writer is None:
             # The writer's own names end in seconds: a run resumed within the same second would overwrite its file.
-            self._writer = self._writer_class(self._run_folder, purge_step=step, filename_suffix=f".{time.time_ns()}")
+            self._writer = self._writer_class(
+                self._run_folder, purge_step=step if discards else None, filename_suffix=f".{time.time_ns()}"
+            )
             if self._facts is not None:
                 rows = "".join(f"| {name} | {value} |\n" for name, value in self._facts.facts.items())
                 self._writer.add_text("run/parameters", f"| parameter | value |\n|---|---|\n{rows}", step)

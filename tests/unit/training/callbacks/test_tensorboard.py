@@ -55,6 +55,19 @@ def test_steps_trained_again_replace_those_before(tmp_path: Path, event: Any, fi
     assert texts == ([(4, "NaN; back to step 1, 0 rows skipped")] if isinstance(event, RolledBack) else [])
 
 
+def test_a_resumed_run_that_ends_before_its_first_report_keeps_the_steps_before(tmp_path: Path) -> None:
+    control = Control()
+    for steps in ((1, 2, 3), ()):
+        board = TensorBoard(tmp_path)
+        board(STARTED, control)
+        for step in steps:
+            board(reported(step, 0.5), control)
+        board(Failed(error=f"failed after {len(steps)} steps", failures=1, will_retry=False), control)
+    shown = scalars(tmp_path)
+    assert shown["step/loss"] == [(1, 0.5), (2, 0.5), (3, 0.5)]
+    assert [text for _, text in shown["run/state/text_summary"]][-1] == "failed: failed after 0 steps"
+
+
 def test_without_a_writer_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("tensorboardX", "torch.utils.tensorboard"):
         monkeypatch.setitem(sys.modules, name, None)
