@@ -33,7 +33,7 @@ class Colors:
         self._is_one = len(set(numbers.tolist())) < 2
         low, high = without_outliers(numbers, record.mode) if len(numbers) else (0.0, 1.0)
         worst, best = (0.0, 1.0) if record.mode == "max" else (1.0, 0.0)
-        self._shade = PlotAxis(low, high if high > low else low + 1e-9, worst, best)
+        self._shade = PlotAxis(low, high if high > low else low + max(abs(low), 1.0), worst, best)
 
     def of(self, trial: TrialRecord) -> str:
         """Return the color of a trial.

@@ -261,3 +261,9 @@ def test_the_result_has_the_best_trial_and_a_table(tmp_path: Path) -> None:
         assert picture._repr_svg_().startswith("<svg ") and picture.save(str(tmp_path / "a.svg")).endswith(".svg")
     nothing = SweepResult.of(record(trial("d")), "s3://lake/ctr?region=eu")
     assert (nothing.best_config, nothing.best_run, nothing.html) == ({}, None, "s3://lake/ctr/sweep.html?region=eu")
+
+
+@pytest.mark.parametrize("value", [0.0, -1.0, 1e8, -1e12, 1e300])
+def test_equal_values_of_any_size_have_a_page(value: float) -> None:
+    text = page(record(trial("a", value), trial("b", value)))
+    assert "cannot be drawn" not in text
