@@ -23,7 +23,7 @@ from forebay.training.runs.timeline.timeline import (
 
 RECENT_S = 120.0
 """Age of the last record up to which a run without an end may be running. Drivers record every 15 s."""
-_LOWER = re.compile(r"loss|error|entropy|perplexity|ppl|nll|bce|logloss|[a-z]*m[as]p?e|wape|wql|pinball|crps")
+_LOWER = re.compile(r"loss|error|brier|entropy|perplexity|ppl|nll|bce|logloss|[a-z]*m[as]p?e|wape|wql|pinball|crps")
 _HIGHER = re.compile(
     r"auc|auroc|acc|accuracy|correct|ndcg|map|mrr|recall|precision|hits?|f1|r2|bleu|rouge|rewards?|wins?|score"
 )

@@ -81,7 +81,8 @@ GROUPS = ("config", "data", "code", "packages", "machine")
 def measured(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
     """Return the text of each measure for each run.
 
-    Metrics of the last epoch first, each with its best value where known. `-` where a run has none.
+    Metrics of the last epoch first, each with its best value where known. `-` where a run has none. A measure whose
+    title is the name of a metric is the one "of the run".
     """
     found: dict[str, list[str]] = {}
     for name in dict.fromkeys(name for run in runs for name in run.metrics):
@@ -91,7 +92,8 @@ def measured(runs: Sequence[RecordedRun]) -> dict[str, list[str]]:
             found[f"{BEST}{name}"] = [_text(name, None if each is None else each.value) for each in best]
     for each in MEASURES:
         values = [each.value(run) for run in runs]
-        found[each.title] = ["-" if value is None else each.text(value) for value in values]
+        title = f"{each.title} of the run" if each.title in found else each.title
+        found[title] = ["-" if value is None else each.text(value) for value in values]
     return found
 
 

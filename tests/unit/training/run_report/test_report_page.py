@@ -191,6 +191,19 @@ def test_the_best_value_stands_beside_the_last_one(tmp_path: Path) -> None:
     assert "<td>best auc</td><td>0.8000</td><td>0.7900</td>" in both and "best odd" not in both
 
 
+def test_a_metric_with_the_name_of_a_measure_is_shown(tmp_path: Path) -> None:
+    run = load_run(write_run(tmp_path))
+    assert run.result is not None
+    epochs = [
+        replace(each, metrics={"cost": cost, "state": 1.0, "brier_score": cost})
+        for each, cost in zip(run.epochs, (0.3, 0.1, 0.2), strict=True)
+    ]
+    found = replace(run, result=replace(run.result, epochs=tuple(epochs)))
+    page = report_of([found])
+    assert "<dt>cost</dt><dd>0.2000</dd>" in page and "<dt>state of the run</dt><dd>finished</dd>" in page
+    assert "<dt>brier_score</dt><dd>0.2000<small>best 0.1000, epoch 2</small>" in page
+
+
 def test_an_interrupted_run_is_not_failed_and_says_how_it_continues(tmp_path: Path) -> None:
     path = write_run(tmp_path, is_killed=True)
     timeline = load_timeline(path)
