@@ -11,12 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
+
 from forebay.errors import BadJob, InvalidOption
 from forebay.runtime.formatting import did_you_mean
 from forebay.training.job.coercion import coerce, name_of_type
 from forebay.training.job.recipe import Parameter, Recipe, parameters
 
 GRID = "grid_search"
+MOST = (1 << 63) - 1
+"""Largest whole number that Ray Tune draws."""
 # Set by the sweep for every trial.
 RESERVED = ("name", "storage")
 # Position in a range that is neither a whole number nor a round fraction.
@@ -124,8 +128,8 @@ def parse_domain(name: str, given: Any) -> Domain:
     if isinstance(given, list):
         return Choice(values=_values(name, given))
     if isinstance(given, range):
-        if given.step == 1 and len(given) > 1:
-            return WholeNumbers(low=given.start, high=given.stop - 1)
+        if given.step == 1 and given.stop - given.start > 1:
+            return _whole_numbers(name, given.start, given.stop - 1)
         return Choice(values=_values(name, list(given)))
     if isinstance(given, tuple):
         return _range(name, given)
@@ -227,6 +231,7 @@ def _sampler_kind(domain: Domain) -> str:
 
 
 def _range(name: str, given: tuple[Any, ...]) -> Domain:
+    given = tuple(end.item() if isinstance(end, np.generic) else end for end in given)
     if len(given) != 2 or not all(isinstance(end, int | float) and not isinstance(end, bool) for end in given):
         raise InvalidOption(
             f"space[{name!r}]={given!r} is not a range. Give two numbers, (low, high), or a list to choose from.",
@@ -238,8 +243,22 @@ def _range(name: str, given: tuple[Any, ...]) -> Domain:
             f"space[{name!r}]={given!r} is empty: low must be less than high, and both finite.", parameter=name
         )
     if isinstance(low, int) and isinstance(high, int):
-        return WholeNumbers(low=low, high=high)
+        return _whole_numbers(name, low, high)
+    if not math.isfinite(high - low):
+        raise InvalidOption(
+            f"space[{name!r}]={given!r} is wider than a float can be. Give nearer ends.", parameter=name
+        )
     return Uniform(low=float(low), high=float(high))
+
+
+def _whole_numbers(name: str, low: int, high: int) -> WholeNumbers:
+    if low < -MOST - 1 or high > MOST:
+        raise InvalidOption(
+            f"space[{name!r}] goes from {low} to {high}, and Ray Tune draws 64-bit numbers. Give ends from -2**63 to "
+            "2**63 - 1.",
+            parameter=name,
+        )
+    return WholeNumbers(low=low, high=high)
 
 
 def _values(name: str, given: Any) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from ray import tune
 
@@ -27,6 +28,9 @@ from forebay.sweep.space import (
     [
         ((0.1, 2), Uniform(low=0.1, high=2.0)),
         ((1, 3), WholeNumbers(low=1, high=3)),
+        ((np.float32(0.5), np.int64(2)), Uniform(low=0.5, high=2.0)),
+        ((np.int64(1), np.int64(3)), WholeNumbers(low=1, high=3)),
+        ((0, 2**63 - 1), WholeNumbers(low=0, high=2**63 - 1)),
         (range(3, 6), WholeNumbers(low=3, high=5)),
         (range(0, 9, 4), Choice(values=(0, 4, 8))),
         (range(3, 4), Choice(values=(3,))),
@@ -46,6 +50,10 @@ def test_plain_values_say_what_to_draw_from(given: Any, domain: Any) -> None:
         ((0.1, float("inf")), "both finite"),
         ((1, 2, 3), "not a range"),
         ((True, 3), "not a range"),
+        ((np.bool_(True), 3), "not a range"),
+        ((0, 2**63), "draws 64-bit numbers"),
+        (range(2**64), "draws 64-bit numbers"),
+        ((-1e308, 1e308), "wider than a float"),
         (("a", "b"), "not a range"),
         ([], "has no values"),
         (range(0), "has no values"),
