@@ -41,9 +41,10 @@ def _workers(found: Measurements, verdict: BottleneckVerdict) -> Gain:
     before, after = (found.step_s(stage) for stage in (RoundKind(way=Way.NETWORK), doubled))
     if verdict.bottleneck.name == LOCK:
         return Gain(change=change, factor=1.0, why="a lock admits one transform at a time")
-    if not after:
+    factors = sorted(before[number] / after[number] for number in before.keys() & after.keys())
+    if not factors:
         return Gain(change=change, factor=1.0, why="not measured")
-    factor = sorted(before[number] / after[number] for number in before.keys() & after.keys())[len(after) // 2]
+    factor = factors[len(factors) // 2]
     cores = facts.data_cores
     room = "" if 2 * cores <= facts.cores else f", of {facts.cores:g} cores in all"
     return Gain(

@@ -62,3 +62,11 @@ def test_blocks_may_be_made_in_fewer_passes_than_steps(measured: Callable[..., M
     verdict = verdict_of(replace(found, rounds=fewer))
     assert verdict.bottleneck.name == "network"
     assert len(gains_of(replace(found, rounds=fewer), verdict)) == 5
+
+
+def test_passes_whose_source_had_nothing_to_count_are_left_out_of_a_gain(measured: Callable[..., Measurements]) -> None:
+    found = measured(**QUICK | {"network": 5.0})
+    source = RoundKind(way=Way.NETWORK)
+    fewer = replace(found, rounds=tuple(each for each in found.rounds if each.stage != source or each.number == 0))
+    gain = next(each for each in gains_of(fewer, verdict_of(fewer)) if "data workers" in each.change)
+    assert gain.factor > 1 and gain.why.startswith("measured")
