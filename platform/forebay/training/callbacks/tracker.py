@@ -87,7 +87,7 @@ class Tracker(ABC):
     Laws, for every tracker:
     - A run that is resumed by name continues the same run of the tracker.
     - The end is "finished", "stopped" by somebody outside, or "failed". Losses of workers that are replaced are no
-      end.
+      end. Nor is the end of an attempt that a later one has taken over: it sends nothing more.
     - Credentials of this process are never sent.
     - A tracker that does not answer never ends or delays training: everything is sent by a thread. It is warned about
       once, and tried again every minute. At the end of the run it has 30 seconds.
@@ -135,12 +135,8 @@ class Tracker(ABC):
                 self._add(Rewind(step=event.to_step), Note(name="rolled_back", text=redact(text), step=event.from_step))
             case Failed(will_retry=True):
                 self._add(Note(name="lost_workers", text=redact(event.error), step=self._step), Rewind())
-            case Failed():
-                self._end("failed", event.error)
-            case Finished():
-                # Ended early by a rule of its own, such as a patience, a run is as complete as any.
-                is_finished = control.how_ended(event.stopped) == "finished"
-                self._end("finished" if is_finished else "stopped", event.stopped or "")
+            case Failed() | Finished():
+                self._end(event, control)
 
     def _start(self, event: Started, control: Control) -> None:
         self._world_size = event.world_size
@@ -158,10 +154,18 @@ class Tracker(ABC):
         if self._sender is not None:
             self._sender.add(entries)
 
-    def _end(self, state: EndState, reason: str) -> None:
+    def _end(self, event: Failed | Finished, control: Control) -> None:
         sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.end(state, redact(reason))
+        if sender is None:
+            return
+        if isinstance(event, Finished):
+            # Ended early by a rule of its own, such as a patience, a run is as complete as any.
+            is_finished = control.how_ended(event.stopped) == "finished"
+            sender.end("finished" if is_finished else "stopped", redact(event.stopped or ""))
+        elif event.is_fenced:
+            sender.leave()
+        else:
+            sender.end("failed", redact(event.error))
 
 
 class _Sender:
@@ -173,7 +177,7 @@ class _Sender:
         self._changed = threading.Condition()
         self._unsent: list[Entry] = []
         self._ending: tuple[EndState, str] | None = None
-        self._is_open = self._is_warned = False
+        self._is_open = self._is_warned = self._is_left = False
         self._thread = begin(threading.Thread(target=self._send_until_end, name="forebay-tracker", daemon=True))
 
     def add(self, entries: Sequence[Entry]) -> None:
@@ -192,11 +196,19 @@ class _Sender:
                 "%s did not answer within %g s. The end of run %s is not in it.", self._title, CLOSE_S, self._run.name
             )
 
+    def leave(self) -> None:
+        """Send nothing more, not even the end."""
+        with self._changed:
+            self._is_left = True
+            self._changed.notify_all()
+
     def _send_until_end(self) -> None:
         pause_s = 0.0
         while True:
             with self._changed:
-                self._changed.wait_for(lambda: self._ending is not None, pause_s)
+                self._changed.wait_for(lambda: self._ending is not None or self._is_left, pause_s)
+                if self._is_left:
+                    return
                 entries, ending = list(self._unsent), self._ending
             error = error_of(partial(self._send, entries, ending))
             if error is None:

@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 from tests.unit.training.callbacks.trackers import TrackerKind, read_comet, read_mlflow, read_tensorboard, read_wandb
+from tests.waiting import until
 
-from forebay.errors import InvalidOption
+from forebay.errors import Fenced, InvalidOption
 from forebay.events import EpochEnded, Event, Failed, Finished, Reported, RolledBack, Started, Warned
 from forebay.storage.credentials import without_credentials
 from forebay.training.callbacks import tracker as tracker_module
@@ -105,6 +106,31 @@ def place(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     for name, value in request.getfixturevalue("kind").environment.items():
         monkeypatch.setenv(name, value)
     return tmp_path
+
+
+def test_an_attempt_that_was_taken_over_sends_no_end() -> None:
+    sent: list[str] = []
+
+    class SilentTracker(Tracker):
+        def open(self, run: TrackedRun) -> None:
+            sent.append(run.name)
+
+        def write(self, entries: Sequence[Entry]) -> None:
+            """Ignore entries."""
+
+        def close(self, state: EndState, reason: str) -> None:
+            sent.append(state)
+
+    for error, wanted in ((f"{Fenced.__name__}: attempt 2 has taken over", ["mine"]), ("killed", ["mine", "failed"])):
+        sent.clear()
+        callback = SilentTracker()
+        callback(started(), Control())
+        sender = callback._sender
+        assert sender is not None
+        until(lambda: bool(sent))
+        callback(Failed(error=error, failures=1, will_retry=False), Control())
+        sender._thread.join(30.0)
+        assert (sent, sender._thread.is_alive()) == (wanted, False)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
