@@ -41,9 +41,13 @@ class ResumedSearch(SearchAlgorithm):  # type: ignore[misc]
         self._is_random = isinstance(searcher, BasicVariantGenerator)
         self._within = SearchGenerator(searcher) if isinstance(searcher, Searcher) else searcher
         self._record, self._most = record, most
-        unfinished = [trial for trial in record.trials.values() if self._goes_on(trial)]
-        self._resumed = deque((trial.id, restored_config(trial, domains, path)) for trial in unfinished)
+        unfinished = {trial.id for trial in record.trials.values() if self._goes_on(trial)}
+        # Random trials that have ended are not told to anybody.
+        known = [trial for trial in record.trials.values() if trial.id in unfinished or not self._is_random]
+        configs = {trial.id: restored_config(trial, domains, path) for trial in known}
+        self._resumed = deque((trial_id, config) for trial_id, config in configs.items() if trial_id in unfinished)
         self._resumed_configs = dict(self._resumed)
+        self._ended_configs = {trial_id: config for trial_id, config in configs.items() if trial_id not in unfinished}
         self._num_live = 0
         self._drawn = {_draw_of(trial, path) for trial in record.trials.values()} if self._is_random else set()
 
@@ -63,11 +67,9 @@ class ResumedSearch(SearchAlgorithm):  # type: ignore[misc]
         """Receive the sweep's experiment, and report ended trials to the searcher."""
         (self._experiment,) = experiments
         self._within.add_configurations(experiments)
-        if not self._is_random:
-            for trial in self._record.trials.values():
-                if trial.id not in self._resumed_configs:
-                    value = trial.last.value if trial.last else None
-                    self._tell(trial.config, value)
+        for trial_id, config in self._ended_configs.items():
+            last = self._record.trials[trial_id].last
+            self._tell(config, last.value if last else None)
 
     def next_trial(self) -> Trial | None:
         """Return the next trial, or None if none may start now."""

@@ -161,3 +161,17 @@ def test_optuna_is_told_and_draws_on(tmp_path: Path) -> None:
     found = all_of(made)
     assert len(found) == 2 and all(0.0 <= config["lr"] <= 1.0 for _, config in found)
     assert len(searcher._ot_study.trials) == 10
+
+
+@pytest.mark.filterwarnings("ignore:Choices for a categorical")
+def test_optuna_is_told_values_that_json_does_not_hold() -> None:
+    pytest.importorskip("optuna")
+    searcher = tune.search.create_searcher("optuna", seed=0)
+    domains: dict[str, Domain] = {"layers": Choice(values=((64, 32), (8,)))}
+    ended = trial("a", 0.5, state="finished", layers=(64, 32))
+    kept = Record.from_json(record(TrialRecord(**{**_facts(ended), "inexact": ("layers",)})).to_json())
+    made = ResumedSearch(searcher, kept, domains, "p", None)
+    config = {name: tune_domain(domain) for name, domain in domains.items()}
+    made.set_search_properties("auc", "max", config)
+    made.add_configurations([Experiment("ctr", run=lambda _: None, config=config, num_samples=1)])
+    assert searcher._ot_study.trials[0].params == {"layers": (64, 32)}
