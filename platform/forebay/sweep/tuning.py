@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -134,6 +134,7 @@ class _Tuning:
                 if stopper.interrupted_by is not None:
                     raise KeyboardInterrupt from None
             finally:
+                _record_cut_off(record, getattr(scheduler, "cut_off", ()))
                 recorder.close(stopper.reason or getattr(scheduler, "stopped", None))
                 view(record)
                 write_page(record, self._path)
@@ -234,6 +235,13 @@ def _record_unfinished(record: Record, stopper: SweepStopper) -> None:
     for trial_id in stopper.unfinished:
         trial = record.trials[trial_id].with_state(state, record.elapsed_s)
         record.put(replace(trial, is_cut=state == "stopped"))
+
+
+def _record_cut_off(record: Record, trial_ids: Iterable[str]) -> None:
+    """Record trials that a deadline has stopped, which go on with the next start."""
+    for trial_id in trial_ids:
+        if (trial := record.trials.get(trial_id)) is not None and trial.state == "stopped":
+            record.put(replace(trial, is_cut=True))
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from forebay.sweep.sweep import Sweep
 from forebay.sweep.trial_spec import pack
 from forebay.sweep.tune.resources import trial_resources, worker_share
 from forebay.sweep.tune.resume import _validate_same_space
-from forebay.sweep.tuning import _check_is_within_cluster
+from forebay.sweep.tuning import _check_is_within_cluster, _record_cut_off
 from forebay.testing.drivers.bench import DriverBench
 from forebay.training.job.job import Job
 from forebay.training.job.resources import Resources
@@ -90,3 +90,13 @@ def test_a_sweep_from_outside_of_the_cluster_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray.util.client.ray, "is_connected", lambda: True)
     with pytest.raises(InvalidOption, match="started through ray://"):
         _check_is_within_cluster()
+
+
+def test_trials_that_a_deadline_stopped_go_on_with_the_next_start() -> None:
+    made = record(
+        *(trial(name, 0.5, state=state) for name, state in (("a", "stopped"), ("b", "finished"), ("c", "stopped")))
+    )
+    _record_cut_off(made, {"a", "b", "gone"})
+    assert {each.id: each.is_cut for each in made.trials.values()} == {"a": True, "b": False, "c": False}
+    made.begin(0.0)
+    assert made.trials["a"].state == "pending"

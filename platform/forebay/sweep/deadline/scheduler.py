@@ -80,6 +80,8 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         self._parting: dict[str, float] = {}
         self._given_up: dict[str, str] = {}
         self._is_out_of_time = False
+        self.cut_off: set[str] = set()
+        """Trials that were stopped since the deadline left no time for another epoch."""
 
     # Called by the sweep.
 
@@ -165,6 +167,7 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
         self._note_result(trial.trial_id, result)
         decisions = self._decide(tune_controller)
         if trial.trial_id in decisions.stop:
+            self._note_cut(trial.trial_id)
             return str(TrialScheduler.STOP)
         if trial.trial_id in decisions.pause:
             history = self._experience.history(trial.trial_id)
@@ -306,8 +309,15 @@ class DeadlineScheduler(TrialScheduler):  # type: ignore[misc]
             if is_at_work:
                 is_late = trial_id in self._decisions.late
                 self._given_up.setdefault(trial_id, NO_TIME if is_late else REASON)
-            if not trial.is_finished() and not (is_at_work and self._experience.history(trial_id).scores):
+            if trial.is_finished():
+                continue
+            self._note_cut(trial_id)
+            if not (is_at_work and self._experience.history(trial_id).scores):
                 tune_controller.stop_trial(trial)
+
+    def _note_cut(self, trial_id: str) -> None:
+        if trial_id in self._decisions.late:
+            self.cut_off.add(trial_id)
 
     def _least(self, trial_id: str) -> int:
         bounds = self._experience.history(trial_id).bounds or self._bounds

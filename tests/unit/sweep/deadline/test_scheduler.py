@@ -113,6 +113,17 @@ def test_everything_ends_at_the_deadline() -> None:
     controller.start_all()
     assert controller.statuses == [Trial.TERMINATED] * 6
     assert controller.scheduler.stopped == "the deadline of 1:40 was reached"
+    assert controller.scheduler.cut_off == set("012345")
+
+
+def test_losers_are_not_cut_off() -> None:
+    controller = begun(trials=5)
+    controller.start_all()
+    assert [controller.report(0, 0.2), controller.report(1, 0.9)] == [TrialScheduler.CONTINUE, TrialScheduler.STOP]
+    controller.scheduler.on_trial_complete(controller, controller.trials[1], {})
+    controller.now += 99.5
+    assert controller.report(0, 0.1) == TrialScheduler.STOP
+    assert controller.scheduler.cut_off == {"0"}
 
 
 def test_runs_that_are_followed_commit_first() -> None:
